@@ -1,0 +1,61 @@
+// What one call asks for, free of PyTorch and of CUDA: sizes, views, and how products are computed.
+// The CPU kernels, the planner and the CUDA launchers all speak in these terms.
+#pragma once
+
+#include <cstdint>
+
+namespace late_interaction {
+
+// Who meets whom. Pairs are per_query with N = 1.
+enum class Layout {
+  in_batch,   // D [Nd, Ld, d]: every query meets every document
+  per_query,  // D [Nq, K, Ld, d]: query i meets documents (i, 0..K-1)
+};
+
+enum class Dtype { bf16, fp16, fp32, fp64 };
+
+// How fp32 inputs multiply; the other dtypes have one way only.
+enum class Precision { highest, high, medium, fp16 };
+
+enum class Backward { automatic, lowmem, unified };
+
+struct Sizes {
+  Layout layout = Layout::in_batch;
+  int64_t Nq = 0;  // queries
+  int64_t N = 0;   // documents that each query meets: Nd (in_batch) or K (per_query)
+  int64_t Lq = 0;  // query tokens
+  int64_t Ld = 0;  // document tokens
+  int64_t d = 0;   // embedding dim
+
+  int64_t documents() const { return layout == Layout::in_batch ? N : Nq * N; }
+};
+
+// A strided view of token embeddings, strides in elements. Document (i, j) starts at
+// i * query_stride + j * item_stride; in_batch documents and queries have query_stride = 0.
+struct TokenView {
+  const void* data = nullptr;
+  int64_t query_stride = 0;
+  int64_t item_stride = 0;
+  int64_t token_stride = 0;
+  int64_t dim_stride = 0;
+};
+
+// A strided view of a bool mask (one byte a token, nonzero = keep); data == nullptr: keep all.
+struct MaskView {
+  const uint8_t* data = nullptr;
+  int64_t query_stride = 0;
+  int64_t item_stride = 0;
+  int64_t token_stride = 0;
+};
+
+// Winners are [Nq, N, Lq], contiguous. Narrow ones are the unsigned 16-bit index.
+inline constexpr int64_t kMaxNarrowLd = 65534;
+inline constexpr uint16_t kNarrowSentinel = 0xFFFF;
+inline constexpr int32_t kSentinel = -1;
+
+inline bool wide_winners(int64_t Ld) { return Ld > kMaxNarrowLd; }
+
+// L2 normalization divides by max(norm, eps), as torch.nn.functional.normalize does.
+inline constexpr double kNormEps = 1e-12;
+
+}  // namespace late_interaction

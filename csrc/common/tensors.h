@@ -1,0 +1,151 @@
+// From tensors to the plain terms of problem.h, with the checks that keep a raw op call from ever
+// reading memory it should not. The Python functions check first and raise TypeError / ValueError;
+// these are the last line for callers of torch.ops.late_interaction.* and raise RuntimeError.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "problem.h"
+
+namespace late_interaction {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline Dtype parse_dtype(ScalarType type) {
+  switch (type) {
+    case ScalarType::BFloat16:
+      return Dtype::bf16;
+    case ScalarType::Half:
+      return Dtype::fp16;
+    case ScalarType::Float:
+      return Dtype::fp32;
+    case ScalarType::Double:
+      return Dtype::fp64;
+    default:
+      STD_TORCH_CHECK(false, "late_interaction: Q and D must be bfloat16, float16, float32 or float64");
+  }
+}
+
+inline Precision parse_precision(const std::string& name) {
+  if (name == "highest") return Precision::highest;
+  if (name == "high") return Precision::high;
+  if (name == "medium") return Precision::medium;
+  if (name == "fp16") return Precision::fp16;
+  STD_TORCH_CHECK(false, "late_interaction: precision must be 'highest', 'high', 'medium' or 'fp16', got '",
+                  name, "'");
+}
+
+inline Backward parse_backward(const std::string& name) {
+  if (name == "auto") return Backward::automatic;
+  if (name == "lowmem") return Backward::lowmem;
+  if (name == "unified") return Backward::unified;
+  STD_TORCH_CHECK(false, "late_interaction: backward must be 'auto', 'lowmem' or 'unified', got '", name,
+                  "'");
+}
+
+// The scores of fp64 inputs are fp64 (so that gradcheck runs); every other input scores in fp32.
+inline ScalarType score_type(Dtype dtype) {
+  return dtype == Dtype::fp64 ? ScalarType::Double : ScalarType::Float;
+}
+
+inline bool same_place(const Tensor& a, const Tensor& b) {
+  return a.device() == b.device();
+}
+
+struct Inputs {
+  Sizes sizes;
+  Dtype dtype = Dtype::fp32;
+  TokenView Q, D;
+  MaskView q_mask, d_mask;
+};
+
+inline TokenView view_tokens(const Tensor& x) {
+  const int64_t r = x.dim();
+  return {x.const_data_ptr(), r == 4 ? x.stride(0) : 0, x.stride(r - 3), x.stride(r - 2), x.stride(r - 1)};
+}
+
+inline MaskView view_mask(const std::optional<Tensor>& mask) {
+  if (!mask) return {};
+  const int64_t r = mask->dim();
+  return {static_cast<const uint8_t*>(mask->const_data_ptr()), r == 3 ? mask->stride(0) : 0,
+          mask->stride(r - 2), mask->stride(r - 1)};
+}
+
+inline void check_mask(const std::optional<Tensor>& mask, const Tensor& tokens, const char* name) {
+  if (!mask) return;
+  STD_TORCH_CHECK(mask->scalar_type() == ScalarType::Bool, "late_interaction: ", name, " must be bool");
+  STD_TORCH_CHECK(same_place(*mask, tokens), "late_interaction: ", name,
+                  " must be on the device of the tokens it masks");
+  bool fits = mask->dim() == tokens.dim() - 1;
+  for (int64_t i = 0; fits && i < mask->dim(); ++i) fits = mask->size(i) == tokens.size(i);
+  STD_TORCH_CHECK(fits, "late_interaction: ", name, " must have the shape of its tokens without d");
+}
+
+inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional<Tensor>& q_mask,
+                           const std::optional<Tensor>& d_mask) {
+  STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
+  STD_TORCH_CHECK(D.dim() == 3 || D.dim() == 4,
+                  "late_interaction: D must be [Nd, Ld, d] or [Nq, K, Ld, d], got rank ", D.dim());
+  STD_TORCH_CHECK(Q.scalar_type() == D.scalar_type(), "late_interaction: Q and D must share a dtype");
+  STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
+  Inputs in;
+  in.dtype = parse_dtype(Q.scalar_type());
+  const int64_t r = D.dim();
+  in.sizes.layout = r == 4 ? Layout::per_query : Layout::in_batch;
+  in.sizes.Nq = Q.size(0);
+  in.sizes.Lq = Q.size(1);
+  in.sizes.d = Q.size(2);
+  in.sizes.N = D.size(r - 3);
+  in.sizes.Ld = D.size(r - 2);
+  STD_TORCH_CHECK(D.size(r - 1) == in.sizes.d, "late_interaction: Q and D must share d, got ", in.sizes.d,
+                  " and ", D.size(r - 1));
+  STD_TORCH_CHECK(r == 3 || D.size(0) == in.sizes.Nq, "late_interaction: D [Nq, K, Ld, d] needs Nq = ",
+                  in.sizes.Nq, ", got ", D.size(0));
+  STD_TORCH_CHECK(in.sizes.Lq <= INT32_MAX && in.sizes.Ld <= INT32_MAX && in.sizes.d <= INT32_MAX,
+                  "late_interaction: Lq, Ld and d must each be below 2^31");
+  check_mask(q_mask, Q, "q_mask");
+  check_mask(d_mask, D, "d_mask");
+  in.Q = view_tokens(Q);
+  in.D = view_tokens(D);
+  in.q_mask = view_mask(q_mask);
+  in.d_mask = view_mask(d_mask);
+  return in;
+}
+
+inline ScalarType winner_type(int64_t Ld) {
+  return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short;
+}
+
+inline void check_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
+                                  const Inputs& in) {
+  const Sizes& s = in.sizes;
+  STD_TORCH_CHECK(grad_scores.dim() == 2 && grad_scores.size(0) == s.Nq && grad_scores.size(1) == s.N,
+                  "late_interaction: grad_scores must be [", s.Nq, ", ", s.N, "]");
+  STD_TORCH_CHECK(grad_scores.scalar_type() == score_type(in.dtype),
+                  "late_interaction: grad_scores must be float32 (float64 for float64 inputs)");
+  STD_TORCH_CHECK(winners.dim() == 3 && winners.size(0) == s.Nq && winners.size(1) == s.N &&
+                      winners.size(2) == s.Lq && winners.is_contiguous(),
+                  "late_interaction: winners must be a contiguous [", s.Nq, ", ", s.N, ", ", s.Lq, "]");
+  STD_TORCH_CHECK(winners.scalar_type() == winner_type(s.Ld),
+                  "late_interaction: winners must be int16 for Ld <= 65534 and int32 above");
+  STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
+                  "late_interaction: grad_scores, Q, D and winners must be on one device");
+}
+
+// A new contiguous tensor beside `like`: same device, given dtype.
+inline Tensor new_tensor(const Tensor& like, std::vector<int64_t> size, ScalarType dtype) {
+  return torch::stable::new_empty(like, size, dtype);
+}
+
+}  // namespace late_interaction
