@@ -1,0 +1,79 @@
+// Which kernel, which tile, which grid: every choice a CUDA launch needs, made on the host by plain
+// arithmetic, so that it can be read, printed and tested on a machine without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "../common/problem.h"
+
+namespace late_interaction {
+
+// The part of a device that a plan depends on.
+struct Device {
+  int capability = 90;              // 10 * major + minor
+  int sm_count = 132;               // multiprocessors
+  int smem_per_sm = 228 * 1024;     // bytes of shared memory
+  int smem_per_block = 227 * 1024;  // bytes one block may opt in to
+};
+
+// The figures of a device of this capability as the vendor publishes them; used where no device is at hand.
+Device device_of_capability(int capability, int sm_count);
+
+// How products are computed inside the kernel.
+enum class Compute { bf16, fp16, tf32, tf32x3, fp64 };
+
+Compute compute_for(Dtype dtype, Precision precision);
+int64_t element_bytes(Compute compute);
+
+// Tiles of the tensor-core forward: rows of Q by tokens of D that one block multiplies at a time.
+enum class Tile {
+  wide,  // 256 x 64: four warps below each other
+  mid,   // 128 x 128: two by two warps
+  thin,  // 32 x 128: four warps side by side, for one short query
+  none,  // fp64: no tensor-core tile
+};
+
+struct TileShape {
+  int rows, columns, threads;
+  int warp_rows;  // rows that one warp owns: the unit in which a query's score is summed
+};
+TileShape tile_shape(Tile tile);
+
+struct ForwardPlan {
+  Compute compute = Compute::bf16;
+  Tile tile = Tile::wide;
+  int chunks = 0;          // 128-byte pieces of an embedding; a stage of the ring holds one
+  int stages = 0;          // depth of the ring
+  bool stream_q = false;   // Q travels through the ring with D instead of staying in shared memory
+  int smem_bytes = 0;      // dynamic shared memory of a block
+  int blocks_per_sm = 0;   // resident together
+  int64_t row_tiles = 0;   // tiles of query rows
+  int64_t units = 0;       // (row tile, document) pairs, dealt out in contiguous ranges
+  int64_t grid = 0;        // blocks
+  int parts = 1;           // pieces a query's score is summed from; > 1 needs a second, small kernel
+};
+
+ForwardPlan plan_forward(const Sizes& sizes, Dtype dtype, Precision precision, const Device& device);
+
+struct BackwardPlan {
+  Backward method = Backward::lowmem;  // lowmem or unified, never automatic
+  // gather: grad_Q (and, for unified, the scatter into grad_D)
+  int gather_split = 1;    // warps that share a query token's documents
+  int64_t gather_grid = 0;
+  // owned: lowmem's grad_D
+  int owned_warps = 0;     // warps of a block
+  int sort_segments = 0;   // warps that take part in the ordering of winners
+  int tile_tokens = 0;     // document tokens a block owns
+  int list_capacity = 0;   // winners it orders at a time
+  int owned_smem_bytes = 0;
+  int64_t owned_grid = 0;
+};
+
+BackwardPlan plan_backward(const Sizes& sizes, Dtype dtype, Backward method, const Device& device);
+
+// One line a decision.
+std::string explain(const Sizes& sizes, const ForwardPlan& plan);
+std::string explain(const Sizes& sizes, const BackwardPlan& plan);
+
+}  // namespace late_interaction
