@@ -29,6 +29,10 @@ ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 10)
 DEFAULT_ARCHS = "8.0;8.6;8.9;9.0a;9.0+PTX"
 
+# Objects belong to the PyTorch they were compiled against, so they live with the environment that holds it
+# where that is in the checkout (.venv/build), else in build/.
+BUILD = (Path(sys.prefix) if Path(sys.prefix).is_relative_to(ROOT) else ROOT) / "build"
+
 
 def stop(sentence):
     raise SystemExit(f"late_interaction: {sentence}")
@@ -54,7 +58,7 @@ CPU_SOURCES = ["csrc/ops.cpp", *PLAN, *sources("cpu/**/*.cpp")]
 CUDA_SOURCES = sources("cuda/**/*.cu", "cuda/**/*.cpp")
 
 # A library that lists the symbols it misses fails here, not at a user's first import.
-LINK_FLAGS = ["-Wl,--no-undefined", "-Wl,--as-needed", "-Wl,-s"]
+LINK_FLAGS = ["-Wl,--no-undefined"]
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 HOST_FLAGS = ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", "-fvisibility-inlines-hidden", *DEFINES]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
@@ -163,7 +167,6 @@ class Build(cpp_extension.BuildExtension):
         if not cpp_extension.is_ninja_available():
             stop("building needs ninja: pip install ninja.")
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
-        # PyTorch's own defaults ask for its Python bindings' ABI; the stable ABI needs none of that.
         if self.toolkit:
             self.use_toolkit(self.toolkit)
         base = Path(self.build_temp)
@@ -188,7 +191,7 @@ class Build(cpp_extension.BuildExtension):
         try:
             super().build_extension(ext)
             if ext.name.endswith("_cuda"):
-                write_ptxas_log(Path(self.build_temp), Path(base).parent / "ptxas.log")
+                write_ptxas_log(Path(self.build_temp), BUILD / "ptxas.log")
         finally:
             self.build_temp = base
 
@@ -201,6 +204,7 @@ def write_ptxas_log(objects, log):
 
 Build.toolkit = find_toolkit()
 
+BUILD.mkdir(parents=True, exist_ok=True)
 version = (ROOT / "VERSION").read_text().strip()
 if local := os.environ.get("LATE_INTERACTION_LOCAL_VERSION"):
     version += f"+{local}"
@@ -209,5 +213,9 @@ setup(
     version=version,
     ext_modules=[cpu_extension(), *([cuda_extension(Build.toolkit)] if Build.toolkit else [])],
     cmdclass={"build_ext": Build},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp310"},
+        "build": {"build_base": str(BUILD)},
+        "egg_info": {"egg_base": str(BUILD)},
+    },
 )
