@@ -1,0 +1,94 @@
+# One command per wish:
+#
+#   make demo     set up .venv, build, and search real text with a late-interaction model
+#   make test     everything this machine can check: build, lint, types, C++ and Python tests
+#   make bench    timings against the peers that are installed
+#   make wheel    the wheels of this release for this machine's toolkit, in dist/
+#   make docs     the README's tables and plots, from bench/results
+#   make build | lint | types | ctest | pytest | format | test-wheel | clean
+#
+# Everything that is built or fetched lies in .venv; `make build` adds late_interaction/*.so, `make wheel` dist/.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+CMAKE_BUILD := $(VENV)/build/cmake
+SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') \
+	setup.py pyproject.toml VERSION
+CXX_FILES = $$(find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location
+GPU := $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | head -n 1)
+
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.DELETE_ON_ERROR:
+.PHONY: demo test bench wheel docs build lint types ctest pytest format test-wheel clean
+
+# ---- environments: a stamp for each requirements file ----
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "late_interaction needs Python 3.10 or newer; name one with make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.%-requirements: requirements/%.txt requirements/build.txt | $(PY)
+	$(PIP_INSTALL) -r $<
+	@touch $@
+
+# ---- what a user runs ----
+
+# The demo runs what a user would: the package as installed, not the checkout.
+$(VENV)/.installed: $(SOURCES) | $(VENV)/.build-requirements
+	$(PIP_INSTALL) --verbose --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+demo: $(VENV)/.installed $(VENV)/.demo-requirements
+	$(PY) tools/run_installed.py demo
+
+# ---- what a developer runs ----
+
+build: | $(VENV)/.build-requirements
+	$(PY) setup.py --quiet build_ext --inplace
+
+# pytest last: its summary says what was skipped and why.
+test: lint types build
+	$(MAKE) --no-print-directory ctest
+	$(MAKE) --no-print-directory pytest
+
+lint: | $(VENV)/.dev-requirements
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+types: | $(VENV)/.dev-requirements
+	$(PY) -m mypy
+
+ctest: | $(VENV)/.dev-requirements
+	$(VENV)/bin/cmake -S . -B $(CMAKE_BUILD) -G Ninja -DLATE_INTERACTION_PYTHON=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
+	  -DCMAKE_PREFIX_PATH=$$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
+	$(VENV)/bin/cmake --build $(CMAKE_BUILD)
+	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
+
+pytest: build | $(VENV)/.dev-requirements
+	$(PY) -m pytest -n 2
+
+bench: build | $(VENV)/.dev-requirements
+	$(PY) -m bench
+
+docs: | $(VENV)/.dev-requirements
+	$(PY) -m bench.report
+
+format: | $(VENV)/.dev-requirements
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+wheel: | $(VENV)/.wheel-requirements
+	$(PY) tools/make_wheels.py
+
+test-wheel: wheel | $(VENV)/.dev-requirements
+	$(PY) tests/packaging/matrix.py dist/*.whl
+
+clean:
+	rm -rf $(VENV)/build $(VENV)/.installed $(VENV)/pycache build dist late_interaction/*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

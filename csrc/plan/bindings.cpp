@@ -1,0 +1,97 @@
+// The planner for Python, so that pytest can ask it about any shape and any GPU on a machine without one.
+// Built by CMake (LATE_INTERACTION_PYTHON) as late_interaction_plan; no part of the installed package.
+#include <pybind11/native_enum.h>
+#include <pybind11/pybind11.h>
+
+#include "plan.h"
+
+namespace py = pybind11;
+namespace li = late_interaction;
+
+PYBIND11_MODULE(late_interaction_plan, m) {
+  py::native_enum<li::Layout>(m, "Layout", "enum.Enum")
+      .value("in_batch", li::Layout::in_batch)
+      .value("per_query", li::Layout::per_query)
+      .finalize();
+  py::native_enum<li::Dtype>(m, "Dtype", "enum.Enum")
+      .value("bf16", li::Dtype::bf16)
+      .value("fp16", li::Dtype::fp16)
+      .value("fp32", li::Dtype::fp32)
+      .value("fp64", li::Dtype::fp64)
+      .finalize();
+  py::native_enum<li::Precision>(m, "Precision", "enum.Enum")
+      .value("highest", li::Precision::highest)
+      .value("high", li::Precision::high)
+      .value("medium", li::Precision::medium)
+      .value("fp16", li::Precision::fp16)
+      .finalize();
+  py::native_enum<li::Backward>(m, "Backward", "enum.Enum")
+      .value("automatic", li::Backward::automatic)
+      .value("lowmem", li::Backward::lowmem)
+      .value("unified", li::Backward::unified)
+      .finalize();
+  py::native_enum<li::Compute>(m, "Compute", "enum.Enum")
+      .value("bf16", li::Compute::bf16)
+      .value("fp16", li::Compute::fp16)
+      .value("tf32", li::Compute::tf32)
+      .value("tf32x3", li::Compute::tf32x3)
+      .value("fp64", li::Compute::fp64)
+      .finalize();
+  py::native_enum<li::Tile>(m, "Tile", "enum.Enum")
+      .value("wide", li::Tile::wide)
+      .value("mid", li::Tile::mid)
+      .value("thin", li::Tile::thin)
+      .value("none", li::Tile::none)
+      .finalize();
+
+  py::class_<li::Sizes>(m, "Sizes")
+      .def(py::init([](li::Layout layout, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d) {
+             return li::Sizes{layout, Nq, N, Lq, Ld, d};
+           }),
+           py::arg("layout"), py::arg("Nq"), py::arg("N"), py::arg("Lq"), py::arg("Ld"), py::arg("d"));
+
+  py::class_<li::Device>(m, "Device")
+      .def_readonly("capability", &li::Device::capability)
+      .def_readonly("sm_count", &li::Device::sm_count)
+      .def_readonly("smem_per_sm", &li::Device::smem_per_sm)
+      .def_readonly("smem_per_block", &li::Device::smem_per_block);
+  m.def("device_of_capability", &li::device_of_capability, py::arg("capability"), py::arg("sm_count"));
+
+  py::class_<li::TileShape>(m, "TileShape")
+      .def_readonly("rows", &li::TileShape::rows)
+      .def_readonly("columns", &li::TileShape::columns)
+      .def_readonly("threads", &li::TileShape::threads)
+      .def_readonly("warp_rows", &li::TileShape::warp_rows);
+  m.def("tile_shape", &li::tile_shape, py::arg("tile"));
+
+  py::class_<li::ForwardPlan>(m, "ForwardPlan")
+      .def_readonly("compute", &li::ForwardPlan::compute)
+      .def_readonly("tile", &li::ForwardPlan::tile)
+      .def_readonly("chunks", &li::ForwardPlan::chunks)
+      .def_readonly("stages", &li::ForwardPlan::stages)
+      .def_readonly("stream_q", &li::ForwardPlan::stream_q)
+      .def_readonly("smem_bytes", &li::ForwardPlan::smem_bytes)
+      .def_readonly("blocks_per_sm", &li::ForwardPlan::blocks_per_sm)
+      .def_readonly("row_tiles", &li::ForwardPlan::row_tiles)
+      .def_readonly("units", &li::ForwardPlan::units)
+      .def_readonly("grid", &li::ForwardPlan::grid)
+      .def_readonly("parts", &li::ForwardPlan::parts);
+  m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("dtype"), py::arg("precision"),
+        py::arg("device"));
+
+  py::class_<li::BackwardPlan>(m, "BackwardPlan")
+      .def_readonly("method", &li::BackwardPlan::method)
+      .def_readonly("gather_split", &li::BackwardPlan::gather_split)
+      .def_readonly("gather_grid", &li::BackwardPlan::gather_grid)
+      .def_readonly("owned_warps", &li::BackwardPlan::owned_warps)
+      .def_readonly("sort_segments", &li::BackwardPlan::sort_segments)
+      .def_readonly("tile_tokens", &li::BackwardPlan::tile_tokens)
+      .def_readonly("list_capacity", &li::BackwardPlan::list_capacity)
+      .def_readonly("owned_smem_bytes", &li::BackwardPlan::owned_smem_bytes)
+      .def_readonly("owned_grid", &li::BackwardPlan::owned_grid);
+  m.def("plan_backward", &li::plan_backward, py::arg("sizes"), py::arg("dtype"), py::arg("method"),
+        py::arg("device"));
+
+  m.def("explain", py::overload_cast<const li::Sizes&, const li::ForwardPlan&>(&li::explain));
+  m.def("explain", py::overload_cast<const li::Sizes&, const li::BackwardPlan&>(&li::explain));
+}

@@ -1,0 +1,66 @@
+// The operators from C++: found in the dispatcher, called with tensors, compared with plain ATen.
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "check.h"
+
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+std::tuple<at::Tensor, at::Tensor> maxsim_winners(const at::Tensor& Q, const at::Tensor& D,
+                                                  const OptionalTensor& q_mask,
+                                                  const OptionalTensor& d_mask) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("late_interaction::maxsim_winners", "")
+                       .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                                 const OptionalTensor&, const OptionalTensor&,
+                                                                 bool, c10::string_view, c10::string_view)>();
+  return op.call(Q, D, q_mask, d_mask, /*normalize=*/false, /*precision=*/"highest", /*backward=*/"auto");
+}
+
+void test_scores_and_winners() {
+  const at::Tensor Q = at::randn({3, 5, 16}), D = at::randn({4, 7, 16});
+  const at::Tensor d_mask = at::ones({4, 7}, at::kBool);
+  d_mask.select(0, 1).slice(0, 3).fill_(false);
+
+  const auto [scores, winners] = maxsim_winners(Q, D, std::nullopt, d_mask);
+
+  const at::Tensor sim =
+      at::einsum("isk,jtk->ijst", {Q, D})
+          .masked_fill(d_mask.logical_not().view({1, 4, 1, 7}), -std::numeric_limits<float>::infinity());
+  const auto [best, token] = sim.max(-1);
+  CHECK(at::allclose(scores, best.sum(-1), 1e-5, 1e-5));
+  CHECK(at::equal(winners.to(at::kLong), token));
+}
+
+void test_a_document_without_tokens_scores_zero() {
+  const at::Tensor Q = at::randn({2, 3, 8}), D = at::randn({2, 4, 8});
+  const auto [scores, winners] = maxsim_winners(Q, D, std::nullopt, at::zeros({2, 4}, at::kBool));
+  CHECK(scores.abs().max().item<float>() == 0.0f);
+  CHECK(winners.eq(-1).all().item<bool>());
+}
+
+void test_a_wrong_shape_is_an_exception() {
+  std::string message;
+  try {
+    maxsim_winners(at::randn({2, 3, 8}), at::randn({2, 4, 9}), std::nullopt, std::nullopt);
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  CHECK(message.find("Q and D must share d") != std::string::npos);
+}
+
+}  // namespace
+
+int main() {
+  test_scores_and_winners();
+  test_a_document_without_tokens_scores_zero();
+  test_a_wrong_shape_is_an_exception();
+  return failures != 0;
+}

@@ -1,0 +1,14 @@
+"""run_installed.py MODULE: `python -m MODULE` from the checkout, with the late_interaction that is installed.
+
+`python -m` would import the checkout's late_interaction, which holds no compiled libraries unless it was built
+in place.
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+sys.path.append(sys.path.pop(0))  # last: what is installed comes first
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
