@@ -1,16 +1,17 @@
 """Builds the two libraries of late_interaction through torch.utils.cpp_extension.
 
-late_interaction/_C.abi3.so     operators and CPU kernels; links libtorch_cpu and libc10, nothing else of PyTorch
-late_interaction/_cuda.abi3.so  CUDA kernels; built where nvcc is found, needs no GPU and no CUDA build of PyTorch
+late_interaction/_C.abi3.so     operators and CPU kernels; links libtorch_cpu and libc10
+late_interaction/_cuda.abi3.so  CUDA kernels; built where nvcc is found, links no CUDA part of PyTorch
 
-Both use PyTorch's stable ABI and Python's limited API, so one build serves every torch >= 2.10 and Python >= 3.10.
+Both use PyTorch's stable ABI and Python's limited API: one build serves every torch >= 2.10 and
+Python >= 3.10, and the CUDA library builds on a machine without a GPU, against a CPU build of PyTorch.
 
 Environment:
-  LATE_INTERACTION_WITH_CUDA       0: never build _cuda; 1: fail if it cannot be built; unset: build it if nvcc is found
-  LATE_INTERACTION_CUDA_ARCHS      default "8.0;8.6;8.9;9.0a;9.0+PTX"; "9.0a" alone makes a quick build for one GPU
-  LATE_INTERACTION_LOCAL_VERSION   local version of a wheel, such as "cu130" or "cpu"
-  CUDA_HOME or CUDA_PATH           the CUDA toolkit; else nvcc on PATH, else /usr/local/cuda
-  MAX_JOBS                         compilers at a time; default: the CPUs this process may use
+  LATE_INTERACTION_WITH_CUDA      0: never build _cuda; 1: fail without it; unset: build it if nvcc is found
+  LATE_INTERACTION_CUDA_ARCHS     default "8.0;8.6;8.9;9.0a;9.0+PTX"; "9.0a" makes a quick build for one GPU
+  LATE_INTERACTION_LOCAL_VERSION  local version of a wheel, such as "cu130" or "cpu"
+  CUDA_HOME or CUDA_PATH          the CUDA toolkit; else nvcc on PATH, else /usr/local/cuda
+  MAX_JOBS                        compilers at a time; default: the CPUs this process may use
 """
 
 import contextlib
@@ -24,6 +25,7 @@ import sys
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 10)
@@ -109,8 +111,9 @@ def find_toolkit():
     built_for = torch.version.cuda
     if built_for and built_for.split(".")[0] != toolkit.version.split(".")[0]:
         stop(
-            f"nvcc {toolkit.version} ({nvcc}) does not fit this PyTorch, built for CUDA {built_for}: set CUDA_HOME to"
-            f" a CUDA {built_for.split('.')[0]} toolkit, or LATE_INTERACTION_WITH_CUDA=0 for the CPU library alone."
+            f"nvcc {toolkit.version} ({nvcc}) does not fit this PyTorch, built for CUDA {built_for}: set"
+            f" CUDA_HOME to a CUDA {built_for.split('.')[0]} toolkit, or LATE_INTERACTION_WITH_CUDA=0 for CPU"
+            " alone."
         )
     return toolkit
 
@@ -157,13 +160,21 @@ def cuda_extension(toolkit):
     return ext
 
 
-class Build(cpp_extension.BuildExtension):
+class BuildPython(build_py):
+    def run(self):
+        # A wheel packs all of build_lib, so nothing of an earlier build, such as its _cuda, may stay there.
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BuildLibraries(cpp_extension.BuildExtension):
     toolkit = None
 
     def run(self):
         compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
         if not shutil.which(compiler):
-            stop(f"no C++ compiler: {compiler!r} is not on PATH; install g++ >= 11 or clang >= 14, or set CXX.")
+            stop(f"no C++ compiler: {compiler!r} is not on PATH; install g++ 11 or clang 14, or set CXX.")
         if not cpp_extension.is_ninja_available():
             stop("building needs ninja: pip install ninja.")
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
@@ -178,7 +189,7 @@ class Build(cpp_extension.BuildExtension):
 
     def use_toolkit(self, toolkit):
         cpp_extension.CUDA_HOME = str(toolkit.root)
-        # Under a CPU build of PyTorch cpp_extension would skip nvcc's dependency files (and its compiler check).
+        # Under a CPU build of PyTorch cpp_extension would leave out nvcc's dependency files.
         torch.version.cuda = torch.version.cuda or toolkit.version
         nvcc = os.environ.get("PYTORCH_NVCC") or shlex.quote(str(toolkit.root / "bin" / "nvcc"))
         report = [sys.executable, str(ROOT / "tools" / "nvcc_report.py")]
@@ -198,11 +209,11 @@ class Build(cpp_extension.BuildExtension):
 
 def write_ptxas_log(objects, log):
     """All of ptxas's resource reports (registers, spills) in one file, for tests/build/test_ptxas.py."""
-    reports = [objects / f"{Path(source).with_suffix('')}.o.ptxas" for source in CUDA_SOURCES if source.endswith(".cu")]
+    reports = [objects / Path(source).with_suffix(".o.ptxas") for source in CUDA_SOURCES]
     log.write_text("".join(report.read_text() for report in reports if report.exists()))
 
 
-Build.toolkit = find_toolkit()
+BuildLibraries.toolkit = find_toolkit()
 
 BUILD.mkdir(parents=True, exist_ok=True)
 version = (ROOT / "VERSION").read_text().strip()
@@ -211,8 +222,11 @@ if local := os.environ.get("LATE_INTERACTION_LOCAL_VERSION"):
 
 setup(
     version=version,
-    ext_modules=[cpu_extension(), *([cuda_extension(Build.toolkit)] if Build.toolkit else [])],
-    cmdclass={"build_ext": Build},
+    ext_modules=[
+        cpu_extension(),
+        *([cuda_extension(BuildLibraries.toolkit)] if BuildLibraries.toolkit else []),
+    ],
+    cmdclass={"build_py": BuildPython, "build_ext": BuildLibraries},
     options={
         "bdist_wheel": {"py_limited_api": "cp310"},
         "build": {"build_base": str(BUILD)},

@@ -1,7 +1,7 @@
 """run_installed.py MODULE: `python -m MODULE` from the checkout, with the late_interaction that is installed.
 
-`python -m` would import the checkout's late_interaction, which holds no compiled libraries unless it was built
-in place.
+`python -m` would import the checkout's late_interaction, which has no compiled libraries unless it was
+built in place.
 """
 
 import runpy

@@ -1,0 +1,82 @@
+"""Builds the release's wheels into dist/: one for the CUDA toolkit at hand, if any, and one for CPU alone.
+
+Each is one file for every Python >= 3.10 and torch >= 2.10 (cp310-abi3). It carries late_interaction's
+libraries and nothing of PyTorch. The platform tag follows from the glibc that they were linked against, so a
+release builds in a manylinux image (.github/workflows/wheels.yml).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+MAX_MEGABYTES = 30
+# Loaded by `import torch` before late_interaction loads its own libraries.
+FROM_TORCH = ("libtorch_cpu.so", "libc10.so")
+
+
+def run(*command, **environment):
+    print("+", *command, flush=True)
+    subprocess.run([str(word) for word in command], cwd=ROOT, check=True, env=os.environ | environment)
+
+
+def toolkit_name():
+    """'cu130' for nvcc 13.0; None where there is no nvcc."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = Path(home, "bin", "nvcc") if home else shutil.which("nvcc")
+    if not nvcc:
+        return None
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    return "cu" + "".join(re.search(r"release (\d+)\.(\d+)", version).groups())
+
+
+def build(local, with_cuda):
+    with tempfile.TemporaryDirectory(dir=ROOT / ".venv" if (ROOT / ".venv").exists() else None) as folder:
+        run(
+            *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder),
+            LATE_INTERACTION_LOCAL_VERSION=local,
+            LATE_INTERACTION_WITH_CUDA="1" if with_cuda else "0",
+        )
+        (plain,) = Path(folder).glob("*.whl")
+        excluded = [word for name in FROM_TORCH for word in ("--exclude", name)]
+        run(sys.executable, "-m", "auditwheel", "repair", "--strip", *excluded, "-w", folder, plain)
+        plain.unlink()
+        (wheel,) = Path(folder).glob("*.whl")
+        check(wheel, with_cuda)
+        DIST.mkdir(exist_ok=True)
+        for old in DIST.glob(f"late_interaction-*+{local}-*.whl"):
+            old.unlink()
+        shutil.move(wheel, DIST / wheel.name)
+    return DIST / wheel.name
+
+
+def check(wheel, with_cuda):
+    run(sys.executable, "-m", "abi3audit", "--strict", "--report", wheel)
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel)
+    libraries = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if ".so" in name}
+    wanted = {"_C.abi3.so", "_cuda.abi3.so"} if with_cuda else {"_C.abi3.so"}
+    if libraries != wanted:
+        sys.exit(f"{wheel.name} holds {sorted(libraries)}, not {sorted(wanted)}")
+    megabytes = wheel.stat().st_size / 1e6
+    if megabytes >= MAX_MEGABYTES:
+        sys.exit(f"{wheel.name} is {megabytes:.1f} MB; the limit is {MAX_MEGABYTES}")
+
+
+def main():
+    cuda = toolkit_name()
+    made = [build(cuda, with_cuda=True)] if cuda else []
+    made.append(build("cpu", with_cuda=False))
+    for wheel in made:
+        print(f"{wheel.relative_to(ROOT)}  {wheel.stat().st_size / 1e6:.2f} MB")
+    if not cuda:
+        print("no nvcc: the CUDA wheel was not built")
+
+
+if __name__ == "__main__":
+    main()
