@@ -19,6 +19,9 @@
 
 namespace late_interaction {
 
+// Token counts are 32-bit inside the kernels, with room to step past the end by a tile; offsets are 64-bit.
+inline constexpr int64_t kMaxTokens = int64_t{1} << 30;
+
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -112,8 +115,8 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
                   " and ", D.size(r - 1));
   STD_TORCH_CHECK(r == 3 || D.size(0) == in.sizes.Nq, "late_interaction: D [Nq, K, Ld, d] needs Nq = ",
                   in.sizes.Nq, ", got ", D.size(0));
-  STD_TORCH_CHECK(in.sizes.Lq <= INT32_MAX && in.sizes.Ld <= INT32_MAX && in.sizes.d <= INT32_MAX,
-                  "late_interaction: Lq, Ld and d must each be below 2^31");
+  STD_TORCH_CHECK(in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
+                  "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");
   check_mask(q_mask, Q, "q_mask");
   check_mask(d_mask, D, "d_mask");
   in.Q = view_tokens(Q);

@@ -26,7 +26,8 @@ enum class Compute { bf16, fp16, tf32, tf32x3, fp64 };
 Compute compute_for(Dtype dtype, Precision precision);
 int64_t element_bytes(Compute compute);
 
-// Tiles of the tensor-core forward: rows of Q by tokens of D that one block multiplies at a time.
+// Tiles of the tensor-core forward: rows of Q by tokens of D that one block multiplies at a time (half the tokens
+// in tf32x3, whose operands take twice the registers).
 enum class Tile {
   wide,  // 256 x 64: four warps below each other
   mid,   // 128 x 128: two by two warps
@@ -38,7 +39,7 @@ struct TileShape {
   int rows, columns, threads;
   int warp_rows;  // rows that one warp owns: the unit in which a query's score is summed
 };
-TileShape tile_shape(Tile tile);
+TileShape tile_shape(Tile tile, Compute compute);
 
 struct ForwardPlan {
   Compute compute = Compute::bf16;

@@ -1,0 +1,21 @@
+// The forward kernels, as the host calls them. Each returns the launch's error and waits for nothing.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../plan/plan.h"
+#include "kernels/forward_args.h"
+
+namespace late_interaction {
+
+cudaError_t launch_forward_bf16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_forward_fp16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_forward_tf32(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_forward_tf32x3(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_forward_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+
+// scores[i, j] = sum over p of parts[i, p, j], in order.
+cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
+                             cudaStream_t stream);
+
+}  // namespace late_interaction

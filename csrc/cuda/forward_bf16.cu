@@ -1,0 +1,9 @@
+#include "kernels/forward_mma_launch.cuh"
+
+namespace late_interaction {
+
+cudaError_t launch_forward_bf16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  return launch_mma<ptx::MmaBf16>(args, plan, stream);
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,11 @@
+#include "forward.h"
+#include "kernels/forward_fp64.cuh"
+
+namespace late_interaction {
+
+cudaError_t launch_forward_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  maxsim_forward_fp64<<<static_cast<unsigned>(plan.grid), kFp64Threads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,27 @@
+// What the forward kernels are launched with: the problem, where results go, and the plan's numbers.
+#pragma once
+
+#include <cstdint>
+
+#include "../../common/problem.h"
+
+namespace late_interaction {
+
+struct ForwardArgs {
+  Layout layout;
+  int64_t N;          // documents each query meets
+  int32_t Nq, Lq, Ld, d;
+  TokenView Q, D;
+  MaskView q_mask, d_mask;
+  bool normalize;
+  bool q_aligned, d_aligned;  // 16-byte copies are possible
+  bool wide_winners;
+  void* scores;   // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
+  void* winners;  // [Nq, N, Lq] or null
+  int32_t parts;
+  int32_t chunks, stages;
+  bool stream_q;
+  int64_t row_tiles, units;
+};
+
+}  // namespace late_interaction

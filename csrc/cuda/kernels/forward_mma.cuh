@@ -1,0 +1,551 @@
+// MaxSim forward on the tensor cores of sm_80 and newer (mma.sync).
+//
+//                    a document's tokens, kColumns at a time
+//                 +------------------------------------------+
+//   query rows    | S = Q . D^T, 16 x 8 blocks in registers   |  -> running max (and winner) of every row,
+//   kRows of them |     warps kWarpsM below each other,       |     in registers until the document ends
+//   (row_tile)    |     kWarpsN side by side                  |
+//                 +------------------------------------------+
+//
+// Who owns what
+//   block   a contiguous range of units (row tile, document); the grid is persistent, and ranges differ by at most one.
+//   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
+//   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a quad, who
+//           hold the same rows, split those rows among them: a lane then owns kOwned rows, for good.
+//
+// Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
+// kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
+// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte piece ^ row % 8), so
+// that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
+//
+// Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed order;
+// a query that spans several warps' rows leaves one part each, and sum_parts adds them, in order: no atomics.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../ptx/async_copy.cuh"
+#include "../ptx/mma.cuh"
+#include "element.cuh"
+#include "forward_args.h"
+#include "rows.cuh"
+#include "winner.cuh"
+
+namespace late_interaction {
+
+template <int kWarpsM_, int kWarpsN_, int kRowBlocks_, int kColumnBlocks_, int kBlocksPerSm_>
+struct MmaTile {
+  static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
+  static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
+  static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
+  static constexpr int kBlocksPerSm = kBlocksPerSm_;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
+  static constexpr int kRows = kWarpsM * kWarpRows, kColumns = kWarpsN * kWarpColumns;
+  static constexpr int kHeld = 2 * kRowBlocks;  // rows whose maxima a lane holds, shared with its quad
+  static constexpr int kOwned = kHeld / 4;      // rows of those that it alone finishes
+};
+
+// The tiles of plan.h. Operands split in two (3xTF32) need the registers of half the columns.
+template <class Mma>
+struct Tiles {
+  using Wide = MmaTile<4, 1, 4, 8, 2>;
+  using Mid = MmaTile<2, 2, 4, 8, 2>;
+  using Thin = MmaTile<1, 4, 2, 4, 3>;
+};
+template <>
+struct Tiles<ptx::Mma3xTf32> {
+  using Wide = MmaTile<4, 1, 4, 4, 2>;
+  using Mid = MmaTile<2, 2, 4, 4, 2>;
+  using Thin = MmaTile<1, 4, 2, 4, 3>;
+};
+
+inline constexpr int kChunkBytes = 128;
+inline constexpr int kPiecesPerChunk = 8;  // of 16 bytes
+inline constexpr int kMaxStages = 8;
+
+// What lies before the ring in shared memory: inverse norms of a tile's tokens, and the maxima that warps side
+// by side exchange at a document's end. One buffer each is enough: between its readers and its next writers
+// lies the __syncthreads of at least one step.
+template <class Tile>
+struct Exchange {
+  float inverse_norm[Tile::kColumns];
+  float maximum[Tile::kWarpsN][Tile::kRows];
+  int32_t token[Tile::kWarpsN][Tile::kRows];
+};
+
+// Address of a 16-byte piece in a swizzled chunk of rows.
+__device__ __forceinline__ uint32_t piece_address(uint32_t base, int row, int piece) {
+  return base + row * kChunkBytes + ((piece ^ (row & 7)) << 4);
+}
+
+// One piece by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of line:
+// the usual path should not pay for its registers.
+template <class E>
+__device__ __noinline__ void load_piece_by_element(uint32_t dst, const E* row, int64_t stride, int first, int d) {
+  constexpr int kPieceElements = 16 / sizeof(E);
+  union {
+    E element[kPieceElements];
+    uint4 words;
+  } piece;
+  piece.words = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int k = 0; k < kPieceElements; ++k) {
+    if (first + k < d) piece.element[k] = row[(first + k) * stride];
+  }
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(dst), "r"(piece.words.x), "r"(piece.words.y),
+               "r"(piece.words.z), "r"(piece.words.w)
+               : "memory");
+}
+
+// Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows from
+// `valid_rows` on, and elements from d on, become zeros.
+template <class E, int kRows, int kThreads, class Source>
+__device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, bool aligned, int chunk, int d,
+                                           int valid_rows, Source source) {
+  constexpr int kPieceElements = 16 / sizeof(E);
+  const E* data = static_cast<const E*>(view.data);
+  const int piece = threadIdx.x % kPiecesPerChunk;
+  const int first = (chunk * kPiecesPerChunk + piece) * kPieceElements;
+  if (first >= d) valid_rows = 0;
+#pragma unroll 4
+  for (int row = threadIdx.x / kPiecesPerChunk; row < kRows; row += kThreads / kPiecesPerChunk) {
+    const uint32_t to = piece_address(dst, row, piece);
+    const bool exists = row < valid_rows;
+    if (aligned) {  // d is then a multiple of a piece
+      ptx::copy_16_async(to, exists ? data + source(row) + first : data, exists ? 16 : 0);
+    } else {
+      load_piece_by_element(to, exists ? data + source(row) : data, view.dim_stride, first, exists ? d : 0);
+    }
+  }
+}
+
+struct Maximum {
+  float value;
+  int32_t token;
+};
+
+// The exact answer for one row against one document, in plain fp32 and token order. All lanes of the warp work
+// on the same row.
+template <class E>
+__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* document, const uint8_t* mask) {
+  Maximum best{-INFINITY, kSentinel};
+  for (int32_t t = 0; t < p.Ld; ++t) {
+    if (mask != nullptr && mask[t * p.d_mask.token_stride] == 0) continue;
+    const E* x = document + t * p.D.token_stride;
+    float dot = 0.0f, squares = 0.0f;
+    for (int k = threadIdx.x % 32; k < p.d; k += 32) {
+      const float value = widen(x[k * p.D.dim_stride]);
+      dot = fmaf(widen(q[k * p.Q.dim_stride]), value, dot);
+      squares = fmaf(value, value, squares);
+    }
+    dot = warp_sum(dot);
+    if (p.normalize) dot *= inverse_norm(warp_sum(squares));
+    if (isnan(dot)) return {dot, t};
+    if (best.token == kSentinel || dot > best.value) best = {dot, t};
+  }
+  return best;
+}
+
+__device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const uint8_t* mask) {
+  if (mask == nullptr) return true;
+  for (int32_t first = 0; first < p.Ld; first += 32) {
+    const int32_t t = first + threadIdx.x % 32;
+    if (__any_sync(kFullWarp, t < p.Ld && mask[t * p.d_mask.token_stride] != 0)) return true;
+  }
+  return false;
+}
+
+// Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or -inf: the document has no token left
+// (the row counts 0 and has no winner), or its similarities really are -inf. One row of each rare lane; kept out
+// of line, and out of the registers of the common case.
+template <class E>
+__device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
+                                                  int32_t j) {
+  const uint8_t* mask = document_mask(p, query, j);
+  Maximum mine{0.0f, kSentinel};
+  if (!any_token_kept(p, mask)) return mine;
+  for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
+    const int who = __ffs(left) - 1;
+    const int32_t its_row = __shfl_sync(kFullWarp, row, who);
+    const Maximum exact =
+        recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
+                      static_cast<const E*>(p.D.data) + document_offset(p, query, j), mask);
+    if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
+  }
+  return mine;
+}
+
+// The rows a lane owns, for as long as its block stays on one row tile.
+template <class E, class Tile>
+struct OwnedRows {
+  int32_t query[Tile::kOwned];  // -1: the row does not exist
+  float scale[Tile::kOwned];    // what its maximum counts: 0 if masked, else 1 or the query token's inverse norm
+
+  // Row within the tile of the o-th row a lane owns.
+  static __device__ __forceinline__ int slot(int warp_m, int lane, int o) {
+    const int held = (lane % 4) * Tile::kOwned + o;
+    return warp_m * Tile::kWarpRows + (held / 2) * 16 + (held % 2) * 8 + lane / 4;
+  }
+
+  __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
+#pragma unroll
+    for (int o = 0; o < Tile::kOwned; ++o) {
+      const int at = slot(warp_m, threadIdx.x % 32, o);
+      const int32_t row = tile.first + at;
+      query[o] = at < tile.count ? row / p.Lq : -1;
+      scale[o] = at < tile.count && keeps_row(p, row) ? 1.0f : 0.0f;
+      if (p.normalize && scale[o] != 0.0f) {
+        const E* x = static_cast<const E*>(p.Q.data) + row_offset(p, row);
+        float squares = 0.0f;
+        for (int k = 0; k < p.d; ++k) {
+          const float value = widen(x[k * p.Q.dim_stride]);
+          squares = fmaf(value, value, squares);
+        }
+        scale[o] = inverse_norm(squares);
+      }
+    }
+  }
+};
+
+// Products of one chunk, added to the accumulators.
+template <class Mma, class Tile>
+__device__ __forceinline__ void multiply_chunk(
+    ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], uint32_t q_chunk, uint32_t d_chunk,
+    int warp_m, int warp_n) {
+  const int lane = threadIdx.x % 32;
+  const int q_row = warp_m * Tile::kWarpRows + lane % 16, q_piece = lane / 16;
+  const int d_row = warp_n * Tile::kWarpColumns + (lane / 16) * 8 + lane % 8, d_piece = (lane / 8) % 2;
+#pragma unroll
+  for (int k = 0; k < kPiecesPerChunk / 2; ++k) {
+    typename Mma::A a[Tile::kRowBlocks];
+#pragma unroll
+    for (int i = 0; i < Tile::kRowBlocks; ++i) {
+      uint32_t words[4];
+      ptx::load_matrix_x4(words, piece_address(q_chunk, q_row + i * 16, 2 * k + q_piece));
+      a[i] = Mma::operand_a(words);
+    }
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; n += 2) {
+      uint32_t words[4];
+      ptx::load_matrix_x4(words, piece_address(d_chunk, d_row + n * 8, 2 * k + d_piece));
+      const typename Mma::B b0 = Mma::operand_b(words[0], words[1]);
+      const typename Mma::B b1 = Mma::operand_b(words[2], words[3]);
+#pragma unroll
+      for (int i = 0; i < Tile::kRowBlocks; ++i) {
+        Mma::multiply(acc[i][n], a[i], b0);
+        Mma::multiply(acc[i][n + 1], a[i], b1);
+      }
+    }
+  }
+}
+
+// Folds a tile's similarities into the running maxima. Argmax costs three instructions an element (compare,
+// max, select of an immediate), maxima alone one. kSome: some columns are masked out, as `valid` says.
+template <class Tile, bool kWinners, bool kSome>
+__device__ __forceinline__ void fold_tile(const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
+                                          float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld],
+                                          int32_t first_token, uint64_t valid) {
+#pragma unroll
+  for (int h = 0; h < Tile::kHeld; ++h) {
+    int32_t found = -1;  // column within the tile: an immediate in the select
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float value = acc[h / 2][n][(h % 2) * 2 + e];
+        if constexpr (kSome) value = (valid >> (n * 8 + e)) & 1 ? value : -INFINITY;
+        if constexpr (kWinners) found = value > maximum[h] ? n * 8 + e : found;
+        maximum[h] = max_keeping_nan(maximum[h], value);
+      }
+    }
+    if constexpr (kWinners) token[h] = found >= 0 ? first_token + found : token[h];
+  }
+}
+
+// Reduces over the four lanes of a quad, each of which saw other columns of the same rows, so that lane q is
+// left with the result of its own rows q*kOwned...: a butterfly that halves the rows it carries at each step.
+template <class Tile, bool kWinners>
+__device__ __forceinline__ void reduce_quad(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = Tile::kHeld / 2, partner = 2; partner >= 1; half /= 2, partner /= 2) {
+    const bool upper = lane & partner;
+#pragma unroll
+    for (int h = 0; h < half; ++h) {
+      const float sent = upper ? maximum[h] : maximum[h + half];
+      const float got = __shfl_xor_sync(kFullWarp, sent, partner);
+      maximum[h] = upper ? maximum[h + half] : maximum[h];
+      int32_t got_token = 0;
+      if constexpr (kWinners) {
+        const int32_t sent_token = upper ? token[h] : token[h + half];
+        got_token = __shfl_xor_sync(kFullWarp, sent_token, partner);
+        token[h] = upper ? token[h + half] : token[h];
+      }
+      keep_better<kWinners>(maximum[h], token[h], got, got_token);
+    }
+  }
+}
+
+// A finished document: rare rows, masks, winners out, and each query's sum over the rows of this warp.
+template <class E, class Tile, bool kWinners>
+__device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
+                                                const OwnedRows<E, Tile>& own, int warp_m, int32_t j,
+                                                float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    const bool rare = own.scale[o] != 0.0f && !(maximum[o] > -INFINITY);  // NaN or -inf
+    if (__any_sync(kFullWarp, rare)) {
+      const int32_t row = tile.first + OwnedRows<E, Tile>::slot(warp_m, lane, o);
+      const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j);
+      if (rare) {
+        maximum[o] = exact.value;
+        token[o] = exact.token;
+      }
+    }
+    // A masked row counts 0, whatever its maximum is.
+    maximum[o] = own.scale[o] != 0.0f ? maximum[o] * own.scale[o] : 0.0f;
+    if constexpr (kWinners) {
+      if (own.query[o] >= 0) {
+        const int32_t row = tile.first + OwnedRows<E, Tile>::slot(warp_m, lane, o);
+        const int64_t at = (own.query[o] * p.N + j) * p.Lq + (row - own.query[o] * p.Lq);
+        store_winner(p.winners, p.wide_winners, at, own.scale[o] != 0.0f ? token[o] : kSentinel);
+      }
+    }
+  }
+  const int32_t first = tile.first + warp_m * Tile::kWarpRows;
+  const int32_t count = min(Tile::kWarpRows, tile.count - warp_m * Tile::kWarpRows);
+  if (count <= 0) return;
+  const int32_t block = (first - tile.origin) / Tile::kWarpRows;
+  const int32_t last_query = (first + count - 1) / p.Lq;
+  for (int32_t query = first / p.Lq; query <= last_query; ++query) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int o = 0; o < Tile::kOwned; ++o) sum += own.query[o] == query ? maximum[o] : 0.0f;
+    sum = warp_sum(sum);
+    if (lane == 0) {
+      const int32_t part = p.parts == 1 ? 0 : block - (query * p.Lq - tile.origin) / Tile::kWarpRows;
+      static_cast<float*>(p.scores)[(static_cast<int64_t>(query) * p.parts + part) * p.N + j] = sum;
+    }
+  }
+}
+
+// Waits for the oldest stage of a ring with stages - 1 loads under way. The instruction takes an immediate.
+__device__ __forceinline__ void wait_stage(int stages) {
+  switch (stages) {
+    case 2:
+      return ptx::wait_copies<0>();
+    case 3:
+      return ptx::wait_copies<1>();
+    case 4:
+      return ptx::wait_copies<2>();
+    case 5:
+      return ptx::wait_copies<3>();
+    case 6:
+      return ptx::wait_copies<4>();
+    case 7:
+      return ptx::wait_copies<5>();
+    default:
+      return ptx::wait_copies<kMaxStages - 2>();
+  }
+}
+
+// The next chunk to load: a place in (document, token tile, chunk) order.
+struct Cursor {
+  int32_t j, t, chunk;
+};
+
+template <class Mma, class Tile, bool kWinners>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
+    maxsim_forward_mma(const __grid_constant__ ForwardArgs p) {
+  using E = typename Mma::Element;
+  extern __shared__ __align__(128) uint8_t shared[];
+  auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
+  const uint32_t q_base = ptx::smem_address(shared) + sizeof(Exchange<Tile>);
+  const uint32_t ring = q_base + (p.stream_q ? 0 : p.chunks * Tile::kRows * kChunkBytes);
+  const uint32_t stage_bytes = (Tile::kColumns + (p.stream_q ? Tile::kRows : 0)) * kChunkBytes;
+  static_assert(sizeof(Exchange<Tile>) % 128 == 0, "chunks are swizzled by address");
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
+
+  int64_t unit = p.units * blockIdx.x / gridDim.x;
+  const int64_t end_unit = p.units * (blockIdx.x + 1) / gridDim.x;
+  while (unit < end_unit) {
+    const RowTile tile = row_tile(p, unit / p.N, Tile::kRows);
+    const int32_t first_j = static_cast<int32_t>(unit % p.N);
+    const int32_t end_j = static_cast<int32_t>(min(p.N, first_j + (end_unit - unit)));
+    unit += end_j - first_j;
+
+    OwnedRows<E, Tile> own;
+    own.take(p, tile, warp_m);
+
+    const auto load_q = [&](uint32_t dst, int chunk) {
+      load_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, p.q_aligned, chunk, p.d, tile.count,
+                                                 [&](int row) { return row_offset(p, tile.first + row); });
+    };
+    Cursor next{first_j, 0, 0};
+    const auto load_stage = [&](int stage) {
+      if (next.j < end_j) {
+        const uint32_t dst = ring + stage * stage_bytes;
+        const int64_t from = document_offset(p, tile.query, next.j) + next.t * p.D.token_stride;
+        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d, p.Ld - next.t,
+                                                      [&](int row) { return from + row * p.D.token_stride; });
+        if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.chunk);
+        if (++next.chunk == p.chunks) {
+          next.chunk = 0;
+          if ((next.t += Tile::kColumns) >= p.Ld) {
+            next.t = 0;
+            ++next.j;
+          }
+        }
+      }
+      ptx::commit_copies();
+    };
+
+    __syncthreads();  // the last row tile's readers are done with shared memory
+    if (!p.stream_q) {
+      for (int chunk = 0; chunk < p.chunks; ++chunk) load_q(q_base + chunk * Tile::kRows * kChunkBytes, chunk);
+    }
+    for (int stage = 0; stage < p.stages - 1; ++stage) load_stage(stage);
+
+    int stage = 0, free_stage = p.stages - 1;
+    for (int32_t j = first_j; j < end_j; ++j) {
+      const uint8_t* mask = document_mask(p, tile.query, j);
+      float maximum[Tile::kHeld];
+      int32_t token[Tile::kHeld];
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld; ++h) {
+        maximum[h] = -INFINITY;
+        token[h] = kSentinel;
+      }
+
+      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
+        const int32_t first_token = t + warp_n * Tile::kWarpColumns;
+        // Bit c: column c of this warp's tokens counts.
+        uint64_t valid = ~uint64_t{0} >> (64 - Tile::kWarpColumns);
+        if (first_token + Tile::kWarpColumns > p.Ld) {
+          const int32_t left = p.Ld - first_token;
+          valid = left > 0 ? (uint64_t{1} << left) - 1 : 0;
+        }
+        uint32_t kept[Tile::kWarpColumns / 32];
+        if (mask != nullptr) {
+#pragma unroll
+          for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
+            const int32_t at = first_token + w * 32 + lane;
+            kept[w] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+          }
+        }
+
+        ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks];
+#pragma unroll
+        for (int i = 0; i < Tile::kRowBlocks; ++i) {
+#pragma unroll
+          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[i][n][e] = 0.0f;
+          }
+        }
+
+        float squares = 0.0f;
+        for (int chunk = 0; chunk < p.chunks; ++chunk) {
+          wait_stage(p.stages);
+          __syncthreads();  // this stage has arrived for all, and all are done with the one before
+          load_stage(free_stage);
+          const uint32_t d_chunk = ring + stage * stage_bytes;
+          const uint32_t q_chunk =
+              p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes : q_base + chunk * Tile::kRows * kChunkBytes;
+          multiply_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
+          if (p.normalize) {
+            // kThreads / kColumns neighbouring threads share a token's squares.
+            constexpr int kSharers = Tile::kThreads / Tile::kColumns;
+            const int row = threadIdx.x / kSharers, first_piece = threadIdx.x % kSharers;
+#pragma unroll
+            for (int piece = first_piece; piece < kPiecesPerChunk; piece += kSharers) {
+              union {
+                uint4 words;
+                E element[16 / sizeof(E)];
+              } data;
+              const uint32_t from = piece_address(d_chunk, row, piece);
+              asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                           : "=r"(data.words.x), "=r"(data.words.y), "=r"(data.words.z), "=r"(data.words.w)
+                           : "r"(from));
+#pragma unroll
+              for (int k = 0; k < static_cast<int>(16 / sizeof(E)); ++k) {
+                const float value = widen(data.element[k]);
+                squares = fmaf(value, value, squares);
+              }
+            }
+          }
+          free_stage = stage;
+          if (++stage == p.stages) stage = 0;
+        }
+
+        if (p.normalize) {
+          constexpr int kSharers = Tile::kThreads / Tile::kColumns;
+#pragma unroll
+          for (int partner = 1; partner < kSharers; partner *= 2) {
+            squares += __shfl_xor_sync(kFullWarp, squares, partner);
+          }
+          exchange.inverse_norm[threadIdx.x / kSharers] = inverse_norm(squares);
+          __syncthreads();
+          const float* scales = exchange.inverse_norm + warp_n * Tile::kWarpColumns + 2 * (lane % 4);
+#pragma unroll
+          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+            const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
+#pragma unroll
+            for (int i = 0; i < Tile::kRowBlocks; ++i) {
+              acc[i][n][0] *= scale.x;
+              acc[i][n][1] *= scale.y;
+              acc[i][n][2] *= scale.x;
+              acc[i][n][3] *= scale.y;
+            }
+          }
+        }
+        if (mask != nullptr) {
+          uint64_t bits = 0;
+#pragma unroll
+          for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
+            bits |= static_cast<uint64_t>(__ballot_sync(kFullWarp, kept[w] != 0)) << (32 * w);
+          }
+          valid &= bits;
+        }
+        const int32_t lane_token = first_token + 2 * (lane % 4);
+        if (valid == ~uint64_t{0} >> (64 - Tile::kWarpColumns)) {
+          fold_tile<Tile, kWinners, false>(acc, maximum, token, lane_token, valid);
+        } else {
+          fold_tile<Tile, kWinners, true>(acc, maximum, token, lane_token, valid >> (2 * (lane % 4)));
+        }
+      }
+
+      reduce_quad<Tile, kWinners>(maximum, token);
+      if constexpr (Tile::kWarpsN > 1) {
+        // Warps side by side saw other tokens of the same rows. They take turns to finish documents.
+#pragma unroll
+        for (int o = 0; o < Tile::kOwned; ++o) {
+          const int slot = own.slot(warp_m, lane, o);
+          exchange.maximum[warp_n][slot] = maximum[o];
+          if constexpr (kWinners) exchange.token[warp_n][slot] = token[o];
+        }
+        __syncthreads();
+        if (j % Tile::kWarpsN == warp_n) {
+#pragma unroll
+          for (int n = 0; n < Tile::kWarpsN; ++n) {
+#pragma unroll
+            for (int o = 0; o < Tile::kOwned; ++o) {
+              const int slot = own.slot(warp_m, lane, o);
+              keep_better<kWinners>(maximum[o], token[o], exchange.maximum[n][slot],
+                                    kWinners ? exchange.token[n][slot] : 0);
+            }
+          }
+        }
+      }
+      if (j % Tile::kWarpsN == warp_n) finish_document<E, Tile, kWinners>(p, tile, own, warp_m, j, maximum, token);
+    }
+  }
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,51 @@
+// A running maximum and the token that holds it, and the order that decides between two of them.
+#pragma once
+
+#include <cstdint>
+
+#include "../../common/problem.h"
+
+namespace late_interaction {
+
+inline constexpr unsigned kFullWarp = 0xFFFFFFFFu;
+
+// fmaxf drops NaN; PyTorch's max keeps it, and so does this (one instruction).
+__device__ __forceinline__ float max_keeping_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+// Keeps the larger maximum; on a tie the lower token. The sentinel, as unsigned, loses every tie.
+template <bool kWinners>
+__device__ __forceinline__ void keep_better(float& m, int32_t& token, float other, int32_t other_token) {
+  if constexpr (kWinners) {
+    const bool take =
+        other > m || (other == m && static_cast<uint32_t>(other_token) < static_cast<uint32_t>(token));
+    token = take ? other_token : token;
+  }
+  m = max_keeping_nan(m, other);
+}
+
+__device__ __forceinline__ void store_winner(void* winners, bool wide, int64_t at, int32_t token) {
+  if (wide) {
+    static_cast<int32_t*>(winners)[at] = token;
+  } else {
+    static_cast<uint16_t*>(winners)[at] = static_cast<uint16_t>(token);
+  }
+}
+
+__device__ __forceinline__ int32_t load_winner(const void* winners, bool wide, int64_t at) {
+  if (wide) return static_cast<const int32_t*>(winners)[at];
+  const uint16_t token = static_cast<const uint16_t*>(winners)[at];
+  return token == kNarrowSentinel ? kSentinel : static_cast<int32_t>(token);
+}
+
+template <class T>
+__device__ __forceinline__ T warp_sum(T x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
+  return x;
+}
+
+}  // namespace late_interaction

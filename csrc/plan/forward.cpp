@@ -1,0 +1,179 @@
+#include <algorithm>
+
+#include "plan.h"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int64_t kChunkBytes = 128;
+constexpr int kMaxStages = 8;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Inverse norms and the exchange between warps, as the kernel lays them out before the ring.
+int64_t exchange_bytes(const TileShape& tile) {
+  const int64_t warps_n = tile.threads / 32 / (tile.rows / tile.warp_rows);
+  return 4 * tile.columns + 8 * warps_n * tile.rows;
+}
+
+int blocks_by_registers(Tile tile) { return tile == Tile::thin ? 3 : 2; }
+
+// The pieces that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
+int64_t count_parts(const Sizes& s, int64_t rows) {
+  if (s.layout == Layout::per_query || s.Lq % rows == 0) return std::max<int64_t>(1, ceil_div(s.Lq, rows));
+  if (rows % s.Lq == 0) return 1;
+  return ceil_div(s.Lq - 1, rows) + 1;
+}
+
+// A ring as deep as the shared memory of `blocks` blocks a multiprocessor allows; 0 where not even two stages fit.
+int stages_that_fit(int64_t resident, int64_t stage, int blocks, const Device& device) {
+  const int64_t reserved = 1024;  // the system's own share of each block
+  const int64_t room = std::min<int64_t>(device.smem_per_block, device.smem_per_sm / blocks - reserved);
+  const int64_t stages = (room - resident) / stage;
+  return stages < 2 ? 0 : static_cast<int>(std::min<int64_t>(stages, kMaxStages));
+}
+
+struct Fit {
+  int stages = 0, blocks = 0;
+  bool stream_q = false;
+};
+
+// Q stays resident if three stages and two blocks a multiprocessor still fit; else it streams. One block with a
+// resident Q beats streaming only where streaming cannot have two blocks either.
+Fit fit(const TileShape& shape, Tile tile, int64_t chunks, const Device& device) {
+  const int64_t extra = exchange_bytes(shape);
+  const int64_t resident = extra + chunks * shape.rows * kChunkBytes;
+  const int64_t d_stage = shape.columns * kChunkBytes;
+  const int64_t qd_stage = (shape.columns + shape.rows) * kChunkBytes;
+  for (int blocks = blocks_by_registers(tile); blocks >= 2; --blocks) {
+    const int stages = stages_that_fit(resident, d_stage, blocks, device);
+    if (stages >= 3) return {stages, blocks, false};
+  }
+  const int streamed = stages_that_fit(extra, qd_stage, 2, device);
+  if (streamed >= 3) return {streamed, 2, true};
+  const int alone = stages_that_fit(resident, d_stage, 1, device);
+  if (alone >= 3) return {alone, 1, false};
+  return {stages_that_fit(extra, qd_stage, 1, device), 1, true};
+}
+
+int64_t count_row_tiles(const Sizes& s, int64_t rows) {
+  return s.layout == Layout::in_batch ? ceil_div(s.Nq * s.Lq, rows) : s.Nq * ceil_div(s.Lq, rows);
+}
+
+ForwardPlan plan_tile(const Sizes& s, Compute compute, Tile tile, const Device& device) {
+  const TileShape shape = tile_shape(tile, compute);
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = tile;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  const Fit f = fit(shape, tile, plan.chunks, device);
+  plan.stages = f.stages;
+  plan.stream_q = f.stream_q;
+  plan.blocks_per_sm = f.blocks;
+  const int64_t stage = (shape.columns + (f.stream_q ? shape.rows : 0)) * kChunkBytes;
+  const int64_t q = f.stream_q ? 0 : plan.chunks * shape.rows * kChunkBytes;
+  plan.smem_bytes = static_cast<int>(exchange_bytes(shape) + q + f.stages * stage);
+  plan.row_tiles = count_row_tiles(s, shape.rows);
+  plan.units = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.units, static_cast<int64_t>(f.blocks) * device.sm_count);
+  plan.parts = static_cast<int>(count_parts(s, shape.warp_rows));
+  return plan;
+}
+
+// Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
+double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
+  const TileShape shape = tile_shape(plan.tile, plan.compute);
+  const double a_unit = static_cast<double>(shape.rows) * ceil_div(s.Ld, shape.columns) * shape.columns;
+  const int64_t units_a_block = ceil_div(plan.units, std::max<int64_t>(plan.grid, 1));
+  const int64_t blocks_an_sm = ceil_div(plan.grid, device.sm_count);
+  return a_unit * units_a_block * blocks_an_sm;
+}
+
+}  // namespace
+
+Device device_of_capability(int capability, int sm_count) {
+  Device device;
+  device.capability = capability;
+  device.sm_count = sm_count;
+  const bool large = capability == 80 || capability == 87;
+  const bool hopper = capability >= 90 && capability < 120;
+  device.smem_per_sm = (hopper ? 228 : large ? 164 : 100) * 1024;
+  device.smem_per_block = device.smem_per_sm - 1024;
+  return device;
+}
+
+Compute compute_for(Dtype dtype, Precision precision) {
+  switch (dtype) {
+    case Dtype::bf16:
+      return Compute::bf16;
+    case Dtype::fp16:
+      return Compute::fp16;
+    case Dtype::fp64:
+      return Compute::fp64;
+    case Dtype::fp32:
+      break;
+  }
+  switch (precision) {
+    case Precision::high:
+      return Compute::tf32;
+    case Precision::medium:
+      return Compute::bf16;
+    case Precision::fp16:
+      return Compute::fp16;
+    case Precision::highest:
+      break;
+  }
+  return Compute::tf32x3;
+}
+
+int64_t element_bytes(Compute compute) {
+  switch (compute) {
+    case Compute::bf16:
+    case Compute::fp16:
+      return 2;
+    case Compute::tf32:
+    case Compute::tf32x3:
+      return 4;
+    case Compute::fp64:
+      break;
+  }
+  return 8;
+}
+
+TileShape tile_shape(Tile tile, Compute compute) {
+  const int split = compute == Compute::tf32x3 ? 2 : 1;
+  switch (tile) {
+    case Tile::wide:
+      return {256, 64 / split, 128, 64};
+    case Tile::mid:
+      return {128, 128 / split, 128, 64};
+    case Tile::thin:
+      return {32, 128, 128, 32};
+    case Tile::none:
+      break;
+  }
+  return {1, 1, 256, 1};
+}
+
+ForwardPlan plan_forward(const Sizes& s, Dtype dtype, Precision precision, const Device& device) {
+  const Compute compute = compute_for(dtype, precision);
+  if (compute == Compute::fp64) {
+    // One block for each (query, document): the reference path, exact and unhurried.
+    ForwardPlan plan;
+    plan.compute = compute;
+    plan.tile = Tile::none;
+    plan.units = plan.grid = s.Nq * s.N;
+    return plan;
+  }
+  const int64_t rows_together = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
+  if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
+  const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);
+  if (rows_together <= tile_shape(Tile::mid, compute).rows) return mid;
+  // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
+  const ForwardPlan wide = plan_tile(s, compute, Tile::wide, device);
+  if (wide.stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
+  return busiest_work(s, wide, device) <= busiest_work(s, mid, device) ? wide : mid;
+}
+
+}  // namespace late_interaction
