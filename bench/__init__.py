@@ -1,0 +1,1 @@
+"""Measurements of late_interaction beside its peers: `python -m bench --help`."""

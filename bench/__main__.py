@@ -1,0 +1,145 @@
+"""`python -m bench`: measure late_interaction beside its peers, in one process, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from . import cpu, first_call, plot, results, shapes
+from .impls import KEYS, load
+from .suites import WINNER_KINDS, Settings, run_suite
+from .timing import QUICK, Ceilings, Effort, measure_ceilings
+
+SUITES = ("forward", "training", "backward", "first-call")
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def _list(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    p.add_argument("--device", choices=["cuda", "cpu"], default=here)
+    p.add_argument("--suite", type=_list, default=[], help=f"some of {','.join(SUITES)} (GPU); default: all")
+    p.add_argument("--shapes", type=_list, default=[], help="names or parts of names, comma-separated")
+    p.add_argument("--impl", type=_list, default=[], help=f"some of {','.join(KEYS)}; default: all")
+    p.add_argument("--dtype", choices=list(_DTYPES), default="bf16", help="of the GPU suites")
+    p.add_argument("--quick", action="store_true", help="fewer repetitions, no first calls, no torch.compile")
+    p.add_argument(
+        "--full", action="store_true", help="tune the peers for every shape, torch.compile every shape"
+    )
+    p.add_argument("--limit", type=float, help="seconds that one implementation may compile and tune a shape")
+    p.add_argument("--out", type=Path, help="the JSON file; default: bench/results/<device>.json")
+    p.add_argument("--merge", action="store_true", help="keep what --out holds of shapes not measured now")
+    p.add_argument("--no-plot", action="store_true")
+    p.add_argument("--dry-run", action="store_true", help="the GPU suites on the CPU, in tiny shapes")
+    return p
+
+
+def _check(args: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments, in one line."""
+    for flag, given, known in (("--suite", args.suite, SUITES), ("--impl", args.impl, tuple(KEYS))):
+        if unknown := [g for g in given if g not in known]:
+            return f"{flag} {','.join(unknown)} is none of {','.join(known)}"
+    if args.device == "cuda" and not args.dry_run and not torch.cuda.is_available():
+        return "--device cuda, but PyTorch sees no GPU"
+    return None
+
+
+def _target(args: argparse.Namespace, device: torch.device) -> Path:
+    """A run of everything is the record; a filtered one goes beside it, unless told to merge."""
+    if args.out:
+        return Path(args.out)
+    name = "cpu" if device.type == "cpu" else results.slug(torch.cuda.get_device_name(device))
+    if args.dry_run:
+        name = "dry-run"
+    filtered = args.suite or args.shapes or args.impl or args.quick or args.dtype != "bf16" or args.dry_run
+    return results.DIRECTORY / f"{name}{'.partial' if filtered and not args.merge else ''}.json"
+
+
+def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> results.Results:
+    keys = args.impl or [k for k in KEYS if not (args.quick and k == "compile")]
+    suites = args.suite or [s for s in SUITES if not (args.quick and s == "first-call")]
+    implementations, missing = load(keys, device)
+    for absent in missing:
+        print(f"{absent.name} is not measured: {absent.why}")
+    effort = QUICK if args.quick or args.dry_run else Effort()
+    ceilings = measure_ceilings(effort) if device.type == "cuda" else Ceilings()
+    settings = Settings(
+        device=device, dtype=_DTYPES[args.dtype], implementations=implementations, effort=effort,
+        ceilings=ceilings, limit_s=args.limit or (240.0 if args.full else 60.0),
+        retune=args.full, compile_all=args.full,
+    )  # fmt: skip
+    tuning = "for each shape" if args.full else "once for each key of their own caches, at the first shape"
+    header = results.new_header(device, ceilings, peers_tuned=tuning, **_l2(device))
+    out = results.Results(target, header, args.merge)
+    if ceilings.cublas_tflops:
+        told = f"cuBLAS bf16 {ceilings.cublas_tflops:.0f} TFLOP/s, reads {ceilings.read_tbps:.2f} TB/s"
+        print(f"{header['gpu']}: {told}, copies {ceilings.copy_tbps:.2f} TB/s", flush=True)
+    forward = shapes.select(shapes.TINY_FORWARD if args.dry_run else shapes.FORWARD, args.shapes)
+    training = shapes.select(shapes.TINY_TRAINING if args.dry_run else shapes.TRAINING, args.shapes)
+    if "forward" in suites:
+        run_suite(settings, out, "forward", forward, "fwd")
+    if "training" in suites:
+        run_suite(settings, out, "training", training, "fwd+bwd", WINNER_KINDS)
+    if "backward" in suites:
+        run_suite(settings, out, "backward", training, "bwd", WINNER_KINDS)
+    if "first-call" in suites:
+        present = [k for k in keys if any(isinstance(i, KEYS[k]) for i in implementations)]
+        first_call.run(settings, out, present, tiny=args.dry_run)
+    return out
+
+
+def _l2(device: torch.device) -> dict[str, object]:
+    if device.type != "cuda":
+        return {}
+    return {"l2_mib": torch.cuda.get_device_properties(device).L2_cache_size / 2**20}
+
+
+def _run_cpu(args: argparse.Namespace, target: Path) -> results.Results:
+    out = results.Results(target, results.new_header(torch.device("cpu"), Ceilings()), args.merge)
+    cpu.run(
+        out, shapes.select(shapes.CPU, args.shapes), shapes.select(shapes.CPU_TRAINING, args.shapes),
+        rounds=3 if args.quick else 15, log=lambda line: print(line, flush=True),
+    )  # fmt: skip
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    if problem := _check(args):
+        print(problem, file=sys.stderr)
+        return 2
+    start = time.perf_counter()
+    device = torch.device("cpu" if args.dry_run else args.device)
+    torch.manual_seed(0)
+    target = _target(args, device)
+    if device.type == "cuda" or args.dry_run:
+        out = _run_gpu(args, device, target)
+        key = "gpu_us" if device.type == "cuda" else "wall_us"
+    else:
+        out, key = _run_cpu(args, target), "wall_us"
+    measured = [r for r in out.rows if r["suite"] != "first-call"]
+    if measured:
+        print("\n" + results.summary(measured, key))
+    if device.type == "cuda" and not args.no_plot:
+        image = target.parent / ("roofline.png" if ".partial" not in target.name else "roofline.partial.png")
+        problem = plot.roofline(results.read(target), image)
+        print(problem or f"drew {image}")
+    errors = [r for r in out.rows if r.get("error")]
+    for row in errors:
+        where = " ".join(str(row[k]) for k in ("suite", "shape", "impl", "backward") if row[k])
+        print(f"error: {where}: {row['error'][:160]}")
+    print(f"{len(out.rows)} rows in {target}, {time.perf_counter() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The CPU suite. Implementations take turns, call by call, so that a neighbour's load hits all alike:
+a CPU figure is a ratio within one run."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .impls import EINSUM, OURS, einsum_maxsim
+from .inputs import Inputs, draw
+from .parity import reference, relative_error, tolerance
+from .results import Results, Row, new_row, number
+from .shapes import Shape
+
+MAXSIM_CPU = "maxsim-cpu"
+GEMM = "torch GEMM"
+
+Call = Callable[[], object]
+
+
+def _ours(shape: Shape, x: Inputs) -> Call:
+    lib = importlib.import_module("late_interaction")
+    return lambda: lib.maxsim(x.Q, x.D)
+
+
+def _einsum(shape: Shape, x: Inputs) -> Call:
+    return lambda: einsum_maxsim(x.Q, x.D, shape.layout)
+
+
+def _maxsim_cpu(shape: Shape, x: Inputs) -> Call:
+    """One fp32 query at a time is all its API takes."""
+    lib = importlib.import_module("maxsim_cpu")
+    query, docs = x.Q[0].numpy(), x.D.numpy()
+    return lambda: torch.from_numpy(lib.maxsim_scores(query, docs))
+
+
+def _gemm(shape: Shape, x: Inputs) -> Call:
+    """The products alone, without the max: what the matrix units give through PyTorch."""
+    rows, docs = x.Q.view(-1, shape.d), x.D.view(-1, shape.d).T
+    out = torch.empty(rows.shape[0], docs.shape[1], dtype=x.Q.dtype)
+    return lambda: torch.mm(rows, docs, out=out)
+
+
+def _contestants(shape: Shape, x: Inputs) -> dict[str, Callable[[Shape, Inputs], Call]]:
+    all_: dict[str, Callable[[Shape, Inputs], Call]] = {OURS: _ours}
+    if x.Q.dtype == torch.float32 and shape.Nq == 1:
+        all_[MAXSIM_CPU] = _maxsim_cpu
+    return {**all_, EINSUM: _einsum, GEMM: _gemm}
+
+
+def take_turns(calls: dict[str, Call], rounds: int) -> dict[str, float]:
+    """Median seconds of each call; every round runs each of them once."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if i:  # the first round warms up
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def run_forward(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
+    x = draw(shape, torch.device("cpu"), dtype)
+    scores = reference(shape, x.Q, x.D, None).scores
+    rows: dict[str, Row] = {}
+    calls: dict[str, Call] = {}
+    for name, prepare in _contestants(shape, x).items():
+        row = rows[name] = new_row("cpu", shape, "fwd", dtype, name, gflops=None)
+        try:
+            call = prepare(shape, x)
+            if name != GEMM:
+                out = call()
+                assert isinstance(out, torch.Tensor)
+                row["rel_err"] = relative_error(out, scores)
+                if row["rel_err"] > tolerance(False, name == EINSUM):
+                    row["error"] = f"parity: relative error {row['rel_err']:.2g}"
+            calls[name] = call  # a wrong one is timed too, its row says that it is wrong
+        except ImportError:
+            row["skipped"] = "not installed"
+        except Exception as error:  # recorded in the row
+            row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+    return _fill(rows, take_turns(calls, rounds), shape.flops)
+
+
+def run_step(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
+    """Forward and both gradients."""
+    x = draw(shape, torch.device("cpu"), dtype)
+    ref = reference(shape, x.Q, x.D, x.grad_scores)
+    assert ref.gradients is not None
+    x.require_grad()
+    rows: dict[str, Row] = {}
+    calls: dict[str, Call] = {}
+    for name, prepare in {OURS: _ours, EINSUM: _einsum}.items():
+        row = rows[name] = new_row("cpu", shape, "fwd+bwd", dtype, name, winners="uniform", gflops=None)
+        try:
+            score = prepare(shape, x)
+
+            def step(score: Call = score) -> tuple[torch.Tensor, ...]:
+                scores = score()
+                assert isinstance(scores, torch.Tensor)
+                return torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores)
+
+            row["rel_err"] = max(map(relative_error, step(), ref.gradients))
+            if row["rel_err"] > tolerance(True, name == EINSUM):
+                row["error"] = f"parity: relative error {row['rel_err']:.2g}"
+            calls[name] = step
+        except Exception as error:  # recorded in the row
+            row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+    return _fill(rows, take_turns(calls, rounds), shape.flops)
+
+
+def _fill(rows: dict[str, Row], seconds: dict[str, float], flops: int) -> list[Row]:
+    for name, s in seconds.items():
+        rows[name]["wall_us"] = 1e6 * s
+        rows[name]["gflops"] = flops / s * 1e-9
+    return list(rows.values())
+
+
+def line(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    parts = []
+    for row in rows:
+        told = f"{number(row['gflops'])} GFLOP/s" if row["gflops"] else "not measured"
+        problem = row.get("error") or row.get("skipped")
+        parts.append(f"{row['impl']} {told}" + (f" ({problem[:60]})" if problem else ""))
+    return f"cpu {first['shape']} {first['op']} {first['dtype']}: " + " | ".join(parts)
+
+
+def run(
+    results: Results, forward: Sequence[Shape], training: Sequence[Shape], rounds: int,
+    log: Callable[[str], None],
+) -> None:  # fmt: skip
+    for dtype in (torch.float32, torch.bfloat16):
+        for shapes, measure in ((forward, run_forward), (training, run_step)):
+            for shape in shapes:
+                rows = measure(shape, dtype, rounds)
+                results.add(rows)
+                log(line(rows))

@@ -1,0 +1,99 @@
+"""The fp64 reference that every implementation is compared with before it is timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .shapes import IN_BATCH, Shape
+
+_CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time
+
+
+@dataclass
+class Reference:
+    """fp64 scores and, if asked for, (grad_Q, grad_D)."""
+
+    scores: torch.Tensor
+    gradients: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def _candidates(shape: Shape, D: torch.Tensor) -> torch.Tensor:
+    """D as [Nq, K, Ld, d]; pairs are K = 1."""
+    return D.view(shape.Nq, shape.Nd, shape.Ld, shape.d)
+
+
+@torch.no_grad()
+def reference_scores(shape: Shape, Q: torch.Tensor, D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents or queries at a time."""
+    Nq, Nd, Lq, Ld, d = shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d
+    scores = torch.empty(Nq, Nd, dtype=torch.float64, device=Q.device)
+    winners = torch.empty(Nq, Nd, Lq, dtype=torch.int64, device=Q.device)
+    if shape.layout == IN_BATCH:
+        rows = Q.reshape(Nq * Lq, d).double()
+        step = max(1, _CHUNK_ELEMENTS // (Nq * Lq * Ld))
+        for j in range(0, Nd, step):
+            docs = D[j : j + step].reshape(-1, d).double()
+            best = (rows @ docs.T).view(Nq, Lq, -1, Ld).max(-1)
+            scores[:, j : j + step] = best.values.sum(1)
+            winners[:, j : j + step] = best.indices.transpose(1, 2)
+    else:
+        D = _candidates(shape, D)
+        step = max(1, _CHUNK_ELEMENTS // (Nd * Ld * max(Lq, d)))
+        for i in range(0, Nq, step):
+            docs = D[i : i + step].double().flatten(1, 2)
+            sims = torch.bmm(Q[i : i + step].double(), docs.transpose(1, 2))
+            best = sims.view(-1, Lq, Nd, Ld).max(-1)
+            scores[i : i + step] = best.values.sum(1)
+            winners[i : i + step] = best.indices.transpose(1, 2)
+    return scores, winners
+
+
+@torch.no_grad()
+def reference_gradients(
+    shape: Shape, Q: torch.Tensor, D: torch.Tensor, grad_scores: torch.Tensor, winners: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp64 gradients of the scores, given who won."""
+    Nq, Nd, Lq, Ld, d = shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d
+    grads = grad_scores.double().view(Nq, Nd)
+    q = Q.double()
+    docs = D.reshape(-1, d)
+    grad_Q = torch.zeros(Nq, Lq, d, dtype=torch.float64, device=Q.device)
+    grad_D = torch.zeros(docs.shape, dtype=torch.float64, device=Q.device)
+    i = torch.arange(Nq, device=Q.device)
+    first_row = torch.arange(shape.documents, device=Q.device) * Ld
+    for j in range(Nd):
+        document = first_row[j].expand(Nq) if shape.layout == IN_BATCH else first_row[i * Nd + j]
+        rows = (document[:, None] + winners[:, j].long()).view(-1)  # [Nq * Lq] rows of D
+        weight = grads[:, j, None, None]
+        grad_Q += weight * docs[rows].double().view(Nq, Lq, d)
+        grad_D.index_add_(0, rows, (weight * q).view(-1, d))
+    return grad_Q, grad_D.view(D.shape)
+
+
+def reference(shape: Shape, Q: torch.Tensor, D: torch.Tensor, grad_scores: torch.Tensor | None) -> Reference:
+    """Everything there is to compare with."""
+    Q, D = Q.detach(), D.detach()
+    scores, winners = reference_scores(shape, Q, D)
+    if grad_scores is None:
+        return Reference(scores)
+    return Reference(scores, reference_gradients(shape, Q, D, grad_scores, winners))
+
+
+def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
+    """||out - ref|| / ||ref||; NaN and a wrong element count read as infinite."""
+    if out.numel() != ref.numel():
+        return float("inf")
+    error = (out.detach().double().reshape(ref.shape) - ref).norm() / ref.norm()
+    value = float(error)
+    return value if value == value else float("inf")
+
+
+def tolerance(gradients: bool, rounds_similarities: bool) -> float:
+    """What an implementation may be off by: bf16 keeps 8 bits, so a rounded gradient is off by 2e-3.
+
+    One that rounds the similarities themselves, as an einsum in bf16 does, moves some winners: its
+    gradients go to other tokens. That error is recorded, and only a gross one is refused.
+    """
+    return 0.6 if gradients and rounds_similarities else 1e-2

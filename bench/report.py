@@ -1,0 +1,211 @@
+"""Fills README.md, between its two bench markers, from the recorded runs: `python -m bench.report`.
+
+Nothing in that part is typed by hand. `--check` fails when the README and the recorded runs differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
+from .results import DIRECTORY, ROOT, Row, best, groups, number, read, split
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+PLOT = "roofline.png"
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
+    rule = [":--" if i < left else "--:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *body])
+
+
+def _us(row: Row | None) -> str:
+    """GPU / wall microseconds."""
+    if row is None:
+        return "-"
+    return f"{number(row['gpu_us'])} / {number(row['wall_us'])}"
+
+
+def _size(row: Row) -> str:
+    shape = f"{row['Nq']} x {row['Nd']}, {row['Lq']}, {row['Ld']}"
+    shape += {"kd": " (KD)", "pairs": " (pairs)"}.get(row["layout"], "")
+    return shape + (f", d={row['d']}" if row["d"] != 128 else "")
+
+
+def _of(group: Sequence[Row], *impls: str) -> Row | None:
+    return best([r for r in group if r["impl"] in impls])
+
+
+def _speedup(ours: Row | None, peer: Row | None) -> str:
+    return f"{peer['gpu_us'] / ours['gpu_us']:.2f}x" if ours and peer else "-"
+
+
+def forward_table(rows: Sequence[Row]) -> str:
+    body = []
+    for group in groups(r for r in rows if r["suite"] == "forward").values():
+        ours = _of(group, OURS)
+        if ours is None:
+            continue
+        body.append([
+            f"{ours['shape']}", _size(ours), number(ours["floor_us"]), _us(ours), _us(_of(group, LIK)),
+            _us(_of(group, FLASH)), _us(_of(group, EINSUM, COMPILED)), _speedup(ours, _of(group, LIK, FLASH)),
+        ])  # fmt: skip
+    head = ["shape", "Nq x Nd, Lq, Ld", "floor", OURS, LIK, FLASH, "PyTorch", "over best peer"]
+    return _table(head, body, left=2) if body else ""
+
+
+def training_table(rows: Sequence[Row]) -> str:
+    steps = groups(r for r in rows if r["suite"] == "training")
+    skewed = {g[0]["shape"]: _of(g, OURS) for g in steps.values() if g[0]["winners"] == "skewed"}
+    body = []
+    for group in steps.values():
+        ours = _of(group, OURS)
+        if ours is None or ours["winners"] != "uniform":
+            continue
+        hot = skewed.get(ours["shape"])
+        body.append([
+            f"{ours['shape']}", _size(ours), number(ours["floor_us"]), _us(ours),
+            number(hot and hot["gpu_us"]), _us(_of(group, LIK)), _us(_of(group, FLASH)),
+            _us(_of(group, EINSUM, COMPILED)), _speedup(ours, _of(group, LIK, FLASH)),
+        ])  # fmt: skip
+    size = "Nq x Nd (or K), Lq, Ld"
+    head = ["shape", size, "floor", OURS, "skewed", LIK, FLASH, "PyTorch", "over best peer"]
+    return _table(head, body, left=2) if body else ""
+
+
+def memory_table(rows: Sequence[Row]) -> str:
+    body = []
+    for group in groups(r for r in rows if r["suite"] == "training" and r["winners"] == "uniform").values():
+
+        def mib(impl: str, backward: str | None = None, group: Sequence[Row] = group) -> str:
+            row = best([r for r in group if r["impl"] == impl and r["backward"] == backward], "peak_mib")
+            return number(row and row["peak_mib"])
+
+        figures = [mib(OURS, "lowmem"), mib(OURS, "unified"), mib(LIK, "lowmem"), mib(LIK, "unified")]
+        body.append([f"{group[0]['shape']}", *figures, mib(FLASH), mib(EINSUM)])
+    head = ["shape", "ours lowmem", "ours unified", "LIK lowmem", "LIK unified", FLASH, EINSUM]
+    return _table(head, body) if body else ""
+
+
+def first_call_table(rows: Sequence[Row]) -> str:
+    body = []
+    wanted = [r for r in rows if r["suite"] == "first-call" and r["wall_us"] is not None]
+    for row in wanted:
+        cache = f" ({row['jit_cache']} kernel cache)" if row.get("jit_cache") else ""
+        what = "forward" if row["op"] == "fwd" else "training step"
+        body.append([f"{row['impl']}{cache}", what, f"{row['wall_us'] * 1e-3:,.0f}"])
+    return _table(["first call in a fresh process", "", "ms"], body, left=2) if body else ""
+
+
+def cpu_table(rows: Sequence[Row]) -> str:
+    names = [OURS, "maxsim-cpu", EINSUM, "torch GEMM"]
+    body = []
+    for group in groups(r for r in rows if r["suite"] == "cpu").values():
+        first = group[0]
+        what = "forward" if first["op"] == "fwd" else "training step"
+        cells = []
+        for name in names:
+            row = best([r for r in group if r["impl"] == name], "wall_us")
+            wrong = row is not None and "parity" in (row.get("error") or "")
+            cells.append(number(row and row["gflops"]) + (" (wrong)" if wrong else ""))
+        body.append([f"{_size(first)}, {first['dtype']}, {what}", *cells])
+    head = ["Nq x Nd, Lq, Ld", *names[:-1], "the GEMM alone"]
+    return _table(head, body) if body else ""
+
+
+def _stamp(headers: Sequence[Row]) -> str:
+    """What the figures were measured with."""
+    out = []
+    for h in headers:
+        device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"
+        packages = ", ".join(f"{k} {v}" for k, v in h["versions"].items())
+        ceilings = ""
+        if h.get("cublas_tflops"):
+            ceilings = (
+                f" In the same run: cuBLAS bf16 8192^3 {h['cublas_tflops']:.0f} TFLOP/s, "
+                f"reads {h['read_tbps']:.2f} TB/s, copies {h['copy_tbps']:.2f} TB/s."
+            )
+        when = f"commit {h['commit']}; `{h['command']}`, {h['run'][:10]}"
+        out.append(f"{device}; {packages}; {when}.{ceilings}")
+    return "\n\n".join(out)
+
+
+def _section(title: str, note: str, table: str) -> list[str]:
+    return [f"**{title}** {note}", table] if table else []
+
+
+def _gpu_report(rows: Sequence[Row]) -> list[str]:
+    headers, rows = split(rows)
+    parts = _section(
+        "Forward, no gradient.",
+        "Microseconds, GPU time / wall time (call + synchronize). `floor` is the larger of FLOPs over "
+        "790 TFLOP/s and bytes over 4.3 TB/s (on an H200; elsewhere over the ceilings of the run).",
+        forward_table(rows),
+    )
+    parts += _section(
+        "Forward and both gradients.",
+        "The fastest gradient strategy of each library. `skewed`: our GPU time when a few document tokens "
+        "win most (winner index Ld x u^4).",
+        training_table(rows),
+    )
+    parts += _section("Peak memory of that step,", "MiB above the inputs.", memory_table(rows))
+    parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
+    return [*parts, _stamp(headers)] if parts else []
+
+
+def build(directory: Path = DIRECTORY) -> str:
+    """The Markdown between the markers."""
+    parts: list[str] = []
+    if (directory / PLOT).exists():
+        parts.append(f"![Roofline of the MaxSim forward](bench/results/{PLOT})")
+    for path in sorted(directory.glob("*.json")):
+        if path.name.endswith(".partial.json"):
+            continue
+        rows = read(path)
+        if path.stem == "cpu":
+            headers, measured = split(rows)
+            table = cpu_table(measured)
+            note = "GFLOP/s; implementations take turns, so read each row as ratios."
+            parts += [*_section("CPU,", note, table), _stamp(headers)] if table else []
+        else:
+            parts += _gpu_report(rows)
+    if not parts:
+        parts = ["No run is recorded yet: `make bench` on a GPU writes bench/results."]
+    return "\n\n".join(parts)
+
+
+def fill(text: str, generated: str) -> str:
+    """`text` with what lies between the markers replaced."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"the README needs one {BEGIN} and, after it, one {END}")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{generated}\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--results", type=Path, default=DIRECTORY)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if it would change")
+    args = parser.parse_args(arguments)
+    try:
+        text = args.readme.read_text()
+        new = fill(text, build(args.results))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if args.check:
+        if new != text:
+            print(f"{args.readme} does not match {args.results}: run python -m bench.report", file=sys.stderr)
+            return 1
+        return 0
+    args.readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What is measured: the named shapes, and the least time each one could take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+IN_BATCH = "in-batch"  # D [Nd, Ld, d]: every query meets every document
+KD = "kd"  # D [Nq, K, Ld, d]: each query meets its own K documents; Nd holds K
+PAIRS = "pairs"  # D [Nq, Ld, d]: query i meets document i; Nd is 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One problem size. Nd is the number of documents that each query meets (K for kd, 1 for pairs)."""
+
+    name: str
+    Nq: int
+    Nd: int
+    Lq: int
+    Ld: int
+    d: int = 128
+    layout: str = IN_BATCH
+    compiled: bool = False  # torch.compile costs seconds a shape: the default run takes it on these alone
+
+    @property
+    def documents(self) -> int:
+        """Distinct documents in D."""
+        return self.Nd if self.layout == IN_BATCH else self.Nq * self.Nd
+
+    @property
+    def q_shape(self) -> tuple[int, ...]:
+        return (self.Nq, self.Lq, self.d)
+
+    @property
+    def d_shape(self) -> tuple[int, ...]:
+        if self.layout == KD:
+            return (self.Nq, self.Nd, self.Ld, self.d)
+        return (self.documents, self.Ld, self.d)
+
+    @property
+    def scores_shape(self) -> tuple[int, ...]:
+        return (self.Nq,) if self.layout == PAIRS else (self.Nq, self.Nd)
+
+    @property
+    def winners_shape(self) -> tuple[int, int, int]:
+        return (self.Nq, self.Nd, self.Lq)
+
+    @property
+    def similarities(self) -> int:
+        """Elements of the similarity tensor that PyTorch would build."""
+        return self.Nq * self.Nd * self.Lq * self.Ld
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds of the similarities, counted as two operations each."""
+        return 2 * self.similarities * self.d
+
+    def input_bytes(self, itemsize: int) -> int:
+        return (self.Nq * self.Lq + self.documents * self.Ld) * self.d * itemsize
+
+    def bytes_moved(self, op: str, itemsize: int) -> int:
+        """The fewest bytes of device memory: every input read once, every output written once."""
+        tokens = self.input_bytes(itemsize)
+        scores = 4 * self.Nq * self.Nd
+        if op == "fwd":
+            return tokens + scores
+        if op == "fwd+bwd":  # scores out, grad_scores in, both gradients out
+            return 2 * tokens + 2 * scores
+        # Backward alone reads each winning row of D once at most, and the winners in 2 bytes.
+        winners = self.Nq * self.Nd * self.Lq
+        rows_read = min(winners, self.documents * self.Ld)
+        read = (self.Nq * self.Lq + rows_read) * self.d * itemsize + 2 * winners + scores
+        return read + tokens
+
+    def arithmetic(self, op: str) -> int:
+        """Operations that no implementation avoids. A backward only touches winners."""
+        backward = 4 * self.Nq * self.Nd * self.Lq * self.d
+        return {"fwd": self.flops, "fwd+bwd": self.flops + backward, "bwd": backward}[op]
+
+    def floor_us(self, op: str, itemsize: int, flops_per_s: float, bytes_per_s: float) -> float:
+        """The larger of the two times that the hardware needs."""
+        compute = self.arithmetic(op) / flops_per_s
+        memory = self.bytes_moved(op, itemsize) / bytes_per_s
+        return 1e6 * max(compute, memory)
+
+
+FORWARD = (
+    Shape("text-short", 1, 1000, 32, 300, compiled=True),
+    Shape("text-long", 1, 1000, 32, 1024),
+    Shape("colpali-rerank", 1, 1000, 128, 1024),
+    Shape("corpus-10k", 1, 10000, 32, 300),
+    Shape("very-long", 1, 500, 32, 4096),
+    Shape("rerank-lq1024", 1, 1000, 1024, 1024),
+    Shape("train-32", 32, 32, 32, 300),
+    Shape("train-128", 128, 128, 32, 300, compiled=True),
+    Shape("train-256", 256, 256, 32, 300),
+    Shape("colpali-128", 128, 128, 32, 1030),
+    Shape("colpali-lq128", 128, 128, 128, 1024, compiled=True),
+    Shape("longq-64", 64, 64, 1030, 1030),
+    Shape("edge-d48", 1, 4000, 32, 2048, d=48),
+    Shape("edge-d64", 1, 10000, 32, 300, d=64),
+    Shape("large-d512", 1, 1000, 32, 300, d=512),
+    Shape("d768", 64, 64, 32, 300, d=768),
+)
+
+TRAINING = (
+    Shape("train-32", 32, 32, 32, 300, compiled=True),
+    Shape("pylate-256", 256, 256, 32, 300, compiled=True),
+    Shape("pylate-512", 512, 512, 32, 300),
+    Shape("colpali-128", 128, 128, 32, 1030),
+    Shape("colpali-lq128", 128, 128, 128, 1024),
+    Shape("longq-64", 64, 64, 1030, 1030),
+    Shape("kd-128x8", 128, 8, 32, 1030, layout=KD, compiled=True),
+    Shape("kd-256x16", 256, 16, 32, 1030, layout=KD),
+    Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
+)
+
+CPU = (
+    Shape("cpu-text", 1, 1000, 32, 300),
+    Shape("cpu-long", 1, 200, 32, 1024),
+    Shape("cpu-lq128", 1, 200, 128, 1024),
+)
+
+CPU_TRAINING = (Shape("cpu-train", 32, 32, 32, 300),)
+
+# The same code paths in milliseconds, for a check of the harness itself.
+TINY_FORWARD = (Shape("tiny-rerank", 1, 6, 5, 7, d=16, compiled=True), Shape("tiny-batch", 3, 4, 5, 7, d=16))
+TINY_TRAINING = (
+    Shape("tiny-batch", 3, 4, 5, 7, d=16),
+    Shape("tiny-kd", 3, 2, 5, 7, d=16, layout=KD),
+    Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
+)
+
+
+def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:
+    """The shapes whose name holds one of `names`; all of them when there are none."""
+    wanted = list(names)
+    return [s for s in shapes if not wanted or any(w in s.name for w in wanted)]
+
+
+def itemsize(dtype: torch.dtype) -> int:
+    return torch.empty((), dtype=dtype).element_size()

@@ -1,0 +1,200 @@
+"""GPU time, wall time and peak memory of a call."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+
+_cuda: Any = torch.cuda  # its stream and event classes carry no types
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. Times are per implementation and shape."""
+
+    gpu_ms: float = 80.0  # GPU time spent replaying
+    min_replays: int = 10
+    max_replays: int = 60
+    wall_ms: float = 60.0
+    min_walls: int = 10
+    max_walls: int = 100
+
+
+QUICK = Effort(gpu_ms=15, min_replays=5, max_replays=15, wall_ms=15, min_walls=5, max_walls=25)
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    us: float
+    spread: float  # interquartile range over the median
+    method: str  # "graph" or "events"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """(median, interquartile range / median)."""
+    median = statistics.median(values)
+    if len(values) < 4:
+        return median, 0.0
+    q1, _, q3 = statistics.quantiles(values, n=4)
+    return median, (q3 - q1) / median
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the body: an autotune that outlasts its share costs one row, not the run."""
+
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
+        yield
+        return
+
+    def expire(signum: int, frame: object) -> None:
+        raise TimeoutError(f"no result within {seconds:.0f} s")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time_events(runs: Sequence[Call]) -> list[float]:
+    """Milliseconds of each run. The runs are queued back to back, so the GPU never waits for the host
+    as long as enqueueing one takes less time than running one."""
+    events = [_cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
+    events[0].record()
+    for run, event in zip(runs, events[1:], strict=True):
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in pairwise(events)]
+
+
+def _capture(calls: Sequence[Call], count: int) -> torch.cuda.CUDAGraph:
+    """One graph of `count` calls, rotating among `calls` (one per input set)."""
+    side = _cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls[:3]:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(count):
+            calls[i % len(calls)]()
+    return graph
+
+
+def gpu_time(calls: Sequence[Call], effort: Effort) -> GpuTime:
+    """Median GPU time of one call over CUDA-graph replays, or over an event loop where capture fails.
+
+    `calls` run the same thing on different inputs; a graph holds all of them, so inputs that would
+    fit the L2 cache are cold each time.
+    """
+    for call in calls:  # also loads every kernel, which cannot happen inside a capture
+        call()
+    torch.cuda.synchronize()
+    estimate = statistics.median(_time_events([calls[i % len(calls)] for i in range(5)]))
+    if estimate < 1.0 or len(calls) > 1:
+        # At least 2 ms of work in a graph hides its launch; each input set once at least.
+        count = len(calls) * max(1, round(min(64.0, 2.0 / max(estimate, 1e-3)) / len(calls)))
+    else:
+        count = 1
+    try:
+        graph = _capture(calls, count)
+    except Exception:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return _event_loop(calls, estimate, effort)
+    graph.replay()
+    torch.cuda.synchronize()
+    once = max(_time_events([graph.replay])[0], 1e-3)
+    replays = int(min(effort.max_replays, max(effort.min_replays, effort.gpu_ms / once)))
+    median, spread = quartiles(_time_events([graph.replay] * replays))
+    del graph
+    return GpuTime(1e3 * median / count, spread, "graph")
+
+
+def _event_loop(calls: Sequence[Call], estimate_ms: float, effort: Effort) -> GpuTime:
+    count = int(min(20 * effort.max_replays, max(effort.min_replays, effort.gpu_ms / max(estimate_ms, 1e-3))))
+    median, spread = quartiles(_time_events([calls[i % len(calls)] for i in range(count)]))
+    return GpuTime(1e3 * median, spread, "events")
+
+
+def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> float:
+    """Median microseconds of call + synchronize, as a user's clock sees it."""
+    times: list[float] = []
+    gc.collect()
+    gc.disable()
+    try:
+        _sync(device)
+        end = time.perf_counter() + effort.wall_ms * 1e-3
+        while len(times) < effort.min_walls or (len(times) < effort.max_walls and time.perf_counter() < end):
+            call = calls[len(times) % len(calls)]
+            start = time.perf_counter()
+            call()
+            _sync(device)
+            times.append(time.perf_counter() - start)
+    finally:
+        gc.enable()
+    return 1e6 * statistics.median(times)
+
+
+def peak_mib(call: Call, device: torch.device) -> float | None:
+    """MiB that one call allocates at its peak above what was there before: outputs included."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del result
+    return peak / 2**20
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device does at best, measured in the same run. None: not measured (CPU)."""
+
+    cublas_tflops: float | None = None
+    read_tbps: float | None = None
+    copy_tbps: float | None = None
+
+
+def measure_ceilings(effort: Effort, n: int = 8192, gib: float = 4.0) -> Ceilings:
+    """cuBLAS on a bf16 n^3 product, a large reduction (bytes read) and a large copy (read + written)."""
+    device = torch.device("cuda")
+    a = torch.randn(n, n, device=device, dtype=torch.bfloat16)
+    b = torch.randn(n, n, device=device, dtype=torch.bfloat16)
+    c = torch.empty_like(a)
+    gemm = gpu_time([lambda: torch.mm(a, b, out=c)], effort).us
+    source = torch.randn(int(gib * 2**28), device=device)
+    target = torch.empty_like(source)
+    copy = gpu_time([lambda: target.copy_(source)], effort).us
+    size = source.numel() * source.element_size()
+    matrix = source.view(-1, 1 << 16)
+    read = min(gpu_time([call], effort).us for call in (source.sum, matrix.amax, lambda: matrix.sum(1)))
+    return Ceilings(
+        cublas_tflops=2 * n**3 / gemm * 1e-6, read_tbps=size / read * 1e-6, copy_tbps=2 * size / copy * 1e-6
+    )
