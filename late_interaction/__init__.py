@@ -1,0 +1,29 @@
+"""MaxSim, the scoring of late-interaction models, and its gradients, as compiled PyTorch operators.
+
+``score[i, j] = sum_s max_t <Q[i, s], D[j, t]>``, without the ``[Nq, Nd, Lq, Ld]`` similarity tensor::
+
+    import late_interaction as li
+
+    scores = li.maxsim(Q, D, q_mask, d_mask)          # [Nq, Nd], differentiable
+    top, documents = li.retrieve(Q, D, top_k=10)      # chunked, bounded memory
+
+The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_interaction.ops`).
+"""
+
+from late_interaction import ops, reference
+from late_interaction._version import __version__
+from late_interaction.autograd import maxsim, maxsim_pairs, maxsim_with_winners
+from late_interaction.plan import explain_plan
+from late_interaction.retrieve import MaxSimScorer, retrieve
+
+__all__ = [
+    "MaxSimScorer",
+    "__version__",
+    "explain_plan",
+    "maxsim",
+    "maxsim_pairs",
+    "maxsim_with_winners",
+    "ops",
+    "reference",
+    "retrieve",
+]

@@ -1,0 +1,168 @@
+"""What every public function asks of its arguments, before any operator runs.
+
+TypeError: an argument of the wrong kind or dtype. ValueError: a shape, device or value that does not fit.
+The message names the argument, what came, and what is wanted.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+BACKWARDS = ("auto", "unified", "lowmem")
+PRECISIONS = ("highest", "high", "medium")
+
+
+def _bad_tokens(name: str, x: Any) -> NoReturn:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else str(x.layout)
+        raise TypeError(f"{name} must be a dense (strided) tensor, got a {kind} one")
+    raise TypeError(f"{name} must be bfloat16, float16, float32 or float64, got {x.dtype}")
+
+
+def embeddings(name: str, x: Tensor) -> None:
+    """A dense floating-point tensor of a dtype that the kernels know."""
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.layout != torch.strided or x.is_nested:
+        _bad_tokens(name, x)
+
+
+def autocasting(x: Tensor) -> bool:
+    return torch.is_autocast_enabled(x.device.type)
+
+
+def together(Q: Tensor, D: Tensor) -> None:
+    """Q and D of one dtype (autocast aside), one device and one d."""
+    if Q.device != D.device:
+        raise ValueError(f"Q and D must be on the same device, got {Q.device} and {D.device}")
+    alike(Q, D)
+
+
+def alike(Q: Tensor, D: Tensor) -> None:
+    """Q and D of one dtype (autocast aside) and one d."""
+    if Q.dtype != D.dtype and not (autocasting(Q) and torch.float64 not in (Q.dtype, D.dtype)):
+        raise TypeError(f"Q and D must share a dtype, got {Q.dtype} and {D.dtype}")
+    if Q.shape[-1] != D.shape[-1]:
+        raise ValueError(
+            f"Q and D must share the embedding dim d (their last), got {_shape(Q)} and {_shape(D)}"
+        )
+    if Q.shape[-1] == 0:
+        raise ValueError(f"Q and D need an embedding dim d of at least 1, got {_shape(Q)} and {_shape(D)}")
+
+
+def mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) -> Tensor | None:
+    """A bool mask of the tokens' shape without d. Integers count as bool; a 1-D mask fits a batch of one."""
+    if m is None:
+        return None
+    if not isinstance(m, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor or None, got {type(m).__name__}")
+    if m.dtype not in MASK_DTYPES or m.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense bool (or integer) tensor, got {m.dtype}, {m.layout}")
+    if m.device != tokens.device:
+        raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {m.device}")
+    fitted = m.unsqueeze(0) if m.dim() == 1 else m
+    if fitted.shape != tokens.shape[:-1]:
+        raise ValueError(
+            f"{name} must have the shape of {tokens_name} without d, {list(tokens.shape[:-1])},"
+            f" got {_shape(m)}"
+        )
+    return fitted if fitted.dtype == torch.bool else fitted != 0
+
+
+def batched(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Everything a call of maxsim must satisfy. 2-D Q or D come back with a leading dim of 1."""
+    embeddings("Q", Q)
+    embeddings("D", D)
+    q_rank, d_rank = Q.dim(), D.dim()
+    if q_rank != 3 and q_rank != 2:
+        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {_shape(Q)}")
+    if d_rank != 3 and d_rank != 2 and d_rank != 4:
+        raise ValueError(f"D must be [Nd, Ld, d], [Ld, d] or [Nq, K, Ld, d], got {_shape(D)}")
+    together(Q, D)
+    if d_rank == 4 and (q_rank != 3 or Q.shape[0] != D.shape[0]):
+        raise ValueError(
+            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q [Nq, Lq, d] of the same Nq,"
+            f" got Q {_shape(Q)} and D {_shape(D)}"
+        )
+    if q_rank == 2:
+        Q = Q.unsqueeze(0)
+    if d_rank == 2:
+        D = D.unsqueeze(0)
+    if q_mask is not None:
+        q_mask = mask("q_mask", q_mask, "Q", Q)
+    if d_mask is not None:
+        d_mask = mask("d_mask", d_mask, "D", D)
+    return Q, D, q_mask, d_mask
+
+
+def pairs(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Everything a call of maxsim_pairs must satisfy. D and d_mask come back with K = 1."""
+    embeddings("Q", Q)
+    embeddings("D", D)
+    if Q.dim() != 3 or D.dim() != 3:
+        raise ValueError(f"maxsim_pairs needs Q [B, Lq, d] and D [B, Ld, d], got {_shape(Q)} and {_shape(D)}")
+    if Q.shape[0] != D.shape[0]:
+        raise ValueError(f"maxsim_pairs needs as many documents as queries, got {_shape(Q)} and {_shape(D)}")
+    together(Q, D)
+    if q_mask is not None:
+        q_mask = mask("q_mask", q_mask, "Q", Q)
+    if d_mask is not None:
+        d_mask = mask("d_mask", d_mask, "D", D)
+    return Q, D.unsqueeze(1), q_mask, None if d_mask is None else d_mask.unsqueeze(1)
+
+
+def corpus(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Everything a search of D must satisfy: as batched, but D may be on the CPU while Q is on a GPU."""
+    embeddings("Q", Q)
+    embeddings("D", D)
+    if Q.dim() not in (2, 3):
+        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {_shape(Q)}")
+    if D.dim() not in (2, 3):
+        raise ValueError(f"D must be [Nd, Ld, d] or [Ld, d], got {_shape(D)}")
+    if Q.device != D.device and not (Q.is_cuda and D.device.type == "cpu"):
+        raise ValueError(
+            f"Q and D must be on the same device (or Q on a GPU and D on the CPU),"
+            f" got {Q.device} and {D.device}"
+        )
+    alike(Q, D)
+    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
+    D = D.unsqueeze(0) if D.dim() == 2 else D
+    return Q, D, mask("q_mask", q_mask, "Q", Q), mask("d_mask", d_mask, "D", D)
+
+
+def flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def strategy(backward: str | None) -> str:
+    if backward is None:
+        return "auto"
+    if backward not in BACKWARDS:
+        raise ValueError(f"backward must be one of {BACKWARDS} or None, got {backward!r}")
+    return backward
+
+
+def known_precision(precision: str | None) -> None:
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {PRECISIONS} or None, got {precision!r}")
+
+
+def _shape(x: Tensor) -> str:
+    return str(list(x.shape))

@@ -1,0 +1,21 @@
+"""How float32 inputs multiply when the caller does not say: PyTorch's own switches."""
+
+from collections.abc import Callable
+
+import torch
+
+# The switches that torch >= 2.9 adds beside torch.set_float32_matmul_precision.
+_NEW_NAMES = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
+
+
+def _read(device_type: str) -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer switches are in use, and PyTorch will not read both
+        backend = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
+        return _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
+
+
+# "highest", "high" or "medium", for float32 matrix products on devices of this type. A compiled graph keeps
+# what it was compiled under.
+float32_precision: Callable[[str], str] = torch.compiler.assume_constant_result(_read)

@@ -1,0 +1,197 @@
+"""MaxSim with gradients: :func:`maxsim`, :func:`maxsim_pairs` and :func:`maxsim_with_winners`."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from late_interaction import _checks, ops
+from late_interaction._precision import float32_precision
+from late_interaction.ops.winners import widen
+
+__all__ = ["maxsim", "maxsim_pairs", "maxsim_with_winners"]
+
+
+def _run(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool,
+    backward: str | None,
+    precision: str | None,
+    winners: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Checked, batched inputs -> scores, and the winners where they are wanted or the backward needs them."""
+    _checks.flag("normalize", normalize)
+    _checks.known_precision(precision)
+    strategy = _checks.strategy(backward)
+    if precision is None:
+        resolved = float32_precision(Q.device.type) if Q.dtype == torch.float32 else "highest"
+    elif _checks.autocasting(Q) and Q.dtype == D.dtype:
+        with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
+            return _dispatch(Q, D, q_mask, d_mask, normalize, precision, strategy, winners)
+    else:
+        resolved = precision
+    return _dispatch(Q, D, q_mask, d_mask, normalize, resolved, strategy, winners)
+
+
+def _dispatch(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool,
+    precision: str,
+    strategy: str,
+    winners: bool,
+) -> tuple[Tensor, Tensor | None]:
+    if forward_ad._current_level >= 0:
+        _no_forward_ad(Q, D)
+    if winners or (torch.is_grad_enabled() and (Q.requires_grad or D.requires_grad)):
+        both: tuple[Tensor, Tensor] = ops.maxsim_winners(Q, D, q_mask, d_mask, normalize, precision, strategy)
+        return both
+    return ops.maxsim(Q, D, q_mask, d_mask, normalize, precision, strategy), None
+
+
+def maxsim(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: str | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """Late-interaction scores, differentiable in ``Q`` and ``D``.
+
+    ``score = sum_s max_t <Q[s], D[t]>`` over the query tokens ``s`` and document tokens ``t`` that the
+    masks keep, as in ColBERT (https://arxiv.org/abs/2004.12832). The similarities are never stored.
+
+    Args:
+        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
+            every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``, as for distillation).
+        q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token adds 0.
+        d_mask: ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. A masked document token is never a maximum. A
+            query token that meets no valid document token adds 0 and sends no gradient.
+        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient.
+        backward: ``"lowmem"`` (deterministic, gradients written once), ``"unified"`` (one pass, float32
+            atomics), or ``"auto"`` / None: the faster for the shape, and lowmem under
+            ``torch.use_deterministic_algorithms(True)``.
+        precision: how float32 inputs multiply: ``"highest"`` (float32), ``"high"`` (TF32), ``"medium"``
+            (bfloat16). None follows PyTorch: the autocast dtype under autocast, else
+            ``torch.get_float32_matmul_precision()``. Other dtypes multiply as they are.
+
+    Returns:
+        float32 scores (float64 for float64 inputs), accumulated in that dtype: ``[Nq, Nd]`` or ``[Nq, K]``;
+        a 2-D ``Q`` drops the first dim, a 2-D ``D`` the second.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of a wrong dtype.
+        ValueError: shapes, devices or options that do not fit.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import maxsim
+        >>> Q = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> D = torch.tensor([[[2.0, 0.0], [0.0, 3.0]], [[1.0, 1.0], [0.0, 0.0]]])
+        >>> maxsim(Q, D)
+        tensor([[5., 2.]])
+        >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
+        tensor([[2., 0.]])
+    """
+    Q3, DN, q_mask, d_mask = _checks.batched(Q, D, q_mask, d_mask)
+    scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, False)
+    return _as_given(scores, Q, D)
+
+
+def maxsim_pairs(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: str | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """Scores of the pairs ``(Q[i], D[i])``: the diagonal of :func:`maxsim`, without the rest.
+
+    Args:
+        Q: ``[B, Lq, d]``.
+        D: ``[B, Ld, d]``.
+        q_mask: ``[B, Lq]``.
+        d_mask: ``[B, Ld]``.
+        normalize, backward, precision: as in :func:`maxsim`.
+
+    Returns:
+        ``[B]`` scores, float32 (float64 for float64 inputs).
+
+    Raises:
+        TypeError, ValueError: as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import maxsim_pairs
+        >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+        >>> D = torch.tensor([[[2.0, 5.0]], [[7.0, 3.0]]])
+        >>> maxsim_pairs(Q, D)
+        tensor([2., 3.])
+    """
+    Q, D, q_mask, d_mask = _checks.pairs(Q, D, q_mask, d_mask)
+    scores, _ = _run(Q, D, q_mask, d_mask, normalize, backward, precision, False)
+    return scores.squeeze(-1)
+
+
+def maxsim_with_winners(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: str | None = None,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`maxsim`, and which document token each query token matched.
+
+    Args:
+        Q, D, q_mask, d_mask, normalize, backward, precision: as in :func:`maxsim`.
+
+    Returns:
+        ``(scores, winners)``. ``scores`` as from :func:`maxsim`, differentiable. ``winners`` is int32,
+        ``[Nq, Nd, Lq]`` or ``[Nq, K, Lq]`` (a 2-D ``Q`` drops the first dim, a 2-D ``D`` the second): the
+        index of the maximum, the lowest one of equals, and -1 where the query token is masked or met no
+        valid token.
+
+    Raises:
+        TypeError, ValueError: as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import maxsim_with_winners
+        >>> Q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> D = torch.tensor([[0.0, 3.0], [2.0, 0.0], [1.0, 1.0]])
+        >>> maxsim_with_winners(Q, D)
+        (tensor(5.), tensor([1, 0], dtype=torch.int32))
+    """
+    Q3, DN, q_mask, d_mask = _checks.batched(Q, D, q_mask, d_mask)
+    scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, True)
+    assert winners is not None
+    return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
+
+
+def _no_forward_ad(Q: Tensor, D: Tensor) -> None:
+    # An operator without a rule for tangents drops them, which reads as a derivative of zero.
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in (Q, D)):
+        raise RuntimeError(
+            "maxsim has no forward-mode derivative (jvp): use reverse mode, as backward() does"
+        )
+
+
+def _as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:
+    """Drops the dims that a 2-D Q (first) or a 2-D D (second) does not have."""
+    if D.dim() == 2:
+        result = result.squeeze(1)
+    return result.squeeze(0) if Q.dim() == 2 else result

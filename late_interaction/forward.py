@@ -1,0 +1,47 @@
+"""Scores without gradients: :func:`maxsim_forward`."""
+
+import torch
+from torch import Tensor
+
+from late_interaction.autograd import maxsim, maxsim_with_winners
+
+__all__ = ["maxsim_forward"]
+
+
+def maxsim_forward(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    save_argmax: bool = False,
+    normalize: bool = False,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The forward pass alone, outside autograd.
+
+    Args:
+        Q, D, q_mask, d_mask, normalize, precision: as in :func:`late_interaction.maxsim`.
+        save_argmax: also return which document token each query token matched.
+
+    Returns:
+        ``(scores, argmax)``: ``scores`` as from :func:`late_interaction.maxsim`; ``argmax`` is None, or int32
+        ``[Nq * Nd, Lq]`` (one row a pair, queries outermost) with -1 where nothing matched.
+
+    Raises:
+        TypeError, ValueError: as :func:`late_interaction.maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.forward import maxsim_forward
+        >>> Q = torch.tensor([[[1.0, 0.0]]])
+        >>> D = torch.tensor([[[2.0, 5.0], [4.0, 0.0]], [[7.0, 3.0], [0.0, 1.0]]])
+        >>> maxsim_forward(Q, D, save_argmax=True)
+        (tensor([[4., 7.]]), tensor([[1],
+                [0]], dtype=torch.int32))
+    """
+    with torch.no_grad():
+        if not save_argmax:
+            return maxsim(Q, D, q_mask, d_mask, normalize=normalize, precision=precision), None
+        scores, winners = maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize, precision=precision)
+        return scores, winners.flatten(end_dim=-2) if winners.dim() > 1 else winners.unsqueeze(0)

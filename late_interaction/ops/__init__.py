@@ -1,0 +1,81 @@
+"""The operators ``torch.ops.late_interaction.*``: public, and what every function of this package calls.
+
+``Q`` is ``[Nq, Lq, d]``. ``D`` is ``[Nd, Ld, d]`` (in-batch: every query meets every document) or
+``[Nq, K, Ld, d]`` (each query meets its own ``K``; pairs are ``K = 1``); ``N`` below is ``Nd`` or ``K``.
+Masks are bool, True = keep, shaped as their tokens without ``d``.
+
+``maxsim(Q, D, q_mask, d_mask, normalize=False, precision="highest", backward="auto") -> scores``
+    ``scores`` is ``[Nq, N]``, float32 (float64 for float64 inputs). Differentiable; the backward finds the
+    winners again, so nothing but the inputs is kept for it.
+``maxsim_winners(...the same...) -> (scores, winners)``
+    ``winners`` is ``[Nq, N, Lq]``: the document token that each query token matched. int16 while
+    ``Ld <= 65534``, holding the unsigned 16-bit index, with -1 for "none"; int32 above. Differentiable in
+    ``scores``; keeps ``Q``, ``D`` and ``winners`` for the backward.
+``maxsim_backward(grad_scores, Q, D, winners, normalize=False, backward="auto", need_grad_Q=True,
+need_grad_D=True) -> (grad_Q, grad_D)``
+    A gradient that is not needed comes back with zero elements. Not differentiable again.
+
+``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
+``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
+
+>>> import torch, late_interaction
+>>> Q, D = torch.eye(2).unsqueeze(0), torch.eye(2).flip(0).unsqueeze(0)
+>>> scores, winners = torch.ops.late_interaction.maxsim_winners(Q, D, None, None)
+>>> scores, winners
+(tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
+"""
+
+import importlib.util
+
+import torch
+
+
+def _library(name: str) -> str | None:
+    """Where the compiled library ``late_interaction/<name>.abi3.so`` lies, if it was built."""
+    spec = importlib.util.find_spec(f"late_interaction.{name}")
+    return spec.origin if spec else None
+
+
+def _load_cpu() -> None:
+    path = _library("_C")
+    if path is None:
+        raise ImportError(
+            "late_interaction has no compiled library _C: build it with `pip install .`, or in a source tree"
+            " with `python setup.py build_ext --inplace`."
+        )
+    torch.ops.load_library(path)
+
+
+def _load_cuda() -> str | None:
+    """Loads the CUDA kernels where PyTorch is a CUDA build. Returns why they are missing, or None."""
+    if not torch.version.cuda:
+        return "this PyTorch is not a CUDA build"
+    path = _library("_cuda")
+    if path is None:
+        return (
+            "late_interaction was built without them; rebuild it where nvcc is found, or install a CUDA wheel"
+        )
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        return f"{path} does not load ({error})"
+    return None
+
+
+_load_cpu()
+cuda_missing = _load_cuda()
+
+# Registered in this order because each needs the schemas that _load_cpu brought.
+from late_interaction.ops import autocast, autograd, fake, unsupported  # noqa: E402
+
+fake.register()
+autograd.register()
+autocast.register()
+unsupported.register(cuda_missing)
+
+maxsim = torch.ops.late_interaction.maxsim.default
+maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
+maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
+explain_plan = torch.ops.late_interaction.explain_plan.default
+
+__all__ = ["cuda_missing", "explain_plan", "maxsim", "maxsim_backward", "maxsim_winners"]

@@ -1,0 +1,46 @@
+"""Autocast: float32 inputs stay float32 and multiply in the autocast dtype, so gradients come in float32.
+
+A cast would keep a half-precision copy of Q and D alive until the backward and round their gradients. Inputs
+of two dtypes (half and float32) are cast to the autocast dtype; float64 is left alone, as everywhere in
+autocast.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+
+_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
+_library = torch.library.Library("late_interaction", "IMPL")
+
+
+def _kernel(op: Any, device_type: str, key: DispatchKey) -> Callable[..., Any]:
+    exclude = DispatchKeySet(key)
+
+    def autocast(
+        Q: Tensor,
+        D: Tensor,
+        q_mask: Tensor | None,
+        d_mask: Tensor | None,
+        normalize: bool = False,
+        precision: str = "highest",
+        backward: str = "auto",
+    ) -> Any:
+        dtype = torch.get_autocast_dtype(device_type)
+        if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
+            Q, D = Q.to(dtype), D.to(dtype)
+        elif Q.dtype == torch.float32:
+            precision = _PRECISION.get(dtype, precision)
+        with _ExcludeDispatchKeyGuard(exclude):
+            return op(Q, D, q_mask, d_mask, normalize, precision, backward)
+
+    return autocast
+
+
+def register() -> None:
+    ops = torch.ops.late_interaction
+    for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
+        for op in (ops.maxsim.default, ops.maxsim_winners.default):
+            _library.impl(op, _kernel(op, device_type, key), key.name)

@@ -1,0 +1,64 @@
+"""Shapes and dtypes of every operator's results, for torch.compile, torch.export and meta tensors."""
+
+import torch
+from torch import Tensor
+
+from late_interaction.ops.winners import winner_dtype
+
+
+def _check_ranks(Q: Tensor, D: Tensor) -> None:
+    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
+    torch._check(
+        D.dim() in (3, 4),
+        lambda: f"late_interaction: D must be [Nd, Ld, d] or [Nq, K, Ld, d], got rank {D.dim()}",
+    )
+
+
+def _maxsim(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool = False,
+    precision: str = "highest",
+    backward: str = "auto",
+) -> Tensor:
+    _check_ranks(Q, D)
+    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
+    return Q.new_empty((Q.shape[0], D.shape[-3]), dtype=dtype)
+
+
+def _maxsim_winners(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool = False,
+    precision: str = "highest",
+    backward: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    scores = _maxsim(Q, D, q_mask, d_mask)
+    winners = Q.new_empty((Q.shape[0], D.shape[-3], Q.shape[1]), dtype=winner_dtype(D.shape[-2]))
+    return scores, winners
+
+
+def _maxsim_backward(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    winners: Tensor,
+    normalize: bool = False,
+    backward: str = "auto",
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:
+    _check_ranks(Q, D)
+    grad_Q = Q.new_empty(Q.shape if need_grad_Q else (0,))
+    grad_D = D.new_empty(D.shape if need_grad_D else (0,))
+    return grad_Q, grad_D
+
+
+def register() -> None:
+    torch.library.register_fake("late_interaction::maxsim", _maxsim)
+    torch.library.register_fake("late_interaction::maxsim_winners", _maxsim_winners)
+    torch.library.register_fake("late_interaction::maxsim_backward", _maxsim_backward)

@@ -1,0 +1,33 @@
+"""What the operators cannot do, each said in one sentence: vmap, and CUDA without the CUDA library."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+_library = torch.library.Library("late_interaction", "IMPL")
+_OPS = ("maxsim", "maxsim_winners", "maxsim_backward")
+
+
+def _no_vmap(name: str) -> Callable[..., NoReturn]:
+    def vmap(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            f"late_interaction::{name} does not support vmap: it is batched already, so pass Q as [Nq, Lq, d]"
+            " and D as [Nd, Ld, d], or [Nq, K, Ld, d] for documents of each query's own"
+        )
+
+    return vmap
+
+
+def _no_cuda(reason: str) -> Callable[..., NoReturn]:
+    def kernel(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"late_interaction has no CUDA kernels for these CUDA tensors: {reason}.")
+
+    return kernel
+
+
+def register(cuda_missing: str | None) -> None:
+    for name in _OPS:
+        torch.library.register_vmap(f"late_interaction::{name}", _no_vmap(name))
+        if cuda_missing is not None:
+            _library.impl(name, _no_cuda(cuda_missing), "CUDA")

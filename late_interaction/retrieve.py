@@ -1,0 +1,190 @@
+"""The ways in for retrieval and training code: :class:`MaxSimScorer` and :func:`retrieve`.
+
+Both normalize by default, as ColBERT, ColPali and LateOn models expect.
+"""
+
+import torch
+from torch import Tensor
+
+from late_interaction import _checks
+from late_interaction._progress import Progress
+from late_interaction.autograd import maxsim
+from late_interaction.topk import maxsim_topk
+
+__all__ = ["MaxSimScorer", "retrieve"]
+
+
+class MaxSimScorer(torch.nn.Module):
+    """:func:`late_interaction.maxsim` as a module without parameters, to hold a model's choices.
+
+    Args:
+        normalize: L2-normalize every token inside the kernel.
+        backward: ``"auto"``, ``"lowmem"`` or ``"unified"``, as in :func:`late_interaction.maxsim`.
+        mask_pad_token: the id of the padding token, for :meth:`forward_with_ids`.
+        precision: as in :func:`late_interaction.maxsim`.
+
+    Raises:
+        ValueError: an unknown ``backward`` or ``precision``.
+        TypeError: a ``normalize`` or ``mask_pad_token`` of the wrong type.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import MaxSimScorer
+        >>> scorer = MaxSimScorer()
+        >>> Q = torch.tensor([[[3.0, 0.0]]], requires_grad=True)
+        >>> D = torch.tensor([[[0.0, 7.0], [2.0, 0.0]]])
+        >>> scorer(Q, D)
+        tensor([[1.]], grad_fn=<GeneratedBackwardFor_late_interaction_maxsim_winners_defaultBackward>)
+        >>> scorer.score(Q, D)
+        tensor([[1.]])
+    """
+
+    def __init__(
+        self,
+        *,
+        normalize: bool = True,
+        backward: str | None = "auto",
+        mask_pad_token: int | None = None,
+        precision: str | None = None,
+    ) -> None:
+        super().__init__()
+        _checks.flag("normalize", normalize)
+        _checks.known_precision(precision)
+        if mask_pad_token is not None and not isinstance(mask_pad_token, int):
+            raise TypeError(f"mask_pad_token must be an int or None, got {type(mask_pad_token).__name__}")
+        self.normalize = normalize
+        self.backward = _checks.strategy(backward)
+        self.mask_pad_token = mask_pad_token
+        self.precision = precision
+
+    def extra_repr(self) -> str:
+        return (
+            f"normalize={self.normalize}, backward={self.backward!r}, mask_pad_token={self.mask_pad_token!r},"
+            f" precision={self.precision!r}"
+        )
+
+    def forward(
+        self, Q: Tensor, D: Tensor, q_mask: Tensor | None = None, d_mask: Tensor | None = None
+    ) -> Tensor:
+        """Scores, differentiable. Shapes as in :func:`late_interaction.maxsim`."""
+        return maxsim(
+            Q,
+            D,
+            q_mask,
+            d_mask,
+            normalize=self.normalize,
+            backward=self.backward,
+            precision=self.precision,
+        )
+
+    def score(
+        self, Q: Tensor, D: Tensor, q_mask: Tensor | None = None, d_mask: Tensor | None = None
+    ) -> Tensor:
+        """Scores without gradients, whatever the inputs require."""
+        with torch.no_grad():
+            return self.forward(Q, D, q_mask, d_mask)
+
+    def retrieve(
+        self,
+        Q: Tensor,
+        D: Tensor,
+        top_k: int,
+        q_mask: Tensor | None = None,
+        d_mask: Tensor | None = None,
+        *,
+        chunk: int | None = None,
+        progress: Progress = False,
+    ) -> tuple[Tensor, Tensor]:
+        """:func:`retrieve` with this module's ``normalize`` and ``precision``."""
+        return retrieve(
+            Q,
+            D,
+            top_k,
+            q_mask,
+            d_mask,
+            normalize=self.normalize,
+            chunk=chunk,
+            progress=progress,
+            precision=self.precision,
+        )
+
+    def forward_with_ids(self, Q: Tensor, D: Tensor, q_ids: Tensor, d_ids: Tensor) -> Tensor:
+        """:meth:`forward` with masks from token ids: a token is kept where its id is not ``mask_pad_token``.
+
+        Args:
+            Q, D: as in :meth:`forward`.
+            q_ids, d_ids: integer ids, shaped as their tokens without ``d``.
+
+        Raises:
+            ValueError: the scorer has no ``mask_pad_token``.
+        """
+        if self.mask_pad_token is None:
+            raise ValueError("forward_with_ids needs MaxSimScorer(mask_pad_token=...), got None")
+        for name, ids in (("q_ids", q_ids), ("d_ids", d_ids)):
+            if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
+                raise TypeError(
+                    f"{name} must be an integer tensor, got {getattr(ids, 'dtype', type(ids).__name__)}"
+                )
+        return self.forward(Q, D, q_ids != self.mask_pad_token, d_ids != self.mask_pad_token)
+
+
+def retrieve(
+    Q: Tensor,
+    D: Tensor,
+    top_k: int,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = True,
+    chunk: int | None = None,
+    largest: bool = True,
+    sorted: bool = True,
+    progress: Progress = False,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The ``top_k`` best documents of each query.
+
+    :func:`late_interaction.topk.maxsim_topk` with ``normalize=True`` by default; see there for what memory
+    it takes, how ties fall, and how a corpus on the CPU reaches the GPU.
+
+    Args:
+        Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
+        D: ``[Nd, Ld, d]`` or ``[Ld, d]``, on the device of ``Q``, or on the CPU while ``Q`` is on a GPU.
+        top_k: how many; at most ``Nd`` come back.
+        q_mask: ``[Nq, Lq]``, True = keep.
+        d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
+        normalize: L2-normalize every token first.
+        chunk: documents scored at a time; None chooses.
+        largest, sorted, progress, precision: as in :func:`late_interaction.topk.maxsim_topk`.
+
+    Returns:
+        ``(scores, indices)``, each ``[Nq, min(top_k, Nd)]`` (one dim less for a 2-D ``Q``).
+
+    Raises:
+        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``top_k`` or ``chunk`` below 1.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import retrieve
+        >>> Q = torch.tensor([[[1.0, 0.0]]])
+        >>> D = torch.tensor([[[0.0, 9.0]], [[3.0, 0.0]], [[1.0, 1.0]]])
+        >>> scores, documents = retrieve(Q, D, top_k=2)
+        >>> documents
+        tensor([[1, 2]])
+    """
+    _checks.positive("top_k", top_k)
+    if chunk is not None:
+        _checks.positive("chunk", chunk)
+    return maxsim_topk(
+        Q,
+        D,
+        top_k,
+        q_mask,
+        d_mask,
+        normalize=normalize,
+        chunk_size=chunk,
+        largest=largest,
+        sorted=sorted,
+        progress=progress,
+        precision=precision,
+    )

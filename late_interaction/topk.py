@@ -1,0 +1,129 @@
+"""The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`."""
+
+import torch
+from torch import Tensor
+
+from late_interaction import _checks
+from late_interaction._progress import Progress, reporter
+from late_interaction._stream import chunks
+from late_interaction.autograd import maxsim
+
+__all__ = ["maxsim_topk"]
+
+# A chunk's scores stay below this many (16 MiB in float32; choosing among them takes a few times that), ...
+_SCORES = 1 << 22
+# ... a chunk that travels to the GPU below this many bytes, and a progress bar moves at least this often.
+_BYTES = 64 << 20
+_STEPS = 50
+
+
+def maxsim_topk(
+    Q: Tensor,
+    D: Tensor,
+    k: int,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    chunk_size: int | None = None,
+    largest: bool = True,
+    sorted: bool = True,
+    progress: Progress = False,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
+
+    Deterministic: among equal scores the lowest index comes first (and NaN counts as the largest score, as in
+    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``.
+
+    Args:
+        Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
+        D: ``[Nd, Ld, d]`` or ``[Ld, d]``, on the device of ``Q``; or on the CPU while ``Q`` is on a GPU:
+            then the documents travel in chunks through pinned memory, each while the one before it is
+            scored.
+        k: how many; at most ``Nd`` come back.
+        q_mask: ``[Nq, Lq]``, on the device of ``Q``, True = keep.
+        d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
+        normalize: L2-normalize every token first.
+        chunk_size: documents scored at a time. None chooses it so that a chunk takes at most a few hundred
+            MiB.
+        largest: the highest scores, or else the lowest.
+        sorted: accepted as in ``torch.topk``; the results are sorted either way.
+        progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
+        precision: as in :func:`late_interaction.maxsim`.
+
+    Returns:
+        ``(scores, indices)``, each ``[Nq, min(k, Nd)]`` (``[min(k, Nd)]`` for a 2-D ``Q``), on the device
+        of ``Q``; indices int64. No gradients.
+
+    Raises:
+        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1.
+        ImportError: ``progress=True`` without tqdm.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.topk import maxsim_topk
+        >>> Q = torch.tensor([[[1.0, 0.0]]])
+        >>> D = torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]], [[2.0, 0.0]]])
+        >>> maxsim_topk(Q, D, 2)
+        (tensor([[3., 2.]]), tensor([[1, 2]]))
+    """
+    _checks.positive("k", k)
+    if chunk_size is not None:
+        _checks.positive("chunk_size", chunk_size)
+    Q3, D3, q_mask, d_mask = _checks.corpus(Q, D, q_mask, d_mask)
+    Nq, Nd = Q3.shape[0], D3.shape[0]
+    size = chunk_size or _default_chunk(Q3, D3, progress is not False)
+
+    scores = torch.empty(
+        Nq, 0, dtype=torch.float64 if Q.dtype == torch.float64 else torch.float32, device=Q.device
+    )
+    indices = torch.empty(Nq, 0, dtype=torch.int64, device=Q.device)
+    with torch.no_grad(), reporter(progress, Nd) as report:
+        for start, documents, mask in chunks(D3, d_mask, size, Q.device):
+            stop = start + documents.shape[0]
+            found = maxsim(Q3, documents, q_mask, mask, normalize=normalize, precision=precision)
+            places = torch.arange(start, stop, device=Q.device).expand(Nq, -1)
+            if start:
+                found, places = torch.cat((scores, found), dim=-1), torch.cat((indices, places), dim=-1)
+            scores, indices = _select(found, places, k, largest)
+            report(stop)
+    if Q.dim() == 2:
+        return scores.squeeze(0), indices.squeeze(0)
+    return scores, indices
+
+
+def _default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
+    size = _SCORES // max(Q.shape[0], 1)
+    if D.device != Q.device:
+        size = min(size, _BYTES // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
+    if progress:
+        size = min(size, -(-D.shape[0] // _STEPS))
+    return max(size, 1)
+
+
+def _select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The k best columns, best first, equal scores by ascending index.
+
+    A float32 score and its index make one integer that sorts as the pair does, which torch.topk then has no
+    choice about. (A float64 score fills the integer by itself; a stable sort serves.)
+    """
+    k = min(k, scores.shape[-1])
+    if scores.dtype == torch.float64:
+        order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
+        return scores.gather(-1, order), indices.gather(-1, order)
+    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)  # one NaN, one zero
+    tie = _LOW - indices if largest else indices
+    keys = (_by_magnitude(bits).to(torch.int64) << 32) | tie
+    best = keys.topk(k, dim=-1, largest=largest).values
+    scores = _by_magnitude((best >> 32).to(torch.int32)).view(torch.float32)
+    tie = best & _LOW
+    return scores, _LOW - tie if largest else tie
+
+
+_LOW = (1 << 32) - 1
+
+
+def _by_magnitude(bits: Tensor) -> Tensor:
+    """The bits of a float32 as an integer that compares as the float does; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
