@@ -1,0 +1,39 @@
+"""The libraries keep their binary contract: whoever has torch >= 2.10 and Python >= 3.10 can load them."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import late_interaction
+
+LIBRARIES = sorted(Path(late_interaction.__file__).parent.glob("*.abi3.so"))
+# What a C++ library links on any Linux.
+SYSTEM = re.compile(r"lib(stdc\+\+|gcc_s|c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*")
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda path: path.name)
+def library(request):
+    return request.param
+
+
+def readelf(*arguments):
+    if not shutil.which("readelf"):
+        pytest.skip("no readelf")
+    return subprocess.run(["readelf", "-W", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def test_links_only_the_cpu_part_of_torch(library):
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("-d", library)))
+    assert {name for name in needed if not SYSTEM.fullmatch(name)} == {"libtorch_cpu.so", "libc10.so"}
+
+
+def test_uses_only_the_stable_abi(library):
+    """From PyTorch it takes C functions (the aoti and stable shims), no C++ class; from Python, nothing."""
+    table = [line.split() for line in readelf("--dyn-syms", library).splitlines()]
+    undefined = {row[7].split("@")[0] for row in table if len(row) > 7 and row[6] == "UND"}
+    assert undefined
+    unstable = {name for name in undefined if re.match(r"_ZNK?(2at|3c10|5torch)|Py|_Py", name)}
+    assert unstable == set()
