@@ -36,4 +36,8 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, bool winners, "
       "str pass_name, str backward, int sm, int sm_count) -> str");
+
+  // Which CPU kernels run: "portable", "avx2", "avx512" or "avx512_bf16". Tests force one by its name; ""
+  // goes back to the best that this CPU has.
+  m.def("cpu_isa(str force='') -> str");
 }

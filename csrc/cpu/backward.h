@@ -1,0 +1,22 @@
+#pragma once
+
+#include "../common/problem.h"
+
+namespace late_interaction::cpu {
+
+struct BackwardCall {
+  Sizes sizes;
+  Dtype dtype = Dtype::fp32;
+  bool normalize = false;
+  TokenView Q, D;
+  const void* grad_scores = nullptr;  // float (double for fp64), any strides (in elements)
+  int64_t grad_query_stride = 0;
+  int64_t grad_item_stride = 0;
+  const void* winners = nullptr;  // [Nq, N, Lq] uint16 or int32 (wide_winners), contiguous
+  void* grad_Q = nullptr;         // contiguous, in dtype; null: not wanted
+  void* grad_D = nullptr;         // contiguous, in dtype; null: not wanted
+};
+
+void backward(const BackwardCall& call);
+
+}  // namespace late_interaction::cpu

@@ -1,0 +1,362 @@
+// MaxSim forward: who owns what.
+//
+//            documents j0 .. j1 of the item, tile by tile (at most tile_tokens valid tokens)
+//          +--------------------------------------------+
+//   row    |  panel 0: 2 vectors of query rows          |   An item is a range of queries times a range of
+//   block  |  panel 1                                   |   documents; one thread owns it, and with it
+//   (whole |  ...                                       |   scores[i0:i1, j0:j1] and their winners.
+//   queries|                                            |
+//   if they+--------------------------------------------+   Queries are flattened to rows: short ones fill
+//   fit)                                                    a panel together, masked query tokens take no row.
+//
+//   for each row block:        pack its rows into panels (once)
+//     for each document:
+//       for each tile:         gather the valid tokens: in place if they lie in one run and need no conversion,
+//         for each panel:      else converted into the thread's tile buffer; then the kernel of
+//           score_tile         microkernel.inc.h folds the tile into the running maxima
+//       sum the maxima of each query, write scores and winners
+//
+// A thread's memory: one row block of panels, one tile, and a maximum and a winner per row.
+#include "forward.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace late_interaction::cpu {
+namespace {
+
+constexpr int64_t kPanelBytes = 256 << 10;    // of a row block: stays in L2
+constexpr int64_t kTileBytes = 48 << 10;      // of a tile
+constexpr int64_t kMaxBlockRows = 1024;
+constexpr int64_t kMaxTileTokens = 384;
+constexpr int64_t kItemsPerThread = 8;        // enough to even out, few enough to repack Q rarely
+constexpr int64_t kMinItemWork = 1 << 20;     // multiply-adds
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+int64_t round_up(int64_t a, int64_t b) {
+  return ceil_div(a, b) * b;
+}
+
+const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
+  if (call.dtype == Dtype::fp64) return k.f64;
+  // Where bf16 pairs multiply at no gain, fp32 is the better answer to "medium" too. fp16, asked for or
+  // stored, always multiplies as fp32: a CPU gains nothing from rounding first.
+  const bool bf16 =
+      call.dtype == Dtype::bf16 || (call.dtype == Dtype::fp32 && call.precision == Precision::medium);
+  return bf16 && k.has_bf16 ? k.bf16 : k.f32;
+}
+
+int64_t element_bytes(Dtype dtype) {
+  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
+}
+
+// How one call is cut: the block and the tile by cache sizes, the items by threads.
+struct Cut {
+  int64_t steps = 0;
+  int64_t row_bytes = 0;  // of a packed token
+  int64_t block_rows = 0;
+  int64_t tile_tokens = 0;
+  int64_t queries = 0;    // per item
+  int64_t documents = 0;  // per item
+  int64_t query_items = 0;
+  int64_t document_items = 0;
+};
+
+Cut cut(const Sizes& s, const Multiplier& m, int64_t threads) {
+  Cut c;
+  c.steps = ceil_div(s.d, m.step_dims);
+  c.row_bytes = std::max<int64_t>(c.steps * m.step_bytes, 1);
+  const int64_t panel_rows = 2 * m.lanes;
+  const int64_t group = 3 * m.min_tokens;
+  c.block_rows = std::clamp(kPanelBytes / c.row_bytes / panel_rows * panel_rows, panel_rows, kMaxBlockRows);
+  c.tile_tokens = std::clamp(kTileBytes / c.row_bytes / group * group, group, kMaxTileTokens);
+  c.tile_tokens = std::min(c.tile_tokens, std::max(round_up(s.Ld, group), group));
+
+  const int64_t fit = s.layout == Layout::per_query ? 1 : std::max<int64_t>(c.block_rows / std::max<int64_t>(s.Lq, 1), 1);
+  const int64_t wanted = threads <= 1 ? 1 : threads * kItemsPerThread;
+  const double document_work = double(std::max<int64_t>(s.Lq, 1)) * double(s.Ld) * double(s.d);
+  c.queries = std::min(fit, s.Nq);
+  const double block_document_work = std::max(document_work * double(c.queries), 1.0);
+  const int64_t least_documents = static_cast<int64_t>(
+      std::min<double>(std::max(kMinItemWork / block_document_work, 1.0), double(s.N)));
+  c.documents = std::clamp(ceil_div(s.N, ceil_div(wanted, ceil_div(s.Nq, c.queries))), least_documents, s.N);
+  c.document_items = ceil_div(s.N, c.documents);
+  if (c.document_items * ceil_div(s.Nq, c.queries) < wanted) {
+    const int64_t least_queries = static_cast<int64_t>(
+        std::min<double>(std::max(kMinItemWork / std::max(document_work * double(c.documents), 1.0), 1.0),
+                         double(c.queries)));
+    c.queries = std::clamp(ceil_div(s.Nq, ceil_div(wanted, c.document_items)), least_queries, c.queries);
+  }
+  c.query_items = ceil_div(s.Nq, c.queries);
+  // One query longer than a block is walked in even blocks.
+  const int64_t rows = std::max<int64_t>(c.queries * s.Lq, 1);
+  c.block_rows = std::min(c.block_rows, round_up(ceil_div(rows, ceil_div(rows, c.block_rows)), panel_rows));
+  return c;
+}
+
+// Part of one query in the row block: tokens [first_token, end_token), of which `rows` are kept.
+struct Segment {
+  int64_t query;
+  int64_t first_token, end_token;
+  int64_t first_row, rows;
+};
+
+const char* token_at(const TokenView& x, int64_t bytes, int64_t query, int64_t item, int64_t token) {
+  return static_cast<const char*>(x.data) +
+         (query * x.query_stride + item * x.item_stride + token * x.token_stride) * bytes;
+}
+
+template <class Real, class Index>
+class Worker {
+ public:
+  Worker(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c)
+      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c) {
+    panel_rows_ = 2 * m.lanes;
+    element_ = element_bytes(call.dtype);
+    in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d % m.step_dims == 0;
+    const int64_t block = c.block_rows, tile = c.tile_tokens;
+    Scratch& memory = thread_scratch();
+    memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(tile * c.row_bytes) +
+                 Scratch::size_of<char>(c.row_bytes) + 2 * Scratch::size_of<Real>(block) +
+                 2 * Scratch::size_of<Index>(block) + Scratch::size_of<Real>(tile) +
+                 Scratch::size_of<int32_t>(tile));
+    panels_ = memory.take<char>(block * c.row_bytes);
+    tile_ = memory.take<char>(tile * c.row_bytes);
+    packed_row_ = memory.take<char>(c.row_bytes);
+    best_ = memory.take<Real>(block);
+    query_inverse_norm_ = memory.take<Real>(block);
+    winner_ = memory.take<Index>(block);
+    row_token_ = memory.take<Index>(block);
+    inverse_norm_ = memory.take<Real>(tile);
+    ids_ = memory.take<int32_t>(tile);
+  }
+
+  void operator()(int64_t item) {
+    const int64_t i0 = item / c_.document_items * c_.queries;
+    const int64_t j0 = item % c_.document_items * c_.documents;
+    const int64_t i1 = std::min(i0 + c_.queries, s_.Nq);
+    const int64_t j1 = std::min(j0 + c_.documents, s_.N);
+    for (int64_t query = i0, token = 0; query < i1;) {
+      next_block(query, token, i1);
+      for (int64_t j = j0; j < j1; ++j) {
+        const bool scored = score_document(j);
+        for (const Segment& segment : segments_) finish(segment, j, scored);
+      }
+    }
+  }
+
+ private:
+  // Collects and packs rows from (query, token) on, and moves both past them.
+  void next_block(int64_t& query, int64_t& token, int64_t end) {
+    rows_ = 0;
+    segments_.clear();
+    while (query < end && rows_ < c_.block_rows) {
+      Segment segment{query, token, token, rows_, 0};
+      for (; token < s_.Lq && rows_ < c_.block_rows; ++token) {
+        if (!keeps(call_.q_mask, 0, query, token)) continue;
+        pack_query_row(query, token);
+        row_token_[rows_++] = static_cast<Index>(token);
+      }
+      segment.end_token = token;
+      segment.rows = rows_ - segment.first_row;
+      segments_.push_back(segment);
+      if (token == s_.Lq) {
+        ++query;
+        token = 0;
+      }
+    }
+    // The lanes of the last panel that hold no row compute with zeros, and nobody looks.
+    for (int64_t row = rows_; row < round_up(rows_, panel_rows_); ++row) scatter_row(row, nullptr);
+  }
+
+  void pack_query_row(int64_t query, int64_t token) {
+    const char* x = token_at(call_.Q, element_, 0, query, token);
+    m_.pack_row(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
+    scatter_row(rows_, packed_row_);
+    if (call_.normalize) {
+      query_inverse_norm_[rows_] = rows_kernels_.inverse_norm(x, call_.dtype, call_.Q.dim_stride, s_.d);
+    }
+  }
+
+  // Rows lie across a panel: [step][row].
+  void scatter_row(int64_t row, const char* packed) {
+    char* panel = panels_ + row / panel_rows_ * panel_rows_ * c_.row_bytes;
+    if (m_.step_bytes == 4) {
+      scatter(reinterpret_cast<uint32_t*>(panel) + row % panel_rows_, packed);
+    } else {
+      scatter(reinterpret_cast<uint64_t*>(panel) + row % panel_rows_, packed);
+    }
+  }
+
+  template <class Step>
+  void scatter(Step* lane, const char* packed) {
+    const Step* step = reinterpret_cast<const Step*>(packed);
+    for (int64_t k = 0; k < c_.steps; ++k) lane[k * panel_rows_] = step ? step[k] : Step{0};
+  }
+
+  static bool keeps(const MaskView& mask, int64_t query, int64_t item, int64_t token) {
+    return !mask.data ||
+           mask.data[query * mask.query_stride + item * mask.item_stride + token * mask.token_stride];
+  }
+
+  // Folds every valid token of document j into best_ and winner_. False: there is none.
+  bool score_document(int64_t j) {
+    const int64_t query = segments_.front().query;  // in_batch views have query_stride 0
+    bool any = false;
+    for (int64_t token = 0; rows_ > 0 && token < s_.Ld;) {
+      int64_t count = gather(query, j, token);
+      if (count == 0) break;
+      if (!any) {
+        std::fill_n(best_, round_up(rows_, panel_rows_), -std::numeric_limits<Real>::infinity());
+        std::fill_n(winner_, round_up(rows_, panel_rows_), Index{ids_[0]});
+        any = true;
+      }
+      score(query, j, count);
+    }
+    return any;
+  }
+
+  // The next valid tokens into ids_; moves `token` past them.
+  int64_t gather(int64_t query, int64_t j, int64_t& token) {
+    if (!call_.d_mask.data) {
+      const int64_t tiles = ceil_div(s_.Ld - token, c_.tile_tokens);
+      const int64_t count = std::min(round_up(ceil_div(s_.Ld - token, tiles), 3 * m_.min_tokens), s_.Ld - token);
+      for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
+      token += count;
+      return count;
+    }
+    int64_t count = 0;
+    for (; token < s_.Ld && count < c_.tile_tokens; ++token) {
+      ids_[count] = static_cast<int32_t>(token);
+      count += keeps(call_.d_mask, query, j, token);
+    }
+    return count;
+  }
+
+  void score(int64_t query, int64_t j, int64_t count) {
+    if (call_.normalize) {
+      for (int64_t n = 0; n < count; ++n) {
+        inverse_norm_[n] = rows_kernels_.inverse_norm(token_at(call_.D, element_, query, j, ids_[n]), call_.dtype,
+                                                      call_.D.dim_stride, s_.d);
+      }
+    }
+    Tile tile{};
+    tile.steps = c_.steps;
+    const bool one_run = ids_[count - 1] - ids_[0] == count - 1;
+    if (in_place_ && one_run && count >= m_.min_tokens) {
+      tile.tokens = token_at(call_.D, element_, query, j, ids_[0]);
+      tile.token_bytes = call_.D.token_stride * element_;
+    } else {
+      for (int64_t n = 0; n < count; ++n) {
+        m_.pack_row(token_at(call_.D, element_, query, j, ids_[n]), call_.dtype, call_.D.dim_stride, s_.d,
+                    tile_ + n * c_.row_bytes);
+      }
+      // A short tile repeats its last token, which cannot beat itself.
+      for (; count < m_.min_tokens; ++count) {
+        std::memcpy(tile_ + count * c_.row_bytes, tile_ + (count - 1) * c_.row_bytes, c_.row_bytes);
+        inverse_norm_[count] = inverse_norm_[count - 1];
+        ids_[count] = ids_[count - 1];
+      }
+      tile.tokens = tile_;
+      tile.token_bytes = c_.row_bytes;
+    }
+    tile.count = count;
+    tile.inverse_norm = call_.normalize ? inverse_norm_ : nullptr;
+    tile.ids = call_.winners ? ids_ : nullptr;
+    for (int64_t row = 0; row < rows_; row += panel_rows_) {
+      tile.panel = panels_ + row * c_.row_bytes;
+      tile.vectors = rows_ - row > m_.lanes ? 2 : 1;
+      tile.best = best_ + row;
+      tile.winner = winner_ + row;
+      m_.score_tile(tile);
+    }
+  }
+
+  void finish(const Segment& segment, int64_t j, bool scored) {
+    const int64_t out = segment.query * s_.N + j;
+    double sum = scored ? sum_of(segment) : 0;
+    Real* score = static_cast<Real*>(call_.scores) + out;
+    if (segment.first_token > 0) sum += *score;  // a query of several row blocks: this thread owns them all
+    *score = static_cast<Real>(sum);
+    if (!call_.winners) return;
+    if (wide_winners(s_.Ld)) {
+      write_winners(static_cast<int32_t*>(call_.winners) + out * s_.Lq, segment, scored);
+    } else {
+      write_winners(static_cast<uint16_t*>(call_.winners) + out * s_.Lq, segment, scored);
+    }
+  }
+
+  double sum_of(const Segment& segment) const {
+    constexpr int kChains = 4;  // independent sums, so that additions overlap
+    double sum[kChains] = {};
+    const Real* best = best_ + segment.first_row;
+    const Real* scale = query_inverse_norm_ + segment.first_row;
+    for (int64_t row = 0; row < segment.rows; ++row) {
+      sum[row % kChains] += static_cast<double>(call_.normalize ? best[row] * scale[row] : best[row]);
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+
+  template <class Out>
+  void write_winners(Out* out, const Segment& segment, bool scored) const {
+    const bool all_kept = segment.rows == segment.end_token - segment.first_token;
+    if (!scored || !all_kept) std::fill(out + segment.first_token, out + segment.end_token, static_cast<Out>(kSentinel));
+    if (!scored) return;
+    const Index* winner = winner_ + segment.first_row;
+    if (all_kept) {
+      for (int64_t row = 0; row < segment.rows; ++row) out[segment.first_token + row] = static_cast<Out>(winner[row]);
+    } else {
+      const Index* token = row_token_ + segment.first_row;
+      for (int64_t row = 0; row < segment.rows; ++row) out[token[row]] = static_cast<Out>(winner[row]);
+    }
+  }
+
+  const ForwardCall& call_;
+  const Sizes& s_;
+  const RowKernels<Real>& rows_kernels_;
+  const Multiplier& m_;
+  const Cut& c_;
+  int64_t panel_rows_, element_;
+  bool in_place_;
+  // The row block.
+  int64_t rows_ = 0;
+  std::vector<Segment> segments_;
+  char* panels_;
+  Real* query_inverse_norm_;
+  Index* row_token_;
+  Real* best_;
+  Index* winner_;
+  // The tile.
+  char* tile_;
+  char* packed_row_;
+  Real* inverse_norm_;
+  int32_t* ids_;
+};
+
+}  // namespace
+
+void forward(const ForwardCall& call) {
+  const Sizes& s = call.sizes;
+  if (s.Nq == 0 || s.N == 0) return;
+  const Kernels& k = kernels();
+  const Multiplier& m = choose_multiplier(k, call);
+  const double work = double(s.Nq) * double(s.N) * double(s.Lq) * double(s.Ld) * double(s.d);
+  const int64_t threads = threads_for(work);
+  const Cut c = cut(s, m, threads);
+  const int64_t items = c.query_items * c.document_items;
+  if (call.dtype == Dtype::fp64) {
+    for_each_item(items, threads, [&] { return Worker<double, int64_t>(call, k, m, c); });
+  } else {
+    for_each_item(items, threads, [&] { return Worker<float, int32_t>(call, k, m, c); });
+  }
+}
+
+}  // namespace late_interaction::cpu

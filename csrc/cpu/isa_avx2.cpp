@@ -1,0 +1,133 @@
+// AVX2 with FMA and F16C: 8 floats or 4 doubles a vector, 16 registers: 2 x 6 accumulators.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels.h"
+#include "target.h"
+
+LI_TARGET_BEGIN("avx2,fma,f16c")
+
+using late_interaction::Dtype;
+using late_interaction::kNormEps;
+using late_interaction::cpu::Kernels;
+using late_interaction::cpu::Multiplier;
+using late_interaction::cpu::Tile;
+
+namespace {
+
+struct F32 {
+  using Scalar = float;
+  using Index = int32_t;
+  using V = __m256;
+  using I = __m256i;
+  using M = __m256;
+  static constexpr int kLanes = 8;
+
+  static V zero() { return _mm256_setzero_ps(); }
+  static V set1(float x) { return _mm256_set1_ps(x); }
+  static V load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, V x) { _mm256_storeu_ps(p, x); }
+  static V add(V a, V b) { return _mm256_add_ps(a, b); }
+  static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+  static V max(V a, V b) { return _mm256_max_ps(a, b); }
+  static V multiply_add(V sum, V a, V b) { return _mm256_fmadd_ps(a, b, sum); }
+
+  static M greater(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+  static M unordered(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
+  static M either(M a, M b) { return _mm256_or_ps(a, b); }
+  static bool any(M m) { return _mm256_movemask_ps(m) != 0; }
+  static V select(M m, V a, V b) { return _mm256_blendv_ps(b, a, m); }
+
+  static I set_index(int32_t i) { return _mm256_set1_epi32(i); }
+  static I load_index(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store_index(int32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+  static I select_index(M m, I a, I b) { return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m)); }
+
+  static V load_bf16(const uint16_t* p) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  }
+  static void store_bf16(uint16_t* p, V x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const __m256i rounded =
+        select_index(unordered(x, x), _mm256_set1_epi32(0x7FC0), _mm256_srli_epi32(up, 16));
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(halves));
+  }
+  static V load_fp16(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static void store_fp16(uint16_t* p, V x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+};
+
+struct MultiplyF32 : F32 {
+  using Query = V;
+  using Token = V;
+  static constexpr int kStepBytes = 4;
+  static constexpr int kGroup = 6;
+  static Query load_query(const char* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+  static Token load_token(const char* p) {
+    float x;
+    __builtin_memcpy(&x, p, 4);
+    return _mm256_set1_ps(x);
+  }
+};
+
+struct MultiplyF64 {
+  using Scalar = double;
+  using Index = int64_t;
+  using V = __m256d;
+  using I = __m256i;
+  using M = __m256d;
+  using Query = V;
+  using Token = V;
+  static constexpr int kLanes = 4;
+  static constexpr int kStepBytes = 8;
+  static constexpr int kGroup = 6;
+
+  static Query load_query(const char* p) { return _mm256_loadu_pd(reinterpret_cast<const double*>(p)); }
+  static Token load_token(const char* p) {
+    double x;
+    __builtin_memcpy(&x, p, 8);
+    return _mm256_set1_pd(x);
+  }
+  static V zero() { return _mm256_setzero_pd(); }
+  static V set1(double x) { return _mm256_set1_pd(x); }
+  static V load(const double* p) { return _mm256_loadu_pd(p); }
+  static void store(double* p, V x) { _mm256_storeu_pd(p, x); }
+  static V mul(V a, V b) { return _mm256_mul_pd(a, b); }
+  static V max(V a, V b) { return _mm256_max_pd(a, b); }
+  static V multiply_add(V sum, V a, V b) { return _mm256_fmadd_pd(a, b, sum); }
+  static M greater(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
+  static M unordered(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_UNORD_Q); }
+  static M either(M a, M b) { return _mm256_or_pd(a, b); }
+  static bool any(M m) { return _mm256_movemask_pd(m) != 0; }
+  static V select(M m, V a, V b) { return _mm256_blendv_pd(b, a, m); }
+  static I set_index(int64_t i) { return _mm256_set1_epi64x(i); }
+  static I load_index(const int64_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store_index(int64_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+  static I select_index(M m, I a, I b) { return _mm256_blendv_epi8(b, a, _mm256_castpd_si256(m)); }
+};
+
+}  // namespace
+
+#include "microkernel.inc.h"
+#include "rows.inc.h"
+
+namespace late_interaction::cpu {
+
+void fill_avx2(Kernels& k) {
+  k.f32 = multiplier<MultiplyF32>(Dtype::fp32, 1, pack_row_f32);
+  k.f64 = multiplier<MultiplyF64>(Dtype::fp64, 1, pack_row_f64);
+  k.has_bf16 = false;
+  fill_rows(k);
+}
+
+}  // namespace late_interaction::cpu
+LI_TARGET_END
+#endif

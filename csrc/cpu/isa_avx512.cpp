@@ -1,0 +1,25 @@
+// AVX-512 (F, BW, VL, DQ): 16 floats or 8 doubles a vector, 32 registers: 2 x 12 accumulators.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels.h"
+#include "target.h"
+
+LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+#include "vectors_avx512.inc.h"
+
+#include "microkernel.inc.h"
+#include "rows.inc.h"
+
+namespace late_interaction::cpu {
+
+void fill_avx512(Kernels& k) {
+  k.f32 = multiplier<MultiplyF32>(Dtype::fp32, 1, pack_row_f32);
+  k.f64 = multiplier<MultiplyF64>(Dtype::fp64, 1, pack_row_f64);
+  k.has_bf16 = false;
+  fill_rows(k);
+}
+
+}  // namespace late_interaction::cpu
+LI_TARGET_END
+#endif

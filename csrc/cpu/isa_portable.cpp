@@ -1,0 +1,111 @@
+// Any CPU: 16-byte vectors in the GCC / Clang vector extension (SSE2 on x86-64, NEON on aarch64).
+#include "kernels.h"
+
+using late_interaction::Dtype;
+using late_interaction::kNormEps;
+using late_interaction::cpu::Kernels;
+using late_interaction::cpu::Multiplier;
+using late_interaction::cpu::Tile;
+
+namespace {
+
+inline float from_bf16(uint16_t x);
+inline uint16_t to_bf16(float x);
+inline float from_fp16(uint16_t x);
+inline uint16_t to_fp16(float x);
+
+// kLanes values of Real; Int is the integer of the same size, which is also what comparisons give.
+template <class Real, class Int, int Lanes>
+struct Vector {
+  typedef Real V __attribute__((vector_size(16)));
+  typedef Int I __attribute__((vector_size(16)));
+  using M = I;
+  using Scalar = Real;
+  using Index = Int;
+  using Query = V;
+  using Token = V;
+  static constexpr int kLanes = Lanes;
+  static constexpr int kStepBytes = sizeof(Real);
+  static constexpr int kGroup = 6;
+
+  static V load_query(const char* p) { return load(reinterpret_cast<const Real*>(p)); }
+  static V load_token(const char* p) {
+    Real x;
+    __builtin_memcpy(&x, p, sizeof(Real));
+    return set1(x);
+  }
+  static V zero() { return V{}; }
+  static V set1(Real x) {
+    V v;
+    for (int i = 0; i < kLanes; ++i) v[i] = x;
+    return v;
+  }
+  static V load(const Real* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof(V));
+    return v;
+  }
+  static void store(Real* p, V x) { __builtin_memcpy(p, &x, sizeof(V)); }
+  static V add(V a, V b) { return a + b; }
+  static V mul(V a, V b) { return a * b; }
+  static V max(V a, V b) { return select(greater(a, b), a, b); }
+  static V multiply_add(V sum, V a, V b) { return sum + a * b; }
+  static M greater(V a, V b) { return (M)(a > b); }
+  static M unordered(V a, V b) { return (M)(a != a) | (M)(b != b); }
+  static M either(M a, M b) { return a | b; }
+  static bool any(M m) {
+    Int bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits |= m[i];
+    return bits != 0;
+  }
+  static V select(M m, V a, V b) { return (V)(((I)a & m) | ((I)b & ~m)); }
+  static I set_index(Int x) {
+    I v;
+    for (int i = 0; i < kLanes; ++i) v[i] = x;
+    return v;
+  }
+  static I load_index(const Int* p) {
+    I v;
+    __builtin_memcpy(&v, p, sizeof(I));
+    return v;
+  }
+  static void store_index(Int* p, I x) { __builtin_memcpy(p, &x, sizeof(I)); }
+  static I select_index(M m, I a, I b) { return (a & m) | (b & ~m); }
+};
+
+struct F32 : Vector<float, int32_t, 4> {
+  static V load_bf16(const uint16_t* p) {
+    V v;
+    for (int i = 0; i < kLanes; ++i) v[i] = from_bf16(p[i]);
+    return v;
+  }
+  static void store_bf16(uint16_t* p, V x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(x[i]);
+  }
+  static V load_fp16(const uint16_t* p) {
+    V v;
+    for (int i = 0; i < kLanes; ++i) v[i] = from_fp16(p[i]);
+    return v;
+  }
+  static void store_fp16(uint16_t* p, V x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = to_fp16(x[i]);
+  }
+};
+
+using F64 = Vector<double, int64_t, 2>;
+
+}  // namespace
+
+#include "microkernel.inc.h"
+#include "rows.inc.h"
+
+namespace late_interaction::cpu {
+
+void fill_portable(Kernels& k) {
+  k.f32 = multiplier<F32>(Dtype::fp32, 1, pack_row_f32);
+  k.f64 = multiplier<F64>(Dtype::fp64, 1, pack_row_f64);
+  k.has_bf16 = false;
+  fill_rows(k);
+}
+
+}  // namespace late_interaction::cpu

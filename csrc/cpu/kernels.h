@@ -1,0 +1,82 @@
+// The table of kernels that one instruction set offers, and how to pick one. Everything that touches
+// tokens goes through this table; the drivers (forward.cpp, backward.cpp) hold no arithmetic.
+//
+// Each isa_*.cpp fills a table by including microkernel.inc.h and rows.inc.h under its own compiler
+// target. Only this header and problem.h are shared, and neither defines a function with code in it:
+// code compiled for AVX-512 must never be what the linker keeps for everybody.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../common/problem.h"
+
+namespace late_interaction::cpu {
+
+// One panel of query rows against one tile of document tokens: see microkernel.inc.h.
+struct Tile {
+  const void* panel;         // packed query rows [steps][2 * lanes]
+  int vectors;               // 1 or 2: vectors of the panel that hold rows
+  const void* tokens;        // [count] rows of `steps` packed steps
+  int64_t token_bytes;       // distance from one token to the next
+  int64_t count;             // tokens, at least Multiplier::min_tokens
+  int64_t steps;             // k-steps of one dot product
+  const void* inverse_norm;  // [count] float or double, or null: multiplies the similarities
+  const int32_t* ids;        // [count] token indices, or null: no winners
+  void* best;                // [vectors * lanes] float or double: running maximum
+  void* winner;              // [vectors * lanes] int32 (float) or int64 (double), or null with ids
+};
+
+// One way to multiply: what a packed step is, and the kernel that consumes it.
+struct Multiplier {
+  int lanes;       // query rows in a vector
+  int min_tokens;  // the fewest tokens in a Tile
+  int step_dims;   // dims in one k-step: 2 for bf16 pairs, else 1
+  int step_bytes;
+  Dtype native;  // rows of this dtype, dims contiguous, are packed already (if step_dims divides d)
+  // One token, dims `stride` elements apart, to packed steps; the last step is padded with zeros.
+  void (*pack_row)(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out);
+  void (*score_tile)(const Tile& tile);
+};
+
+// Row arithmetic in Real = float (bf16, fp16 and fp32 inputs) or double (fp64 inputs).
+template <class Real>
+struct RowKernels {
+  // 1 / max(||x||, eps).
+  Real (*inverse_norm)(const void* x, Dtype dtype, int64_t stride, int64_t d);
+  // sum += scale * x.
+  void (*add_scaled)(Real* sum, Real scale, const void* x, Dtype dtype, int64_t stride, int64_t d);
+  // out = grad, rounded to dtype.
+  void (*write)(const Real* grad, int64_t d, Dtype dtype, void* out);
+  // grad becomes the gradient of x from that of normalize(x).
+  void (*through_normalize)(Real* grad, Real inverse_norm, const void* x, Dtype dtype, int64_t stride,
+                            int64_t d);
+};
+
+struct Kernels {
+  const char* name;
+  Multiplier f32;
+  Multiplier f64;
+  Multiplier bf16;
+  bool has_bf16;  // bf16 is filled: this instruction set multiplies bf16 pairs
+  RowKernels<float> rows32;
+  RowKernels<double> rows64;
+};
+
+void fill_portable(Kernels& k);
+void fill_avx2(Kernels& k);
+void fill_avx512(Kernels& k);
+void fill_avx512_bf16(Kernels& k);
+
+// The table in use: the best that this CPU runs, unless one was forced.
+const Kernels& kernels();
+
+// Forces a table by name ("" = the best one) and returns the name now in use. Throws when the CPU or
+// the build has no such table.
+std::string force_isa(const std::string& name);
+
+template <class Real>
+const RowKernels<Real>& row_kernels(const Kernels& k);
+
+}  // namespace late_interaction::cpu

@@ -1,0 +1,238 @@
+// Arithmetic on single rows (one token's d values), included by every isa_*.cpp after it has defined
+// F32, its vector of floats. Rows whose dims are contiguous take the vector path; others go value by
+// value. Every dtype is widened on load; fp64 rows have their own plain loops.
+
+namespace {
+
+inline float bits_to_float(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+
+inline uint32_t float_to_bits(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float from_bf16(uint16_t x) {
+  return bits_to_float(uint32_t{x} << 16);
+}
+
+// Round to nearest even; a NaN stays a (quiet) NaN.
+inline uint16_t to_bf16(float x) {
+  const uint32_t bits = float_to_bits(x);
+  if (x != x) return 0x7FC0;
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float from_fp16(uint16_t x) {
+  const uint32_t sign = uint32_t{x & 0x8000u} << 16;
+  const uint32_t rest = uint32_t{x & 0x7FFFu} << 13;
+  if (rest >= (0x1Fu << 23)) return bits_to_float(sign | rest | 0x7F800000u);          // inf, NaN
+  if (rest < (1u << 23)) {                                                             // zero, subnormal
+    return bits_to_float(sign | float_to_bits(bits_to_float(rest | (113u << 23)) - 0x1p-14f));
+  }
+  return bits_to_float(sign | (rest + (112u << 23)));
+}
+
+inline uint16_t to_fp16(float x) {
+  const uint32_t bits = float_to_bits(x);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t size = bits & 0x7FFFFFFFu;
+  if (size > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);
+  if (size >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // rounds to infinity
+  if (size < 0x38800000u) {  // subnormal: let the addition round at the right place
+    return static_cast<uint16_t>(sign | (float_to_bits(bits_to_float(size) + 0.5f) - 0x3F000000u));
+  }
+  return static_cast<uint16_t>(sign | ((size - 0x38000000u + 0xFFF + ((size >> 13) & 1)) >> 13));
+}
+
+// How a dtype lies in memory and becomes a float, alone and by the vector.
+struct Bf16Row {
+  using Element = uint16_t;
+  static float get(uint16_t x) { return from_bf16(x); }
+  static uint16_t put(float x) { return to_bf16(x); }
+  static F32::V load(const uint16_t* p) { return F32::load_bf16(p); }
+  static void store(uint16_t* p, F32::V x) { F32::store_bf16(p, x); }
+};
+
+struct Fp16Row {
+  using Element = uint16_t;
+  static float get(uint16_t x) { return from_fp16(x); }
+  static uint16_t put(float x) { return to_fp16(x); }
+  static F32::V load(const uint16_t* p) { return F32::load_fp16(p); }
+  static void store(uint16_t* p, F32::V x) { F32::store_fp16(p, x); }
+};
+
+struct Fp32Row {
+  using Element = float;
+  static float get(float x) { return x; }
+  static float put(float x) { return x; }
+  static F32::V load(const float* p) { return F32::load(p); }
+  static void store(float* p, F32::V x) { F32::store(p, x); }
+};
+
+#define LI_FOR_ROW_TYPE(dtype, function, ...)                      \
+  switch (dtype) {                                                 \
+    case Dtype::bf16:                                              \
+      return function<Bf16Row>(__VA_ARGS__);                       \
+    case Dtype::fp16:                                              \
+      return function<Fp16Row>(__VA_ARGS__);                       \
+    default:                                                       \
+      return function<Fp32Row>(__VA_ARGS__);                       \
+  }
+
+// ---- packing -------------------------------------------------------------------------------------
+
+template <class Row>
+void widen(const void* data, int64_t stride, int64_t d, float* out) {
+  const auto* x = static_cast<const typename Row::Element*>(data);
+  int64_t k = 0;
+  if (stride == 1) {
+    for (; k + F32::kLanes <= d; k += F32::kLanes) F32::store(out + k, Row::load(x + k));
+  }
+  for (; k < d; ++k) out[k] = Row::get(x[k * stride]);
+}
+
+void pack_row_f32(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) {
+  LI_FOR_ROW_TYPE(dtype, widen, x, stride, d, static_cast<float*>(out))
+}
+
+void pack_row_f64(const void* x, Dtype, int64_t stride, int64_t d, void* out) {
+  for (int64_t k = 0; k < d; ++k) {
+    static_cast<double*>(out)[k] = static_cast<const double*>(x)[k * stride];
+  }
+}
+
+// ---- norms ---------------------------------------------------------------------------------------
+
+constexpr int kChains = 4;  // independent sums, so that additions overlap
+
+inline float root(float x) {
+  return __builtin_sqrtf(x);
+}
+
+inline double root(double x) {
+  return __builtin_sqrt(x);
+}
+
+template <class Real>
+Real invert(Real squares) {
+  const Real norm = root(squares);
+  return Real{1} / (norm < Real(kNormEps) ? Real(kNormEps) : norm);  // a NaN norm stays NaN
+}
+
+template <class Row>
+float dot(const void* data, int64_t stride, const float* other, int64_t d) {
+  const auto* x = static_cast<const typename Row::Element*>(data);
+  F32::V sum[kChains];
+  for (auto& s : sum) s = F32::zero();
+  int64_t k = 0;
+  if (stride == 1) {
+    for (; k + kChains * F32::kLanes <= d; k += kChains * F32::kLanes) {
+      for (int c = 0; c < kChains; ++c) {
+        const F32::V v = Row::load(x + k + c * F32::kLanes);
+        sum[c] = F32::multiply_add(sum[c], v, other ? F32::load(other + k + c * F32::kLanes) : v);
+      }
+    }
+  }
+  float lane[F32::kLanes];
+  F32::store(lane, F32::add(F32::add(sum[0], sum[1]), F32::add(sum[2], sum[3])));
+  for (int reach = F32::kLanes / 2; reach > 0; reach /= 2) {
+    for (int i = 0; i < reach; ++i) lane[i] += lane[i + reach];
+  }
+  float rest = 0;
+  for (; k < d; ++k) {
+    const float v = Row::get(x[k * stride]);
+    rest += v * (other ? other[k] : v);
+  }
+  return lane[0] + rest;
+}
+
+float inverse_norm_f32(const void* x, Dtype dtype, int64_t stride, int64_t d) {
+  const auto squares = [&]() -> float { LI_FOR_ROW_TYPE(dtype, dot, x, stride, nullptr, d) };
+  return invert(squares());
+}
+
+double dot_f64(const double* x, int64_t stride, const double* other, int64_t d) {
+  double sum = 0;
+  for (int64_t k = 0; k < d; ++k) sum += x[k * stride] * (other ? other[k] : x[k * stride]);
+  return sum;
+}
+
+double inverse_norm_f64(const void* x, Dtype, int64_t stride, int64_t d) {
+  return invert(dot_f64(static_cast<const double*>(x), stride, nullptr, d));
+}
+
+// ---- gradients -----------------------------------------------------------------------------------
+
+template <class Row>
+void add_scaled(float* sum, float scale, const void* data, int64_t stride, int64_t d) {
+  const auto* x = static_cast<const typename Row::Element*>(data);
+  int64_t k = 0;
+  if (stride == 1) {
+    const F32::V s = F32::set1(scale);
+    for (; k + F32::kLanes <= d; k += F32::kLanes) {
+      F32::store(sum + k, F32::multiply_add(F32::load(sum + k), s, Row::load(x + k)));
+    }
+  }
+  for (; k < d; ++k) sum[k] += scale * Row::get(x[k * stride]);
+}
+
+void add_scaled_f32(float* sum, float scale, const void* x, Dtype dtype, int64_t stride, int64_t d) {
+  LI_FOR_ROW_TYPE(dtype, add_scaled, sum, scale, x, stride, d)
+}
+
+void add_scaled_f64(double* sum, double scale, const void* data, Dtype, int64_t stride, int64_t d) {
+  const auto* x = static_cast<const double*>(data);
+  for (int64_t k = 0; k < d; ++k) sum[k] += scale * x[k * stride];
+}
+
+template <class Row>
+void write(const float* grad, int64_t d, void* data) {
+  auto* out = static_cast<typename Row::Element*>(data);
+  int64_t k = 0;
+  for (; k + F32::kLanes <= d; k += F32::kLanes) Row::store(out + k, F32::load(grad + k));
+  for (; k < d; ++k) out[k] = Row::put(grad[k]);
+}
+
+void write_f32(const float* grad, int64_t d, Dtype dtype, void* out) {
+  LI_FOR_ROW_TYPE(dtype, write, grad, d, out)
+}
+
+void write_f64(const double* grad, int64_t d, Dtype, void* out) {
+  for (int64_t k = 0; k < d; ++k) static_cast<double*>(out)[k] = grad[k];
+}
+
+// y = x / max(||x||, eps): dx = (dy - (dy . y) y) / ||x||, and dy / eps where the clamp is active.
+// In terms of r = 1 / max(||x||, eps): (dy . y) y = r^2 (dy . x) x.
+template <class Row>
+void through_normalize(float* grad, float r, const void* data, int64_t stride, int64_t d) {
+  const bool clamped = r >= float(1 / kNormEps);
+  const float along = clamped ? 0.0f : -(dot<Row>(data, stride, grad, d) * r) * r;
+  if (!clamped) add_scaled<Row>(grad, along, data, stride, d);
+  for (int64_t k = 0; k < d; ++k) grad[k] *= r;
+}
+
+void through_normalize_f32(float* grad, float r, const void* x, Dtype dtype, int64_t stride, int64_t d) {
+  LI_FOR_ROW_TYPE(dtype, through_normalize, grad, r, x, stride, d)
+}
+
+void through_normalize_f64(double* grad, double r, const void* data, Dtype dtype, int64_t stride, int64_t d) {
+  if (r < 1 / kNormEps) {
+    const double along = -(dot_f64(static_cast<const double*>(data), stride, grad, d) * r) * r;
+    add_scaled_f64(grad, along, data, dtype, stride, d);
+  }
+  for (int64_t k = 0; k < d; ++k) grad[k] *= r;
+}
+
+#undef LI_FOR_ROW_TYPE
+
+void fill_rows(Kernels& k) {
+  k.rows32 = {inverse_norm_f32, add_scaled_f32, write_f32, through_normalize_f32};
+  k.rows64 = {inverse_norm_f64, add_scaled_f64, write_f64, through_normalize_f64};
+}
+
+}  // namespace

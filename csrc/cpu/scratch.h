@@ -1,0 +1,66 @@
+// A thread's working memory: one aligned block, kept between calls while it is small, carved into
+// arrays. Its size depends on the tile, never on the number of queries or documents.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace late_interaction::cpu {
+
+class Scratch {
+ public:
+  static constexpr size_t kAlign = 64;
+
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { release(); }
+
+  // Starts over with room for `bytes`; arrays taken before are gone.
+  void reset(size_t bytes) {
+    if (bytes > size_) {
+      release();
+      data_ = static_cast<char*>(::operator new(bytes, std::align_val_t(kAlign)));
+      size_ = bytes;
+    }
+    used_ = 0;
+  }
+
+  template <class T>
+  T* take(int64_t count) {
+    T* array = reinterpret_cast<T*>(data_ + used_);
+    used_ += size_of<T>(count);
+    return array;
+  }
+
+  template <class T>
+  static size_t size_of(int64_t count) {
+    return (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+  }
+
+  // Call when done: gives back what is too large to sit on.
+  void trim() {
+    if (size_ > kKeep) release();
+  }
+
+ private:
+  static constexpr size_t kKeep = size_t{4} << 20;
+
+  void release() {
+    ::operator delete(data_, std::align_val_t(kAlign));
+    data_ = nullptr;
+    size_ = 0;
+  }
+
+  char* data_ = nullptr;
+  size_t size_ = 0;
+  size_t used_ = 0;
+};
+
+inline Scratch& thread_scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+}  // namespace late_interaction::cpu

@@ -1,0 +1,109 @@
+// Vectors and multipliers of AVX-512, shared by isa_avx512.cpp and isa_avx512_bf16.cpp.
+
+using late_interaction::Dtype;
+using late_interaction::kNormEps;
+using late_interaction::cpu::Kernels;
+using late_interaction::cpu::Multiplier;
+using late_interaction::cpu::Tile;
+
+namespace {
+
+struct F32 {
+  using Scalar = float;
+  using Index = int32_t;
+  using V = __m512;
+  using I = __m512i;
+  using M = __mmask16;
+  static constexpr int kLanes = 16;
+
+  static V zero() { return _mm512_setzero_ps(); }
+  static V set1(float x) { return _mm512_set1_ps(x); }
+  static V load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, V x) { _mm512_storeu_ps(p, x); }
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V multiply_add(V sum, V a, V b) { return _mm512_fmadd_ps(a, b, sum); }
+
+  static M greater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static M unordered(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
+  static M either(M a, M b) { return static_cast<M>(a | b); }
+  static bool any(M m) { return m != 0; }
+  static V select(M m, V a, V b) { return _mm512_mask_mov_ps(b, m, a); }
+
+  static I set_index(int32_t i) { return _mm512_set1_epi32(i); }
+  static I load_index(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static void store_index(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static I select_index(M m, I a, I b) { return _mm512_mask_mov_epi32(b, m, a); }
+
+  static V load_bf16(const uint16_t* p) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+  }
+  static void store_bf16(uint16_t* p, V x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    const __m512i rounded =
+        _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), unordered(x, x), _mm512_set1_epi32(0x7FC0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+  }
+  static V load_fp16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static void store_fp16(uint16_t* p, V x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+};
+
+struct MultiplyF32 : F32 {
+  using Query = V;
+  using Token = V;
+  static constexpr int kStepBytes = 4;
+  static constexpr int kGroup = 12;
+  static Query load_query(const char* p) { return _mm512_loadu_ps(p); }
+  static Token load_token(const char* p) {
+    float x;
+    __builtin_memcpy(&x, p, 4);
+    return _mm512_set1_ps(x);
+  }
+};
+
+struct MultiplyF64 {
+  using Scalar = double;
+  using Index = int64_t;
+  using V = __m512d;
+  using I = __m512i;
+  using M = __mmask8;
+  using Query = V;
+  using Token = V;
+  static constexpr int kLanes = 8;
+  static constexpr int kStepBytes = 8;
+  static constexpr int kGroup = 12;
+
+  static Query load_query(const char* p) { return _mm512_loadu_pd(p); }
+  static Token load_token(const char* p) {
+    double x;
+    __builtin_memcpy(&x, p, 8);
+    return _mm512_set1_pd(x);
+  }
+  static V zero() { return _mm512_setzero_pd(); }
+  static V set1(double x) { return _mm512_set1_pd(x); }
+  static V load(const double* p) { return _mm512_loadu_pd(p); }
+  static void store(double* p, V x) { _mm512_storeu_pd(p, x); }
+  static V mul(V a, V b) { return _mm512_mul_pd(a, b); }
+  static V max(V a, V b) { return _mm512_max_pd(a, b); }
+  static V multiply_add(V sum, V a, V b) { return _mm512_fmadd_pd(a, b, sum); }
+  static M greater(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_GT_OQ); }
+  static M unordered(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q); }
+  static M either(M a, M b) { return static_cast<M>(a | b); }
+  static bool any(M m) { return m != 0; }
+  static V select(M m, V a, V b) { return _mm512_mask_mov_pd(b, m, a); }
+  static I set_index(int64_t i) { return _mm512_set1_epi64(i); }
+  static I load_index(const int64_t* p) { return _mm512_loadu_si512(p); }
+  static void store_index(int64_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static I select_index(M m, I a, I b) { return _mm512_mask_mov_epi64(b, m, a); }
+};
+
+}  // namespace
