@@ -17,10 +17,13 @@ __version__ = "{version}"
 version = types.SimpleNamespace(cuda={cuda!r})
 """
 CPP_EXTENSION = """
+import types
 class BuildExtension:
     pass
 def include_paths():
     return []
+def CppExtension(name, sources, **options):
+    return types.SimpleNamespace(name=name)
 """
 
 
