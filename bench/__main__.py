@@ -74,7 +74,7 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     ceilings = measure_ceilings(effort) if device.type == "cuda" else Ceilings()
     settings = Settings(
         device=device, dtype=_DTYPES[args.dtype], implementations=implementations, effort=effort,
-        ceilings=ceilings, limit_s=args.limit or (240.0 if args.full else 60.0),
+        ceilings=ceilings, limit_s=args.limit or (240.0 if args.full else 40.0),
         retune=args.full, compile_all=args.full,
     )  # fmt: skip
     tuning = "for each shape" if args.full else "once for each key of their own caches, at the first shape"
@@ -123,12 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = _target(args, device)
     if device.type == "cuda" or args.dry_run:
         out = _run_gpu(args, device, target)
-        key = "gpu_us" if device.type == "cuda" else "wall_us"
+        measured = [r for r in out.rows if r["suite"] != "first-call"]
+        told = results.summary(measured, "gpu_us" if device.type == "cuda" else "wall_us") if measured else ""
     else:
-        out, key = _run_cpu(args, target), "wall_us"
-    measured = [r for r in out.rows if r["suite"] != "first-call"]
-    if measured:
-        print("\n" + results.summary(measured, key))
+        out = _run_cpu(args, target)
+        told = cpu.summary(out.rows) if out.rows else ""
+    print(f"\n{told}")
     if device.type == "cuda" and not args.no_plot:
         image = target.parent / ("roofline.png" if ".partial" not in target.name else "roofline.partial.png")
         problem = plot.roofline(results.read(target), image)

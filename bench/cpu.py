@@ -13,7 +13,7 @@ import torch
 from .impls import EINSUM, OURS, einsum_maxsim
 from .inputs import Inputs, draw
 from .parity import reference, relative_error, tolerance
-from .results import Results, Row, new_row, number
+from .results import Results, Row, align, best, groups, new_row, number
 from .shapes import Shape
 
 MAXSIM_CPU = "maxsim-cpu"
@@ -129,6 +129,19 @@ def line(rows: Sequence[Row]) -> str:
         problem = row.get("error") or row.get("skipped")
         parts.append(f"{row['impl']} {told}" + (f" ({problem[:60]})" if problem else ""))
     return f"cpu {first['shape']} {first['op']} {first['dtype']}: " + " | ".join(parts)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """GFLOP/s of every implementation, a line a measurement."""
+    names = (OURS, MAXSIM_CPU, EINSUM, GEMM)
+    body = []
+    for group in groups(rows).values():
+        first = group[0]
+        found = [best([r for r in group if r["impl"] == name], "wall_us") for name in names]
+        body.append(
+            [f"{first['shape']} {first['op']} {first['dtype']}", *(number(r and r["gflops"]) for r in found)]
+        )
+    return align(["GFLOP/s", *names], body)
 
 
 def run(

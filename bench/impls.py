@@ -43,6 +43,10 @@ class Implementation:
         """A function that computes both gradients from inputs.winners."""
         raise UnsupportedError(f"{self.name} has no backward of its own")
 
+    def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
+        """Winners [Nq, Nd, Lq], from an implementation that hands them out."""
+        return None
+
     def retune(self) -> None:
         """Forgets tuning results, so that the next shape gets its own."""
 
@@ -73,6 +77,11 @@ class Ours(Implementation):
             return grad_Q, grad_D
 
         return run
+
+    def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
+        D = inputs.D.unsqueeze(1) if shape.layout == PAIRS else inputs.D
+        found: torch.Tensor = self.lib.maxsim_with_winners(inputs.Q.detach(), D.detach())[1]
+        return found
 
 
 class Lik(Implementation):

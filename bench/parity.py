@@ -13,9 +13,10 @@ _CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time
 
 @dataclass
 class Reference:
-    """fp64 scores and, if asked for, (grad_Q, grad_D)."""
+    """fp64 scores, who won, and, if asked for, (grad_Q, grad_D)."""
 
     scores: torch.Tensor
+    winners: torch.Tensor
     gradients: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -77,8 +78,31 @@ def reference(shape: Shape, Q: torch.Tensor, D: torch.Tensor, grad_scores: torch
     Q, D = Q.detach(), D.detach()
     scores, winners = reference_scores(shape, Q, D)
     if grad_scores is None:
-        return Reference(scores)
-    return Reference(scores, reference_gradients(shape, Q, D, grad_scores, winners))
+        return Reference(scores, winners)
+    return Reference(scores, winners, reference_gradients(shape, Q, D, grad_scores, winners))
+
+
+@torch.no_grad()
+def misplaced_winners(
+    shape: Shape,
+    Q: torch.Tensor,
+    D: torch.Tensor,
+    winners: torch.Tensor,
+    ref: Reference,
+    rounding: float = 1e-5,
+) -> float:
+    """The fraction of `winners` whose similarity is below the best one by more than fp32 rounding."""
+    i, j, s = (winners.long() != ref.winners).nonzero().unbind(1)
+    document = j if shape.layout == IN_BATCH else i * shape.Nd + j
+    docs = D.reshape(-1, shape.Ld, shape.d)
+    query = Q[i, s].double()
+
+    def similarity(who: torch.Tensor) -> torch.Tensor:
+        return (query * docs[document, who[i, j, s].long()].double()).sum(-1)
+
+    best = similarity(ref.winners)
+    wrong = best - similarity(winners) > rounding * best.abs().clamp_min(1.0)
+    return float(wrong.sum()) / max(1, winners.numel())
 
 
 def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:

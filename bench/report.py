@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
+from .plot import roofline
 from .results import DIRECTORY, ROOT, Row, best, groups, number, read, split
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
@@ -156,14 +157,16 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
     return [*parts, _stamp(headers)] if parts else []
 
 
+def _recorded(directory: Path) -> list[Path]:
+    return [p for p in sorted(directory.glob("*.json")) if not p.name.endswith(".partial.json")]
+
+
 def build(directory: Path = DIRECTORY) -> str:
     """The Markdown between the markers."""
     parts: list[str] = []
     if (directory / PLOT).exists():
         parts.append(f"![Roofline of the MaxSim forward](bench/results/{PLOT})")
-    for path in sorted(directory.glob("*.json")):
-        if path.name.endswith(".partial.json"):
-            continue
+    for path in _recorded(directory):
         rows = read(path)
         if path.stem == "cpu":
             headers, measured = split(rows)
@@ -192,6 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=DIRECTORY)
     parser.add_argument("--check", action="store_true", help="change nothing, fail if it would change")
     args = parser.parse_args(arguments)
+    if not args.check:
+        for path in _recorded(args.results):
+            if path.stem != "cpu" and (problem := roofline(read(path), args.results / PLOT)):
+                print(f"{path.name}: {problem}")
     try:
         text = args.readme.read_text()
         new = fill(text, build(args.results))

@@ -11,7 +11,7 @@ import torch
 
 from .impls import Compiled, Implementation, UnsupportedError
 from .inputs import SKEWED, UNIFORM, Inputs, draw, draw_winners, sets_to_beat_cache
-from .parity import Reference, reference, reference_gradients, relative_error, tolerance
+from .parity import Reference, misplaced_winners, reference, reference_gradients, relative_error, tolerance
 from .results import Results, Row, new_row, number
 from .shapes import Shape, itemsize
 from .timing import Call, Ceilings, Effort, gpu_time, peak_mib, time_limit, wall_time
@@ -134,7 +134,7 @@ def _draw_all(
             x.winners = draw_winners(shape, winners or UNIFORM, settings.device)
         assert first.winners is not None
         grads = reference_gradients(shape, first.Q, first.D, first.grad_scores, first.winners)
-        return sets, Reference(torch.empty(0), grads)
+        return sets, Reference(torch.empty(0), first.winners, grads)
     ref = reference(shape, first.Q, first.D, None if op == "fwd" else first.grad_scores)
     if op == "fwd+bwd":
         for x in sets:
@@ -185,6 +185,9 @@ def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: st
             try:
                 _check_fits(impl, shape, settings.dtype)
                 _measure(settings, _PREPARE[op](impl, shape, strategy, sets, ref), row)
+                if op == "fwd+bwd" and (winners_found := impl.winners(shape, sets[0])) is not None:
+                    x = sets[0]
+                    row["winners_wrong"] = misplaced_winners(shape, x.Q, x.D, winners_found, ref)
             except UnsupportedError as reason:
                 row["skipped"] = str(reason)
             except Exception as error:  # recorded in the row: one failure must not end the run
