@@ -65,7 +65,9 @@ struct Context {
         call.grad_scores)[i * call.grad_query_stride + j * call.grad_item_stride];
   }
   void write(Real* sum, const char* x, int64_t x_stride, Real inverse_norm, void* grad, int64_t row) const {
-    if (call.normalize) rows.through_normalize(sum, inverse_norm, x, call.dtype, x_stride, s.d);
+    // A token that nothing was sent to gets zeros whatever it holds: NaN in a masked token stays there.
+    const bool sent = std::any_of(sum, sum + s.d, [](Real g) { return g != 0; });
+    if (call.normalize && sent) rows.through_normalize(sum, inverse_norm, x, call.dtype, x_stride, s.d);
     rows.write(sum, s.d, call.dtype, static_cast<char*>(grad) + row * s.d * element);
   }
 };

@@ -1,0 +1,130 @@
+"""The judge: MaxSim and its gradients by brute force in float64, and how close is close.
+
+Written apart from late_interaction.reference on purpose, document by document, from the definition.
+"""
+
+import torch
+
+EPS = 1e-12
+
+# Relative error of scores against float64 on the same inputs. Half-precision products are exact in float32,
+# so only the float32 sums err there.
+SCORE_TOLERANCE = {
+    "bfloat16": 5e-6,
+    "float16": 5e-6,
+    "float32 highest": 3e-6,
+    "float32 high": 1e-3,
+    "float32 medium": 8e-3,
+    "float32 fp16": 1e-3,
+    "float64": 1e-13,
+}
+# Of gradients against float64 with the same winners: the input's dtype rounds them once.
+GRAD_TOLERANCE = {torch.bfloat16: 2e-3, torch.float16: 3e-4, torch.float32: 1e-6, torch.float64: 1e-13}
+
+
+def tolerance(dtype, precision="highest"):
+    name = str(dtype).removeprefix("torch.")
+    return SCORE_TOLERANCE[f"{name} {precision}" if dtype == torch.float32 else name]
+
+
+def per_query(D, Nq):
+    """D as [Nq, N, Ld, d], whoever meets whom."""
+    return D if D.dim() == 4 else D.unsqueeze(0).expand(Nq, *D.shape)
+
+
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(EPS)
+
+
+def similarities(Q, D, normalize=False):
+    """Yields (j, [Nq, Lq, Ld] similarities of every query with its document j), in float64."""
+    Q, D = Q.detach().double(), per_query(D.detach(), Q.shape[0])
+    Q = unit(Q) if normalize else Q
+    for j in range(D.shape[1]):
+        document = D[:, j].double()
+        yield j, Q @ (unit(document) if normalize else document).transpose(1, 2)
+
+
+def maxsim(Q, D, q_mask=None, d_mask=None, normalize=False):
+    """(scores [Nq, N] float64, winners [Nq, N, Lq] int64)."""
+    Nq, Lq, Ld = Q.shape[0], Q.shape[1], D.shape[-2]
+    N = D.shape[-3]
+    scores = torch.zeros(Nq, N, dtype=torch.float64, device=Q.device)
+    winners = torch.full((Nq, N, Lq), -1, device=Q.device)
+    if Ld == 0 or Lq == 0 or Nq == 0:
+        return scores, winners
+    keep_q = torch.ones(Nq, Lq, dtype=torch.bool, device=Q.device) if q_mask is None else q_mask
+    for j, S in similarities(Q, D, normalize):
+        keep_d = torch.ones(Nq, Ld, dtype=torch.bool, device=Q.device)
+        if d_mask is not None:
+            keep_d = d_mask[:, j] if d_mask.dim() == 3 else d_mask[j].expand(Nq, Ld)
+        counts = keep_q & keep_d.any(1, keepdim=True)
+        S = S.masked_fill(~keep_d.unsqueeze(1), -torch.inf)
+        best = S.amax(-1)
+        # The lowest index that reaches the maximum; among NaN, the first.
+        hit = torch.where(best.isnan().unsqueeze(-1), S.isnan(), best.unsqueeze(-1) == S) & keep_d.unsqueeze(
+            1
+        )
+        index = hit.int().argmax(-1)
+        scores[:, j] = torch.where(counts, best, 0.0).sum(-1)
+        winners[:, j] = torch.where(counts, index, -1)
+    return scores, winners
+
+
+def gradients(grad_scores, Q, D, winners, normalize=False):
+    """(grad_Q, grad_D) in float64, with the winners as given."""
+    Nq = Q.shape[0]
+    q, d = Q.detach().double(), per_query(D.detach(), Nq).double()
+    q_hat, d_hat = (unit(q), unit(d)) if normalize else (q, d)
+    i, j, s = (winners >= 0).nonzero(as_tuple=True)
+    t = winners[i, j, s].long()
+    weight = grad_scores.double()[i, j].unsqueeze(-1)
+    grad_q = torch.zeros_like(q).index_put_((i, s), weight * d_hat[i, j, t], accumulate=True)
+    grad_d = torch.zeros(d.shape, dtype=torch.float64, device=d.device)
+    grad_d.index_put_((i, j, t), weight * q_hat[i, s], accumulate=True)
+    if normalize:
+        grad_q, grad_d = _through_norm(grad_q, q), _through_norm(grad_d, d)
+    return grad_q, grad_d if D.dim() == 4 else grad_d.sum(0)
+
+
+def _through_norm(grad, x):
+    hat, norm = unit(x), x.norm(dim=-1, keepdim=True)
+    projected = grad - (grad * hat).sum(-1, keepdim=True) * hat
+    return torch.where(norm > EPS, projected, grad) / norm.clamp_min(EPS)
+
+
+def relative_error(out, ref):
+    """||out - ref|| / ||ref|| over the finite entries; the others must be the same ones."""
+    out, ref = out.detach().double(), ref.double()
+    assert out.shape == ref.shape, f"{tuple(out.shape)} != {tuple(ref.shape)}"
+    finite = ref.isfinite()
+    torch.testing.assert_close(out[~finite], ref[~finite], equal_nan=True, rtol=0, atol=0)
+    out, ref = out[finite], ref[finite]
+    if ref.numel() == 0 or not ref.any():
+        return float(out.abs().max()) if out.numel() else 0.0
+    return float((out - ref).norm() / ref.norm())
+
+
+def assert_close(out, ref, limit, what="scores"):
+    error = relative_error(out, ref)
+    assert error <= limit, f"{what}: relative error {error:.2e} > {limit:.0e}"
+
+
+def assert_winners_close(winners, ref, Q, D, limit, normalize=False):
+    """Equal but where two similarities are within rounding; sentinels exactly where they belong."""
+    assert winners.shape == ref.shape, f"{tuple(winners.shape)} != {tuple(ref.shape)}"
+    winners = winners.long()
+    assert torch.equal(winners == -1, ref == -1), "sentinels differ"
+    if torch.equal(winners, ref):
+        return
+    assert winners.min() >= -1 and winners.max() < D.shape[-2], "a winner is no token"
+    for j, S in similarities(Q, D, normalize):
+        mine, best = (S.gather(-1, w[:, j].clamp_min(0).unsqueeze(-1)).squeeze(-1) for w in (winners, ref))
+        # A dot product errs by a few roundings of |q| |d|.
+        scale = 1.0
+        if not normalize:
+            longest = per_query(D.detach(), Q.shape[0])[:, j].double().norm(dim=-1).amax(-1, keepdim=True)
+            scale = Q.detach().double().norm(dim=-1) * longest
+        gap = ((best - mine) / scale)[winners[:, j] != ref[:, j]]
+        worst = float(gap.max()) if gap.numel() else 0.0
+        assert worst <= limit, f"document {j}: a winner is {worst:.1e} short of the maximum"

@@ -1,0 +1,236 @@
+"""Scores and winners against float64 brute force."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction.forward import maxsim_forward
+from tests import ref
+from tests.cases import Case, call, inputs, tokens, walk
+
+
+def check(case, device):
+    Q, D, q_mask, d_mask = inputs(case, device)
+    scores, winners = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
+    limit = ref.tolerance(case.dtype)
+
+    alone = call(li.maxsim, case, Q, D, q_mask, d_mask)
+    assert alone.dtype == (torch.float64 if case.dtype == torch.float64 else torch.float32)
+    ref.assert_close(alone, scores, limit)
+
+    with_winners, found = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
+    assert found.dtype == torch.int32
+    ref.assert_close(with_winners, scores, limit, "scores beside winners")
+    ref.assert_winners_close(found, winners, Q, D, limit, case.normalize)
+
+
+@pytest.mark.parametrize("case", list(walk(130)), ids=str)
+def test_scores_and_winners(case, device):
+    check(case, device)
+
+
+# Large enough that a GPU's blocks walk several tiles, documents and row groups each.
+LARGE = [
+    Case("in-batch", 64, 200, 32, 300, 128, torch.bfloat16, "holes"),
+    Case("in-batch", 130, 67, 33, 129, 128, torch.float16, "none", normalize=True),
+    Case("in-batch", 1, 3000, 32, 77, 128, torch.bfloat16),
+    Case("in-batch", 3, 500, 5, 180, 96, torch.float32, "dead"),
+    Case("in-batch", 5, 40, 1030, 1030, 128, torch.bfloat16),
+    Case("in-batch", 2, 3, 2049, 4100, 64, torch.float16, "holes"),
+    Case("KD", 32, 17, 32, 300, 128, torch.bfloat16, "dead", normalize=True),
+    Case("KD", 128, 8, 48, 180, 40, torch.float32, "holes", "expanded"),
+    Case("pairs", 500, 500, 32, 300, 128, torch.bfloat16, "holes"),
+    Case("in-batch", 20, 30, 100, 200, 768, torch.bfloat16, "holes"),
+    Case("in-batch", 9, 11, 70, 90, 2000, torch.float16),
+    Case("in-batch", 17, 19, 70, 90, 128, torch.float64, "holes", normalize=True),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_large(case):
+    check(case, "cuda")
+
+
+@pytest.mark.parametrize("q_rank", [2, 3])
+@pytest.mark.parametrize("d_rank", [2, 3])
+def test_ranks(q_rank, d_rank, device):
+    Q, D = torch.randn(3, 5, 8, device=device), torch.randn(4, 6, 8, device=device)
+    q_mask, d_mask = torch.rand(3, 5, device=device) < 0.7, torch.rand(4, 6, device=device) < 0.7
+    q, d = (slice(None) if q_rank == 3 else 0), (slice(None) if d_rank == 3 else 0)
+    scores, winners = li.maxsim_with_winners(Q[q], D[d], q_mask[q], d_mask[d])
+    full, full_winners = ref.maxsim(Q, D, q_mask, d_mask)
+    ref.assert_close(scores, full[q, d], 1e-5)
+    assert torch.equal(winners.long(), full_winners[q, d])
+    ref.assert_close(li.maxsim(Q[q], D[d], q_mask[q], d_mask[d]), full[q, d], 1e-5)
+
+
+def test_one_dimensional_masks_fit_a_batch_of_one(device):
+    Q, D = torch.randn(1, 5, 8, device=device), torch.randn(1, 6, 8, device=device)
+    q_mask, d_mask = torch.rand(5, device=device) < 0.7, torch.rand(6, device=device) < 0.7
+    ref.assert_close(li.maxsim(Q, D, q_mask, d_mask), ref.maxsim(Q, D, q_mask[None], d_mask[None])[0], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_integer_masks_count_as_bool(dtype, device):
+    Q, D = torch.randn(2, 5, 8, device=device), torch.randn(3, 6, 8, device=device)
+    d_mask = torch.randint(0, 3, (3, 6), device=device)
+    assert torch.equal(li.maxsim(Q, D, None, d_mask.to(dtype)), li.maxsim(Q, D, None, d_mask != 0))
+
+
+def test_strided_masks(device):
+    Q, D = torch.randn(4, 33, 16, device=device), torch.randn(5, 65, 16, device=device)
+    q_mask = (torch.rand(33, 8, device=device) < 0.7).t()[::2]
+    d_mask = (torch.rand(1, 65, device=device) < 0.7).expand(5, -1)
+    scores, winners = ref.maxsim(Q, D, q_mask, d_mask)
+    out, found = li.maxsim_with_winners(Q, D, q_mask, d_mask)
+    ref.assert_close(out, scores, 1e-5)
+    assert torch.equal(found.long(), winners)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("Ld", [5, 64, 300])
+def test_ties_go_to_the_lowest_index(dtype, Ld, device):
+    # Small integers multiply and add exactly, in any order, in every dtype: all ties are real.
+    Q = torch.randint(-2, 3, (3, 40, 16), device=device).to(dtype)
+    D = torch.randint(-1, 2, (4, Ld, 16), device=device).to(dtype)
+    D[:, Ld // 2 :] = D[:, : Ld - Ld // 2].clone()
+    d_mask = torch.rand(4, Ld, device=device) < 0.8
+    for mask in (None, d_mask):
+        scores, winners = ref.maxsim(Q, D, None, mask)
+        out, found = li.maxsim_with_winners(Q, D, None, mask)
+        assert torch.equal(out.double(), scores)
+        assert torch.equal(found.long(), winners)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_negative_scores(dtype, device):
+    # Padding of a tile with zeros would win here.
+    Q = torch.rand(3, 33, 40, device=device).to(dtype)
+    D = -torch.rand(5, 70, 40, device=device).to(dtype)
+    scores, winners = ref.maxsim(Q, D)
+    out, found = li.maxsim_with_winners(Q, D)
+    assert (out < 0).all()
+    ref.assert_close(out, scores, ref.tolerance(dtype))
+    ref.assert_winners_close(found, winners, Q, D, ref.tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["Q", "D"])
+def test_not_finite(dtype, value, where, device):
+    Q, D = torch.randn(3, 9, 24, device=device).to(dtype), torch.randn(4, 70, 24, device=device).to(dtype)
+    if where == "Q":
+        Q[1, 3, 5] = value
+    else:
+        D[2, 40, 7] = value
+        D[2, 66, 7] = value
+    scores, winners = ref.maxsim(Q, D)
+    out, found = li.maxsim_with_winners(Q, D)
+    ref.assert_close(out, scores, 1e-5)
+    settled = ~scores.isfinite().unsqueeze(-1).expand_as(winners)
+    assert torch.equal(found[settled].long(), winners[settled])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_what_masked_tokens_hold_does_not_matter(dtype, normalize, device):
+    case = Case("in-batch", 3, 4, 33, 65, 24, dtype, "dead", normalize=normalize)
+    Q, D, q_mask, d_mask = inputs(case, device)
+    clean = li.maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize)
+    for value in (float("nan"), float("inf"), 0.0):
+        Q, D = Q.masked_fill(~q_mask.unsqueeze(-1), value), D.masked_fill(~d_mask.unsqueeze(-1), value)
+        dirty = li.maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize)
+        assert all(map(torch.equal, clean, dirty))
+
+
+def test_minus_infinity_can_win(device):
+    # The only valid token scores -inf: a true maximum, not the sentinel.
+    Q, D = torch.ones(1, 2, 1, device=device), torch.full((1, 3, 1), float("-inf"), device=device)
+    scores, winners = li.maxsim_with_winners(Q, D, None, torch.tensor([[False, True, True]], device=device))
+    assert scores.item() == float("-inf")
+    assert winners.tolist() == [[[1, 1]]]
+
+
+def test_zero_rows_normalize_to_zero(device):
+    Q, D = torch.randn(2, 5, 8, device=device), torch.randn(3, 6, 8, device=device)
+    Q[0, 1], D[1, 2], D[2] = 0, 0, 0
+    out, found = li.maxsim_with_winners(Q, D, normalize=True)
+    scores, winners = ref.maxsim(Q, D, normalize=True)
+    ref.assert_close(out, scores, 1e-6)
+    assert torch.equal(found.long(), winners)
+
+
+@pytest.mark.parametrize("Ld", [32767, 32768, 32769, 65534, 65535, 65600])
+def test_winners_of_long_documents(Ld, device):
+    Q = torch.randn(1, 3, 8, device=device)
+    D = torch.randn(2, Ld, 8, device=device)
+    D[0, -1], D[1, Ld // 2 + 1] = 100 * Q[0, 0], 100 * Q[0, 1]
+    Q.requires_grad_()
+    D.requires_grad_()
+    scores, winners = li.maxsim_with_winners(Q, D)
+    reference, expected = ref.maxsim(Q, D)
+    ref.assert_close(scores, reference, 1e-5)
+    assert torch.equal(winners.long(), expected)
+    assert winners[0, 0, 0] == Ld - 1
+    assert torch.ops.late_interaction.maxsim_winners(Q, D, None, None)[1].dtype == (
+        torch.int16 if Ld <= 65534 else torch.int32
+    )
+    scores.sum().backward()
+    grad_Q, grad_D = ref.gradients(torch.ones_like(scores), Q, D, expected)
+    ref.assert_close(Q.grad, grad_Q, 1e-6, "grad_Q")
+    ref.assert_close(D.grad, grad_D, 1e-6, "grad_D")
+
+
+@pytest.mark.gpu
+def test_more_than_two_to_the_31_elements():
+    if torch.cuda.mem_get_info()[1] < 20 << 30:
+        pytest.skip("needs 20 GB of GPU memory")
+    Nd, Ld, d = 140, 131072, 128  # 2.3e9 elements
+    Q = torch.randn(1, 32, d, device="cuda", dtype=torch.bfloat16)
+    D = torch.zeros(Nd, Ld, d, device="cuda", dtype=torch.bfloat16)
+    D[-1, -1], D[70, 5] = Q[0, 0], Q[0, 1]
+    scores, winners = li.maxsim_with_winners(Q, D)
+    assert winners[0, -1, 0] == Ld - 1 and winners[0, 70, 1] == 5
+    tail, tail_winners = ref.maxsim(Q, D[-1:])
+    ref.assert_close(scores[:, -1:], tail, 5e-6)
+    ref.assert_winners_close(winners[:, -1:], tail_winners, Q, D[-1:], 5e-6)
+    grad_Q, grad_D = torch.ops.late_interaction.maxsim_backward(
+        torch.ones_like(scores),
+        Q,
+        D,
+        torch.ops.late_interaction.maxsim_winners(Q, D, None, None)[1],
+        False,
+        "lowmem",
+    )
+    assert grad_D[-1, -1].any() and not grad_D[71:139].any()
+
+
+def test_forward_without_gradients(device):
+    Q, D = torch.randn(3, 5, 8, device=device, requires_grad=True), torch.randn(4, 6, 8, device=device)
+    scores, argmax = maxsim_forward(Q, D)
+    assert argmax is None and not scores.requires_grad
+    scores, argmax = maxsim_forward(Q, D, save_argmax=True, normalize=True)
+    reference, winners = ref.maxsim(Q, D, normalize=True)
+    ref.assert_close(scores, reference, 1e-6)
+    assert torch.equal(argmax.long(), winners.view(12, 5))
+    scores, argmax = maxsim_forward(Q[0], D[0], save_argmax=True)
+    assert scores.shape == () and argmax.shape == (1, 5)
+
+
+@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_memory_layout_does_not_change_scores(form, dtype, device):
+    Q, D = tokens((3, 33, 72), dtype, device, form), tokens((4, 70, 72), dtype, device, form)
+    ref.assert_close(li.maxsim(Q, D), li.maxsim(Q.contiguous(), D.contiguous()), 2e-7)
+
+
+def test_reference_is_the_definition(device):
+    for case in walk(40):
+        Q, D, q_mask, d_mask = inputs(case, device)
+        scores, winners = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
+        out, found = li.reference.maxsim_with_winners_reference(
+            Q, D, q_mask, d_mask, normalize=case.normalize
+        )
+        ref.assert_close(out, scores, 3e-6)
+        ref.assert_winners_close(found, winners, Q, D, 3e-6, case.normalize)
