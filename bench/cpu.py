@@ -21,6 +21,8 @@ GEMM = "torch GEMM"
 
 Call = Callable[[], object]
 
+_REST_S = 0.005  # before each call: idle OpenMP workers of the library before it spin for a while
+
 
 def _ours(shape: Shape, x: Inputs) -> Call:
     lib = importlib.import_module("late_interaction")
@@ -57,6 +59,7 @@ def take_turns(calls: dict[str, Call], rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
+            time.sleep(_REST_S)
             start = time.perf_counter()
             call()
             if i:  # the first round warms up
