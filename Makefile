@@ -3,7 +3,7 @@
 #   make demo     set up .venv, build, and search real text with a late-interaction model
 #   make test     everything this machine can check: build, lint, types, C++ and Python tests
 #   make bench    timings against the peers that are installed
-#   make wheel    the wheels of this release for this machine's toolkit, in dist/
+#   make wheel    wheels in dist/: for the CUDA toolkit at hand and for CPU (WHEELS=cpu: that one alone)
 #   make docs     the README's tables and plots, from bench/results
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -16,7 +16,6 @@ SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -
 	setup.py pyproject.toml VERSION
 CXX_FILES = $$(find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location
-GPU := $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | head -n 1)
 
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -84,7 +83,7 @@ format: | $(VENV)/.dev-requirements
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 wheel: | $(VENV)/.wheel-requirements
-	$(PY) tools/make_wheels.py
+	$(PY) tools/make_wheels.py $(WHEELS)
 
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl

@@ -1,4 +1,6 @@
-"""Builds the release's wheels into dist/: one for the CUDA toolkit at hand, if any, and one for CPU alone.
+"""make_wheels.py [cu130 | cpu ...]: builds the release's wheels into dist/.
+
+Without names: one for the CUDA toolkit at hand, if any, and one for CPU alone.
 
 Each is one file for every Python >= 3.10 and torch >= 2.10 (cp310-abi3). It carries late_interaction's
 libraries and nothing of PyTorch. The platform tag follows from the glibc that they were linked against, so a
@@ -72,12 +74,14 @@ def check(wheel, with_cuda):
 
 def main():
     cuda = toolkit_name()
-    made = [build(cuda, with_cuda=True)] if cuda else []
-    made.append(build("cpu", with_cuda=False))
-    for wheel in made:
-        print(f"{wheel.relative_to(ROOT)}  {wheel.stat().st_size / 1e6:.2f} MB")
+    wanted = sys.argv[1:] or [*filter(None, [cuda]), "cpu"]
+    if unknown := set(wanted) - {cuda, "cpu"}:
+        sys.exit(f"cannot build {sorted(unknown)}: the CUDA toolkit at hand is {cuda}")
+    for local in wanted:
+        wheel = build(local, with_cuda=local != "cpu")
+        print(f"{wheel.relative_to(ROOT)}  {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
     if not cuda:
-        print("no nvcc: the CUDA wheel was not built")
+        print("no nvcc was found: no CUDA wheel")
 
 
 if __name__ == "__main__":

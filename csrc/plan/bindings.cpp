@@ -62,7 +62,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("columns", &li::TileShape::columns)
       .def_readonly("threads", &li::TileShape::threads)
       .def_readonly("warp_rows", &li::TileShape::warp_rows);
-  m.def("tile_shape", &li::tile_shape, py::arg("tile"));
+  m.def("tile_shape", &li::tile_shape, py::arg("tile"), py::arg("compute"));
 
   py::class_<li::ForwardPlan>(m, "ForwardPlan")
       .def_readonly("compute", &li::ForwardPlan::compute)
@@ -81,16 +81,19 @@ PYBIND11_MODULE(late_interaction_plan, m) {
 
   py::class_<li::BackwardPlan>(m, "BackwardPlan")
       .def_readonly("method", &li::BackwardPlan::method)
-      .def_readonly("gather_split", &li::BackwardPlan::gather_split)
+      .def_readonly("vectors", &li::BackwardPlan::vectors)
+      .def_readonly("pieces", &li::BackwardPlan::pieces)
+      .def_readonly("finish_later", &li::BackwardPlan::finish_later)
+      .def_readonly("split", &li::BackwardPlan::split)
       .def_readonly("gather_grid", &li::BackwardPlan::gather_grid)
-      .def_readonly("owned_warps", &li::BackwardPlan::owned_warps)
-      .def_readonly("sort_segments", &li::BackwardPlan::sort_segments)
+      .def_readonly("segments", &li::BackwardPlan::segments)
       .def_readonly("tile_tokens", &li::BackwardPlan::tile_tokens)
+      .def_readonly("tiles", &li::BackwardPlan::tiles)
       .def_readonly("list_capacity", &li::BackwardPlan::list_capacity)
       .def_readonly("owned_smem_bytes", &li::BackwardPlan::owned_smem_bytes)
       .def_readonly("owned_grid", &li::BackwardPlan::owned_grid);
-  m.def("plan_backward", &li::plan_backward, py::arg("sizes"), py::arg("dtype"), py::arg("method"),
-        py::arg("device"));
+  m.def("plan_backward", &li::plan_backward, py::arg("sizes"), py::arg("dtype"), py::arg("vectors"),
+        py::arg("normalize"), py::arg("method"), py::arg("device"));
 
   m.def("explain", py::overload_cast<const li::Sizes&, const li::ForwardPlan&>(&li::explain));
   m.def("explain", py::overload_cast<const li::Sizes&, const li::BackwardPlan&>(&li::explain));

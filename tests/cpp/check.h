@@ -5,7 +5,7 @@
 
 inline int failures = 0;
 
-#define CHECK(condition)                                                   \
+#define EXPECT(condition)                                                  \
   do {                                                                     \
     if (!(condition)) {                                                    \
       std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \

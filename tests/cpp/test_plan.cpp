@@ -1,0 +1,59 @@
+// The planner by itself: no PyTorch, no CUDA, no GPU.
+#include "../../csrc/plan/plan.h"
+
+#include <string>
+
+#include "check.h"
+
+using namespace late_interaction;
+
+namespace {
+
+const Device kH200 = device_of_capability(90, 132);
+
+void test_a_plan_fits_its_device() {
+  for (int capability : {80, 86, 89, 90}) {
+    const Device device = device_of_capability(capability, 100);
+    for (int64_t Lq : {1, 32, 1030}) {
+      for (int64_t d : {8, 128, 1024}) {
+        const Sizes sizes{Layout::in_batch, 64, 64, Lq, 300, d};
+        const ForwardPlan forward = plan_forward(sizes, Dtype::bf16, Precision::highest, device);
+        EXPECT(forward.smem_bytes <= device.smem_per_block);
+        EXPECT(forward.grid >= 1 && forward.grid <= forward.units);
+        const BackwardPlan backward =
+            plan_backward(sizes, Dtype::bf16, true, false, Backward::lowmem, device);
+        EXPECT(backward.owned_smem_bytes <= device.smem_per_block);
+      }
+    }
+  }
+}
+
+void test_precision_decides_how_floats_multiply() {
+  EXPECT(compute_for(Dtype::fp32, Precision::high) == Compute::tf32);
+  EXPECT(compute_for(Dtype::fp32, Precision::medium) == Compute::bf16);
+  EXPECT(compute_for(Dtype::bf16, Precision::highest) == Compute::bf16);
+}
+
+void test_automatic_is_resolved_and_the_rest_is_obeyed() {
+  const Sizes sizes{Layout::in_batch, 256, 256, 32, 300, 128};
+  EXPECT(plan_backward(sizes, Dtype::bf16, true, false, Backward::automatic, kH200).method !=
+         Backward::automatic);
+  EXPECT(plan_backward(sizes, Dtype::bf16, true, false, Backward::unified, kH200).method ==
+         Backward::unified);
+}
+
+void test_a_plan_can_be_read() {
+  const Sizes sizes{Layout::in_batch, 32, 32, 32, 300, 128};
+  const ForwardPlan plan = plan_forward(sizes, Dtype::bf16, Precision::highest, kH200);
+  EXPECT(explain(sizes, plan).find("forward") != std::string::npos);
+}
+
+}  // namespace
+
+int main() {
+  test_a_plan_fits_its_device();
+  test_precision_decides_how_floats_multiply();
+  test_automatic_is_resolved_and_the_rest_is_obeyed();
+  test_a_plan_can_be_read();
+  return failures != 0;
+}
