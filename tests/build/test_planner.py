@@ -1,0 +1,82 @@
+"""The planner asked about any shape and any GPU, through its pybind11 module (make ctest builds it)."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FOLDERS = (Path(sys.prefix) / "build" / "cmake", Path(__file__).resolve().parents[2] / "build" / "cmake")
+
+
+def load():
+    for folder in FOLDERS:
+        for path in folder.glob("late_interaction_plan.*.so"):
+            spec = importlib.util.spec_from_file_location("late_interaction_plan", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    pytest.skip("late_interaction_plan is not built: make ctest", allow_module_level=True)
+
+
+plan = load()
+H200 = plan.device_of_capability(90, 132)
+
+sizes = st.builds(
+    plan.Sizes,
+    st.sampled_from(list(plan.Layout)),
+    st.integers(1, 4096),
+    st.integers(1, 100_000),
+    st.integers(1, 32_768),
+    st.integers(1, 1_000_000),
+    st.integers(1, 4096),
+)
+devices = st.builds(
+    plan.device_of_capability, st.sampled_from([80, 86, 89, 90, 100, 120]), st.integers(1, 200)
+)
+dtypes = st.sampled_from(list(plan.Dtype))
+precisions = st.sampled_from(list(plan.Precision))
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes, dtypes, precisions, devices)
+def test_a_forward_fits_the_device(size, dtype, precision, device):
+    forward = plan.plan_forward(size, dtype, precision, device)
+    assert forward.grid >= 1 and forward.parts >= 1
+    assert 0 <= forward.smem_bytes <= device.smem_per_block
+    assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
+    assert "forward" in plan.explain(size, forward)
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes, dtypes, st.booleans(), st.booleans(), st.sampled_from(list(plan.Backward)), devices)
+def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, method, device):
+    backward = plan.plan_backward(size, dtype, vectors, normalize, method, device)
+    assert backward.method in {plan.Backward.lowmem, plan.Backward.unified}
+    assert method in {backward.method, plan.Backward.automatic}
+    assert backward.gather_grid >= 1
+    assert 0 <= backward.owned_smem_bytes <= device.smem_per_block
+    assert backward.method.name in plan.explain(size, backward)
+
+
+def test_one_short_query_gets_the_thin_tile():
+    one = plan.Sizes(plan.Layout.in_batch, 1, 1000, 32, 300, 128)
+    many = plan.Sizes(plan.Layout.in_batch, 256, 256, 32, 300, 128)
+    assert plan.plan_forward(one, plan.Dtype.bf16, plan.Precision.highest, H200).tile == plan.Tile.thin
+    assert plan.plan_forward(many, plan.Dtype.bf16, plan.Precision.highest, H200).tile != plan.Tile.thin
+
+
+def test_float32_multiplies_as_its_precision_says():
+    size = plan.Sizes(plan.Layout.in_batch, 8, 8, 32, 300, 128)
+    names = {
+        precision: plan.plan_forward(size, plan.Dtype.fp32, precision, H200).compute.name
+        for precision in plan.Precision
+    }
+    assert names == {
+        plan.Precision.highest: "tf32x3",
+        plan.Precision.high: "tf32",
+        plan.Precision.medium: "bf16",
+        plan.Precision.fp16: "fp16",
+    }
