@@ -34,6 +34,7 @@ class Implementation:
     backwards: tuple[str | None, ...] = (None,)  # gradient strategies, each measured
     builds_similarities = False  # allocates [Nq, Nd, Lq, Ld]
     rounds_similarities = False  # and rounds them to the input dtype
+    halves_fp32 = False  # multiplies fp32 inputs in 16 bits, unasked
 
     def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
         """A function (Q, D) -> scores; differentiable if `train`."""
@@ -42,6 +43,10 @@ class Implementation:
     def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
         """A function that computes both gradients from inputs.winners."""
         raise UnsupportedError(f"{self.name} has no backward of its own")
+
+    def moves_winners(self, dtype: torch.dtype) -> bool:
+        """Whether rounding before the max may make another token win."""
+        return self.rounds_similarities or (self.halves_fp32 and dtype == torch.float32)
 
     def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
         """Winners [Nq, Nd, Lq], from an implementation that hands them out."""
@@ -89,6 +94,7 @@ class Lik(Implementation):
 
     name = LIK
     backwards = ("lowmem", "unified")
+    halves_fp32 = True
     chunk = 128  # query tokens a launch, as its maxsim cuts queries of over 512 tokens
 
     def __init__(self) -> None:
@@ -140,6 +146,7 @@ class Flash(Implementation):
     """flash-maxsim. Its training call takes [Nq, K, Ld, d] for KD; pairs are K = 1."""
 
     name = FLASH
+    halves_fp32 = True
 
     def __init__(self) -> None:
         self.lib = importlib.import_module("flash_maxsim")

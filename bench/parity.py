@@ -114,10 +114,10 @@ def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
     return value if value == value else float("inf")
 
 
-def tolerance(gradients: bool, rounds_similarities: bool) -> float:
+def tolerance(gradients: bool, moves_winners: bool) -> float:
     """What an implementation may be off by: bf16 keeps 8 bits, so a rounded gradient is off by 2e-3.
 
     One that rounds the similarities themselves, as an einsum in bf16 does, moves some winners: its
     gradients go to other tokens. That error is recorded, and only a gross one is refused.
     """
-    return 0.6 if gradients and rounds_similarities else 1e-2
+    return 0.6 if gradients and moves_winners else 1e-2

@@ -31,6 +31,21 @@ def _points(rows: Sequence[Row], impl: str) -> list[tuple[float, float, str]]:
     return out
 
 
+def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Points of nearly equal intensity share one label, a name a line in the order of their heights."""
+    clusters: list[list[tuple[float, float, str]]] = []
+    for point in sorted(points):
+        if clusters and point[0] < 1.15 * clusters[-1][0][0]:
+            clusters[-1].append(point)
+        else:
+            clusters.append([point])
+    out = []
+    for cluster in clusters:
+        by_height = sorted(cluster, key=lambda p: -p[1])
+        out.append((max(p[0] for p in cluster), by_height[0][1], "\n".join(p[2] for p in by_height)))
+    return out
+
+
 def roofline(rows: Sequence[Row], target: Path) -> str | None:
     """Draws `target`; or says in a line why it did not."""
     headers, rows = split(rows)
@@ -53,20 +68,28 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     roof_x = [left, ridge, right] if left < ridge < right else [left, right]
     axes.plot(roof_x, [min(peak, bandwidth * x) for x in roof_x], color="#222222", linewidth=1.4)
     axes.annotate(f"cuBLAS bf16 {peak:.0f} TFLOP/s", (right, peak), ha="right", va="bottom", fontsize=8)
+    read_label = min(ridge, right) * 0.6
     axes.annotate(
-        f"reads {bandwidth:.2f} TB/s", (left * 1.15, bandwidth * left * 1.25), fontsize=8, va="bottom"
+        f"reads {bandwidth:.2f} TB/s",
+        (read_label, bandwidth * read_label),
+        ha="right",
+        va="bottom",
+        fontsize=8,
     )
     for impl, shape_points in points.items():
         if shape_points:
             x, y, _ = zip(*shape_points, strict=True)
             axes.scatter(x, y, label=impl, edgecolors="white", linewidths=0.5, **_STYLE[impl])
-    for x0, y0, name in points[OURS]:
-        axes.annotate(name, (x0, y0), xytext=(4, -9), textcoords="offset points", fontsize=6, color="#444444")
+    for x0, y0, name in _labels(points[OURS]):
+        axes.annotate(name, (x0, y0), xytext=(6, -9), textcoords="offset points", fontsize=6, va="top")
     axes.set(
         xscale="log", yscale="log", xlim=(left, right),
         xlabel="FLOP per byte that must move", ylabel="TFLOP/s reached (real tokens)",
         title=f"MaxSim forward, {header['gpu']}",
     )  # fmt: skip
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="both", labelsize=7)
     axes.grid(True, which="both", linewidth=0.3, color="#dddddd")
     axes.legend(loc="lower right", fontsize=8, frameon=False)
     figure.tight_layout()

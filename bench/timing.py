@@ -24,10 +24,10 @@ _cuda: Any = torch.cuda  # its stream and event classes carry no types
 class Effort:
     """How long to measure. Times are per implementation and shape."""
 
-    gpu_ms: float = 80.0  # GPU time spent replaying
+    gpu_ms: float = 60.0  # GPU time spent replaying
     min_replays: int = 10
     max_replays: int = 60
-    wall_ms: float = 60.0
+    wall_ms: float = 40.0
     min_walls: int = 10
     max_walls: int = 100
 
