@@ -19,6 +19,8 @@ def explain_plan(
     *,
     dtype: torch.dtype | None = None,
     winners: bool = True,
+    normalize: bool = False,
+    precision: str | None = None,
     backward: str | None = None,
     sm: int | None = None,
     sm_count: int | None = None,
@@ -30,7 +32,7 @@ def explain_plan(
             ``[Nq, K, Ld, d]`` (2-D ones count as a batch of one).
         dtype: of Q and D; None takes it from the tensors, or bfloat16 with shapes.
         winners: plan the forward that keeps winners for a backward, and the backward too.
-        backward: as in :func:`late_interaction.maxsim`.
+        normalize, precision, backward: as in :func:`late_interaction.maxsim`.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper.
         sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
             a GPU, an H200's.
@@ -47,7 +49,10 @@ def explain_plan(
         forward...
     """
     _checks.flag("winners", winners)
+    _checks.flag("normalize", normalize)
     strategy = _checks.strategy(backward)
+    _checks.known_precision(precision)
+    multiply = precision or torch.get_float32_matmul_precision()
     q_shape, d_shape = _shape("Q", Q, (2, 3)), _shape("D", D, (2, 3, 4))
     if q_shape[-1] != d_shape[-1] or (len(d_shape) == 4 and d_shape[0] != q_shape[0]):
         raise ValueError(f"no call has Q {list(q_shape)} with D {list(d_shape)}")
@@ -61,7 +66,7 @@ def explain_plan(
 
     def explain(name: str) -> str:
         text: str = ops.explain_plan(
-            len(d_shape) == 4, Nq, N, Lq, Ld, d, _DTYPES[dtype], winners, name, strategy, sm, sm_count
+            len(d_shape) == 4, Nq, N, Lq, Ld, d, _DTYPES[dtype], multiply, normalize, name, strategy, sm, sm_count
         )
         return text.rstrip("\n")
 

@@ -192,16 +192,21 @@ class DocumentWorker {
 };
 
 // 1 / max(norm, eps) of every token of a view, in the order of a contiguous tensor.
-template <class Real, class RowAt>
-std::unique_ptr<Real[]> inverse_norms(int64_t tokens, int64_t threads, const RowAt& row_at, const BackwardCall& call,
-                                      int64_t dim_stride, const RowKernels<Real>& rows) {
-  std::unique_ptr<Real[]> norms(new Real[tokens]);
+template <class Real>
+std::unique_ptr<Real[]> inverse_norms(const TokenView& x, int64_t queries, int64_t items, int64_t tokens,
+                                      const BackwardCall& call, const RowKernels<Real>& rows, int64_t threads) {
+  const int64_t total = queries * items * tokens, element = element_bytes(call.dtype);
+  std::unique_ptr<Real[]> norms(new Real[total]);
   constexpr int64_t kChunk = 256;
-  for_each_item(ceil_div(tokens, kChunk), threads, [&] {
-    return [&](int64_t item) {
-      for (int64_t n = item * kChunk; n < std::min(tokens, (item + 1) * kChunk); ++n) {
-        norms[n] = rows.inverse_norm(row_at(n), call.dtype, dim_stride, call.sizes.d);
+  for_each_item(ceil_div(total, kChunk), threads, [&] {
+    return [&](int64_t chunk) {
+      int64_t offsets[kChunk];
+      const int64_t first = chunk * kChunk, count = std::min(kChunk, total - first);
+      for (int64_t n = 0; n < count; ++n) {
+        const int64_t token = (first + n) % tokens, item = (first + n) / tokens;
+        offsets[n] = (item / items * x.query_stride + item % items * x.item_stride + token * x.token_stride) * element;
       }
+      rows.inverse_norms(x.data, offsets, count, call.dtype, x.dim_stride, call.sizes.d, norms.get() + first);
     };
   });
   return norms;
@@ -217,16 +222,9 @@ void run(const BackwardCall& call) {
 
   std::unique_ptr<Real[]> query_norms, document_norms;
   if (call.normalize) {
-    query_norms = inverse_norms<Real>(
-        rows, threads, [&](int64_t n) { return x.query_row(n / s.Lq, n % s.Lq); }, call, call.Q.dim_stride, x.rows);
-    document_norms = inverse_norms<Real>(
-        documents * s.Ld, threads,
-        [&](int64_t n) {
-          const int64_t document = n / s.Ld;
-          const bool per_query = s.layout == Layout::per_query;
-          return x.document_row(per_query ? document / s.N : 0, per_query ? document % s.N : document, n % s.Ld);
-        },
-        call, call.D.dim_stride, x.rows);
+    query_norms = inverse_norms<Real>(call.Q, 1, s.Nq, s.Lq, call, x.rows, threads);
+    document_norms = inverse_norms<Real>(call.D, s.layout == Layout::per_query ? s.Nq : 1, s.N, s.Ld, call, x.rows,
+                                         threads);
     x.query_inverse_norm = query_norms.get();
     x.document_inverse_norm = document_norms.get();
   }

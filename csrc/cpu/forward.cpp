@@ -11,8 +11,8 @@
 //
 //   for each row block:        pack its rows into panels (once)
 //     for each document:
-//       for each tile:         gather the valid tokens: in place if they lie in one run and need no conversion,
-//         for each panel:      else converted into the thread's tile buffer; then the kernel of
+//       for each tile:         list the valid tokens, where they lie; those that need conversion or have
+//         for each panel:      strided dims go to the thread's tile buffer; then the kernel of
 //           score_tile         microkernel.inc.h folds the tile into the running maxima
 //       sum the maxima of each query, write scores and winners
 //
@@ -75,7 +75,7 @@ Cut cut(const Sizes& s, const Multiplier& m, int64_t threads) {
   c.steps = ceil_div(s.d, m.step_dims);
   c.row_bytes = std::max<int64_t>(c.steps * m.step_bytes, 1);
   const int64_t panel_rows = 2 * m.lanes;
-  const int64_t group = 3 * m.min_tokens;
+  const int64_t group = 3 * m.token_step;
   c.block_rows = std::clamp(kPanelBytes / c.row_bytes / panel_rows * panel_rows, panel_rows, kMaxBlockRows);
   c.tile_tokens = std::clamp(kTileBytes / c.row_bytes / group * group, group, kMaxTileTokens);
   c.tile_tokens = std::min(c.tile_tokens, std::max(round_up(s.Ld, group), group));
@@ -127,7 +127,7 @@ class Worker {
     memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(tile * c.row_bytes) +
                  Scratch::size_of<char>(c.row_bytes) + 2 * Scratch::size_of<Real>(block) +
                  2 * Scratch::size_of<Index>(block) + Scratch::size_of<Real>(tile) +
-                 Scratch::size_of<int32_t>(tile));
+                 2 * Scratch::size_of<int64_t>(tile) + Scratch::size_of<int32_t>(tile));
     panels_ = memory.take<char>(block * c.row_bytes);
     tile_ = memory.take<char>(tile * c.row_bytes);
     packed_row_ = memory.take<char>(c.row_bytes);
@@ -136,7 +136,10 @@ class Worker {
     winner_ = memory.take<Index>(block);
     row_token_ = memory.take<Index>(block);
     inverse_norm_ = memory.take<Real>(tile);
+    offsets_ = memory.take<int64_t>(tile);
+    packed_offsets_ = memory.take<int64_t>(tile);
     ids_ = memory.take<int32_t>(tile);
+    for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n * c.row_bytes;
   }
 
   void operator()(int64_t item) {
@@ -182,7 +185,8 @@ class Worker {
     m_.pack_row(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
     scatter_row(rows_, packed_row_);
     if (call_.normalize) {
-      query_inverse_norm_[rows_] = rows_kernels_.inverse_norm(x, call_.dtype, call_.Q.dim_stride, s_.d);
+      const int64_t here = 0;
+      rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d, query_inverse_norm_ + rows_);
     }
   }
 
@@ -212,14 +216,14 @@ class Worker {
     const int64_t query = segments_.front().query;  // in_batch views have query_stride 0
     bool any = false;
     for (int64_t token = 0; rows_ > 0 && token < s_.Ld;) {
-      int64_t count = gather(query, j, token);
+      const int64_t count = gather(query, j, token);
       if (count == 0) break;
       if (!any) {
         std::fill_n(best_, round_up(rows_, panel_rows_), -std::numeric_limits<Real>::infinity());
         std::fill_n(winner_, round_up(rows_, panel_rows_), Index{ids_[0]});
         any = true;
       }
-      score(query, j, count);
+      score(query, j, token, count);
     }
     return any;
   }
@@ -228,7 +232,7 @@ class Worker {
   int64_t gather(int64_t query, int64_t j, int64_t& token) {
     if (!call_.d_mask.data) {
       const int64_t tiles = ceil_div(s_.Ld - token, c_.tile_tokens);
-      const int64_t count = std::min(round_up(ceil_div(s_.Ld - token, tiles), 3 * m_.min_tokens), s_.Ld - token);
+      const int64_t count = std::min(round_up(ceil_div(s_.Ld - token, tiles), 3 * m_.token_step), s_.Ld - token);
       for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
       token += count;
       return count;
@@ -241,42 +245,42 @@ class Worker {
     return count;
   }
 
-  void score(int64_t query, int64_t j, int64_t count) {
-    if (call_.normalize) {
-      for (int64_t n = 0; n < count; ++n) {
-        inverse_norm_[n] = rows_kernels_.inverse_norm(token_at(call_.D, element_, query, j, ids_[n]), call_.dtype,
-                                                      call_.D.dim_stride, s_.d);
-      }
-    }
+  void score(int64_t query, int64_t j, int64_t next, int64_t count) {
+    const char* document = token_at(call_.D, element_, query, j, 0);
+    const int64_t token_bytes = call_.D.token_stride * element_;
+    for (int64_t n = 0; n < count; ++n) offsets_[n] = ids_[n] * token_bytes;
+    const int64_t padded = round_up(count, m_.token_step);
+    std::fill(offsets_ + count, offsets_ + padded, offsets_[count - 1]);
+    std::fill(ids_ + count, ids_ + padded, ids_[count - 1]);
+
     Tile tile{};
     tile.steps = c_.steps;
-    const bool one_run = ids_[count - 1] - ids_[0] == count - 1;
-    if (in_place_ && one_run && count >= m_.min_tokens) {
-      tile.tokens = token_at(call_.D, element_, query, j, ids_[0]);
-      tile.token_bytes = call_.D.token_stride * element_;
+    tile.count = padded;
+    tile.ids = call_.winners ? ids_ : nullptr;
+    if (call_.normalize) {
+      rows_kernels_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d, inverse_norm_);
+      tile.inverse_norm = inverse_norm_;
+    }
+    if (in_place_) {
+      tile.tokens = document;
+      tile.offsets = offsets_;
     } else {
-      for (int64_t n = 0; n < count; ++n) {
-        m_.pack_row(token_at(call_.D, element_, query, j, ids_[n]), call_.dtype, call_.D.dim_stride, s_.d,
-                    tile_ + n * c_.row_bytes);
-      }
-      // A short tile repeats its last token, which cannot beat itself.
-      for (; count < m_.min_tokens; ++count) {
-        std::memcpy(tile_ + count * c_.row_bytes, tile_ + (count - 1) * c_.row_bytes, c_.row_bytes);
-        inverse_norm_[count] = inverse_norm_[count - 1];
-        ids_[count] = ids_[count - 1];
+      for (int64_t n = 0; n < padded; ++n) {
+        m_.pack_row(document + offsets_[n], call_.dtype, call_.D.dim_stride, s_.d, tile_ + n * c_.row_bytes);
       }
       tile.tokens = tile_;
-      tile.token_bytes = c_.row_bytes;
+      tile.offsets = packed_offsets_;
     }
-    tile.count = count;
-    tile.inverse_norm = call_.normalize ? inverse_norm_ : nullptr;
-    tile.ids = call_.winners ? ids_ : nullptr;
+    // While the first panel computes, what follows this tile comes nearer.
+    tile.ahead = next < s_.Ld ? document + next * token_bytes : token_at(call_.D, element_, query, j + 1, 0);
+    tile.ahead_bytes = padded * s_.d * element_;
     for (int64_t row = 0; row < rows_; row += panel_rows_) {
       tile.panel = panels_ + row * c_.row_bytes;
       tile.vectors = rows_ - row > m_.lanes ? 2 : 1;
       tile.best = best_ + row;
       tile.winner = winner_ + row;
       m_.score_tile(tile);
+      tile.ahead = nullptr;
     }
   }
 
@@ -338,6 +342,8 @@ class Worker {
   char* tile_;
   char* packed_row_;
   Real* inverse_norm_;
+  int64_t* offsets_;         // of the tokens from the document's first
+  int64_t* packed_offsets_;  // of the tokens in tile_
   int32_t* ids_;
 };
 

@@ -31,6 +31,11 @@ struct F32 {
   static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
   static V max(V a, V b) { return _mm256_max_ps(a, b); }
   static V multiply_add(V sum, V a, V b) { return _mm256_fmadd_ps(a, b, sum); }
+  static float sum(V x) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
 
   static M greater(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static M unordered(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_UNORD_Q); }

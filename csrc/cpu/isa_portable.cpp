@@ -50,6 +50,11 @@ struct Vector {
   static V mul(V a, V b) { return a * b; }
   static V max(V a, V b) { return select(greater(a, b), a, b); }
   static V multiply_add(V sum, V a, V b) { return sum + a * b; }
+  static Real sum(V x) {
+    Real total = 0;
+    for (int i = 0; i < kLanes; ++i) total += x[i];
+    return total;
+  }
   static M greater(V a, V b) { return (M)(a > b); }
   static M unordered(V a, V b) { return (M)(a != a) | (M)(b != b); }
   static M either(M a, M b) { return a | b; }

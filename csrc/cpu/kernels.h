@@ -14,24 +14,27 @@
 
 namespace late_interaction::cpu {
 
-// One panel of query rows against one tile of document tokens: see microkernel.inc.h.
+// One panel of query rows against one tile of document tokens: see microkernel.inc.h. The arrays over
+// tokens are padded to a multiple of Multiplier::token_step by repeating the last token.
 struct Tile {
   const void* panel;         // packed query rows [steps][2 * lanes]
   int vectors;               // 1 or 2: vectors of the panel that hold rows
-  const void* tokens;        // [count] rows of `steps` packed steps
-  int64_t token_bytes;       // distance from one token to the next
-  int64_t count;             // tokens, at least Multiplier::min_tokens
   int64_t steps;             // k-steps of one dot product
+  int64_t count;             // tokens, padding included
+  const void* tokens;        // token n: `steps` packed steps at tokens + offsets[n] bytes
+  const int64_t* offsets;    // [count]
   const void* inverse_norm;  // [count] float or double, or null: multiplies the similarities
   const int32_t* ids;        // [count] token indices, or null: no winners
   void* best;                // [vectors * lanes] float or double: running maximum
   void* winner;              // [vectors * lanes] int32 (float) or int64 (double), or null with ids
+  const void* ahead;         // memory that will be wanted next (prefetched), or null
+  int64_t ahead_bytes;
 };
 
 // One way to multiply: what a packed step is, and the kernel that consumes it.
 struct Multiplier {
   int lanes;       // query rows in a vector
-  int min_tokens;  // the fewest tokens in a Tile
+  int token_step;  // Tile::count is a multiple of this
   int step_dims;   // dims in one k-step: 2 for bf16 pairs, else 1
   int step_bytes;
   Dtype native;  // rows of this dtype, dims contiguous, are packed already (if step_dims divides d)
@@ -43,8 +46,9 @@ struct Multiplier {
 // Row arithmetic in Real = float (bf16, fp16 and fp32 inputs) or double (fp64 inputs).
 template <class Real>
 struct RowKernels {
-  // 1 / max(||x||, eps).
-  Real (*inverse_norm)(const void* x, Dtype dtype, int64_t stride, int64_t d);
+  // out[n] = 1 / max(||x_n||, eps) for the rows at x + offsets[n] bytes.
+  void (*inverse_norms)(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
+                        int64_t d, Real* out);
   // sum += scale * x.
   void (*add_scaled)(Real* sum, Real scale, const void* x, Dtype dtype, int64_t stride, int64_t d);
   // out = grad, rounded to dtype.

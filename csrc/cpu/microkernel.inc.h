@@ -11,8 +11,8 @@
 // The panel ([step][2 vectors of rows], a few KiB) stays in L1 while the tokens of the tile stream past it; the tile
 // stays in L2 while all panels of the row block pass over it. The calling thread owns both.
 //
-// The last group is moved back to overlap the one before it when the tokens do not divide evenly:
-// a token that is scored twice has the same similarity twice and cannot beat itself.
+// Tokens that do not divide evenly are padded by repeating the last one: it has the same similarity
+// again and cannot beat itself.
 //
 // Op gives: Scalar, Index, V / I / M (vectors of values, indices, mask), Query / Token (operands),
 // kLanes, kGroup (the widest NT; NT comes in thirds of it), and the functions used below.
@@ -35,32 +35,57 @@ template <class Op>
   }
 }
 
+// One column of a vector of rows against NT tokens: values, and token indices with winners.
+template <class Op, int NT>
+struct Column {
+  typename Op::V value[NT];
+  typename Op::I id[NT];
+
+  // A tournament: neighbours meet first, and the later token must be strictly greater to go on.
+  template <bool kIds, int kReach = 1>
+  inline __attribute__((always_inline)) void play() {
+    if constexpr (kReach < NT) {
+#pragma GCC unroll 16
+      for (int t = 0; t + kReach < NT; t += 2 * kReach) {
+        if constexpr (kIds) {
+          const auto later = Op::greater(value[t + kReach], value[t]);
+          value[t] = Op::select(later, value[t + kReach], value[t]);
+          id[t] = Op::select_index(later, id[t + kReach], id[t]);
+        } else {
+          value[t] = Op::max(value[t + kReach], value[t]);
+        }
+      }
+      play<kIds, 2 * kReach>();
+    }
+  }
+};
+
 template <class Op, int NV, int NT>
 inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t first) {
   using V = typename Op::V;
-  using I = typename Op::I;
   const char* query = static_cast<const char*>(tile.panel);
-  const char* token = static_cast<const char*>(tile.tokens) + first * tile.token_bytes;
-  const int64_t stride = tile.token_bytes;
+  const char* token[NT];
+#pragma GCC unroll 16
+  for (int t = 0; t < NT; ++t) token[t] = static_cast<const char*>(tile.tokens) + tile.offsets[first + t];
 
-  V sum[NT][NV];
+  Column<Op, NT> column[NV];
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) sum[t][v] = Op::zero();
+    for (int v = 0; v < NV; ++v) column[v].value[t] = Op::zero();
   }
-  for (int64_t k = 0; k < tile.steps; ++k) {
+  const int64_t bytes = tile.steps * Op::kStepBytes;
+  for (int64_t k = 0; k < bytes; k += Op::kStepBytes) {
     typename Op::Query q[NV];
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) q[v] = Op::load_query(query + v * sizeof(V));
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
-      const typename Op::Token x = Op::load_token(token + t * stride);
+      const typename Op::Token x = Op::load_token(token[t] + k);
 #pragma GCC unroll 2
-      for (int v = 0; v < NV; ++v) sum[t][v] = Op::multiply_add(sum[t][v], q[v], x);
+      for (int v = 0; v < NV; ++v) column[v].value[t] = Op::multiply_add(column[v].value[t], q[v], x);
     }
     query += 2 * sizeof(V);
-    token += Op::kStepBytes;
   }
 
   using Scalar = typename Op::Scalar;
@@ -72,80 +97,65 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
     for (int t = 0; t < NT; ++t) {
       const V s = Op::set1(scale[t]);
 #pragma GCC unroll 2
-      for (int v = 0; v < NV; ++v) sum[t][v] = Op::mul(sum[t][v], s);
+      for (int v = 0; v < NV; ++v) column[v].value[t] = Op::mul(column[v].value[t], s);
     }
   }
 
-  typename Op::M nan = Op::unordered(sum[0][0], sum[1][0]);
+  typename Op::M nan = Op::unordered(column[0].value[0], column[0].value[1]);
 #pragma GCC unroll 16
   for (int t = 0; t < NT; t += 2) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) nan = Op::either(nan, Op::unordered(sum[t][v], sum[t + 1][v]));
+    for (int v = 0; v < NV; ++v) nan = Op::either(nan, Op::unordered(column[v].value[t], column[v].value[t + 1]));
   }
   if (__builtin_expect(Op::any(nan), 0)) {
     Scalar copy[NT * NV * Op::kLanes];
+#pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
-      for (int v = 0; v < NV; ++v) Op::store(copy + (t * NV + v) * Op::kLanes, sum[t][v]);
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) Op::store(copy + (t * NV + v) * Op::kLanes, column[v].value[t]);
     }
     fold_with_nan<Op>(copy, NV * Op::kLanes, NT, tile.ids ? tile.ids + first : nullptr, best, winner);
     return;
   }
 
-  // A tournament: neighbours meet first, the later token must be strictly greater to go on, and what
-  // is left meets the running maximum (a NaN there stays: it is not less than anything).
+  // What is left of the group meets the running maximum. A NaN there stays: nothing is greater, and max
+  // returns its second operand when either is NaN.
   if (tile.ids) {
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) {
-      I id[NT];
 #pragma GCC unroll 16
-      for (int t = 0; t < NT; ++t) id[t] = Op::set_index(tile.ids[first + t]);
-#pragma GCC unroll 4
-      for (int reach = 1; reach < NT; reach *= 2) {
-#pragma GCC unroll 16
-        for (int t = 0; t + reach < NT; t += 2 * reach) {
-          const auto later = Op::greater(sum[t + reach][v], sum[t][v]);
-          sum[t][v] = Op::select(later, sum[t + reach][v], sum[t][v]);
-          id[t] = Op::select_index(later, id[t + reach], id[t]);
-        }
-      }
+      for (int t = 0; t < NT; ++t) column[v].id[t] = Op::set_index(tile.ids[first + t]);
+      column[v].template play<true>();
       const V old = Op::load(best + v * Op::kLanes);
-      const auto higher = Op::greater(sum[0][v], old);
-      Op::store(best + v * Op::kLanes, Op::select(higher, sum[0][v], old));
+      const auto higher = Op::greater(column[v].value[0], old);
+      Op::store(best + v * Op::kLanes, Op::select(higher, column[v].value[0], old));
       Op::store_index(winner + v * Op::kLanes,
-                      Op::select_index(higher, id[0], Op::load_index(winner + v * Op::kLanes)));
+                      Op::select_index(higher, column[v].id[0], Op::load_index(winner + v * Op::kLanes)));
     }
   } else {
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) {
-#pragma GCC unroll 4
-      for (int reach = 1; reach < NT; reach *= 2) {
-#pragma GCC unroll 16
-        for (int t = 0; t + reach < NT; t += 2 * reach) {
-          sum[t][v] = Op::max(sum[t + reach][v], sum[t][v]);
-        }
-      }
-      // max returns its second operand when either is NaN.
-      Op::store(best + v * Op::kLanes, Op::max(sum[0][v], Op::load(best + v * Op::kLanes)));
+      column[v].template play<false>();
+      Op::store(best + v * Op::kLanes, Op::max(column[v].value[0], Op::load(best + v * Op::kLanes)));
     }
   }
 }
 
 template <class Op, int NV>
 void score_panel(const Tile& tile) {
-  constexpr int kThird = Op::kGroup / 3;
+  constexpr int kStep = Op::kGroup / 3;
+  constexpr int kLine = 64;
+  const int64_t lines = tile.ahead_bytes / kLine * Op::kGroup / tile.count + 1;  // a group's share
+  const char* ahead = static_cast<const char*>(tile.ahead);
   int64_t t = 0;
-  for (; t + Op::kGroup <= tile.count; t += Op::kGroup) score_group<Op, NV, Op::kGroup>(tile, t);
-  const int64_t left = tile.count - t;
-  if (left == 0) return;
-  if (left <= kThird) {
-    score_group<Op, NV, kThird>(tile, tile.count - kThird);
-  } else if (left <= 2 * kThird && tile.count >= 2 * kThird) {
-    score_group<Op, NV, 2 * kThird>(tile, tile.count - 2 * kThird);
-  } else if (tile.count >= Op::kGroup) {
-    score_group<Op, NV, Op::kGroup>(tile, tile.count - Op::kGroup);
-  } else {  // a tile shorter than the group that would cover it
-    for (; t + kThird <= tile.count; t += kThird) score_group<Op, NV, kThird>(tile, t);
-    if (t < tile.count) score_group<Op, NV, kThird>(tile, tile.count - kThird);
+  for (; t + Op::kGroup <= tile.count; t += Op::kGroup) {
+    for (int64_t line = 0; ahead && line < lines; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
+    score_group<Op, NV, Op::kGroup>(tile, t);
+  }
+  if (tile.count - t == 2 * kStep) {
+    score_group<Op, NV, 2 * kStep>(tile, t);
+  } else if (tile.count - t == kStep) {
+    score_group<Op, NV, kStep>(tile, t);
   }
 }
 

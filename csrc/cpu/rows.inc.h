@@ -110,50 +110,32 @@ void pack_row_f64(const void* x, Dtype, int64_t stride, int64_t d, void* out) {
 
 constexpr int kChains = 4;  // independent sums, so that additions overlap
 
-inline float root(float x) {
-  return __builtin_sqrtf(x);
-}
-
-inline double root(double x) {
-  return __builtin_sqrt(x);
-}
-
-template <class Real>
-Real invert(Real squares) {
-  const Real norm = root(squares);
-  return Real{1} / (norm < Real(kNormEps) ? Real(kNormEps) : norm);  // a NaN norm stays NaN
-}
-
+// x . other, or x . x without other.
 template <class Row>
-float dot(const void* data, int64_t stride, const float* other, int64_t d) {
-  const auto* x = static_cast<const typename Row::Element*>(data);
+float dot(const typename Row::Element* x, int64_t stride, const float* other, int64_t d) {
+  const auto at = [&](int64_t k, const F32::V& v) { return other ? F32::load(other + k) : v; };
   F32::V sum[kChains];
   for (auto& s : sum) s = F32::zero();
   int64_t k = 0;
   if (stride == 1) {
     for (; k + kChains * F32::kLanes <= d; k += kChains * F32::kLanes) {
+#pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) {
         const F32::V v = Row::load(x + k + c * F32::kLanes);
-        sum[c] = F32::multiply_add(sum[c], v, other ? F32::load(other + k + c * F32::kLanes) : v);
+        sum[c] = F32::multiply_add(sum[c], v, at(k + c * F32::kLanes, v));
       }
     }
-  }
-  float lane[F32::kLanes];
-  F32::store(lane, F32::add(F32::add(sum[0], sum[1]), F32::add(sum[2], sum[3])));
-  for (int reach = F32::kLanes / 2; reach > 0; reach /= 2) {
-    for (int i = 0; i < reach; ++i) lane[i] += lane[i + reach];
+    for (; k + F32::kLanes <= d; k += F32::kLanes) {
+      const F32::V v = Row::load(x + k);
+      sum[0] = F32::multiply_add(sum[0], v, at(k, v));
+    }
   }
   float rest = 0;
   for (; k < d; ++k) {
     const float v = Row::get(x[k * stride]);
     rest += v * (other ? other[k] : v);
   }
-  return lane[0] + rest;
-}
-
-float inverse_norm_f32(const void* x, Dtype dtype, int64_t stride, int64_t d) {
-  const auto squares = [&]() -> float { LI_FOR_ROW_TYPE(dtype, dot, x, stride, nullptr, d) };
-  return invert(squares());
+  return F32::sum(F32::add(F32::add(sum[0], sum[1]), F32::add(sum[2], sum[3]))) + rest;
 }
 
 double dot_f64(const double* x, int64_t stride, const double* other, int64_t d) {
@@ -162,8 +144,36 @@ double dot_f64(const double* x, int64_t stride, const double* other, int64_t d) 
   return sum;
 }
 
-double inverse_norm_f64(const void* x, Dtype, int64_t stride, int64_t d) {
-  return invert(dot_f64(static_cast<const double*>(x), stride, nullptr, d));
+template <class Row>
+void squares(const char* x, const int64_t* offsets, int64_t count, int64_t stride, int64_t d, float* out) {
+  for (int64_t n = 0; n < count; ++n) {
+    out[n] = dot<Row>(reinterpret_cast<const typename Row::Element*>(x + offsets[n]), stride, nullptr, d);
+  }
+}
+
+void squares_f32(const char* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride, int64_t d,
+                 float* out) {
+  LI_FOR_ROW_TYPE(dtype, squares, x, offsets, count, stride, d, out)
+}
+
+// A NaN norm stays NaN.
+void inverse_norms_f32(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
+                       int64_t d, float* out) {
+  constexpr float kEps = static_cast<float>(kNormEps);
+  squares_f32(static_cast<const char*>(x), offsets, count, dtype, stride, d, out);
+  for (int64_t n = 0; n < count; ++n) {
+    const float norm = __builtin_sqrtf(out[n]);
+    out[n] = 1.0f / (norm < kEps ? kEps : norm);
+  }
+}
+
+void inverse_norms_f64(const void* x, const int64_t* offsets, int64_t count, Dtype, int64_t stride, int64_t d,
+                       double* out) {
+  for (int64_t n = 0; n < count; ++n) {
+    const auto* row = reinterpret_cast<const double*>(static_cast<const char*>(x) + offsets[n]);
+    const double norm = __builtin_sqrt(dot_f64(row, stride, nullptr, d));
+    out[n] = 1.0 / (norm < kNormEps ? kNormEps : norm);
+  }
 }
 
 // ---- gradients -----------------------------------------------------------------------------------
@@ -210,9 +220,10 @@ void write_f64(const double* grad, int64_t d, Dtype, void* out) {
 // In terms of r = 1 / max(||x||, eps): (dy . y) y = r^2 (dy . x) x.
 template <class Row>
 void through_normalize(float* grad, float r, const void* data, int64_t stride, int64_t d) {
-  const bool clamped = r >= float(1 / kNormEps);
-  const float along = clamped ? 0.0f : -(dot<Row>(data, stride, grad, d) * r) * r;
-  if (!clamped) add_scaled<Row>(grad, along, data, stride, d);
+  if (r < 1.0f / static_cast<float>(kNormEps)) {
+    const auto* x = static_cast<const typename Row::Element*>(data);
+    add_scaled<Row>(grad, -(dot<Row>(x, stride, grad, d) * r) * r, data, stride, d);
+  }
   for (int64_t k = 0; k < d; ++k) grad[k] *= r;
 }
 
@@ -231,8 +242,8 @@ void through_normalize_f64(double* grad, double r, const void* data, Dtype dtype
 #undef LI_FOR_ROW_TYPE
 
 void fill_rows(Kernels& k) {
-  k.rows32 = {inverse_norm_f32, add_scaled_f32, write_f32, through_normalize_f32};
-  k.rows64 = {inverse_norm_f64, add_scaled_f64, write_f64, through_normalize_f64};
+  k.rows32 = {inverse_norms_f32, add_scaled_f32, write_f32, through_normalize_f32};
+  k.rows64 = {inverse_norms_f64, add_scaled_f64, write_f64, through_normalize_f64};
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ struct F32 {
   static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
   static V multiply_add(V sum, V a, V b) { return _mm512_fmadd_ps(a, b, sum); }
+  static float sum(V x) { return _mm512_reduce_add_ps(x); }
 
   static M greater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static M unordered(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }

@@ -59,22 +59,31 @@ ForwardPlan plan_forward(const Sizes& sizes, Dtype dtype, Precision precision, c
 
 struct BackwardPlan {
   Backward method = Backward::lowmem;  // lowmem or unified, never automatic
-  // gather: grad_Q (and, for unified, the scatter into grad_D)
-  int gather_split = 1;    // warps that share a query token's documents
+  bool vectors = true;                 // rows are read in vectors; else element by element
+  int pieces = 1;                      // of an embedding, that a warp holds in registers
+  bool finish_later = false;           // gradients are summed in fp32 first and normalized by a second kernel
+  // gather: grad_Q, and in unified grad_D with it
+  int split = 1;  // warps that share a query token's documents
   int64_t gather_grid = 0;
-  // owned: lowmem's grad_D
-  int owned_warps = 0;     // warps of a block
-  int sort_segments = 0;   // warps that take part in the ordering of winners
-  int tile_tokens = 0;     // document tokens a block owns
-  int list_capacity = 0;   // winners it orders at a time
+  // owned: grad_D in lowmem
+  int segments = 1;       // warps that take part in the ordering of winners
+  int tile_tokens = 0;    // document tokens a block owns
+  int tiles = 0;          // blocks a document is cut into
+  int list_capacity = 0;  // winners it orders at a time
   int owned_smem_bytes = 0;
   int64_t owned_grid = 0;
 };
 
-BackwardPlan plan_backward(const Sizes& sizes, Dtype dtype, Backward method, const Device& device);
+// vectors: Q and D are aligned and dense enough for vector loads.
+BackwardPlan plan_backward(const Sizes& sizes, Dtype dtype, bool vectors, bool normalize, Backward method,
+                           const Device& device);
 
 // One line a decision.
 std::string explain(const Sizes& sizes, const ForwardPlan& plan);
 std::string explain(const Sizes& sizes, const BackwardPlan& plan);
+
+std::string name_of(Compute compute);
+std::string name_of(Tile tile);
+std::string name_of(Backward method);
 
 }  // namespace late_interaction

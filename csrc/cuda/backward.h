@@ -1,0 +1,24 @@
+// The backward kernels, as the host calls them. Each returns the launch's error and waits for nothing.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../plan/plan.h"
+#include "kernels/backward_args.h"
+
+namespace late_interaction {
+
+// inverse[row] = 1 / max(norm, eps) of every token of Q, or of every document.
+cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool documents, void* inverse,
+                                 cudaStream_t stream);
+
+// grad_Q; in unified also adds up grad_D_sums, which the caller has set to zero.
+cudaError_t launch_gather(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream);
+
+// grad_D in lowmem.
+cudaError_t launch_owned(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream);
+
+// grad_Q_sums -> grad_Q, or grad_D_sums -> grad_D.
+cudaError_t launch_finish(const BackwardArgs& args, Dtype dtype, bool documents, cudaStream_t stream);
+
+}  // namespace late_interaction

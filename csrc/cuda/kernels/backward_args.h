@@ -1,0 +1,36 @@
+// What the backward kernels are launched with.
+#pragma once
+
+#include <cstdint>
+
+#include "../../common/problem.h"
+
+namespace late_interaction {
+
+struct BackwardArgs {
+  Layout layout;
+  int64_t N;  // documents each query meets
+  int32_t Nq, Lq, Ld, d;
+  TokenView Q, D;
+  const void* grad;           // [Nq, N], strided
+  int64_t grad_query_stride, grad_item_stride;
+  const void* winners;  // [Nq, N, Lq]
+  bool wide_winners;
+  // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization.
+  const void* q_inverse;
+  const void* d_inverse;
+  // Where gradients go: in the dtype of the inputs, finished; or, where the sum pointer is set, as plain sums
+  // that finish_rows turns into gradients later. A null pair is not computed.
+  void* grad_Q;
+  void* grad_Q_sums;
+  void* grad_D;
+  void* grad_D_sums;
+  // The plan's numbers.
+  int32_t split;          // warps that share a query token
+  int32_t segments;       // warps that order winners
+  int32_t tile_tokens;    // document tokens of a block
+  int32_t tiles;          // blocks a document is cut into
+  int32_t list_capacity;  // winners ordered at a time
+};
+
+}  // namespace late_interaction

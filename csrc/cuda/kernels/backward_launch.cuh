@@ -1,0 +1,82 @@
+// Launches the backward kernels for one element type. Each csrc/cuda/backward_*.cu instantiates it once.
+#pragma once
+
+#include <algorithm>
+
+#include "../backward_launcher.h"
+#include "backward_gather.cuh"
+#include "backward_owned.cuh"
+#include "backward_rows.cuh"
+
+namespace late_interaction {
+
+// Calls f.template operator()<pieces, vectors>() as planned. Rows that cannot be read in vectors are rare and have
+// one kernel for all lengths.
+template <class F>
+cudaError_t with_rows(const BackwardPlan& plan, F f) {
+  if (!plan.vectors) return f.template operator()<8, false>();
+  switch (plan.pieces) {
+    case 1:
+      return f.template operator()<1, true>();
+    case 2:
+      return f.template operator()<2, true>();
+    case 4:
+      return f.template operator()<4, true>();
+    default:
+      return f.template operator()<8, true>();
+  }
+}
+
+inline RowsView rows_of(const BackwardArgs& p, bool documents) {
+  if (!documents) return {p.Q, p.Nq, p.Lq, int64_t{p.Nq} * p.Lq};
+  const int64_t count = p.layout == Layout::in_batch ? p.N : p.Nq * p.N;
+  return {p.D, p.N, p.Ld, count * p.Ld};
+}
+
+inline unsigned rows_grid(int64_t rows) { return static_cast<unsigned>(std::min<int64_t>((rows + 7) / 8, 65536)); }
+
+template <class T>
+cudaError_t BackwardLauncher<T>::gather(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_rows(plan, [&]<int kPieces, bool kVectors>() {
+    const auto grid = static_cast<unsigned>(plan.gather_grid);
+    if (plan.method == Backward::unified && args.grad_D_sums != nullptr) {
+      gather_winners<T, kPieces, kVectors, true><<<grid, kGatherWarps * 32, 0, stream>>>(args);
+    } else {
+      gather_winners<T, kPieces, kVectors, false><<<grid, kGatherWarps * 32, 0, stream>>>(args);
+    }
+    return cudaGetLastError();
+  });
+}
+
+template <class T>
+cudaError_t BackwardLauncher<T>::owned(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_rows(plan, [&]<int kPieces, bool kVectors>() {
+    const auto kernel = own_documents<T, kPieces, kVectors>;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.owned_smem_bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<static_cast<unsigned>(plan.owned_grid), kOwnedWarps * 32, plan.owned_smem_bytes, stream>>>(args);
+    return cudaGetLastError();
+  });
+}
+
+template <class T>
+cudaError_t BackwardLauncher<T>::norms(const BackwardArgs& args, bool documents, void* inverse,
+                                       cudaStream_t stream) {
+  const RowsView view = rows_of(args, documents);
+  inverse_norms<T>
+      <<<rows_grid(view.rows), kRowsThreads, 0, stream>>>(view, args.d, static_cast<Sum<T>*>(inverse));
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t BackwardLauncher<T>::finish(const BackwardArgs& args, bool documents, cudaStream_t stream) {
+  const RowsView view = rows_of(args, documents);
+  finish_rows<T><<<rows_grid(view.rows), kRowsThreads, 0, stream>>>(
+      view, args.d, static_cast<const Sum<T>*>(documents ? args.grad_D_sums : args.grad_Q_sums),
+      static_cast<const Sum<T>*>(documents ? args.d_inverse : args.q_inverse),
+      static_cast<T*>(documents ? args.grad_D : args.grad_Q));
+  return cudaGetLastError();
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,332 @@
+// grad_D, destination-owned: every gradient row is written once, by one warp, from sums in a fixed order.
+//
+//   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
+//
+// A block owns `tile_tokens` tokens of one document, reads the document's winners (entry e = (i, s), in order) and
+//   1. counts them by token: `segments` warps take a contiguous share of the entries each;
+//   2. turns the counts into places: tokens in order, and within a token the segments in order;
+//   3. puts every entry in its place in a list in shared memory: a stable counting sort;
+//   4. walks the list: each warp an equal share of it, whatever tokens it covers, so that a token that wins often
+//      (real winners are skewed) is worked on by many warps. A row that lies within one share is written by that
+//      warp. Of a row that spans shares, the warp in whose share it starts keeps its sum in registers, the others
+//      leave theirs in `carry`, and the first one adds them, in order.
+//
+//        list:  |t0 t0 t0 t1 t3 t3|t3 t3 t3 t3 t3 t3|t3 t4 t5 t5 ...
+//                share of warp 0    share of warp 1    share of warp 2
+//               writes t0, t1;      carry: t3          carry: t3; writes t4, ...
+//               t3 = own + carry of warps 1 and 2
+//
+// If more winners fall to a block than the list holds, it takes its tokens in several rounds; a single token with
+// more than that is summed straight from the winners, by all warps. Everything is a function of the input alone:
+// the same bits in every run.
+#pragma once
+
+#include "backward_args.h"
+#include "row_vector.cuh"
+
+namespace late_interaction {
+
+inline constexpr int kOwnedWarps = 8;
+
+template <class T, int kPieces, bool kVectors>
+struct OwnedRowsKernel {
+  using Row = RowVector<T, kPieces, kVectors>;
+  using S = typename Row::S;
+  static constexpr int kWarps = kOwnedWarps, kThreads = 32 * kWarps;
+  static constexpr int kUnroll = !kVectors ? 1 : kPieces >= 4 ? 2 : 8 / kPieces;
+
+  const BackwardArgs& p;
+  // Shared memory.
+  S* carry;           // [kWarps][Row::kDims]
+  uint32_t* starts;   // [tile_tokens + 1] first place of each token
+  uint32_t* cursors;  // [segments][tile_tokens] counts, then next free places
+  uint32_t* list;     // [list_capacity] entries in the order of their tokens
+  uint32_t* warp_totals;
+
+  int lane, warp;
+  int32_t i, j;         // i: per_query only
+  int64_t document;     // among all documents
+  int32_t first_token;  // of the tile
+  int32_t tokens;       // of the tile
+  uint32_t entries;     // of the document
+
+  __device__ __forceinline__ int32_t winner(uint32_t e) const {
+    int64_t at;
+    if (p.layout == Layout::in_batch) {
+      const uint32_t query = e / static_cast<uint32_t>(p.Lq);
+      at = (query * p.N + j) * p.Lq + (e - query * p.Lq);
+    } else {
+      at = document * p.Lq + e;
+    }
+    // The sentinel, and tokens of other tiles, end up outside [0, tokens).
+    const int32_t token = load_winner(p.winners, p.wide_winners, at);
+    return token < 0 ? -1 : token - first_token;
+  }
+
+  __device__ __forceinline__ uint32_t share(uint32_t count, int part, int parts) const {
+    return static_cast<uint32_t>(static_cast<uint64_t>(count) * part / parts);
+  }
+
+  __device__ __forceinline__ void count_winners() {
+    for (int at = threadIdx.x; at < p.segments * tokens; at += kThreads) cursors[at] = 0;
+    __syncthreads();
+    if (warp < p.segments) {
+      uint32_t* counts = cursors + warp * tokens;
+      const uint32_t end = share(entries, warp + 1, p.segments);
+#pragma unroll 4
+      for (uint32_t e = share(entries, warp, p.segments) + lane; e < end; e += 32) {
+        const int32_t t = winner(e);
+        if (t >= 0 && t < tokens) atomicAdd(counts + t, 1u);
+      }
+    }
+    __syncthreads();
+  }
+
+  // Exclusive sums over tokens, and within a token over segments.
+  __device__ __forceinline__ void place_tokens() {
+    const int each = (tokens + kThreads - 1) / kThreads;
+    const int begin = min(static_cast<int>(threadIdx.x) * each, tokens), end = min(begin + each, tokens);
+    uint32_t mine = 0;
+    for (int t = begin; t < end; ++t) {
+      for (int segment = 0; segment < p.segments; ++segment) mine += cursors[segment * tokens + t];
+    }
+    uint32_t before = mine;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(kFullWarp, before, offset);
+      if (lane >= offset) before += other;
+    }
+    if (lane == 31) warp_totals[warp] = before;
+    before -= mine;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) before += warp_totals[w];
+    for (int t = begin; t < end; ++t) {
+      starts[t] = before;
+      for (int segment = 0; segment < p.segments; ++segment) {
+        const uint32_t count = cursors[segment * tokens + t];
+        cursors[segment * tokens + t] = before;
+        before += count;
+      }
+    }
+    if (static_cast<int>(threadIdx.x) == kThreads - 1) starts[tokens] = before;
+    __syncthreads();
+  }
+
+  // Entries of tokens [from, to) to their places. Within a batch of 32 the lower lane comes first.
+  __device__ __forceinline__ void list_entries(int from, int to) {
+    if (warp < p.segments) {
+      uint32_t* next = cursors + warp * tokens;
+      const uint32_t base = starts[from];
+      const uint32_t end = share(entries, warp + 1, p.segments);
+      for (uint32_t batch = share(entries, warp, p.segments); batch < end; batch += 32) {
+        const uint32_t e = batch + lane;
+        int32_t t = e < end ? winner(e) : -1;
+        if (t < from || t >= to) t = -1;
+        const unsigned same = __match_any_sync(kFullWarp, t);
+        const unsigned lower = same & ((1u << lane) - 1);
+        const uint32_t place = t >= 0 ? next[t] : 0;
+        __syncwarp();
+        if (t >= 0) {
+          list[place - base + __popc(lower)] = e;
+          if (lower == 0) next[t] = place + __popc(same);
+        }
+        __syncwarp();
+      }
+    }
+    __syncthreads();
+  }
+
+  // The factor and the row of an entry, looked up by one lane for itself.
+  struct Entry {
+    int64_t offset;
+    S scale;
+  };
+  __device__ __forceinline__ Entry look_up(uint32_t e) const {
+    const S* grad = static_cast<const S*>(p.grad);
+    const uint32_t query = p.layout == Layout::in_batch ? e / static_cast<uint32_t>(p.Lq) : i;
+    const uint32_t s = p.layout == Layout::in_batch ? e - query * p.Lq : e;
+    Entry entry;
+    entry.offset = query * p.Q.item_stride + s * p.Q.token_stride;
+    entry.scale = grad[query * p.grad_query_stride + j * p.grad_item_stride];
+    if (p.q_inverse != nullptr) {
+      entry.scale *= static_cast<const S*>(p.q_inverse)[query * static_cast<int64_t>(p.Lq) + s];
+    }
+    return entry;
+  }
+
+  __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
+    const int64_t row = document * p.Ld + first_token + t;
+    if (p.grad_D_sums != nullptr) {
+      sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
+      return;
+    }
+    if (p.d_inverse != nullptr) {
+      const T* x = static_cast<const T*>(p.D.data) + i * p.D.query_stride + j * p.D.item_stride +
+                   (first_token + t) * p.D.token_stride;
+      Row own;
+      own.load(x, p.D.dim_stride, first, p.d);
+      sum.through_normalization(own, static_cast<const S*>(p.d_inverse)[row]);
+    }
+    sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
+  }
+
+  // The token at a place of the list: the last one that starts there or before.
+  __device__ __forceinline__ int token_at(uint32_t place, int from, int to) const {
+    while (to - from > 1) {
+      const int middle = (from + to) / 2;
+      (starts[middle] <= place ? from : to) = middle;
+    }
+    return from;
+  }
+
+  __device__ __forceinline__ void walk_list(int from, int to, int first) {
+    const T* queries = static_cast<const T*>(p.Q.data);
+    const uint32_t base = starts[from], count = starts[to] - base;
+    const uint32_t begin = base + share(count, warp, kWarps), end = base + share(count, warp + 1, kWarps);
+    Row sum;
+    sum.clear();
+    int t = from;
+    uint32_t row_end = base;
+    bool started_here = true;
+    if (begin < end) {
+      t = token_at(begin, from, to);
+      row_end = starts[t + 1];
+      started_here = starts[t] == begin;
+      for (uint32_t batch = begin; batch < end; batch += 32) {
+        Entry entry{};
+        if (batch + lane < end) entry = look_up(list[batch + lane - base]);
+        for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kUnroll) {
+          RawRow<T, kPieces> rows[kUnroll];
+#pragma unroll
+          for (int u = 0; u < kUnroll; ++u) {
+            const int64_t offset = __shfl_sync(kFullWarp, entry.offset, k0 + u);
+            if (batch + k0 + u < end) {
+              rows[u] = Row::fetch(queries + offset, p.Q.dim_stride, first, p.d);
+            }
+          }
+#pragma unroll
+          for (int u = 0; u < kUnroll; ++u) {
+            const S scale = __shfl_sync(kFullWarp, entry.scale, k0 + u);
+            const uint32_t place = batch + k0 + u;
+            if (place >= end) continue;
+            if (place == row_end) {  // the row before is complete
+              if (started_here) {
+                write_row(t, sum, first);
+              } else {
+                sum.put(carry + warp * Row::kDims);
+              }
+              sum.clear();
+              started_here = true;
+              t = token_at(place, t + 1, to);
+              row_end = starts[t + 1];
+            }
+            sum.add_scaled(rows[u], scale);
+          }
+        }
+      }
+      if (!started_here) sum.put(carry + warp * Row::kDims);
+    }
+    __syncthreads();
+    if (begin < end && started_here) {
+      for (int other = warp + 1; other < kWarps; ++other) {
+        const uint32_t its_begin = base + share(count, other, kWarps);
+        if (its_begin >= row_end) break;
+        if (its_begin < base + share(count, other + 1, kWarps)) sum.add(carry + other * Row::kDims);
+      }
+      write_row(t, sum, first);
+    }
+    __syncthreads();
+  }
+
+  // One token with more winners than the list holds: every warp searches its share of the entries.
+  __device__ __forceinline__ void sum_hot_token(int t, int first) {
+    const T* queries = static_cast<const T*>(p.Q.data);
+    Row sum;
+    sum.clear();
+    const uint32_t end = share(entries, warp + 1, kWarps);
+    for (uint32_t batch = share(entries, warp, kWarps); batch < end; batch += 32) {
+      const uint32_t e = batch + lane;
+      const bool hit = e < end && winner(e) == t;
+      Entry entry{};
+      if (hit) entry = look_up(e);
+      for (unsigned left = __ballot_sync(kFullWarp, hit); left != 0; left &= left - 1) {
+        const int who = __ffs(left) - 1;
+        const int64_t offset = __shfl_sync(kFullWarp, entry.offset, who);
+        const auto row = Row::fetch(queries + offset, p.Q.dim_stride, first, p.d);
+        sum.add_scaled(row, __shfl_sync(kFullWarp, entry.scale, who));
+      }
+    }
+    if (warp > 0) sum.put(carry + warp * Row::kDims);
+    __syncthreads();
+    if (warp == 0) {
+      for (int other = 1; other < kWarps; ++other) sum.add(carry + other * Row::kDims);
+      write_row(t, sum, first);
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void run() {
+    count_winners();
+    place_tokens();
+    Row zero;
+    zero.clear();
+    for (int t = warp; t < tokens; t += kWarps) {
+      if (starts[t] != starts[t + 1]) continue;
+      for (int first = 0; first < p.d; first += Row::kDims) {
+        const int64_t at = (document * p.Ld + first_token + t) * p.d;
+        if (p.grad_D_sums != nullptr) {
+          zero.store(static_cast<S*>(p.grad_D_sums) + at, first, p.d);
+        } else {
+          zero.store(static_cast<T*>(p.grad_D) + at, first, p.d);
+        }
+      }
+    }
+    const uint32_t capacity = p.list_capacity;
+    for (int from = 0; from < tokens;) {
+      // The longest run of tokens whose winners fit the list.
+      const int to = starts[tokens] - starts[from] <= capacity ? tokens : token_at(starts[from] + capacity, from, tokens);
+      if (to > from) {
+        list_entries(from, to);
+        for (int first = 0; first < p.d; first += Row::kDims) walk_list(from, to, first);
+        from = to;
+      } else {
+        for (int first = 0; first < p.d; first += Row::kDims) sum_hot_token(from, first);
+        ++from;
+      }
+    }
+  }
+};
+
+// The planner counts the same bytes of shared memory.
+template <class T, int kPieces, bool kVectors>
+__global__ void __launch_bounds__(32 * kOwnedWarps, kPieces == 1 ? 2 : 1)
+    own_documents(const __grid_constant__ BackwardArgs p) {
+  using Kernel = OwnedRowsKernel<T, kPieces, kVectors>;
+  extern __shared__ __align__(16) uint8_t shared[];
+  __shared__ uint32_t warp_totals[kOwnedWarps];
+  const int64_t document = blockIdx.x / p.tiles;
+  const int32_t first_token = static_cast<int32_t>(blockIdx.x % p.tiles) * p.tile_tokens;
+  const int32_t tokens = min(p.tile_tokens, p.Ld - first_token);
+  auto* carry = reinterpret_cast<typename Kernel::S*>(shared);
+  auto* starts = reinterpret_cast<uint32_t*>(carry + kOwnedWarps * Kernel::Row::kDims);
+  auto* cursors = starts + p.tile_tokens + 1;
+  auto* list = cursors + p.segments * p.tile_tokens;
+  const bool in_batch = p.layout == Layout::in_batch;
+  Kernel kernel{p,
+                carry,
+                starts,
+                cursors,
+                list,
+                warp_totals,
+                static_cast<int>(threadIdx.x % 32),
+                static_cast<int>(threadIdx.x / 32),
+                in_batch ? 0 : static_cast<int32_t>(document / p.N),
+                static_cast<int32_t>(in_batch ? document : document % p.N),
+                document,
+                first_token,
+                tokens,
+                static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
+  kernel.run();
+}
+
+}  // namespace late_interaction

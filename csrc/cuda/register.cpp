@@ -1,0 +1,229 @@
+// The CUDA side of every operator: parse, plan, allocate, launch. Nothing here waits for the device.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../common/tensors.h"
+#include "backward.h"
+#include "device.h"
+#include "forward.h"
+#include "stream.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+using OptionalTensor = std::optional<Tensor>;
+
+void check(cudaError_t error, const char* what) {
+  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: ", what, ": ", cudaGetErrorString(error));
+}
+
+int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
+
+// Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
+bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
+  const auto whole = [&](int64_t elements) { return elements * element % bytes == 0; };
+  return (view.dim_stride == 1 || d == 1) && whole(d) && whole(view.token_stride) && whole(view.item_stride) &&
+         whole(view.query_stride) && reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+}
+
+// fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read half as much.
+std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
+  if (dtype != Dtype::fp32) return std::nullopt;
+  if (precision == Precision::medium) return ScalarType::BFloat16;
+  if (precision == Precision::fp16) return ScalarType::Half;
+  return std::nullopt;
+}
+
+cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  switch (plan.compute) {
+    case Compute::bf16:
+      return launch_forward_bf16(args, plan, stream);
+    case Compute::fp16:
+      return launch_forward_fp16(args, plan, stream);
+    case Compute::tf32:
+      return launch_forward_tf32(args, plan, stream);
+    case Compute::tf32x3:
+      return launch_forward_tf32x3(args, plan, stream);
+    case Compute::fp64:
+      return launch_forward_fp64(args, plan, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+// Fills scores, and winners where given. The inputs are in the dtype that they multiply in.
+void forward_into(const Inputs& in, bool normalize, Precision precision, const Tensor& like, const Tensor& scores,
+                  const OptionalTensor& winners) {
+  const Sizes& s = in.sizes;
+  const int device = like.get_device_index();
+  const cudaStream_t stream = current_stream(device);
+  if (scores.numel() == 0) return;
+  if (s.Lq == 0 || s.Ld == 0) {  // nothing to find: every score is an empty sum, every winner the sentinel
+    check(cudaMemsetAsync(scores.data_ptr(), 0, scores.numel() * scores.element_size(), stream), "scores");
+    if (winners && winners->numel() > 0) {
+      check(cudaMemsetAsync(winners->data_ptr(), 0xFF, winners->numel() * winners->element_size(), stream),
+            "winners");
+    }
+    return;
+  }
+  const ForwardPlan plan = plan_forward(s, in.dtype, precision, device_properties(device));
+  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
+  const int64_t element = element_bytes(in.dtype);
+  ForwardArgs args{};
+  args.layout = s.layout;
+  args.N = s.N;
+  args.Nq = static_cast<int32_t>(s.Nq);
+  args.Lq = static_cast<int32_t>(s.Lq);
+  args.Ld = static_cast<int32_t>(s.Ld);
+  args.d = static_cast<int32_t>(s.d);
+  args.Q = in.Q;
+  args.D = in.D;
+  args.q_mask = in.q_mask;
+  args.d_mask = in.d_mask;
+  args.normalize = normalize;
+  args.q_aligned = reads_in_pieces(in.Q, s.d, element, 16);
+  args.d_aligned = reads_in_pieces(in.D, s.d, element, 16);
+  args.wide_winners = wide_winners(s.Ld);
+  args.winners = winners ? winners->data_ptr() : nullptr;
+  args.parts = plan.parts;
+  args.chunks = plan.chunks;
+  args.stages = plan.stages;
+  args.stream_q = plan.stream_q;
+  args.row_tiles = plan.row_tiles;
+  args.units = plan.units;
+  if (plan.parts == 1) {
+    args.scores = scores.data_ptr();
+    check(launch_forward(args, plan, stream), "forward");
+    return;
+  }
+  const Tensor parts = new_tensor(scores, {s.Nq, plan.parts, s.N}, ScalarType::Float);
+  args.scores = parts.data_ptr();
+  check(launch_forward(args, plan, stream), "forward");
+  check(launch_sum_parts(args, plan, static_cast<float*>(scores.data_ptr()), stream), "sum of parts");
+}
+
+std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
+                                           const OptionalTensor& d_mask, bool normalize,
+                                           const std::string& precision_name, bool want_winners) {
+  const Precision precision = parse_precision(precision_name);
+  Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const DeviceGuard guard(Q.get_device_index());
+  const Sizes& s = in.sizes;
+  const Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));
+  OptionalTensor winners;
+  if (want_winners) winners = new_tensor(Q, {s.Nq, s.N, s.Lq}, winner_type(s.Ld));
+  if (const auto type = converted(in.dtype, precision)) {
+    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
+    in = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    forward_into(in, normalize, precision, Q, scores, winners);
+  } else {
+    forward_into(in, normalize, precision, Q, scores, winners);
+  }
+  return {scores, winners};
+}
+
+Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, bool normalize,
+              std::string precision, std::string backward) {
+  parse_backward(backward);
+  return std::get<0>(forward(Q, D, q_mask, d_mask, normalize, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask,
+                                          bool normalize, std::string precision, std::string backward) {
+  parse_backward(backward);
+  auto [scores, winners] = forward(Q, D, q_mask, d_mask, normalize, precision, true);
+  return {scores, *winners};
+}
+
+void fill_zero(const Tensor& x, cudaStream_t stream) {
+  if (x.numel() == 0) return;
+  check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "gradient");
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize,
+                                           std::string backward, bool need_grad_Q, bool need_grad_D) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+
+  const ScalarType type = Q.scalar_type(), sum_type = score_type(in.dtype);
+  const bool in_batch = s.layout == Layout::in_batch;
+  const auto shape_D = in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
+  const Tensor grad_Q = new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type);
+  const Tensor grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type);
+  if (winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
+    fill_zero(grad_Q, stream);
+    fill_zero(grad_D, stream);
+    return {grad_Q, grad_D};
+  }
+
+  const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
+  const bool vectors =
+      reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
+  const BackwardPlan plan =
+      plan_backward(s, in.dtype, vectors, normalize, parse_backward(backward), device_properties(device));
+  STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
+                  "late_interaction: more than 2^31 - 1 blocks in one backward");
+
+  BackwardArgs args{};
+  args.layout = s.layout;
+  args.N = s.N;
+  args.Nq = static_cast<int32_t>(s.Nq);
+  args.Lq = static_cast<int32_t>(s.Lq);
+  args.Ld = static_cast<int32_t>(s.Ld);
+  args.d = static_cast<int32_t>(s.d);
+  args.Q = in.Q;
+  args.D = in.D;
+  args.grad = grad_scores.const_data_ptr();
+  args.grad_query_stride = grad_scores.stride(0);
+  args.grad_item_stride = grad_scores.stride(1);
+  args.winners = winners.const_data_ptr();
+  args.wide_winners = wide_winners(s.Ld);
+  args.split = plan.split;
+  args.segments = plan.segments;
+  args.tile_tokens = plan.tile_tokens;
+  args.tiles = plan.tiles;
+  args.list_capacity = plan.list_capacity;
+  args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
+  args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
+
+  OptionalTensor q_inverse, d_inverse, q_sums, d_sums;
+  if (normalize) {
+    q_inverse = new_tensor(Q, {s.Nq * s.Lq}, sum_type);
+    d_inverse = new_tensor(Q, {s.documents() * s.Ld}, sum_type);
+    check(launch_inverse_norms(args, in.dtype, false, q_inverse->data_ptr(), stream), "norms of Q");
+    check(launch_inverse_norms(args, in.dtype, true, d_inverse->data_ptr(), stream), "norms of D");
+    args.q_inverse = q_inverse->data_ptr();
+    args.d_inverse = d_inverse->data_ptr();
+  }
+  if (need_grad_Q && plan.finish_later) {
+    q_sums = new_tensor(Q, {s.Nq * s.Lq * s.d}, sum_type);
+    args.grad_Q_sums = q_sums->data_ptr();
+  }
+  const bool scatter = need_grad_D && plan.method == Backward::unified;
+  if (scatter || (need_grad_D && plan.finish_later)) {
+    d_sums = new_tensor(Q, {s.documents() * s.Ld * s.d}, sum_type);
+    if (scatter) fill_zero(*d_sums, stream);
+    args.grad_D_sums = d_sums->data_ptr();
+  }
+
+  if (need_grad_Q || scatter) check(launch_gather(args, in.dtype, plan, stream), "grad_Q");
+  if (need_grad_D && !scatter) check(launch_owned(args, in.dtype, plan, stream), "grad_D");
+  if (q_sums) check(launch_finish(args, in.dtype, false, stream), "normalization of grad_Q");
+  if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+  return {grad_Q, grad_D};
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
+  m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
+  m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+}

@@ -1,0 +1,91 @@
+#include <sstream>
+
+#include "plan.h"
+
+namespace late_interaction {
+
+std::string name_of(Compute compute) {
+  switch (compute) {
+    case Compute::bf16:
+      return "bf16";
+    case Compute::fp16:
+      return "fp16";
+    case Compute::tf32:
+      return "tf32";
+    case Compute::tf32x3:
+      return "3xtf32";
+    case Compute::fp64:
+      break;
+  }
+  return "fp64";
+}
+
+std::string name_of(Tile tile) {
+  switch (tile) {
+    case Tile::wide:
+      return "wide";
+    case Tile::mid:
+      return "mid";
+    case Tile::thin:
+      return "thin";
+    case Tile::none:
+      break;
+  }
+  return "none";
+}
+
+std::string name_of(Backward method) {
+  switch (method) {
+    case Backward::lowmem:
+      return "lowmem";
+    case Backward::unified:
+      return "unified";
+    case Backward::automatic:
+      break;
+  }
+  return "auto";
+}
+
+std::string explain(const Sizes& s, const ForwardPlan& plan) {
+  std::ostringstream out;
+  if (plan.tile == Tile::none) {
+    out << "kernel     maxsim_forward_fp64: a block for each query and document\n"
+        << "grid       " << plan.grid << " blocks\n";
+    return out.str();
+  }
+  const TileShape shape = tile_shape(plan.tile, plan.compute);
+  out << "kernel     maxsim_forward_mma, products in " << name_of(plan.compute) << "\n"
+      << "tile       " << name_of(plan.tile) << ": " << shape.rows << " query rows x " << shape.columns
+      << " document tokens, " << shape.threads << " threads\n"
+      << "rows       " << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
+      << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n")
+      << "ring       " << plan.stages << " stages of 128 bytes a token, " << plan.chunks
+      << (plan.chunks == 1 ? " stage" : " stages") << " an embedding\n"
+      << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory") << "\n"
+      << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
+      << " blocks a multiprocessor\n"
+      << "grid       " << plan.grid << " blocks share " << plan.units << " (row tile, document) units\n"
+      << "sum        "
+      << (plan.parts == 1 ? std::string("a query's rows meet in one warp")
+                          : "up to " + std::to_string(plan.parts) + " parts a query, added by a second kernel")
+      << "\n";
+  return out.str();
+}
+
+std::string explain(const Sizes& s, const BackwardPlan& plan) {
+  std::ostringstream out;
+  out << "method     " << name_of(plan.method) << "\n"
+      << "gather     " << plan.gather_grid << " blocks of 8 warps, " << plan.split << " to a query token"
+      << (plan.method == Backward::unified ? "; grad_D by fp32 vector reductions\n" : "\n");
+  if (plan.method == Backward::lowmem) {
+    out << "owned      " << plan.owned_grid << " blocks of 8 warps, each "
+        << plan.tile_tokens << " of " << s.Ld << " tokens of a document\n"
+        << "ordering   " << plan.segments << (plan.segments == 1 ? " warp" : " warps") << ", up to "
+        << plan.list_capacity << " winners at a time, " << plan.owned_smem_bytes
+        << " bytes of shared memory a block\n";
+  }
+  if (plan.finish_later) out << "normalize  by a second kernel: a row is longer than a warp's registers\n";
+  return out.str();
+}
+
+}  // namespace late_interaction
