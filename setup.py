@@ -175,6 +175,8 @@ class BuildLibraries(cpp_extension.BuildExtension):
         compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
         if not shutil.which(compiler):
             stop(f"no C++ compiler: {compiler!r} is not on PATH; install g++ 11 or clang 14, or set CXX.")
+        # ninja from PyPI lies beside the interpreter, which need not be on PATH.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         if not cpp_extension.is_ninja_available():
             stop("building needs ninja: pip install ninja.")
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
