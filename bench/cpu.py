@@ -13,7 +13,7 @@ import torch
 from .impls import EINSUM, OURS, einsum_maxsim
 from .inputs import Inputs, draw
 from .parity import reference, relative_error, tolerance
-from .results import Results, Row, align, best, groups, new_row, number
+from .results import Results, Row, align, best, groups, new_row, number, told
 from .shapes import Shape
 
 MAXSIM_CPU = "maxsim-cpu"
@@ -86,7 +86,7 @@ def run_forward(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
         except ImportError:
             row["skipped"] = "not installed"
         except Exception as error:  # recorded in the row
-            row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+            row["error"] = told(error)
     return _fill(rows, take_turns(calls, rounds), shape.flops)
 
 
@@ -113,7 +113,7 @@ def run_step(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
                 row["error"] = f"parity: relative error {row['rel_err']:.2g}"
             calls[name] = step
         except Exception as error:  # recorded in the row
-            row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+            row["error"] = told(error)
     return _fill(rows, take_turns(calls, rounds), shape.flops)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from .impls import KEYS, Compiled, Flash, Implementation, Lik
 from .inputs import draw
-from .results import ROOT, Results, Row, new_row, number
+from .results import ROOT, Results, Row, new_row, number, told
 from .shapes import FORWARD, TRAINING
 from .suites import Settings
 
@@ -87,7 +87,7 @@ def run(settings: Settings, results: Results, keys: Sequence[str], tiny: bool = 
                 try:
                     times = _run_child(key, settings.device, cache, tiny, settings.limit_s * 3)
                 except (RuntimeError, OSError, ValueError, subprocess.TimeoutExpired) as problem:
-                    error = f"{type(problem).__name__}: {str(problem)[:300]}"
+                    error = told(problem)
                 for shape, op in ((RERANK, "fwd"), (STEP, "fwd+bwd")):
                     row = new_row("first-call", shape, op, torch.bfloat16, cls.name, jit_cache=state)
                     if error:
@@ -97,8 +97,8 @@ def run(settings: Settings, results: Results, keys: Sequence[str], tiny: bool = 
                         row["import_ms"] = times["import_ms"]
                     rows.append(row)
                 results.add(rows)
-                told = error or ", ".join(f"{k} {number(v)} ms" for k, v in times.items())
-                settings.log(f"first-call {cls.name}{f' ({state} cache)' if state else ''}: {told}")
+                outcome = error or ", ".join(f"{k} {number(v)} ms" for k, v in times.items())
+                settings.log(f"first-call {cls.name}{f' ({state} cache)' if state else ''}: {outcome}")
 
 
 if __name__ == "__main__":

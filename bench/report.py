@@ -158,7 +158,9 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
 
 
 def _recorded(directory: Path) -> list[Path]:
-    return [p for p in sorted(directory.glob("*.json")) if not p.name.endswith(".partial.json")]
+    """The record files, the CPU's last."""
+    found = [p for p in directory.glob("*.json") if not p.name.endswith(".partial.json")]
+    return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
 
 
 def build(directory: Path = DIRECTORY) -> str:

@@ -84,6 +84,25 @@ def _own_version() -> str | None:
     return installed or (file.read_text().strip() if file.exists() else None)
 
 
+def _without_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments that say what was measured; where the file went is nobody's business."""
+    out: list[str] = []
+    skip = False
+    for argument in arguments:
+        if not skip and not argument.startswith("--out="):
+            skip = argument == "--out"
+            out += [] if skip else [argument]
+        else:
+            skip = False
+    return out
+
+
+def told(error: BaseException) -> str:
+    """An error for a row: its kind and the start of its text, file names without their folders."""
+    text = re.sub(r"(?:/[\w.+@-]+)+/(?=[\w.+@-])", "", str(error).strip())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
 def new_header(device: torch.device, ceilings: Ceilings, **values: object) -> Row:
     """Where, when and with what the rows that share its `run` were measured."""
     on_gpu = device.type == "cuda"
@@ -103,7 +122,7 @@ def new_header(device: torch.device, ceilings: Ceilings, **values: object) -> Ro
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
-        "command": "python -m bench" + "".join(f" {shlex.quote(a)}" for a in sys.argv[1:]),
+        "command": shlex.join(["python", "-m", "bench", *_without_out(sys.argv[1:])]),
         "cublas_tflops": ceilings.cublas_tflops,
         "read_tbps": ceilings.read_tbps,
         "copy_tbps": ceilings.copy_tbps,

@@ -12,7 +12,7 @@ import torch
 from .impls import Compiled, Implementation, UnsupportedError
 from .inputs import SKEWED, UNIFORM, Inputs, draw, draw_winners, sets_to_beat_cache
 from .parity import Reference, misplaced_winners, reference, reference_gradients, relative_error, tolerance
-from .results import Results, Row, new_row, number
+from .results import Results, Row, new_row, number, told
 from .shapes import Shape, itemsize
 from .timing import Call, Ceilings, Effort, gpu_time, peak_mib, time_limit, wall_time
 
@@ -196,10 +196,10 @@ def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: st
             except UnsupportedError as reason:
                 row["skipped"] = str(reason)
             except TimeoutError as reason:  # not to be waited for again on the same problem
-                row["error"] = str(reason)
+                row["error"] = told(reason)
                 settings.gave_up.add((impl.name, shape.name, op))
             except Exception as error:  # recorded in the row: one failure must not end the run
-                row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+                row["error"] = told(error)
             rows.append(row)
             if impl.builds_similarities:
                 _release(settings.device)

@@ -98,9 +98,14 @@ def _capture(calls: Sequence[Call], count: int) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(count):
-            calls[i % len(calls)]()
+    gc.collect()
+    gc.disable()  # freeing another graph's memory in the middle would spoil this one
+    try:
+        with torch.cuda.graph(graph):
+            for i in range(count):
+                calls[i % len(calls)]()
+    finally:
+        gc.enable()
     return graph
 
 

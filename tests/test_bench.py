@@ -231,6 +231,14 @@ def test_merging_replaces_a_shape_as_a_whole_and_keeps_the_others(tmp_path: Path
     ]  # fmt: skip
 
 
+def test_a_record_names_no_place_on_the_machine_it_was_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["bench", "--suite", "forward", "--out", "/some/where/x.json", "--out=/some/where", "--quick"]
+    monkeypatch.setattr("sys.argv", command)
+    assert header()["command"] == "python -m bench --suite forward --quick"
+    error = RuntimeError("in /home/someone/site-packages/peer/kernel.py: no /tmp/x")
+    assert results.told(error) == "RuntimeError: in kernel.py: no x"
+
+
 def test_summary_puts_ours_beside_the_peer() -> None:
     shape = shapes.FORWARD[0]
     text = results.summary([row(shape, "fwd", OURS, 20.0), row(shape, "fwd", LIK, 40.0)])
