@@ -108,9 +108,9 @@ def pairs(
     embeddings("D", D)
     if Q.dim() != 3 or D.dim() != 3:
         raise ValueError(f"maxsim_pairs needs Q [B, Lq, d] and D [B, Ld, d], got {_shape(Q)} and {_shape(D)}")
+    together(Q, D)
     if Q.shape[0] != D.shape[0]:
         raise ValueError(f"maxsim_pairs needs as many documents as queries, got {_shape(Q)} and {_shape(D)}")
-    together(Q, D)
     if q_mask is not None:
         q_mask = mask("q_mask", q_mask, "Q", Q)
     if d_mask is not None:

@@ -66,7 +66,19 @@ def explain_plan(
 
     def explain(name: str) -> str:
         text: str = ops.explain_plan(
-            len(d_shape) == 4, Nq, N, Lq, Ld, d, _DTYPES[dtype], multiply, normalize, name, strategy, sm, sm_count
+            len(d_shape) == 4,
+            Nq,
+            N,
+            Lq,
+            Ld,
+            d,
+            _DTYPES[dtype],
+            multiply,
+            normalize,
+            name,
+            strategy,
+            sm,
+            sm_count,
         )
         return text.rstrip("\n")
 

@@ -18,6 +18,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+def pytest_terminal_summary(terminalreporter):
+    """What every run says at its end."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "gpu" in r.keywords]
+    passed = sum("gpu" in r.keywords for r in terminalreporter.stats.get("passed", []))
+    if not torch.cuda.is_available():
+        terminalreporter.write_line(f"{len(skipped)} GPU tests skipped: no CUDA GPU on this machine")
+    else:
+        terminalreporter.write_line(f"GPU tests: {passed} passed, {len(skipped)} skipped")
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     return request.param

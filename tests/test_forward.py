@@ -195,14 +195,9 @@ def test_more_than_two_to_the_31_elements():
     tail, tail_winners = ref.maxsim(Q, D[-1:])
     ref.assert_close(scores[:, -1:], tail, 5e-6)
     ref.assert_winners_close(winners[:, -1:], tail_winners, Q, D[-1:], 5e-6)
-    grad_Q, grad_D = torch.ops.late_interaction.maxsim_backward(
-        torch.ones_like(scores),
-        Q,
-        D,
-        torch.ops.late_interaction.maxsim_winners(Q, D, None, None)[1],
-        False,
-        "lowmem",
-    )
+    ops = torch.ops.late_interaction
+    kept = ops.maxsim_winners(Q, D, None, None)[1]
+    grad_D = ops.maxsim_backward(torch.ones_like(scores), Q, D, kept, False, "lowmem")[1]
     assert grad_D[-1, -1].any() and not grad_D[71:139].any()
 
 

@@ -1,0 +1,233 @@
+"""Top-k retrieval: chunks, ties, progress, and corpora that stay on the CPU."""
+
+import sys
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import _stream, topk
+from late_interaction.topk import maxsim_topk
+
+
+def corpus(device, Nq=5, Nd=37, dtype=torch.float32):
+    Q = torch.randn(Nq, 6, 16, device=device, dtype=dtype)
+    D = torch.randn(Nd, 11, 16, device=device, dtype=dtype)
+    return Q, D, torch.rand(Nq, 6, device=device) < 0.8, torch.rand(Nd, 11, device=device) < 0.8
+
+
+def close(got, expected):
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[1], expected[1])
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 7, 36, 37, 1000])
+@pytest.mark.parametrize("k", [1, 10, 37, 500])
+@pytest.mark.parametrize("largest", [True, False])
+def test_chunks_do_not_change_the_result(chunk, k, largest, device):
+    Q, D, q_mask, d_mask = corpus(device)
+    expected = li.maxsim(Q, D, q_mask, d_mask, normalize=True).topk(min(k, 37), largest=largest)
+    got = li.retrieve(Q, D, k, q_mask, d_mask, chunk=chunk, largest=largest)
+    close(got, expected)
+    assert got[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(dtype, device):
+    Q, D, q_mask, d_mask = corpus(device, dtype=dtype)
+    expected = li.maxsim(Q, D, q_mask, d_mask).topk(5)
+    got = maxsim_topk(Q, D, 5, q_mask, d_mask, chunk_size=10)
+    assert got[0].dtype == expected.values.dtype
+    close(got, expected)
+
+
+def test_ranks(device):
+    Q, D, *_ = corpus(device)
+    scores, indices = li.retrieve(Q[0], D, 3)
+    assert scores.shape == indices.shape == (3,)
+    close((scores, indices), li.maxsim(Q[0], D, normalize=True).topk(3))
+    scores, indices = li.retrieve(Q, D[0], 3)
+    assert scores.shape == (5, 1) and not indices.any()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])
+def test_nothing_to_find(shape, device):
+    Q, D, *_ = corpus(device, *shape)
+    scores, indices = li.retrieve(Q, D, 3)
+    assert scores.shape == indices.shape == (shape[0], min(3, shape[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("chunk", [None, 3, 10])
+def test_ties_go_to_the_lowest_index(chunk, largest, dtype, device):
+    Q = torch.randint(-1, 2, (4, 3, 4), device=device).to(dtype)
+    D = torch.randint(-1, 2, (50, 2, 4), device=device).to(dtype)
+    scores = li.maxsim(Q, D)
+    order = scores.sort(dim=-1, descending=largest, stable=True).indices[:, :20]
+    got, indices = maxsim_topk(Q, D, 20, chunk_size=chunk, largest=largest)
+    assert torch.equal(indices, order)
+    assert torch.equal(got, scores.gather(1, order))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_special_scores_order_as_in_torch_topk(largest, device):
+    special = [
+        0.0,
+        -0.0,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+        -float("nan"),
+        1e-45,
+        -1e-45,
+        3e38,
+        -3e38,
+        1.5,
+    ]
+    scores = torch.tensor([special], device=device)
+    places = torch.arange(len(special), device=device).unsqueeze(0)
+    got, indices = topk._select(scores, places, len(special), largest)
+    expected = scores.sort(descending=largest, stable=True)
+    torch.testing.assert_close(got, expected.values, equal_nan=True, rtol=0, atol=0)
+    assert torch.equal(indices, expected.indices)
+
+
+def test_the_same_on_every_run(device):
+    Q, D, *_ = corpus(device, 3, 500)
+    first = li.retrieve(Q, D, 50, chunk=64)
+    for _ in range(10):
+        assert all(map(torch.equal, first, li.retrieve(Q, D, 50, chunk=64)))
+
+
+def test_no_gradients(device):
+    Q, D, *_ = corpus(device)
+    scores, _ = li.retrieve(Q.requires_grad_(), D.requires_grad_(), 3)
+    assert not scores.requires_grad
+
+
+def test_precision_and_autocast(device):
+    Q, D, *_ = corpus(device)
+    for precision in ("highest", "medium"):
+        got = maxsim_topk(Q, D, 5, precision=precision)
+        close(got, li.maxsim(Q, D, precision=precision).topk(5))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = maxsim_topk(Q, D, 5)
+    close(got, li.maxsim(Q, D, precision="medium").topk(5))
+
+
+def test_progress_function(device):
+    Q, D, *_ = corpus(device)
+    calls = []
+    li.retrieve(Q, D, 3, chunk=10, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(10, 37), (20, 37), (30, 37), (37, 37)]
+    calls.clear()
+    li.retrieve(Q, D, 3, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (37, 37) and len(calls) > 1
+
+
+def test_progress_bar(capsys, device):
+    pytest.importorskip("tqdm")
+    Q, D, *_ = corpus(device)
+    li.retrieve(Q, D, 3, chunk=10, progress=True)
+    assert "37.0/37.0" in capsys.readouterr().err
+
+
+def test_progress_bar_without_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    Q, D, *_ = corpus("cpu")
+    with pytest.raises(ImportError, match="progress=True needs tqdm"):
+        li.retrieve(Q, D, 3, progress=True)
+
+
+def test_the_default_chunk_bounds_memory():
+    for Nq, Nd, Ld in [(1, 10**7, 128), (16, 10**5, 128), (10**4, 10**5, 300), (1, 10, 10**6)]:
+        Q = torch.empty(Nq, 32, 128, device="meta", dtype=torch.bfloat16)
+        D = torch.empty(Nd, Ld, 128, device="meta", dtype=torch.bfloat16)
+        chunk = topk._default_chunk(Q, D, False)
+        assert chunk >= 1 and Nq * min(chunk, Nd) <= max(topk._SCORES, Nq)
+        travelling = topk._default_chunk(
+            Q, torch.empty_like(D, device="cpu") if Nd * Ld < 10**4 else D, False
+        )
+        assert travelling >= 1
+
+
+def test_scorer(device):
+    Q, D, q_mask, d_mask = corpus(device)
+    scorer = li.MaxSimScorer(normalize=False, backward="lowmem", mask_pad_token=7, precision="highest")
+    assert "normalize=False" in repr(scorer) and "'lowmem'" in repr(scorer) and "7" in repr(scorer)
+    assert not list(scorer.parameters()) and scorer.state_dict() == {}
+    expected = li.maxsim(Q, D, q_mask, d_mask)
+    assert torch.equal(scorer(Q, D, q_mask, d_mask), expected)
+    assert torch.equal(scorer.score(Q, D, q_mask, d_mask), expected)
+    Q.requires_grad_()
+    assert scorer(Q, D).requires_grad and not scorer.score(Q, D).requires_grad
+    q_ids, d_ids = (torch.where(m, 1, 7) for m in (q_mask, d_mask))
+    assert torch.equal(scorer.forward_with_ids(Q, D, q_ids, d_ids), expected)
+    close(scorer.retrieve(Q, D, 4, q_mask, d_mask, chunk=9), expected.topk(4))
+    torch.testing.assert_close(li.MaxSimScorer()(Q, D), li.maxsim(Q, D, normalize=True))
+
+
+# ---- a corpus on the CPU, queries on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("chunk", [None, 1, 7, 500, 5000])
+def test_streamed_corpus(chunk, masked, strided, pinned):
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(501, 60, 128).bfloat16()
+    D = D.transpose(0, 1).contiguous().transpose(0, 1) if strided else D
+    D = D.pin_memory() if pinned else D
+    d_mask = torch.rand(501, 60) < 0.7 if masked else None
+    expected = li.maxsim(Q, D.cuda(), None, None if d_mask is None else d_mask.cuda(), normalize=True).topk(9)
+    for _ in range(3):
+        got = li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk)
+        assert got[0].is_cuda and got[1].is_cuda
+        close(got, expected)
+
+
+@pytest.mark.gpu
+def test_streaming_in_bounded_memory():
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(100, 128, 128).bfloat16().repeat(200, 1, 1)  # 655 MB
+    li.retrieve(Q, D[:100], 9)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    li.retrieve(Q, D, 9)
+    assert torch.cuda.max_memory_allocated() - before < 2 * topk._BYTES + (32 << 20)
+
+
+@pytest.mark.gpu
+def test_streaming_on_a_side_stream():
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(300, 60, 128).bfloat16()
+    expected = li.retrieve(Q, D.cuda(), 5)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        got = li.retrieve(Q, D, 5, chunk=37)
+    side.synchronize()
+    close(got, expected)
+
+
+@pytest.mark.gpu
+def test_streaming_that_fails_leaves_nothing_behind():
+    Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(300, 60, 128)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        li.retrieve(Q, D, 5, chunk=37, progress=stop)
+    close(li.retrieve(Q, D, 5, chunk=37), li.retrieve(Q, D.cuda(), 5))
+
+
+def test_chunks_on_one_device_are_views():
+    D, mask = torch.randn(10, 3, 4), torch.ones(10, 3, dtype=torch.bool)
+    pieces = list(_stream.chunks(D, mask, 4, D.device))
+    assert [start for start, *_ in pieces] == [0, 4, 8]
+    assert pieces[1][1].data_ptr() == D[4:].data_ptr() and pieces[1][2].data_ptr() == mask[4:].data_ptr()
