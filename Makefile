@@ -71,7 +71,7 @@ ctest: | $(VENV)/.dev-requirements
 pytest: build | $(VENV)/.dev-requirements
 	$(PY) -m pytest -n 2
 
-bench: build | $(VENV)/.dev-requirements
+bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench
 
 docs: | $(VENV)/.dev-requirements
