@@ -1,0 +1,164 @@
+"""The demo, step by step: encode, retrieve, look at one hit, train a head, draw the hit."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import late_interaction
+from demo import show
+from demo.corpus import Pair, build_pairs
+from demo.encode import Encoder, Tokens, project, unpad
+from demo.evaluate import TOP, Quality, quality, same_rankings, timed
+from demo.train import DIM, new_head, split, train_head
+
+PICTURE = Path(__file__).with_name("alignment.png")
+TIE = 1e-4  # a score adds up some 15 similarities in fp32: closer than this, rounding decides the order
+
+
+def run() -> int:
+    """Run every step. 0 if the fp32 ranking is Sentence Transformers' own and training helped, else 1."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    machine = (
+        torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    )
+    print(f"late_interaction {late_interaction.__version__}, torch {torch.__version__}, {machine}")
+
+    show.heading("1. Encode: the docstrings of Python's standard library")
+    pairs = build_pairs()
+    print(f"   {len(pairs):,} pairs; the first sentence of a docstring is to find the rest of it")
+    encoder = Encoder(device)
+    queries, documents = encoder.encode([p.query for p in pairs], [p.document for p in pairs])
+    print(f"   {queries.count():,} query tokens, {documents.count():,} document tokens")
+
+    head = new_head(queries.embeddings.shape[-1], device)
+    Q, D = project(head, queries), project(head, documents)
+
+    show.heading(f"2. Retrieve: {len(pairs):,} queries x {len(pairs):,} documents, d = {DIM}")
+    same, ranking = compare_scorers(encoder, Q, D)
+
+    hit = pick_hit(ranking, Q, D)
+    show.heading("3. Why it matched: one query and the winners of its tokens")
+    similarity, winners = explain(hit, ranking, pairs, Q, D)
+
+    show.heading(f"4. Train: a {head.in_features} x {DIM} head, in-batch negatives, gradients through maxsim")
+    better = train_and_compare(head, queries, documents)
+
+    title = f"{pairs[hit].name}: similarity of tokens, winners ringed"
+    show.alignment_picture(PICTURE, title, Q.words[hit], D.words[hit], similarity, winners)
+    show.heading("5. Look")
+    print(f"   {PICTURE}")
+    return 0 if same and better else 1
+
+
+def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tensor]:
+    """Rank all documents for all queries with Sentence Transformers and with `retrieve`; print both.
+
+    Returns whether the fp32 rankings are the same, and ours, [Nq, TOP].
+    """
+    device = Q.mask.device
+    wanted = torch.arange(len(Q.words), device=device)
+    ragged_Q, ragged_D = unpad(Q.embeddings, Q.mask), unpad(D.embeddings, D.mask)
+
+    def theirs() -> Tensor:
+        chunks = []
+        with tqdm(total=len(ragged_Q), desc="   their scoring", unit="queries", **show.BAR) as bar:
+            for start in range(0, len(ragged_Q), 128):
+                chunks.append(encoder.similarity(ragged_Q[start : start + 128], ragged_D))
+                bar.update(len(chunks[-1]))
+        return torch.cat(chunks)
+
+    def ours(dtype: torch.dtype) -> Tensor:
+        q, d = Q.embeddings.to(dtype), D.embeddings.to(dtype)
+        return late_interaction.retrieve(q, d, TOP, Q.mask, D.mask, normalize=False)[1]
+
+    encoder.similarity(ragged_Q[:1], ragged_D[:1])  # warm up: threads, libraries, device
+    scores, seconds = timed(theirs, device)
+    rows = [
+        _row("Sentence Transformers, fp32", seconds, quality(scores.topk(TOP).indices, wanted), "", wanted)
+    ]
+    rankings = []
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        late_interaction.retrieve(Q.embeddings[:1].to(dtype), D.embeddings[:1].to(dtype), 1)
+        ranking, seconds = timed(partial(ours, dtype), device)
+        same = f"{same_rankings(ranking, scores, TIE):,}"
+        rows.append(_row(f"late_interaction, {name}", seconds, quality(ranking, wanted), same, wanted))
+        rankings.append(ranking)
+    header = ("scorer", "seconds", "queries/s", f"MRR@{TOP}", f"recall@{TOP}", f"same top {TOP}")
+    print(show.table(header, rows, "<>>>>>"))
+    return same_rankings(rankings[0], scores, TIE) == len(wanted), rankings[0]
+
+
+def _row(name: str, seconds: float, found: Quality, same: str, wanted: Tensor) -> tuple[str, ...]:
+    speed = f"{len(wanted) / seconds:,.0f}"
+    return (name, f"{seconds:.2f}", speed, f"{found.mrr:.4f}", f"{found.recall:.4f}", same)
+
+
+def pick_hit(ranking: Tensor, Q: Tokens, D: Tokens) -> int:
+    """A query whose document came first, both short enough to read on one screen."""
+    first = (ranking[:, 0].cpu() == torch.arange(len(ranking))).tolist()
+    readable = [
+        i
+        for i, (q, d) in enumerate(zip(Q.words, D.words, strict=True))
+        if 9 <= len(q) <= 14 and 30 <= len(d) <= 44
+    ]
+    hits = [i for i in readable if first[i]] or [i for i, is_first in enumerate(first) if is_first] or [0]
+    # The fewer words query and document share, the more the embeddings had to do.
+    return min(hits, key=lambda i: len(set(Q.words[i]) & set(D.words[i])) / len(set(Q.words[i])))
+
+
+def explain(hit: int, ranking: Tensor, pairs: list[Pair], Q: Tokens, D: Tokens) -> tuple[Tensor, Tensor]:
+    """Print the best documents of one query and the winners in the first of them.
+
+    Returns the similarities [Lq, Ld] and the winners [Lq] of the hit.
+    """
+    q, d = Q.embeddings[hit][Q.mask[hit]], D.embeddings[hit][D.mask[hit]]
+    scores, winners = late_interaction.maxsim_with_winners(q[None], d[None])
+    similarity = q @ d.T
+    print(f'   "{pairs[hit].query}"\n')
+    best = ranking[hit, :3].tolist()
+    candidates = D.embeddings[best], D.mask[best]
+    totals = late_interaction.maxsim(q[None], candidates[0], d_mask=candidates[1])[0].tolist()
+    print(
+        show.table(
+            ("rank", "score", "document"),
+            [
+                (str(i + 1), f"{s:.2f}", show.shorten(f"{pairs[n].name}: {pairs[n].document}", 70))
+                for i, (n, s) in enumerate(zip(best, totals, strict=True))
+            ],
+            ">><",
+        )
+    )
+    print()
+    rows = show.alignment_rows(Q.words[hit], D.words[hit], similarity, winners[0, 0])
+    print(show.table(("query token", "similarity", f"winner, in the text of {pairs[hit].name}"), rows, "<><"))
+    print(f"\n   The similarities add up to the score, {scores.item():.2f}.")
+    return similarity, winners[0, 0]
+
+
+def train_and_compare(head: torch.nn.Linear, queries: Tokens, documents: Tokens) -> bool:
+    """Train the head on one part of the pairs; print how the rest fares before and after. True if better."""
+    train, held_out = split(len(queries.words))
+    before = _held_out_quality(head, queries, documents, held_out)
+    losses = train_head(head, queries, documents, train)
+    after = _held_out_quality(head, queries, documents, held_out)
+    print(
+        f"   {len(train):,} pairs trained on, loss {losses[0]:.2f} -> {losses[-1]:.2f}; "
+        f"{len(held_out):,} queries held out, {len(documents.words):,} documents"
+    )
+    rows = [(name, f"{q.mrr:.4f}", f"{q.recall:.4f}") for name, q in (("before", before), ("after", after))]
+    print(show.table(("held-out queries", f"MRR@{TOP}", f"recall@{TOP}"), rows, "<>>"))
+    return after.mrr > before.mrr
+
+
+def _held_out_quality(head: torch.nn.Module, queries: Tokens, documents: Tokens, held_out: Tensor) -> Quality:
+    Q, D = project(head, queries), project(head, documents)
+    held_out = held_out.to(Q.mask.device)
+    _, ranking = late_interaction.retrieve(
+        Q.embeddings[held_out], D.embeddings, TOP, Q.mask[held_out], D.mask, normalize=False
+    )
+    return quality(ranking, held_out)
