@@ -1,4 +1,4 @@
-"""The operators as citizens of PyTorch: opcheck, compile, export, AOTInductor, CUDA graphs, autocast, modes."""
+"""The operators as citizens of PyTorch: opcheck, compile, export, AOTInductor, CUDA graphs, autocast."""
 
 import shutil
 

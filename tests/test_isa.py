@@ -1,0 +1,49 @@
+"""Every instruction set that the CPU kernels are written for, where this CPU has it."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from tests import ref
+from tests.cases import call, inputs, walk
+
+CASES = list(walk(150))[3::5]
+
+
+@pytest.fixture(params=["portable", "avx2", "avx512", "avx512_bf16"])
+def isa(request):
+    force = torch.ops.late_interaction.cpu_isa
+    try:
+        force(request.param)
+    except RuntimeError as error:
+        pytest.skip(f"this CPU or build has no {request.param}: {str(error).splitlines()[0]}")
+    yield request.param
+    force("")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_scores_winners_and_gradients(isa, case):
+    Q, D, q_mask, d_mask = inputs(case, "cpu")
+    Q, D = Q.detach().requires_grad_(), D.detach().requires_grad_()
+    reference, expected = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
+    scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)
+    limit = ref.tolerance(case.dtype)
+    ref.assert_close(scores, reference, limit)
+    ref.assert_winners_close(winners, expected, Q, D, limit, case.normalize)
+    grad = torch.randn_like(scores)
+    scores.backward(grad)
+    for x, gradient in zip((Q, D), ref.gradients(grad, Q, D, winners, case.normalize), strict=True):
+        ref.assert_close(x.grad, gradient, ref.GRAD_TOLERANCE[case.dtype], "gradient")
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])
+def test_float32_precisions(isa, precision):
+    Q, D = torch.randn(5, 33, 130), torch.randn(4, 70, 130)
+    scores = torch.ops.late_interaction.maxsim(Q, D, None, None, False, precision)
+    ref.assert_close(scores, ref.maxsim(Q, D)[0], ref.tolerance(torch.float32, precision))
+
+
+def test_unknown():
+    with pytest.raises(RuntimeError):
+        torch.ops.late_interaction.cpu_isa("sse9")
+    assert torch.ops.late_interaction.cpu_isa("") in ("portable", "avx2", "avx512", "avx512_bf16")

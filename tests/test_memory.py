@@ -1,0 +1,98 @@
+"""What a call takes beside its inputs."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import late_interaction as li
+
+
+def peak(function):
+    """Bytes at the highest point of function() above what was there before."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = function()
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before
+
+
+def training_step(Q, D, **options):
+    scores = li.maxsim(Q, D, **options)
+    return torch.autograd.grad(scores.sum(), (Q, D))
+
+
+SHAPES = {
+    "in-batch": ((256, 32, 128), (256, 300, 128), 256 * 256 * 32),
+    "long": ((32, 1030, 128), (32, 1030, 128), 32 * 32 * 1030),
+    "KD": ((64, 32, 128), (64, 16, 300, 128), 64 * 16 * 32),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lowmem_takes_gradients_and_winners_only(shape, dtype, normalize):
+    q_shape, d_shape, winners = SHAPES[shape]
+    Q, D = (torch.randn(s, device="cuda", dtype=dtype, requires_grad=True) for s in (q_shape, d_shape))
+    training_step(Q, D, normalize=normalize, backward="lowmem")
+    taken = peak(lambda: training_step(Q, D, normalize=normalize, backward="lowmem"))
+    least = (Q.numel() + D.numel()) * Q.element_size() + 2 * winners
+    assert taken <= 1.1 * least, f"{taken / 2**20:.1f} MiB, {taken / least:.2f} x the least possible"
+
+
+@pytest.mark.gpu
+def test_scores_alone_take_no_similarities():
+    Q = torch.randn(64, 512, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(64, 1024, 128, device="cuda", dtype=torch.bfloat16)
+    li.maxsim(Q, D)
+    assert peak(lambda: li.maxsim(Q, D)) < 4 << 20  # the similarities: 4 GiB in bfloat16
+
+
+@pytest.mark.gpu
+def test_recomputing_keeps_nothing():
+    Q = torch.randn(256, 32, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    D = torch.randn(256, 300, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    torch.ops.late_interaction.maxsim(Q, D, None, None)
+    before = torch.cuda.memory_allocated()
+    scores = torch.ops.late_interaction.maxsim(Q, D, None, None)
+    assert torch.cuda.memory_allocated() - before <= scores.numel() * 4 + 4096
+
+
+@pytest.mark.gpu
+def test_retrieval_takes_no_score_for_every_document():
+    Q = torch.randn(16, 32, 64, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(4000, 8, 64, device="cuda", dtype=torch.bfloat16).repeat(500, 1, 1)  # 2M documents
+    li.retrieve(Q, D[:1000], 10)
+    assert peak(lambda: li.retrieve(Q, D, 10)) < 300 << 20
+
+
+STEP = """
+import resource, torch
+import late_interaction as li
+torch.set_num_threads(2)
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def step(Nq, Nd, Lq, Ld):
+    Q = torch.randn(Nq, Lq, 128, dtype=torch.bfloat16, requires_grad=True)
+    D = torch.randn(Nd, Ld, 128, dtype=torch.bfloat16, requires_grad=True)
+    li.maxsim(Q, D, normalize=True).sum().backward()
+    return Q, D
+step(2, 2, 8, 8)
+before = peak()
+kept = step(16, 32, 512, 512)
+print((peak() - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak as Linux counts it")
+def test_no_similarities_on_the_cpu():
+    # In a process of its own, whose peak nothing else has raised. The similarities would be 512 MiB in float32,
+    # inputs, gradients and winners are 13 MiB.
+    assert resource.RUSAGE_SELF == 0
+    taken = int(subprocess.run([sys.executable, "-c", STEP], check=True, capture_output=True, text=True).stdout)
+    assert taken < 64, f"{taken} MiB"

@@ -1,0 +1,57 @@
+"""Out of memory: the exception passes through, and the next call works."""
+
+import pytest
+import torch
+
+import late_interaction as li
+
+
+@pytest.fixture
+def little_memory():
+    """A GPU on which this process may use only a little more than it does."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (600 << 20)) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+def test_out_of_memory(little_memory, backward):
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    D = torch.randn(4, 100, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    expected = torch.autograd.grad(li.maxsim(Q, D, backward="lowmem").sum(), (Q, D))
+
+    # The forward cannot keep its winners: 30000 x 30000 x 4 of them take 7 GB.
+    many = Q[:1, :4].expand(30000, -1, -1)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        li.maxsim(many, D[:1, :1].expand(30000, -1, -1), backward=backward)
+    # The forward succeeds and the backward cannot have grad_D: a token seen by 2,000,000 documents, 1 GB.
+    scores = li.maxsim(Q[:1], D[:1, :2].expand(2_000_000, -1, -1), backward=backward)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        scores.sum().backward()
+    del scores
+
+    got = torch.autograd.grad(li.maxsim(Q, D, backward="lowmem").sum(), (Q, D))
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.gpu
+def test_out_of_memory_while_retrieving(little_memory):
+    Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(100, 60, 128)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        li.retrieve(Q, D[:1].expand(100_000, -1, -1), 5, chunk=100_000)
+    scores, documents = li.retrieve(Q, D, 5)
+    expected = li.maxsim(Q, D.cuda(), normalize=True).topk(5)
+    torch.testing.assert_close(scores, expected.values)
+    assert torch.equal(documents, expected.indices)
+
+
+def test_out_of_memory_on_the_cpu():
+    # 2^30 x 2^30 scores are more than any machine has.
+    Q, D = torch.randn(1, 1, 1).expand(1 << 30, 1, 1), torch.randn(1, 1, 1).expand(1 << 30, 1, 1)
+    with pytest.raises(RuntimeError):
+        li.maxsim(Q, D)
+    assert torch.equal(li.maxsim(Q[:2], D[:2]), (Q[0, 0, 0] * D[0, 0, 0]).expand(2, 2))
