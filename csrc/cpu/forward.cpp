@@ -273,14 +273,14 @@ class Worker {
     }
     // While the first panel computes, what follows this tile comes nearer.
     tile.ahead = next < s_.Ld ? document + next * token_bytes : token_at(call_.D, element_, query, j + 1, 0);
-    tile.ahead_bytes = padded * s_.d * element_;
+    tile.ahead_step = m_.step_dims * element_;
     for (int64_t row = 0; row < rows_; row += panel_rows_) {
       tile.panel = panels_ + row * c_.row_bytes;
       tile.vectors = rows_ - row > m_.lanes ? 2 : 1;
       tile.best = best_ + row;
       tile.winner = winner_ + row;
       m_.score_tile(tile);
-      tile.ahead = nullptr;
+      tile.ahead_step = 0;
     }
   }
 

@@ -27,8 +27,8 @@ struct Tile {
   const int32_t* ids;        // [count] token indices, or null: no winners
   void* best;                // [vectors * lanes] float or double: running maximum
   void* winner;              // [vectors * lanes] int32 (float) or int64 (double), or null with ids
-  const void* ahead;         // memory that will be wanted next (prefetched), or null
-  int64_t ahead_bytes;
+  const char* ahead;         // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
+  int64_t ahead_step;        // and k-step
 };
 
 // One way to multiply: what a packed step is, and the kernel that consumes it.

@@ -64,9 +64,10 @@ template <class Op, int NV, int NT>
 inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t first) {
   using V = typename Op::V;
   const char* query = static_cast<const char*>(tile.panel);
-  const char* token[NT];
+  const char* token = static_cast<const char*>(tile.tokens) + tile.offsets[first];
+  int64_t offset[NT];
 #pragma GCC unroll 16
-  for (int t = 0; t < NT; ++t) token[t] = static_cast<const char*>(tile.tokens) + tile.offsets[first + t];
+  for (int t = 0; t < NT; ++t) offset[t] = tile.offsets[first + t] - tile.offsets[first];
 
   Column<Op, NT> column[NV];
 #pragma GCC unroll 16
@@ -74,18 +75,21 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) column[v].value[t] = Op::zero();
   }
-  const int64_t bytes = tile.steps * Op::kStepBytes;
-  for (int64_t k = 0; k < bytes; k += Op::kStepBytes) {
+  const char* ahead = tile.ahead + first * tile.steps * tile.ahead_step;
+  const int64_t ahead_step = NT * tile.ahead_step;
+  for (const char* end = token + tile.steps * Op::kStepBytes; token != end; token += Op::kStepBytes) {
     typename Op::Query q[NV];
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) q[v] = Op::load_query(query + v * sizeof(V));
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
-      const typename Op::Token x = Op::load_token(token[t] + k);
+      const typename Op::Token x = Op::load_token(t == 0 ? token : token + offset[t]);
 #pragma GCC unroll 2
       for (int v = 0; v < NV; ++v) column[v].value[t] = Op::multiply_add(column[v].value[t], q[v], x);
     }
     query += 2 * sizeof(V);
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += ahead_step;
   }
 
   using Scalar = typename Op::Scalar;
@@ -144,14 +148,8 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 template <class Op, int NV>
 void score_panel(const Tile& tile) {
   constexpr int kStep = Op::kGroup / 3;
-  constexpr int kLine = 64;
-  const int64_t lines = tile.ahead_bytes / kLine * Op::kGroup / tile.count + 1;  // a group's share
-  const char* ahead = static_cast<const char*>(tile.ahead);
   int64_t t = 0;
-  for (; t + Op::kGroup <= tile.count; t += Op::kGroup) {
-    for (int64_t line = 0; ahead && line < lines; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
-    score_group<Op, NV, Op::kGroup>(tile, t);
-  }
+  for (; t + Op::kGroup <= tile.count; t += Op::kGroup) score_group<Op, NV, Op::kGroup>(tile, t);
   if (tile.count - t == 2 * kStep) {
     score_group<Op, NV, 2 * kStep>(tile, t);
   } else if (tile.count - t == kStep) {
