@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import _checks, ops
+from late_interaction._precision import float32_precision
 
 __all__ = ["explain_plan"]
 
@@ -31,28 +32,28 @@ def explain_plan(
         Q, D: the tensors of the call, or their shapes: ``[Nq, Lq, d]`` with ``[Nd, Ld, d]`` or
             ``[Nq, K, Ld, d]`` (2-D ones count as a batch of one).
         dtype: of Q and D; None takes it from the tensors, or bfloat16 with shapes.
-        winners: plan the forward that keeps winners for a backward, and the backward too.
+        winners: whether there is a backward to plan, too.
         normalize, precision, backward: as in :func:`late_interaction.maxsim`.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper.
         sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
             a GPU, an H200's.
 
     Returns:
-        One line a decision.
+        One line a decision, first the forward's, then the backward's.
 
     Raises:
         TypeError, ValueError: shapes, dtype or strategy that no call could have.
 
     Example:
         >>> from late_interaction import explain_plan
-        >>> print(explain_plan((32, 32, 128), (32, 300, 128), sm=90, sm_count=132))  # doctest: +ELLIPSIS
-        forward...
+        >>> plan = explain_plan((32, 32, 128), (32, 300, 128), backward="lowmem", sm=90, sm_count=132)
+        >>> [line for line in plan.splitlines() if "method" in line]
+        ['  method     lowmem']
     """
     _checks.flag("winners", winners)
     _checks.flag("normalize", normalize)
-    strategy = _checks.strategy(backward)
     _checks.known_precision(precision)
-    multiply = precision or torch.get_float32_matmul_precision()
+    strategy = _checks.strategy(backward)
     q_shape, d_shape = _shape("Q", Q, (2, 3)), _shape("D", D, (2, 3, 4))
     if q_shape[-1] != d_shape[-1] or (len(d_shape) == 4 and d_shape[0] != q_shape[0]):
         raise ValueError(f"no call has Q {list(q_shape)} with D {list(d_shape)}")
@@ -64,7 +65,11 @@ def explain_plan(
     Nq, Lq, d = (1, *q_shape)[-3:]
     N, Ld = (1, *d_shape)[-3:-1]
 
-    def explain(name: str) -> str:
+    if precision is None:
+        precision = float32_precision("cuda")
+
+    lines = []
+    for step in ("forward", "backward") if winners else ("forward",):
         text: str = ops.explain_plan(
             len(d_shape) == 4,
             Nq,
@@ -73,16 +78,15 @@ def explain_plan(
             Ld,
             d,
             _DTYPES[dtype],
-            multiply,
+            precision,
             normalize,
-            name,
+            step,
             strategy,
             sm,
             sm_count,
         )
-        return text.rstrip("\n")
-
-    return "\n".join(map(explain, ("forward", "backward") if winners else ("forward",)))
+        lines += [step, *(f"  {line}" for line in text.splitlines())]
+    return "\n".join(lines)
 
 
 def _shape(name: str, x: Tensor | Sequence[int], ranks: tuple[int, ...]) -> tuple[int, ...]:
