@@ -1,12 +1,12 @@
 // MaxSim backward from saved winners: who owns what.
 //
-//   grad_Q   A thread owns a range of query rows (i, s) and a float sum for each. It walks the documents
-//            in order and adds grad[i, j] * D[j, winner(i, j, s)]. A document's rows are in cache for all
-//            rows of the range.
+//   grad_Q   A thread owns a range of query rows (i, s) and a float sum for each. It walks the documents in
+//            order, a few at a time so that they stay in cache for all rows of the range, and adds
+//            grad[i, j] * D[j, winner(i, j, s)].
 //
 //   grad_D   A thread owns a range of tokens of one document. It sorts the winners that fall into the range
 //            by token (counting sort, stable: within a token by query, then by query token), then forms one
-//            token's sum after the other and writes each row once.
+//            token's sum of grad[i, j] * Q[i, s] after the other and writes each row once.
 //
 // Every sum is taken in an order that the inputs alone decide, so the gradients are the same bit for bit
 // whatever the number of threads. That is what "lowmem" promises and it is also the fastest way here, so
@@ -25,7 +25,9 @@
 namespace late_interaction::cpu {
 namespace {
 
-constexpr int64_t kSumBytes = 256 << 10;  // of grad_Q sums: stays in L2
+constexpr int64_t kSumBytes = 256 << 10;       // of grad_Q sums: they and
+constexpr int64_t kDocumentBytes = 384 << 10;  // the documents they gather from stay in L2
+constexpr int64_t kMaxDocuments = 64;
 constexpr int64_t kItemsPerThread = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) {
@@ -47,12 +49,12 @@ struct Context {
   const Real* query_inverse_norm = nullptr;
   const Real* document_inverse_norm = nullptr;
 
-  const char* query_row(int64_t i, int64_t token) const {
-    return static_cast<const char*>(call.Q.data) + (i * call.Q.item_stride + token * call.Q.token_stride) * element;
+  // Where a token's row lies, in bytes from Q.data or D.data.
+  int64_t query_offset(int64_t i, int64_t token) const {
+    return (i * call.Q.item_stride + token * call.Q.token_stride) * element;
   }
-  const char* document_row(int64_t i, int64_t j, int64_t token) const {
-    return static_cast<const char*>(call.D.data) +
-           (i * call.D.query_stride + j * call.D.item_stride + token * call.D.token_stride) * element;
+  int64_t document_offset(int64_t i, int64_t j, int64_t token) const {
+    return (i * call.D.query_stride + j * call.D.item_stride + token * call.D.token_stride) * element;
   }
   int64_t document_index(int64_t i, int64_t j) const {
     return s.layout == Layout::per_query ? i * s.N + j : j;
@@ -64,21 +66,34 @@ struct Context {
     return static_cast<const Real*>(
         call.grad_scores)[i * call.grad_query_stride + j * call.grad_item_stride];
   }
-  void write(Real* sum, const char* x, int64_t x_stride, Real inverse_norm, void* grad, int64_t row) const {
-    // A token that nothing was sent to gets zeros whatever it holds: NaN in a masked token stays there.
-    const bool sent = std::any_of(sum, sum + s.d, [](Real g) { return g != 0; });
-    if (call.normalize && sent) rows.through_normalize(sum, inverse_norm, x, call.dtype, x_stride, s.d);
+  // The sum, taken through the normalization of its token, becomes row `row` of grad.
+  void write(Real* sum, const TokenView& x, int64_t offset, const Real* inverse_norm, void* grad, int64_t row) const {
+    if (call.normalize) {
+      rows.through_normalize(sum, inverse_norm[row], static_cast<const char*>(x.data) + offset, call.dtype,
+                             x.dim_stride, s.d);
+    }
     rows.write(sum, s.d, call.dtype, static_cast<char*>(grad) + row * s.d * element);
+  }
+  // A token that won nothing (or a query token that is masked, whatever it holds).
+  void write_zero(void* grad, int64_t row) const {
+    std::memset(static_cast<char*>(grad) + row * s.d * element, 0, s.d * element);
   }
 };
 
 template <class Real, class Index>
 class QueryWorker {
  public:
-  QueryWorker(const Context<Real, Index>& context, int64_t rows_per_item) : x_(context), rows_per_item_(rows_per_item) {
+  QueryWorker(const Context<Real, Index>& context, int64_t rows_per_item)
+      : x_(context), rows_per_item_(rows_per_item) {
+    const int64_t document_bytes = std::max<int64_t>(x_.s.Ld * x_.s.d * x_.element, 1);
+    documents_ = std::clamp<int64_t>(kDocumentBytes / document_bytes, 1, kMaxDocuments);
     Scratch& memory = thread_scratch();
-    memory.reset(Scratch::size_of<Real>(rows_per_item * x_.s.d));
+    memory.reset(Scratch::size_of<Real>(rows_per_item * x_.s.d) + Scratch::size_of<char>(rows_per_item) +
+                 Scratch::size_of<Real>(documents_) + Scratch::size_of<int64_t>(documents_));
     sums_ = memory.take<Real>(rows_per_item * x_.s.d);
+    won_ = memory.take<char>(rows_per_item);
+    scales_ = memory.take<Real>(documents_);
+    offsets_ = memory.take<int64_t>(documents_);
   }
 
   void operator()(int64_t item) {
@@ -86,39 +101,46 @@ class QueryWorker {
     const int64_t first = item * rows_per_item_;
     const int64_t end = std::min(first + rows_per_item_, s.Nq * s.Lq);
     std::fill_n(sums_, (end - first) * s.d, Real{0});
-    for (int64_t j = 0; j < s.N; ++j) {
-      for (int64_t row = first; row < end;) {
-        const int64_t i = row / s.Lq, token = row % s.Lq;
-        const int64_t count = std::min(s.Lq - token, end - row);
-        add_document(i, j, token, count, sums_ + (row - first) * s.d);
-        row += count;
+    std::fill_n(won_, end - first, char{0});
+    for (int64_t j = 0; j < s.N; j += documents_) {
+      for (int64_t row = first; row < end; ++row) {
+        const int64_t count = gather(row / s.Lq, row % s.Lq, j, std::min(j + documents_, s.N));
+        won_[row - first] |= count > 0;
+        x_.rows.add_rows(sums_ + (row - first) * s.d, scales_, offsets_, count, x_.call.D.data, x_.call.dtype,
+                         x_.call.D.dim_stride, s.d);
       }
     }
     for (int64_t row = first; row < end; ++row) {
-      const Real r = x_.call.normalize ? x_.query_inverse_norm[row] : Real{1};
-      x_.write(sums_ + (row - first) * s.d, x_.query_row(row / s.Lq, row % s.Lq), x_.call.Q.dim_stride, r,
-               x_.call.grad_Q, row);
+      if (won_[row - first]) {
+        x_.write(sums_ + (row - first) * s.d, x_.call.Q, x_.query_offset(row / s.Lq, row % s.Lq),
+                 x_.query_inverse_norm, x_.call.grad_Q, row);
+      } else {
+        x_.write_zero(x_.call.grad_Q, row);
+      }
     }
   }
 
  private:
-  void add_document(int64_t i, int64_t j, int64_t token, int64_t count, Real* sum) const {
+  // The rows of documents j0 .. j1 that won query token (i, token), and what they weigh.
+  int64_t gather(int64_t i, int64_t token, int64_t j0, int64_t j1) {
     const Sizes& s = x_.s;
-    const Index* winner = x_.winners(i, j) + token;
-    const Real grad = x_.grad(i, j);
-    const Real* inverse_norm =
-        x_.call.normalize ? x_.document_inverse_norm + x_.document_index(i, j) * s.Ld : nullptr;
-    for (int64_t n = 0; n < count; ++n) {
-      const uint64_t t = static_cast<uint64_t>(static_cast<int64_t>(winner[n]));
+    int64_t count = 0;
+    for (int64_t j = j0; j < j1; ++j) {
+      const uint64_t t = static_cast<uint64_t>(static_cast<int64_t>(x_.winners(i, j)[token]));
       if (t >= static_cast<uint64_t>(s.Ld)) continue;
-      const Real scale = inverse_norm ? grad * inverse_norm[t] : grad;
-      x_.rows.add_scaled(sum + n * s.d, scale, x_.document_row(i, j, t), x_.call.dtype, x_.call.D.dim_stride, s.d);
+      scales_[count] = x_.grad(i, j);
+      if (x_.call.normalize) scales_[count] *= x_.document_inverse_norm[x_.document_index(i, j) * s.Ld + t];
+      offsets_[count++] = x_.document_offset(i, j, t);
     }
+    return count;
   }
 
   const Context<Real, Index>& x_;
-  int64_t rows_per_item_;
+  int64_t rows_per_item_, documents_;
   Real* sums_;
+  char* won_;
+  Real* scales_;
+  int64_t* offsets_;
 };
 
 template <class Real, class Index>
@@ -127,12 +149,14 @@ class DocumentWorker {
   DocumentWorker(const Context<Real, Index>& context, int64_t tokens_per_item)
       : x_(context), tokens_per_item_(tokens_per_item), ranges_(ceil_div(x_.s.Ld, tokens_per_item)) {
     queries_ = x_.s.layout == Layout::per_query ? 1 : x_.s.Nq;
+    const int64_t most = queries_ * x_.s.Lq;
     Scratch& memory = thread_scratch();
     memory.reset(Scratch::size_of<Real>(x_.s.d) + Scratch::size_of<int64_t>(tokens_per_item + 1) +
-                 Scratch::size_of<int64_t>(queries_ * x_.s.Lq));
+                 Scratch::size_of<Real>(most) + Scratch::size_of<int64_t>(most));
     sum_ = memory.take<Real>(x_.s.d);
-    start_ = memory.take<int64_t>(tokens_per_item + 1);
-    sources_ = memory.take<int64_t>(queries_ * x_.s.Lq);
+    end_ = memory.take<int64_t>(tokens_per_item + 1);
+    scales_ = memory.take<Real>(most);
+    offsets_ = memory.take<int64_t>(most);
   }
 
   void operator()(int64_t item) {
@@ -143,43 +167,41 @@ class DocumentWorker {
     const int64_t i0 = s.layout == Layout::per_query ? document / s.N : 0;
     const int64_t j = s.layout == Layout::per_query ? document % s.N : document;
     sort(i0, j, first, count);
-
-    for (int64_t t = 0; t < count; ++t) {
+    for (int64_t t = 0, begin = 0; t < count; begin = end_[t++]) {
       const int64_t row = document * s.Ld + first + t;
-      const int64_t begin = t == 0 ? 0 : start_[t - 1], end = start_[t];
-      if (begin == end) {
-        std::memset(static_cast<char*>(x_.call.grad_D) + row * s.d * x_.element, 0, s.d * x_.element);
+      if (begin == end_[t]) {
+        x_.write_zero(x_.call.grad_D, row);
         continue;
       }
       std::fill_n(sum_, s.d, Real{0});
-      for (int64_t n = begin; n < end; ++n) {
-        const int64_t i = i0 + sources_[n] / s.Lq, token = sources_[n] % s.Lq;
-        Real scale = x_.grad(i, j);
-        if (x_.call.normalize) scale *= x_.query_inverse_norm[i * s.Lq + token];
-        x_.rows.add_scaled(sum_, scale, x_.query_row(i, token), x_.call.dtype, x_.call.Q.dim_stride, s.d);
-      }
-      const Real r = x_.call.normalize ? x_.document_inverse_norm[row] : Real{1};
-      x_.write(sum_, x_.document_row(i0, j, first + t), x_.call.D.dim_stride, r, x_.call.grad_D, row);
+      x_.rows.add_rows(sum_, scales_ + begin, offsets_ + begin, end_[t] - begin, x_.call.Q.data, x_.call.dtype,
+                       x_.call.Q.dim_stride, s.d);
+      x_.write(sum_, x_.call.D, x_.document_offset(i0, j, first + t), x_.document_inverse_norm, x_.call.grad_D, row);
     }
   }
 
  private:
-  // sources_: the query rows whose winner lies in the range, by token; start_[t] ends token t's.
+  // Lists the query rows that each token of the range won, and what they weigh: token t's end at end_[t].
   void sort(int64_t i0, int64_t j, int64_t first, int64_t count) {
-    std::fill_n(start_, count + 1, int64_t{0});
-    for_each_winner(i0, j, first, count, [&](int64_t, uint64_t t) { ++start_[t + 1]; });
-    for (int64_t t = 1; t <= count; ++t) start_[t] += start_[t - 1];
-    // Placing moves each start on to its end, which is the next token's start.
-    for_each_winner(i0, j, first, count, [&](int64_t source, uint64_t t) { sources_[start_[t]++] = source; });
+    std::fill_n(end_, count + 1, int64_t{0});
+    for_each_winner(i0, j, first, count, [&](int64_t, int64_t, uint64_t t) { ++end_[t + 1]; });
+    for (int64_t t = 1; t <= count; ++t) end_[t] += end_[t - 1];
+    // end_[t] is where t's list starts so far; placing a row moves it on.
+    for_each_winner(i0, j, first, count, [&](int64_t i, int64_t token, uint64_t t) {
+      const int64_t n = end_[t]++;
+      scales_[n] = x_.grad(i, j);
+      if (x_.call.normalize) scales_[n] *= x_.query_inverse_norm[i * x_.s.Lq + token];
+      offsets_[n] = x_.query_offset(i, token);
+    });
   }
 
   template <class F>
   void for_each_winner(int64_t i0, int64_t j, int64_t first, int64_t count, const F& f) const {
-    for (int64_t i = 0; i < queries_; ++i) {
-      const Index* winner = x_.winners(i0 + i, j);
+    for (int64_t i = i0; i < i0 + queries_; ++i) {
+      const Index* winner = x_.winners(i, j);
       for (int64_t token = 0; token < x_.s.Lq; ++token) {
         const uint64_t t = static_cast<uint64_t>(static_cast<int64_t>(winner[token]) - first);
-        if (t < static_cast<uint64_t>(count)) f(i * x_.s.Lq + token, t);
+        if (t < static_cast<uint64_t>(count)) f(i, token, t);
       }
     }
   }
@@ -187,8 +209,9 @@ class DocumentWorker {
   const Context<Real, Index>& x_;
   int64_t tokens_per_item_, ranges_, queries_;
   Real* sum_;
-  int64_t* start_;
-  int64_t* sources_;
+  int64_t* end_;
+  Real* scales_;
+  int64_t* offsets_;
 };
 
 // 1 / max(norm, eps) of every token of a view, in the order of a contiguous tensor.

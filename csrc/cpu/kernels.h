@@ -49,8 +49,9 @@ struct RowKernels {
   // out[n] = 1 / max(||x_n||, eps) for the rows at x + offsets[n] bytes.
   void (*inverse_norms)(const void* x, const int64_t* offsets, int64_t count, Dtype dtype, int64_t stride,
                         int64_t d, Real* out);
-  // sum += scale * x.
-  void (*add_scaled)(Real* sum, Real scale, const void* x, Dtype dtype, int64_t stride, int64_t d);
+  // sum += scales[0] * x_0 + scales[1] * x_1 + ..., in this order, for the rows at x + offsets[n] bytes.
+  void (*add_rows)(Real* sum, const Real* scales, const int64_t* offsets, int64_t count, const void* x,
+                   Dtype dtype, int64_t stride, int64_t d);
   // out = grad, rounded to dtype.
   void (*write)(const Real* grad, int64_t d, Dtype dtype, void* out);
   // grad becomes the gradient of x from that of normalize(x).

@@ -178,26 +178,61 @@ void inverse_norms_f64(const void* x, const int64_t* offsets, int64_t count, Dty
 
 // ---- gradients -----------------------------------------------------------------------------------
 
-template <class Row>
-void add_scaled(float* sum, float scale, const void* data, int64_t stride, int64_t d) {
-  const auto* x = static_cast<const typename Row::Element*>(data);
-  int64_t k = 0;
-  if (stride == 1) {
-    const F32::V s = F32::set1(scale);
-    for (; k + F32::kLanes <= d; k += F32::kLanes) {
-      F32::store(sum + k, F32::multiply_add(F32::load(sum + k), s, Row::load(x + k)));
+// kVectors of the sum stay in registers while all rows pass.
+template <class Row, int kVectors>
+void add_columns(float* sum, const float* scales, const int64_t* offsets, int64_t count, const char* x) {
+  using Element = typename Row::Element;
+  constexpr int64_t kAhead = 4;  // rows lie anywhere: ask for them early
+  F32::V total[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) total[v] = F32::load(sum + v * F32::kLanes);
+  for (int64_t n = 0; n < count; ++n) {
+    const auto* row = reinterpret_cast<const Element*>(x + offsets[n]);
+    const char* later = x + offsets[n + kAhead < count ? n + kAhead : n];
+    const F32::V scale = F32::set1(scales[n]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(later + v * F32::kLanes * sizeof(Element), 0, 3);
+      total[v] = F32::multiply_add(total[v], scale, Row::load(row + v * F32::kLanes));
     }
   }
-  for (; k < d; ++k) sum[k] += scale * Row::get(x[k * stride]);
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) F32::store(sum + v * F32::kLanes, total[v]);
 }
 
-void add_scaled_f32(float* sum, float scale, const void* x, Dtype dtype, int64_t stride, int64_t d) {
-  LI_FOR_ROW_TYPE(dtype, add_scaled, sum, scale, x, stride, d)
+template <class Row>
+void add_rows(float* sum, const float* scales, const int64_t* offsets, int64_t count, const char* x, int64_t stride,
+              int64_t d) {
+  using Element = typename Row::Element;
+  constexpr int64_t kLanes = F32::kLanes, kBytes = sizeof(Element);
+  int64_t k = 0;
+  if (stride == 1) {
+    for (; k + 8 * kLanes <= d; k += 8 * kLanes) {
+      add_columns<Row, 8>(sum + k, scales, offsets, count, x + k * kBytes);
+    }
+    for (; k + 2 * kLanes <= d; k += 2 * kLanes) {
+      add_columns<Row, 2>(sum + k, scales, offsets, count, x + k * kBytes);
+    }
+    for (; k + kLanes <= d; k += kLanes) add_columns<Row, 1>(sum + k, scales, offsets, count, x + k * kBytes);
+  }
+  if (k == d) return;
+  for (int64_t n = 0; n < count; ++n) {
+    const auto* row = reinterpret_cast<const Element*>(x + offsets[n]);
+    for (int64_t i = k; i < d; ++i) sum[i] += scales[n] * Row::get(row[i * stride]);
+  }
 }
 
-void add_scaled_f64(double* sum, double scale, const void* data, Dtype, int64_t stride, int64_t d) {
-  const auto* x = static_cast<const double*>(data);
-  for (int64_t k = 0; k < d; ++k) sum[k] += scale * x[k * stride];
+void add_rows_f32(float* sum, const float* scales, const int64_t* offsets, int64_t count, const void* x,
+                  Dtype dtype, int64_t stride, int64_t d) {
+  LI_FOR_ROW_TYPE(dtype, add_rows, sum, scales, offsets, count, static_cast<const char*>(x), stride, d)
+}
+
+void add_rows_f64(double* sum, const double* scales, const int64_t* offsets, int64_t count, const void* x, Dtype,
+                  int64_t stride, int64_t d) {
+  for (int64_t n = 0; n < count; ++n) {
+    const auto* row = reinterpret_cast<const double*>(static_cast<const char*>(x) + offsets[n]);
+    for (int64_t k = 0; k < d; ++k) sum[k] += scales[n] * row[k * stride];
+  }
 }
 
 template <class Row>
@@ -222,7 +257,9 @@ template <class Row>
 void through_normalize(float* grad, float r, const void* data, int64_t stride, int64_t d) {
   if (r < 1.0f / static_cast<float>(kNormEps)) {
     const auto* x = static_cast<const typename Row::Element*>(data);
-    add_scaled<Row>(grad, -(dot<Row>(x, stride, grad, d) * r) * r, data, stride, d);
+    const float along = -(dot<Row>(x, stride, grad, d) * r) * r;
+    const int64_t here = 0;
+    add_rows<Row>(grad, &along, &here, 1, static_cast<const char*>(data), stride, d);
   }
   for (int64_t k = 0; k < d; ++k) grad[k] *= r;
 }
@@ -231,10 +268,11 @@ void through_normalize_f32(float* grad, float r, const void* x, Dtype dtype, int
   LI_FOR_ROW_TYPE(dtype, through_normalize, grad, r, x, stride, d)
 }
 
-void through_normalize_f64(double* grad, double r, const void* data, Dtype dtype, int64_t stride, int64_t d) {
+void through_normalize_f64(double* grad, double r, const void* data, Dtype, int64_t stride, int64_t d) {
+  const auto* x = static_cast<const double*>(data);
   if (r < 1 / kNormEps) {
-    const double along = -(dot_f64(static_cast<const double*>(data), stride, grad, d) * r) * r;
-    add_scaled_f64(grad, along, data, dtype, stride, d);
+    const double along = -(dot_f64(x, stride, grad, d) * r) * r;
+    for (int64_t k = 0; k < d; ++k) grad[k] += along * x[k * stride];
   }
   for (int64_t k = 0; k < d; ++k) grad[k] *= r;
 }
@@ -242,8 +280,8 @@ void through_normalize_f64(double* grad, double r, const void* data, Dtype dtype
 #undef LI_FOR_ROW_TYPE
 
 void fill_rows(Kernels& k) {
-  k.rows32 = {inverse_norms_f32, add_scaled_f32, write_f32, through_normalize_f32};
-  k.rows64 = {inverse_norms_f64, add_scaled_f64, write_f64, through_normalize_f64};
+  k.rows32 = {inverse_norms_f32, add_rows_f32, write_f32, through_normalize_f32};
+  k.rows64 = {inverse_norms_f64, add_rows_f64, write_f64, through_normalize_f64};
 }
 
 }  // namespace
