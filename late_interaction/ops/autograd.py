@@ -2,21 +2,22 @@
 
 ``maxsim_winners`` keeps its winners; ``maxsim`` keeps only its inputs and finds the winners again. Both end
 in ``maxsim_backward``, which has no gradient of its own.
+
+These are kernels of the Autograd dispatch key, as ``torch.library.register_autograd`` would make them, but
+without its generality: the host's time bounds a small training step.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
+from torch.autograd import Function
 
+_library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
-_Grads = tuple[Tensor | None, ...]
-
-
-def _strategy(backward: str) -> str:
-    if backward == "auto" and torch.are_deterministic_algorithms_enabled():
-        return "lowmem"
-    return backward
+_Grads = tuple[Tensor | None, Tensor | None, None, None, None, None, None]
+_NOTHING: _Grads = (None, None, None, None, None, None, None)
 
 
 def _gradients(
@@ -24,58 +25,115 @@ def _gradients(
 ) -> _Grads:
     needs = ctx.needs_input_grad
     need_Q, need_D = needs[0], needs[1]
-    grad_Q, grad_D = _ops.maxsim_backward.default(
-        grad_scores, Q, D, winners, normalize, _strategy(backward), need_Q, need_D
-    )
+    if backward == "auto" and torch.are_deterministic_algorithms_enabled():
+        backward = "lowmem"
+    args = (grad_scores, Q, D, winners, normalize, backward, need_Q, need_D)
+    if torch.is_grad_enabled():  # create_graph=True
+        grad_Q, grad_D = _ops.maxsim_backward.default(*args)
+    else:
+        with _AutoDispatchBelowAutograd():
+            grad_Q, grad_D = _ops.maxsim_backward.default(*args)
     return grad_Q if need_Q else None, grad_D if need_D else None, None, None, None, None, None
 
 
-def _save_winners(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    Q, D, _, _, normalize, _, backward = inputs
-    winners = output[1]
-    ctx.mark_non_differentiable(winners)
-    ctx.set_materialize_grads(False)  # or a zero tensor as large as the winners would come in for them
-    ctx.save_for_backward(Q, D, winners)
-    ctx.options = (normalize, backward)
+class MaxSimWinners(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        Q: Tensor,
+        D: Tensor,
+        q_mask: Tensor | None,
+        d_mask: Tensor | None,
+        normalize: bool,
+        precision: str,
+        backward: str,
+    ) -> tuple[Tensor, Tensor]:
+        with _AutoDispatchBelowAutograd():
+            scores, winners = _ops.maxsim_winners.default(Q, D, q_mask, d_mask, normalize, precision)
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)  # or a zero tensor as large as the winners would come in for them
+        ctx.save_for_backward(Q, D, winners)
+        ctx.options = normalize, backward
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
+        if grad_scores is None:
+            return _NOTHING
+        return _gradients(ctx, grad_scores, *ctx.saved_tensors, *ctx.options)
 
 
-def _from_winners(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
-    if grad_scores is None:
-        return (None,) * 7
-    return _gradients(ctx, grad_scores, *ctx.saved_tensors, *ctx.options)
+class MaxSim(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        Q: Tensor,
+        D: Tensor,
+        q_mask: Tensor | None,
+        d_mask: Tensor | None,
+        normalize: bool,
+        precision: str,
+        backward: str,
+    ) -> Tensor:
+        with _AutoDispatchBelowAutograd():
+            scores: Tensor = _ops.maxsim.default(Q, D, q_mask, d_mask, normalize, precision)
+        ctx.save_for_backward(Q, D, q_mask, d_mask)
+        ctx.options = normalize, precision, backward
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        Q, D, q_mask, d_mask = ctx.saved_tensors
+        normalize, precision, backward = ctx.options
+        # The forward's precision already says what autocast wanted; autocast must not change it here.
+        with torch.no_grad(), torch.autocast(Q.device.type, enabled=False):
+            _, winners = _ops.maxsim_winners.default(Q, D, q_mask, d_mask, normalize, precision)
+        return _gradients(ctx, grad_scores, Q, D, winners, normalize, backward)
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    Q, D, q_mask, d_mask, *options = inputs
-    ctx.save_for_backward(Q, D, q_mask, d_mask)
-    ctx.options = options
+class MaxSimBackward(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        with _AutoDispatchBelowAutograd():
+            grads: tuple[Tensor, Tensor] = _ops.maxsim_backward.default(*args)
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "double backward of maxsim is not supported: its gradients cannot be differentiated again"
+            " (call backward or torch.autograd.grad without create_graph=True)"
+        )
 
 
-def _recompute(ctx: Any, grad_scores: Tensor) -> _Grads:
-    Q, D, q_mask, d_mask = ctx.saved_tensors
-    normalize, precision, backward = ctx.options
-    # The forward's precision already says what autocast wanted; autocast must not change it here.
-    with torch.no_grad(), torch.autocast(Q.device.type, enabled=False):
-        _, winners = _ops.maxsim_winners.default(Q, D, q_mask, d_mask, normalize, precision)
-    return _gradients(ctx, grad_scores, Q, D, winners, normalize, backward)
+_with_inputs: Any = MaxSim.apply
+_with_winners: Any = MaxSimWinners.apply
+_once: Any = MaxSimBackward.apply
+_DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the dispatcher leaves these out
 
 
-def _ignore(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    pass
+def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
+    if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+        return _with_inputs(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim.default(Q, D, q_mask, d_mask, *options)
 
 
-def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(
-        "double backward of maxsim is not supported: its gradients cannot be differentiated again"
-        " (call backward or torch.autograd.grad without create_graph=True)"
-    )
+def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
+    if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+        return _with_winners(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim_winners.default(Q, D, q_mask, d_mask, *options)
+
+
+def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
+    if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+        return _once(grad_scores, Q, D, *args)
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim_backward.default(grad_scores, Q, D, *args)
 
 
 def register() -> None:
-    torch.library.register_autograd("late_interaction::maxsim", _recompute, setup_context=_save_inputs)
-    torch.library.register_autograd(
-        "late_interaction::maxsim_winners", _from_winners, setup_context=_save_winners
-    )
-    torch.library.register_autograd(
-        "late_interaction::maxsim_backward", _no_double_backward, setup_context=_ignore
-    )
+    _library.impl("maxsim", _maxsim, "Autograd")
+    _library.impl("maxsim_winners", _maxsim_winners, "Autograd")
+    _library.impl("maxsim_backward", _maxsim_backward, "Autograd")
