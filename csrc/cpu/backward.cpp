@@ -30,13 +30,9 @@ constexpr int64_t kDocumentBytes = 384 << 10;  // the documents they gather from
 constexpr int64_t kMaxDocuments = 64;
 constexpr int64_t kItemsPerThread = 8;
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t element_bytes(Dtype dtype) {
-  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
-}
+int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
 // What both gradients read. Real: the type of sums; Index: the type of saved winners.
 template <class Real, class Index>
@@ -63,11 +59,11 @@ struct Context {
     return static_cast<const Index*>(call.winners) + (i * s.N + j) * s.Lq;
   }
   Real grad(int64_t i, int64_t j) const {
-    return static_cast<const Real*>(
-        call.grad_scores)[i * call.grad_query_stride + j * call.grad_item_stride];
+    return static_cast<const Real*>(call.grad_scores)[i * call.grad_query_stride + j * call.grad_item_stride];
   }
   // The sum, taken through the normalization of its token, becomes row `row` of grad.
-  void write(Real* sum, const TokenView& x, int64_t offset, const Real* inverse_norm, void* grad, int64_t row) const {
+  void write(Real* sum, const TokenView& x, int64_t offset, const Real* inverse_norm, void* grad,
+             int64_t row) const {
     if (call.normalize) {
       rows.through_normalize(sum, inverse_norm[row], static_cast<const char*>(x.data) + offset, call.dtype,
                              x.dim_stride, s.d);
@@ -174,9 +170,10 @@ class DocumentWorker {
         continue;
       }
       std::fill_n(sum_, s.d, Real{0});
-      x_.rows.add_rows(sum_, scales_ + begin, offsets_ + begin, end_[t] - begin, x_.call.Q.data, x_.call.dtype,
-                       x_.call.Q.dim_stride, s.d);
-      x_.write(sum_, x_.call.D, x_.document_offset(i0, j, first + t), x_.document_inverse_norm, x_.call.grad_D, row);
+      x_.rows.add_rows(sum_, scales_ + begin, offsets_ + begin, end_[t] - begin, x_.call.Q.data,
+                       x_.call.dtype, x_.call.Q.dim_stride, s.d);
+      x_.write(sum_, x_.call.D, x_.document_offset(i0, j, first + t), x_.document_inverse_norm,
+               x_.call.grad_D, row);
     }
   }
 
@@ -217,7 +214,8 @@ class DocumentWorker {
 // 1 / max(norm, eps) of every token of a view, in the order of a contiguous tensor.
 template <class Real>
 std::unique_ptr<Real[]> inverse_norms(const TokenView& x, int64_t queries, int64_t items, int64_t tokens,
-                                      const BackwardCall& call, const RowKernels<Real>& rows, int64_t threads) {
+                                      const BackwardCall& call, const RowKernels<Real>& rows,
+                                      int64_t threads) {
   const int64_t total = queries * items * tokens, element = element_bytes(call.dtype);
   std::unique_ptr<Real[]> norms(new Real[total]);
   constexpr int64_t kChunk = 256;
@@ -227,7 +225,8 @@ std::unique_ptr<Real[]> inverse_norms(const TokenView& x, int64_t queries, int64
       const int64_t first = chunk * kChunk, count = std::min(kChunk, total - first);
       for (int64_t n = 0; n < count; ++n) {
         const int64_t token = (first + n) % tokens, item = (first + n) / tokens;
-        offsets[n] = (item / items * x.query_stride + item % items * x.item_stride + token * x.token_stride) * element;
+        offsets[n] =
+            (item / items * x.query_stride + item % items * x.item_stride + token * x.token_stride) * element;
       }
       rows.inverse_norms(x.data, offsets, count, call.dtype, x.dim_stride, call.sizes.d, norms.get() + first);
     };
@@ -246,8 +245,8 @@ void run(const BackwardCall& call) {
   std::unique_ptr<Real[]> query_norms, document_norms;
   if (call.normalize) {
     query_norms = inverse_norms<Real>(call.Q, 1, s.Nq, s.Lq, call, x.rows, threads);
-    document_norms = inverse_norms<Real>(call.D, s.layout == Layout::per_query ? s.Nq : 1, s.N, s.Ld, call, x.rows,
-                                         threads);
+    document_norms = inverse_norms<Real>(call.D, s.layout == Layout::per_query ? s.Nq : 1, s.N, s.Ld, call,
+                                         x.rows, threads);
     x.query_inverse_norm = query_norms.get();
     x.document_inverse_norm = document_norms.get();
   }
@@ -259,7 +258,8 @@ void run(const BackwardCall& call) {
                   [&] { return QueryWorker<Real, Index>(x, rows_per_item); });
   }
   if (call.grad_D && documents * s.Ld > 0) {
-    const int64_t ranges = std::clamp<int64_t>(threads <= 1 ? 1 : ceil_div(items, documents), 1, ceil_div(s.Ld, 64));
+    const int64_t ranges =
+        std::clamp<int64_t>(threads <= 1 ? 1 : ceil_div(items, documents), 1, ceil_div(s.Ld, 64));
     const int64_t tokens_per_item = ceil_div(s.Ld, ranges);
     for_each_item(documents * ceil_div(s.Ld, tokens_per_item), threads,
                   [&] { return DocumentWorker<Real, Index>(x, tokens_per_item); });

@@ -7,7 +7,8 @@
 //   (whole |  ...                                       |   scores[i0:i1, j0:j1] and their winners.
 //   queries|                                            |
 //   if they+--------------------------------------------+   Queries are flattened to rows: short ones fill
-//   fit)                                                    a panel together, masked query tokens take no row.
+//   fit)                                                    a panel together, masked query tokens take no
+//   row.
 //
 //   for each row block:        pack its rows into panels (once)
 //     for each document:
@@ -16,34 +17,25 @@
 //           score_tile         microkernel.inc.h folds the tile into the running maxima
 //       sum the maxima of each query, write scores and winners
 //
-// A thread's memory: one row block of panels, one tile, and a maximum and a winner per row.
+// A thread's memory: one row block of panels, one tile, and a maximum and a winner per row. With fewer pairs
+// than threads an item is a part of a pair; the maxima of all parts are kept, and merged at the end.
 #include "forward.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
+#include <memory>
 #include <vector>
 
+#include "forward_cut.h"
 #include "kernels.h"
 #include "parallel.h"
 
 namespace late_interaction::cpu {
 namespace {
 
-constexpr int64_t kPanelBytes = 256 << 10;    // of a row block: stays in L2
-constexpr int64_t kTileBytes = 48 << 10;      // of a tile
-constexpr int64_t kMaxBlockRows = 1024;
-constexpr int64_t kMaxTileTokens = 384;
-constexpr int64_t kItemsPerThread = 8;        // enough to even out, few enough to repack Q rarely
-constexpr int64_t kMinItemWork = 1 << 20;     // multiply-adds
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-int64_t round_up(int64_t a, int64_t b) {
-  return ceil_div(a, b) * b;
-}
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   if (call.dtype == Dtype::fp64) return k.f64;
@@ -54,53 +46,36 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   return bf16 && k.has_bf16 ? k.bf16 : k.f32;
 }
 
-int64_t element_bytes(Dtype dtype) {
-  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
-}
+int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
-// How one call is cut: the block and the tile by cache sizes, the items by threads.
-struct Cut {
-  int64_t steps = 0;
-  int64_t row_bytes = 0;  // of a packed token
-  int64_t block_rows = 0;
-  int64_t tile_tokens = 0;
-  int64_t queries = 0;    // per item
-  int64_t documents = 0;  // per item
-  int64_t query_items = 0;
-  int64_t document_items = 0;
+// Sums the maxima of one query and one document. Four chains, so that additions overlap; a maximum's place
+// among the query's kept tokens decides its chain, so the sum does not depend on how the query was cut.
+class ScoreSum {
+ public:
+  void add(double x) { chain_[count_++ % 4] += x; }
+  double total() const { return (chain_[0] + chain_[1]) + (chain_[2] + chain_[3]); }
+
+ private:
+  double chain_[4] = {};
+  int64_t count_ = 0;
 };
 
-Cut cut(const Sizes& s, const Multiplier& m, int64_t threads) {
-  Cut c;
-  c.steps = ceil_div(s.d, m.step_dims);
-  c.row_bytes = std::max<int64_t>(c.steps * m.step_bytes, 1);
-  const int64_t panel_rows = 2 * m.lanes;
-  const int64_t group = 3 * m.token_step;
-  c.block_rows = std::clamp(kPanelBytes / c.row_bytes / panel_rows * panel_rows, panel_rows, kMaxBlockRows);
-  c.tile_tokens = std::clamp(kTileBytes / c.row_bytes / group * group, group, kMaxTileTokens);
-  c.tile_tokens = std::min(c.tile_tokens, std::max(round_up(s.Ld, group), group));
+// What the parts of split pairs leave behind, all by query token.
+template <class Real>
+struct Parts {
+  std::unique_ptr<Real[]> best;       // [pairs, token_parts, Lq]
+  std::unique_ptr<int32_t[]> winner;  // the same; the sentinel where nothing was scored
+  std::unique_ptr<Real[]> scale;      // [pairs, Lq]: the query tokens' inverse norms
 
-  const int64_t fit = s.layout == Layout::per_query ? 1 : std::max<int64_t>(c.block_rows / std::max<int64_t>(s.Lq, 1), 1);
-  const int64_t wanted = threads <= 1 ? 1 : threads * kItemsPerThread;
-  const double document_work = double(std::max<int64_t>(s.Lq, 1)) * double(s.Ld) * double(s.d);
-  c.queries = std::min(fit, s.Nq);
-  const double block_document_work = std::max(document_work * double(c.queries), 1.0);
-  const int64_t least_documents = static_cast<int64_t>(
-      std::min<double>(std::max(kMinItemWork / block_document_work, 1.0), double(s.N)));
-  c.documents = std::clamp(ceil_div(s.N, ceil_div(wanted, ceil_div(s.Nq, c.queries))), least_documents, s.N);
-  c.document_items = ceil_div(s.N, c.documents);
-  if (c.document_items * ceil_div(s.Nq, c.queries) < wanted) {
-    const int64_t least_queries = static_cast<int64_t>(
-        std::min<double>(std::max(kMinItemWork / std::max(document_work * double(c.documents), 1.0), 1.0),
-                         double(c.queries)));
-    c.queries = std::clamp(ceil_div(s.Nq, ceil_div(wanted, c.document_items)), least_queries, c.queries);
+  Parts(const Cut& c, const Sizes& s) {
+    if (!c.splits_pairs()) return;
+    const int64_t rows = s.Nq * s.N * s.Lq;
+    best.reset(new Real[rows * c.token_parts]);
+    winner.reset(new int32_t[rows * c.token_parts]);
+    scale.reset(new Real[rows]);
+    std::fill_n(winner.get(), rows * c.token_parts, kSentinel);
   }
-  c.query_items = ceil_div(s.Nq, c.queries);
-  // One query longer than a block is walked in even blocks.
-  const int64_t rows = std::max<int64_t>(c.queries * s.Lq, 1);
-  c.block_rows = std::min(c.block_rows, round_up(ceil_div(rows, ceil_div(rows, c.block_rows)), panel_rows));
-  return c;
-}
+};
 
 // Part of one query in the row block: tokens [first_token, end_token), of which `rows` are kept.
 struct Segment {
@@ -117,8 +92,9 @@ const char* token_at(const TokenView& x, int64_t bytes, int64_t query, int64_t i
 template <class Real, class Index>
 class Worker {
  public:
-  Worker(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c)
-      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c) {
+  Worker(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c,
+         const Parts<Real>& parts)
+      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts) {
     panel_rows_ = 2 * m.lanes;
     element_ = element_bytes(call.dtype);
     in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d % m.step_dims == 0;
@@ -142,28 +118,57 @@ class Worker {
     for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n * c.row_bytes;
   }
 
-  void operator()(int64_t item) {
+  void operator()(int64_t item) { c_.splits_pairs() ? score_part(item) : score_pairs(item); }
+
+ private:
+  void score_pairs(int64_t item) {
     const int64_t i0 = item / c_.document_items * c_.queries;
     const int64_t j0 = item % c_.document_items * c_.documents;
     const int64_t i1 = std::min(i0 + c_.queries, s_.Nq);
     const int64_t j1 = std::min(j0 + c_.documents, s_.N);
+    if (s_.Lq > c_.block_rows) open_sums_.assign(j1 - j0, ScoreSum());
     for (int64_t query = i0, token = 0; query < i1;) {
-      next_block(query, token, i1);
+      next_block(query, token, i1, s_.Lq);
       for (int64_t j = j0; j < j1; ++j) {
-        const bool scored = score_document(j);
-        for (const Segment& segment : segments_) finish(segment, j, scored);
+        const bool scored = score_document(j, 0, s_.Ld);
+        for (const Segment& segment : segments_) {
+          ScoreSum fresh;
+          finish(segment, j, scored, open_sums_.empty() ? fresh : open_sums_[j - j0]);
+        }
       }
     }
   }
 
- private:
-  // Collects and packs rows from (query, token) on, and moves both past them.
-  void next_block(int64_t& query, int64_t& token, int64_t end) {
+  void score_part(int64_t item) {
+    const int64_t token_part = item % c_.token_parts, row_part = item / c_.token_parts % c_.row_parts;
+    const int64_t pair = item / (c_.token_parts * c_.row_parts);
+    const int64_t end_row = s_.Lq * (row_part + 1) / c_.row_parts;
+    int64_t query = pair / s_.N, token = s_.Lq * row_part / c_.row_parts;
+    while (query == pair / s_.N) {
+      next_block(query, token, query + 1, end_row);
+      for (int64_t row = 0; call_.normalize && token_part == 0 && row < rows_; ++row) {
+        parts_.scale[pair * s_.Lq + row_token_[row]] = query_inverse_norm_[row];
+      }
+      if (!score_document(pair % s_.N, s_.Ld * token_part / c_.token_parts,
+                          s_.Ld * (token_part + 1) / c_.token_parts)) {
+        continue;
+      }
+      const int64_t out = (pair * c_.token_parts + token_part) * s_.Lq;
+      for (int64_t row = 0; row < rows_; ++row) {
+        parts_.best[out + row_token_[row]] = best_[row];
+        parts_.winner[out + row_token_[row]] = static_cast<int32_t>(winner_[row]);
+      }
+    }
+  }
+
+  // Collects and packs rows from (query, token) on, tokens below end_token of queries below end, and moves
+  // both past them.
+  void next_block(int64_t& query, int64_t& token, int64_t end, int64_t end_token) {
     rows_ = 0;
     segments_.clear();
     while (query < end && rows_ < c_.block_rows) {
       Segment segment{query, token, token, rows_, 0};
-      for (; token < s_.Lq && rows_ < c_.block_rows; ++token) {
+      for (; token < end_token && rows_ < c_.block_rows; ++token) {
         if (!keeps(call_.q_mask, 0, query, token)) continue;
         pack_query_row(query, token);
         row_token_[rows_++] = static_cast<Index>(token);
@@ -171,7 +176,7 @@ class Worker {
       segment.end_token = token;
       segment.rows = rows_ - segment.first_row;
       segments_.push_back(segment);
-      if (token == s_.Lq) {
+      if (token == end_token) {
         ++query;
         token = 0;
       }
@@ -186,7 +191,8 @@ class Worker {
     scatter_row(rows_, packed_row_);
     if (call_.normalize) {
       const int64_t here = 0;
-      rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d, query_inverse_norm_ + rows_);
+      rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d,
+                                  query_inverse_norm_ + rows_);
     }
   }
 
@@ -211,41 +217,41 @@ class Worker {
            mask.data[query * mask.query_stride + item * mask.item_stride + token * mask.token_stride];
   }
 
-  // Folds every valid token of document j into best_ and winner_. False: there is none.
-  bool score_document(int64_t j) {
+  // Folds the valid tokens of document j in [token, end) into best_ and winner_. False: there is none.
+  bool score_document(int64_t j, int64_t token, int64_t end) {
     const int64_t query = segments_.front().query;  // in_batch views have query_stride 0
     bool any = false;
-    for (int64_t token = 0; rows_ > 0 && token < s_.Ld;) {
-      const int64_t count = gather(query, j, token);
+    while (rows_ > 0 && token < end) {
+      const int64_t count = gather(query, j, token, end);
       if (count == 0) break;
       if (!any) {
         std::fill_n(best_, round_up(rows_, panel_rows_), -std::numeric_limits<Real>::infinity());
         std::fill_n(winner_, round_up(rows_, panel_rows_), Index{ids_[0]});
         any = true;
       }
-      score(query, j, token, count);
+      score(query, j, token, end, count);
     }
     return any;
   }
 
   // The next valid tokens into ids_; moves `token` past them.
-  int64_t gather(int64_t query, int64_t j, int64_t& token) {
+  int64_t gather(int64_t query, int64_t j, int64_t& token, int64_t end) {
     if (!call_.d_mask.data) {
-      const int64_t tiles = ceil_div(s_.Ld - token, c_.tile_tokens);
-      const int64_t count = std::min(round_up(ceil_div(s_.Ld - token, tiles), 3 * m_.token_step), s_.Ld - token);
+      const int64_t tiles = ceil_div(end - token, c_.tile_tokens);
+      const int64_t count = std::min(round_up(ceil_div(end - token, tiles), 3 * m_.token_step), end - token);
       for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
       token += count;
       return count;
     }
     int64_t count = 0;
-    for (; token < s_.Ld && count < c_.tile_tokens; ++token) {
+    for (; token < end && count < c_.tile_tokens; ++token) {
       ids_[count] = static_cast<int32_t>(token);
       count += keeps(call_.d_mask, query, j, token);
     }
     return count;
   }
 
-  void score(int64_t query, int64_t j, int64_t next, int64_t count) {
+  void score(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
     const char* document = token_at(call_.D, element_, query, j, 0);
     const int64_t token_bytes = call_.D.token_stride * element_;
     for (int64_t n = 0; n < count; ++n) offsets_[n] = ids_[n] * token_bytes;
@@ -258,7 +264,8 @@ class Worker {
     tile.count = padded;
     tile.ids = call_.winners ? ids_ : nullptr;
     if (call_.normalize) {
-      rows_kernels_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d, inverse_norm_);
+      rows_kernels_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d,
+                                  inverse_norm_);
       tile.inverse_norm = inverse_norm_;
     }
     if (in_place_) {
@@ -272,7 +279,7 @@ class Worker {
       tile.offsets = packed_offsets_;
     }
     // While the first panel computes, what follows this tile comes nearer.
-    tile.ahead = next < s_.Ld ? document + next * token_bytes : token_at(call_.D, element_, query, j + 1, 0);
+    tile.ahead = next < end ? document + next * token_bytes : token_at(call_.D, element_, query, j + 1, 0);
     tile.ahead_step = m_.step_dims * element_;
     for (int64_t row = 0; row < rows_; row += panel_rows_) {
       tile.panel = panels_ + row * c_.row_bytes;
@@ -284,12 +291,12 @@ class Worker {
     }
   }
 
-  void finish(const Segment& segment, int64_t j, bool scored) {
+  void finish(const Segment& segment, int64_t j, bool scored, ScoreSum& sum) const {
+    for (int64_t row = segment.first_row; scored && row < segment.first_row + segment.rows; ++row) {
+      sum.add(call_.normalize ? best_[row] * query_inverse_norm_[row] : best_[row]);
+    }
     const int64_t out = segment.query * s_.N + j;
-    double sum = scored ? sum_of(segment) : 0;
-    Real* score = static_cast<Real*>(call_.scores) + out;
-    if (segment.first_token > 0) sum += *score;  // a query of several row blocks: this thread owns them all
-    *score = static_cast<Real>(sum);
+    if (segment.end_token == s_.Lq) static_cast<Real*>(call_.scores)[out] = static_cast<Real>(sum.total());
     if (!call_.winners) return;
     if (wide_winners(s_.Ld)) {
       write_winners(static_cast<int32_t*>(call_.winners) + out * s_.Lq, segment, scored);
@@ -298,25 +305,16 @@ class Worker {
     }
   }
 
-  double sum_of(const Segment& segment) const {
-    constexpr int kChains = 4;  // independent sums, so that additions overlap
-    double sum[kChains] = {};
-    const Real* best = best_ + segment.first_row;
-    const Real* scale = query_inverse_norm_ + segment.first_row;
-    for (int64_t row = 0; row < segment.rows; ++row) {
-      sum[row % kChains] += static_cast<double>(call_.normalize ? best[row] * scale[row] : best[row]);
-    }
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  }
-
   template <class Out>
   void write_winners(Out* out, const Segment& segment, bool scored) const {
     const bool all_kept = segment.rows == segment.end_token - segment.first_token;
-    if (!scored || !all_kept) std::fill(out + segment.first_token, out + segment.end_token, static_cast<Out>(kSentinel));
+    if (!scored || !all_kept)
+      std::fill(out + segment.first_token, out + segment.end_token, static_cast<Out>(kSentinel));
     if (!scored) return;
     const Index* winner = winner_ + segment.first_row;
     if (all_kept) {
-      for (int64_t row = 0; row < segment.rows; ++row) out[segment.first_token + row] = static_cast<Out>(winner[row]);
+      for (int64_t row = 0; row < segment.rows; ++row)
+        out[segment.first_token + row] = static_cast<Out>(winner[row]);
     } else {
       const Index* token = row_token_ + segment.first_row;
       for (int64_t row = 0; row < segment.rows; ++row) out[token[row]] = static_cast<Out>(winner[row]);
@@ -328,11 +326,13 @@ class Worker {
   const RowKernels<Real>& rows_kernels_;
   const Multiplier& m_;
   const Cut& c_;
+  const Parts<Real>& parts_;
   int64_t panel_rows_, element_;
   bool in_place_;
   // The row block.
   int64_t rows_ = 0;
   std::vector<Segment> segments_;
+  std::vector<ScoreSum> open_sums_;  // by document, while a query goes on in the next block
   char* panels_;
   Real* query_inverse_norm_;
   Index* row_token_;
@@ -347,6 +347,42 @@ class Worker {
   int32_t* ids_;
 };
 
+// Of one query token's parts, first tokens first: a later one must be greater, and the first NaN stays.
+template <class Real>
+void merge_parts(const ForwardCall& call, const Cut& c, const Parts<Real>& parts) {
+  const Sizes& s = call.sizes;
+  for (int64_t pair = 0; pair < s.Nq * s.N; ++pair) {
+    ScoreSum sum;
+    for (int64_t token = 0; token < s.Lq; ++token) {
+      Real best = 0;
+      int32_t winner = kSentinel;
+      for (int64_t part = 0; part < c.token_parts; ++part) {
+        const int64_t n = (pair * c.token_parts + part) * s.Lq + token;
+        if (parts.winner[n] == kSentinel) continue;
+        const Real x = parts.best[n];
+        if (winner == kSentinel || x > best || (x != x && best == best)) {
+          best = x;
+          winner = parts.winner[n];
+        }
+      }
+      if (winner != kSentinel) sum.add(call.normalize ? best * parts.scale[pair * s.Lq + token] : best);
+      if (call.winners && wide_winners(s.Ld)) {
+        static_cast<int32_t*>(call.winners)[pair * s.Lq + token] = winner;
+      } else if (call.winners) {
+        static_cast<uint16_t*>(call.winners)[pair * s.Lq + token] = static_cast<uint16_t>(winner);
+      }
+    }
+    static_cast<Real*>(call.scores)[pair] = static_cast<Real>(sum.total());
+  }
+}
+
+template <class Real, class Index>
+void run(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c, int64_t threads) {
+  const Parts<Real> parts(c, call.sizes);
+  for_each_item(c.items(), threads, [&] { return Worker<Real, Index>(call, k, m, c, parts); });
+  if (c.splits_pairs()) merge_parts(call, c, parts);
+}
+
 }  // namespace
 
 void forward(const ForwardCall& call) {
@@ -354,14 +390,12 @@ void forward(const ForwardCall& call) {
   if (s.Nq == 0 || s.N == 0) return;
   const Kernels& k = kernels();
   const Multiplier& m = choose_multiplier(k, call);
-  const double work = double(s.Nq) * double(s.N) * double(s.Lq) * double(s.Ld) * double(s.d);
-  const int64_t threads = threads_for(work);
-  const Cut c = cut(s, m, threads);
-  const int64_t items = c.query_items * c.document_items;
+  const int64_t threads = threads_for(double(s.Nq) * double(s.N) * double(s.Lq) * double(s.Ld) * double(s.d));
+  const Cut c = cut_forward(s, m, threads);
   if (call.dtype == Dtype::fp64) {
-    for_each_item(items, threads, [&] { return Worker<double, int64_t>(call, k, m, c); });
+    run<double, int64_t>(call, k, m, c, threads);
   } else {
-    for_each_item(items, threads, [&] { return Worker<float, int32_t>(call, k, m, c); });
+    run<float, int32_t>(call, k, m, c, threads);
   }
 }
 

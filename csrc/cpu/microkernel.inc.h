@@ -8,8 +8,8 @@
 //   row a lane,     |                 |     for all k-steps; then folded into `best` and `winner`
 //   NV vectors      +--+--+--+--+--+--+     lane by lane: a maximum over tokens needs no shuffle
 //
-// The panel ([step][2 vectors of rows], a few KiB) stays in L1 while the tokens of the tile stream past it; the tile
-// stays in L2 while all panels of the row block pass over it. The calling thread owns both.
+// The panel ([step][2 vectors of rows], a few KiB) stays in L1 while the tokens of the tile stream past it;
+// the tile stays in L2 while all panels of the row block pass over it. The calling thread owns both.
 //
 // Tokens that do not divide evenly are padded by repeating the last one: it has the same similarity
 // again and cannot beat itself.
@@ -109,7 +109,8 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 #pragma GCC unroll 16
   for (int t = 0; t < NT; t += 2) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) nan = Op::either(nan, Op::unordered(column[v].value[t], column[v].value[t + 1]));
+    for (int v = 0; v < NV; ++v)
+      nan = Op::either(nan, Op::unordered(column[v].value[t], column[v].value[t + 1]));
   }
   if (__builtin_expect(Op::any(nan), 0)) {
     Scalar copy[NT * NV * Op::kLanes];

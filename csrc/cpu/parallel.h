@@ -13,7 +13,7 @@
 namespace late_interaction::cpu {
 
 // Below this many multiply-adds a call is over before a second thread has woken up.
-inline constexpr double kSerialWork = 4e5;
+inline constexpr double kSerialWork = 1e6;
 
 inline int64_t threads_for(double multiply_adds) {
   return multiply_adds < kSerialWork ? 1 : static_cast<int64_t>(torch::stable::get_num_threads());

@@ -47,14 +47,16 @@ std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_m
 }
 
 // Every strategy is the one deterministic kernel of backward.cpp.
-std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize,
-                                           std::string backward_name, bool need_grad_Q, bool need_grad_D) {
+std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
+                                           bool normalize, std::string backward_name, bool need_grad_Q,
+                                           bool need_grad_D) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   parse_backward(backward_name);
   check_backward_inputs(grad_scores, Q, winners, in);
   const Sizes& s = in.sizes;
   const ScalarType dtype = Q.scalar_type();
-  Tensor grad_Q = new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, dtype);
+  Tensor grad_Q =
+      new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, dtype);
   std::vector<int64_t> D_size{0};
   if (need_grad_D && s.layout == Layout::per_query) D_size = {s.Nq, s.N, s.Ld, s.d};
   if (need_grad_D && s.layout == Layout::in_batch) D_size = {s.N, s.Ld, s.d};
@@ -77,9 +79,7 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
 }
 
 // For tests: forces the kernels of one instruction set.
-std::string cpu_isa(std::string force) {
-  return force_isa(force);
-}
+std::string cpu_isa(std::string force) { return force_isa(force); }
 
 }  // namespace
 }  // namespace late_interaction::cpu

@@ -16,9 +16,7 @@ inline uint32_t float_to_bits(float x) {
   return bits;
 }
 
-inline float from_bf16(uint16_t x) {
-  return bits_to_float(uint32_t{x} << 16);
-}
+inline float from_bf16(uint16_t x) { return bits_to_float(uint32_t{x} << 16); }
 
 // Round to nearest even; a NaN stays a (quiet) NaN.
 inline uint16_t to_bf16(float x) {
@@ -30,8 +28,8 @@ inline uint16_t to_bf16(float x) {
 inline float from_fp16(uint16_t x) {
   const uint32_t sign = uint32_t{x & 0x8000u} << 16;
   const uint32_t rest = uint32_t{x & 0x7FFFu} << 13;
-  if (rest >= (0x1Fu << 23)) return bits_to_float(sign | rest | 0x7F800000u);          // inf, NaN
-  if (rest < (1u << 23)) {                                                             // zero, subnormal
+  if (rest >= (0x1Fu << 23)) return bits_to_float(sign | rest | 0x7F800000u);  // inf, NaN
+  if (rest < (1u << 23)) {                                                     // zero, subnormal
     return bits_to_float(sign | float_to_bits(bits_to_float(rest | (113u << 23)) - 0x1p-14f));
   }
   return bits_to_float(sign | (rest + (112u << 23)));
@@ -74,14 +72,14 @@ struct Fp32Row {
   static void store(float* p, F32::V x) { F32::store(p, x); }
 };
 
-#define LI_FOR_ROW_TYPE(dtype, function, ...)                      \
-  switch (dtype) {                                                 \
-    case Dtype::bf16:                                              \
-      return function<Bf16Row>(__VA_ARGS__);                       \
-    case Dtype::fp16:                                              \
-      return function<Fp16Row>(__VA_ARGS__);                       \
-    default:                                                       \
-      return function<Fp32Row>(__VA_ARGS__);                       \
+#define LI_FOR_ROW_TYPE(dtype, function, ...) \
+  switch (dtype) {                            \
+    case Dtype::bf16:                         \
+      return function<Bf16Row>(__VA_ARGS__);  \
+    case Dtype::fp16:                         \
+      return function<Fp16Row>(__VA_ARGS__);  \
+    default:                                  \
+      return function<Fp32Row>(__VA_ARGS__);  \
   }
 
 // ---- packing -------------------------------------------------------------------------------------
@@ -201,8 +199,8 @@ void add_columns(float* sum, const float* scales, const int64_t* offsets, int64_
 }
 
 template <class Row>
-void add_rows(float* sum, const float* scales, const int64_t* offsets, int64_t count, const char* x, int64_t stride,
-              int64_t d) {
+void add_rows(float* sum, const float* scales, const int64_t* offsets, int64_t count, const char* x,
+              int64_t stride, int64_t d) {
   using Element = typename Row::Element;
   constexpr int64_t kLanes = F32::kLanes, kBytes = sizeof(Element);
   int64_t k = 0;
@@ -227,8 +225,8 @@ void add_rows_f32(float* sum, const float* scales, const int64_t* offsets, int64
   LI_FOR_ROW_TYPE(dtype, add_rows, sum, scales, offsets, count, static_cast<const char*>(x), stride, d)
 }
 
-void add_rows_f64(double* sum, const double* scales, const int64_t* offsets, int64_t count, const void* x, Dtype,
-                  int64_t stride, int64_t d) {
+void add_rows_f64(double* sum, const double* scales, const int64_t* offsets, int64_t count, const void* x,
+                  Dtype, int64_t stride, int64_t d) {
   for (int64_t n = 0; n < count; ++n) {
     const auto* row = reinterpret_cast<const double*>(static_cast<const char*>(x) + offsets[n]);
     for (int64_t k = 0; k < d; ++k) sum[k] += scales[n] * row[k * stride];

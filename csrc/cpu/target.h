@@ -10,9 +10,9 @@
 #else
 // The target stays on to the end of the file, where templates are instantiated. GCC 12's own AVX-512
 // headers build "undefined" vectors from themselves and then warn about it (GCC bug 105593).
-#define LI_TARGET_BEGIN(isa)                                   \
-  LI_PRAGMA(GCC diagnostic ignored "-Wuninitialized")          \
-  LI_PRAGMA(GCC diagnostic ignored "-Wmaybe-uninitialized")    \
+#define LI_TARGET_BEGIN(isa)                                \
+  LI_PRAGMA(GCC diagnostic ignored "-Wuninitialized")       \
+  LI_PRAGMA(GCC diagnostic ignored "-Wmaybe-uninitialized") \
   LI_PRAGMA(GCC target(isa))
 #define LI_TARGET_END
 #endif
