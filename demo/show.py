@@ -43,21 +43,27 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 3].rstrip() + "..."
 
 
-def in_context(words: Sequence[str], at: int, around: int = 4) -> str:
-    """The token at `at`, bracketed, among its neighbours; word pieces (##ing) joined to their word.
+def in_context(tokens: Sequence[str], at: int, around: int = 3) -> str:
+    """The token at `at`, bracketed, among its neighbouring words; word pieces (##es) joined to theirs.
 
-    >>> in_context(["[CLS]", "push", "##es", "an", "item"], 1)
-    '[push]es an item'
+    >>> in_context(["[CLS]", "push", "##es", "an", "item"], 2)
+    'push[es] an item'
     """
-    text = ""
-    for i in range(max(0, at - around), min(len(words), at + around + 1)):
-        word = words[i]
-        if i != at and word in ("[CLS]", "[SEP]"):
+    words: list[str] = []
+    home = 0
+    for i, token in enumerate(tokens):
+        text = token.removeprefix("##")
+        if i == at:
+            text = f"[{text.strip('[]') or text}]"
+        elif token in ("[CLS]", "[SEP]"):
             continue
-        piece = word.removeprefix("##")
-        glue = "" if word.startswith("##") or not text else " "
-        text += glue + (f"[{piece.strip('[]')}]" if i == at else piece)
-    return text
+        if token.startswith("##") and words:
+            words[-1] += text
+        else:
+            words.append(text)
+        if i == at:
+            home = len(words) - 1
+    return " ".join(words[max(0, home - around) : home + around + 1])
 
 
 def alignment_rows(
@@ -89,7 +95,7 @@ def alignment_picture(
     from matplotlib.figure import Figure
 
     lq, ld = similarity.shape
-    figure = Figure(figsize=(3.0 + 0.24 * ld, 2.4 + 0.27 * lq), dpi=150, layout="constrained")
+    figure = Figure(figsize=(3.0 + 0.25 * ld, 2.0 + 0.25 * lq), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     image = axes.imshow(similarity.float().cpu().numpy(), cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")

@@ -17,15 +17,13 @@ from demo.evaluate import TOP, Quality, quality, same_rankings, timed
 from demo.train import DIM, new_head, split, train_head
 
 PICTURE = Path(__file__).with_name("alignment.png")
-TIE = 1e-4  # a score adds up some 15 similarities in fp32: closer than this, rounding decides the order
+TIE = 1e-5  # a score adds up some 15 similarities in fp32: closer than this, rounding decides the order
+CHUNK = 32  # queries that Sentence Transformers scores at a time: faster than larger chunks or all at once
 
 
 def run() -> int:
     """Run every step. 0 if the fp32 ranking is Sentence Transformers' own and training helped, else 1."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    machine = (
-        torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    )
+    device, machine = pick_device()
     print(f"late_interaction {late_interaction.__version__}, torch {torch.__version__}, {machine}")
 
     show.heading("1. Encode: the docstrings of Python's standard library")
@@ -48,11 +46,20 @@ def run() -> int:
     show.heading(f"4. Train: a {head.in_features} x {DIM} head, in-batch negatives, gradients through maxsim")
     better = train_and_compare(head, queries, documents)
 
-    title = f"{pairs[hit].name}: similarity of tokens, winners ringed"
+    show.heading("5. Draw: the similarities of that hit")
+    title = f"{pairs[hit].name}: every query token against every document token, winners ringed"
     show.alignment_picture(PICTURE, title, Q.words[hit], D.words[hit], similarity, winners)
-    show.heading("5. Look")
     print(f"   {PICTURE}")
     return 0 if same and better else 1
+
+
+def pick_device() -> tuple[torch.device, str]:
+    """The GPU if there is one and the library has kernels for it, else the CPU; and what to call it."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), f"CPU, {torch.get_num_threads()} threads"
+    if late_interaction.ops.cuda_missing:
+        return torch.device("cpu"), f"CPU, for want of CUDA kernels: {late_interaction.ops.cuda_missing}"
+    return torch.device("cuda"), torch.cuda.get_device_name()
 
 
 def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tensor]:
@@ -67,8 +74,8 @@ def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tenso
     def theirs() -> Tensor:
         chunks = []
         with tqdm(total=len(ragged_Q), desc="   their scoring", unit="queries", **show.BAR) as bar:
-            for start in range(0, len(ragged_Q), 128):
-                chunks.append(encoder.similarity(ragged_Q[start : start + 128], ragged_D))
+            for start in range(0, len(ragged_Q), CHUNK):
+                chunks.append(encoder.similarity(ragged_Q[start : start + CHUNK], ragged_D))
                 bar.update(len(chunks[-1]))
         return torch.cat(chunks)
 
@@ -85,11 +92,12 @@ def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tenso
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         late_interaction.retrieve(Q.embeddings[:1].to(dtype), D.embeddings[:1].to(dtype), 1)
         ranking, seconds = timed(partial(ours, dtype), device)
-        same = f"{same_rankings(ranking, scores, TIE):,}"
+        same = f"{same_rankings(ranking, scores, TIE):,} / {len(wanted):,}"
         rows.append(_row(f"late_interaction, {name}", seconds, quality(ranking, wanted), same, wanted))
         rankings.append(ranking)
     header = ("scorer", "seconds", "queries/s", f"MRR@{TOP}", f"recall@{TOP}", f"same top {TOP}")
     print(show.table(header, rows, "<>>>>>"))
+    print("   bf16 rounds the embeddings to 8 bits before it multiplies, so close neighbours may swap.")
     return same_rankings(rankings[0], scores, TIE) == len(wanted), rankings[0]
 
 

