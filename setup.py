@@ -148,6 +148,8 @@ def cuda_extension(toolkit):
     nvcc_flags += ["-Xcompiler=-g0,-fvisibility=hidden,-fvisibility-inlines-hidden", "--Werror=all-warnings"]
     nvcc_flags += [f"-Xcompiler={','.join(WARNINGS)}", *arch_flags(), *TORCH_INCLUDES]
     host_flags = [*HOST_FLAGS, *WARNINGS, *TORCH_INCLUDES, "-isystem", str(toolkit.root / "include")]
+    if any("sm_90a" in flag for flag in nvcc_flags):  # else its kernels are empty, and must not be chosen
+        host_flags.append("-DLATE_INTERACTION_SM90A")
     ext = cpp_extension.CppExtension(
         "late_interaction._cuda",
         [*CUDA_SOURCES, *PLAN],

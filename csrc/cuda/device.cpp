@@ -29,6 +29,11 @@ Device query(int device) {
   properties.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
   properties.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   properties.smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+#ifdef LATE_INTERACTION_SM90A
+  properties.wgmma = properties.capability == 90;
+#else
+  properties.wgmma = false;
+#endif
   return properties;
 }
 

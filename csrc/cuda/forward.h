@@ -5,6 +5,7 @@
 
 #include "../plan/plan.h"
 #include "kernels/forward_args.h"
+#include "kernels/tensor_maps.h"
 
 namespace late_interaction {
 
@@ -13,6 +14,16 @@ cudaError_t launch_forward_fp16(const ForwardArgs& args, const ForwardPlan& plan
 cudaError_t launch_forward_tf32(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
 cudaError_t launch_forward_tf32x3(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
 cudaError_t launch_forward_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+
+// sm_90a: query rows, or documents, on the M side of wgmma.
+cudaError_t launch_wgmma_rows_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
+cudaError_t launch_wgmma_rows_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
+cudaError_t launch_wgmma_documents_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                        cudaStream_t stream);
+cudaError_t launch_wgmma_documents_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                        cudaStream_t stream);
 
 // scores[i, j] = sum over p of parts[i, p, j], in order.
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "forward.h"
 #include "stream.h"
+#include "tensor_map.h"
 
 namespace late_interaction {
 
@@ -36,7 +37,7 @@ std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   return std::nullopt;
 }
 
-cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   switch (plan.compute) {
     case Compute::bf16:
       return launch_forward_bf16(args, plan, stream);
@@ -50,6 +51,20 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
       return launch_forward_fp64(args, plan, stream);
   }
   return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  const bool bf16 = plan.compute == Compute::bf16;
+  switch (plan.tile) {
+    case Tile::wgmma_rows:
+      return bf16 ? launch_wgmma_rows_bf16(args, make_tensor_maps(args, plan), plan, stream)
+                  : launch_wgmma_rows_fp16(args, make_tensor_maps(args, plan), plan, stream);
+    case Tile::wgmma_documents:
+      return bf16 ? launch_wgmma_documents_bf16(args, make_tensor_maps(args, plan), plan, stream)
+                  : launch_wgmma_documents_fp16(args, make_tensor_maps(args, plan), plan, stream);
+    default:
+      return launch_mma(args, plan, stream);
+  }
 }
 
 // Fills scores, and winners where given. The inputs are in the dtype that they multiply in.
@@ -67,9 +82,11 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
     }
     return;
   }
-  const ForwardPlan plan = plan_forward(s, in.dtype, precision, device_properties(device));
-  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   const int64_t element = element_bytes(in.dtype);
+  const bool q_aligned = reads_in_pieces(in.Q, s.d, element, 16), d_aligned = reads_in_pieces(in.D, s.d, element, 16);
+  const ForwardPlan plan = plan_forward(s, in.dtype, precision, q_aligned && d_aligned && fits_tensor_maps(in),
+                                        device_properties(device));
+  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
   args.layout = s.layout;
   args.N = s.N;
@@ -82,8 +99,8 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.q_mask = in.q_mask;
   args.d_mask = in.d_mask;
   args.normalize = normalize;
-  args.q_aligned = reads_in_pieces(in.Q, s.d, element, 16);
-  args.d_aligned = reads_in_pieces(in.D, s.d, element, 16);
+  args.q_aligned = q_aligned;
+  args.d_aligned = d_aligned;
   args.wide_winners = wide_winners(s.Ld);
   args.winners = winners ? winners->data_ptr() : nullptr;
   args.parts = plan.parts;
@@ -92,6 +109,20 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.stream_q = plan.stream_q;
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
+  OptionalTensor d_inverse;
+  if (normalize && (plan.tile == Tile::wgmma_rows || plan.tile == Tile::wgmma_documents)) {
+    BackwardArgs rows{};
+    rows.layout = s.layout;
+    rows.N = s.N;
+    rows.Nq = args.Nq;
+    rows.Lq = args.Lq;
+    rows.Ld = args.Ld;
+    rows.d = args.d;
+    rows.D = in.D;
+    d_inverse = new_tensor(scores, {s.documents() * s.Ld}, ScalarType::Float);
+    check(launch_inverse_norms(rows, in.dtype, true, d_inverse->data_ptr(), stream), "norms of D");
+    args.d_inverse = static_cast<const float*>(d_inverse->data_ptr());
+  }
   if (plan.parts == 1) {
     args.scores = scores.data_ptr();
     check(launch_forward(args, plan, stream), "forward");

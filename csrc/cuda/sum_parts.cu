@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                              cudaStream_t stream) {
   const int64_t blocks = std::min<int64_t>((args.Nq * args.N + kThreads - 1) / kThreads, 1024);
-  sum_parts<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args, tile_shape(plan.tile, plan.compute).warp_rows, scores);
+  sum_parts<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args, plan.part_rows, scores);
   return cudaGetLastError();
 }
 

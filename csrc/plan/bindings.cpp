@@ -41,6 +41,8 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("wide", li::Tile::wide)
       .value("mid", li::Tile::mid)
       .value("thin", li::Tile::thin)
+      .value("wgmma_rows", li::Tile::wgmma_rows)
+      .value("wgmma_documents", li::Tile::wgmma_documents)
       .value("none", li::Tile::none)
       .finalize();
 
@@ -67,6 +69,9 @@ PYBIND11_MODULE(late_interaction_plan, m) {
   py::class_<li::ForwardPlan>(m, "ForwardPlan")
       .def_readonly("compute", &li::ForwardPlan::compute)
       .def_readonly("tile", &li::ForwardPlan::tile)
+      .def_readonly("rows", &li::ForwardPlan::rows)
+      .def_readonly("columns", &li::ForwardPlan::columns)
+      .def_readonly("part_rows", &li::ForwardPlan::part_rows)
       .def_readonly("chunks", &li::ForwardPlan::chunks)
       .def_readonly("stages", &li::ForwardPlan::stages)
       .def_readonly("stream_q", &li::ForwardPlan::stream_q)
@@ -77,7 +82,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("grid", &li::ForwardPlan::grid)
       .def_readonly("parts", &li::ForwardPlan::parts);
   m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("dtype"), py::arg("precision"),
-        py::arg("device"));
+        py::arg("copy_engine"), py::arg("device"));
 
   py::class_<li::BackwardPlan>(m, "BackwardPlan")
       .def_readonly("method", &li::BackwardPlan::method)

@@ -28,6 +28,10 @@ std::string name_of(Tile tile) {
       return "mid";
     case Tile::thin:
       return "thin";
+    case Tile::wgmma_rows:
+      return "wgmma, query rows on its M side";
+    case Tile::wgmma_documents:
+      return "wgmma, documents on its M side";
     case Tile::none:
       break;
   }
@@ -53,14 +57,16 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
         << "grid       " << plan.grid << " blocks\n";
     return out.str();
   }
-  const TileShape shape = tile_shape(plan.tile, plan.compute);
-  out << "kernel     maxsim_forward_mma, products in " << name_of(plan.compute) << "\n"
-      << "tile       " << name_of(plan.tile) << ": " << shape.rows << " query rows x " << shape.columns
-      << " document tokens, " << shape.threads << " threads\n"
+  const bool documents = plan.tile == Tile::wgmma_documents;
+  const bool wgmma = documents || plan.tile == Tile::wgmma_rows;
+  const int tokens = documents ? 128 : plan.columns;
+  out << "kernel     maxsim_forward_" << (documents ? "wgmma_documents" : wgmma ? "wgmma_rows" : "mma")
+      << ", products in " << name_of(plan.compute) << "\n"
+      << "tile       " << name_of(plan.tile) << ": " << plan.rows << " query rows x " << tokens
+      << " document tokens\n"
       << "rows       " << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
       << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n")
-      << "ring       " << plan.stages << " stages of 128 bytes a token, " << plan.chunks
-      << (plan.chunks == 1 ? " stage" : " stages") << " an embedding\n"
+      << "ring       " << plan.stages << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n"
       << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory") << "\n"
       << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"

@@ -74,6 +74,9 @@ ForwardPlan plan_tile(const Sizes& s, Compute compute, Tile tile, const Device& 
   const int64_t stage = (shape.columns + (f.stream_q ? shape.rows : 0)) * kChunkBytes;
   const int64_t q = f.stream_q ? 0 : plan.chunks * shape.rows * kChunkBytes;
   plan.smem_bytes = static_cast<int>(exchange_bytes(shape) + q + f.stages * stage);
+  plan.rows = shape.rows;
+  plan.columns = shape.columns;
+  plan.part_rows = shape.warp_rows;
   plan.row_tiles = count_row_tiles(s, shape.rows);
   plan.units = plan.row_tiles * s.N;
   plan.grid = std::min<int64_t>(plan.units, static_cast<int64_t>(f.blocks) * device.sm_count);
@@ -81,10 +84,61 @@ ForwardPlan plan_tile(const Sizes& s, Compute compute, Tile tile, const Device& 
   return plan;
 }
 
+constexpr int64_t kWgmmaReserve = 2048;  // alignment and barriers
+
+// Persistent, one block a multiprocessor.
+void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
+  plan.blocks_per_sm = 1;
+  plan.row_tiles = count_row_tiles(s, plan.rows);
+  plan.units = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.units, device.sm_count);
+  plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
+}
+
+// Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
+ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const Device& device) {
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::wgmma_rows;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.rows = 256;
+  plan.part_rows = 32;
+  double best = 0;
+  for (const int columns : {176, 152, 128, 104, 80}) {
+    // A tile costs its columns, and some for starting and ending it.
+    const double cost = static_cast<double>(ceil_div(s.Ld, columns)) * (columns + 16);
+    if (plan.columns == 0 || cost < best) {
+      best = cost;
+      plan.columns = columns;
+    }
+  }
+  const int64_t q = plan.chunks * plan.rows * kChunkBytes, stage = plan.chunks * plan.columns * kChunkBytes;
+  plan.stages = static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
+  plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);
+  share_out(s, plan, device);
+  return plan;
+}
+
+// Documents on the M side: the ring takes what Q (twice) and the exchange between warps leave.
+ForwardPlan plan_wgmma_documents(const Sizes& s, Compute compute, int64_t rows_together, const Device& device) {
+  constexpr int64_t kStage = 128 * kChunkBytes, kMaxRing = 12;
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::wgmma_documents;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together, 32)) * 32);
+  plan.rows = plan.part_rows = plan.columns;
+  const int64_t q = 2 * plan.chunks * plan.columns * kChunkBytes, exchange = 2 * 8 * plan.columns * 8;
+  const int64_t room = device.smem_per_block - kWgmmaReserve - q - exchange;
+  plan.stages = static_cast<int>(std::min(std::max<int64_t>(room, 0) / kStage, kMaxRing));
+  plan.smem_bytes = static_cast<int>(q + exchange + plan.stages * kStage + kWgmmaReserve);
+  share_out(s, plan, device);
+  return plan;
+}
+
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
 double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
-  const TileShape shape = tile_shape(plan.tile, plan.compute);
-  const double a_unit = static_cast<double>(shape.rows) * ceil_div(s.Ld, shape.columns) * shape.columns;
+  const double a_unit = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.columns) * plan.columns;
   const int64_t units_a_block = ceil_div(plan.units, std::max<int64_t>(plan.grid, 1));
   const int64_t blocks_an_sm = ceil_div(plan.grid, device.sm_count);
   return a_unit * units_a_block * blocks_an_sm;
@@ -100,6 +154,7 @@ Device device_of_capability(int capability, int sm_count) {
   const bool hopper = capability >= 90 && capability < 120;
   device.smem_per_sm = (hopper ? 228 : large ? 164 : 100) * 1024;
   device.smem_per_block = device.smem_per_sm - 1024;
+  device.wgmma = capability == 90;
   return device;
 }
 
@@ -150,13 +205,14 @@ TileShape tile_shape(Tile tile, Compute compute) {
       return {128, 128 / split, 128, 64};
     case Tile::thin:
       return {32, 128, 128, 32};
-    case Tile::none:
+    default:
       break;
   }
   return {1, 1, 256, 1};
 }
 
-ForwardPlan plan_forward(const Sizes& s, Dtype dtype, Precision precision, const Device& device) {
+ForwardPlan plan_forward(const Sizes& s, Dtype dtype, Precision precision, bool copy_engine,
+                         const Device& device) {
   const Compute compute = compute_for(dtype, precision);
   if (compute == Compute::fp64) {
     // One block for each (query, document): the reference path, exact and unhurried.
@@ -167,6 +223,14 @@ ForwardPlan plan_forward(const Sizes& s, Dtype dtype, Precision precision, const
     return plan;
   }
   const int64_t rows_together = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
+  if (device.wgmma && copy_engine && element_bytes(compute) == 2) {
+    if (rows_together <= 128) {
+      const ForwardPlan plan = plan_wgmma_documents(s, compute, rows_together, device);
+      if (plan.stages >= 4) return plan;
+    } else if (s.d * 2 <= 2 * kChunkBytes) {
+      return plan_wgmma_rows(s, compute, device);
+    }
+  }
   if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
   const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);
   if (rows_together <= tile_shape(Tile::mid, compute).rows) return mid;

@@ -15,6 +15,7 @@ struct Device {
   int sm_count = 132;               // multiprocessors
   int smem_per_sm = 228 * 1024;     // bytes of shared memory
   int smem_per_block = 227 * 1024;  // bytes one block may opt in to
+  bool wgmma = true;                // sm_90a code is at hand, and this is the GPU for it
 };
 
 // The figures of a device of this capability as the vendor publishes them; used where no device is at hand.
@@ -26,13 +27,15 @@ enum class Compute { bf16, fp16, tf32, tf32x3, fp64 };
 Compute compute_for(Dtype dtype, Precision precision);
 int64_t element_bytes(Compute compute);
 
-// Tiles of the tensor-core forward: rows of Q by tokens of D that one block multiplies at a time (half the tokens
-// in tf32x3, whose operands take twice the registers).
+// Tiles of the tensor-core forwards: rows of Q by tokens of D that one block multiplies at a time (half the tokens in
+// tf32x3, whose operands take twice the registers).
 enum class Tile {
   wide,  // 256 x 64: four warps below each other
   mid,   // 128 x 128: two by two warps
   thin,  // 32 x 128: four warps side by side, for one short query
-  none,  // fp64: no tensor-core tile
+  wgmma_rows,       // sm_90a: 256 query rows x `columns` tokens
+  wgmma_documents,  // sm_90a: 128 tokens x `columns` query rows
+  none,             // fp64: no tensor-core tile
 };
 
 struct TileShape {
@@ -44,6 +47,8 @@ TileShape tile_shape(Tile tile, Compute compute);
 struct ForwardPlan {
   Compute compute = Compute::bf16;
   Tile tile = Tile::wide;
+  int rows = 0;            // query rows of a tile
+  int columns = 0;         // tokens of a tile; wgmma_documents: query rows it has room for
   int chunks = 0;          // 128-byte pieces of an embedding; a stage of the ring holds one
   int stages = 0;          // depth of the ring
   bool stream_q = false;   // Q travels through the ring with D instead of staying in shared memory
@@ -52,10 +57,13 @@ struct ForwardPlan {
   int64_t row_tiles = 0;   // tiles of query rows
   int64_t units = 0;       // (row tile, document) pairs, dealt out in contiguous ranges
   int64_t grid = 0;        // blocks
+  int part_rows = 0;       // query rows that are summed together: those of one warp
   int parts = 1;           // pieces a query's score is summed from; > 1 needs a second, small kernel
 };
 
-ForwardPlan plan_forward(const Sizes& sizes, Dtype dtype, Precision precision, const Device& device);
+// What the wgmma tiles ask of the inputs: 16-byte strides, and rows of Q that lie evenly behind each other.
+ForwardPlan plan_forward(const Sizes& sizes, Dtype dtype, Precision precision, bool copy_engine,
+                         const Device& device);
 
 struct BackwardPlan {
   Backward method = Backward::lowmem;  // lowmem or unified, never automatic

@@ -23,6 +23,7 @@ def load():
 
 plan = load()
 H200 = plan.device_of_capability(90, 132)
+A100 = plan.device_of_capability(80, 108)
 
 sizes = st.builds(
     plan.Sizes,
@@ -41,9 +42,9 @@ precisions = st.sampled_from(list(plan.Precision))
 
 
 @settings(max_examples=300, deadline=None)
-@given(sizes, dtypes, precisions, devices)
-def test_a_forward_fits_the_device(size, dtype, precision, device):
-    forward = plan.plan_forward(size, dtype, precision, device)
+@given(sizes, dtypes, precisions, st.booleans(), devices)
+def test_a_forward_fits_the_device(size, dtype, precision, copy_engine, device):
+    forward = plan.plan_forward(size, dtype, precision, copy_engine, device)
     assert forward.grid >= 1 and forward.parts >= 1
     assert 0 <= forward.smem_bytes <= device.smem_per_block
     assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
@@ -61,17 +62,24 @@ def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, m
     assert backward.method.name in plan.explain(size, backward)
 
 
-def test_one_short_query_gets_the_thin_tile():
+def test_one_short_query_has_its_own_tile_and_many_rows_another():
     one = plan.Sizes(plan.Layout.in_batch, 1, 1000, 32, 300, 128)
     many = plan.Sizes(plan.Layout.in_batch, 256, 256, 32, 300, 128)
-    assert plan.plan_forward(one, plan.Dtype.bf16, plan.Precision.highest, H200).tile == plan.Tile.thin
-    assert plan.plan_forward(many, plan.Dtype.bf16, plan.Precision.highest, H200).tile != plan.Tile.thin
+
+    def tile(size, copy_engine, device):
+        return plan.plan_forward(size, plan.Dtype.bf16, plan.Precision.highest, copy_engine, device).tile
+
+    assert tile(one, True, H200) == plan.Tile.wgmma_documents
+    assert tile(many, True, H200) == plan.Tile.wgmma_rows
+    for copy_engine, device in ((False, H200), (True, A100)):
+        assert tile(one, copy_engine, device) == plan.Tile.thin
+        assert tile(many, copy_engine, device) in {plan.Tile.mid, plan.Tile.wide}
 
 
 def test_float32_multiplies_as_its_precision_says():
     size = plan.Sizes(plan.Layout.in_batch, 8, 8, 32, 300, 128)
     names = {
-        precision: plan.plan_forward(size, plan.Dtype.fp32, precision, H200).compute.name
+        precision: plan.plan_forward(size, plan.Dtype.fp32, precision, True, H200).compute.name
         for precision in plan.Precision
     }
     assert names == {

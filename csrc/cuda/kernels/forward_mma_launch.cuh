@@ -33,10 +33,9 @@ cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStr
     case Tile::thin:
       return winners ? launch_tile<Mma, Thin, true>(args, plan, stream)
                      : launch_tile<Mma, Thin, false>(args, plan, stream);
-    case Tile::none:
-      break;
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace late_interaction

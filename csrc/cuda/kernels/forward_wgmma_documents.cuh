@@ -1,0 +1,224 @@
+// MaxSim forward on Hopper for few query rows: documents on the M side of wgmma, all query rows on the N side.
+//
+//                        kColumns query rows (up to 128), resident in shared memory
+//                      +-----------------------------------------------+
+//   128 tokens of a    |  warpgroup 0: tokens  0..63                    |
+//   document, a stage  |  warpgroup 1: tokens 64..127                   |   -> running max (and winner) of each
+//                      +-----------------------------------------------+      query row, element by element
+//
+// One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once: what
+// counts is the bytes in flight, so the ring takes all the shared memory there is.
+//
+// Who owns what
+//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
+//   producer   one thread of warpgroup 2, which keeps few registers: TMA loads; Q tiles have two slots, so a new query does not stall the ring.
+//   consumer   each of warpgroups 0 and 1: its half of the tokens of every stage. A stage is one 128-byte chunk of
+//              the embedding; a tile's chunks add up in the accumulators.
+//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees. At a document's end lanes with
+//              the same rows, then warps, agree; the warps take turns to finish documents.
+#pragma once
+
+#include "hopper.cuh"
+
+namespace late_interaction {
+
+template <class Type_, class Element_, int kColumns_>
+struct WgmmaDocumentsTile {
+  using Type = Type_;
+  using Element = Element_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kTokens = 128;
+  static constexpr int kWarps = 8;
+  static constexpr int kConsumerThreads = 32 * kWarps, kThreads = kConsumerThreads + 128;
+  static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
+  static constexpr int kHeld = kColumns / 4, kOwned = kColumns / 32;
+  static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
+  static constexpr uint32_t kStageBytes = kTokens * kChunkRowBytes;
+  static_assert(kQChunkBytes % 1024 == 0, "swizzled rows come in groups of eight");
+
+  static __device__ __forceinline__ int slot(int, int lane, int o) { return 32 * o + lane; }
+
+  struct Exchange {
+    float maximum[2][kWarps][kColumns];
+    int32_t token[2][kWarps][kColumns];
+  };
+};
+
+// Folds the lane's two tokens of a tile into the maxima of its query rows.
+template <class Tile, bool kWinners>
+__device__ __forceinline__ void fold_tokens(const float (&c)[Tile::kColumns / 2], float (&maximum)[Tile::kHeld],
+                                            int32_t (&token)[Tile::kHeld], int32_t first_token,
+                                            const bool (&valid)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+      const float value = c[4 * (h / 2) + 2 * half + h % 2];
+      if constexpr (kWinners) token[h] = valid[half] && value > maximum[h] ? first_token + 8 * half : token[h];
+      if (valid[half]) maximum[h] = max_keeping_nan(maximum[h], value);
+    }
+  }
+}
+
+// Reduces over the eight lanes that hold the same query rows, a butterfly that halves the rows at each step: a lane
+// is left with kHeld / 8 rows, in front.
+template <class Tile, bool kWinners>
+__device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
+#pragma unroll
+  for (int step = 0; step < 3; ++step) {
+    const int half = Tile::kHeld >> (step + 1), partner = 16 >> step;
+    const bool upper = threadIdx.x & partner;
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld / 2; ++h) {
+      if (h >= half) break;
+      exchange_halves<kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper, partner);
+    }
+  }
+}
+
+template <class Tile, bool kWinners>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    maxsim_forward_wgmma_documents(const __grid_constant__ ForwardArgs p, const __grid_constant__ TensorMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t ring = ptx::smem_address(shared);
+  const uint32_t q_base = ring + p.stages * Tile::kStageBytes;
+  const uint32_t q_bytes = p.chunks * Tile::kQChunkBytes;
+  auto& exchange =
+      *reinterpret_cast<typename Tile::Exchange*>(shared + p.stages * Tile::kStageBytes + 2 * q_bytes);
+  const uint32_t barriers = ptx::smem_address(&exchange) + sizeof(exchange);
+  const auto full = [&](int stage) { return barriers + 16 * stage; };
+  const auto empty = [&](int stage) { return barriers + 16 * stage + 8; };
+  const auto q_full = [&](int slot) { return full(p.stages + slot); };
+  const auto q_empty = [&](int slot) { return empty(p.stages + slot); };
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < p.stages + 2; ++stage) {
+      ptx::init_barrier(full(stage), 1);
+      ptx::init_barrier(empty(stage), Tile::kWarps);
+    }
+    ptx::publish_barriers();
+  }
+  __syncthreads();
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  UnitRange range = UnitRange::mine(p);
+  RingPlace place, q_place;
+
+  if (warp >= Tile::kWarps) {  // producer
+    ptx::give_registers<24>();
+    if (threadIdx.x != Tile::kConsumerThreads) return;
+    while (range.unit < range.end) {
+      const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
+      ptx::wait(q_empty(q_place.stage), q_place.parity ^ 1);
+      ptx::arrive_expecting(q_full(q_place.stage), q_bytes);
+      for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        ptx::copy_box(q_base + q_place.stage * q_bytes + chunk * Tile::kQChunkBytes, &maps.Q,
+                      q_full(q_place.stage), chunk * kChunkDims, first_query_token(p, part.tile), part.tile.query, 0);
+      }
+      q_place.advance(2);
+      for (int32_t j = part.first_j; j < part.end_j; ++j) {
+        for (int32_t t = 0; t < p.Ld; t += Tile::kTokens) {
+          for (int chunk = 0; chunk < p.chunks; ++chunk) {
+            ptx::wait(empty(place.stage), place.parity ^ 1);
+            ptx::arrive_expecting(full(place.stage), Tile::kStageBytes);
+            ptx::copy_box(ring + place.stage * Tile::kStageBytes, &maps.D, full(place.stage), chunk * kChunkDims, t, j,
+                          part.tile.query);
+            place.advance(p.stages);
+          }
+        }
+      }
+    }
+    return;
+  }
+
+  // consumers
+  ptx::take_registers<240>();
+  const int warpgroup = warp / 4;
+  int buffer = 0;
+  while (range.unit < range.end) {
+    const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
+    OwnedRows<typename Tile::Element, Tile> own;
+    own.take(p, part.tile, 0);
+    ptx::wait(q_full(q_place.stage), q_place.parity);
+    const uint32_t q_tile = q_base + q_place.stage * q_bytes;
+    for (int32_t j = part.first_j; j < part.end_j; ++j) {
+      const uint8_t* mask = document_mask(p, part.tile.query, j);
+      float maximum[Tile::kHeld];
+      int32_t token[Tile::kHeld];
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld; ++h) {
+        maximum[h] = -INFINITY;
+        token[h] = kSentinel;
+      }
+      for (int32_t t = 0; t < p.Ld; t += Tile::kTokens) {
+        const int32_t first_token = t + 16 * warp + lane / 4;
+        bool valid[2];
+        float scale[2] = {1.0f, 1.0f};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int32_t at = first_token + 8 * half;
+          valid[half] = at < p.Ld && (mask == nullptr || mask[at * p.d_mask.token_stride] != 0);
+          if (p.normalize && at < p.Ld) {
+            scale[half] = p.d_inverse[document_index(p, part.tile, j) * p.Ld + at];
+          }
+        }
+        float c[Tile::kColumns / 2];
+        for (int chunk = 0; chunk < p.chunks; ++chunk) {
+          ptx::wait(full(place.stage), place.parity);
+          const uint32_t tokens = ring + place.stage * Tile::kStageBytes + warpgroup * 64 * kChunkRowBytes;
+          const uint32_t q = q_tile + chunk * Tile::kQChunkBytes;
+          ptx::fence_products();
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
+                c, ptx::matrix_of_rows(tokens + 32 * k), ptx::matrix_of_rows(q + 32 * k), chunk > 0 || k > 0);
+          }
+          ptx::commit_products();
+          ptx::wait_products<0>();
+          if (lane == 0) ptx::arrive(empty(place.stage));
+          place.advance(p.stages);
+        }
+        if (p.normalize) {
+#pragma unroll
+          for (int r = 0; r < Tile::kColumns / 2; ++r) c[r] *= scale[r / 2 % 2];
+        }
+        fold_tokens<Tile, kWinners>(c, maximum, token, first_token, valid);
+      }
+
+      reduce_lanes<Tile, kWinners>(maximum, token);
+      // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
+      const int first_held = (lane / 16) * (Tile::kHeld / 2) + (lane / 8 % 2) * (Tile::kHeld / 4) +
+                             (lane / 4 % 2) * (Tile::kHeld / 8);
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld / 8; ++h) {
+        const int held = first_held + h, column = 8 * (held / 2) + 2 * (lane % 4) + held % 2;
+        exchange.maximum[buffer][warp][column] = maximum[h];
+        if constexpr (kWinners) exchange.token[buffer][warp][column] = token[h];
+      }
+      ptx::sync_some(1, Tile::kConsumerThreads);
+      if (j % Tile::kWarps == warp) {
+        float best[Tile::kOwned];
+        int32_t best_token[Tile::kOwned];
+#pragma unroll
+        for (int o = 0; o < Tile::kOwned; ++o) {
+          best[o] = -INFINITY;
+          best_token[o] = kSentinel;
+#pragma unroll
+          for (int w = 0; w < Tile::kWarps; ++w) {
+            keep_better<kWinners>(best[o], best_token[o], exchange.maximum[buffer][w][Tile::slot(0, lane, o)],
+                                  kWinners ? exchange.token[buffer][w][Tile::slot(0, lane, o)] : 0);
+          }
+        }
+        finish_document<typename Tile::Element, Tile, kWinners>(p, part.tile, own, 0, j, best, best_token);
+      }
+      buffer ^= 1;
+    }
+    __syncwarp();
+    if (lane == 0) ptx::arrive(q_empty(q_place.stage));
+    q_place.advance(2);
+  }
+#endif
+}
+
+}  // namespace late_interaction

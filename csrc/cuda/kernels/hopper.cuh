@@ -1,0 +1,59 @@
+// What the two wgmma forwards share: the tensors as the copy engine sees them, and the ring's bookkeeping.
+#pragma once
+
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "finish.cuh"
+#include "tensor_maps.h"
+
+namespace late_interaction {
+
+inline constexpr int kChunkRowBytes = 128;
+
+// A place in a ring and the parity of its barriers' phase.
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A block's units: a contiguous range of (row tile, document).
+struct UnitRange {
+  int64_t unit, end;
+
+  static __device__ __forceinline__ UnitRange mine(const ForwardArgs& p) {
+    return {p.units * blockIdx.x / gridDim.x, p.units * (blockIdx.x + 1) / gridDim.x};
+  }
+};
+
+// The part of a range that lies on one row tile: documents [first_j, end_j).
+struct RowTileUnits {
+  RowTile tile;
+  int32_t first_j, end_j;
+
+  static __device__ __forceinline__ RowTileUnits take(const ForwardArgs& p, UnitRange& range, int tile_rows) {
+    RowTileUnits part;
+    part.tile = row_tile(p, range.unit / p.N, tile_rows);
+    part.first_j = static_cast<int32_t>(range.unit % p.N);
+    part.end_j = static_cast<int32_t>(min(p.N, part.first_j + (range.end - range.unit)));
+    range.unit += part.end_j - part.first_j;
+    return part;
+  }
+};
+
+// Rows of a tile start here in the Q map.
+__device__ __forceinline__ int first_query_token(const ForwardArgs& p, const RowTile& tile) {
+  return p.layout == Layout::in_batch ? tile.first : tile.first - tile.query * p.Lq;
+}
+
+__device__ __forceinline__ int64_t document_index(const ForwardArgs& p, const RowTile& tile, int32_t j) {
+  return p.layout == Layout::in_batch ? j : tile.query * p.N + j;
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,54 @@
+// wgmma (sm_90a): a warpgroup of four warps multiplies 64 rows by N columns from shared memory, asynchronously.
+#pragma once
+
+#include <cstdint>
+
+namespace late_interaction::ptx {
+
+struct WgmmaBf16 {
+  static constexpr bool kIsBf16 = true;
+};
+struct WgmmaFp16 {
+  static constexpr bool kIsBf16 = false;
+};
+
+// Accumulator of a 64 x N product: thread (lane) of warp w holds rows 16 * w + lane / 4 + {0, 8}; c[4 * n + 2 * h + e]
+// is row half h, column 8 * n + 2 * (lane % 4) + e.
+template <int kN>
+struct WgmmaShape;
+
+#include "wgmma_shapes.inc.h"
+
+// Describes rows of 128 bytes in shared memory, swizzled as TMA does (16-byte piece ^ row % 8), the embedding along
+// the row. `address` must be a multiple of 1024, plus 32 * k for the k-th 16 elements.
+__device__ __forceinline__ uint64_t matrix_of_rows(uint32_t address) {
+  constexpr uint64_t kGroupOfRows = (8 * 128) >> 4;  // from eight rows to the next eight
+  constexpr uint64_t kSwizzle128 = 1;
+  return ((address & 0x3FFFF) >> 4) | (uint64_t{1} << 16) | (kGroupOfRows << 32) | (kSwizzle128 << 62);
+}
+
+// Before the first product of a group: what was written to its registers and to shared memory is visible to it.
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+// A barrier of `threads` threads of the block, apart from __syncthreads.
+__device__ __forceinline__ void sync_some(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+}  // namespace late_interaction::ptx

@@ -1,0 +1,18 @@
+// Describes Q and D to the copy engine of sm_90.
+#pragma once
+
+#include "../common/tensors.h"
+#include "../plan/plan.h"
+#include "kernels/forward_args.h"
+#include "kernels/tensor_maps.h"
+
+namespace late_interaction {
+
+// Whether the strides of Q and D can be described at all: rows of Q evenly behind each other, nothing expanded.
+// (That strides are multiples of 16 bytes is asked elsewhere.)
+bool fits_tensor_maps(const Inputs& in);
+
+// For a wgmma plan.
+TensorMaps make_tensor_maps(const ForwardArgs& args, const ForwardPlan& plan);
+
+}  // namespace late_interaction

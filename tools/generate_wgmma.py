@@ -1,0 +1,51 @@
+"""Writes csrc/cuda/ptx/wgmma_shapes.inc.h: one wgmma wrapper for each accumulator width the kernels use.
+
+The instruction names every accumulator register in its text, so the text has to be written out once a width.
+
+    python tools/generate_wgmma.py
+"""
+
+from pathlib import Path
+
+WIDTHS = (32, 64, 80, 96, 104, 128, 152, 176)
+TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
+
+HEADER = """\
+// Written by tools/generate_wgmma.py; see wgmma.cuh.
+// clang-format off
+"""
+
+WRAPPER = """
+template <>
+struct WgmmaShape<{n}> {{
+  template <class Type>
+  static __device__ __forceinline__ void issue(float (&c)[{regs}], uint64_t a, uint64_t b, int accumulate) {{
+    if constexpr (Type::kIsBf16) {{
+      LATE_INTERACTION_WGMMA_{n}("bf16");
+    }} else {{
+      LATE_INTERACTION_WGMMA_{n}("f16");
+    }}
+  }}
+}};
+#undef LATE_INTERACTION_WGMMA_{n}
+"""
+
+
+def wrapper(n: int) -> str:
+    regs = n // 2
+    registers = ", ".join(f"%{i}" for i in range(regs))
+    outputs = ", ".join(f'"+f"(c[{i}])' for i in range(regs))
+    macro = (
+        f"#define LATE_INTERACTION_WGMMA_{n}(TYPE) \\\n"
+        f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{regs + 2}, 0;\\n" \\\n'
+        f'               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." TYPE "." TYPE " " \\\n'
+        f'               "{{{registers}}}, " \\\n'
+        f'               "%{regs}, %{regs + 1}, p, 1, 1, 0, 0;\\n}}\\n" \\\n'
+        f"               : {outputs} \\\n"
+        f'               : "l"(a), "l"(b), "r"(accumulate))\n'
+    )
+    return macro + WRAPPER.format(n=n, regs=regs)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(HEADER + "\n".join(map(wrapper, WIDTHS)))
