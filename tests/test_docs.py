@@ -1,0 +1,138 @@
+"""The public surface: names, signatures and docstrings. (pytest --doctest-modules runs the examples.)"""
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import late_interaction as li
+
+# Names, order and defaults as in late-interaction-kernels 0.4.5, so that code moves over by its import alone.
+# "|" ends the positional arguments; what comes after a second "|" is ours.
+MASKED = "Q D q_mask=None d_mask=None"
+SIGNATURES = {
+    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None",
+    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None",
+    "autograd.maxsim_with_winners": f"{MASKED} | normalize=False backward=None | precision=None",
+    "forward.maxsim_forward": f"{MASKED} | save_argmax=False normalize=False | precision=None",
+    "backward.lowmem.maxsim_backward_lowmem": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
+    "backward.unified.maxsim_backward_unified": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
+    "backward.unified.maxsim_backward_unified_reference": "grad_scores Q D argmax q_mask=None | |",
+    "reference.maxsim_reference": "Q D q_mask=None d_mask=None | normalize=False |",
+    "retrieve.retrieve": (
+        "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
+        " | progress=False precision=None"
+    ),
+    "retrieve.MaxSimScorer": "| normalize=True backward='auto' mask_pad_token=None | precision=None",
+    "retrieve.MaxSimScorer.forward": "self Q D q_mask=None d_mask=None | |",
+    "retrieve.MaxSimScorer.score": "self Q D q_mask=None d_mask=None | |",
+    "retrieve.MaxSimScorer.retrieve": "self Q D top_k q_mask=None d_mask=None | chunk=None | progress=False",
+    "retrieve.MaxSimScorer.forward_with_ids": "self Q D q_ids d_ids | |",
+    "topk.maxsim_topk": (
+        "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
+        " | progress=False precision=None"
+    ),
+}
+
+
+def find(path):
+    module, *names = path.split(".")
+    found = importlib.import_module(f"late_interaction.{module}")
+    for name in names:
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signature(path):
+    parameters = inspect.signature(find(path)).parameters.values()
+    positional, theirs, ours = SIGNATURES[path].split("|")
+
+    def bare(kind):
+        return [f"{p.name}={p.default!r}" if p.default is not p.empty else p.name for p in kind]
+
+    assert bare(p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD) == positional.split()
+    keyword = bare(p for p in parameters if p.kind is p.KEYWORD_ONLY)
+    assert set(keyword) == {*theirs.split(), *ours.split()}
+
+
+def test_top_level():
+    assert set(li.__all__) >= {
+        "MaxSimScorer",
+        "__version__",
+        "explain_plan",
+        "maxsim",
+        "maxsim_pairs",
+        "maxsim_with_winners",
+        "reference",
+        "retrieve",
+    }
+    assert callable(li.retrieve) and inspect.ismodule(li.reference)
+    from late_interaction.retrieve import retrieve
+
+    assert li.retrieve is retrieve
+
+
+def modules():
+    found = (m.name for m in pkgutil.walk_packages(li.__path__, "late_interaction.") if not m.ispkg)
+    return [name for name in found if name.split(".")[-1] not in ("_C", "_cuda")]  # libraries, not modules
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_public_function_is_documented(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    if any(part.startswith("_") for part in name.split(".")) or ".ops." in name:
+        return
+    for public in module.__all__:
+        documentation = inspect.getdoc(getattr(module, public))
+        for section in ("Args:", "Returns:", "Example:", ">>> "):
+            if section == "Returns:" and inspect.isclass(getattr(module, public)):
+                continue
+            assert section in documentation, f"{name}.{public} lacks {section}"
+
+
+def test_the_operators_are_documented():
+    for op in ("maxsim", "maxsim_winners", "maxsim_backward"):
+        assert f"``{op}(" in li.ops.__doc__
+        arguments = [a.name for a in getattr(torch.ops.late_interaction, op).default._schema.arguments]
+        assert all(argument in li.ops.__doc__ for argument in arguments)
+
+
+def without(library):
+    """Imports the package where one of its libraries was not built."""
+    return f"""
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.endswith({library!r}) else found(name, *rest)
+import late_interaction, torch
+"""
+
+
+def test_without_the_compiled_library():
+    run = subprocess.run([sys.executable, "-c", without("._C")], capture_output=True, text=True)
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: late_interaction has no compiled library _C: build it with"), (
+        run.stderr
+    )
+
+
+def test_without_the_cuda_library():
+    code = (
+        without("._cuda") + "print(late_interaction.maxsim(torch.ones(1, 1, 1), torch.ones(1, 2, 1)).item())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "1.0\n"
+
+
+@pytest.mark.gpu
+def test_cuda_tensors_without_the_cuda_library():
+    code = without("._cuda") + "x = torch.ones(1, 1, 1, device='cuda'); late_interaction.maxsim(x, x)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: late_interaction has no CUDA kernels for these CUDA tensors"), (
+        run.stderr
+    )
