@@ -36,9 +36,11 @@ struct Vector {
   }
   static V zero() { return V{}; }
   static V set1(Real x) {
-    V v;
-    for (int i = 0; i < kLanes; ++i) v[i] = x;
-    return v;
+    if constexpr (kLanes == 4) {
+      return V{x, x, x, x};
+    } else {
+      return V{x, x};
+    }
   }
   static V load(const Real* p) {
     V v;
@@ -65,9 +67,11 @@ struct Vector {
   }
   static V select(M m, V a, V b) { return (V)(((I)a & m) | ((I)b & ~m)); }
   static I set_index(Int x) {
-    I v;
-    for (int i = 0; i < kLanes; ++i) v[i] = x;
-    return v;
+    if constexpr (kLanes == 4) {
+      return I{x, x, x, x};
+    } else {
+      return I{x, x};
+    }
   }
   static I load_index(const Int* p) {
     I v;
