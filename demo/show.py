@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,8 +87,6 @@ def alignment_picture(
     winners: Tensor,
 ) -> None:
     """Write a PNG of `similarity` [Lq, Ld] with each query token's winner ringed; whole or not at all."""
-    if sys.prefix != sys.base_prefix:  # matplotlib's font cache stays inside the virtual environment
-        os.environ.setdefault("MPLCONFIGDIR", str(Path(sys.prefix) / "share" / "matplotlib"))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
