@@ -1,5 +1,7 @@
 """MaxSim with gradients: :func:`maxsim`, :func:`maxsim_pairs` and :func:`maxsim_with_winners`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
@@ -7,6 +9,7 @@ from torch.autograd import forward_ad
 
 from late_interaction import _checks, ops
 from late_interaction._precision import float32_precision
+from late_interaction.ops import memory
 from late_interaction.ops.winners import widen
 
 __all__ = ["maxsim", "maxsim_pairs", "maxsim_with_winners"]
@@ -49,13 +52,18 @@ def _dispatch(
 ) -> tuple[Tensor, Tensor | None]:
     if forward_ad._current_level >= 0:
         _no_forward_ad(Q, D)
-    if winners or ((Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()):
-        both: tuple[Tensor, Tensor] = ops.maxsim_winners(Q, D, q_mask, d_mask, *options)
-        return both
-    if torch.compiler.is_compiling():
-        return ops.maxsim(Q, D, q_mask, d_mask, *options), None
-    with _AutoDispatchBelowAutograd():  # nothing to differentiate: spare the call the Python of that layer
-        return ops.maxsim(Q, D, q_mask, d_mask, *options), None
+    winners = winners or ((Q.requires_grad or D.requires_grad) and torch.is_grad_enabled())
+    op: Any = ops.maxsim_winners if winners else ops.maxsim
+    try:
+        if winners or torch.compiler.is_compiling():
+            result = op(Q, D, q_mask, d_mask, *options)
+        else:
+            with _AutoDispatchBelowAutograd():  # nothing to differentiate: spare the call that layer's Python
+                result = op(Q, D, q_mask, d_mask, *options)
+    except RuntimeError as error:
+        memory.forward_failed(error, Q, D, winners)
+        raise
+    return result if winners else (result, None)
 
 
 def maxsim(

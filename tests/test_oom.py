@@ -49,9 +49,18 @@ def test_out_of_memory_while_retrieving(little_memory):
     assert torch.equal(documents, expected.indices)
 
 
-def test_out_of_memory_on_the_cpu():
-    # 2^30 x 2^30 scores are more than any machine has.
-    Q, D = torch.randn(1, 1, 1).expand(1 << 30, 1, 1), torch.randn(1, 1, 1).expand(1 << 30, 1, 1)
-    with pytest.raises(RuntimeError):
-        li.maxsim(Q, D)
-    assert torch.equal(li.maxsim(Q[:2], D[:2]), (Q[0, 0, 0] * D[0, 0, 0]).expand(2, 2))
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_out_of_memory_on_the_cpu(needs_grad):
+    # 2^30 x 2^30 scores are more than any machine has. The allocator's own words come through.
+    Q, D = torch.randn(1, 1, 1, requires_grad=needs_grad).expand(1 << 30, 1, 1), torch.randn(1, 1, 1)
+    with pytest.raises(RuntimeError, match="can't allocate memory: you tried to allocate"):
+        li.maxsim(Q, D.expand(1 << 30, 1, 1))
+    assert li.maxsim(Q[:2], D.expand(2, 1, 1)).shape == (2, 2)
+
+
+def test_other_errors_pass_through():
+    from late_interaction.ops import memory
+
+    Q, D = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    memory.forward_failed(RuntimeError("something else"), Q, D, True)
+    memory.backward_failed(RuntimeError("API call failed, but not for want of memory"), Q, D, True)

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
+from late_interaction.ops import memory
+
 _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
 _Grads = tuple[Tensor | None, Tensor | None, None, None, None, None, None]
@@ -28,11 +30,15 @@ def _gradients(
     if backward == "auto" and torch.are_deterministic_algorithms_enabled():
         backward = "lowmem"
     args = (grad_scores, Q, D, winners, normalize, backward, need_Q, need_D)
-    if torch.is_grad_enabled():  # create_graph=True
-        grad_Q, grad_D = _ops.maxsim_backward.default(*args)
-    else:
-        with _AutoDispatchBelowAutograd():
+    try:
+        if torch.is_grad_enabled():  # create_graph=True
             grad_Q, grad_D = _ops.maxsim_backward.default(*args)
+        else:
+            with _AutoDispatchBelowAutograd():
+                grad_Q, grad_D = _ops.maxsim_backward.default(*args)
+    except RuntimeError as error:
+        memory.backward_failed(error, Q, D, backward != "lowmem")
+        raise
     return grad_Q if need_Q else None, grad_D if need_D else None, None, None, None, None, None
 
 

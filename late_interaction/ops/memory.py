@@ -1,0 +1,43 @@
+"""Out of memory, under its own name.
+
+An operator that is built against PyTorch's stable ABI learns of a failed allocation as an error code, and the
+caller of a RuntimeError that names neither memory nor size. So the memory is asked for once more from Python,
+where the allocator's own exception (``torch.OutOfMemoryError`` on a GPU) comes through.
+"""
+
+import torch
+from torch import Tensor
+
+from late_interaction.ops.winners import winner_dtype
+
+_Wanted = list[tuple[tuple[int, ...], torch.dtype]]  # sizes and dtypes
+
+
+def _ask_again(error: RuntimeError, device: torch.device, wanted: _Wanted) -> None:
+    if "API call failed" not in str(error):
+        return
+    held = []
+    try:
+        for size, dtype in wanted:
+            held.append(torch.empty(size, dtype=dtype, device=device))
+    except RuntimeError as reason:
+        raise reason from None
+
+
+def forward_failed(error: RuntimeError, Q: Tensor, D: Tensor, winners: bool) -> None:
+    """Raises the allocator's exception if memory for the results is what was missing."""
+    scores = (Q.shape[0], D.shape[-3])
+    wanted: _Wanted = [(scores, torch.float64 if Q.dtype == torch.float64 else torch.float32)]
+    if winners:
+        wanted.append(((*scores, Q.shape[1]), winner_dtype(D.shape[-2])))
+    if Q.dtype == torch.float32:  # which may multiply as half-precision copies
+        wanted += [(tuple(Q.shape), torch.bfloat16), (tuple(D.shape), torch.bfloat16)]
+    _ask_again(error, Q.device, wanted)
+
+
+def backward_failed(error: RuntimeError, Q: Tensor, D: Tensor, unified: bool) -> None:
+    """Raises the allocator's exception if memory for the gradients is what was missing."""
+    wanted: _Wanted = [(tuple(Q.shape), Q.dtype), (tuple(D.shape), D.dtype)]
+    if unified and D.dtype.itemsize < 4:  # which adds in float32
+        wanted.append((tuple(D.shape), torch.float32))
+    _ask_again(error, Q.device, wanted)

@@ -1,0 +1,74 @@
+"""A few calls that together run every CUDA kernel and tile, small enough for compute-sanitizer:
+
+    compute-sanitizer --tool memcheck python tests/sanitizer_grid.py
+    compute-sanitizer --tool racecheck python tests/sanitizer_grid.py     # and synccheck, initcheck
+
+Not a test of results (those are next door): it checks only that they are finite.
+"""
+
+import torch
+
+from late_interaction import ops
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+# (Nq, Nd, Lq, Ld, d, dtype, precision): what it is there for.
+CALLS = {
+    "documents on the M side, 32 rows": (1, 5, 32, 150, 128, BF16, "highest"),
+    "documents on the M side, 64 rows": (2, 3, 30, 70, 64, FP16, "highest"),
+    "documents on the M side, 96 rows": (3, 3, 32, 130, 96, BF16, "highest"),
+    "documents on the M side, 128 rows": (1, 3, 128, 129, 256, BF16, "highest"),
+    "query rows on the M side, two chunks": (9, 3, 33, 300, 128, BF16, "highest"),
+    "query rows on the M side, one chunk": (5, 4, 60, 100, 64, FP16, "highest"),
+    "query rows on the M side, long documents": (3, 2, 130, 530, 128, BF16, "highest"),
+    "wide tile": (9, 30, 64, 70, 130, BF16, "highest"),
+    "mid tile, Q streams": (6, 3, 30, 70, 768, BF16, "highest"),
+    "thin tile, elements one by one": (1, 4, 20, 140, 7, FP16, "highest"),
+    "tf32": (5, 3, 40, 70, 64, FP32, "high"),
+    "tf32, one query": (1, 3, 20, 70, 64, FP32, "high"),
+    "3xtf32": (5, 3, 40, 70, 64, FP32, "highest"),
+    "3xtf32, long rows": (2, 3, 70, 40, 200, FP32, "highest"),
+    "fp32 as bf16": (3, 3, 20, 40, 128, FP32, "medium"),
+    "fp64": (2, 3, 9, 40, 24, FP64, "highest"),
+    "fp64, long rows": (2, 2, 5, 30, 520, FP64, "highest"),
+}
+
+
+def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*size):
+        return torch.randn(*size, device="cuda", dtype=FP32, generator=generator).to(dtype)
+
+    for shape_d, masked, normalize in (
+        ((Nd, Ld, d), False, False),
+        ((Nd, Ld, d), True, True),
+        ((Nq, Nd, Ld, d), True, False),
+    ):
+        Q, D = random(Nq, Lq, d), random(*shape_d)
+        q_mask = d_mask = None
+        if masked:
+            q_mask = torch.rand(Nq, Lq, device="cuda", generator=generator) > 0.3
+            d_mask = torch.rand(shape_d[:-1], device="cuda", generator=generator) > 0.3
+            d_mask.view(-1, Ld)[0] = False
+        results = [ops.maxsim(Q, D, q_mask, d_mask, normalize, precision, "auto")]
+        scores, winners = ops.maxsim_winners(Q, D, q_mask, d_mask, normalize, precision, "auto")
+        for backward in ("lowmem", "unified"):
+            results += ops.maxsim_backward(
+                torch.ones_like(scores), Q, D, winners, normalize, backward, True, True
+            )
+        if not all(bool(result.isfinite().all()) for result in results):
+            raise SystemExit(f"{name}: a result is not finite")
+
+
+if __name__ == "__main__":
+    for call, arguments in CALLS.items():
+        run(call, *arguments)
+    # Hot tokens: more winners than a block orders at a time fall on one token.
+    Q = torch.randn(400, 40, 64, device="cuda", dtype=BF16)
+    D = torch.randn(2, 70, 64, device="cuda", dtype=BF16)
+    winners = torch.full((400, 2, 40), 3, device="cuda", dtype=torch.int16)
+    grad = torch.ones(400, 2, device="cuda")
+    ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
+    torch.cuda.synchronize()
+    print(f"{len(CALLS) + 1} calls ran")
