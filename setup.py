@@ -184,6 +184,8 @@ class BuildLibraries(cpp_extension.BuildExtension):
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
         if self.toolkit:
             self.use_toolkit(self.toolkit)
+        # In every kind of build, of which setuptools gives some a temporary folder.
+        self.build_temp = str(BUILD / "objects")
         base = Path(self.build_temp)
         base.mkdir(parents=True, exist_ok=True)
         with open(base / ".lock", "w") as lock:
@@ -196,7 +198,8 @@ class BuildLibraries(cpp_extension.BuildExtension):
         # Under a CPU build of PyTorch cpp_extension would leave out nvcc's dependency files.
         torch.version.cuda = torch.version.cuda or toolkit.version
         nvcc = os.environ.get("PYTORCH_NVCC") or shlex.quote(str(toolkit.root / "bin" / "nvcc"))
-        report = [sys.executable, str(ROOT / "tools" / "nvcc_report.py")]
+        # The interpreter's real path: the same command from pip and from make, so that neither builds again.
+        report = [os.path.realpath(sys.executable), str(ROOT / "tools" / "nvcc_report.py")]
         os.environ["PYTORCH_NVCC"] = f"{shlex.join(report)} {nvcc}"
 
     def build_extension(self, ext):
