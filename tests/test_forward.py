@@ -198,7 +198,7 @@ def test_more_than_two_to_the_31_elements():
     ops = torch.ops.late_interaction
     kept = ops.maxsim_winners(Q, D, None, None)[1]
     grad_D = ops.maxsim_backward(torch.ones_like(scores), Q, D, kept, False, "lowmem")[1]
-    assert grad_D[-1, -1].any() and not grad_D[71:139].any()
+    assert grad_D[-1, -1].any() and not grad_D[71:139, 1:].any()  # of equals, the first wins
 
 
 def test_forward_without_gradients(device):
@@ -217,7 +217,8 @@ def test_forward_without_gradients(device):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_memory_layout_does_not_change_scores(form, dtype, device):
     Q, D = tokens((3, 33, 72), dtype, device, form), tokens((4, 70, 72), dtype, device, form)
-    ref.assert_close(li.maxsim(Q, D), li.maxsim(Q.contiguous(), D.contiguous()), 2e-7)
+    dense = li.maxsim(Q.contiguous(), D.contiguous())
+    ref.assert_close(li.maxsim(Q, D), dense.double(), ref.tolerance(dtype))
 
 
 def test_reference_is_the_definition(device):

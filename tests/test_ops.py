@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.cpp_extension import CUDA_HOME
 
 import late_interaction as li
 from tests import ref
@@ -193,6 +194,8 @@ def test_export(device):
 
 @needs_compiler
 def test_aot_inductor(device, tmp_path):
+    if device == "cuda" and CUDA_HOME is None:
+        pytest.skip("AOTInductor for a GPU needs the CUDA toolkit")
     program = exported(device)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "scores.pt2"))
     args = fresh(device)
@@ -308,7 +311,7 @@ def test_backward_inside_and_outside_autocast_agree(device):
         with torch.autocast(device, dtype=torch.bfloat16):
             scores = op(Q, D, q_mask, d_mask)
             inside = torch.autograd.grad(scores.sum(), (Q, D), retain_graph=True)
-        assert all(map(torch.equal, inside, torch.autograd.grad(scores.sum(), (Q, D))))
+        torch.testing.assert_close(torch.autograd.grad(scores.sum(), (Q, D)), inside)
 
 
 # ---- modes and transforms ----
