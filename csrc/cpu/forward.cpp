@@ -1,14 +1,13 @@
 // MaxSim forward: who owns what.
 //
-//            documents j0 .. j1 of the item, tile by tile (at most tile_tokens valid tokens)
-//          +--------------------------------------------+
-//   row    |  panel 0: 2 vectors of query rows          |   An item is a range of queries times a range of
-//   block  |  panel 1                                   |   documents; one thread owns it, and with it
-//   (whole |  ...                                       |   scores[i0:i1, j0:j1] and their winners.
-//   queries|                                            |
-//   if they+--------------------------------------------+   Queries are flattened to rows: short ones fill
-//   fit)                                                    a panel together, masked query tokens take no
-//   row.
+//            documents j0 .. j1 of the item, tile by tile
+//          +---------------------------------------------+
+//   row    |  panel 0: 2 vectors of query rows           |   An item is a range of queries times a range of
+//   block  |  panel 1                                    |   documents. One thread owns it, and with it
+//          |  ...                                        |   scores[i0:i1, j0:j1] and their winners.
+//          +---------------------------------------------+
+//
+//   Queries are flattened to rows, so short ones fill a panel together; masked query tokens take no row.
 //
 //   for each row block:        pack its rows into panels (once)
 //     for each document:
