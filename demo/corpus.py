@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -94,31 +95,34 @@ def build_pairs(modules: Iterable[str] = MODULES) -> list[Pair]:
 
 def _docstrings(module: ModuleType) -> Iterator[tuple[str, str]]:
     """(dotted name, docstring) of the public functions, classes and methods of a module, by name."""
-    for name, member in _public(module):
-        if _belongs_elsewhere(member, module):
-            continue
+    for name in _public(dir(module)):  # dir, not vars: some modules load their names when asked
+        member = getattr(module, name)
         path = f"{module.__name__}.{name}"
+        if not _belongs_to(module, member):
+            continue
         if isinstance(member, type):
             yield path, _own_doc(member)
-            for method_name, method in _public(member):
-                if inspect.isroutine(method) or isinstance(method, property):
+            for method_name in _public(vars(member)):
+                method = vars(member)[method_name]
+                if (inspect.isroutine(method) or isinstance(method, property)) and _belongs_to(
+                    module, method
+                ):
                     yield f"{path}.{method_name}", _own_doc(method)
         elif inspect.isroutine(member):
             yield path, _own_doc(member)
 
 
-def _public(owner: object) -> list[tuple[str, object]]:
-    return [(name, member) for name, member in sorted(vars(owner).items()) if not name.startswith("_")]
+def _public(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith("_"))
 
 
-def _belongs_elsewhere(member: object, module: ModuleType) -> bool:
-    """Whether another listed module owns `member` and this one only re-exports it (csv.StringIO)."""
-    home = _top_level(getattr(member, "__module__", None) or module.__name__)
-    return home != _top_level(module.__name__) and home in _TOP_LEVEL
-
-
-def _top_level(module_name: str) -> str:
-    return module_name.lstrip("_").partition(".")[0]  # _io, the C half of io, counts as io
+def _belongs_to(module: ModuleType, member: object) -> bool:
+    """Not so if another listed module owns `member` (csv.StringIO), or a library has added it to this one."""
+    home = (getattr(member, "__module__", None) or module.__name__).partition(".")[0]
+    owner = home.lstrip("_")  # _io, the C half of io, counts as io
+    if owner == module.__name__.partition(".")[0]:
+        return True
+    return home in sys.stdlib_module_names and owner not in _TOP_LEVEL
 
 
 def _own_doc(thing: object) -> str:
@@ -126,4 +130,4 @@ def _own_doc(thing: object) -> str:
     return doc if isinstance(doc, str) else ""
 
 
-_TOP_LEVEL = frozenset(map(_top_level, MODULES))
+_TOP_LEVEL = frozenset(name.partition(".")[0] for name in MODULES)

@@ -58,6 +58,14 @@ def test_an_object_counts_for_the_module_it_belongs_to():
     assert not any(name.startswith("csv.StringIO") for name in names)
 
 
+def test_what_a_library_adds_to_a_module_is_left_out(monkeypatch):
+    before = corpus.build_pairs(["logging"])
+    extra = type("extra", (), {"__doc__": "Log it once, not more. " + "Twelve words and more. " * 4})
+    extra.__module__ = "some_library"
+    monkeypatch.setattr("logging.extra", extra, raising=False)
+    assert corpus.build_pairs(["logging"]) == before
+
+
 def test_missing_modules_are_passed_over_but_not_a_missing_corpus():
     assert corpus.build_pairs(["no_such_module", "heapq"])
     with pytest.raises(ValueError, match="no docstrings"):
