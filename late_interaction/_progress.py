@@ -21,7 +21,11 @@ def reporter(progress: Progress, total: int) -> "Iterator[Callable[[int], None]]
                 "progress=True needs tqdm (pip install tqdm); a function(done, total) does not"
             ) from error
         with tqdm(total=total, unit=" documents", unit_scale=True) as bar:
-            yield lambda done: bar.update(done - bar.n) and None
+
+            def advance(done: int) -> None:
+                bar.update(done - bar.n)
+
+            yield advance
     elif progress is False:
         yield lambda done: None
     elif callable(progress):
