@@ -71,7 +71,6 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("tile", &li::ForwardPlan::tile)
       .def_readonly("rows", &li::ForwardPlan::rows)
       .def_readonly("columns", &li::ForwardPlan::columns)
-      .def_readonly("part_rows", &li::ForwardPlan::part_rows)
       .def_readonly("chunks", &li::ForwardPlan::chunks)
       .def_readonly("stages", &li::ForwardPlan::stages)
       .def_readonly("stream_q", &li::ForwardPlan::stream_q)
@@ -80,6 +79,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("row_tiles", &li::ForwardPlan::row_tiles)
       .def_readonly("units", &li::ForwardPlan::units)
       .def_readonly("grid", &li::ForwardPlan::grid)
+      .def_readonly("part_rows", &li::ForwardPlan::part_rows)
       .def_readonly("parts", &li::ForwardPlan::parts);
   m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("dtype"), py::arg("precision"),
         py::arg("copy_engine"), py::arg("device"));

@@ -1,4 +1,4 @@
-"""No shipped kernel spills registers: read from what ptxas reported when the CUDA library was built."""
+"""What ptxas reported when the CUDA library was built: no kernel spills registers or waits for each wgmma."""
 
 import re
 import sys
@@ -32,11 +32,19 @@ ptxas info    : Compiling entry function 'fat' for 'sm_90a'
     assert spilling_kernels(log) == ["fat, sm_90a: 20 bytes spill stores, 24 bytes spill loads"]
 
 
-def test_no_kernel_spills():
+@pytest.fixture
+def log():
     library = ROOT / "late_interaction" / "_cuda.abi3.so"
-    log = next((log for log in LOGS if log.exists()), None)
-    if not library.exists() or log is None:
+    found = [path for path in LOGS if path.exists()]
+    if not library.exists() or not found:
         pytest.skip("no CUDA library was built here (no nvcc)")
-    text = log.read_text()
-    assert "Compiling entry function" in text
-    assert spilling_kernels(text) == []
+    return found[0].read_text()
+
+
+def test_no_kernel_spills(log):
+    assert "Compiling entry function" in log
+    assert spilling_kernels(log) == []
+
+
+def test_no_wgmma_is_serialized(log):
+    assert [line for line in log.splitlines() if "wgmma" in line and "serialized" in line] == []
