@@ -9,11 +9,11 @@ import pytest
 import torch
 
 pytest.importorskip("tqdm")
-from demo import corpus, show
+from demo import corpus, show, steps
 from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
-from late_interaction import maxsim_with_winners, retrieve
+from late_interaction import maxsim, maxsim_with_winners, retrieve
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 needs_model = pytest.mark.skipif(
@@ -87,8 +87,9 @@ def test_rankings_are_the_same_up_to_ties():
     assert same_rankings(torch.tensor([[1, 0]]), scores, tie=1e-5) == 0
 
 
-def tiny_tokens(lengths, d=8):
-    embeddings, mask = pad([torch.nn.functional.normalize(torch.randn(n, d), dim=-1) for n in lengths])
+def tiny_tokens(lengths, d=8, device="cpu"):
+    ragged = [torch.nn.functional.normalize(torch.randn(n, d), dim=-1) for n in lengths]
+    embeddings, mask = pad([e.to(device) for e in ragged])
     return Tokens(embeddings, mask, [[f"t{i}" for i in range(n)] for n in lengths])
 
 
@@ -105,9 +106,9 @@ def test_the_split_covers_every_pair_once_and_never_changes():
     assert torch.equal(train, split(100)[0])
 
 
-def test_training_lowers_the_loss_and_repeats_bit_for_bit():
-    queries, documents = tiny_tokens([3, 4] * 8), tiny_tokens([6, 9] * 8)
-    heads = [new_head(8, torch.device("cpu")) for _ in range(2)]
+def test_training_lowers_the_loss_and_repeats_bit_for_bit(device):
+    queries, documents = tiny_tokens([3, 4] * 8, device=device), tiny_tokens([6, 9] * 8, device=device)
+    heads = [new_head(8, torch.device(device)) for _ in range(2)]
     runs = [
         train_head(head, queries, documents, torch.arange(16), steps=20, batch_size=8, learning_rate=1e-2)
         for head in heads
@@ -116,6 +117,29 @@ def test_training_lowers_the_loss_and_repeats_bit_for_bit():
     assert sum(runs[0][-4:]) < sum(runs[0][:4])
     _, ranking = retrieve(project(heads[0], queries).embeddings, project(heads[0], documents).embeddings, 3)
     assert ranking.shape == (16, 3)
+
+
+class TorchEncoder:
+    """Stands in for the encoder where only its scoring is asked for."""
+
+    def similarity(self, queries, documents):
+        (Q, q_mask), (D, d_mask) = pad(queries), pad(documents)
+        return maxsim(Q, D, q_mask, d_mask)
+
+
+def test_the_steps_after_encoding_run_on_every_device(device, capsys):
+    queries, documents = tiny_tokens([4, 6] * 10, device=device), tiny_tokens([9, 12] * 10, device=device)
+    head = new_head(8, torch.device(device))
+    Q, D = project(head, queries), project(head, documents)
+    same, ranking = steps.compare_scorers(TorchEncoder(), Q, D)
+    assert same and ranking.shape == (20, 10)
+    pairs = [corpus.Pair(f"module.f{i}", f"Query {i}.", f"Document {i}.") for i in range(20)]
+    hit = steps.pick_hit(ranking, Q, D)
+    similarity, winners = steps.explain(hit, ranking, pairs, Q, D)
+    assert similarity.argmax(1).tolist() == winners.tolist()
+    steps.train_and_compare(head, queries, documents)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("queries/s", "20 / 20", f"Query {hit}.", "before", "after"))
 
 
 def alignment():
