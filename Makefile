@@ -17,7 +17,10 @@ SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -
 CXX_FILES = $$(find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location
 
-export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/cache/python
+export MYPY_CACHE_DIR := $(VENV)/cache/mypy
+export RUFF_CACHE_DIR := $(VENV)/cache/ruff
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(VENV)/cache/hypothesis
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DELETE_ON_ERROR:
@@ -68,7 +71,7 @@ ctest: | $(VENV)/.dev-requirements
 	$(VENV)/bin/cmake --build $(CMAKE_BUILD)
 	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 
-pytest: build | $(VENV)/.dev-requirements
+pytest: build | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 	$(PY) -m pytest -n 2
 
 bench: build | $(VENV)/.bench-requirements
@@ -89,5 +92,4 @@ test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl
 
 clean:
-	rm -rf $(VENV)/build $(VENV)/.installed $(VENV)/pycache build dist late_interaction/*.so
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so

@@ -1,6 +1,7 @@
 """Every test runs on the CPU and, where there is one, on a CUDA GPU: ask for the fixture `device`."""
 
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -19,13 +20,19 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What every run says at its end."""
-    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "gpu" in r.keywords]
+    """What every run says at its end: what was skipped, and why, a line a reason."""
+    skipped = terminalreporter.stats.get("skipped", [])
     passed = sum("gpu" in r.keywords for r in terminalreporter.stats.get("passed", []))
-    if not torch.cuda.is_available():
-        terminalreporter.write_line(f"{len(skipped)} GPU tests skipped: no CUDA GPU on this machine")
-    else:
-        terminalreporter.write_line(f"GPU tests: {passed} passed, {len(skipped)} skipped")
+    terminalreporter.write_sep("=", "skipped")
+    reasons = Counter(
+        ("gpu" in r.keywords, r.longrepr[2].removeprefix("Skipped: "))
+        for r in skipped
+        if isinstance(r.longrepr, tuple)
+    )
+    for (gpu, reason), count in reasons.most_common():
+        terminalreporter.write_line(f"{count} {'GPU ' if gpu else ''}tests skipped: {reason}")
+    if torch.cuda.is_available():
+        terminalreporter.write_line(f"{passed} GPU tests passed on {torch.cuda.get_device_name()}")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
