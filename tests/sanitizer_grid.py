@@ -1,7 +1,7 @@
 """A few calls that together run every CUDA kernel and tile, small enough for compute-sanitizer:
 
-    compute-sanitizer --tool memcheck python tests/sanitizer_grid.py
-    compute-sanitizer --tool racecheck python tests/sanitizer_grid.py     # and synccheck, initcheck
+    compute-sanitizer --tool memcheck python -m tests.sanitizer_grid
+    compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
 
 Not a test of results (those are next door): it checks only that they are finite.
 """

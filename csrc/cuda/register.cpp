@@ -110,7 +110,7 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
   OptionalTensor d_inverse;
-  if (normalize && (plan.tile == Tile::wgmma_rows || plan.tile == Tile::wgmma_documents)) {
+  if (normalize && plan.tile == Tile::wgmma_rows) {
     BackwardArgs rows{};
     rows.layout = s.layout;
     rows.N = s.N;

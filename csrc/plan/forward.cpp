@@ -128,9 +128,10 @@ ForwardPlan plan_wgmma_documents(const Sizes& s, Compute compute, int64_t rows_t
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together, 32)) * 32);
   plan.rows = plan.part_rows = plan.columns;
-  const int64_t q = 2 * plan.chunks * plan.columns * kChunkBytes, exchange = 2 * 8 * plan.columns * 8;
+  const int64_t teams = plan.columns <= 32 ? 2 : 1;  // each has its share of the ring
+  const int64_t q = 2 * plan.chunks * plan.columns * kChunkBytes, exchange = teams * 2 * 8 * plan.columns * 8;
   const int64_t room = device.smem_per_block - kWgmmaReserve - q - exchange;
-  plan.stages = static_cast<int>(std::min(std::max<int64_t>(room, 0) / kStage, kMaxRing));
+  plan.stages = static_cast<int>(std::min(std::max<int64_t>(room, 0) / kStage, kMaxRing) / teams * teams);
   plan.smem_bytes = static_cast<int>(q + exchange + plan.stages * kStage + kWgmmaReserve);
   share_out(s, plan, device);
   return plan;

@@ -60,12 +60,22 @@ cudaError_t BackwardLauncher<T>::owned(const BackwardArgs& args, const BackwardP
   });
 }
 
+// Whether every row starts on 16 bytes and is a whole number of them long.
+template <class T>
+bool in_pieces_of_16(const TokenView& view, int d) {
+  constexpr int64_t kPiece = 16 / sizeof(T);
+  return view.dim_stride == 1 && d % kPiece == 0 && view.token_stride % kPiece == 0 &&
+         view.item_stride % kPiece == 0 && view.query_stride % kPiece == 0 &&
+         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
 template <class T>
 cudaError_t BackwardLauncher<T>::norms(const BackwardArgs& args, bool documents, void* inverse,
                                        cudaStream_t stream) {
   const RowsView view = rows_of(args, documents);
-  inverse_norms<T>
-      <<<rows_grid(view.rows), kRowsThreads, 0, stream>>>(view, args.d, static_cast<Sum<T>*>(inverse));
+  const auto kernel = in_pieces_of_16<T>(view.view, args.d) ? inverse_norms<T, true> : inverse_norms<T, false>;
+  const auto grid = static_cast<unsigned>(std::min<int64_t>((view.rows + 31) / 32, 8192));
+  kernel<<<grid, kRowsThreads, 0, stream>>>(view, args.d, static_cast<Sum<T>*>(inverse));
   return cudaGetLastError();
 }
 

@@ -22,21 +22,40 @@ struct RowsView {
   }
 };
 
-// inverse[row] = 1 / max(||row||, eps)
-template <class T>
+// inverse[row] = 1 / max(||row||, eps). Eight lanes a row, so that a warp has four rows in flight; 16 bytes a load
+// where rows are aligned for it.
+template <class T, bool kVectors>
 __global__ void __launch_bounds__(kRowsThreads)
     inverse_norms(const __grid_constant__ RowsView in, int d, Sum<T>* inverse) {
-  const int lane = threadIdx.x % 32;
-  const int64_t warps = int64_t{gridDim.x} * (kRowsThreads / 32);
-  for (int64_t r = (int64_t{blockIdx.x} * kRowsThreads + threadIdx.x) / 32; r < in.rows; r += warps) {
-    const T* x = in.template row<T>(r);
+  constexpr int kLanes = 8, kStep = kVectors ? 16 / sizeof(T) : 1;
+  struct alignas(kStep * sizeof(T)) Piece {
+    T element[kStep];
+  };
+  const int lane = threadIdx.x % kLanes;
+  const int64_t groups = int64_t{gridDim.x} * (kRowsThreads / kLanes);
+  const int64_t rounds = (in.rows + groups - 1) / groups;
+  int64_t r = (int64_t{blockIdx.x} * kRowsThreads + threadIdx.x) / kLanes;
+  for (int64_t round = 0; round < rounds; ++round, r += groups) {  // whole warps stay together for the shuffles
     Sum<T> squares = 0;
-    for (int k = lane; k < d; k += 32) {
-      const Sum<T> value = widen(x[k * in.view.dim_stride]);
-      squares = fma(value, value, squares);
+    if (r < in.rows) {
+      const T* x = in.template row<T>(r);
+      for (int k = lane * kStep; k < d; k += kLanes * kStep) {
+        Piece piece;
+        if constexpr (kVectors) {
+          piece = *reinterpret_cast<const Piece*>(x + k);
+        } else {
+          piece.element[0] = x[k * in.view.dim_stride];
+        }
+#pragma unroll
+        for (int e = 0; e < kStep; ++e) {
+          const Sum<T> value = widen(piece.element[e]);
+          squares = fma(value, value, squares);
+        }
+      }
     }
-    squares = warp_sum(squares);
-    if (lane == 0) inverse[r] = inverse_norm(squares);
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(kFullWarp, squares, offset);
+    if (lane == 0 && r < in.rows) inverse[r] = inverse_norm(squares);
   }
 }
 

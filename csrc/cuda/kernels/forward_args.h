@@ -22,7 +22,7 @@ struct ForwardArgs {
   int32_t chunks, stages;
   bool stream_q;
   int64_t row_tiles, units;
-  const float* d_inverse;  // wgmma kernels: inverse norms of the documents' tokens if normalize
+  const float* d_inverse;  // wgmma_rows: inverse norms of the documents' tokens, if normalize
 };
 
 }  // namespace late_interaction
