@@ -1,12 +1,15 @@
-"""nvcc_report.py NVCC ARGS...: runs nvcc, and keeps what `ptxas -v` says beside the object file.
+"""nvcc_report.py NVCC ARGS... -o OBJECT: runs nvcc, and keeps what `ptxas -v` says beside the object file.
 
-The report (registers, spills, shared memory of every kernel) goes to <object>.ptxas; anything else that nvcc
-prints is passed on, so that a quiet build stays quiet and a warning stays visible.
+The report (registers, spills, shared memory of every kernel) goes to OBJECT.ptxas; anything else that nvcc
+prints is passed on, so that a quiet build stays quiet and a warning stays visible. nvcc's temporary files lie
+beside the object too, and go with this process, also when it is interrupted.
 """
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 # What `ptxas -v` prints for every function, warned about or not.
@@ -18,15 +21,22 @@ REPORT = re.compile(
 
 def main():
     command = sys.argv[1:]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    target = Path(command[command.index("-o") + 1])
+    with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as folder:
+        environment = os.environ | {"TMPDIR": folder}
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
     report, other = [], []
     for line in done.stdout.splitlines(keepends=True):
         (report if REPORT.match(line) else other).append(line)
-    if "-o" in command:
-        Path(command[command.index("-o") + 1] + ".ptxas").write_text("".join(report))
+    Path(f"{target}.ptxas").write_text("".join(report))
     sys.stdout.write("".join(other))
     return done.returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
