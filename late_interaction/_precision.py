@@ -1,14 +1,13 @@
 """How float32 inputs multiply when the caller does not say: PyTorch's own switches."""
 
-from collections.abc import Callable
-
 import torch
 
 # The switches that torch >= 2.9 adds beside torch.set_float32_matmul_precision.
 _NEW_NAMES = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 
 
-def _read(device_type: str) -> str:
+def float32_precision(device_type: str) -> str:
+    """"highest", "high" or "medium", for float32 matrix products on devices of this type."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # the newer switches are in use, and PyTorch will not read both
@@ -16,6 +15,7 @@ def _read(device_type: str) -> str:
         return _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
 
 
-# "highest", "high" or "medium", for float32 matrix products on devices of this type. A compiled graph keeps
-# what it was compiled under.
-float32_precision: Callable[[str], str] = torch.compiler.assume_constant_result(_read)
+
+# A compiled graph keeps what it was compiled under. This mark is what torch.compiler.assume_constant_result sets;
+# calling that would import all of torch._dynamo with this package.
+float32_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -109,8 +109,8 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.stream_q = plan.stream_q;
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
-  OptionalTensor d_inverse;
-  if (normalize && plan.tile == Tile::wgmma_rows) {
+  OptionalTensor q_inverse, d_inverse;
+  if (normalize && plan.tile != Tile::none) {
     BackwardArgs rows{};
     rows.layout = s.layout;
     rows.N = s.N;
@@ -118,10 +118,19 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
     rows.Lq = args.Lq;
     rows.Ld = args.Ld;
     rows.d = args.d;
+    rows.Q = in.Q;
     rows.D = in.D;
-    d_inverse = new_tensor(scores, {s.documents() * s.Ld}, ScalarType::Float);
-    check(launch_inverse_norms(rows, in.dtype, true, d_inverse->data_ptr(), stream), "norms of D");
-    args.d_inverse = static_cast<const float*>(d_inverse->data_ptr());
+    const auto norms = [&](bool documents, int64_t count) {
+      const Tensor inverse = new_tensor(scores, {count}, ScalarType::Float);
+      check(launch_inverse_norms(rows, in.dtype, documents, inverse.data_ptr(), stream), "norms");
+      return inverse;
+    };
+    q_inverse = norms(false, s.Nq * s.Lq);
+    args.q_inverse = static_cast<const float*>(q_inverse->data_ptr());
+    if (plan.tile == Tile::wgmma_rows) {
+      d_inverse = norms(true, s.documents() * s.Ld);
+      args.d_inverse = static_cast<const float*>(d_inverse->data_ptr());
+    }
   }
   if (plan.parts == 1) {
     args.scores = scores.data_ptr();

@@ -52,12 +52,21 @@ void plan_owned(const Sizes& s, const Device& device, BackwardPlan& plan) {
   plan.owned_grid = documents * plan.tiles;
 }
 
+// Measured on an H200 (bench/results): ordering winners does not pay for a small step, nor where each document has so
+// many query tokens that a block orders them in several rounds. Documents of one query alone are mostly rows of zeros,
+// which lowmem writes once and unified three times.
+Backward faster_method(const Sizes& s) {
+  constexpr int64_t kSmallStep = 65536, kLongQuery = 512;
+  if (s.layout == Layout::per_query) return Backward::lowmem;
+  return s.Nq * s.N * s.Lq <= kSmallStep || s.Lq >= kLongQuery ? Backward::unified : Backward::lowmem;
+}
+
 }  // namespace
 
 BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool normalize, Backward method,
                            const Device& device) {
   BackwardPlan plan;
-  plan.method = method == Backward::unified ? Backward::unified : Backward::lowmem;
+  plan.method = method == Backward::automatic ? faster_method(s) : method;
   plan.vectors = vectors;
   plan.pieces = vectors ? pieces_for(s.d, dtype) : kMaxPieces;
   // The Jacobian of the normalization needs a whole row; longer rows are summed first.

@@ -70,16 +70,21 @@ __global__ void __launch_bounds__(kRowsThreads) finish_rows(const __grid_constan
     const T* x = in.template row<T>(r);
     const S* g = sums + r * d;
     S scale = 1, along = 0;
+    bool project = false;
     if (inverse != nullptr) {
+      bool any = false;  // no gradient stays none, even for a token that holds NaN
+      for (int k = lane; k < d; k += 32) any = any || g[k] != S(0);
       scale = inverse[r];
-      if (scale < S(1e12)) {  // else eps rules, and nothing is projected out
+      project = __any_sync(kFullWarp, any) && scale < S(1e12);  // where eps rules nothing is projected out
+      if (project) {
         for (int k = lane; k < d; k += 32) along = fma(g[k], widen(x[k * in.view.dim_stride]), along);
         along = warp_sum(along) * scale * scale;
       }
     }
     for (int k = lane; k < d; k += 32) {
       S value = g[k];
-      if (inverse != nullptr) value = (value - along * widen(x[k * in.view.dim_stride])) * scale;
+      if (project) value -= along * widen(x[k * in.view.dim_stride]);
+      if (inverse != nullptr && value != S(0)) value *= scale;
       out[r * d + k] = narrow<T>(value);
     }
   }

@@ -73,7 +73,7 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 }
 
 // The rows a lane owns, for as long as its block stays on one row tile.
-template <class E, class Tile>
+template <class Tile>
 struct OwnedRows {
   int32_t query[Tile::kOwned];  // -1: the row does not exist
   float scale[Tile::kOwned];    // what its maximum counts: 0 if masked, else 1 or the query token's inverse norm
@@ -85,15 +85,7 @@ struct OwnedRows {
       const int32_t row = tile.first + at;
       query[o] = at < tile.count ? row / p.Lq : -1;
       scale[o] = at < tile.count && keeps_row(p, row) ? 1.0f : 0.0f;
-      if (p.normalize && scale[o] != 0.0f) {
-        const E* x = static_cast<const E*>(p.Q.data) + row_offset(p, row);
-        float squares = 0.0f;
-        for (int k = 0; k < p.d; ++k) {
-          const float value = widen(x[k * p.Q.dim_stride]);
-          squares = fmaf(value, value, squares);
-        }
-        scale[o] = inverse_norm(squares);
-      }
+      if (p.normalize && scale[o] != 0.0f) scale[o] = p.q_inverse[row];
     }
   }
 };
@@ -140,7 +132,7 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
 // A finished document: rare rows, masks, winners out, and each query's sum over the rows of this warp.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
-                                                const OwnedRows<E, Tile>& own, int warp_m, int32_t j,
+                                                const OwnedRows<Tile>& own, int warp_m, int32_t j,
                                                 float* maximum, int32_t* token) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

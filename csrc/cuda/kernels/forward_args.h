@@ -22,6 +22,7 @@ struct ForwardArgs {
   int32_t chunks, stages;
   bool stream_q;
   int64_t row_tiles, units;
+  const float* q_inverse;  // inverse norms of the query tokens, if normalize
   const float* d_inverse;  // wgmma_rows: inverse norms of the documents' tokens, if normalize
 };
 

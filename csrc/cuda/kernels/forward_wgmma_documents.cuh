@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   int buffer = 0;
   while (range.unit < range.end) {
     const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
-    OwnedRows<typename Tile::Element, Tile> own;
+    OwnedRows<Tile> own;
     own.take(p, part.tile, 0);
     ptx::wait(q_full(q_place.stage), q_place.parity);
     const uint32_t q_tile = q_base + q_place.stage * q_bytes;

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   ptx::take_registers<240>();
   while (range.unit < range.end) {
     const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
-    OwnedRows<typename Tile::Element, Tile> own;
+    OwnedRows<Tile> own;
     own.take(p, part.tile, warp);
     ptx::wait(q_full, q_parity);
     q_parity ^= 1;

@@ -26,6 +26,7 @@ using Accumulator = float[4];
 template <class E>
 struct RawOperands {
   using Element = E;
+  static constexpr bool kSumsChunks = false;
   struct A {
     uint32_t r[4];
   };
@@ -84,6 +85,9 @@ struct MmaTf32 : RawOperands<float> {
 // small terms first. An infinite input turns into NaN here; the kernel recomputes NaN rows in plain fp32.
 struct Mma3xTf32 {
   using Element = float;
+  // The tensor cores truncate as they accumulate, a bias that grows with d: a chunk at a time is summed there, and the
+  // chunks are added in fp32 with rounding.
+  static constexpr bool kSumsChunks = true;
   struct A {
     uint32_t big[4], small[4];
   };
