@@ -124,31 +124,6 @@ __device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, 
   }
 }
 
-template <class Tile>
-__device__ __forceinline__ void clear(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks]) {
-#pragma unroll
-  for (int i = 0; i < Tile::kRowBlocks; ++i) {
-#pragma unroll
-    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[i][n][e] = 0.0f;
-    }
-  }
-}
-
-template <class Tile>
-__device__ __forceinline__ void add(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
-                                    const ptx::Accumulator (&part)[Tile::kRowBlocks][Tile::kColumnBlocks]) {
-#pragma unroll
-  for (int i = 0; i < Tile::kRowBlocks; ++i) {
-#pragma unroll
-    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[i][n][e] += part[i][n][e];
-    }
-  }
-}
-
 // Products of one chunk, added to the accumulators.
 template <class Mma, class Tile>
 __device__ __forceinline__ void multiply_chunk(
@@ -157,9 +132,7 @@ __device__ __forceinline__ void multiply_chunk(
   const int lane = threadIdx.x % 32;
   const int q_row = warp_m * Tile::kWarpRows + lane % 16, q_piece = lane / 16;
   const int d_row = warp_n * Tile::kWarpColumns + (lane / 16) * 8 + lane % 8, d_piece = (lane / 8) % 2;
-  // Two sets of accumulators leave no registers for fragments loaded ahead.
-  constexpr int kUnroll = Mma::kSumsChunks ? 1 : kPiecesPerChunk / 2;
-#pragma unroll kUnroll
+#pragma unroll Mma::kUnroll
   for (int k = 0; k < kPiecesPerChunk / 2; ++k) {
     typename Mma::A a[Tile::kRowBlocks];
 #pragma unroll
@@ -314,7 +287,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         }
 
         ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks];
-        clear<Tile>(acc);
+#pragma unroll
+        for (int i = 0; i < Tile::kRowBlocks; ++i) {
+#pragma unroll
+          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[i][n][e] = 0.0f;
+          }
+        }
         float squares = 0.0f;
         for (int chunk = 0; chunk < p.chunks; ++chunk) {
           wait_stage(p.stages);
@@ -323,14 +303,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           const uint32_t d_chunk = ring + stage * stage_bytes;
           const uint32_t q_chunk =
               p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes : q_base + chunk * Tile::kRows * kChunkBytes;
-          if constexpr (Mma::kSumsChunks) {
-            ptx::Accumulator part[Tile::kRowBlocks][Tile::kColumnBlocks];
-            clear<Tile>(part);
-            multiply_chunk<Mma, Tile>(part, q_chunk, d_chunk, warp_m, warp_n);
-            add<Tile>(acc, part);
-          } else {
-            multiply_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
-          }
+          multiply_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
           if (p.normalize) {
             // kThreads / kColumns neighbouring threads share a token's squares.
             constexpr int kSharers = Tile::kThreads / Tile::kColumns;

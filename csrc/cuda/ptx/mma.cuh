@@ -26,7 +26,7 @@ using Accumulator = float[4];
 template <class E>
 struct RawOperands {
   using Element = E;
-  static constexpr bool kSumsChunks = false;
+  static constexpr int kUnroll = 4;  // steps of 32 bytes whose fragments may be in flight together
   struct A {
     uint32_t r[4];
   };
@@ -85,9 +85,7 @@ struct MmaTf32 : RawOperands<float> {
 // small terms first. An infinite input turns into NaN here; the kernel recomputes NaN rows in plain fp32.
 struct Mma3xTf32 {
   using Element = float;
-  // The tensor cores truncate as they accumulate, a bias that grows with d: a chunk at a time is summed there, and the
-  // chunks are added in fp32 with rounding.
-  static constexpr bool kSumsChunks = true;
+  static constexpr int kUnroll = 1;
   struct A {
     uint32_t big[4], small[4];
   };
@@ -111,9 +109,14 @@ struct Mma3xTf32 {
     return b;
   }
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
-    multiply_tf32(c, a.small, b.big);
-    multiply_tf32(c, a.big, b.small);
-    multiply_tf32(c, a.big, b.big);
+    // The tensor cores truncate as they accumulate, a bias that would grow with d: they sum these eight elements alone,
+    // and the rounding addition is ours.
+    Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
+    multiply_tf32(sum, a.small, b.big);
+    multiply_tf32(sum, a.big, b.small);
+    multiply_tf32(sum, a.big, b.big);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] += sum[e];
   }
 };
 
