@@ -35,8 +35,8 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
 
-  // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32" or "fp64";
-  // step is "forward" or "backward"; sm is the compute capability as 10 * major + minor.
+  // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32" or
+  // "fp64"; step is "forward" or "backward"; sm is the compute capability as 10 * major + minor.
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
       "bool normalize, str step, str backward, int sm, int sm_count) -> str");
@@ -55,22 +55,26 @@ Dtype dtype_named(const std::string& name) {
   if (name == "fp16") return Dtype::fp16;
   if (name == "fp32") return Dtype::fp32;
   if (name == "fp64") return Dtype::fp64;
-  STD_TORCH_CHECK(false, "late_interaction: dtype must be 'bf16', 'fp16', 'fp32' or 'fp64', got '", name, "'");
+  STD_TORCH_CHECK(false, "late_interaction: dtype must be 'bf16', 'fp16', 'fp32' or 'fp64', got '", name,
+                  "'");
 }
 
 std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d,
                          std::string dtype, std::string precision, bool normalize, std::string step,
                          std::string backward, int64_t sm, int64_t sm_count) {
   STD_TORCH_CHECK(Nq >= 0 && N >= 0 && Lq >= 0 && Ld >= 0 && d >= 1, "late_interaction: not a shape");
-  STD_TORCH_CHECK(sm >= 80 && sm < 1000 && sm_count >= 1 && sm_count < 10000, "late_interaction: not a device");
+  STD_TORCH_CHECK(sm >= 80 && sm < 1000 && sm_count >= 1 && sm_count < 10000,
+                  "late_interaction: not a device");
   const Sizes sizes{per_query ? Layout::per_query : Layout::in_batch, Nq, N, Lq, Ld, d};
   if (Nq == 0 || N == 0 || Lq == 0 || Ld == 0) return "no kernel: the call is empty\n";
   const Device device = device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
   if (step == "forward") {
     const bool copy_engine = d % 8 == 0;  // as a dense tensor has it
-    return explain(sizes, plan_forward(sizes, dtype_named(dtype), parse_precision(precision), copy_engine, device));
+    return explain(sizes,
+                   plan_forward(sizes, dtype_named(dtype), parse_precision(precision), copy_engine, device));
   }
-  STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step, "'");
+  STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step,
+                  "'");
   const Dtype type = dtype_named(dtype);
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   return explain(sizes, plan_backward(sizes, type, vectors, normalize, parse_backward(backward), device));

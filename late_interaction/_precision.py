@@ -7,7 +7,7 @@ _NEW_NAMES = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 
 
 def float32_precision(device_type: str) -> str:
-    """"highest", "high" or "medium", for float32 matrix products on devices of this type."""
+    """ "highest", "high" or "medium", for float32 matrix products on devices of this type."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # the newer switches are in use, and PyTorch will not read both
@@ -15,7 +15,6 @@ def float32_precision(device_type: str) -> str:
         return _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
 
 
-
-# A compiled graph keeps what it was compiled under. This mark is what torch.compiler.assume_constant_result sets;
-# calling that would import all of torch._dynamo with this package.
+# A compiled graph keeps what it was compiled under. torch.compiler.assume_constant_result sets this mark, but
+# calling it would import all of torch._dynamo with this package.
 float32_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -62,9 +62,7 @@ inline ScalarType score_type(Dtype dtype) {
   return dtype == Dtype::fp64 ? ScalarType::Double : ScalarType::Float;
 }
 
-inline bool same_place(const Tensor& a, const Tensor& b) {
-  return a.device() == b.device();
-}
+inline bool same_place(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
 
 struct Inputs {
   Sizes sizes;
@@ -113,10 +111,11 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
   in.sizes.Ld = D.size(r - 2);
   STD_TORCH_CHECK(D.size(r - 1) == in.sizes.d, "late_interaction: Q and D must share d, got ", in.sizes.d,
                   " and ", D.size(r - 1));
-  STD_TORCH_CHECK(r == 3 || D.size(0) == in.sizes.Nq, "late_interaction: D [Nq, K, Ld, d] needs Nq = ",
-                  in.sizes.Nq, ", got ", D.size(0));
-  STD_TORCH_CHECK(in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
-                  "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");
+  STD_TORCH_CHECK(r == 3 || D.size(0) == in.sizes.Nq,
+                  "late_interaction: D [Nq, K, Ld, d] needs Nq = ", in.sizes.Nq, ", got ", D.size(0));
+  STD_TORCH_CHECK(
+      in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
+      "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");
   check_mask(q_mask, Q, "q_mask");
   check_mask(d_mask, D, "d_mask");
   in.Q = view_tokens(Q);
@@ -126,9 +125,7 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
   return in;
 }
 
-inline ScalarType winner_type(int64_t Ld) {
-  return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short;
-}
+inline ScalarType winner_type(int64_t Ld) { return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short; }
 
 inline void check_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
                                   const Inputs& in) {

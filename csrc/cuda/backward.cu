@@ -31,11 +31,13 @@ cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool doc
   return with_type(dtype, [&](auto launcher) { return launcher.norms(args, documents, inverse, stream); });
 }
 
-cudaError_t launch_gather(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_gather(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                          cudaStream_t stream) {
   return with_type(dtype, [&](auto launcher) { return launcher.gather(args, plan, stream); });
 }
 
-cudaError_t launch_owned(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_owned(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                         cudaStream_t stream) {
   return with_type(dtype, [&](auto launcher) { return launcher.owned(args, plan, stream); });
 }
 

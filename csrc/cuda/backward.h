@@ -13,10 +13,12 @@ cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool doc
                                  cudaStream_t stream);
 
 // grad_Q; in unified also adds up grad_D_sums, which the caller has set to zero.
-cudaError_t launch_gather(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_gather(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                          cudaStream_t stream);
 
 // grad_D in lowmem.
-cudaError_t launch_owned(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_owned(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                         cudaStream_t stream);
 
 // grad_Q_sums -> grad_Q, or grad_D_sums -> grad_D.
 cudaError_t launch_finish(const BackwardArgs& args, Dtype dtype, bool documents, cudaStream_t stream);

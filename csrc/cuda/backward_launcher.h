@@ -1,4 +1,5 @@
-// The backward kernels of one element type; defined in kernels/backward_launch.cuh, instantiated in backward_*.cu.
+// The backward kernels of one element type; defined in kernels/backward_launch.cuh, instantiated in
+// backward_*.cu.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -15,7 +15,8 @@ constexpr int kMaxDevices = 64;
 int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
   const cudaError_t error = cudaDeviceGetAttribute(&value, name, device);
-  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: CUDA device ", device, ": ", cudaGetErrorString(error));
+  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: CUDA device ", device, ": ",
+                  cudaGetErrorString(error));
   return value;
 }
 
@@ -42,7 +43,8 @@ Device query(int device) {
 const Device& device_properties(int device) {
   static std::array<Device, kMaxDevices> known;
   static std::array<std::once_flag, kMaxDevices> asked;
-  STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "late_interaction: CUDA device ", device, " is out of range");
+  STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "late_interaction: CUDA device ", device,
+                  " is out of range");
   std::call_once(asked[device], [device] { known[device] = query(device); });
   return known[device];
 }

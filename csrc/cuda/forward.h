@@ -20,10 +20,10 @@ cudaError_t launch_wgmma_rows_bf16(const ForwardArgs& args, const TensorMaps& ma
                                    cudaStream_t stream);
 cudaError_t launch_wgmma_rows_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                    cudaStream_t stream);
-cudaError_t launch_wgmma_documents_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                        cudaStream_t stream);
-cudaError_t launch_wgmma_documents_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                        cudaStream_t stream);
+cudaError_t launch_wgmma_documents_bf16(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_wgmma_documents_fp16(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
 
 // scores[i, j] = sum over p of parts[i, p, j], in order.
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,

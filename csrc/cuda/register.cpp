@@ -25,11 +25,13 @@ int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == 
 // Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
 bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
   const auto whole = [&](int64_t elements) { return elements * element % bytes == 0; };
-  return (view.dim_stride == 1 || d == 1) && whole(d) && whole(view.token_stride) && whole(view.item_stride) &&
-         whole(view.query_stride) && reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+  return (view.dim_stride == 1 || d == 1) && whole(d) && whole(view.token_stride) &&
+         whole(view.item_stride) && whole(view.query_stride) &&
+         reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
 }
 
-// fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read half as much.
+// fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read half
+// as much.
 std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   if (dtype != Dtype::fp32) return std::nullopt;
   if (precision == Precision::medium) return ScalarType::BFloat16;
@@ -68,8 +70,8 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
 }
 
 // Fills scores, and winners where given. The inputs are in the dtype that they multiply in.
-void forward_into(const Inputs& in, bool normalize, Precision precision, const Tensor& like, const Tensor& scores,
-                  const OptionalTensor& winners) {
+void forward_into(const Inputs& in, bool normalize, Precision precision, const Tensor& like,
+                  const Tensor& scores, const OptionalTensor& winners) {
   const Sizes& s = in.sizes;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);
@@ -83,9 +85,10 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
     return;
   }
   const int64_t element = element_bytes(in.dtype);
-  const bool q_aligned = reads_in_pieces(in.Q, s.d, element, 16), d_aligned = reads_in_pieces(in.D, s.d, element, 16);
-  const ForwardPlan plan = plan_forward(s, in.dtype, precision, q_aligned && d_aligned && fits_tensor_maps(in),
-                                        device_properties(device));
+  const bool q_aligned = reads_in_pieces(in.Q, s.d, element, 16),
+             d_aligned = reads_in_pieces(in.D, s.d, element, 16);
+  const ForwardPlan plan = plan_forward(
+      s, in.dtype, precision, q_aligned && d_aligned && fits_tensor_maps(in), device_properties(device));
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
   args.layout = s.layout;
@@ -181,8 +184,9 @@ void fill_zero(const Tensor& x, cudaStream_t stream) {
   check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "gradient");
 }
 
-std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize,
-                                           std::string backward, bool need_grad_Q, bool need_grad_D) {
+std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
+                                           bool normalize, std::string backward, bool need_grad_Q,
+                                           bool need_grad_D) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   check_backward_inputs(grad_scores, Q, winners, in);
   const Sizes& s = in.sizes;
@@ -192,8 +196,10 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
 
   const ScalarType type = Q.scalar_type(), sum_type = score_type(in.dtype);
   const bool in_batch = s.layout == Layout::in_batch;
-  const auto shape_D = in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
-  const Tensor grad_Q = new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type);
+  const auto shape_D =
+      in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
+  const Tensor grad_Q =
+      new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type);
   const Tensor grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type);
   if (winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
     fill_zero(grad_Q, stream);

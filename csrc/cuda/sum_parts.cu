@@ -19,7 +19,8 @@ __device__ int parts_of(const ForwardArgs& p, int64_t query, int rows) {
 __global__ void __launch_bounds__(kThreads)
     sum_parts(const __grid_constant__ ForwardArgs p, int rows, float* scores) {
   const int64_t count = p.Nq * p.N;
-  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count; at += int64_t{gridDim.x} * kThreads) {
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kThreads) {
     const int64_t query = at / p.N, j = at % p.N;
     const float* parts = static_cast<const float*>(p.scores) + query * p.parts * p.N + j;
     const int n = parts_of(p, query, rows);

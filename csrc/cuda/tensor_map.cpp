@@ -23,7 +23,8 @@ struct Axis {
   int64_t size, stride;  // stride in elements
 };
 
-CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Axis items, Axis outer, int box_tokens) {
+CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Axis items, Axis outer,
+                   int box_tokens) {
   static const Encode encode_tiled = find_encode();
   // An axis of one has no stride of its own; any multiple of 16 bytes does.
   const auto bytes = [](Axis axis) { return static_cast<cuuint64_t>(axis.size == 1 ? 16 : 2 * axis.stride); };
@@ -37,8 +38,9 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
       &map, compute == Compute::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
       const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [", outer.size, ", ",
-                  items.size, ", ", tokens.size, ", ", d, "], error ", static_cast<int>(result));
+  STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [",
+                  outer.size, ", ", items.size, ", ", tokens.size, ", ", d, "], error ",
+                  static_cast<int>(result));
   return map;
 }
 
@@ -47,10 +49,14 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
 bool fits_tensor_maps(const Inputs& in) {
   const Sizes& s = in.sizes;
   constexpr int64_t kMaxStride = (int64_t{1} << 40) / 2;  // 2^40 bytes
-  const auto fits = [](int64_t size, int64_t stride) { return size == 1 || (stride > 0 && stride < kMaxStride); };
-  const bool even = s.layout == Layout::per_query || s.Nq == 1 || in.Q.item_stride == s.Lq * in.Q.token_stride;
-  return even && fits(s.Lq, in.Q.token_stride) && fits(s.Nq, in.Q.item_stride) && fits(s.Ld, in.D.token_stride) &&
-         fits(s.N, in.D.item_stride) && (s.layout == Layout::in_batch || fits(s.Nq, in.D.query_stride));
+  const auto fits = [](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride < kMaxStride);
+  };
+  const bool even =
+      s.layout == Layout::per_query || s.Nq == 1 || in.Q.item_stride == s.Lq * in.Q.token_stride;
+  return even && fits(s.Lq, in.Q.token_stride) && fits(s.Nq, in.Q.item_stride) &&
+         fits(s.Ld, in.D.token_stride) && fits(s.N, in.D.item_stride) &&
+         (s.layout == Layout::in_batch || fits(s.Nq, in.D.query_stride));
 }
 
 TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
@@ -60,9 +66,10 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   const int64_t row_stride = p.Lq == 1 ? p.Q.item_stride : p.Q.token_stride;
   const Axis one{1, 0};
   TensorMaps maps;
-  maps.Q = in_batch ? encode(p.Q.data, plan.compute, p.d, {rows, row_stride}, one, one, documents ? plan.columns : 16)
-                    : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride}, one,
-                             documents ? plan.columns : 16);
+  maps.Q = in_batch ? encode(p.Q.data, plan.compute, p.d, {rows, row_stride}, one, one,
+                             documents ? plan.columns : 16)
+                    : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride},
+                             one, documents ? plan.columns : 16);
   maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, {p.N, p.D.item_stride},
                   in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? 128 : plan.columns);
   return maps;

@@ -8,8 +8,8 @@
 
 namespace late_interaction {
 
-// Whether the strides of Q and D can be described at all: rows of Q evenly behind each other, nothing expanded.
-// (That strides are multiples of 16 bytes is asked elsewhere.)
+// Whether the strides of Q and D can be described at all: rows of Q evenly behind each other, nothing
+// expanded. (That strides are multiples of 16 bytes is asked elsewhere.)
 bool fits_tensor_maps(const Inputs& in);
 
 // For a wgmma plan.

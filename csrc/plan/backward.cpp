@@ -36,8 +36,8 @@ void plan_owned(const Sizes& s, const Device& device, BackwardPlan& plan) {
   const int64_t entries = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const int64_t documents = s.documents();
   plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 256, 1, kOwnedWarps));
-  // Few documents are cut into tiles of tokens, so that every multiprocessor has two blocks; each tile reads all
-  // winners of its document again, which costs two bytes a winner.
+  // Few documents are cut into tiles of tokens, so that every multiprocessor has two blocks; each tile reads
+  // all winners of its document again, which costs two bytes a winner.
   const int64_t for_size = ceil_div(s.Ld, kMaxTileTokens);
   const int64_t for_blocks = std::min(ceil_div(2 * device.sm_count, std::max<int64_t>(documents, 1)),
                                       ceil_div(s.Ld, kMinTileTokens));
@@ -47,14 +47,15 @@ void plan_owned(const Sizes& s, const Device& device, BackwardPlan& plan) {
   const int64_t carry = static_cast<int64_t>(kOwnedWarps) * plan.pieces * 512;
   const int64_t order = 4 * (plan.tile_tokens + 1 + static_cast<int64_t>(plan.segments) * plan.tile_tokens);
   const int64_t room = device.smem_per_block - carry - order - 1024;
-  plan.list_capacity = static_cast<int>(std::max<int64_t>(1, std::min({entries, int64_t{kMaxList}, room / 4})));
+  plan.list_capacity =
+      static_cast<int>(std::max<int64_t>(1, std::min({entries, int64_t{kMaxList}, room / 4})));
   plan.owned_smem_bytes = static_cast<int>(carry + order + 4 * plan.list_capacity);
   plan.owned_grid = documents * plan.tiles;
 }
 
-// Measured on an H200 (bench/results): ordering winners does not pay for a small step, nor where each document has so
-// many query tokens that a block orders them in several rounds. Documents of one query alone are mostly rows of zeros,
-// which lowmem writes once and unified three times.
+// Measured on an H200 (bench/results): ordering winners does not pay for a small step, nor where each
+// document has so many query tokens that a block orders them in several rounds. Documents of one query alone
+// are mostly rows of zeros, which lowmem writes once and unified three times.
 Backward faster_method(const Sizes& s) {
   constexpr int64_t kSmallStep = 65536, kLongQuery = 512;
   if (s.layout == Layout::per_query) return Backward::lowmem;

@@ -60,20 +60,26 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   const bool documents = plan.tile == Tile::wgmma_documents;
   const bool wgmma = documents || plan.tile == Tile::wgmma_rows;
   const int tokens = documents ? 128 : plan.columns;
-  out << "kernel     maxsim_forward_" << (documents ? "wgmma_documents" : wgmma ? "wgmma_rows" : "mma")
+  out << "kernel     maxsim_forward_"
+      << (documents ? "wgmma_documents"
+          : wgmma   ? "wgmma_rows"
+                    : "mma")
       << ", products in " << name_of(plan.compute) << "\n"
       << "tile       " << name_of(plan.tile) << ": " << plan.rows << " query rows x " << tokens
       << " document tokens\n"
-      << "rows       " << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
-      << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n")
-      << "ring       " << plan.stages << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n"
-      << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory") << "\n"
+      << "rows       "
+      << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
+      << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n") << "ring       " << plan.stages
+      << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n"
+      << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory")
+      << "\n"
       << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"
       << "grid       " << plan.grid << " blocks share " << plan.units << " (row tile, document) units\n"
       << "sum        "
-      << (plan.parts == 1 ? std::string("a query's rows meet in one warp")
-                          : "up to " + std::to_string(plan.parts) + " parts a query, added by a second kernel")
+      << (plan.parts == 1
+              ? std::string("a query's rows meet in one warp")
+              : "up to " + std::to_string(plan.parts) + " parts a query, added by a second kernel")
       << "\n";
   return out.str();
 }
@@ -84,8 +90,8 @@ std::string explain(const Sizes& s, const BackwardPlan& plan) {
       << "gather     " << plan.gather_grid << " blocks of 8 warps, " << plan.split << " to a query token"
       << (plan.method == Backward::unified ? "; grad_D by fp32 vector reductions\n" : "\n");
   if (plan.method == Backward::lowmem) {
-    out << "owned      " << plan.owned_grid << " blocks of 8 warps, each "
-        << plan.tile_tokens << " of " << s.Ld << " tokens of a document\n"
+    out << "owned      " << plan.owned_grid << " blocks of 8 warps, each " << plan.tile_tokens << " of "
+        << s.Ld << " tokens of a document\n"
         << "ordering   " << plan.segments << (plan.segments == 1 ? " warp" : " warps") << ", up to "
         << plan.list_capacity << " winners at a time, " << plan.owned_smem_bytes
         << " bytes of shared memory a block\n";

@@ -26,7 +26,8 @@ int64_t count_parts(const Sizes& s, int64_t rows) {
   return ceil_div(s.Lq - 1, rows) + 1;
 }
 
-// A ring as deep as the shared memory of `blocks` blocks a multiprocessor allows; 0 where not even two stages fit.
+// A ring as deep as the shared memory of `blocks` blocks a multiprocessor allows; 0 where not even two stages
+// fit.
 int stages_that_fit(int64_t resident, int64_t stage, int blocks, const Device& device) {
   const int64_t reserved = 1024;  // the system's own share of each block
   const int64_t room = std::min<int64_t>(device.smem_per_block, device.smem_per_sm / blocks - reserved);
@@ -39,8 +40,8 @@ struct Fit {
   bool stream_q = false;
 };
 
-// Q stays resident if three stages and two blocks a multiprocessor still fit; else it streams. One block with a
-// resident Q beats streaming only where streaming cannot have two blocks either.
+// Q stays resident if three stages and two blocks a multiprocessor still fit; else it streams. One block with
+// a resident Q beats streaming only where streaming cannot have two blocks either.
 Fit fit(const TileShape& shape, Tile tile, int64_t chunks, const Device& device) {
   const int64_t extra = exchange_bytes(shape);
   const int64_t resident = extra + chunks * shape.rows * kChunkBytes;
@@ -113,14 +114,16 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const Device& devic
     }
   }
   const int64_t q = plan.chunks * plan.rows * kChunkBytes, stage = plan.chunks * plan.columns * kChunkBytes;
-  plan.stages = static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
+  plan.stages =
+      static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);
   share_out(s, plan, device);
   return plan;
 }
 
 // Documents on the M side: the ring takes what Q (twice) and the exchange between warps leave.
-ForwardPlan plan_wgmma_documents(const Sizes& s, Compute compute, int64_t rows_together, const Device& device) {
+ForwardPlan plan_wgmma_documents(const Sizes& s, Compute compute, int64_t rows_together,
+                                 const Device& device) {
   constexpr int64_t kStage = 128 * kChunkBytes, kMaxRing = 12;
   ForwardPlan plan;
   plan.compute = compute;

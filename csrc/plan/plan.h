@@ -27,12 +27,12 @@ enum class Compute { bf16, fp16, tf32, tf32x3, fp64 };
 Compute compute_for(Dtype dtype, Precision precision);
 int64_t element_bytes(Compute compute);
 
-// Tiles of the tensor-core forwards: rows of Q by tokens of D that one block multiplies at a time (half the tokens in
-// tf32x3, whose operands take twice the registers).
+// Tiles of the tensor-core forwards: rows of Q by tokens of D that one block multiplies at a time (half the
+// tokens in tf32x3, whose operands take twice the registers).
 enum class Tile {
-  wide,  // 256 x 64: four warps below each other
-  mid,   // 128 x 128: two by two warps
-  thin,  // 32 x 128: four warps side by side, for one short query
+  wide,             // 256 x 64: four warps below each other
+  mid,              // 128 x 128: two by two warps
+  thin,             // 32 x 128: four warps side by side, for one short query
   wgmma_rows,       // sm_90a: 256 query rows x `columns` tokens
   wgmma_documents,  // sm_90a: 128 tokens x `columns` query rows
   none,             // fp64: no tensor-core tile
@@ -47,18 +47,18 @@ TileShape tile_shape(Tile tile, Compute compute);
 struct ForwardPlan {
   Compute compute = Compute::bf16;
   Tile tile = Tile::wide;
-  int rows = 0;            // query rows of a tile
-  int columns = 0;         // tokens of a tile; wgmma_documents: query rows it has room for
-  int chunks = 0;          // 128-byte pieces of an embedding; a stage of the ring holds one
-  int stages = 0;          // depth of the ring
-  bool stream_q = false;   // Q travels through the ring with D instead of staying in shared memory
-  int smem_bytes = 0;      // dynamic shared memory of a block
-  int blocks_per_sm = 0;   // resident together
-  int64_t row_tiles = 0;   // tiles of query rows
-  int64_t units = 0;       // (row tile, document) pairs, dealt out in contiguous ranges
-  int64_t grid = 0;        // blocks
-  int part_rows = 0;       // query rows that are summed together: those of one warp
-  int parts = 1;           // pieces a query's score is summed from; > 1 needs a second, small kernel
+  int rows = 0;           // query rows of a tile
+  int columns = 0;        // tokens of a tile; wgmma_documents: query rows it has room for
+  int chunks = 0;         // 128-byte pieces of an embedding; a stage of the ring holds one
+  int stages = 0;         // depth of the ring
+  bool stream_q = false;  // Q travels through the ring with D instead of staying in shared memory
+  int smem_bytes = 0;     // dynamic shared memory of a block
+  int blocks_per_sm = 0;  // resident together
+  int64_t row_tiles = 0;  // tiles of query rows
+  int64_t units = 0;      // (row tile, document) pairs, dealt out in contiguous ranges
+  int64_t grid = 0;       // blocks
+  int part_rows = 0;      // query rows that are summed together: those of one warp
+  int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
 };
 
 // What the wgmma tiles ask of the inputs: 16-byte strides, and rows of Q that lie evenly behind each other.

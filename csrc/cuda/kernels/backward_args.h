@@ -12,7 +12,7 @@ struct BackwardArgs {
   int64_t N;  // documents each query meets
   int32_t Nq, Lq, Ld, d;
   TokenView Q, D;
-  const void* grad;           // [Nq, N], strided
+  const void* grad;  // [Nq, N], strided
   int64_t grad_query_stride, grad_item_stride;
   const void* winners;  // [Nq, N, Lq]
   bool wide_winners;

@@ -10,8 +10,8 @@
 
 namespace late_interaction {
 
-// Calls f.template operator()<pieces, vectors>() as planned. Rows that cannot be read in vectors are rare and have
-// one kernel for all lengths.
+// Calls f.template operator()<pieces, vectors>() as planned. Rows that cannot be read in vectors are rare and
+// have one kernel for all lengths.
 template <class F>
 cudaError_t with_rows(const BackwardPlan& plan, F f) {
   if (!plan.vectors) return f.template operator()<8, false>();
@@ -33,10 +33,13 @@ inline RowsView rows_of(const BackwardArgs& p, bool documents) {
   return {p.D, p.N, p.Ld, count * p.Ld};
 }
 
-inline unsigned rows_grid(int64_t rows) { return static_cast<unsigned>(std::min<int64_t>((rows + 7) / 8, 65536)); }
+inline unsigned rows_grid(int64_t rows) {
+  return static_cast<unsigned>(std::min<int64_t>((rows + 7) / 8, 65536));
+}
 
 template <class T>
-cudaError_t BackwardLauncher<T>::gather(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream) {
+cudaError_t BackwardLauncher<T>::gather(const BackwardArgs& args, const BackwardPlan& plan,
+                                        cudaStream_t stream) {
   return with_rows(plan, [&]<int kPieces, bool kVectors>() {
     const auto grid = static_cast<unsigned>(plan.gather_grid);
     if (plan.method == Backward::unified && args.grad_D_sums != nullptr) {
@@ -49,7 +52,8 @@ cudaError_t BackwardLauncher<T>::gather(const BackwardArgs& args, const Backward
 }
 
 template <class T>
-cudaError_t BackwardLauncher<T>::owned(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream) {
+cudaError_t BackwardLauncher<T>::owned(const BackwardArgs& args, const BackwardPlan& plan,
+                                       cudaStream_t stream) {
   return with_rows(plan, [&]<int kPieces, bool kVectors>() {
     const auto kernel = own_documents<T, kPieces, kVectors>;
     const cudaError_t error =
@@ -73,7 +77,8 @@ template <class T>
 cudaError_t BackwardLauncher<T>::norms(const BackwardArgs& args, bool documents, void* inverse,
                                        cudaStream_t stream) {
   const RowsView view = rows_of(args, documents);
-  const auto kernel = in_pieces_of_16<T>(view.view, args.d) ? inverse_norms<T, true> : inverse_norms<T, false>;
+  const auto kernel =
+      in_pieces_of_16<T>(view.view, args.d) ? inverse_norms<T, true> : inverse_norms<T, false>;
   const auto grid = static_cast<unsigned>(std::min<int64_t>((view.rows + 31) / 32, 8192));
   kernel<<<grid, kRowsThreads, 0, stream>>>(view, args.d, static_cast<Sum<T>*>(inverse));
   return cudaGetLastError();

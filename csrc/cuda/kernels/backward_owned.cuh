@@ -2,23 +2,25 @@
 //
 //   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
 //
-// A block owns `tile_tokens` tokens of one document, reads the document's winners (entry e = (i, s), in order) and
+// A block owns `tile_tokens` tokens of one document, reads the document's winners (entry e = (i, s), in
+// order) and
 //   1. counts them by token: `segments` warps take a contiguous share of the entries each;
 //   2. turns the counts into places: tokens in order, and within a token the segments in order;
 //   3. puts every entry in its place in a list in shared memory: a stable counting sort;
-//   4. walks the list: each warp an equal share of it, whatever tokens it covers, so that a token that wins often
-//      (real winners are skewed) is worked on by many warps. A row that lies within one share is written by that
-//      warp. Of a row that spans shares, the warp in whose share it starts keeps its sum in registers, the others
-//      leave theirs in `carry`, and the first one adds them, in order.
+//   4. walks the list: each warp an equal share of it, whatever tokens it covers, so that a token that wins
+//   often
+//      (real winners are skewed) is worked on by many warps. A row that lies within one share is written by
+//      that warp. Of a row that spans shares, the warp in whose share it starts keeps its sum in registers,
+//      the others leave theirs in `carry`, and the first one adds them, in order.
 //
 //        list:  |t0 t0 t0 t1 t3 t3|t3 t3 t3 t3 t3 t3|t3 t4 t5 t5 ...
 //                share of warp 0    share of warp 1    share of warp 2
 //               writes t0, t1;      carry: t3          carry: t3; writes t4, ...
 //               t3 = own + carry of warps 1 and 2
 //
-// If more winners fall to a block than the list holds, it takes its tokens in several rounds; a single token with
-// more than that is summed straight from the winners, by all warps. Everything is a function of the input alone:
-// the same bits in every run.
+// If more winners fall to a block than the list holds, it takes its tokens in several rounds; a single token
+// with more than that is summed straight from the winners, by all warps. Everything is a function of the
+// input alone: the same bits in every run.
 #pragma once
 
 #include "backward_args.h"
@@ -284,7 +286,9 @@ struct OwnedRowsKernel {
     const uint32_t capacity = p.list_capacity;
     for (int from = 0; from < tokens;) {
       // The longest run of tokens whose winners fit the list.
-      const int to = starts[tokens] - starts[from] <= capacity ? tokens : token_at(starts[from] + capacity, from, tokens);
+      const int to = starts[tokens] - starts[from] <= capacity
+                         ? tokens
+                         : token_at(starts[from] + capacity, from, tokens);
       if (to > from) {
         list_entries(from, to);
         for (int first = 0; first < p.d; first += Row::kDims) walk_list(from, to, first);

@@ -22,8 +22,8 @@ struct RowsView {
   }
 };
 
-// inverse[row] = 1 / max(||row||, eps). Eight lanes a row, so that a warp has four rows in flight; 16 bytes a load
-// where rows are aligned for it.
+// inverse[row] = 1 / max(||row||, eps). Eight lanes a row, so that a warp has four rows in flight; 16 bytes a
+// load where rows are aligned for it.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kRowsThreads)
     inverse_norms(const __grid_constant__ RowsView in, int d, Sum<T>* inverse) {
@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kRowsThreads)
   const int64_t groups = int64_t{gridDim.x} * (kRowsThreads / kLanes);
   const int64_t rounds = (in.rows + groups - 1) / groups;
   int64_t r = (int64_t{blockIdx.x} * kRowsThreads + threadIdx.x) / kLanes;
-  for (int64_t round = 0; round < rounds; ++round, r += groups) {  // whole warps stay together for the shuffles
+  for (int64_t round = 0; round < rounds;
+       ++round, r += groups) {  // whole warps stay together for the shuffles
     Sum<T> squares = 0;
     if (r < in.rows) {
       const T* x = in.template row<T>(r);
@@ -54,15 +55,17 @@ __global__ void __launch_bounds__(kRowsThreads)
       }
     }
 #pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(kFullWarp, squares, offset);
+    for (int offset = kLanes / 2; offset > 0; offset /= 2)
+      squares += __shfl_xor_sync(kFullWarp, squares, offset);
     if (lane == 0 && r < in.rows) inverse[r] = inverse_norm(squares);
   }
 }
 
 // Plain sums to gradients: through the normalization, if any, and into the dtype of the inputs.
 template <class T>
-__global__ void __launch_bounds__(kRowsThreads) finish_rows(const __grid_constant__ RowsView in, int d,
-                                                            const Sum<T>* sums, const Sum<T>* inverse, T* out) {
+__global__ void __launch_bounds__(kRowsThreads)
+    finish_rows(const __grid_constant__ RowsView in, int d, const Sum<T>* sums, const Sum<T>* inverse,
+                T* out) {
   using S = Sum<T>;
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t{gridDim.x} * (kRowsThreads / 32);

@@ -36,11 +36,7 @@ __device__ __forceinline__ __half narrow<__half>(float x) {
 }
 
 // 1 / max(||x||, eps), from the squared norm.
-__device__ __forceinline__ float inverse_norm(float squared) {
-  return 1.0f / fmaxf(sqrtf(squared), 1e-12f);
-}
-__device__ __forceinline__ double inverse_norm(double squared) {
-  return 1.0 / fmax(sqrt(squared), 1e-12);
-}
+__device__ __forceinline__ float inverse_norm(float squared) { return 1.0f / fmaxf(sqrtf(squared), 1e-12f); }
+__device__ __forceinline__ double inverse_norm(double squared) { return 1.0 / fmax(sqrt(squared), 1e-12); }
 
 }  // namespace late_interaction

@@ -1,8 +1,8 @@
-// What every tensor-core forward does once a document has gone by: agree on each row's maximum, treat the rare
-// rows, apply the query mask and norms, write winners, and sum each query's rows.
+// What every tensor-core forward does once a document has gone by: agree on each row's maximum, treat the
+// rare rows, apply the query mask and norms, write winners, and sum each query's rows.
 //
-// A Tile says who owns what: kOwned rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of the o-th,
-// kWarpRows neighbouring rows a warp.
+// A Tile says who owns what: kOwned rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of the
+// o-th, kWarpRows neighbouring rows a warp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,8 +21,8 @@ struct Maximum {
   int32_t token;
 };
 
-// The exact answer for one row against one document, in plain fp32 and token order. All lanes of the warp work
-// on the same row.
+// The exact answer for one row against one document, in plain fp32 and token order. All lanes of the warp
+// work on the same row.
 template <class E>
 __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* document, const uint8_t* mask) {
   Maximum best{-INFINITY, kSentinel};
@@ -53,8 +53,8 @@ __device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const uint8
 }
 
 // Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or -inf: the document has no token left
-// (the row counts 0 and has no winner), or its similarities really are -inf. One row of each rare lane; kept out
-// of line, and out of the registers of the common case.
+// (the row counts 0 and has no winner), or its similarities really are -inf. One row of each rare lane; kept
+// out of line, and out of the registers of the common case.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
                                                   int32_t j) {
@@ -64,9 +64,8 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
     const int32_t its_row = __shfl_sync(kFullWarp, row, who);
-    const Maximum exact =
-        recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
-                      static_cast<const E*>(p.D.data) + document_offset(p, query, j), mask);
+    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
+                                        static_cast<const E*>(p.D.data) + document_offset(p, query, j), mask);
     if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
   }
   return mine;
@@ -76,7 +75,8 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 template <class Tile>
 struct OwnedRows {
   int32_t query[Tile::kOwned];  // -1: the row does not exist
-  float scale[Tile::kOwned];    // what its maximum counts: 0 if masked, else 1 or the query token's inverse norm
+  float
+      scale[Tile::kOwned];  // what its maximum counts: 0 if masked, else 1 or the query token's inverse norm
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
 #pragma unroll
@@ -90,19 +90,19 @@ struct OwnedRows {
   }
 };
 
-// Row of the o-th maximum a lane is left with after reduce_quad, where a warp's rows are blocks of 16 and a lane
-// holds rows lane / 4 and lane / 4 + 8 of each, in that order.
+// Row of the o-th maximum a lane is left with after reduce_quad, where a warp's rows are blocks of 16 and a
+// lane holds rows lane / 4 and lane / 4 + 8 of each, in that order.
 template <int kWarpRows, int kOwned>
 __device__ __forceinline__ int slot_after_quad(int warp_m, int lane, int o) {
   const int held = (lane % 4) * kOwned + o;
   return warp_m * kWarpRows + (held / 2) * 16 + (held % 2) * 8 + lane / 4;
 }
 
-// One exchange of a butterfly that halves what lanes carry: of two maxima, the lane keeps the low one (the high one
-// if it is the upper of the two lanes), merged with what its partner has for it.
+// One exchange of a butterfly that halves what lanes carry: of two maxima, the lane keeps the low one (the
+// high one if it is the upper of the two lanes), merged with what its partner has for it.
 template <bool kWinners>
-__device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, float high, int32_t high_token,
-                                                bool upper, int partner) {
+__device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, float high,
+                                                int32_t high_token, bool upper, int partner) {
   const float got = __shfl_xor_sync(kFullWarp, upper ? low : high, partner);
   low = upper ? high : low;
   int32_t got_token = 0;
@@ -113,8 +113,8 @@ __device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, 
   keep_better<kWinners>(low, low_token, got, got_token);
 }
 
-// Reduces over the four lanes of a quad, each of which saw other columns of the same rows, so that lane q is left
-// with the result of its own rows, in front.
+// Reduces over the four lanes of a quad, each of which saw other columns of the same rows, so that lane q is
+// left with the result of its own rows, in front.
 template <int kHeld, bool kWinners>
 __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
 #pragma unroll

@@ -9,7 +9,7 @@ namespace late_interaction {
 
 struct ForwardArgs {
   Layout layout;
-  int64_t N;          // documents each query meets
+  int64_t N;  // documents each query meets
   int32_t Nq, Lq, Ld, d;
   TokenView Q, D;
   MaskView q_mask, d_mask;

@@ -8,18 +8,19 @@
 //                 +------------------------------------------+
 //
 // Who owns what
-//   block   a contiguous range of units (row tile, document); the grid is persistent, and ranges differ by at most one.
-//   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
-//   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a quad, who
+//   block   a contiguous range of units (row tile, document); the grid is persistent, and ranges differ by at
+//   most one. warp    kWarpRows query rows x kWarpColumns tokens of each tile. lane    in the product: two
+//   columns of every 16x8 block. At a document's end the four lanes of a quad, who
 //           hold the same rows, split those rows among them: a lane then owns kOwned rows, for good.
 //
 // Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
 // kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
-// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte piece ^ row % 8), so
-// that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
+// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte piece ^ row % 8),
+// so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
 //
-// Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed order;
-// a query that spans several warps' rows leaves one part each, and sum_parts adds them, in order: no atomics.
+// Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed
+// order; a query that spans several warps' rows leaves one part each, and sum_parts adds them, in order: no
+// atomics.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -68,9 +69,9 @@ inline constexpr int kChunkBytes = 128;
 inline constexpr int kPiecesPerChunk = 8;  // of 16 bytes
 inline constexpr int kMaxStages = 8;
 
-// What lies before the ring in shared memory: inverse norms of a tile's tokens, and the maxima that warps side
-// by side exchange at a document's end. One buffer each is enough: between its readers and its next writers
-// lies the __syncthreads of at least one step.
+// What lies before the ring in shared memory: inverse norms of a tile's tokens, and the maxima that warps
+// side by side exchange at a document's end. One buffer each is enough: between its readers and its next
+// writers lies the __syncthreads of at least one step.
 template <class Tile>
 struct Exchange {
   float inverse_norm[Tile::kColumns];
@@ -83,10 +84,11 @@ __device__ __forceinline__ uint32_t piece_address(uint32_t base, int row, int pi
   return base + row * kChunkBytes + ((piece ^ (row & 7)) << 4);
 }
 
-// One piece by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of line:
-// the usual path should not pay for its registers.
+// One piece by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
+// line: the usual path should not pay for its registers.
 template <class E>
-__device__ __noinline__ void load_piece_by_element(uint32_t dst, const E* row, int64_t stride, int first, int d) {
+__device__ __noinline__ void load_piece_by_element(uint32_t dst, const E* row, int64_t stride, int first,
+                                                   int d) {
   constexpr int kPieceElements = 16 / sizeof(E);
   union {
     E element[kPieceElements];
@@ -97,16 +99,16 @@ __device__ __noinline__ void load_piece_by_element(uint32_t dst, const E* row, i
   for (int k = 0; k < kPieceElements; ++k) {
     if (first + k < d) piece.element[k] = row[(first + k) * stride];
   }
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(dst), "r"(piece.words.x), "r"(piece.words.y),
-               "r"(piece.words.z), "r"(piece.words.w)
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(dst), "r"(piece.words.x),
+               "r"(piece.words.y), "r"(piece.words.z), "r"(piece.words.w)
                : "memory");
 }
 
-// Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows from
-// `valid_rows` on, and elements from d on, become zeros.
+// Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows
+// from `valid_rows` on, and elements from d on, become zeros.
 template <class E, int kRows, int kThreads, class Source>
-__device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, bool aligned, int chunk, int d,
-                                           int valid_rows, Source source) {
+__device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, bool aligned, int chunk,
+                                           int d, int valid_rows, Source source) {
   constexpr int kPieceElements = 16 / sizeof(E);
   const E* data = static_cast<const E*>(view.data);
   const int piece = threadIdx.x % kPiecesPerChunk;
@@ -126,9 +128,8 @@ __device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, 
 
 // Products of one chunk, added to the accumulators.
 template <class Mma, class Tile>
-__device__ __forceinline__ void multiply_chunk(
-    ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], uint32_t q_chunk, uint32_t d_chunk,
-    int warp_m, int warp_n) {
+__device__ __forceinline__ void multiply_chunk(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
+                                               uint32_t q_chunk, uint32_t d_chunk, int warp_m, int warp_n) {
   const int lane = threadIdx.x % 32;
   const int q_row = warp_m * Tile::kWarpRows + lane % 16, q_piece = lane / 16;
   const int d_row = warp_n * Tile::kWarpColumns + (lane / 16) * 8 + lane % 8, d_piece = (lane / 8) % 2;
@@ -159,9 +160,9 @@ __device__ __forceinline__ void multiply_chunk(
 // Folds a tile's similarities into the running maxima. Argmax costs three instructions an element (compare,
 // max, select of an immediate), maxima alone one. kSome: some columns are masked out, as `valid` says.
 template <class Tile, bool kWinners, bool kSome>
-__device__ __forceinline__ void fold_tile(const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
-                                          float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld],
-                                          int32_t first_token, uint64_t valid) {
+__device__ __forceinline__ void fold_tile(
+    const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], float (&maximum)[Tile::kHeld],
+    int32_t (&token)[Tile::kHeld], int32_t first_token, uint64_t valid) {
 #pragma unroll
   for (int h = 0; h < Tile::kHeld; ++h) {
     int32_t found = -1;  // column within the tile: an immediate in the select
@@ -254,7 +255,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 
     __syncthreads();  // the last row tile's readers are done with shared memory
     if (!p.stream_q) {
-      for (int chunk = 0; chunk < p.chunks; ++chunk) load_q(q_base + chunk * Tile::kRows * kChunkBytes, chunk);
+      for (int chunk = 0; chunk < p.chunks; ++chunk)
+        load_q(q_base + chunk * Tile::kRows * kChunkBytes, chunk);
     }
     for (int stage = 0; stage < p.stages - 1; ++stage) load_stage(stage);
 
@@ -301,8 +303,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           __syncthreads();  // this stage has arrived for all, and all are done with the one before
           load_stage(free_stage);
           const uint32_t d_chunk = ring + stage * stage_bytes;
-          const uint32_t q_chunk =
-              p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes : q_base + chunk * Tile::kRows * kChunkBytes;
+          const uint32_t q_chunk = p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes
+                                              : q_base + chunk * Tile::kRows * kChunkBytes;
           multiply_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
           if (p.normalize) {
             // kThreads / kColumns neighbouring threads share a token's squares.
@@ -388,7 +390,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           }
         }
       }
-      if (j % Tile::kWarpsN == warp_n) finish_document<E, Tile, kWinners>(p, tile, own, warp_m, j, maximum, token);
+      if (j % Tile::kWarpsN == warp_n)
+        finish_document<E, Tile, kWinners>(p, tile, own, warp_m, j, maximum, token);
     }
   }
 }

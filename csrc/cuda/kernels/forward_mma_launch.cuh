@@ -1,5 +1,5 @@
-// Launches the tensor-core forward for one way of multiplying. Each csrc/cuda/forward_*.cu instantiates it once,
-// so that the ways compile in parallel and a change to one rebuilds one file.
+// Launches the tensor-core forward for one way of multiplying. Each csrc/cuda/forward_*.cu instantiates it
+// once, so that the ways compile in parallel and a change to one rebuilds one file.
 #pragma once
 
 #include "../forward.h"

@@ -1,24 +1,30 @@
-// MaxSim forward on Hopper for few query rows: documents on the M side of wgmma, all query rows on the N side.
+// MaxSim forward on Hopper for few query rows: documents on the M side of wgmma, all query rows on the N
+// side.
 //
 //                        kColumns query rows (up to 128), resident in shared memory
 //                      +-----------------------------------------------+
 //   128 tokens of a    |  a team's first warpgroup: tokens  0..63       |
-//   document, a stage  |  and its second:           tokens 64..127      |   -> running max (and winner) of each
+//   document, a stage  |  and its second:           tokens 64..127      |   -> running max (and winner) of
+//   each
 //                      +-----------------------------------------------+      query row, element by element
 //
-// One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once: what
-// counts is the bytes in flight, so the ring takes all the shared memory there is.
+// One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once:
+// what counts is the bytes in flight, so the ring takes all the shared memory there is.
 //
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
-//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads; Q tiles have two slots, so a
+//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads; Q tiles have two
+//   slots, so a
 //              new query does not stall the ring.
-//   team       two warpgroups that share every stage of their documents. Where registers allow there are two teams,
-//              which take documents in turn: one works while the other finishes its document. Each has its own share
-//              of the ring, since a barrier's parity tells only neighbouring phases apart.
-//   warpgroup  its half of the tokens. A stage is one 128-byte chunk of the embedding; a tile's chunks add up in the
+//   team       two warpgroups that share every stage of their documents. Where registers allow there are two
+//   teams,
+//              which take documents in turn: one works while the other finishes its document. Each has its
+//              own share of the ring, since a barrier's parity tells only neighbouring phases apart.
+//   warpgroup  its half of the tokens. A stage is one 128-byte chunk of the embedding; a tile's chunks add up
+//   in the
 //              accumulators.
-//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees. At a document's end lanes with
+//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees. At a document's end
+//   lanes with
 //              the same rows, then warps, agree; the warps of a team take turns to finish documents.
 #pragma once
 
@@ -36,8 +42,8 @@ struct WgmmaDocumentsTile {
   static constexpr int kWarps = 8;  // of a team
   static constexpr int kTeamThreads = 32 * kWarps;
   static constexpr int kConsumerThreads = kTeams * kTeamThreads, kThreads = kConsumerThreads + 128;
-  // Of a consumer. All warps share what the launch gave the block: 96 registers for 640 threads, or 168 for 384; to
-  // ask for more waits until the producer is gone, and it may be waiting for the consumers.
+  // Of a consumer. All warps share what the launch gave the block: 96 registers for 640 threads, or 168 for
+  // 384; to ask for more waits until the producer is gone, and it may be waiting for the consumers.
   static constexpr int kRegisters = kTeams == 2 ? 112 : 240;
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
   static constexpr int kHeld = kColumns / 4, kOwned = kColumns / 32;
@@ -81,22 +87,23 @@ __device__ __forceinline__ void add_squares(float (&squares)[2], uint32_t tokens
 
 // Folds the lane's two tokens of a tile into the maxima of its query rows.
 template <class Tile, bool kWinners>
-__device__ __forceinline__ void fold_tokens(const float (&c)[Tile::kColumns / 2], float (&maximum)[Tile::kHeld],
-                                            int32_t (&token)[Tile::kHeld], int32_t first_token,
-                                            const bool (&valid)[2]) {
+__device__ __forceinline__ void fold_tokens(const float (&c)[Tile::kColumns / 2],
+                                            float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld],
+                                            int32_t first_token, const bool (&valid)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
       const float value = c[4 * (h / 2) + 2 * half + h % 2];
-      if constexpr (kWinners) token[h] = valid[half] && value > maximum[h] ? first_token + 8 * half : token[h];
+      if constexpr (kWinners)
+        token[h] = valid[half] && value > maximum[h] ? first_token + 8 * half : token[h];
       if (valid[half]) maximum[h] = max_keeping_nan(maximum[h], value);
     }
   }
 }
 
-// Reduces over the eight lanes that hold the same query rows, a butterfly that halves the rows at each step: a lane
-// is left with kHeld / 8 rows, in front.
+// Reduces over the eight lanes that hold the same query rows, a butterfly that halves the rows at each step:
+// a lane is left with kHeld / 8 rows, in front.
 template <class Tile, bool kWinners>
 __device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
 #pragma unroll
@@ -113,7 +120,8 @@ __device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int3
 
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_wgmma_documents(const __grid_constant__ ForwardArgs p, const __grid_constant__ TensorMaps maps) {
+    maxsim_forward_wgmma_documents(const __grid_constant__ ForwardArgs p,
+                                   const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t ring = ptx::smem_address(shared);
@@ -151,7 +159,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::arrive_expecting(q_full(q_place.stage), q_bytes);
       for (int chunk = 0; chunk < p.chunks; ++chunk) {
         ptx::copy_box(q_base + q_place.stage * q_bytes + chunk * Tile::kQChunkBytes, &maps.Q,
-                      q_full(q_place.stage), chunk * kChunkDims, first_query_token(p, part.tile), part.tile.query, 0);
+                      q_full(q_place.stage), chunk * kChunkDims, first_query_token(p, part.tile),
+                      part.tile.query, 0);
       }
       q_place.advance(2);
       for (int32_t j = part.first_j; j < part.end_j; ++j) {
@@ -178,7 +187,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   // consumers
   ptx::take_registers<Tile::kRegisters>();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % Tile::kWarps, team = threadIdx.x / Tile::kTeamThreads;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % Tile::kWarps,
+            team = threadIdx.x / Tile::kTeamThreads;
   const int first_stage = team * team_stages;
   RingPlace place;
   int buffer = 0;
@@ -258,7 +268,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           best_token[o] = kSentinel;
 #pragma unroll
           for (int w = 0; w < Tile::kWarps; ++w) {
-            keep_better<kWinners>(best[o], best_token[o], exchange.maximum[team][buffer][w][Tile::slot(0, lane, o)],
+            keep_better<kWinners>(best[o], best_token[o],
+                                  exchange.maximum[team][buffer][w][Tile::slot(0, lane, o)],
                                   kWinners ? exchange.token[team][buffer][w][Tile::slot(0, lane, o)] : 0);
           }
         }

@@ -24,9 +24,10 @@ template <class Type, class Element, int kColumns, int kChunks>
 cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                              cudaStream_t stream) {
   using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks>;
-  return args.winners != nullptr
-             ? launch_persistent(maxsim_forward_wgmma_rows<Tile, true>, Tile::kThreads, args, maps, plan, stream)
-             : launch_persistent(maxsim_forward_wgmma_rows<Tile, false>, Tile::kThreads, args, maps, plan, stream);
+  return args.winners != nullptr ? launch_persistent(maxsim_forward_wgmma_rows<Tile, true>, Tile::kThreads,
+                                                     args, maps, plan, stream)
+                                 : launch_persistent(maxsim_forward_wgmma_rows<Tile, false>, Tile::kThreads,
+                                                     args, maps, plan, stream);
 }
 
 template <class Type, class Element, int kChunks>
@@ -52,10 +53,10 @@ template <class Type, class Element, int kColumns>
 cudaError_t launch_documents_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                   cudaStream_t stream) {
   using Tile = WgmmaDocumentsTile<Type, Element, kColumns>;
-  return args.winners != nullptr
-             ? launch_persistent(maxsim_forward_wgmma_documents<Tile, true>, Tile::kThreads, args, maps, plan, stream)
-             : launch_persistent(maxsim_forward_wgmma_documents<Tile, false>, Tile::kThreads, args, maps, plan,
-                                 stream);
+  return args.winners != nullptr ? launch_persistent(maxsim_forward_wgmma_documents<Tile, true>,
+                                                     Tile::kThreads, args, maps, plan, stream)
+                                 : launch_persistent(maxsim_forward_wgmma_documents<Tile, false>,
+                                                     Tile::kThreads, args, maps, plan, stream);
 }
 
 template <class Type, class Element>

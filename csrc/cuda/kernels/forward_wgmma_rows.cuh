@@ -3,16 +3,18 @@
 //                         kColumns tokens of a document, a stage of the ring
 //                       +--------------------------------------------------+
 //   256 query rows,     |  warpgroup 0: rows   0..127, as blocks of 64      |
-//   resident in         |  warpgroup 1: rows 128..255, as blocks of 64      |   -> running max (and winner) of
-//   shared memory       +--------------------------------------------------+      each row, in registers
+//   resident in         |  warpgroup 1: rows 128..255, as blocks of 64      |   -> running max (and winner)
+//   of shared memory       +--------------------------------------------------+      each row, in registers
 //
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
-//   producer   one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the ring's stages.
-//   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage. It issues both
-//              products, waits for the first, folds it into the maxima while the second multiplies, waits, hands
-//              the stage back, folds the second.
-//   warp       32 neighbouring query rows: 16 of either block. Q is loaded in boxes of 16 rows to make it so, and
+//   producer   one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the ring's
+//   stages. consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage. It issues
+//   both
+//              products, waits for the first, folds it into the maxima while the second multiplies, waits,
+//              hands the stage back, folds the second.
+//   warp       32 neighbouring query rows: 16 of either block. Q is loaded in boxes of 16 rows to make it so,
+//   and
 //              a query of 32 tokens is summed inside one warp.
 //
 // Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier.
@@ -43,8 +45,8 @@ struct WgmmaRowsTile {
 
 // Columns of a tile that count, 32 a word; all lanes get the same.
 template <int kColumns, int kWords>
-__device__ __forceinline__ bool valid_columns(uint32_t (&valid)[kWords], const ForwardArgs& p, const uint8_t* mask,
-                                              int32_t t) {
+__device__ __forceinline__ bool valid_columns(uint32_t (&valid)[kWords], const ForwardArgs& p,
+                                              const uint8_t* mask, int32_t t) {
   bool all = true;
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
@@ -62,8 +64,8 @@ __device__ __forceinline__ bool valid_columns(uint32_t (&valid)[kWords], const F
   return all;
 }
 
-// Folds a block of 64 rows: the lane's two rows of it. Three instructions an element with winners (compare, max,
-// select of an immediate), one without.
+// Folds a block of 64 rows: the lane's two rows of it. Three instructions an element with winners (compare,
+// max, select of an immediate), one without.
 template <int kColumns, int kWords, bool kWinners, bool kSome>
 __device__ __forceinline__ void fold_rows(const float (&c)[kColumns / 2], float* maximum, int32_t* token,
                                           int32_t first_token, const uint32_t (&valid)[kWords]) {
@@ -88,7 +90,8 @@ __device__ __forceinline__ void fold_rows(const float (&c)[kColumns / 2], float*
 }
 
 template <class Tile>
-__device__ __forceinline__ void scale_columns(float (&c)[Tile::kColumns / 2], const float* inverse, int32_t left) {
+__device__ __forceinline__ void scale_columns(float (&c)[Tile::kColumns / 2], const float* inverse,
+                                              int32_t left) {
 #pragma unroll
   for (int n = 0; n < Tile::kColumns / 8; ++n) {
 #pragma unroll
@@ -103,7 +106,8 @@ __device__ __forceinline__ void scale_columns(float (&c)[Tile::kColumns / 2], co
 
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_wgmma_rows(const __grid_constant__ ForwardArgs p, const __grid_constant__ TensorMaps maps) {
+    maxsim_forward_wgmma_rows(const __grid_constant__ ForwardArgs p,
+                              const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t q_base = ptx::smem_address(shared);
@@ -191,10 +195,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         for (int block = 0; block < 2; ++block) {
 #pragma unroll
           for (int k = 0; k < 4 * Tile::kChunks; ++k) {
-            const uint32_t q = q_base + (k / 4) * Tile::kQChunkBytes + (2 * warpgroup + block) * 64 * kChunkRowBytes;
+            const uint32_t q =
+                q_base + (k / 4) * Tile::kQChunkBytes + (2 * warpgroup + block) * 64 * kChunkRowBytes;
             const uint32_t d = d_stage + (k / 4) * Tile::kStageChunkBytes;
             ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-                c[block], ptx::matrix_of_rows(q + 32 * (k % 4)), ptx::matrix_of_rows(d + 32 * (k % 4)), k > 0);
+                c[block], ptx::matrix_of_rows(q + 32 * (k % 4)), ptx::matrix_of_rows(d + 32 * (k % 4)),
+                k > 0);
           }
           ptx::commit_products();
         }
@@ -210,11 +216,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
             scale_columns<Tile>(c[block], p.d_inverse + document_index(p, part.tile, j) * p.Ld + t, p.Ld - t);
           }
           if (all) {
-            fold_rows<Tile::kColumns, Tile::kWords, kWinners, false>(c[block], maximum + 2 * block, token + 2 * block,
-                                                                     t, valid);
+            fold_rows<Tile::kColumns, Tile::kWords, kWinners, false>(c[block], maximum + 2 * block,
+                                                                     token + 2 * block, t, valid);
           } else {
-            fold_rows<Tile::kColumns, Tile::kWords, kWinners, true>(c[block], maximum + 2 * block, token + 2 * block,
-                                                                    t, valid);
+            fold_rows<Tile::kColumns, Tile::kWords, kWinners, true>(c[block], maximum + 2 * block,
+                                                                    token + 2 * block, t, valid);
           }
         }
         place.advance(p.stages);

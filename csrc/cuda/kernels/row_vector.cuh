@@ -2,7 +2,8 @@
 //
 // A lane holds kVector neighbouring elements of every piece of 32 * kVector: 8 or 16 bytes a load, coalesced.
 // kPieces pieces are in registers at once; longer embeddings are worked through a block of kDims at a time.
-// kVectors: rows are aligned for such loads and d is a multiple of kVector; else elements are read one by one.
+// kVectors: rows are aligned for such loads and d is a multiple of kVector; else elements are read one by
+// one.
 #pragma once
 
 #include "element.cuh"
@@ -125,9 +126,9 @@ struct RowVector {
     }
   }
 
-  // x^ = x / max(||x||, eps): turns the gradient of x^ held here into that of x. `token` holds x, `inverse` is
-  // 1 / max(||x||, eps). Where eps rules, x^ is linear in x and nothing is projected out. No gradient stays none, even
-  // for a token that holds NaN.
+  // x^ = x / max(||x||, eps): turns the gradient of x^ held here into that of x. `token` holds x, `inverse`
+  // is 1 / max(||x||, eps). Where eps rules, x^ is linear in x and nothing is projected out. No gradient
+  // stays none, even for a token that holds NaN.
   __device__ __forceinline__ void through_normalization(const RowVector& token, S inverse) {
     bool any = false;
 #pragma unroll

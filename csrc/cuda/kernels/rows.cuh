@@ -1,7 +1,8 @@
 // The layout policy: which query rows form a tile, and which documents they meet.
 //
 //   in_batch   the rows of all queries lie behind each other, [Nq * Lq], and are cut into tiles wherever
-//              a tile is full: short queries share one, long queries span several. All tiles meet all documents.
+//              a tile is full: short queries share one, long queries span several. All tiles meet all
+//              documents.
 //   per_query  each query is cut on its own, since no other query meets its documents.
 //
 // Everything after the choice of a tile (loads, products, maxima, sums) is the same for both.

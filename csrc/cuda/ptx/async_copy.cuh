@@ -16,9 +16,7 @@ __device__ __forceinline__ void copy_16_async(uint32_t dst, const void* src, uin
                : "memory");
 }
 
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;\n" ::: "memory");
-}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Waits until at most `kPending` of this thread's newest groups are still in flight.
 template <int kPending>

@@ -61,7 +61,8 @@ __device__ __forceinline__ uint32_t round_to_tf32(uint32_t x) {
   return r;
 }
 
-__device__ __forceinline__ void multiply_tf32(Accumulator& c, const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+__device__ __forceinline__ void multiply_tf32(Accumulator& c, const uint32_t (&a)[4],
+                                              const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -109,8 +110,8 @@ struct Mma3xTf32 {
     return b;
   }
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
-    // The tensor cores truncate as they accumulate, a bias that would grow with d: they sum these eight elements alone,
-    // and the rounding addition is ours.
+    // The tensor cores truncate as they accumulate, a bias that would grow with d: they sum these eight
+    // elements alone, and the rounding addition is ours.
     Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
     multiply_tf32(sum, a.small, b.big);
     multiply_tf32(sum, a.big, b.small);

@@ -25,7 +25,8 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
 
 // Arrives, and announces bytes that copies will bring.
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 
 // Waits for the end of the phase of this parity.
@@ -42,10 +43,11 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
 }
 
 // A box of a tensor [outer, items, tokens, d], from (dim, token, item, outer), to shared memory.
-__device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, uint32_t barrier, int dim, int token,
-                                         int item, int outer) {
+__device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, uint32_t barrier, int dim,
+                                         int token, int item, int outer) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6}], "
       "[%2];\n" ::"r"(dst),
       "l"(map), "r"(barrier), "r"(dim), "r"(token), "r"(item), "r"(outer)
       : "memory");

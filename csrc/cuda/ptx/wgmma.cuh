@@ -1,4 +1,5 @@
-// wgmma (sm_90a): a warpgroup of four warps multiplies 64 rows by N columns from shared memory, asynchronously.
+// wgmma (sm_90a): a warpgroup of four warps multiplies 64 rows by N columns from shared memory,
+// asynchronously.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +13,23 @@ struct WgmmaFp16 {
   static constexpr bool kIsBf16 = false;
 };
 
-// Accumulator of a 64 x N product: thread (lane) of warp w holds rows 16 * w + lane / 4 + {0, 8}; c[4 * n + 2 * h + e]
-// is row half h, column 8 * n + 2 * (lane % 4) + e.
+// Accumulator of a 64 x N product: thread (lane) of warp w holds rows 16 * w + lane / 4 + {0, 8}; c[4 * n + 2
+// * h + e] is row half h, column 8 * n + 2 * (lane % 4) + e.
 template <int kN>
 struct WgmmaShape;
 
 #include "wgmma_shapes.inc.h"
 
-// Describes rows of 128 bytes in shared memory, swizzled as TMA does (16-byte piece ^ row % 8), the embedding along
-// the row. `address` must be a multiple of 1024, plus 32 * k for the k-th 16 elements.
+// Describes rows of 128 bytes in shared memory, swizzled as TMA does (16-byte piece ^ row % 8), the embedding
+// along the row. `address` must be a multiple of 1024, plus 32 * k for the k-th 16 elements.
 __device__ __forceinline__ uint64_t matrix_of_rows(uint32_t address) {
   constexpr uint64_t kGroupOfRows = (8 * 128) >> 4;  // from eight rows to the next eight
   constexpr uint64_t kSwizzle128 = 1;
   return ((address & 0x3FFFF) >> 4) | (uint64_t{1} << 16) | (kGroupOfRows << 32) | (kSwizzle128 << 62);
 }
 
-// Before the first product of a group: what was written to its registers and to shared memory is visible to it.
+// Before the first product of a group: what was written to its registers and to shared memory is visible to
+// it.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
