@@ -82,7 +82,7 @@ def main():
     wheels = [wheel.resolve() for wheel in arguments.wheels]
 
     results = []
-    for python in arguments.env:
+    for python in map(os.path.abspath, arguments.env):
         results += [(python, result) for result in (smoke(python, wheel) for wheel in wheels)]
     if not arguments.env:
         for version in arguments.python.split(","):
