@@ -8,10 +8,11 @@ namespace {
 
 constexpr int kGatherWarps = 8;
 constexpr int kOwnedWarps = 8;
-constexpr int kMaxPieces = 8;
+constexpr int kMaxPieces = 8;      // that a warp holds of a row read in vectors
+constexpr int kElementPieces = 4;  // and of one read element by element
 constexpr int kMaxTileTokens = 1024;
 constexpr int kMinTileTokens = 64;
-constexpr int kMaxList = 12288;
+constexpr int kMaxList = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -32,10 +33,10 @@ int gather_split(const Sizes& s, const Device& device) {
   return split;
 }
 
-void plan_owned(const Sizes& s, const Device& device, BackwardPlan& plan) {
+void plan_owned(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
   const int64_t entries = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const int64_t documents = s.documents();
-  plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 256, 1, kOwnedWarps));
+  plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 64, 1, kOwnedWarps));
   // Few documents are cut into tiles of tokens, so that every multiprocessor has two blocks; each tile reads
   // all winners of its document again, which costs two bytes a winner.
   const int64_t for_size = ceil_div(s.Ld, kMaxTileTokens);
@@ -46,10 +47,11 @@ void plan_owned(const Sizes& s, const Device& device, BackwardPlan& plan) {
   plan.tiles = static_cast<int>(ceil_div(s.Ld, plan.tile_tokens));
   const int64_t carry = static_cast<int64_t>(kOwnedWarps) * plan.pieces * 512;
   const int64_t order = 4 * (plan.tile_tokens + 1 + static_cast<int64_t>(plan.segments) * plan.tile_tokens);
+  const int64_t listed = dtype == Dtype::fp64 ? 16 : 8;  // an entry and what it counts
   const int64_t room = device.smem_per_block - carry - order - 1024;
   plan.list_capacity =
-      static_cast<int>(std::max<int64_t>(1, std::min({entries, int64_t{kMaxList}, room / 4})));
-  plan.owned_smem_bytes = static_cast<int>(carry + order + 4 * plan.list_capacity);
+      static_cast<int>(std::max<int64_t>(1, std::min({entries, int64_t{kMaxList}, room / listed})));
+  plan.owned_smem_bytes = static_cast<int>(carry + order + listed * plan.list_capacity);
   plan.owned_grid = documents * plan.tiles;
 }
 
@@ -69,12 +71,12 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   BackwardPlan plan;
   plan.method = method == Backward::automatic ? faster_method(s) : method;
   plan.vectors = vectors;
-  plan.pieces = vectors ? pieces_for(s.d, dtype) : kMaxPieces;
+  plan.pieces = vectors ? pieces_for(s.d, dtype) : kElementPieces;
   // The Jacobian of the normalization needs a whole row; longer rows are summed first.
-  plan.finish_later = normalize && s.d > kMaxPieces * piece_dims(dtype);
+  plan.finish_later = normalize && s.d > plan.pieces * piece_dims(dtype);
   plan.split = gather_split(s, device);
   plan.gather_grid = ceil_div(s.Nq * s.Lq * plan.split, kGatherWarps);
-  plan_owned(s, device, plan);
+  plan_owned(s, dtype, device, plan);
   return plan;
 }
 

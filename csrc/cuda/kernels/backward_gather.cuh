@@ -11,7 +11,6 @@
 // grad_D_sums by vector reductions. One pass over everything, but the order of those sums is the hardware's.
 #pragma once
 
-#include "../ptx/reduce.cuh"
 #include "backward_args.h"
 #include "row_vector.cuh"
 
@@ -19,15 +18,25 @@ namespace late_interaction {
 
 inline constexpr int kGatherWarps = 8;
 
+// A winner's row: where it is among the documents (-1: there is none), and what it counts for grad_Q (grad,
+// times its inverse norm if normalized).
+template <class S>
+struct Pick {
+  int64_t offset;
+  S scale, grad;
+};
+
 template <class T, int kPieces, bool kVectors, bool kScatter>
-__global__ void __launch_bounds__(kGatherWarps * 32, kPieces > 1 ? 1
-                                                     : kScatter  ? 2
-                                                                 : 3)
+__global__ void __launch_bounds__(kGatherWarps * 32, kPieces > 1 || sizeof(T) == 8 ? 1
+                                                     : kScatter                    ? 2
+                                                                                   : 3)
     gather_winners(const __grid_constant__ BackwardArgs p) {
   using Row = RowVector<T, kPieces, kVectors>;
   using S = typename Row::S;
   constexpr int kUnroll = !kVectors ? 1 : kPieces >= 4 ? 2 : 8 / kPieces;
   __shared__ S shares[kGatherWarps][Row::kDims];
+  __shared__ Pick<S> picks[kGatherWarps][32];
+  __shared__ int64_t destinations[kScatter ? kGatherWarps : 1][32];
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int share = warp % p.split;
@@ -49,60 +58,40 @@ __global__ void __launch_bounds__(kGatherWarps * 32, kPieces > 1 ? 1
     if (kScatter) own.load(q, p.Q.dim_stride, first, p.d);
     for (int32_t j0 = first_j; j0 < end_j; j0 += 32) {
       const int32_t j = j0 + lane;
-      int32_t token = kSentinel;
-      S g = 0, scale = 0;
+      Pick<S> mine{-1, 0, 0};
+      int64_t destination = 0;
       if (j < end_j) {
-        token = load_winner(p.winners, p.wide_winners, (i * p.N + j) * p.Lq + s);
-        if (token >= p.Ld) token = kSentinel;  // no forward wrote this; read nothing
-        if (token >= 0) {
-          g = grad[j * p.grad_item_stride];
-          scale = g;
+        const int32_t token = load_winner(p.winners, p.wide_winners, (i * p.N + j) * p.Lq + s);
+        if (token >= 0 && token < p.Ld) {  // what no forward wrote reads nothing
+          const int64_t document = p.layout == Layout::in_batch ? j : i * p.N + j;
+          mine.offset = j * p.D.item_stride + token * p.D.token_stride;
+          mine.grad = mine.scale = grad[j * p.grad_item_stride];
           if (p.d_inverse != nullptr) {
-            const int64_t document = p.layout == Layout::in_batch ? j : i * p.N + j;
-            scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
+            mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
           }
+          destination = (document * p.Ld + token) * p.d;
         }
       }
+      __syncwarp();
+      picks[warp][lane] = mine;
+      if constexpr (kScatter) destinations[warp][lane] = destination;
+      __syncwarp();
       for (int k0 = 0; k0 < 32 && j0 + k0 < end_j; k0 += kUnroll) {
         RawRow<T, kPieces> rows[kUnroll];
-        int32_t tokens[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          tokens[u] = __shfl_sync(kFullWarp, token, k0 + u);
-          if (tokens[u] >= 0) {
-            rows[u] = Row::fetch(documents + (j0 + k0 + u) * p.D.item_stride + tokens[u] * p.D.token_stride,
-                                 p.D.dim_stride, first, p.d);
-          }
+          const int64_t offset = picks[warp][k0 + u].offset;
+          rows[u] = Row::fetch(documents + offset, p.D.dim_stride, first, p.d, offset >= 0);
         }
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const S its_scale = __shfl_sync(kFullWarp, scale, k0 + u);
-          if (tokens[u] < 0) continue;
-          sum.add_scaled(rows[u], its_scale);
-        }
+        for (int u = 0; u < kUnroll; ++u) sum.add_scaled(rows[u], picks[warp][k0 + u].scale);
         if constexpr (kScatter) {
 #pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
-            const S its_g = __shfl_sync(kFullWarp, g, k0 + u) * q_inverse;
-            if (tokens[u] < 0) continue;
-            const int64_t its_j = j0 + k0 + u;
-            const int64_t document = p.layout == Layout::in_batch ? its_j : i * p.N + its_j;
-            S* to = static_cast<S*>(p.grad_D_sums) + (document * p.Ld + tokens[u]) * p.d;
-#pragma unroll
-            for (int piece = 0; piece < kPieces; ++piece) {
-              const int at = Row::dim(first, piece);
-              S product[Row::kLanes];
-#pragma unroll
-              for (int k = 0; k < Row::kLanes; ++k) product[k] = its_g * own.x[piece][k];
-              if constexpr (kVectors) {
-                if (at < p.d) ptx::add_vector(to + at, product);
-              } else {
-#pragma unroll
-                for (int k = 0; k < Row::kLanes; ++k) {
-                  if (at + k < p.d) atomicAdd(to + at + k, product[k]);
-                }
-              }
-            }
+            const Pick<S> pick = picks[warp][k0 + u];
+            if (pick.offset < 0) continue;
+            own.add_product_to(static_cast<S*>(p.grad_D_sums) + destinations[warp][k0 + u],
+                               pick.grad * q_inverse, first, p.d);
           }
         }
       }

@@ -14,7 +14,7 @@ namespace late_interaction {
 // have one kernel for all lengths.
 template <class F>
 cudaError_t with_rows(const BackwardPlan& plan, F f) {
-  if (!plan.vectors) return f.template operator()<8, false>();
+  if (!plan.vectors) return f.template operator()<4, false>();
   switch (plan.pieces) {
     case 1:
       return f.template operator()<1, true>();

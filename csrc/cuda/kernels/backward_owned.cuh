@@ -30,6 +30,13 @@ namespace late_interaction {
 
 inline constexpr int kOwnedWarps = 8;
 
+// An entry, and what its query token counts: grad, times its inverse norm if normalized.
+template <class S>
+struct Listed {
+  uint32_t entry;
+  S scale;
+};
+
 template <class T, int kPieces, bool kVectors>
 struct OwnedRowsKernel {
   using Row = RowVector<T, kPieces, kVectors>;
@@ -42,7 +49,7 @@ struct OwnedRowsKernel {
   S* carry;           // [kWarps][Row::kDims]
   uint32_t* starts;   // [tile_tokens + 1] first place of each token
   uint32_t* cursors;  // [segments][tile_tokens] counts, then next free places
-  uint32_t* list;     // [list_capacity] entries in the order of their tokens
+  Listed<S>* list;    // [list_capacity] entries in the order of their tokens
   uint32_t* warp_totals;
 
   int lane, warp;
@@ -120,16 +127,18 @@ struct OwnedRowsKernel {
       uint32_t* next = cursors + warp * tokens;
       const uint32_t base = starts[from];
       const uint32_t end = share(entries, warp + 1, p.segments);
-      for (uint32_t batch = share(entries, warp, p.segments); batch < end; batch += 32) {
-        const uint32_t e = batch + lane;
-        int32_t t = e < end ? winner(e) : -1;
+      const uint32_t begin = share(entries, warp, p.segments) + lane;
+      int32_t ahead = begin < end ? winner(begin) : -1;
+      for (uint32_t e = begin; e - lane < end; e += 32) {
+        int32_t t = ahead;
+        ahead = e + 32 < end ? winner(e + 32) : -1;  // under way while this batch finds its places
         if (t < from || t >= to) t = -1;
         const unsigned same = __match_any_sync(kFullWarp, t);
         const unsigned lower = same & ((1u << lane) - 1);
         const uint32_t place = t >= 0 ? next[t] : 0;
         __syncwarp();
         if (t >= 0) {
-          list[place - base + __popc(lower)] = e;
+          list[place - base + __popc(lower)] = {e, scale_of(e)};
           if (lower == 0) next[t] = place + __popc(same);
         }
         __syncwarp();
@@ -138,22 +147,30 @@ struct OwnedRowsKernel {
     __syncthreads();
   }
 
-  // The factor and the row of an entry, looked up by one lane for itself.
-  struct Entry {
-    int64_t offset;
-    S scale;
-  };
-  __device__ __forceinline__ Entry look_up(uint32_t e) const {
-    const S* grad = static_cast<const S*>(p.grad);
-    const uint32_t query = p.layout == Layout::in_batch ? e / static_cast<uint32_t>(p.Lq) : i;
-    const uint32_t s = p.layout == Layout::in_batch ? e - query * p.Lq : e;
-    Entry entry;
-    entry.offset = query * p.Q.item_stride + s * p.Q.token_stride;
-    entry.scale = grad[query * p.grad_query_stride + j * p.grad_item_stride];
+  // Query and query token of an entry.
+  __device__ __forceinline__ uint32_t query_of(uint32_t e) const {
+    return p.layout == Layout::in_batch ? e / static_cast<uint32_t>(p.Lq) : i;
+  }
+  __device__ __forceinline__ uint32_t token_of(uint32_t e, uint32_t query) const {
+    return p.layout == Layout::in_batch ? e - query * p.Lq : e;
+  }
+
+  __device__ __forceinline__ S scale_of(uint32_t e) const {
+    const uint32_t query = query_of(e);
+    S scale = static_cast<const S*>(p.grad)[query * p.grad_query_stride + j * p.grad_item_stride];
     if (p.q_inverse != nullptr) {
-      entry.scale *= static_cast<const S*>(p.q_inverse)[query * static_cast<int64_t>(p.Lq) + s];
+      scale *= static_cast<const S*>(p.q_inverse)[query * static_cast<int64_t>(p.Lq) + token_of(e, query)];
     }
-    return entry;
+    return scale;
+  }
+
+  // The row of Q of an entry. Rows that lie evenly behind each other, the usual case, need no division.
+  __device__ __forceinline__ const T* row_of(uint32_t e) const {
+    const T* queries = static_cast<const T*>(p.Q.data);
+    if (p.layout == Layout::per_query) return queries + i * p.Q.item_stride + e * p.Q.token_stride;
+    if (p.Q.item_stride == p.Lq * p.Q.token_stride) return queries + e * p.Q.token_stride;
+    const uint32_t query = query_of(e);
+    return queries + query * p.Q.item_stride + token_of(e, query) * p.Q.token_stride;
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
@@ -182,7 +199,6 @@ struct OwnedRowsKernel {
   }
 
   __device__ __forceinline__ void walk_list(int from, int to, int first) {
-    const T* queries = static_cast<const T*>(p.Q.data);
     const uint32_t base = starts[from], count = starts[to] - base;
     const uint32_t begin = base + share(count, warp, kWarps), end = base + share(count, warp + 1, kWarps);
     Row sum;
@@ -194,36 +210,32 @@ struct OwnedRowsKernel {
       t = token_at(begin, from, to);
       row_end = starts[t + 1];
       started_here = starts[t] == begin;
-      for (uint32_t batch = begin; batch < end; batch += 32) {
-        Entry entry{};
-        if (batch + lane < end) entry = look_up(list[batch + lane - base]);
-        for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kUnroll) {
-          RawRow<T, kPieces> rows[kUnroll];
+      for (uint32_t group = begin; group < end; group += kUnroll) {
+        RawRow<T, kPieces> rows[kUnroll];
+        S scales[kUnroll];
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            const int64_t offset = __shfl_sync(kFullWarp, entry.offset, k0 + u);
-            if (batch + k0 + u < end) {
-              rows[u] = Row::fetch(queries + offset, p.Q.dim_stride, first, p.d);
-            }
-          }
+        for (int u = 0; u < kUnroll; ++u) {
+          const Listed<S> listed = list[min(group + u, end - 1) - base];
+          scales[u] = listed.scale;
+          rows[u] = Row::fetch(row_of(listed.entry), p.Q.dim_stride, first, p.d);
+        }
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            const S scale = __shfl_sync(kFullWarp, entry.scale, k0 + u);
-            const uint32_t place = batch + k0 + u;
-            if (place >= end) continue;
-            if (place == row_end) {  // the row before is complete
-              if (started_here) {
-                write_row(t, sum, first);
-              } else {
-                sum.put(carry + warp * Row::kDims);
-              }
-              sum.clear();
-              started_here = true;
-              t = token_at(place, t + 1, to);
-              row_end = starts[t + 1];
+        for (int u = 0; u < kUnroll; ++u) {
+          const uint32_t place = group + u;
+          if (place >= end) break;
+          if (place == row_end) {  // the row before is complete
+            if (started_here) {
+              write_row(t, sum, first);
+            } else {
+              sum.put(carry + warp * Row::kDims);
             }
-            sum.add_scaled(rows[u], scale);
+            sum.clear();
+            started_here = true;
+            do {
+              row_end = starts[++t + 1];
+            } while (row_end == place);
           }
+          sum.add_scaled(rows[u], scales[u]);
         }
       }
       if (!started_here) sum.put(carry + warp * Row::kDims);
@@ -242,20 +254,17 @@ struct OwnedRowsKernel {
 
   // One token with more winners than the list holds: every warp searches its share of the entries.
   __device__ __forceinline__ void sum_hot_token(int t, int first) {
-    const T* queries = static_cast<const T*>(p.Q.data);
     Row sum;
     sum.clear();
     const uint32_t end = share(entries, warp + 1, kWarps);
     for (uint32_t batch = share(entries, warp, kWarps); batch < end; batch += 32) {
       const uint32_t e = batch + lane;
       const bool hit = e < end && winner(e) == t;
-      Entry entry{};
-      if (hit) entry = look_up(e);
+      const S scale = hit ? scale_of(e) : S(0);
       for (unsigned left = __ballot_sync(kFullWarp, hit); left != 0; left &= left - 1) {
         const int who = __ffs(left) - 1;
-        const int64_t offset = __shfl_sync(kFullWarp, entry.offset, who);
-        const auto row = Row::fetch(queries + offset, p.Q.dim_stride, first, p.d);
-        sum.add_scaled(row, __shfl_sync(kFullWarp, entry.scale, who));
+        const auto row = Row::fetch(row_of(batch + who), p.Q.dim_stride, first, p.d);
+        sum.add_scaled(row, __shfl_sync(kFullWarp, scale, who));
       }
     }
     if (warp > 0) sum.put(carry + warp * Row::kDims);
@@ -303,7 +312,7 @@ struct OwnedRowsKernel {
 
 // The planner counts the same bytes of shared memory.
 template <class T, int kPieces, bool kVectors>
-__global__ void __launch_bounds__(32 * kOwnedWarps, kPieces == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 8 ? 1 : 3)
     own_documents(const __grid_constant__ BackwardArgs p) {
   using Kernel = OwnedRowsKernel<T, kPieces, kVectors>;
   extern __shared__ __align__(16) uint8_t shared[];
@@ -312,9 +321,9 @@ __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces == 1 ? 2 : 1)
   const int32_t first_token = static_cast<int32_t>(blockIdx.x % p.tiles) * p.tile_tokens;
   const int32_t tokens = min(p.tile_tokens, p.Ld - first_token);
   auto* carry = reinterpret_cast<typename Kernel::S*>(shared);
-  auto* starts = reinterpret_cast<uint32_t*>(carry + kOwnedWarps * Kernel::Row::kDims);
+  auto* list = reinterpret_cast<Listed<typename Kernel::S>*>(carry + kOwnedWarps * Kernel::Row::kDims);
+  auto* starts = reinterpret_cast<uint32_t*>(list + p.list_capacity);
   auto* cursors = starts + p.tile_tokens + 1;
-  auto* list = cursors + p.segments * p.tile_tokens;
   const bool in_batch = p.layout == Layout::in_batch;
   Kernel kernel{p,
                 carry,

@@ -6,6 +6,9 @@
 // one.
 #pragma once
 
+#include <type_traits>
+
+#include "../ptx/reduce.cuh"
 #include "element.cuh"
 #include "winner.cuh"
 
@@ -14,13 +17,20 @@ namespace late_interaction {
 template <class T>
 inline constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
-// As loaded: not widened yet, so that many rows in flight take few registers.
+// As loaded: words, not widened yet, so that many rows in flight take few registers and nothing touches a
+// word before its row is added.
+template <class T>
+using RowWords = std::conditional_t<sizeof(T) * kVector<T> == 8, uint2, uint4>;
+
 template <class T, int kPieces>
 struct RawRow {
-  struct alignas(sizeof(T) * kVector<T>) Vector {
-    T element[kVector<T>];
-  };
-  Vector v[kPieces];
+  RowWords<T> v[kPieces];
+};
+
+template <class T>
+union RowElements {
+  RowWords<T> words;
+  T element[kVector<T>];
 };
 
 template <class T, int kPieces, bool kVectors>
@@ -47,8 +57,9 @@ struct RowVector {
   __device__ __forceinline__ void add_scaled(const RawRow<T, kPieces>& row, S scale) {
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
+      const RowElements<T> loaded{row.v[p]};
 #pragma unroll
-      for (int k = 0; k < kLanes; ++k) x[p][k] = fma(scale, widen(row.v[p].element[k]), x[p][k]);
+      for (int k = 0; k < kLanes; ++k) x[p][k] = fma(scale, widen(loaded.element[k]), x[p][k]);
     }
   }
 
@@ -62,22 +73,23 @@ struct RowVector {
     return warp_sum(sum);
   }
 
-  // Elements first .. first + kDims of a row; zeros past d.
-  static __device__ __forceinline__ RawRow<T, kPieces> fetch(const T* row, int64_t stride, int first, int d) {
-    using Vector = typename RawRow<T, kPieces>::Vector;
+  // Elements first .. first + kDims of a row; zeros past d, and all of them where the row does not exist.
+  static __device__ __forceinline__ RawRow<T, kPieces> fetch(const T* row, int64_t stride, int first, int d,
+                                                             bool exists = true) {
     RawRow<T, kPieces> raw;
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
       const int at = dim(first, p);
-      raw.v[p] = Vector{};
+      RowElements<T> loaded{};
       if constexpr (kVectors) {
-        if (at < d) raw.v[p] = *reinterpret_cast<const Vector*>(row + at);
+        if (exists && at < d) loaded.words = *reinterpret_cast<const RowWords<T>*>(row + at);
       } else {
 #pragma unroll
         for (int k = 0; k < kLanes; ++k) {
-          if (at + k < d) raw.v[p].element[k] = row[(at + k) * stride];
+          if (exists && at + k < d) loaded.element[k] = row[(at + k) * stride];
         }
       }
+      raw.v[p] = loaded.words;
     }
     return raw;
   }
@@ -105,6 +117,25 @@ struct RowVector {
 #pragma unroll
         for (int k = 0; k < kLanes; ++k) {
           if (at + k < d) row[at + k] = narrow<Out>(x[p][k]);
+        }
+      }
+    }
+  }
+
+  // Adds scale * this to a row in global memory, by reductions that return nothing.
+  __device__ __forceinline__ void add_product_to(S* row, S scale, int first, int d) const {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      const int at = dim(first, p);
+      S product[kLanes];
+#pragma unroll
+      for (int k = 0; k < kLanes; ++k) product[k] = scale * x[p][k];
+      if constexpr (kVectors) {
+        if (at < d) ptx::add_vector(row + at, product);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kLanes; ++k) {
+          if (at + k < d) atomicAdd(row + at + k, product[k]);
         }
       }
     }
