@@ -32,11 +32,13 @@ def _points(rows: Sequence[Row], impl: str) -> list[tuple[float, float, str]]:
 
 
 def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Points of nearly equal intensity share one label, a name a line in the order of their heights."""
+    """Points that lie close together share one label, a name a line in the order of their heights."""
     clusters: list[list[tuple[float, float, str]]] = []
-    for point in sorted(points):
-        if clusters and point[0] < 1.15 * clusters[-1][0][0]:
-            clusters[-1].append(point)
+    for point in sorted(points, key=lambda p: -p[1]):
+        for cluster in clusters:
+            if 1 / 1.15 < point[0] / cluster[-1][0] < 1.15 and cluster[-1][1] < 1.25 * point[1]:
+                cluster.append(point)
+                break
         else:
             clusters.append([point])
     out = []
@@ -67,7 +69,7 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     ridge = peak / bandwidth
     roof_x = [left, ridge, right] if left < ridge < right else [left, right]
     axes.plot(roof_x, [min(peak, bandwidth * x) for x in roof_x], color="#222222", linewidth=1.4)
-    axes.annotate(f"cuBLAS bf16 {peak:.0f} TFLOP/s", (right, peak), ha="right", va="bottom", fontsize=8)
+    axes.annotate(f"cuBLAS bf16 {peak:.0f} TFLOP/s", (ridge, peak), ha="left", va="bottom", fontsize=8)
     read_label = min(ridge, right) * 0.6
     axes.annotate(
         f"reads {bandwidth:.2f} TB/s",
@@ -81,7 +83,10 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
             x, y, _ = zip(*shape_points, strict=True)
             axes.scatter(x, y, label=impl, edgecolors="white", linewidths=0.5, **_STYLE[impl])
     for x0, y0, name in _labels(points[OURS]):
-        axes.annotate(name, (x0, y0), xytext=(6, -9), textcoords="offset points", fontsize=6, va="top")
+        shift, side = ((2, -6), "center") if x0 > right / 3 else ((6, -6), "left")
+        axes.annotate(
+            name, (x0, y0), xytext=shift, textcoords="offset points", fontsize=6, va="top", ha=side
+        )  # fmt: skip
     axes.set(
         xscale="log", yscale="log", xlim=(left, right),
         xlabel="FLOP per byte that must move", ylabel="TFLOP/s reached (real tokens)",
