@@ -12,6 +12,7 @@ constexpr int kMaxPieces = 8;      // that a warp holds of a row read in vectors
 constexpr int kElementPieces = 4;  // and of one read element by element
 constexpr int kMaxTileTokens = 1024;
 constexpr int kMinTileTokens = 64;
+constexpr int kFewEntries = 512;
 constexpr int kMaxList = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -37,11 +38,13 @@ void plan_owned(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan&
   const int64_t entries = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const int64_t documents = s.documents();
   plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 64, 1, kOwnedWarps));
-  // Few documents are cut into tiles of tokens, so that every multiprocessor has two blocks; each tile reads
-  // all winners of its document again, which costs two bytes a winner.
+  // Documents are cut into tiles of tokens where there are few of them, so that every multiprocessor has two
+  // blocks. Each tile reads all winners of its document again, two bytes each; where those are few, and a
+  // block does little but write zeros, smaller blocks even out the last wave.
   const int64_t for_size = ceil_div(s.Ld, kMaxTileTokens);
-  const int64_t for_blocks = std::min(ceil_div(2 * device.sm_count, std::max<int64_t>(documents, 1)),
-                                      ceil_div(s.Ld, kMinTileTokens));
+  const int64_t wanted_blocks = (entries <= kFewEntries ? 12 : 2) * static_cast<int64_t>(device.sm_count);
+  const int64_t for_blocks =
+      std::min(ceil_div(wanted_blocks, std::max<int64_t>(documents, 1)), ceil_div(s.Ld, kMinTileTokens));
   const int64_t tiles = std::max<int64_t>({for_size, for_blocks, 1});
   plan.tile_tokens = static_cast<int>(std::max<int64_t>(1, ceil_div(s.Ld, tiles)));
   plan.tiles = static_cast<int>(ceil_div(s.Ld, plan.tile_tokens));
