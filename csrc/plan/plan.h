@@ -61,7 +61,8 @@ struct ForwardPlan {
   int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
 };
 
-// What the wgmma tiles ask of the inputs: 16-byte strides, and rows of Q that lie evenly behind each other.
+// copy_engine: the inputs are as the wgmma tiles need them, with strides of whole 16 bytes and rows of Q that
+// lie evenly behind each other.
 ForwardPlan plan_forward(const Sizes& sizes, Dtype dtype, Precision precision, bool copy_engine,
                          const Device& device);
 
