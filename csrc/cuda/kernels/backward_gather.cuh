@@ -3,9 +3,9 @@
 //   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
 //
 // A query token belongs to `split` neighbouring warps of one block, each with a contiguous share of its
-// documents. Lanes look up 32 winners and gradients at once; then the warp reads the winners' rows one after
-// the other, all lanes together, kUnroll rows in flight. The shares are added in order: grad_Q is the same
-// bits in every run.
+// documents. Lanes look up 32 winners and gradients at once and leave them in shared memory; then the warp
+// reads the winners' rows one after the other, all lanes together, kUnroll rows in flight. The shares are
+// added in order: grad_Q is the same bits in every run.
 //
 // kScatter: while the warp has grad[i, j] and Q[i, s] in hand it adds their product to row winner[i, j, s] of
 // grad_D_sums by vector reductions. One pass over everything, but the order of those sums is the hardware's.

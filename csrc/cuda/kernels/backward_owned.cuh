@@ -7,11 +7,10 @@
 //   1. counts them by token: `segments` warps take a contiguous share of the entries each;
 //   2. turns the counts into places: tokens in order, and within a token the segments in order;
 //   3. puts every entry in its place in a list in shared memory: a stable counting sort;
-//   4. walks the list: each warp an equal share of it, whatever tokens it covers, so that a token that wins
-//   often
-//      (real winners are skewed) is worked on by many warps. A row that lies within one share is written by
-//      that warp. Of a row that spans shares, the warp in whose share it starts keeps its sum in registers,
-//      the others leave theirs in `carry`, and the first one adds them, in order.
+//   4. walks the list: each warp an equal share of it, whatever tokens it covers, so that a token that
+//      wins often (real winners are skewed) is worked on by many warps. A row that lies within one share
+//      is written by that warp. Of a row that spans shares, the warp in whose share it starts keeps its
+//      sum in registers, the others leave theirs in `carry`, and the first one adds them, in order.
 //
 //        list:  |t0 t0 t0 t1 t3 t3|t3 t3 t3 t3 t3 t3|t3 t4 t5 t5 ...
 //                share of warp 0    share of warp 1    share of warp 2

@@ -1,17 +1,18 @@
 // MaxSim forward on the tensor cores of sm_80 and newer (mma.sync).
 //
 //                    a document's tokens, kColumns at a time
-//                 +------------------------------------------+
-//   query rows    | S = Q . D^T, 16 x 8 blocks in registers   |  -> running max (and winner) of every row,
-//   kRows of them |     warps kWarpsM below each other,       |     in registers until the document ends
-//   (row_tile)    |     kWarpsN side by side                  |
-//                 +------------------------------------------+
+//                 +-------------------------------------------+
+//   query rows    | S = Q . D^T, 16 x 8 blocks in registers   |  -> running max (and winner)
+//   kRows of them |     warps kWarpsM below each other,       |     of every row, in registers
+//   (row_tile)    |     kWarpsN side by side                  |     until the document ends
+//                 +-------------------------------------------+
 //
 // Who owns what
-//   block   a contiguous range of units (row tile, document); the grid is persistent, and ranges differ by at
-//   most one. warp    kWarpRows query rows x kWarpColumns tokens of each tile. lane    in the product: two
-//   columns of every 16x8 block. At a document's end the four lanes of a quad, who
-//           hold the same rows, split those rows among them: a lane then owns kOwned rows, for good.
+//   block   a contiguous range of units (row tile, document); the grid is persistent, and ranges
+//           differ by at most one.
+//   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
+//   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a
+//           quad, who hold the same rows, split them: a lane then owns kOwned rows, for good.
 //
 // Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
 // kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
@@ -19,8 +20,7 @@
 // so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
 //
 // Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed
-// order; a query that spans several warps' rows leaves one part each, and sum_parts adds them, in order: no
-// atomics.
+// order; a query that spans several warps' rows leaves one part each, which sum_parts adds in order.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,31 +1,27 @@
-// MaxSim forward on Hopper for few query rows: documents on the M side of wgmma, all query rows on the N
-// side.
+// MaxSim forward on Hopper for few query rows: documents on the M side of wgmma, query rows on its N side.
 //
 //                        kColumns query rows (up to 128), resident in shared memory
 //                      +-----------------------------------------------+
-//   128 tokens of a    |  a team's first warpgroup: tokens  0..63       |
-//   document, a stage  |  and its second:           tokens 64..127      |   -> running max (and winner) of
-//   each
-//                      +-----------------------------------------------+      query row, element by element
+//   128 tokens of a    |  a team's first warpgroup: tokens  0..63      |  -> running max (and winner)
+//   document, a stage  |  and its second:           tokens 64..127     |     of each query row,
+//                      +-----------------------------------------------+     element by element
 //
 // One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once:
 // what counts is the bytes in flight, so the ring takes all the shared memory there is.
 //
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
-//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads; Q tiles have two
-//   slots, so a
-//              new query does not stall the ring.
-//   team       two warpgroups that share every stage of their documents. Where registers allow there are two
-//   teams,
-//              which take documents in turn: one works while the other finishes its document. Each has its
-//              own share of the ring, since a barrier's parity tells only neighbouring phases apart.
-//   warpgroup  its half of the tokens. A stage is one 128-byte chunk of the embedding; a tile's chunks add up
-//   in the
-//              accumulators.
-//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees. At a document's end
-//   lanes with
-//              the same rows, then warps, agree; the warps of a team take turns to finish documents.
+//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads; Q tiles have
+//              two slots, so a new query does not stall the ring.
+//   team       two warpgroups that share every stage of their documents. Where registers allow there
+//              are two teams, which take documents in turn: one works while the other finishes its
+//              document. Each has its own share of the ring, since a barrier's parity tells only
+//              neighbouring phases apart.
+//   warpgroup  its half of the tokens. A stage is one 128-byte chunk of the embedding; a tile's chunks
+//              add up in the accumulators.
+//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees. At a document's
+//              end lanes with the same rows, then warps, agree; the warps of a team take turns to
+//              finish documents.
 #pragma once
 
 #include "hopper.cuh"

@@ -1,21 +1,20 @@
 // MaxSim forward on Hopper for many query rows: query rows on the M side of wgmma.
 //
 //                         kColumns tokens of a document, a stage of the ring
-//                       +--------------------------------------------------+
-//   256 query rows,     |  warpgroup 0: rows   0..127, as blocks of 64      |
-//   resident in         |  warpgroup 1: rows 128..255, as blocks of 64      |   -> running max (and winner)
-//   of shared memory       +--------------------------------------------------+      each row, in registers
+//                     +--------------------------------------------------+
+//   256 query rows,   |  warpgroup 0: rows   0..127, as blocks of 64     |  -> running max (and
+//   resident in       |  warpgroup 1: rows 128..255, as blocks of 64     |     winner) of each row,
+//   shared memory     +--------------------------------------------------+     in registers
 //
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
-//   producer   one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the ring's
-//   stages. consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage. It issues
-//   both
-//              products, waits for the first, folds it into the maxima while the second multiplies, waits,
-//              hands the stage back, folds the second.
-//   warp       32 neighbouring query rows: 16 of either block. Q is loaded in boxes of 16 rows to make it so,
-//   and
-//              a query of 32 tokens is summed inside one warp.
+//   producer   one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
+//              ring's stages.
+//   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage. It issues
+//              both products, waits for the first, folds it into the maxima while the second
+//              multiplies, waits, hands the stage back, folds the second.
+//   warp       32 neighbouring query rows: 16 of either block. Q is loaded in boxes of 16 rows to
+//              make it so, and a query of 32 tokens is summed inside one warp.
 //
 // Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier.
 #pragma once
