@@ -35,6 +35,19 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
 
+  // Scores of quantized tokens: Q and D are codes, both float8_e4m3fn, float8_e5m2 or int8, and a token is
+  // code * scale. Scales are fp32, 0-dim (one for all tokens) or shaped as a mask (one a token), and not
+  // negative: score = sum_s scale_Q[s] * max_t (scale_D[t] * <Q_s, D_t>). Not differentiable.
+  m.def(
+      "maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, Tensor? d_mask) "
+      "-> Tensor");
+
+  // The same by way of fp32 copies, a piece of D at a time: for GPUs that maxsim_quantized has no kernel for.
+  // Written in Python (late_interaction/ops/dequantized.py).
+  m.def(
+      "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
+      "Tensor? d_mask) -> Tensor");
+
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32" or
   // "fp64"; step is "forward" or "backward"; sm is the compute capability as 10 * major + minor.
   m.def(

@@ -171,6 +171,9 @@ Compute compute_for(Dtype dtype, Precision precision) {
     case Dtype::fp64:
       return Compute::fp64;
     case Dtype::fp32:
+    case Dtype::e4m3:  // quantized tokens come here as fp32 copies
+    case Dtype::e5m2:
+    case Dtype::int8:
       break;
   }
   switch (precision) {
