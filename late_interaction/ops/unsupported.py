@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch
 
 _library = torch.library.Library("late_interaction", "IMPL")
-_OPS = ("maxsim", "maxsim_winners", "maxsim_backward")
+_OPS = ("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized")
 
 
 def _no_vmap(name: str) -> Callable[..., NoReturn]:
