@@ -1,4 +1,4 @@
-"""What :mod:`late_interaction.fp8` and :mod:`late_interaction.int8` share: checks, and the choice of operator."""
+"""What :mod:`late_interaction.fp8` and :mod:`late_interaction.int8` share."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from late_interaction import _checks, ops
 from late_interaction.ops import memory
 from late_interaction.ops.dequantized import has_kernel
 
-_TINY = 1e-30  # the least that a row's largest magnitude counts as: keeps a scale from becoming 0 or denormal
-
 
 def scale_for(amax: Tensor, largest_code: float) -> Tensor:
     """The float32 scale that maps ``amax`` to the largest code; NaN where ``amax`` is not finite."""
-    scale = amax.to(torch.float32).clamp_min(_TINY) / largest_code
+    # At least 1e-30, so that no scale becomes 0 or denormal. (Not a constant of the module: torch.compile
+    # with dynamic=True would make that an input of the graph.)
+    scale = amax.to(torch.float32).clamp_min(1e-30) / largest_code
     return torch.where(scale.isfinite(), scale, torch.nan)
 
 

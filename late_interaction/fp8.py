@@ -44,9 +44,9 @@ def quantize_fp8_per_tensor(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn)
         dtype: ``torch.float8_e4m3fn`` (3 bits of mantissa) or ``torch.float8_e5m2`` (2, and a wider range).
 
     Returns:
-        ``(codes, scale)``: ``codes`` of the shape of ``X``, contiguous; ``scale`` 0-dim, float32, > 0. Outside
-        autograd. Zeros become zeros. A NaN or an infinity anywhere makes ``scale`` and every code NaN. An empty
-        ``X`` has scale 1.
+        ``(codes, scale)``: ``codes`` of the shape of ``X``, contiguous; ``scale`` 0-dim, float32, > 0.
+        Outside autograd. Zeros become zeros. A NaN or an infinity anywhere makes ``scale`` and every code
+        NaN. An empty ``X`` has scale 1.
 
     Raises:
         TypeError: ``X`` is no floating-point tensor, or ``dtype`` is not fp8.
@@ -75,9 +75,9 @@ def quantize_fp8_per_token(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) 
         dtype: as in :func:`quantize_fp8_per_tensor`.
 
     Returns:
-        ``(codes, scale)``: ``codes`` of the shape of ``X``, contiguous; ``scale`` float32, > 0, of the shape of
-        ``X`` without ``d``. Outside autograd. A row of zeros becomes zeros. A row with a NaN or an infinity gets
-        the scale NaN, and the scores that it reaches are NaN.
+        ``(codes, scale)``: ``codes`` of the shape of ``X``, contiguous; ``scale`` float32, > 0, of the shape
+        of ``X`` without ``d``. Outside autograd. A row of zeros becomes zeros. A row with a NaN or an
+        infinity gets the scale NaN, and the scores that it reaches are NaN.
 
     Raises:
         TypeError: ``X`` is no floating-point tensor, or ``dtype`` is not fp8.
@@ -156,12 +156,13 @@ def maxsim_inference_fp8(
 
     Args:
         Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; float8_e4m3fn or float8_e5m2.
-        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets every
-            document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``).
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
+            every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``).
         scale_Q: 0-dim (one scale for all tokens) or ``[Nq, Lq]``; ``[Lq]`` fits one query. float32; other
             floating-point dtypes are converted. On the device of ``Q``.
-        scale_D: 0-dim, ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. Scales are finite and not negative. To check
-            that would mean to wait for the GPU, so nothing raises; the scores that another scale reaches are NaN.
+        scale_D: 0-dim, ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. Scales are finite and not negative. To
+            check that would mean to wait for the GPU, so nothing raises; the scores that another scale
+            reaches are NaN.
         q_mask: ``[Nq, Lq]``, True = keep. A masked query token adds 0.
         d_mask: ``[Nd, Ld]`` or ``[Nq, K, Ld]``, True = keep. A query token that meets no valid document token
             adds 0. What masked tokens and their scales hold does not matter.

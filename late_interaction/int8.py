@@ -19,7 +19,8 @@ _LARGEST = 127
 
 
 def quantize_int8_per_token(X: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 codes of ``X`` with a scale for each token (each row of the last dim): its largest magnitude / 127.
+    """int8 codes of ``X`` with a scale for each token (each row of the last dim), which maps its largest
+    magnitude to 127.
 
     Args:
         X: ``[..., d]`` embeddings; bfloat16, float16, float32 or float64.

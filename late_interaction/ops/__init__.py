@@ -16,9 +16,9 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     A gradient that is not needed comes back with zero elements. Not differentiable again.
 
 ``maxsim_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask) -> scores``
-    ``Q`` and ``D`` hold codes, both float8_e4m3fn, float8_e5m2 or int8; scales are float32, 0-dim (one for all
-    tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that it
-    reaches NaN. Not differentiable.
+    ``Q`` and ``D`` hold codes, both float8_e4m3fn, float8_e5m2 or int8; scales are float32, 0-dim (one for
+    all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
+    it reaches NaN. Not differentiable.
 ``maxsim_dequantized(...the same...) -> scores``
     The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
 

@@ -143,7 +143,7 @@ def _without_gradients(op: Any) -> Any:
     def kernel(*args: Any) -> Any:
         wanting = any(isinstance(x, Tensor) and x.requires_grad for x in args)
         if wanting and torch.is_grad_enabled():
-            raise RuntimeError(f"{op} has no gradients: detach its arguments, or call it under torch.no_grad()")
+            raise RuntimeError(f"{op} has no gradients: detach its arguments, or use torch.no_grad()")
         with _AutoDispatchBelowAutograd():
             return op(*args)
 
