@@ -180,7 +180,7 @@ def quantized_problems(draw):
 
     def scale(tokens):
         shape = tokens.shape[:-1] if draw(st.booleans()) else ()
-        return 2.0 ** torch.randint(-3, 4, shape, generator=make)
+        return 2.0 ** torch.randint(-2, 3, shape, generator=make)
 
     return Q.to(dtype), D.to(dtype), scale(Q), scale(D), q_mask, d_mask
 

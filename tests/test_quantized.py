@@ -103,7 +103,7 @@ def test_every_code_means_what_pytorch_says(dtype, device):
     Q = torch.ones(1, 1, 1, device=device).to(dtype)
     scores = score(Q, codes.view(256, 1, 1), one, one)[0]  # 256 documents of one dim
     torch.testing.assert_close(scores, codes.float(), rtol=0, atol=0, equal_nan=True)
-    kept = codes[codes.float().isfinite()]
+    kept = codes[:128][codes[:128].float().isfinite()]  # the negative ones would cancel these
     Q = torch.eye(len(kept), device=device).to(dtype)  # one document of as many dims
     ref.assert_close(score(Q, kept[None], one, one), kept.double().sum(), 1e-6)
 
@@ -150,7 +150,7 @@ def test_layouts_agree(dtype, way, device):
     scale_Q, scale_D = scales((3, 33), device, "token"), scales((4, 70), device, "token")
     d_mask = mask((4, 70), device, "dead")
     each = D.expand(3, *D.shape), scale_Q, scale_D.expand(3, 4, 70), None, d_mask.expand(3, 4, 70)
-    torch.testing.assert_close(way(Q, *each), way(Q, D, scale_Q, scale_D, None, d_mask), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(way(Q, *each), way(Q, D, scale_Q, scale_D, None, d_mask), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
@@ -159,7 +159,7 @@ def test_memory_layout_does_not_change_scores(form, dtype, device):
     Q, D = tokens((3, 33, 72), dtype, device, form), tokens((4, 70, 72), dtype, device, form)
     scale_Q, scale_D = scales((3, 33), device, "token"), scales((4, 70), device, "token")
     dense = score(Q.contiguous(), D.contiguous(), scale_Q, scale_D)
-    ref.assert_close(score(Q, D, scale_Q, scale_D), dense.double(), 1e-6)
+    ref.assert_close(score(Q, D, scale_Q, scale_D), dense.double(), 5e-6)
 
 
 # ---- what is not finite, and what does not count ----

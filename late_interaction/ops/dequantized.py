@@ -82,7 +82,7 @@ def maxsim_dequantized(
     with torch.autocast(Q.device.type, enabled=False):
         for i, j in _blocks(D):
             at = j if in_batch else (i, j)
-            documents = D[at].to(torch.float32)
+            documents = D[at].to(torch.float32, memory_format=torch.contiguous_format)
             if per_token:
                 documents *= scale_D[at].unsqueeze(-1)
             scores[i, j] = _ops.maxsim.default(
