@@ -76,6 +76,7 @@ unsupported.register(cuda_missing)
 maxsim = torch.ops.late_interaction.maxsim.default
 maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
+cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 
-__all__ = ["cuda_missing", "explain_plan", "maxsim", "maxsim_backward", "maxsim_winners"]
+__all__ = ["cuda_capability", "cuda_missing", "explain_plan", "maxsim", "maxsim_backward", "maxsim_winners"]
