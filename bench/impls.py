@@ -168,13 +168,13 @@ class Flash(Implementation):
         _forget_triton_tuning("flash_maxsim")
 
 
-def _similarity_einsum(layout: str) -> str:
+def similarity_einsum(layout: str) -> str:
     return {IN_BATCH: "isd,jtd->ijst", KD: "isd,ijtd->ijst", PAIRS: "isd,itd->ist"}[layout]
 
 
 def einsum_maxsim(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor:
     """MaxSim as PyTorch users write it."""
-    return torch.einsum(_similarity_einsum(layout), Q, D).max(-1).values.float().sum(-1)
+    return torch.einsum(similarity_einsum(layout), Q, D).max(-1).values.float().sum(-1)
 
 
 class Einsum(Implementation):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .ceilings import reached
 from .impls import LIK, OURS, package_version
 from .shapes import Shape
 from .timing import Ceilings
@@ -124,6 +125,7 @@ def new_header(device: torch.device, ceilings: Ceilings, **values: object) -> Ro
         "commit": _commit(),
         "command": shlex.join(["python", "-m", "bench", *_without_out(sys.argv[1:])]),
         "cublas_tflops": ceilings.cublas_tflops,
+        "cublas_tf32_tflops": ceilings.cublas_tf32_tflops,
         "read_tbps": ceilings.read_tbps,
         "copy_tbps": ceilings.copy_tbps,
     }
@@ -145,9 +147,16 @@ class Results:
         self.rows: list[Row] = []
         self._earlier = read(path) if merge and path.exists() else []
 
-    def add(self, rows: Iterable[Row]) -> None:
-        self.rows += [{**row, "run": self.header["run"]} for row in rows]
+    def add(self, rows: Iterable[Row]) -> list[Row]:
+        """Records the rows, each with its run and, where it has one, its share of the ceiling."""
+        added = []
+        for row in rows:
+            share = reached(row, self.header)
+            more = {"reached": share[0], "bound": share[1]} if share else {}
+            added.append({**row, **more, "run": self.header["run"]})
+        self.rows += added
         self.write()
+        return added
 
     def write(self) -> None:
         replaced = {_group(r) for r in self.rows}
