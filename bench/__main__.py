@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -108,7 +109,7 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     return out
 
 
-def _l2(device: torch.device) -> dict[str, object]:
+def _l2(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
     return {"l2_mib": torch.cuda.get_device_properties(device).L2_cache_size / 2**20}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
-from .results import DIRECTORY, ROOT, Row, best, groups, number, read, split
+from .results import DIRECTORY, ROOT, Row, best, groups, number, read, records, split
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PLOT = "roofline.png"
@@ -157,18 +157,12 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
     return [*parts, _stamp(headers)] if parts else []
 
 
-def _recorded(directory: Path) -> list[Path]:
-    """The record files, the CPU's last."""
-    found = [p for p in directory.glob("*.json") if not p.name.endswith(".partial.json")]
-    return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
-
-
 def build(directory: Path = DIRECTORY) -> str:
     """The Markdown between the markers."""
     parts: list[str] = []
     if (directory / PLOT).exists():
         parts.append(f"![Roofline of the MaxSim forward](bench/results/{PLOT})")
-    for path in _recorded(directory):
+    for path in records(directory):
         rows = read(path)
         if path.stem == "cpu":
             headers, measured = split(rows)
@@ -198,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, fail if it would change")
     args = parser.parse_args(arguments)
     if not args.check:
-        for path in _recorded(args.results):
+        for path in records(args.results):
             if path.stem != "cpu" and (problem := roofline(read(path), args.results / PLOT)):
                 print(f"{path.name}: {problem}")
     try:

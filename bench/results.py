@@ -104,7 +104,7 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-def new_header(device: torch.device, ceilings: Ceilings, **values: object) -> Row:
+def new_header(device: torch.device, ceilings: Ceilings, program: str = "bench", **values: Any) -> Row:
     """Where, when and with what the rows that share its `run` were measured."""
     on_gpu = device.type == "cuda"
     versions = {
@@ -123,7 +123,7 @@ def new_header(device: torch.device, ceilings: Ceilings, **values: object) -> Ro
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
-        "command": shlex.join(["python", "-m", "bench", *_without_out(sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", program, *_without_out(sys.argv[1:])]),
         "cublas_tflops": ceilings.cublas_tflops,
         "cublas_tf32_tflops": ceilings.cublas_tf32_tflops,
         "read_tbps": ceilings.read_tbps,
@@ -173,6 +173,16 @@ class Results:
 def _rounded(row: Row) -> Row:
     """Five digits: more would be noise."""
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+
+
+def records(directory: Path) -> list[Path]:
+    """The files of whole runs, the CPU's last: not sweeps, profiles or parts."""
+    found = [
+        p
+        for p in directory.glob("*.json")
+        if not p.name.startswith(("sweep-", "ncu-")) and not p.name.endswith(".partial.json")
+    ]
+    return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
 
 
 def read(path: Path) -> list[Row]:

@@ -325,6 +325,8 @@ def test_first_call_child_times_import_forward_and_step() -> None:
 
 def test_recorded_runs_are_well_formed() -> None:
     for path in sorted(results.DIRECTORY.glob("*.json")):
+        if path.name.startswith("ncu-"):
+            continue
         headers, rows = results.split(json.loads(path.read_text()))
         runs = {h["run"] for h in headers}
         assert headers and rows and {r["run"] for r in rows} == runs
