@@ -172,6 +172,9 @@ def losses(rows: Sequence[Row]) -> list[tuple[float, Row, Row]]:
     return sorted(out, key=lambda loss: -loss[0])
 
 
+PERCENTILES = ("worst", "p5", "p25", "p50", "p75", "p95", "geomean")
+
+
 def percentiles(ratios: Sequence[float]) -> dict[str, float]:
     """Of how many times faster we are, so the low ones are the bad ones."""
     faster = sorted(1 / r for r in ratios)
