@@ -1,4 +1,4 @@
-"""docs/performance.md and the profile behind it: from recorded rows, and nothing where nothing is recorded."""
+"""docs/performance.md and the profile behind it: from recorded rows; nothing where nothing is recorded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_a_profile_is_read_whatever_else_is_printed(
     first, second = ncu.extract(CSV, ["train-256", "text-long"])
     assert first == {
         "shape": "train-256", "kernel": "maxsim_forward_wgmma_rows", "grid": "(132, 1, 1)",
-        "tensor_pct": 80.5, "dram_pct": 12.5, "l2_pct": 40.25, "issue_pct": 41.0, "registers": 168.0, "duration_us": 1250.5,
+        "tensor_pct": 80.5, "dram_pct": 12.5, "l2_pct": 40.25, "issue_pct": 41.0, "registers": 168.0,
+        "duration_us": 1250.5,
     }  # fmt: skip
     assert second["l2_pct"] is None and second["duration_us"] == 66.0
     source, target = tmp_path / "ncu.csv", tmp_path / "ncu.json"
