@@ -40,6 +40,7 @@ from .timing import time_limit
 PACKAGES = ("late_interaction_kernels", "flash_maxsim")
 PARTS = 3  # that the configurations of one key are compiled in
 TUNE_ON = 2e11  # padded FLOPs, about 2 ms: the largest shape of a key up to here is tuned on
+STALLED_S = 60.0  # without a finished job: a process that died takes its job with it
 BENCH_MS = {"warmup": 2, "rep": 8}  # of Triton's do_bench, for each configuration
 
 Key = tuple[str, str, tuple[Any, ...]]  # peer, kernel, what its autotuner keys on
@@ -199,27 +200,29 @@ class Compilers:
         self._pool.join()
 
     def run(self, jobs: Sequence[Job], seconds: float) -> str:
-        """Compiles until all is done or the time is up; says in a few words how far it came."""
-        start = time.perf_counter()
+        """Compiles until all is done, the time is up or nothing moves; says how far it came."""
+        start = moved = time.perf_counter()
         pending = [self._pool.apply_async(_compile, (job,)) for job in jobs]
-        problems: list[str] = []
         done = 0
-        for result in pending:
-            result.wait(max(0.0, seconds - (time.perf_counter() - start)))
-            if not result.ready():
-                continue
-            try:
-                problem = result.get()
-            except Exception as error:
-                problem = told(error)
-            done += 1
-            if problem:
-                problems.append(problem)
+        while done < len(jobs) and time.perf_counter() < min(start + seconds, moved + STALLED_S):
+            time.sleep(0.02)
+            ready = sum(result.ready() for result in pending)
+            if ready > done:
+                done, moved = ready, time.perf_counter()
+        problems = [problem for result in pending if result.ready() and (problem := _outcome(result))]
         if done < len(jobs):  # what still runs would be in the way of what is timed next
             self._close()
             self._open()
         text = f"{done} of {len(jobs)} jobs in {time.perf_counter() - start:.0f} s"
         return text + (f", {len(problems)} failed, first: {problems[0][:120]}" if problems else "")
+
+
+def _outcome(result: Any) -> str | None:
+    try:
+        problem: str | None = result.get()
+    except Exception as error:  # raised in the process, or on the way back
+        return told(error)
+    return problem
 
 
 # ---- the process that measures ----

@@ -171,6 +171,15 @@ def test_every_configuration_is_compiled_once_and_the_chosen_one_for_the_rest(
     assert {job[1].name for job in compilers.jobs if job[2] is not None} == {"f"}
 
 
+def test_processes_say_what_went_wrong_and_never_hold_up_the_sweep() -> None:
+    jobs: list[triton_tuning.Job] = [("lik", SHAPES[0], part, {}) for part in range(3)]
+    with triton_tuning.Compilers(("lik",), processes=1) as compilers:
+        said = compilers.run(jobs, 0.0)
+        assert said.startswith("0 of 3 jobs")
+        said = compilers.run(jobs, 60.0)  # in new processes, which lack a GPU or the peer
+        assert said.startswith("3 of 3 jobs") and (torch.cuda.is_available() or "3 failed" in said)
+
+
 # ---- the run ----
 
 
