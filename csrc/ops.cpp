@@ -57,6 +57,11 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // Which CPU kernels run: "portable", "avx2", "avx512" or "avx512_bf16". Tests force one by its name; ""
   // goes back to the best that this CPU has.
   m.def("cpu_isa(str force='') -> str");
+
+  // The compute capability, 10 * major + minor, that the current CUDA device is planned as. Tests force an
+  // older one, and with it the kernels that need no more; 0 goes back to the device's own. Only where the
+  // CUDA library is loaded.
+  m.def("cuda_capability(int? force=None) -> int");
 }
 
 namespace late_interaction {

@@ -273,3 +273,7 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
+  m.impl("cuda_capability", TORCH_BOX(&late_interaction::cuda_capability));
+}

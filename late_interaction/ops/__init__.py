@@ -86,9 +86,11 @@ maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
+cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 
 __all__ = [
+    "cuda_capability",
     "cuda_missing",
     "explain_plan",
     "maxsim",
