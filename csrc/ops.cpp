@@ -87,9 +87,11 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   if (Nq == 0 || N == 0 || Lq == 0 || Ld == 0) return "no kernel: the call is empty\n";
   const Device device = device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
   if (step == "forward") {
-    const bool copy_engine = d % 8 == 0;  // as a dense tensor has it
-    return explain(sizes,
-                   plan_forward(sizes, dtype_named(dtype), parse_precision(precision), copy_engine, device));
+    const ForwardTraits traits{.dtype = dtype_named(dtype),
+                               .precision = parse_precision(precision),
+                               .scaled = normalize,
+                               .copy_engine = d % 8 == 0};  // as a dense tensor has it
+    return explain(sizes, plan_forward(sizes, traits, device));
   }
   STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step,
                   "'");

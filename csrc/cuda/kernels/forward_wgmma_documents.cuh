@@ -222,7 +222,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-                c, ptx::matrix_of_rows(tokens + 32 * k), ptx::matrix_of_rows(q + 32 * k), chunk > 0 || k > 0);
+                c, ptx::matrix_of_rows(ptx::matrix_at(tokens + 32 * k)),
+                ptx::matrix_of_rows(ptx::matrix_at(q + 32 * k)), chunk > 0 || k > 0);
           }
           ptx::commit_products();
           if (p.normalize) add_squares<typename Tile::Element>(squares, tokens);
