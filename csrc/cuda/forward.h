@@ -25,6 +25,9 @@ cudaError_t launch_wgmma_documents_bf16(const ForwardArgs& args, const TensorMap
 cudaError_t launch_wgmma_documents_fp16(const ForwardArgs& args, const TensorMaps& maps,
                                         const ForwardPlan& plan, cudaStream_t stream);
 
+// The span of each of [documents] that the mask leaves.
+cudaError_t launch_spans(const ForwardArgs& args, int64_t documents, Span* spans, cudaStream_t stream);
+
 // scores[i, j] = sum over p of parts[i, p, j], in order.
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                              cudaStream_t stream);

@@ -116,6 +116,12 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.stream_q = plan.stream_q;
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
+  OptionalTensor spans;
+  if (plan.trimmed) {
+    spans = new_tensor(scores, {s.documents(), 2}, ScalarType::Int);
+    args.spans = static_cast<Span*>(spans->data_ptr());
+    check(launch_spans(args, s.documents(), static_cast<Span*>(spans->data_ptr()), stream), "spans");
+  }
   OptionalTensor q_inverse, d_inverse;
   if (normalize && plan.tile != Tile::none) {
     BackwardArgs rows{};

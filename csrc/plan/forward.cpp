@@ -108,8 +108,8 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   plan.scaled = traits.scaled;
   double best = 0;
   for (const int columns : {176, 152, 128, 104, 80}) {
-   
     const bool masked = traits.masked || s.Ld < columns;
+    if (columns > widest_tile(masked, plan.scaled)) continue;
     // A tile costs its columns, and some for starting and ending it.
     const double cost = static_cast<double>(ceil_div(s.Ld, columns)) * (columns + 16);
     if (plan.columns == 0 || cost < best) {
@@ -118,10 +118,13 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
       plan.masked = masked;
     }
   }
+  // Worth a kernel of its own where the products take tens of microseconds.
+  constexpr double kWorthTrimming = 4e10;
+  plan.trimmed = traits.masked && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kWorthTrimming;
   constexpr int64_t kFinish = 256 * 32;  // what the kernel keeps of each consumer's rows
-  const int64_t weights = (plan.masked ? 32 : 0) + (plan.scaled ? 4 * plan.columns : 0);
   const int64_t q = plan.chunks * plan.rows * kChunkBytes + kFinish;
-  const int64_t stage = plan.chunks * plan.columns * kChunkBytes + weights;
+  const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
+                        (plan.scaled ? 4 * plan.columns : 0);
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);

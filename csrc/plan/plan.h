@@ -51,7 +51,8 @@ struct ForwardPlan {
   int columns = 0;        // tokens of a tile; wgmma_documents: query rows it has room for
   int chunks = 0;         // 128-byte pieces of an embedding; a stage of the ring holds one
   int stages = 0;         // depth of the ring
-  bool masked = false;    // wgmma_rows: columns of a tile are left out one by one
+  bool masked = false;    // wgmma_rows: columns of a tile may be left out one by one
+  bool trimmed = false;   // wgmma_rows: a kernel before finds where each masked document begins and ends
   bool scaled = false;    // wgmma_rows: columns of a tile have factors of their own
   bool stream_q = false;  // Q travels through the ring with D instead of staying in shared memory
   int smem_bytes = 0;     // dynamic shared memory of a block
@@ -75,6 +76,11 @@ struct ForwardTraits {
 };
 
 ForwardPlan plan_forward(const Sizes& sizes, const ForwardTraits& traits, const Device& device);
+
+// The widest tile of wgmma_rows that leaves its kernel the registers it needs.
+constexpr int widest_tile(bool masked, bool scaled) {
+  return masked && scaled ? 104 : masked || scaled ? 152 : 176;
+}
 
 struct BackwardPlan {
   Backward method = Backward::lowmem;  // lowmem or unified, never automatic

@@ -53,8 +53,8 @@ __device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const uint8
 }
 
 // Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or infinite: the document has no token
-// left (-inf: the row counts 0 and has no winner), or its similarities really are infinite. One row of each rare lane; kept
-// out of line, and out of the registers of the common case.
+// left (-inf: the row counts 0 and has no winner), or its similarities really are infinite. One row of each
+// rare lane; kept out of line, and out of the registers of the common case.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
                                                   int32_t j) {
@@ -79,7 +79,7 @@ struct OwnedRows {
   int32_t query[Tile::kOwned];      // -1: the row does not exist
   int32_t place[Tile::kOwned];      // of the row within its query
   int32_t first_query, last_query;  // of the warp; none if last < first
-  int32_t first_part;               // the first query may have begun in another warp: which part of it this is
+  int32_t first_part;  // the first query may have begun in another warp: which part of it this is
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
 #pragma unroll

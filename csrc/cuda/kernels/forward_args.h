@@ -7,6 +7,11 @@
 
 namespace late_interaction {
 
+// Tokens [first, first + length) of a document.
+struct Span {
+  int32_t first, length;
+};
+
 struct ForwardArgs {
   Layout layout;
   int64_t N;  // documents each query meets
@@ -23,7 +28,8 @@ struct ForwardArgs {
   bool stream_q;
   int64_t row_tiles, units;
   const float* q_inverse;  // inverse norms of the query tokens, if normalize
-  float zeros[4];  // zeros that the compiler does not know to be such
+  const Span* spans;       // of every document; null: all are whole
+  float zeros[4];          // zeros that the compiler does not know to be such
   const float* d_inverse;  // wgmma_rows: inverse norms of the documents' tokens, if normalize
 };
 

@@ -23,23 +23,28 @@ cudaError_t launch_persistent(Kernel kernel, int threads, const ForwardArgs& arg
 template <class Type, class Element, int kColumns, int kChunks, bool kMasked, bool kScaled>
 cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                              cudaStream_t stream) {
-  const auto launch = [&]<bool kWinners>() {
-    using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
-    return launch_persistent(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
-  };
-  return args.winners != nullptr ? launch.template operator()<true>() : launch.template operator()<false>();
+  if constexpr (kColumns > widest_tile(kMasked, kScaled)) {
+    return cudaErrorInvalidValue;
+  } else {
+    const auto launch = [&]<bool kWinners>() {
+      using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
+      return launch_persistent(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
+    };
+    return args.winners != nullptr ? launch.template operator()<true>() : launch.template operator()<false>();
+  }
 }
 
 template <class Type, class Element, int kChunks>
 cudaError_t launch_rows(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                         cudaStream_t stream) {
   const auto launch = [&]<int kColumns>() {
-    if (plan.masked) {
-      return plan.scaled ? launch_rows_tile<Type, Element, kColumns, kChunks, true, true>(args, maps, plan, stream)
-                         : launch_rows_tile<Type, Element, kColumns, kChunks, true, false>(args, maps, plan, stream);
-    }
-    return plan.scaled ? launch_rows_tile<Type, Element, kColumns, kChunks, false, true>(args, maps, plan, stream)
-                       : launch_rows_tile<Type, Element, kColumns, kChunks, false, false>(args, maps, plan, stream);
+    const auto kind = [&]<bool kMasked>() {
+      return plan.scaled
+                 ? launch_rows_tile<Type, Element, kColumns, kChunks, kMasked, true>(args, maps, plan, stream)
+                 : launch_rows_tile<Type, Element, kColumns, kChunks, kMasked, false>(args, maps, plan,
+                                                                                      stream);
+    };
+    return plan.masked ? kind.template operator()<true>() : kind.template operator()<false>();
   };
   switch (plan.columns) {
     case 80:

@@ -8,13 +8,13 @@
 //
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
-//   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
-//              ring's stages.
-//   weigher    kWeighed only: the next warp of warpgroup 2. It brings what a stage's tokens count: the bits
-//              of the mask, and the factors of their similarities (inverse norms).
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
 //   warp       32 neighbouring query rows: 16 of either block. Q is loaded in boxes of 16 rows to
 //              make it so, and a query of 32 tokens is summed inside one warp.
+//   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
+//              ring's stages.
+//   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
+//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms).
 //
 // The tensor cores never wait for a fold: a consumer always has one block in flight while it folds the other.
 //
@@ -24,9 +24,10 @@
 // Products may not be in flight over the back edge of a loop (ptxas would serialize them all), so the body of
 // the loop takes kTogether tiles, and only behind the last of them nothing of this warpgroup is in flight.
 //
-// A document's last tile is moved back to end with the document: a token that is seen twice changes neither
-// the maximum nor, since ties keep the earlier one, the winner. So only documents shorter than a tile have
-// columns to leave out (kWeighed).
+// Of a masked document the tokens from the first to the last that counts are visited. The last tile is moved
+// back to end with them: a token that is seen twice changes neither the maximum nor, since ties keep the
+// earlier one, the winner. So columns are left out one by one only in tiles that a mask has holes in, and in
+// documents shorter than a tile.
 //
 // Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier.
 #pragma once
@@ -35,7 +36,7 @@
 
 namespace late_interaction {
 
-// kMasked: some columns are left out: masked tokens, or what lies behind the end of a short document.
+// kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a factor of their own: its token's inverse norm.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_>
@@ -45,26 +46,29 @@ struct WgmmaRowsTile {
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_;
-  static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
+  static constexpr bool kMasked = kMasked_, kScaled = kScaled_;
   static constexpr int kTogether = kScaled ? 2 : 4;  // with factors, four need more registers than there are
-  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kConsumers = 2;               // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
+  // All warps share what the launch gave the block: 168 registers for each of 384 threads.
+  static constexpr int kConsumerRegisters = kMasked ? 224 : 232, kHelperRegisters = kMasked ? 56 : 40;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
   static constexpr int kHeld = 4, kOwned = 1;
   static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
   static constexpr uint32_t kStageBytes = kChunks * kStageChunkBytes;
   // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' factors.
-  static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 23) / 24 : 0;
-  static constexpr uint32_t kMaskBytes = 4 * 4 * kMaskWords;
+  static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
+  static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
   static constexpr uint32_t kWeightBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
+  static constexpr bool kWeighed = kMasked || kScaled;
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return slot_after_quad<kWarpRows, kOwned>(warp, lane, o);
   }
 };
 
-// Shared memory of a block, in this order: the Q tile, the ring, what the ring's tokens count, the consumers'
+// Shared memory of a block, in this order: the Q tile, the ring, what its columns count, the consumers'
 // own rows (read once a document: in registers they would crowd out the accumulators), barriers.
 template <class Tile>
 struct RowsShared {
@@ -79,17 +83,37 @@ struct RowsShared {
         own(reinterpret_cast<OwnedRows<Tile>*>(base + (weights - q) + stages * Tile::kWeightBytes)) {}
 
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
-  __device__ __forceinline__ uint32_t weight(int i) const { return weights + i * Tile::kWeightBytes; }
+  __device__ __forceinline__ uint32_t weights_of(int i) const { return weights + i * Tile::kWeightBytes; }
   __device__ __forceinline__ uint32_t q_full() const { return barriers; }
   __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 16 + 16 * i; }
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 24 + 16 * i; }
 };
 
-// Where a tile begins: the last one of a document is moved back to end with it.
+// The tokens of a document from the first to the last that counts.
 template <class Tile>
-__device__ __forceinline__ int32_t tile_begin(const ForwardArgs& p, int32_t t) {
-  return max(0, min(t, p.Ld - Tile::kColumns));
+__device__ __forceinline__ Span span_of(const ForwardArgs& p, const RowTile& tile, int32_t j) {
+  if (!Tile::kMasked || p.spans == nullptr) return {0, p.Ld};
+  return p.spans[document_index(p, tile, j)];
+}
+
+// Tiles of a document; an empty one has one too, whose maxima are dropped.
+template <class Tile>
+__device__ __forceinline__ int32_t count_tiles(int32_t length) {
+  return max(1, (length + Tile::kColumns - 1) / Tile::kColumns);
+}
+
+// The token that tile t of a span begins with: the last tile is moved back to end with the span.
+template <class Tile>
+__device__ __forceinline__ int32_t tile_begin(Span span, int32_t t) {
+  return span.first + max(0, min(t, span.length - Tile::kColumns));
+}
+
+// A product that is not put off until it is known to be needed.
+__device__ __forceinline__ float multiply_now(float x, float y) {
+  float product;
+  asm volatile("mul.f32 %0, %1, %2;\n" : "=f"(product) : "f"(x), "f"(y));
+  return product;
 }
 
 // The best of one query row so far, over the columns that its lane sees. Columns are folded in pairs, and
@@ -127,21 +151,37 @@ struct RowBest {
       value = max_keeping_nan(max_keeping_nan(value, a), b);
     }
   }
+
+  // The same where columns may be left out. Written as branches, which become predicates: a test of a bit,
+  // that both rows of a lane share, and no select.
+  __device__ __forceinline__ void fold_kept(float a, float b, bool keep_a, bool keep_b, float first_token,
+                                            float column, float zero) {
+    if constexpr (kWinners) {
+      a = keep_a ? a : -INFINITY;
+      float m = a;
+      if (keep_b) m = max_keeping_nan(m, b);
+      fold(a, m, first_token, column, zero);
+    } else {
+      if (keep_a) value = max_keeping_nan(value, a);
+      if (keep_b) value = max_keeping_nan(value, b);
+    }
+  }
 };
 
-// What the columns of a stage count, for one lane: bit 2 * (n % 12) + e of word n / 12 says whether column 8 * n
-// + 2 * (lane % 4) + e, as the accumulators have it, is kept. (24 bits a word, tested from the low end: seven
-// at a time become predicates in one instruction.)
+// What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
+// n + e of `kept` says whether they do, of[n] by what they are multiplied.
 template <class Tile>
 struct ColumnWeights {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
-  float2 factor[Tile::kScaled ? Tile::kColumns / 8 : 1];  // of columns 8 * n + 2 * (lane % 4) + {0, 1}
+  float2 factor[Tile::kScaled ? Tile::kColumns / 8 : 1];
 
   __device__ __forceinline__ void load(uint32_t weights) {
     const int quad = threadIdx.x % 4;
+    if constexpr (Tile::kMasked) {
 #pragma unroll
-    for (int w = 0; w < Tile::kMaskWords; ++w) {
-      kept[w] = ptx::load_shared(weights + (quad * Tile::kMaskWords + w) * 4);
+      for (int w = 0; w < Tile::kMaskWords; ++w) {
+        kept[w] = ptx::load_shared(weights + (quad * Tile::kMaskWords + w) * 4);
+      }
     }
     if constexpr (Tile::kScaled) {
 #pragma unroll
@@ -152,14 +192,14 @@ struct ColumnWeights {
   }
 
   __device__ __forceinline__ bool keeps(int n, int e) const {
-    return (kept[n / 12] & (1u << (n % 12 * 2 + e))) != 0;
+    return (kept[n / 16] & (1u << (n % 16 * 2 + e))) != 0;
   }
 };
 
 // Folds a block of 64 rows: the lane's two rows of it.
 template <class Tile>
-__device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2], RowBest<Tile::kWinners>* rows,
-                                           float token, const float* zeros,
+__device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2],
+                                           RowBest<Tile::kWinners>* rows, float token, const float* zeros,
                                            const ColumnWeights<Tile>& weights) {
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
 #pragma unroll
@@ -170,40 +210,52 @@ __device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2],
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         x[e] = c[4 * n + 2 * half + e];
-        if constexpr (Tile::kScaled) x[e] *= e == 0 ? weights.factor[n].x : weights.factor[n].y;
-        if constexpr (Tile::kMasked) x[e] = weights.keeps(n, e) ? x[e] : -INFINITY;
+        if constexpr (Tile::kScaled)
+          x[e] = multiply_now(x[e], e == 0 ? weights.factor[n].x : weights.factor[n].y);
       }
-      rows[half].fold(x[0], x[1], first_token[half], 8.0f * n, zeros[0]);
+      if constexpr (Tile::kMasked) {
+        rows[half].fold_kept(x[0], x[1], weights.keeps(n, 0), weights.keeps(n, 1), first_token[half],
+                             8.0f * n, zeros[0]);
+      } else {
+        rows[half].fold(x[0], x[1], first_token[half], 8.0f * n, zeros[0]);
+      }
     }
   }
 }
 
+template <class Tile>
+__device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
+                                          const RowsShared<Tile>& at, uint32_t q_parity) {
+  ptx::wait(at.q_empty(), q_parity ^ 1);
+  ptx::arrive_expecting(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
+  const int first = first_query_token(p, tile);
+  for (int box = 0; box < Tile::kRows / 16; ++box) {
+    // Box (warpgroup, block of 64, warp) of shared memory holds 16 rows of that warp's 32.
+    const int group = box / 8, block = box / 4 % 2, of_warp = box % 4;
+    const int row = group * 128 + of_warp * 32 + block * 16;
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      ptx::copy_box(at.q + chunk * Tile::kQChunkBytes + box * 16 * kChunkRowBytes, &maps.Q, at.q_full(),
+                    chunk * kChunkDims, first + row, tile.query, 0);
+    }
+  }
+}
+
+// One thread: Q tiles and documents, by TMA.
 template <class Tile>
 __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const RowsShared<Tile>& at) {
   RingPlace place;
   uint32_t q_parity = 0;
-  for (UnitRange range = UnitRange::mine(p); range.unit < range.end;) {
+  for (UnitRange range = UnitRange::mine(p); range.unit < range.end; q_parity ^= 1) {
     const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
-    ptx::wait(at.q_empty(), q_parity ^ 1);
-    ptx::arrive_expecting(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
-    const int first = first_query_token(p, part.tile);
-    for (int box = 0; box < Tile::kRows / 16; ++box) {
-      // Box (warpgroup, block of 64, warp) of shared memory holds 16 rows of that warp's 32.
-      const int group = box / 8, block = box / 4 % 2, of_warp = box % 4;
-      const int row = group * 128 + of_warp * 32 + block * 16;
-      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-        ptx::copy_box(at.q + chunk * Tile::kQChunkBytes + box * 16 * kChunkRowBytes, &maps.Q, at.q_full(),
-                      chunk * kChunkDims, first + row, part.tile.query, 0);
-      }
-    }
-    q_parity ^= 1;
+    load_rows<Tile>(p, maps, part.tile, at, q_parity);
     for (int32_t j = part.first_j; j < part.end_j; ++j) {
-      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
+      const Span span = span_of<Tile>(p, part.tile, j);
+      for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
         ptx::wait(at.empty(place.stage), place.parity ^ 1);
         ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
           ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, &maps.D, at.full(place.stage),
-                        chunk * kChunkDims, tile_begin<Tile>(p, t), j, part.tile.query);
+                        chunk * kChunkDims, tile_begin<Tile>(span, t), j, part.tile.query);
         }
         place.advance(p.stages);
       }
@@ -211,55 +263,97 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
   }
 }
 
-// One warp: lane l looks at tokens l, l + 32, ... of each stage.
+// One warp: lane l weighs columns l, l + 32, ... of each stage. It looks a tile ahead, since memory takes
+// longer to answer than a tile takes to multiply.
 template <class Tile>
-__device__ void weigh_tiles(const ForwardArgs& p, const RowsShared<Tile>& at) {
-  constexpr int kRounds = (Tile::kColumns + 31) / 32;
-  const int lane = threadIdx.x % 32;
+struct Weigher {
+  static constexpr int kRounds = (Tile::kColumns + 31) / 32;
+
+  const ForwardArgs& p;
+  const RowsShared<Tile>& at;
   RingPlace place;
-  for (UnitRange range = UnitRange::mine(p); range.unit < range.end;) {
-    const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
-    for (int32_t j = part.first_j; j < part.end_j; ++j) {
-      const uint8_t* mask = document_mask(p, part.tile.query, j);
-      const float* factors = Tile::kScaled ? p.d_inverse + document_index(p, part.tile, j) * p.Ld : nullptr;
-      for (int32_t tile = 0; tile < p.Ld; tile += Tile::kColumns) {
-        const int32_t begin = tile_begin<Tile>(p, tile);
-        float factor[kRounds];
-        uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1] = {};
+
+  struct Looked {
+    bool kept[kRounds];
+    float factor[kRounds];
+  };
+
+  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, Span span,
+                                         int32_t t) const {
+    Looked looked;
 #pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-          const int32_t t = begin + 32 * i + lane;
-          const bool exists = t < p.Ld && 32 * i + lane < Tile::kColumns;
-          if constexpr (Tile::kScaled) factor[i] = exists ? factors[t] : 0.0f;
-          if constexpr (!Tile::kMasked) continue;
-          const bool keep = exists && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
-          // Of each eight columns the two of this lane's quad place, moved together: eight bits.
-          uint32_t mine = (__ballot_sync(kFullWarp, keep) >> (2 * (lane % 4))) & 0x03030303u;
-          mine = (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xFF;
-          kept[i / 3] |= mine << (8 * (i % 3));
-        }
-        ptx::wait(at.empty(place.stage), place.parity ^ 1);
-        const uint32_t weights = at.weight(place.stage);
+    for (int i = 0; i < kRounds; ++i) {
+      const int32_t token = tile_begin<Tile>(span, t) + 32 * i + ptx::thread() % 32;
+      const bool exists = token < span.first + span.length && 32 * i + ptx::thread() % 32 < Tile::kColumns;
+      if constexpr (Tile::kMasked) {
+        looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
+      }
+      if constexpr (Tile::kScaled) looked.factor[i] = exists ? factors[token] : 0.0f;
+    }
+    return looked;
+  }
+
+  __device__ __forceinline__ void store(const Looked& looked) {
+    const int lane = ptx::thread() % 32;
+    const uint32_t weights = at.weights_of(place.stage);
+    if constexpr (Tile::kMasked) {
+      uint32_t words[Tile::kMaskWords] = {};
 #pragma unroll
-        for (int w = 0; w < Tile::kMaskWords; ++w) {
-          if (lane < 4) ptx::store_shared(weights + (lane * Tile::kMaskWords + w) * 4, kept[w]);
-        }
-        if constexpr (Tile::kScaled) {
+      for (int i = 0; i < kRounds; ++i) {
+        const uint32_t bits = __ballot_sync(kFullWarp, looked.kept[i]);
+        // Of each eight columns the two of this lane's quad place, moved together: eight bits.
+        uint32_t mine = (bits >> (2 * (lane % 4))) & 0x03030303u;
+        mine = (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xFF;
+        words[i / 4] |= mine << (8 * (i % 4));
+      }
 #pragma unroll
-          for (int i = 0; i < kRounds; ++i) {
-            const int column = 32 * i + lane;
-            if (column < Tile::kColumns) {
-              ptx::store_shared(weights + Tile::kMaskBytes + 4 * column, __float_as_uint(factor[i]));
-            }
-          }
-        }
-        __syncwarp();
-        if (lane == 0) ptx::arrive(at.full(place.stage));
-        place.advance(p.stages);
+      for (int w = 0; w < Tile::kMaskWords; ++w) {
+        if (lane < 4) ptx::store_shared(weights + (lane * Tile::kMaskWords + w) * 4, words[w]);
       }
     }
+    if constexpr (Tile::kScaled) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int column = 32 * i + lane;
+        if (column < Tile::kColumns) {
+          ptx::store_shared(weights + Tile::kMaskBytes + 4 * column, __float_as_uint(looked.factor[i]));
+        }
+      }
+    }
+    __syncwarp();
+    if (lane == 0) ptx::arrive(at.full(place.stage));
+    place.advance(p.stages);
   }
-}
+
+  __device__ __forceinline__ void run() {
+    Looked ahead{};
+    bool waiting = false;
+    const UnitRange range = UnitRange::mine(p);
+    int64_t documents = range.end - range.unit;
+    int32_t tile = static_cast<int32_t>(range.unit / p.N), j = static_cast<int32_t>(range.unit % p.N);
+    for (; documents > 0; ++tile, j = 0) {
+      const RowTile rows = row_tile(p, tile, Tile::kRows);
+      for (; j < p.N && documents > 0; ++j, --documents) {
+        const Span span = span_of<Tile>(p, rows, j);
+        const uint8_t* mask = document_mask(p, rows.query, j);
+        const float* factors = Tile::kScaled ? p.d_inverse + document_index(p, rows, j) * p.Ld : nullptr;
+        for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
+          const Looked looked = look(mask, factors, span, t);
+          if (waiting) {
+            ptx::wait(at.empty(place.stage), place.parity ^ 1);
+            store(ahead);
+          }
+          ahead = looked;
+          waiting = true;
+        }
+      }
+    }
+    if (waiting) {
+      ptx::wait(at.empty(place.stage), place.parity ^ 1);
+      store(ahead);
+    }
+  }
+};
 
 template <class Tile>
 struct RowsConsumer {
@@ -270,6 +364,7 @@ struct RowsConsumer {
   RingPlace place;
   RowBest<Tile::kWinners> best[Tile::kHeld];
   int32_t tile, j, t;
+  Span span;  // of document j
 
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int block) {
     const uint32_t q = ptx::matrix_at(q_blocks + block * 64 * kChunkRowBytes),
@@ -284,7 +379,13 @@ struct RowsConsumer {
     ptx::commit_products();
   }
 
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ Span span_of_document(int32_t its_j) const {
+    if (!Tile::kMasked || its_j >= p.N) return {0, p.Ld};
+    return span_of<Tile>(p, row_tile(p, tile, Tile::kRows), its_j);
+  }
+
+  __device__ __forceinline__ void finish_document_j() {
+    const RowTile rows = row_tile(p, tile, Tile::kRows);
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
 #pragma unroll
@@ -294,8 +395,9 @@ struct RowsConsumer {
       best[h].clear();
     }
     reduce_quad<Tile::kHeld, Tile::kWinners>(maximum, token);
-    finish_document<typename Tile::Element, Tile, Tile::kWinners>(
-        p, row_tile(p, tile, Tile::kRows), at.own[threadIdx.x], threadIdx.x / 32, j, maximum, token);
+    if (Tile::kMasked && span.length == 0) maximum[0] = -INFINITY;
+    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, rows, at.own[threadIdx.x],
+                                                                  threadIdx.x / 32, j, maximum, token);
   }
 
   template <int kTiles>
@@ -306,9 +408,9 @@ struct RowsConsumer {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply(c[1], 1);
-      const float first_token = static_cast<float>(tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
+      const float first_token = static_cast<float>(tile_begin<Tile>(span, t) + 2 * (threadIdx.x % 4));
       ColumnWeights<Tile> weights;
-      if constexpr (Tile::kWeighed) weights.load(at.weight(place.stage));
+      if constexpr (Tile::kWeighed) weights.load(at.weights_of(place.stage));
       ptx::wait_products<1>();
       fold_block<Tile>(c[0], best, first_token, p.zeros, weights);
       const RingPlace folded = place;
@@ -323,31 +425,41 @@ struct RowsConsumer {
       if (threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;
-      if (t >= p.Ld) {
-        finish();
-        t = 0;
+      if (t >= span.length) {
+        const Span next = span_of_document(j + 1);  // on its way while this one is finished
+        finish_document_j();
+        span = next;
         ++j;
+        t = 0;
       }
     }
   }
 
+  // Tiles of documents [j, end) that lie before this block.
+  __device__ __forceinline__ int64_t count_tiles_to(int64_t end) const {
+    if constexpr (!Tile::kMasked) return (end - j) * count_tiles<Tile>(p.Ld);
+    int64_t tiles = 0;
+    for (int64_t i = j + threadIdx.x % 32; i < end; i += 32) {
+      tiles += count_tiles<Tile>(span_of_document(static_cast<int32_t>(i)).length);
+    }
+    return warp_sum(tiles);
+  }
+
   __device__ __forceinline__ void run() {
-    const int32_t tiles_a_document = (p.Ld + Tile::kColumns - 1) / Tile::kColumns;
-    uint32_t q_parity = 0;
-    const UnitRange range = UnitRange::mine(p);
-    int64_t documents = range.end - range.unit;
-    tile = static_cast<int32_t>(range.unit / p.N);
-    j = static_cast<int32_t>(range.unit % p.N);
-    for (; documents > 0; ++tile, j = 0) {
+    const int64_t first = UnitRange::mine(p).unit;
+    tile = static_cast<int32_t>(first / p.N);
+    j = static_cast<int32_t>(first % p.N);
+    for (uint32_t q_parity = 0;; q_parity ^= 1, ++tile, j = 0) {
+      // Worked out anew for each row tile, which is rarer than a register is dear.
+      const int64_t documents = UnitRange::mine(p, ptx::block()).end - int64_t{tile} * p.N - j;
+      if (documents <= 0) break;
       at.own[threadIdx.x].take(p, row_tile(p, tile, Tile::kRows), threadIdx.x / 32);
       ptx::wait(at.q_full(), q_parity);
-      q_parity ^= 1;
+      span = span_of_document(j);
       t = 0;
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-      const int64_t here = min(p.N - j, documents);
-      documents -= here;
-      int64_t left = here * tiles_a_document;
+      int64_t left = count_tiles_to(min(p.N, j + documents));
       for (; left >= Tile::kTogether; left -= Tile::kTogether) take_tiles<Tile::kTogether>();
       for (; left > 0; --left) take_tiles<1>();
       if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
@@ -373,15 +485,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   __syncthreads();
 
-  // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform registers.
+  // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
+  // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
-    ptx::give_registers<40>();
+    ptx::give_registers<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) load_tiles<Tile>(p, maps, at);
-    if (Tile::kWeighed && helper / 32 == 1) weigh_tiles<Tile>(p, at);
+    if constexpr (Tile::kWeighed) {
+      if (helper / 32 == 1) Weigher<Tile>{p, at}.run();
+    }
   } else {
-    ptx::take_registers<232>();
+    ptx::take_registers<Tile::kConsumerRegisters>();
     RowsConsumer<Tile> consumer{p, at, at.q + 2 * warpgroup * 64 * kChunkRowBytes};
     consumer.run();
   }

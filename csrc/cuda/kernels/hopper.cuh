@@ -28,8 +28,8 @@ struct RingPlace {
 struct UnitRange {
   int64_t unit, end;
 
-  static __device__ __forceinline__ UnitRange mine(const ForwardArgs& p) {
-    return {p.units * blockIdx.x / gridDim.x, p.units * (blockIdx.x + 1) / gridDim.x};
+  static __device__ __forceinline__ UnitRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
+    return {p.units * block / gridDim.x, p.units * (block + 1) / gridDim.x};
   }
 };
 
