@@ -37,7 +37,7 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
   const CUresult result = encode_tiled(
       &map, compute == Compute::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
       const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [",
                   outer.size, ", ", items.size, ", ", tokens.size, ", ", d, "], error ",
                   static_cast<int>(result));
