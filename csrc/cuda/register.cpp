@@ -113,7 +113,7 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
   OptionalTensor q_inverse, d_inverse;
-  if (normalize && plan.tile != Tile::none) {
+  if (normalize && plan.tile != Tile::none && plan.tile != Tile::wgmma_documents) {  // which do it themselves
     BackwardArgs rows{};
     rows.layout = s.layout;
     rows.N = s.N;

@@ -71,7 +71,7 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
                     : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride},
                              one, documents ? plan.columns : 16);
   maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, {p.N, p.D.item_stride},
-                  in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? 128 : plan.columns);
+                  in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? plan.tokens : plan.columns);
   return maps;
 }
 

@@ -85,7 +85,7 @@ struct OwnedRows {
       const int32_t row = tile.first + at;
       query[o] = at < tile.count ? row / p.Lq : -1;
       scale[o] = at < tile.count && keeps_row(p, row) ? 1.0f : 0.0f;
-      if (p.normalize && scale[o] != 0.0f) scale[o] = p.q_inverse[row];
+      if (p.q_inverse != nullptr && scale[o] != 0.0f) scale[o] = p.q_inverse[row];
     }
   }
 };
