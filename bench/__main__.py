@@ -7,15 +7,22 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from . import cpu, first_call, plot, results, shapes
-from .impls import KEYS, load
+from . import cpu, first_call, fp32, plot, quantized, results, shapes, targets, together, variants
+from .impls import KEYS, OURS, load
 from .suites import WINNER_KINDS, Settings, run_suite
 from .timing import QUICK, Ceilings, Effort, measure_ceilings
 
-SUITES = ("forward", "training", "backward", "first-call")
+SUITES = ("forward", "variants", "fp32", "quantized", "training", "backward", "first-call")
+# Our own calls in turns: the shapes, what each row is a ratio to, and who measures them.
+TOGETHER = {
+    variants.SUITE: (shapes.VARIANTS, "over_plain", variants.take),
+    fp32.SUITE: (shapes.FP32, "over_einsum", fp32.take),
+    quantized.SUITE: (shapes.QUANTIZED, "over_bf16", quantized.take),
+}
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -81,12 +88,17 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     header = results.new_header(device, ceilings, peers_tuned=tuning, **_l2(device))
     out = results.Results(target, header, args.merge)
     if ceilings.cublas_tflops:
-        told = f"cuBLAS bf16 {ceilings.cublas_tflops:.0f} TFLOP/s, reads {ceilings.read_tbps:.2f} TB/s"
+        told = f"cuBLAS bf16 {ceilings.cublas_tflops:.0f} and TF32 {ceilings.cublas_tf32_tflops:.0f} TFLOP/s"
+        told += f", reads {ceilings.read_tbps:.2f} TB/s"
         print(f"{header['gpu']}: {told}, copies {ceilings.copy_tbps:.2f} TB/s", flush=True)
     forward = shapes.select(shapes.TINY_FORWARD if args.dry_run else shapes.FORWARD, args.shapes)
     training = shapes.select(shapes.TINY_TRAINING if args.dry_run else shapes.TRAINING, args.shapes)
     if "forward" in suites:
         run_suite(settings, out, "forward", forward, "fwd")
+    for suite, (names, ratio, take) in TOGETHER.items():
+        if suite in suites and any(i.name == OURS for i in implementations):
+            known = shapes.TINY_FORWARD if args.dry_run else shapes.named(names)
+            together.run(settings, out, shapes.select(known, args.shapes), ratio, take)
     if "training" in suites:
         run_suite(settings, out, "training", training, "fwd+bwd", WINNER_KINDS)
     if "backward" in suites:
@@ -97,7 +109,7 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     return out
 
 
-def _l2(device: torch.device) -> dict[str, object]:
+def _l2(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
     return {"l2_mib": torch.cuda.get_device_properties(device).L2_cache_size / 2**20}
@@ -123,12 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = _target(args, device)
     if device.type == "cuda" or args.dry_run:
         out = _run_gpu(args, device, target)
-        measured = [r for r in out.rows if r["suite"] != "first-call"]
+        measured = [r for r in out.rows if r["suite"] not in ("first-call", *TOGETHER)]
         told = results.summary(measured, "gpu_us" if device.type == "cuda" else "wall_us") if measured else ""
     else:
         out = _run_cpu(args, target)
         told = cpu.summary(out.rows) if out.rows else ""
     print(f"\n{told}")
+    if table := targets.table(targets.judge([out.header, *out.rows])):
+        print(f"\n{table}")
     if device.type == "cuda" and not args.no_plot:
         image = target.parent / ("roofline.png" if ".partial" not in target.name else "roofline.partial.png")
         problem = plot.roofline(results.read(target), image)

@@ -162,19 +162,22 @@ class Flash(Implementation):
             return lambda Q, D: lib.flash_maxsim_pairs(Q, D)
         if shape.layout == IN_BATCH and shape.Nq == 1:
             return lambda Q, D: lib.flash_maxsim(Q[0], D).unsqueeze(0)
-        return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=shape.layout == IN_BATCH)
+        if shape.layout == IN_BATCH:
+            return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=True)
+        # 0.3.0 cuts long queries into chunks even where each has its own documents, and then fails.
+        return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=False, query_chunk_size=None)
 
     def retune(self) -> None:
         _forget_triton_tuning("flash_maxsim")
 
 
-def _similarity_einsum(layout: str) -> str:
+def similarity_einsum(layout: str) -> str:
     return {IN_BATCH: "isd,jtd->ijst", KD: "isd,ijtd->ijst", PAIRS: "isd,itd->ist"}[layout]
 
 
 def einsum_maxsim(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor:
     """MaxSim as PyTorch users write it."""
-    return torch.einsum(_similarity_einsum(layout), Q, D).max(-1).values.float().sum(-1)
+    return torch.einsum(similarity_einsum(layout), Q, D).max(-1).values.float().sum(-1)
 
 
 class Einsum(Implementation):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from .shapes import IN_BATCH, Shape
 
@@ -26,27 +27,47 @@ def _candidates(shape: Shape, D: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def reference_scores(shape: Shape, Q: torch.Tensor, D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents or queries at a time."""
+def reference_scores(
+    shape: Shape, Q: torch.Tensor, D: torch.Tensor, q_mask: torch.Tensor | None = None,
+    d_mask: torch.Tensor | None = None, normalize: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents or queries at a time.
+
+    Every document must keep a token: the winners of one that does not are not marked.
+    """
     Nq, Nd, Lq, Ld, d = shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d
     scores = torch.empty(Nq, Nd, dtype=torch.float64, device=Q.device)
     winners = torch.empty(Nq, Nd, Lq, dtype=torch.int64, device=Q.device)
+
+    def tokens(x: torch.Tensor) -> torch.Tensor:
+        return F.normalize(x.double(), dim=-1) if normalize else x.double()
+
+    def total(best: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
+        """The sum over query tokens, [queries, Lq, documents] -> [queries, documents]."""
+        return (best if keep is None else best * keep.unsqueeze(-1)).sum(1)
+
     if shape.layout == IN_BATCH:
-        rows = Q.reshape(Nq * Lq, d).double()
+        rows = tokens(Q.reshape(Nq * Lq, d))
         step = max(1, _CHUNK_ELEMENTS // (Nq * Lq * Ld))
         for j in range(0, Nd, step):
-            docs = D[j : j + step].reshape(-1, d).double()
-            best = (rows @ docs.T).view(Nq, Lq, -1, Ld).max(-1)
-            scores[:, j : j + step] = best.values.sum(1)
+            docs = tokens(D[j : j + step].reshape(-1, d))
+            sims = (rows @ docs.T).view(Nq, Lq, -1, Ld)
+            if d_mask is not None:
+                sims.masked_fill_(~d_mask[j : j + step], -torch.inf)
+            best = sims.max(-1)
+            scores[:, j : j + step] = total(best.values, q_mask)
             winners[:, j : j + step] = best.indices.transpose(1, 2)
     else:
         D = _candidates(shape, D)
         step = max(1, _CHUNK_ELEMENTS // (Nd * Ld * max(Lq, d)))
         for i in range(0, Nq, step):
-            docs = D[i : i + step].double().flatten(1, 2)
-            sims = torch.bmm(Q[i : i + step].double(), docs.transpose(1, 2))
-            best = sims.view(-1, Lq, Nd, Ld).max(-1)
-            scores[i : i + step] = best.values.sum(1)
+            docs = tokens(D[i : i + step]).flatten(1, 2)
+            sims = torch.bmm(tokens(Q[i : i + step]), docs.transpose(1, 2)).view(-1, Lq, Nd, Ld)
+            if d_mask is not None:
+                keep = d_mask.view(Nq, 1, Nd, Ld)[i : i + step]
+                sims.masked_fill_(~keep, -torch.inf)
+            best = sims.max(-1)
+            scores[i : i + step] = total(best.values, None if q_mask is None else q_mask[i : i + step])
             winners[i : i + step] = best.indices.transpose(1, 2)
     return scores, winners
 

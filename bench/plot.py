@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from .impls import FLASH, LIK, OURS
 from .results import Row, best, groups, split
@@ -48,6 +50,15 @@ def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, flo
     return out
 
 
+def _pyplot() -> Any:
+    """matplotlib.pyplot without a display, or None."""
+    try:
+        import_module("matplotlib").use("Agg")
+    except ImportError:
+        return None
+    return import_module("matplotlib.pyplot")
+
+
 def roofline(rows: Sequence[Row], target: Path) -> str | None:
     """Draws `target`; or says in a line why it did not."""
     headers, rows = split(rows)
@@ -55,11 +66,9 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     ceilings = [h for h in headers if h.get("cublas_tflops") and h.get("read_tbps")]
     if not points[OURS] or not ceilings:
         return "no roofline: no forward of ours was timed on a GPU"
-    try:
-        import_module("matplotlib").use("Agg")
-    except ImportError:
+    plt = _pyplot()
+    if plt is None:
         return "no roofline: matplotlib is not installed"
-    plt = import_module("matplotlib.pyplot")
 
     header = ceilings[-1]
     peak, bandwidth = float(header["cublas_tflops"]), float(header["read_tbps"])
@@ -98,6 +107,79 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     axes.grid(True, which="both", linewidth=0.3, color="#dddddd")
     axes.legend(loc="lower right", fontsize=8, frameon=False)
     figure.tight_layout()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target)
+    plt.close(figure)
+    return None
+
+
+_LAYOUTS: dict[str, dict[str, Any]] = {
+    "in-batch": {"color": "#c1121f", "marker": "o"},
+    "kd": {"color": "#669bbc", "marker": "s"},
+    "pairs": {"color": "#7f9172", "marker": "^"},
+}
+
+
+def _pairs_of_times(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
+    """Layout -> (the better peer's GPU time, ours) of every shape that both ran."""
+    out: dict[str, list[tuple[float, float]]] = {}
+    for group in groups(rows).values():
+        ours = best([r for r in group if r["impl"] == OURS])
+        peer = best([r for r in group if r["impl"] in (LIK, FLASH)])
+        if ours and peer:
+            out.setdefault(ours["layout"], []).append((peer["gpu_us"], ours["gpu_us"]))
+    return out
+
+
+_LINES = ((1, "-"), (2, "--"), (4, ":"))  # times faster than the peer
+
+
+def _name_the_lines(figure: Any, axes: Any) -> None:
+    """Along each diagonal, once the axes have their final size."""
+    box = axes.get_position()
+    width, height = figure.get_size_inches() * (box.width, box.height)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    slope = height / math.log(top / bottom) * math.log(right / left) / width
+    for factor, _ in _LINES:
+        axes.annotate(
+            "the same time" if factor == 1 else f"{factor}x faster", (right / 1.1, right / 1.1 / factor),
+            xytext=(-3, 2), textcoords="offset points", fontsize=7, ha="right", va="bottom",
+            rotation=math.degrees(math.atan(slope)), rotation_mode="anchor",
+        )  # fmt: skip
+
+
+def sweep(rows: Sequence[Row], target: Path) -> str | None:
+    """Draws our time over the better peer's, a point a shape; or says in a line why it did not."""
+    headers, rows = split(rows)
+    points = _pairs_of_times(rows)
+    if not points:
+        return "no plot of the sweep: no shape was timed beside a peer on a GPU"
+    plt = _pyplot()
+    if plt is None:
+        return "no plot of the sweep: matplotlib is not installed"
+    every = [p for layout in points.values() for p in layout]
+    low, high = min(min(p) for p in every) / 1.5, max(max(p) for p in every) * 1.5
+    figure, axes = plt.subplots(figsize=(6.4, 6.0), dpi=150)
+    for factor, dashes in _LINES:
+        line = [low / factor, high / factor]
+        axes.plot([low, high], line, color="#222222", linewidth=0.9, linestyle=dashes)
+    for layout, style in _LAYOUTS.items():
+        if shape_points := points.get(layout):
+            x, y = zip(*shape_points, strict=True)
+            label = f"{layout} ({len(shape_points)})"
+            axes.scatter(x, y, s=18, label=label, edgecolors="white", linewidths=0.4, zorder=3, **style)
+    gpu = next((h["gpu"] for h in reversed(headers) if h.get("gpu")), "GPU")
+    axes.set(
+        xscale="log", yscale="log", xlim=(low, high), ylim=(min(p[1] for p in every) / 1.5, high),
+        xlabel="the better peer, GPU time, us", ylabel="late_interaction, GPU time, us",
+        title=f"MaxSim forward on {len(every)} random shapes, {gpu}",
+    )  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.grid(True, which="major", linewidth=0.4, color="#dddddd")
+    axes.legend(loc="upper left", fontsize=8, frameon=False)
+    figure.tight_layout()
+    _name_the_lines(figure, axes)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target)
     plt.close(figure)

@@ -1,18 +1,21 @@
-"""Fills README.md, between its two bench markers, from the recorded runs: `python -m bench.report`.
+"""Fills README.md and docs/performance.md, between their bench markers, from the recorded runs.
 
-Nothing in that part is typed by hand. `--check` fails when the README and the recorded runs differ.
+`python -m bench.report`. Nothing in those parts is typed by hand; `--check` fails when they and the recorded
+runs differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from . import performance, targets
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
-from .results import DIRECTORY, ROOT, Row, best, groups, number, read, split
+from .plot import sweep as sweep_plot
+from .results import DIRECTORY, ROOT, Row, best, groups, number, read, records, split
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PLOT = "roofline.png"
@@ -154,13 +157,12 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
     )
     parts += _section("Peak memory of that step,", "MiB above the inputs.", memory_table(rows))
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
+    verdicts = targets.grouped(targets.judge([*headers, *rows]))
+    parts += _section(
+        "Targets", "of the forward, by the ceilings of the same run ([shape by shape](docs/performance.md)).",
+        _table(targets.GROUPED_HEAD, verdicts) if verdicts else "",
+    )  # fmt: skip
     return [*parts, _stamp(headers)] if parts else []
-
-
-def _recorded(directory: Path) -> list[Path]:
-    """The record files, the CPU's last."""
-    found = [p for p in directory.glob("*.json") if not p.name.endswith(".partial.json")]
-    return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
 
 
 def build(directory: Path = DIRECTORY) -> str:
@@ -168,7 +170,7 @@ def build(directory: Path = DIRECTORY) -> str:
     parts: list[str] = []
     if (directory / PLOT).exists():
         parts.append(f"![Roofline of the MaxSim forward](bench/results/{PLOT})")
-    for path in _recorded(directory):
+    for path in records(directory):
         rows = read(path)
         if path.stem == "cpu":
             headers, measured = split(rows)
@@ -185,7 +187,7 @@ def build(directory: Path = DIRECTORY) -> str:
 def fill(text: str, generated: str) -> str:
     """`text` with what lies between the markers replaced."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the README needs one {BEGIN} and, after it, one {END}")
+        raise ValueError(f"it needs one {BEGIN} and, after it, one {END}")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{generated}\n{END}{after}"
@@ -198,22 +200,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, fail if it would change")
     args = parser.parse_args(arguments)
     if not args.check:
-        for path in _recorded(args.results):
+        for path in records(args.results):
             if path.stem != "cpu" and (problem := roofline(read(path), args.results / PLOT)):
                 print(f"{path.name}: {problem}")
-    try:
-        text = args.readme.read_text()
-        new = fill(text, build(args.results))
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    if args.check:
-        if new != text:
-            print(f"{args.readme} does not match {args.results}: run python -m bench.report", file=sys.stderr)
-            return 1
-        return 0
-    args.readme.write_text(new)
-    return 0
+        for path in sorted(args.results.glob("sweep-*.json")):
+            if problem := sweep_plot(read(path), path.with_suffix(".png")):
+                print(f"{path.name}: {problem}")
+    pages: dict[Path, Callable[[], str]] = {args.readme: lambda: build(args.results)}
+    page = args.readme.parent / "docs" / "performance.md"
+    if page.exists():
+        pages[page] = lambda: performance.build(args.results, _table, _stamp)
+    failed = False
+    for page, generated in pages.items():
+        try:
+            text = page.read_text()
+            new = fill(text, generated())
+        except (OSError, ValueError) as error:
+            print(f"{page}: {error}", file=sys.stderr)
+            failed = True
+            continue
+        if not args.check:
+            page.write_text(new)
+        elif new != text:
+            print(f"{page} does not match {args.results}: run python -m bench.report", file=sys.stderr)
+            failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":

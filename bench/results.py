@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .ceilings import reached
 from .impls import LIK, OURS, package_version
 from .shapes import Shape
 from .timing import Ceilings
@@ -103,7 +104,7 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-def new_header(device: torch.device, ceilings: Ceilings, **values: object) -> Row:
+def new_header(device: torch.device, ceilings: Ceilings, program: str = "bench", **values: Any) -> Row:
     """Where, when and with what the rows that share its `run` were measured."""
     on_gpu = device.type == "cuda"
     versions = {
@@ -122,8 +123,9 @@ def new_header(device: torch.device, ceilings: Ceilings, **values: object) -> Ro
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
-        "command": shlex.join(["python", "-m", "bench", *_without_out(sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", program, *_without_out(sys.argv[1:])]),
         "cublas_tflops": ceilings.cublas_tflops,
+        "cublas_tf32_tflops": ceilings.cublas_tf32_tflops,
         "read_tbps": ceilings.read_tbps,
         "copy_tbps": ceilings.copy_tbps,
     }
@@ -145,9 +147,16 @@ class Results:
         self.rows: list[Row] = []
         self._earlier = read(path) if merge and path.exists() else []
 
-    def add(self, rows: Iterable[Row]) -> None:
-        self.rows += [{**row, "run": self.header["run"]} for row in rows]
+    def add(self, rows: Iterable[Row]) -> list[Row]:
+        """Records the rows, each with its run and, where it has one, its share of the ceiling."""
+        added = []
+        for row in rows:
+            share = reached(row, self.header)
+            more = {"reached": share[0], "bound": share[1]} if share else {}
+            added.append({**row, **more, "run": self.header["run"]})
+        self.rows += added
         self.write()
+        return added
 
     def write(self) -> None:
         replaced = {_group(r) for r in self.rows}
@@ -164,6 +173,16 @@ class Results:
 def _rounded(row: Row) -> Row:
     """Five digits: more would be noise."""
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+
+
+def records(directory: Path) -> list[Path]:
+    """The files of whole runs, the CPU's last: not sweeps, profiles or parts."""
+    found = [
+        p
+        for p in directory.glob("*.json")
+        if not p.name.startswith(("sweep-", "ncu-")) and not p.name.endswith(".partial.json")
+    ]
+    return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
 
 
 def read(path: Path) -> list[Row]:

@@ -104,7 +104,19 @@ FORWARD = (
     Shape("edge-d64", 1, 10000, 32, 300, d=64),
     Shape("large-d512", 1, 1000, 32, 300, d=512),
     Shape("d768", 64, 64, 32, 300, d=768),
+    Shape("kd-256x16", 256, 16, 32, 1030, layout=KD),
 )
+
+# What bounds a forward of scores alone; the suites beside the plain forward take some of these.
+COMPUTE_BOUND = (
+    "train-128", "train-256", "colpali-128", "colpali-lq128", "longq-64", "rerank-lq1024", "d768",
+)  # fmt: skip
+READ_BOUND = (
+    "text-long", "corpus-10k", "very-long", "edge-d48", "edge-d64", "large-d512", "kd-256x16",
+)  # fmt: skip
+VARIANTS = (*COMPUTE_BOUND, "text-long", "corpus-10k")
+FP32 = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "d768", "text-long")
+QUANTIZED = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "text-long", "corpus-10k")
 
 TRAINING = (
     Shape("train-32", 32, 32, 32, 300, compiled=True),
@@ -139,6 +151,12 @@ def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:
     """The shapes whose name holds one of `names`; all of them when there are none."""
     wanted = list(names)
     return [s for s in shapes if not wanted or any(w in s.name for w in wanted)]
+
+
+def named(names: Iterable[str]) -> list[Shape]:
+    """The forward shapes of exactly these names."""
+    by_name = {s.name: s for s in FORWARD}
+    return [by_name[name] for name in names]
 
 
 def itemsize(dtype: torch.dtype) -> int:

@@ -109,15 +109,24 @@ def _capture(calls: Sequence[Call], count: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def gpu_time(calls: Sequence[Call], effort: Effort) -> GpuTime:
-    """Median GPU time of one call over CUDA-graph replays, or over an event loop where capture fails.
+@dataclass(frozen=True)
+class Repetition:
+    """What is timed as a whole: a CUDA graph's replay, or, where capture fails, a pass over the calls."""
 
-    `calls` run the same thing on different inputs; a graph holds all of them, so inputs that would
-    fit the L2 cache are cold each time.
-    """
+    run: Call
+    count: int  # calls in it
+    method: str  # "graph" or "events"
+
+
+def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
+    """`calls` run the same thing on different inputs; a graph holds all of them, so inputs that would
+    fit the L2 cache are cold each time. capture=False is for calls that wait for the device."""
     for call in calls:  # also loads every kernel, which cannot happen inside a capture
         call()
     torch.cuda.synchronize()
+    events = Repetition(lambda: [call() for call in calls], len(calls), "events")
+    if not capture:
+        return events
     estimate = statistics.median(_time_events([calls[i % len(calls)] for i in range(5)]))
     if estimate < 1.0 or len(calls) > 1:
         # At least 2 ms of work in a graph hides its launch; each input set once at least.
@@ -129,20 +138,34 @@ def gpu_time(calls: Sequence[Call], effort: Effort) -> GpuTime:
     except Exception:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        return _event_loop(calls, estimate, effort)
-    graph.replay()
-    torch.cuda.synchronize()
-    once = max(_time_events([graph.replay])[0], 1e-3)
-    replays = int(min(effort.max_replays, max(effort.min_replays, effort.gpu_ms / once)))
-    median, spread = quartiles(_time_events([graph.replay] * replays))
-    del graph
-    return GpuTime(1e3 * median / count, spread, "graph")
+        return events
+    return Repetition(graph.replay, count, "graph")
 
 
-def _event_loop(calls: Sequence[Call], estimate_ms: float, effort: Effort) -> GpuTime:
-    count = int(min(20 * effort.max_replays, max(effort.min_replays, effort.gpu_ms / max(estimate_ms, 1e-3))))
-    median, spread = quartiles(_time_events([calls[i % len(calls)] for i in range(count)]))
-    return GpuTime(1e3 * median, spread, "events")
+def time_in_turns(repetitions: Sequence[Repetition], effort: Effort, rounds: int = 1) -> list[GpuTime]:
+    """Median GPU time of one call of each. Taking turns spreads a drift of the clocks over all of them,
+    which a ratio between two needs."""
+    times: list[list[float]] = [[] for _ in repetitions]
+    runs = []
+    for each in repetitions:
+        each.run()
+        torch.cuda.synchronize()
+        once = max(_time_events([each.run])[0], 1e-3)
+        most = effort.max_replays * (1 if each.method == "graph" else 20)
+        runs.append(-(-int(min(most, max(effort.min_replays, effort.gpu_ms / once))) // rounds))
+    for _ in range(rounds):
+        for each, mine, count in zip(repetitions, times, runs, strict=True):
+            mine += _time_events([each.run] * count)
+    out = []
+    for each, mine in zip(repetitions, times, strict=True):
+        median, spread = quartiles(mine)
+        out.append(GpuTime(1e3 * median / each.count, spread, each.method))
+    return out
+
+
+def gpu_time(calls: Sequence[Call], effort: Effort) -> GpuTime:
+    """Median GPU time of one call over CUDA-graph replays, or over an event loop where capture fails."""
+    return time_in_turns([repetition(calls)], effort)[0]
 
 
 def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> float:
@@ -183,23 +206,38 @@ class Ceilings:
     """What this device does at best, measured in the same run. None: not measured (CPU)."""
 
     cublas_tflops: float | None = None
+    cublas_tf32_tflops: float | None = None
     read_tbps: float | None = None
     copy_tbps: float | None = None
 
 
-def measure_ceilings(effort: Effort, n: int = 8192, gib: float = 4.0) -> Ceilings:
-    """cuBLAS on a bf16 n^3 product, a large reduction (bytes read) and a large copy (read + written)."""
-    device = torch.device("cuda")
-    a = torch.randn(n, n, device=device, dtype=torch.bfloat16)
-    b = torch.randn(n, n, device=device, dtype=torch.bfloat16)
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """PyTorch's own float32 matrix products in this precision."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _product_tflops(dtype: torch.dtype, n: int, effort: Effort) -> float:
+    """What cuBLAS reaches on an n^3 product of random matrices."""
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.float32).to(dtype) for _ in range(2))
     c = torch.empty_like(a)
-    gemm = gpu_time([lambda: torch.mm(a, b, out=c)], effort).us
-    source = torch.randn(int(gib * 2**28), device=device)
+    return 2 * n**3 / gpu_time([lambda: torch.mm(a, b, out=c)], effort).us * 1e-6
+
+
+def measure_ceilings(effort: Effort, n: int = 8192, gib: float = 4.0) -> Ceilings:
+    """cuBLAS on an n^3 product, a large reduction (bytes read) and a large copy (read + written)."""
+    product = _product_tflops(torch.bfloat16, n, effort)
+    with float32_products("high"):
+        tf32 = _product_tflops(torch.float32, n, effort)
+    source = torch.randn(int(gib * 2**28), device="cuda")
     target = torch.empty_like(source)
     copy = gpu_time([lambda: target.copy_(source)], effort).us
     size = source.numel() * source.element_size()
     matrix = source.view(-1, 1 << 16)
     read = min(gpu_time([call], effort).us for call in (source.sum, matrix.amax, lambda: matrix.sum(1)))
-    return Ceilings(
-        cublas_tflops=2 * n**3 / gemm * 1e-6, read_tbps=size / read * 1e-6, copy_tbps=2 * size / copy * 1e-6
-    )
+    return Ceilings(product, tf32, size / read * 1e-6, 2 * size / copy * 1e-6)

@@ -35,6 +35,19 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
 
+  // Scores of quantized tokens: Q and D are codes, both float8_e4m3fn, float8_e5m2 or int8, and a token is
+  // code * scale. Scales are fp32, 0-dim (one for all tokens) or shaped as a mask (one a token), and not
+  // negative: score = sum_s scale_Q[s] * max_t (scale_D[t] * <Q_s, D_t>). Not differentiable.
+  m.def(
+      "maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, Tensor? d_mask) "
+      "-> Tensor");
+
+  // The same by way of fp32 copies, a piece of D at a time: for GPUs that maxsim_quantized has no kernel for.
+  // Written in Python (late_interaction/ops/dequantized.py).
+  m.def(
+      "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
+      "Tensor? d_mask) -> Tensor");
+
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32" or
   // "fp64"; step is "forward" or "backward"; sm is the compute capability as 10 * major + minor.
   m.def(
@@ -44,6 +57,11 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // Which CPU kernels run: "portable", "avx2", "avx512" or "avx512_bf16". Tests force one by its name; ""
   // goes back to the best that this CPU has.
   m.def("cpu_isa(str force='') -> str");
+
+  // The compute capability, 10 * major + minor, that the current CUDA device is planned as. Tests force an
+  // older one, and with it the kernels that need no more; 0 goes back to the device's own. Only where the
+  // CUDA library is loaded.
+  m.def("cuda_capability(int? force=None) -> int");
 }
 
 namespace late_interaction {
@@ -69,9 +87,11 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   if (Nq == 0 || N == 0 || Lq == 0 || Ld == 0) return "no kernel: the call is empty\n";
   const Device device = device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
   if (step == "forward") {
-    const bool copy_engine = d % 8 == 0;  // as a dense tensor has it
-    return explain(sizes,
-                   plan_forward(sizes, dtype_named(dtype), parse_precision(precision), copy_engine, device));
+    const ForwardTraits traits{.dtype = dtype_named(dtype),
+                               .precision = parse_precision(precision),
+                               .scaled = normalize,
+                               .copy_engine = d % 8 == 0};  // as a dense tensor has it
+    return explain(sizes, plan_forward(sizes, traits, device));
   }
   STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step,
                   "'");

@@ -8,26 +8,36 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 BACKWARDS = ("auto", "unified", "lowmem")
 PRECISIONS = ("highest", "high", "medium")
 
 
-def _bad_tokens(name: str, x: Any) -> NoReturn:
+def _bad_tokens(name: str, x: Any, wanted: tuple[torch.dtype, ...] = FLOATS) -> NoReturn:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if x.layout != torch.strided or x.is_nested:
         kind = "nested" if x.is_nested else str(x.layout)
         raise TypeError(f"{name} must be a dense (strided) tensor, got a {kind} one")
-    raise TypeError(f"{name} must be bfloat16, float16, float32 or float64, got {x.dtype}")
+    *others, last = (str(dtype).removeprefix("torch.") for dtype in wanted)
+    raise TypeError(f"{name} must be {', '.join(others)}{' or ' * bool(others)}{last}, got {x.dtype}")
 
 
 def embeddings(name: str, x: Tensor) -> None:
     """A dense floating-point tensor of a dtype that the kernels know."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS or x.layout != torch.strided or x.is_nested:
         _bad_tokens(name, x)
+
+
+def rows(name: str, x: Tensor) -> None:
+    """Embeddings with a dim d of at least 1."""
+    embeddings(name, x)
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"{name} must be [..., d] with d of at least 1, got {_shape(x)}")
 
 
 def autocasting(x: Tensor) -> bool:
@@ -78,6 +88,12 @@ def batched(
     """Everything a call of maxsim must satisfy. 2-D Q or D come back with a leading dim of 1."""
     embeddings("Q", Q)
     embeddings("D", D)
+    return _batched(Q, D, q_mask, d_mask)
+
+
+def _batched(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     q_rank, d_rank = Q.dim(), D.dim()
     if q_rank != 3 and q_rank != 2:
         raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {_shape(Q)}")
@@ -116,6 +132,57 @@ def pairs(
     if d_mask is not None:
         d_mask = mask("d_mask", d_mask, "D", D)
     return Q, D.unsqueeze(1), q_mask, None if d_mask is None else d_mask.unsqueeze(1)
+
+
+def quantized(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    dtypes: tuple[torch.dtype, ...],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Everything a call on quantized tokens of one of these dtypes must satisfy. 2-D Q or D come back with a
+    leading dim of 1, scales 0-dim or shaped as masks, float32."""
+    for name, x in (("Q", Q), ("D", D)):
+        if not isinstance(x, Tensor) or x.dtype not in dtypes or x.layout != torch.strided or x.is_nested:
+            _bad_tokens(name, x, dtypes)
+        _no_gradient(name, x)
+    if Q.dtype != D.dtype:
+        raise TypeError(f"Q and D must share a dtype, got {Q.dtype} and {D.dtype}")
+    Q, D, q_mask, d_mask = _batched(Q, D, q_mask, d_mask)
+    scale_Q, scale_D = scale("scale_Q", scale_Q, "Q", Q), scale("scale_D", scale_D, "D", D)
+    return Q, D, scale_Q, scale_D, q_mask, d_mask
+
+
+def scale(name: str, s: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
+    """One scale for all tokens, 0-dim, or one a token, shaped as a mask. float32 comes back."""
+    if not isinstance(s, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor (0-dim or one scale a token), got {type(s).__name__}")
+    if s.dtype not in FLOATS or s.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense float32 tensor, got {s.dtype}, {s.layout}")
+    if s.device != tokens.device:
+        raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {s.device}")
+    _no_gradient(name, s)
+    fitted = s
+    if s.dim() == 1:
+        fitted = s.squeeze(0) if s.shape[0] == 1 else s.unsqueeze(0)
+    if fitted.dim() != 0 and fitted.shape != tokens.shape[:-1]:
+        raise ValueError(
+            f"{name} must be 0-dim or have the shape of {tokens_name} without d, {list(tokens.shape[:-1])},"
+            f" got {_shape(s)}"
+        )
+    return fitted.to(torch.float32)
+
+
+def _no_gradient(name: str, x: Tensor) -> None:
+    tangent = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    if tangent or (x.requires_grad and torch.is_grad_enabled()):
+        raise ValueError(
+            f"{name} wants a gradient, and the scores of quantized tokens have none: detach it, or call under"
+            " torch.no_grad()"
+        )
 
 
 def corpus(

@@ -39,7 +39,8 @@ def explain_plan(
             a GPU, an H200's.
 
     Returns:
-        One line a decision, first the forward's, then the backward's.
+        The device, then one line a decision, first the forward's, then the backward's: kernel, tile, grid and
+        why.
 
     Raises:
         TypeError, ValueError: shapes, dtype or strategy that no call could have.
@@ -68,7 +69,13 @@ def explain_plan(
     if precision is None:
         precision = float32_precision("cuda")
 
-    lines = []
+    reason = "asked for"
+    if strategy == "auto":
+        reason = "the faster for such a shape, as measured"
+        if torch.are_deterministic_algorithms_enabled():
+            strategy, reason = "lowmem", "torch.use_deterministic_algorithms is on"
+
+    lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
     for step in ("forward", "backward") if winners else ("forward",):
         text: str = ops.explain_plan(
             len(d_shape) == 4,
@@ -86,6 +93,8 @@ def explain_plan(
             sm_count,
         )
         lines += [step, *(f"  {line}" for line in text.splitlines())]
+        if step == "backward" and "method" in text:
+            lines.append(f"  why        {reason}")
     return "\n".join(lines)
 
 
@@ -106,5 +115,8 @@ def _device(sm: int | None, sm_count: int | None) -> tuple[int, int]:
     here = _H200
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties()
-        here = (10 * properties.major + properties.minor, properties.multi_processor_count)
+        capability = 10 * properties.major + properties.minor
+        if ops.cuda_missing is None:
+            capability = ops.cuda_capability()  # a test may have forced an older one
+        here = (capability, properties.multi_processor_count)
     return sm or here[0], sm_count or here[1]

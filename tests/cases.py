@@ -12,6 +12,7 @@ LENGTHS_Q = [32, 1, 0, 33, 7, 64, 2, 127, 31, 129, 65, 63, 300]
 LENGTHS_D = [65, 300, 1, 31, 0, 128, 7, 64, 129, 2, 33, 63, 127, 32, 257]
 DIMS = [128, 8, 768, 1, 96, 40, 1024, 48, 200]
 DTYPES = [torch.bfloat16, torch.float32, torch.float16, torch.float64]
+QUANTIZED = [torch.float8_e4m3fn, torch.int8, torch.float8_e5m2]
 LAYOUTS = ["in-batch", "KD", "pairs"]
 MASKS = ["none", "holes", "dead"]
 FORMS = ["contiguous", "transposed", "sliced", "offset", "expanded"]
@@ -53,7 +54,7 @@ def walk(count):
 
 
 def tokens(shape, dtype, device, form="contiguous"):
-    """Random embeddings of this shape that lie in memory in this way."""
+    """Random embeddings of this shape that lie in memory in this way; codes spread over their grid."""
     *batch, L, d = shape
     if form == "transposed":  # the embedding dim is not the innermost
         x = torch.randn(*batch, d, L, device=device).transpose(-1, -2)
@@ -65,7 +66,7 @@ def tokens(shape, dtype, device, form="contiguous"):
         x = torch.randn(1, *batch[1:], L, d, device=device)
     else:
         x = torch.randn(*batch, L, d, device=device)
-    x = x.to(dtype)
+    x = (40 * x).clamp(-127, 127).to(dtype) if dtype in QUANTIZED else x.to(dtype)
     if form == "sliced":
         x = x[..., 2:, 3:]
     elif form == "offset":

@@ -71,6 +71,11 @@ def maxsim(Q, D, q_mask=None, d_mask=None, normalize=False):
     return scores, winners
 
 
+def dequantized(codes, scale):
+    """Tokens in float64; scale is 0-dim or one a token."""
+    return codes.double() * scale.double().unsqueeze(-1)
+
+
 def gradients(grad_scores, Q, D, winners, normalize=False):
     """(grad_Q, grad_D) in float64, with the winners as given."""
     Nq = Q.shape[0]

@@ -6,13 +6,29 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from bench import cpu, first_call, inputs, parity, plot, report, results, shapes, timing
+from bench import (
+    ceilings,
+    cpu,
+    first_call,
+    fp32,
+    inputs,
+    parity,
+    plot,
+    quantized,
+    report,
+    results,
+    shapes,
+    targets,
+    timing,
+    variants,
+)
 from bench.__main__ import main
-from bench.impls import KEYS, LIK, OURS, einsum_maxsim, load
+from bench.impls import EINSUM, KEYS, LIK, OURS, einsum_maxsim, load
 from bench.shapes import KD, PAIRS, Shape
 
 CPU = torch.device("cpu")
@@ -214,7 +230,7 @@ def row(shape: Shape, op: str, impl: str, us: float, suite: str = "forward", **m
 
 
 def header(**more: object) -> results.Row:
-    return results.new_header(CPU, timing.Ceilings(700.0, 4.0, 3.9), **more)
+    return results.new_header(CPU, timing.Ceilings(700.0, 350.0, 4.0, 3.9), **more)
 
 
 def test_merging_replaces_a_shape_as_a_whole_and_keeps_the_others(tmp_path: Path) -> None:
@@ -309,7 +325,140 @@ def test_first_call_child_times_import_forward_and_step() -> None:
 
 def test_recorded_runs_are_well_formed() -> None:
     for path in sorted(results.DIRECTORY.glob("*.json")):
+        if path.name.startswith("ncu-"):
+            continue
         headers, rows = results.split(json.loads(path.read_text()))
         runs = {h["run"] for h in headers}
         assert headers and rows and {r["run"] for r in rows} == runs
         assert all(set(results.KEYS) <= r.keys() for r in rows)
+
+
+# ---- variants, float32, 8 bits: our own calls in turns, and the targets ----
+
+
+@pytest.mark.parametrize("shape", LAYOUTS, ids=lambda s: s.layout)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_masked_reference_agrees_with_the_package(shape: Shape, normalize: bool) -> None:
+    import late_interaction as li
+
+    x = inputs.draw(shape, CPU, torch.float64)
+    q_mask, d_mask = torch.rand(x.Q.shape[:-1]) < 0.7, torch.rand(x.D.shape[:-1]) < 0.7
+    d_mask[..., 0] = True
+    scores, _ = parity.reference_scores(shape, x.Q, x.D, q_mask, d_mask, normalize)
+    function = li.maxsim_pairs if shape.layout == PAIRS else li.maxsim
+    out = function(x.Q, x.D, q_mask, d_mask, normalize=normalize)
+    assert parity.relative_error(out, scores) < 1e-12
+
+
+def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    assert main(["--dry-run", "--suite", "variants,fp32,quantized", "--impl", "ours", "--out", str(out)]) == 0
+    _, rows = results.split(results.read(out))
+    by_suite = {s: [r for r in rows if r["suite"] == s] for s in ("variants", "fp32", "quantized")}
+    assert {r["variant"] for r in by_suite["variants"]} == {
+        "plain", "winners", "d_mask", "masks", "normalize", "fp16",
+    }  # fmt: skip
+    for r in [*by_suite["variants"], *by_suite["fp32"]]:
+        assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2
+    assert all(r["over_plain"] > 0 for r in by_suite["variants"] if r["variant"] != "plain")
+    assert all(r["winners_wrong"] == 0 for r in by_suite["variants"] if r["variant"] == "winners")
+    for r in by_suite["quantized"]:  # what is not there is said, not failed
+        assert r["wall_us"] or "there is no" in r["skipped"]
+
+
+def test_chunks_do_not_change_the_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp32, "CHUNK_BYTES", 4 * 5 * 7 * 4)
+    for shape in LAYOUTS:
+        x = inputs.draw(shape, CPU, torch.float32)
+        whole = parity.reference_scores(shape, x.Q, x.D)[0]
+        assert parity.relative_error(fp32.chunked_einsum(x.Q, x.D, shape.layout), whole) < 1e-6
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize(("dtype", "error"), [(quantized.FP8, 0.03), (quantized.INT8, 0.02)])
+def test_quantizing_keeps_what_its_bits_can(dtype: torch.dtype, error: float, per_token: bool) -> None:
+    x = torch.randn(3, 5, 64)
+    narrow, scale = quantized.quantize(x, dtype, per_token)
+    assert narrow.dtype == dtype and scale.shape == (x.shape[:-1] if per_token else ())
+    restored = narrow.float() * (scale.unsqueeze(-1) if per_token else scale)
+    assert float((restored - x).norm() / x.norm()) < error
+
+
+RUN = {"run": "now", "cublas_tflops": 800.0, "cublas_tf32_tflops": 400.0, "read_tbps": 4.0}
+
+
+def timed(name: str, suite: str, us: float, variant: str | None = None, **more: object) -> results.Row:
+    dtype = more.pop("dtype", torch.bfloat16)
+    assert isinstance(dtype, torch.dtype)
+    out = results.new_row(suite, by_name(name), "fwd", dtype, str(more.pop("impl", OURS)), variant=variant)
+    return {**out, "gpu_us": us, "wall_us": us + 12, "run": "now", **more}
+
+
+def test_the_ceiling_is_the_larger_of_products_and_reads() -> None:
+    share, bound = ceilings.reached(timed("train-256", "forward", 252.0), RUN) or (0, "")
+    assert bound == "C" and share == pytest.approx(161.06 / 252 / 0.8, rel=1e-3)
+    share, bound = ceilings.reached(timed("text-long", "forward", 70.0), RUN) or (0, "")
+    assert bound == "R" and share == pytest.approx(262.2 / 4 / 70, rel=1e-2)
+    narrow = timed("text-long", "quantized", 40.0, "fp8 per token", dtype=torch.float8_e4m3fn)
+    share, bound = ceilings.reached(narrow, RUN) or (0, "")
+    assert bound == "R" and share == pytest.approx((131.1 + 4.1) / 4 / 40, rel=1e-2)
+    assert (ceilings.reached(timed("train-256", "fp32", 900.0, dtype=torch.float32), RUN) or "..")[1] == "T"
+    assert ceilings.reached(timed("train-256", "forward", 252.0), {"run": "now"}) is None
+
+
+def test_targets_are_judged_by_the_ceilings_of_their_run() -> None:
+    rows = [
+        {"kind": "header", **RUN},
+        timed("train-256", "forward", 200.0),  # 100% of the ceiling
+        timed("colpali-128", "variants", 300.0, variants.PLAIN),  # 58%
+        timed("colpali-128", "variants", 303.0, variants.MASKS),
+        timed("colpali-128", "variants", 330.0, variants.NORMALIZE),
+        timed("text-short", "forward", 21.0),
+        timed("train-256", "fp32", 450.0, fp32.HIGH, dtype=torch.float32),
+        timed("train-256", "fp32", 2000.0, fp32.HIGHEST, dtype=torch.float32),
+        timed("train-256", "fp32", 4100.0, fp32.HIGHEST, dtype=torch.float32, impl=EINSUM),
+        timed("text-long", "quantized", 100.0, quantized.BF16),
+        timed("text-long", "quantized", 61.0, quantized.PER_TOKEN, dtype=torch.float8_e4m3fn),
+    ]
+    judged = {(v.group, v.shape): v.met for v in targets.judge(rows)}
+    assert judged == {
+        ("scores alone, compute-bound", "train-256"): True,
+        ("scores alone, compute-bound", "colpali-128"): False,
+        ("short calls, GPU time", "text-short"): False,
+        ("short calls, wall above GPU", "text-short"): True,
+        ("both masks over plain", "colpali-128"): True,
+        ("normalize over plain", "colpali-128"): False,
+        ("float32, high", "train-256"): True,
+        ("float32, highest: einsum over ours", "train-256"): True,
+        ("fp8 per token over bf16", "text-long"): False,
+    }
+    text = targets.table(targets.judge(rows))
+    assert "5 of 9 targets reached" in text and ">= 95%" in text and "not yet" in text
+    groups = {row[0]: row[1:] for row in targets.grouped(targets.judge(rows))}
+    assert groups["scores alone, compute-bound"] == [">= 95%", "1 of 2", "colpali-128 57.6%"]
+    assert targets.table(targets.judge([{"kind": "header", **RUN}])) == ""
+
+
+def test_one_variant_that_fails_costs_its_row_alone() -> None:
+    from bench import suites, together
+
+    settings = suites.Settings(CPU, torch.float32, [], timing.QUICK, timing.Ceilings(), 60)
+    shape = LAYOUTS[0]
+    x = inputs.draw(shape, CPU, torch.float32)
+    wanted = parity.reference_scores(shape, x.Q, x.D)[0]
+
+    def fails() -> list[timing.Call]:
+        raise RuntimeError("no such kernel")
+
+    def prepared(factor: float) -> Any:
+        return lambda: [lambda: einsum_maxsim(x.Q, x.D, shape.layout) * factor]
+
+    def one(variant: str, prepare: Any) -> together.Timed:
+        row = results.new_row("variants", shape, "fwd", torch.float32, OURS, variant=variant)
+        return together.Timed(row, prepare, wanted)
+
+    good, wrong, failed = together.measure(
+        settings, [one("good", prepared(1.0)), one("wrong", prepared(1.1)), one("failed", fails)]
+    )
+    assert good["wall_us"] > 0 and "parity" in wrong["error"] and "no such kernel" in failed["error"]
+    assert wrong["wall_us"] is None and "wrong" in together.line([good, wrong, failed], "over_plain")

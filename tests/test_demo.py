@@ -14,6 +14,8 @@ from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
 from late_interaction import maxsim, maxsim_with_winners, retrieve
+from late_interaction.fp8 import maxsim_inference_fp8, quantize_fp8_per_token
+from late_interaction.int8 import maxsim_inference_int8, quantize_int8_per_token
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 needs_model = pytest.mark.skipif(
@@ -186,6 +188,24 @@ def test_the_encoder_gives_a_unit_vector_per_token():
     assert queries.embeddings.shape == (1, 6, 384) and documents.mask.sum(1).tolist() == [5, 6]
     norms = documents.embeddings.norm(dim=-1)[documents.mask]
     torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+@needs_model
+def test_fp8_and_int8_find_the_documents_that_bfloat16_finds():
+    from demo.encode import Encoder
+
+    pairs = corpus.build_pairs()[:300]
+    Q, D = Encoder(torch.device("cpu")).encode([p.query for p in pairs], [p.document for p in pairs])
+    masks = {"q_mask": Q.mask, "d_mask": D.mask}
+    best = maxsim(Q.embeddings.bfloat16(), D.embeddings.bfloat16(), **masks).topk(10).indices
+    for quantize, score in (
+        (quantize_fp8_per_token, maxsim_inference_fp8),
+        (quantize_int8_per_token, maxsim_inference_int8),
+    ):
+        (queries, scale_Q), (documents, scale_D) = quantize(Q.embeddings), quantize(D.embeddings)
+        scores = score(queries, documents, scale_Q=scale_Q, scale_D=scale_D, **masks)
+        found = scores.topk(10).indices
+        assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99
 
 
 @needs_model

@@ -22,6 +22,12 @@ SIGNATURES = {
     "backward.lowmem.maxsim_backward_lowmem": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
     "backward.unified.maxsim_backward_unified": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
     "backward.unified.maxsim_backward_unified_reference": "grad_scores Q D argmax q_mask=None | |",
+    "fp8.quantize_fp8_per_tensor": "X dtype=torch.float8_e4m3fn | |",
+    "fp8.quantize_fp8_per_token": "X dtype=torch.float8_e4m3fn | |",
+    "fp8.dequantize_fp8_per_tensor": "X_fp8 scale | |",
+    "fp8.dequantize_fp8_per_token": "X_fp8 scale | |",
+    "fp8.maxsim_inference_fp8": "Q D | scale_Q scale_D q_mask=None d_mask=None |",
+    "int8.maxsim_inference_int8": "Q D | | scale_Q scale_D q_mask=None d_mask=None",
     "reference.maxsim_reference": "Q D q_mask=None d_mask=None | normalize=False |",
     "retrieve.retrieve": (
         "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
@@ -97,7 +103,7 @@ def test_every_public_function_is_documented(name):
 
 
 def test_the_operators_are_documented():
-    for op in ("maxsim", "maxsim_winners", "maxsim_backward"):
+    for op in ("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized"):
         assert f"``{op}(" in li.ops.__doc__
         arguments = [a.name for a in getattr(torch.ops.late_interaction, op).default._schema.arguments]
         assert all(argument in li.ops.__doc__ for argument in arguments)

@@ -5,7 +5,7 @@ import torch
 
 import late_interaction as li
 from tests import ref
-from tests.cases import call, inputs, walk
+from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
 
 CASES = list(walk(150))[3::5]
 
@@ -41,6 +41,16 @@ def test_float32_precisions(isa, precision):
     Q, D = torch.randn(5, 33, 130), torch.randn(4, 70, 130)
     scores = torch.ops.late_interaction.maxsim(Q, D, None, None, False, precision)
     ref.assert_close(scores, ref.maxsim(Q, D)[0], ref.tolerance(torch.float32, precision))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("d", [1, 8, 37, 128])
+def test_quantized_tokens(isa, dtype, d):
+    Q, D = tokens((5, 33, d), dtype, "cpu", "sliced"), tokens((4, 70, d), dtype, "cpu", "transposed")
+    scale_Q, scale_D, d_mask = torch.rand(5, 33), torch.rand(4, 70), mask((4, 70), "cpu", "holes")
+    scores = torch.ops.late_interaction.maxsim_quantized(Q, D, scale_Q, scale_D, None, d_mask)
+    expected = ref.maxsim(ref.dequantized(Q, scale_Q), ref.dequantized(D, scale_D), None, d_mask)[0]
+    ref.assert_close(scores, expected, 5e-6)
 
 
 def test_unknown():

@@ -5,6 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
+from tests import ref
+from tests.cases import QUANTIZED
 
 law = settings(
     deadline=None,
@@ -167,3 +169,30 @@ def test_retrieval_is_topk_of_scores(device, problem, k, chunk):
     order = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     best, documents = li.retrieve(Q, D, k, q_mask, d_mask, normalize=False, chunk=chunk)
     assert torch.equal(documents, order) and torch.equal(best, scores.gather(1, order))
+
+
+@st.composite
+def quantized_problems(draw):
+    """(Q, D, scale_Q, scale_D, q_mask, d_mask) of whole numbers and powers of two, which score exactly."""
+    Q, D, q_mask, d_mask = draw(problems())
+    dtype = draw(st.sampled_from(QUANTIZED))
+    make = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def scale(tokens):
+        shape = tokens.shape[:-1] if draw(st.booleans()) else ()
+        return 2.0 ** torch.randint(-2, 3, shape, generator=make)
+
+    return Q.to(dtype), D.to(dtype), scale(Q), scale(D), q_mask, d_mask
+
+
+@law
+@given(quantized_problems())
+def test_quantized_scores_are_those_of_the_dequantized_tokens(device, problem):
+    Q, D, scale_Q, scale_D, q_mask, d_mask = on(device, *problem)
+    tokens = ref.dequantized(Q, scale_Q), ref.dequantized(D, scale_D)
+    for op in (li.ops.maxsim_quantized, li.ops.maxsim_dequantized):
+        scores = op(Q, D, scale_Q, scale_D, q_mask, d_mask)
+        assert torch.equal(scores.double(), li.maxsim(*tokens, q_mask, d_mask))
+        each = scale_Q.expand(Q.shape[:-1]), scale_D.expand(D.shape[:-1])
+        assert torch.equal(scores, op(Q, D, *each, q_mask, d_mask))
+        assert torch.equal(2 * scores, op(Q, D, 2 * scale_Q, scale_D, q_mask, d_mask))

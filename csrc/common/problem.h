@@ -12,7 +12,12 @@ enum class Layout {
   per_query,  // D [Nq, K, Ld, d]: query i meets documents (i, 0..K-1)
 };
 
-enum class Dtype { bf16, fp16, fp32, fp64 };
+// The last three are one-byte codes of quantized tokens, which mean code * scale.
+enum class Dtype { bf16, fp16, fp32, fp64, e4m3, e5m2, int8 };
+
+inline bool is_quantized(Dtype dtype) {
+  return dtype == Dtype::e4m3 || dtype == Dtype::e5m2 || dtype == Dtype::int8;
+}
 
 // How fp32 inputs multiply; the other dtypes have one way only.
 enum class Precision { highest, high, medium, fp16 };
@@ -43,6 +48,15 @@ struct TokenView {
 // A strided view of a bool mask (one byte a token, nonzero = keep); data == nullptr: keep all.
 struct MaskView {
   const uint8_t* data = nullptr;
+  int64_t query_stride = 0;
+  int64_t item_stride = 0;
+  int64_t token_stride = 0;
+};
+
+// A strided view of the fp32 scales of quantized tokens, one a token; all strides 0: one for all of them.
+// A scale that is negative, infinite or NaN counts as NaN: it makes the scores that it reaches NaN.
+struct ScaleView {
+  const float* data = nullptr;
   int64_t query_stride = 0;
   int64_t item_stride = 0;
   int64_t token_stride = 0;

@@ -40,6 +40,19 @@ inline Dtype parse_dtype(ScalarType type) {
   }
 }
 
+inline Dtype parse_quantized_dtype(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float8_e4m3fn:
+      return Dtype::e4m3;
+    case ScalarType::Float8_e5m2:
+      return Dtype::e5m2;
+    case ScalarType::Char:
+      return Dtype::int8;
+    default:
+      STD_TORCH_CHECK(false, "late_interaction: Q and D must be float8_e4m3fn, float8_e5m2 or int8");
+  }
+}
+
 inline Precision parse_precision(const std::string& name) {
   if (name == "highest") return Precision::highest;
   if (name == "high") return Precision::high;
@@ -83,25 +96,31 @@ inline MaskView view_mask(const std::optional<Tensor>& mask) {
           mask->stride(r - 2), mask->stride(r - 1)};
 }
 
+// x is shaped as the tokens without d.
+inline bool one_per_token(const Tensor& x, const Tensor& tokens) {
+  bool fits = x.dim() == tokens.dim() - 1;
+  for (int64_t i = 0; fits && i < x.dim(); ++i) fits = x.size(i) == tokens.size(i);
+  return fits;
+}
+
 inline void check_mask(const std::optional<Tensor>& mask, const Tensor& tokens, const char* name) {
   if (!mask) return;
   STD_TORCH_CHECK(mask->scalar_type() == ScalarType::Bool, "late_interaction: ", name, " must be bool");
   STD_TORCH_CHECK(same_place(*mask, tokens), "late_interaction: ", name,
                   " must be on the device of the tokens it masks");
-  bool fits = mask->dim() == tokens.dim() - 1;
-  for (int64_t i = 0; fits && i < mask->dim(); ++i) fits = mask->size(i) == tokens.size(i);
-  STD_TORCH_CHECK(fits, "late_interaction: ", name, " must have the shape of its tokens without d");
+  STD_TORCH_CHECK(one_per_token(*mask, tokens), "late_interaction: ", name,
+                  " must have the shape of its tokens without d");
 }
 
 inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional<Tensor>& q_mask,
-                           const std::optional<Tensor>& d_mask) {
+                           const std::optional<Tensor>& d_mask, Dtype (*parse)(ScalarType) = parse_dtype) {
   STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
   STD_TORCH_CHECK(D.dim() == 3 || D.dim() == 4,
                   "late_interaction: D must be [Nd, Ld, d] or [Nq, K, Ld, d], got rank ", D.dim());
   STD_TORCH_CHECK(Q.scalar_type() == D.scalar_type(), "late_interaction: Q and D must share a dtype");
   STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
   Inputs in;
-  in.dtype = parse_dtype(Q.scalar_type());
+  in.dtype = parse(Q.scalar_type());
   const int64_t r = D.dim();
   in.sizes.layout = r == 4 ? Layout::per_query : Layout::in_batch;
   in.sizes.Nq = Q.size(0);
@@ -123,6 +142,29 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
   in.q_mask = view_mask(q_mask);
   in.d_mask = view_mask(d_mask);
   return in;
+}
+
+struct QuantizedInputs : Inputs {
+  ScaleView q_scale, d_scale;
+};
+
+inline ScaleView parse_scale(const Tensor& scale, const Tensor& tokens, const char* name) {
+  STD_TORCH_CHECK(scale.scalar_type() == ScalarType::Float, "late_interaction: ", name, " must be float32");
+  STD_TORCH_CHECK(same_place(scale, tokens), "late_interaction: ", name,
+                  " must be on the device of the tokens it scales");
+  const auto* data = static_cast<const float*>(scale.const_data_ptr());
+  const int64_t r = scale.dim();
+  if (r == 0) return {data};
+  STD_TORCH_CHECK(one_per_token(scale, tokens), "late_interaction: ", name,
+                  " must be 0-dim or have the shape of its tokens without d");
+  return {data, r == 3 ? scale.stride(0) : 0, scale.stride(r - 2), scale.stride(r - 1)};
+}
+
+inline QuantizedInputs parse_quantized_inputs(const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
+                                              const Tensor& scale_D, const std::optional<Tensor>& q_mask,
+                                              const std::optional<Tensor>& d_mask) {
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, parse_quantized_dtype);
+  return {in, parse_scale(scale_Q, Q, "scale_Q"), parse_scale(scale_D, D, "scale_D")};
 }
 
 inline ScalarType winner_type(int64_t Ld) { return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short; }

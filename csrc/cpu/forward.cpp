@@ -40,12 +40,26 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   if (call.dtype == Dtype::fp64) return k.f64;
   // Where bf16 pairs multiply at no gain, fp32 is the better answer to "medium" too. fp16, asked for or
   // stored, always multiplies as fp32: a CPU gains nothing from rounding first.
-  const bool bf16 =
-      call.dtype == Dtype::bf16 || (call.dtype == Dtype::fp32 && call.precision == Precision::medium);
+  // A bf16 holds every one-byte code, so their products are exact there too.
+  const bool bf16 = call.dtype == Dtype::bf16 || is_quantized(call.dtype) ||
+                    (call.dtype == Dtype::fp32 && call.precision == Precision::medium);
   return bf16 && k.has_bf16 ? k.bf16 : k.f32;
 }
 
-int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
+int64_t element_bytes(Dtype dtype) {
+  if (is_quantized(dtype)) return 1;
+  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
+}
+
+// Similarities and maxima are multiplied by a number a token: its inverse norm, or the scale of its code.
+bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data; }
+
+float scale_at(const ScaleView& scale, int64_t query, int64_t item, int64_t token) {
+  const float x =
+      scale.data[query * scale.query_stride + item * scale.item_stride + token * scale.token_stride];
+  constexpr float kMax = std::numeric_limits<float>::max();
+  return x >= 0 && x <= kMax ? x : std::numeric_limits<float>::quiet_NaN();
+}
 
 // Sums the maxima of one query and one document. Four chains, so that additions overlap; a maximum's place
 // among the query's kept tokens decides its chain, so the sum does not depend on how the query was cut.
@@ -64,7 +78,7 @@ template <class Real>
 struct Parts {
   std::unique_ptr<Real[]> best;       // [pairs, token_parts, Lq]
   std::unique_ptr<int32_t[]> winner;  // the same; the sentinel where nothing was scored
-  std::unique_ptr<Real[]> scale;      // [pairs, Lq]: the query tokens' inverse norms
+  std::unique_ptr<Real[]> scale;      // [pairs, Lq]: the query tokens' inverse norms or scales
 
   Parts(const Cut& c, const Sizes& s) {
     if (!c.splits_pairs()) return;
@@ -107,10 +121,10 @@ class Worker {
     tile_ = memory.take<char>(tile * c.row_bytes);
     packed_row_ = memory.take<char>(c.row_bytes);
     best_ = memory.take<Real>(block);
-    query_inverse_norm_ = memory.take<Real>(block);
+    query_scale_ = memory.take<Real>(block);
     winner_ = memory.take<Index>(block);
     row_token_ = memory.take<Index>(block);
-    inverse_norm_ = memory.take<Real>(tile);
+    token_scale_ = memory.take<Real>(tile);
     offsets_ = memory.take<int64_t>(tile);
     packed_offsets_ = memory.take<int64_t>(tile);
     ids_ = memory.take<int32_t>(tile);
@@ -145,8 +159,8 @@ class Worker {
     int64_t query = pair / s_.N, token = s_.Lq * row_part / c_.row_parts;
     while (query == pair / s_.N) {
       next_block(query, token, query + 1, end_row);
-      for (int64_t row = 0; call_.normalize && token_part == 0 && row < rows_; ++row) {
-        parts_.scale[pair * s_.Lq + row_token_[row]] = query_inverse_norm_[row];
+      for (int64_t row = 0; scales(call_) && token_part == 0 && row < rows_; ++row) {
+        parts_.scale[pair * s_.Lq + row_token_[row]] = query_scale_[row];
       }
       if (!score_document(pair % s_.N, s_.Ld * token_part / c_.token_parts,
                           s_.Ld * (token_part + 1) / c_.token_parts)) {
@@ -190,8 +204,9 @@ class Worker {
     scatter_row(rows_, packed_row_);
     if (call_.normalize) {
       const int64_t here = 0;
-      rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d,
-                                  query_inverse_norm_ + rows_);
+      rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d, query_scale_ + rows_);
+    } else if (call_.q_scale.data) {
+      query_scale_[rows_] = scale_at(call_.q_scale, 0, query, token);
     }
   }
 
@@ -264,8 +279,11 @@ class Worker {
     tile.ids = call_.winners ? ids_ : nullptr;
     if (call_.normalize) {
       rows_kernels_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d,
-                                  inverse_norm_);
-      tile.inverse_norm = inverse_norm_;
+                                  token_scale_);
+      tile.token_scales = token_scale_;
+    } else if (call_.d_scale.data) {
+      for (int64_t n = 0; n < padded; ++n) token_scale_[n] = scale_at(call_.d_scale, query, j, ids_[n]);
+      tile.token_scales = token_scale_;
     }
     if (in_place_) {
       tile.tokens = document;
@@ -292,7 +310,7 @@ class Worker {
 
   void finish(const Segment& segment, int64_t j, bool scored, ScoreSum& sum) const {
     for (int64_t row = segment.first_row; scored && row < segment.first_row + segment.rows; ++row) {
-      sum.add(call_.normalize ? best_[row] * query_inverse_norm_[row] : best_[row]);
+      sum.add(scales(call_) ? best_[row] * query_scale_[row] : best_[row]);
     }
     const int64_t out = segment.query * s_.N + j;
     if (segment.end_token == s_.Lq) static_cast<Real*>(call_.scores)[out] = static_cast<Real>(sum.total());
@@ -333,14 +351,14 @@ class Worker {
   std::vector<Segment> segments_;
   std::vector<ScoreSum> open_sums_;  // by document, while a query goes on in the next block
   char* panels_;
-  Real* query_inverse_norm_;
+  Real* query_scale_;
   Index* row_token_;
   Real* best_;
   Index* winner_;
   // The tile.
   char* tile_;
   char* packed_row_;
-  Real* inverse_norm_;
+  Real* token_scale_;
   int64_t* offsets_;         // of the tokens from the document's first
   int64_t* packed_offsets_;  // of the tokens in tile_
   int32_t* ids_;
@@ -364,7 +382,7 @@ void merge_parts(const ForwardCall& call, const Cut& c, const Parts<Real>& parts
           winner = parts.winner[n];
         }
       }
-      if (winner != kSentinel) sum.add(call.normalize ? best * parts.scale[pair * s.Lq + token] : best);
+      if (winner != kSentinel) sum.add(scales(call) ? best * parts.scale[pair * s.Lq + token] : best);
       if (call.winners && wide_winners(s.Ld)) {
         static_cast<int32_t*>(call.winners)[pair * s.Lq + token] = winner;
       } else if (call.winners) {

@@ -121,6 +121,7 @@ struct MultiplyF64 {
 
 }  // namespace
 
+#include "codes.inc.h"
 #include "microkernel.inc.h"
 #include "rows.inc.h"
 

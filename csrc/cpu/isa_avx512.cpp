@@ -8,6 +8,7 @@
 LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "vectors_avx512.inc.h"
 
+#include "codes.inc.h"
 #include "microkernel.inc.h"
 #include "rows.inc.h"
 

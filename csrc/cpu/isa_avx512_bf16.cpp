@@ -9,6 +9,7 @@
 LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")
 #include "vectors_avx512.inc.h"
 
+#include "codes.inc.h"
 #include "microkernel.inc.h"
 
 namespace {
@@ -33,11 +34,13 @@ uint16_t get_bf16(const void* x, Dtype dtype, int64_t i) {
   return static_cast<uint16_t>(_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(value), 0));
 }
 
-// From bf16 or fp32; an odd d gets a zero for the last pair.
+// From bf16, fp32 or codes; an odd d gets a zero for the last pair.
 void pack_row_bf16(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) {
   auto* packed = static_cast<uint16_t*>(out);
   int64_t k = 0;
-  if (stride == 1 && dtype == Dtype::fp32) {
+  if (widen_codes(x, dtype, stride, d, packed)) {
+    k = d;
+  } else if (stride == 1 && dtype == Dtype::fp32) {
     for (; k + 16 <= d; k += 16) {
       const __m512 v = _mm512_loadu_ps(static_cast<const float*>(x) + k);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed + k), (__m256i)_mm512_cvtneps_pbh(v));

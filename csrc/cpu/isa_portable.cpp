@@ -105,6 +105,7 @@ using F64 = Vector<double, int64_t, 2>;
 
 }  // namespace
 
+#include "codes.inc.h"
 #include "microkernel.inc.h"
 #include "rows.inc.h"
 

@@ -23,7 +23,7 @@ struct Tile {
   int64_t count;             // tokens, padding included
   const void* tokens;        // token n: `steps` packed steps at tokens + offsets[n] bytes
   const int64_t* offsets;    // [count]
-  const void* inverse_norm;  // [count] float or double, or null: multiplies the similarities
+  const void* token_scales;  // [count] float or double, or null: multiplies the similarities
   const int32_t* ids;        // [count] token indices, or null: no winners
   void* best;                // [vectors * lanes] float or double: running maximum
   void* winner;              // [vectors * lanes] int32 (float) or int64 (double), or null with ids

@@ -95,8 +95,8 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
   using Scalar = typename Op::Scalar;
   Scalar* best = static_cast<Scalar*>(tile.best);
   auto* winner = static_cast<typename Op::Index*>(tile.winner);
-  if (tile.inverse_norm) {
-    const Scalar* scale = static_cast<const Scalar*>(tile.inverse_norm) + first;
+  if (tile.token_scales) {
+    const Scalar* scale = static_cast<const Scalar*>(tile.token_scales) + first;
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
       const V s = Op::set1(scale[t]);

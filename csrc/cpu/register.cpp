@@ -46,6 +46,24 @@ std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_m
   return score(Q, D, q_mask, d_mask, normalize, precision, backward, true);
 }
 
+Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                        OptionalTensor d_mask) {
+  const QuantizedInputs in = parse_quantized_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask);
+  Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
+  ForwardCall call;
+  call.sizes = in.sizes;
+  call.dtype = in.dtype;
+  call.Q = in.Q;
+  call.D = in.D;
+  call.q_mask = in.q_mask;
+  call.d_mask = in.d_mask;
+  call.q_scale = in.q_scale;
+  call.d_scale = in.d_scale;
+  call.scores = scores.mutable_data_ptr();
+  forward(call);
+  return scores;
+}
+
 // Every strategy is the one deterministic kernel of backward.cpp.
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
                                            bool normalize, std::string backward_name, bool need_grad_Q,
@@ -88,6 +106,7 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::cpu::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
+  m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::cpu::maxsim_quantized));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {

@@ -95,6 +95,7 @@ void widen(const void* data, int64_t stride, int64_t d, float* out) {
 }
 
 void pack_row_f32(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) {
+  if (widen_codes(x, dtype, stride, d, static_cast<uint32_t*>(out))) return;
   LI_FOR_ROW_TYPE(dtype, widen, x, stride, d, static_cast<float*>(out))
 }
 

@@ -20,6 +20,8 @@ cudaError_t with_type(Dtype dtype, F f) {
       return f(BackwardLauncher<float>{});
     case Dtype::fp64:
       return f(BackwardLauncher<double>{});
+    default:  // quantized tokens have no gradient
+      break;
   }
   return cudaErrorInvalidValue;
 }

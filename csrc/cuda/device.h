@@ -1,10 +1,17 @@
 // What the planner needs to know of the device at hand, asked for once.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "../plan/plan.h"
 
 namespace late_interaction {
 
-const Device& device_properties(int device);
+Device device_properties(int device);
+
+// For tests: plan as for an older compute capability from now on, on every device and thread; 0 ends that,
+// nothing changes nothing. Returns what the current device is planned as.
+int64_t cuda_capability(std::optional<int64_t> force);
 
 }  // namespace late_interaction

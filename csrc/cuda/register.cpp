@@ -87,8 +87,12 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   const int64_t element = element_bytes(in.dtype);
   const bool q_aligned = reads_in_pieces(in.Q, s.d, element, 16),
              d_aligned = reads_in_pieces(in.D, s.d, element, 16);
-  const ForwardPlan plan = plan_forward(
-      s, in.dtype, precision, q_aligned && d_aligned && fits_tensor_maps(in), device_properties(device));
+  const ForwardTraits traits{.dtype = in.dtype,
+                             .precision = precision,
+                             .masked = in.d_mask.data != nullptr,
+                             .scaled = normalize,
+                             .copy_engine = q_aligned && d_aligned && fits_tensor_maps(in)};
+  const ForwardPlan plan = plan_forward(s, traits, device_properties(device));
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
   args.layout = s.layout;
@@ -272,4 +276,8 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
+  m.impl("cuda_capability", TORCH_BOX(&late_interaction::cuda_capability));
 }

@@ -84,8 +84,13 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("grid", &li::ForwardPlan::grid)
       .def_readonly("part_rows", &li::ForwardPlan::part_rows)
       .def_readonly("parts", &li::ForwardPlan::parts);
-  m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("dtype"), py::arg("precision"),
-        py::arg("copy_engine"), py::arg("device"));
+  py::class_<li::ForwardTraits>(m, "ForwardTraits")
+      .def(py::init([](li::Dtype dtype, li::Precision precision, bool masked, bool scaled, bool copy_engine) {
+             return li::ForwardTraits{dtype, precision, masked, scaled, copy_engine};
+           }),
+           py::arg("dtype") = li::Dtype::bf16, py::arg("precision") = li::Precision::highest,
+           py::arg("masked") = false, py::arg("scaled") = false, py::arg("copy_engine") = true);
+  m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("traits"), py::arg("device"));
 
   py::class_<li::BackwardPlan>(m, "BackwardPlan")
       .def_readonly("method", &li::BackwardPlan::method)

@@ -50,11 +50,44 @@ std::string name_of(Backward method) {
   return "auto";
 }
 
+namespace {
+
+// Why this kernel: what the plan shows of it, so that a rule of the planner stands in the planner alone.
+std::string why(const Sizes& s, const ForwardPlan& plan) {
+  const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
+  const std::string together =
+      std::to_string(rows) + (rows == 1 ? " query row meets" : " query rows meet") + " each document";
+  const bool exact = plan.compute == Compute::tf32 || plan.compute == Compute::tf32x3;
+  switch (plan.tile) {
+    case Tile::none:
+      return "float64 products, which no tile of the tensor cores serves";
+    case Tile::wgmma_documents:
+      return together + ": as few as fit the narrow side of a tile, so documents take its wide side";
+    case Tile::wgmma_rows: {
+      const int64_t tiles = (s.Ld + plan.columns - 1) / plan.columns;
+      return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; " +
+             std::to_string(tiles) + " x " + std::to_string(plan.columns) + " tokens cover " +
+             std::to_string(s.Ld);
+    }
+    default:
+      break;
+  }
+  const std::string portable = exact ? "float32 products, by mma.sync"
+                               : s.d % 8 != 0
+                                   ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
+                                   : "no wgmma kernel for this d and device: mma.sync";
+  return portable + "; " + together;
+}
+
+}  // namespace
+
 std::string explain(const Sizes& s, const ForwardPlan& plan) {
   std::ostringstream out;
   if (plan.tile == Tile::none) {
-    out << "kernel     maxsim_forward_fp64: a block for each query and document\n"
-        << "grid       " << plan.grid << " blocks\n";
+    out << "kernel     maxsim_forward_fp64\n"
+        << "tile       none: a block for each query and document\n"
+        << "grid       " << plan.grid << " blocks\n"
+        << "why        " << why(s, plan) << "\n";
     return out.str();
   }
   const bool documents = plan.tile == Tile::wgmma_documents;
@@ -84,7 +117,8 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << (plan.parts == 1
               ? std::string("a query's rows meet in one warp")
               : "up to " + std::to_string(plan.parts) + " parts a query, added by a second kernel")
-      << "\n";
+      << "\n"
+      << "why        " << why(s, plan) << "\n";
   return out.str();
 }
 

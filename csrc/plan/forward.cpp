@@ -98,23 +98,31 @@ void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
 }
 
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
-ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const Device& device) {
+ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits& traits,
+                            const Device& device) {
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::wgmma_rows;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = 256;
   plan.part_rows = 32;
+  plan.scaled = traits.scaled;
   double best = 0;
   for (const int columns : {176, 152, 128, 104, 80}) {
+   
+    const bool masked = traits.masked || s.Ld < columns;
     // A tile costs its columns, and some for starting and ending it.
     const double cost = static_cast<double>(ceil_div(s.Ld, columns)) * (columns + 16);
     if (plan.columns == 0 || cost < best) {
       best = cost;
       plan.columns = columns;
+      plan.masked = masked;
     }
   }
-  const int64_t q = plan.chunks * plan.rows * kChunkBytes, stage = plan.chunks * plan.columns * kChunkBytes;
+  constexpr int64_t kFinish = 256 * 32;  // what the kernel keeps of each consumer's rows
+  const int64_t weights = (plan.masked ? 32 : 0) + (plan.scaled ? 4 * plan.columns : 0);
+  const int64_t q = plan.chunks * plan.rows * kChunkBytes + kFinish;
+  const int64_t stage = plan.chunks * plan.columns * kChunkBytes + weights;
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);
@@ -191,6 +199,9 @@ Compute compute_for(Dtype dtype, Precision precision) {
     case Dtype::fp64:
       return Compute::fp64;
     case Dtype::fp32:
+    case Dtype::e4m3:  // quantized tokens come here as fp32 copies
+    case Dtype::e5m2:
+    case Dtype::int8:
       break;
   }
   switch (precision) {
@@ -235,9 +246,8 @@ TileShape tile_shape(Tile tile, Compute compute) {
   return {1, 1, 256, 1};
 }
 
-ForwardPlan plan_forward(const Sizes& s, Dtype dtype, Precision precision, bool copy_engine,
-                         const Device& device) {
-  const Compute compute = compute_for(dtype, precision);
+ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  const Compute compute = compute_for(traits.dtype, traits.precision);
   if (compute == Compute::fp64) {
     // One block for each (query, document): the reference path, exact and unhurried.
     ForwardPlan plan;
@@ -247,12 +257,12 @@ ForwardPlan plan_forward(const Sizes& s, Dtype dtype, Precision precision, bool 
     return plan;
   }
   const int64_t rows_together = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
-  if (device.wgmma && copy_engine && element_bytes(compute) == 2) {
+  if (device.wgmma && traits.copy_engine && element_bytes(compute) == 2) {
     if (rows_together <= 128) {
       const ForwardPlan plan = plan_wgmma_documents(s, compute, rows_together, device);
       if (plan.stages >= 4) return plan;
     } else if (s.d * 2 <= 2 * kChunkBytes) {
-      return plan_wgmma_rows(s, compute, device);
+      return plan_wgmma_rows(s, compute, traits, device);
     }
   }
   if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);

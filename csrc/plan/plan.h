@@ -54,6 +54,8 @@ struct ForwardPlan {
   int stages = 0;         // depth of the ring
   int teams = 0;          // wgmma_documents: teams of warpgroups, each with documents of its own
   int members = 0;        // wgmma_documents: warpgroups of a team, which share a document's tiles
+  bool masked = false;    // wgmma_rows: columns of a tile are left out one by one
+  bool scaled = false;    // wgmma_rows: columns of a tile have factors of their own
   bool stream_q = false;  // Q travels through the ring with D instead of staying in shared memory
   int smem_bytes = 0;     // dynamic shared memory of a block
   int blocks_per_sm = 0;  // resident together
@@ -64,10 +66,18 @@ struct ForwardPlan {
   int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
 };
 
-// copy_engine: the inputs are as the wgmma tiles need them, with strides of whole 16 bytes and rows of Q that
-// lie evenly behind each other.
-ForwardPlan plan_forward(const Sizes& sizes, Dtype dtype, Precision precision, bool copy_engine,
-                         const Device& device);
+// What a forward plan depends on besides sizes.
+struct ForwardTraits {
+  Dtype dtype = Dtype::bf16;
+  Precision precision = Precision::highest;
+  bool masked = false;  // documents have a mask
+  bool scaled = false;  // tokens have factors of their own (normalize)
+  // The inputs are as the wgmma tiles need them, with strides of whole 16 bytes and rows of Q that lie evenly
+  // behind each other.
+  bool copy_engine = true;
+};
+
+ForwardPlan plan_forward(const Sizes& sizes, const ForwardTraits& traits, const Device& device);
 
 struct BackwardPlan {
   Backward method = Backward::lowmem;  // lowmem or unified, never automatic

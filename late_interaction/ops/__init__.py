@@ -15,6 +15,13 @@ Masks are bool, True = keep, shaped as their tokens without ``d``.
 need_grad_D=True) -> (grad_Q, grad_D)``
     A gradient that is not needed comes back with zero elements. Not differentiable again.
 
+``maxsim_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask) -> scores``
+    ``Q`` and ``D`` hold codes, both float8_e4m3fn, float8_e5m2 or int8; scales are float32, 0-dim (one for
+    all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
+    it reaches NaN. Not differentiable.
+``maxsim_dequantized(...the same...) -> scores``
+    The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
+
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
 ``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
 
@@ -66,16 +73,29 @@ _load_cpu()
 cuda_missing = _load_cuda()
 
 # Registered in this order because each needs the schemas that _load_cpu brought.
-from late_interaction.ops import autocast, autograd, fake, unsupported  # noqa: E402
+from late_interaction.ops import autocast, autograd, dequantized, fake, unsupported  # noqa: E402
 
 fake.register()
 autograd.register()
 autocast.register()
+dequantized.register(cuda_missing)
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
 maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
+maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
+maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
+cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 
-__all__ = ["cuda_missing", "explain_plan", "maxsim", "maxsim_backward", "maxsim_winners"]
+__all__ = [
+    "cuda_capability",
+    "cuda_missing",
+    "explain_plan",
+    "maxsim",
+    "maxsim_backward",
+    "maxsim_dequantized",
+    "maxsim_quantized",
+    "maxsim_winners",
+]

@@ -139,7 +139,20 @@ def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> A
         return _ops.maxsim_backward.default(grad_scores, Q, D, *args)
 
 
+def _without_gradients(op: Any) -> Any:
+    def kernel(*args: Any) -> Any:
+        wanting = any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        if wanting and torch.is_grad_enabled():
+            raise RuntimeError(f"{op} has no gradients: detach its arguments, or use torch.no_grad()")
+        with _AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return kernel
+
+
 def register() -> None:
     _library.impl("maxsim", _maxsim, "Autograd")
     _library.impl("maxsim_winners", _maxsim_winners, "Autograd")
     _library.impl("maxsim_backward", _maxsim_backward, "Autograd")
+    for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default):
+        _library.impl(op, _without_gradients(op), "Autograd")

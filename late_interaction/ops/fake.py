@@ -58,7 +58,20 @@ def _maxsim_backward(
     return grad_Q, grad_D
 
 
+def _maxsim_quantized(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+) -> Tensor:
+    return _maxsim(Q, D, q_mask, d_mask)
+
+
 def register() -> None:
     torch.library.register_fake("late_interaction::maxsim", _maxsim)
     torch.library.register_fake("late_interaction::maxsim_winners", _maxsim_winners)
     torch.library.register_fake("late_interaction::maxsim_backward", _maxsim_backward)
+    torch.library.register_fake("late_interaction::maxsim_quantized", _maxsim_quantized)
+    torch.library.register_fake("late_interaction::maxsim_dequantized", _maxsim_quantized)

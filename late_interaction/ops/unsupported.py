@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch
 
 _library = torch.library.Library("late_interaction", "IMPL")
-_OPS = ("maxsim", "maxsim_winners", "maxsim_backward")
+_OPS = ("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized")
 
 
 def _no_vmap(name: str) -> Callable[..., NoReturn]:
@@ -26,8 +26,17 @@ def _no_cuda(reason: str) -> Callable[..., NoReturn]:
     return kernel
 
 
+def _no_capability(reason: str) -> Callable[..., NoReturn]:
+    def kernel(force: int | None = None) -> NoReturn:
+        raise RuntimeError(f"late_interaction has no CUDA kernels here: {reason}.")
+
+    return kernel
+
+
 def register(cuda_missing: str | None) -> None:
     for name in _OPS:
         torch.library.register_vmap(f"late_interaction::{name}", _no_vmap(name))
         if cuda_missing is not None:
             _library.impl(name, _no_cuda(cuda_missing), "CUDA")
+    if cuda_missing is not None:
+        _library.impl("cuda_capability", _no_capability(cuda_missing), "CompositeExplicitAutograd")

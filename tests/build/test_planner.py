@@ -39,12 +39,13 @@ devices = st.builds(
 )
 dtypes = st.sampled_from(list(plan.Dtype))
 precisions = st.sampled_from(list(plan.Precision))
+traits = st.builds(plan.ForwardTraits, dtypes, precisions, st.booleans(), st.booleans(), st.booleans())
 
 
 @settings(max_examples=300, deadline=None)
-@given(sizes, dtypes, precisions, st.booleans(), devices)
-def test_a_forward_fits_the_device(size, dtype, precision, copy_engine, device):
-    forward = plan.plan_forward(size, dtype, precision, copy_engine, device)
+@given(sizes, traits, devices)
+def test_a_forward_fits_the_device(size, traits, device):
+    forward = plan.plan_forward(size, traits, device)
     assert forward.grid >= 1 and forward.parts >= 1
     assert 0 <= forward.smem_bytes <= device.smem_per_block
     assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
@@ -67,7 +68,7 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
     many = plan.Sizes(plan.Layout.in_batch, 256, 256, 32, 300, 128)
 
     def tile(size, copy_engine, device):
-        return plan.plan_forward(size, plan.Dtype.bf16, plan.Precision.highest, copy_engine, device).tile
+        return plan.plan_forward(size, plan.ForwardTraits(copy_engine=copy_engine), device).tile
 
     assert tile(one, True, H200) == plan.Tile.wgmma_documents
     assert tile(many, True, H200) == plan.Tile.wgmma_rows
@@ -79,7 +80,7 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
     def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        made = plan.plan_forward(size, plan.Dtype.bf16, plan.Precision.highest, True, H200)
+        made = plan.plan_forward(size, plan.ForwardTraits(copy_engine=True), H200)
         assert made.tile == plan.Tile.wgmma_documents and made.parts == 1
         assert made.stages % (made.teams * made.members) == 0
         return made.teams, made.members
@@ -96,7 +97,7 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
 def test_float32_multiplies_as_its_precision_says():
     size = plan.Sizes(plan.Layout.in_batch, 8, 8, 32, 300, 128)
     names = {
-        precision: plan.plan_forward(size, plan.Dtype.fp32, precision, True, H200).compute.name
+        precision: plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.fp32, precision), H200).compute.name
         for precision in plan.Precision
     }
     assert names == {

@@ -10,7 +10,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 def test_examples_run():
     blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4, "score, train, retrieve, compile"
+    assert len(blocks) == 5, "score, train, retrieve, compile, quantize"
     torch.manual_seed(0)
     names: dict[str, object] = {}
     for number, block in enumerate(blocks):

@@ -46,6 +46,21 @@ void test_a_document_without_tokens_scores_zero() {
   EXPECT(winners.eq(-1).all().item<bool>());
 }
 
+void test_quantized_tokens() {
+  const at::Tensor Q = at::randint(-9, 10, {3, 5, 16}, at::kChar),
+                   D = at::randint(-9, 10, {4, 7, 16}, at::kChar);
+  const at::Tensor scale_Q = at::rand({3, 5}), scale_D = at::rand({4, 7});
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("late_interaction::maxsim_quantized", "")
+                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                         const at::Tensor&, const OptionalTensor&, const OptionalTensor&)>();
+  const at::Tensor scores = op.call(Q, D, scale_Q, scale_D, std::nullopt, std::nullopt);
+
+  const at::Tensor q = Q.to(at::kFloat) * scale_Q.unsqueeze(-1), d = D.to(at::kFloat) * scale_D.unsqueeze(-1);
+  const at::Tensor best = std::get<0>(at::einsum("isk,jtk->ijst", {q, d}).max(-1));
+  EXPECT(at::allclose(scores, best.sum(-1), 1e-5, 1e-4));
+}
+
 void test_a_wrong_shape_is_an_exception() {
   std::string message;
   try {
@@ -61,6 +76,7 @@ void test_a_wrong_shape_is_an_exception() {
 int main() {
   test_scores_and_winners();
   test_a_document_without_tokens_scores_zero();
+  test_quantized_tokens();
   test_a_wrong_shape_is_an_exception();
   return failures != 0;
 }

@@ -17,7 +17,7 @@ void test_a_plan_fits_its_device() {
     for (int64_t Lq : {1, 32, 1030}) {
       for (int64_t d : {8, 128, 1024}) {
         const Sizes sizes{Layout::in_batch, 64, 64, Lq, 300, d};
-        const ForwardPlan forward = plan_forward(sizes, Dtype::bf16, Precision::highest, true, device);
+        const ForwardPlan forward = plan_forward(sizes, {}, device);
         EXPECT(forward.smem_bytes <= device.smem_per_block);
         EXPECT(forward.grid >= 1 && forward.grid <= forward.units);
         const BackwardPlan backward =
@@ -44,7 +44,7 @@ void test_automatic_is_resolved_and_the_rest_is_obeyed() {
 
 void test_a_plan_can_be_read() {
   const Sizes sizes{Layout::in_batch, 32, 32, 32, 300, 128};
-  const ForwardPlan plan = plan_forward(sizes, Dtype::bf16, Precision::highest, true, kH200);
+  const ForwardPlan plan = plan_forward(sizes, {}, kH200);
   EXPECT(explain(sizes, plan).find("forward") != std::string::npos);
 }
 

@@ -52,8 +52,8 @@ __device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const uint8
   return false;
 }
 
-// Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or -inf: the document has no token left
-// (the row counts 0 and has no winner), or its similarities really are -inf. One row of each rare lane; kept
+// Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or infinite: the document has no token
+// left (-inf: the row counts 0 and has no winner), or its similarities really are infinite. One row of each rare lane; kept
 // out of line, and out of the registers of the common case.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
@@ -71,22 +71,33 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
   return mine;
 }
 
-// The rows a lane owns, for as long as its block stays on one row tile.
+// The rows a lane owns, and the queries its warp sums, for as long as its block stays on one row tile.
 template <class Tile>
 struct OwnedRows {
-  int32_t query[Tile::kOwned];  // -1: the row does not exist
-  float
-      scale[Tile::kOwned];  // what its maximum counts: 0 if masked, else 1 or the query token's inverse norm
+  // What a row's maximum counts: 0 if it is masked, or does not exist; else 1 or its token's inverse norm.
+  float scale[Tile::kOwned];
+  int32_t query[Tile::kOwned];      // -1: the row does not exist
+  int32_t place[Tile::kOwned];      // of the row within its query
+  int32_t first_query, last_query;  // of the warp; none if last < first
+  int32_t first_part;               // the first query may have begun in another warp: which part of it this is
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
 #pragma unroll
     for (int o = 0; o < Tile::kOwned; ++o) {
       const int at = Tile::slot(warp_m, threadIdx.x % 32, o);
       const int32_t row = tile.first + at;
-      query[o] = at < tile.count ? row / p.Lq : -1;
-      scale[o] = at < tile.count && keeps_row(p, row) ? 1.0f : 0.0f;
+      const bool exists = at < tile.count;
+      query[o] = exists ? row / p.Lq : -1;
+      scale[o] = exists && keeps_row(p, row) ? 1.0f : 0.0f;
       if (p.q_inverse != nullptr && scale[o] != 0.0f) scale[o] = p.q_inverse[row];
+      place[o] = row - query[o] * p.Lq;
     }
+    const int32_t first = tile.first + warp_m * Tile::kWarpRows;
+    const int32_t count = min(Tile::kWarpRows, tile.count - warp_m * Tile::kWarpRows);
+    first_query = first / p.Lq;
+    last_query = count > 0 ? (first + count - 1) / p.Lq : -1;
+    const int32_t begun = first_query * p.Lq - tile.origin;
+    first_part = (first - tile.origin) / Tile::kWarpRows - begun / Tile::kWarpRows;
   }
 };
 
@@ -129,48 +140,65 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
   }
 }
 
-// A finished document: rare rows, masks, winners out, and each query's sum over the rows of this warp.
+// Sees to one row a lane whose maximum is NaN or infinite; `slot` is its place in the tile.
+template <class E>
+__device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
+                                            Maximum& best) {
+  bool rare = !(fabsf(best.value) < INFINITY);
+  if (!__any_sync(kFullWarp, rare)) return;
+  const int32_t row = tile.first + slot;
+  rare = rare && slot < tile.count && keeps_row(p, row);
+  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j);
+  if (rare) best = exact;
+}
+
+// Query mask and norms, and winners out.
+template <class Tile, bool kWinners>
+__device__ __forceinline__ void count_rows(const ForwardArgs& p, const OwnedRows<Tile>& own, int32_t j,
+                                           Maximum (&best)[Tile::kOwned]) {
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    // A masked row counts 0, whatever its maximum is.
+    const bool counts = own.scale[o] != 0.0f;
+    best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
+    if constexpr (kWinners) {
+      if (own.query[o] >= 0) {
+        const int64_t at = (own.query[o] * p.N + j) * p.Lq + own.place[o];
+        store_winner(p.winners, p.wide_winners, at, counts ? best[o].token : kSentinel);
+      }
+    }
+  }
+}
+
+// Each query's sum over the rows of this warp.
+template <class Tile>
+__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const OwnedRows<Tile>& own, int32_t j,
+                                            const Maximum (&best)[Tile::kOwned]) {
+  int64_t at = (int64_t{own.first_query} * p.parts + own.first_part) * p.N + j;
+#pragma unroll 1
+  for (int32_t query = own.first_query; query <= own.last_query; ++query) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int o = 0; o < Tile::kOwned; ++o) sum += own.query[o] == query ? best[o].value : 0.0f;
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
+    at = int64_t{query + 1} * p.parts * p.N + j;  // the next one begins here: its part 0
+  }
+}
+
+// A finished document, where the warp that found its maxima also delivers them.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
                                                 const OwnedRows<Tile>& own, int warp_m, int32_t j,
-                                                float* maximum, int32_t* token) {
-  const int lane = threadIdx.x % 32;
+                                                const float* maximum, const int32_t* token) {
+  Maximum best[Tile::kOwned];
 #pragma unroll
   for (int o = 0; o < Tile::kOwned; ++o) {
-    const bool rare = own.scale[o] != 0.0f && !(maximum[o] > -INFINITY);  // NaN or -inf
-    if (__any_sync(kFullWarp, rare)) {
-      const int32_t row = tile.first + Tile::slot(warp_m, lane, o);
-      const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j);
-      if (rare) {
-        maximum[o] = exact.value;
-        token[o] = exact.token;
-      }
-    }
-    // A masked row counts 0, whatever its maximum is.
-    maximum[o] = own.scale[o] != 0.0f ? maximum[o] * own.scale[o] : 0.0f;
-    if constexpr (kWinners) {
-      if (own.query[o] >= 0) {
-        const int32_t row = tile.first + Tile::slot(warp_m, lane, o);
-        const int64_t at = (own.query[o] * p.N + j) * p.Lq + (row - own.query[o] * p.Lq);
-        store_winner(p.winners, p.wide_winners, at, own.scale[o] != 0.0f ? token[o] : kSentinel);
-      }
-    }
+    best[o] = {maximum[o], token[o]};
+    resolve_row<E>(p, tile, Tile::slot(warp_m, threadIdx.x % 32, o), j, best[o]);
   }
-  const int32_t first = tile.first + warp_m * Tile::kWarpRows;
-  const int32_t count = min(Tile::kWarpRows, tile.count - warp_m * Tile::kWarpRows);
-  if (count <= 0) return;
-  const int32_t block = (first - tile.origin) / Tile::kWarpRows;
-  const int32_t last_query = (first + count - 1) / p.Lq;
-  for (int32_t query = first / p.Lq; query <= last_query; ++query) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) sum += own.query[o] == query ? maximum[o] : 0.0f;
-    sum = warp_sum(sum);
-    if (lane == 0) {
-      const int32_t part = p.parts == 1 ? 0 : block - (query * p.Lq - tile.origin) / Tile::kWarpRows;
-      static_cast<float*>(p.scores)[(static_cast<int64_t>(query) * p.parts + part) * p.N + j] = sum;
-    }
-  }
+  count_rows<Tile, kWinners>(p, own, j, best);
+  sum_queries<Tile>(p, own, j, best);
 }
 
 }  // namespace late_interaction

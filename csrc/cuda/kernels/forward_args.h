@@ -24,6 +24,7 @@ struct ForwardArgs {
   bool stream_q;
   int64_t row_tiles, units;
   const float* q_inverse;  // inverse norms of the query tokens, if normalize
+  float zeros[4];  // zeros that the compiler does not know to be such
   const float* d_inverse;  // wgmma_rows: inverse norms of the documents' tokens, if normalize
 };
 

@@ -306,9 +306,9 @@ __device__ __forceinline__ void multiply_tile(const ForwardArgs& p, const Docume
       for (int block = 0; block < Tile::kBlocks; ++block) {
         ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
             c[block],
-            ptx::matrix_from(tokens + (chunk * Tile::kDChunkBytes + block * 64 * kChunkRowBytes) / 16 +
-                             2 * k),
-            ptx::matrix_from(rows + chunk * Tile::kQChunkBytes / 16 + 2 * k), first_chunk > 0 || i > 0);
+            ptx::matrix_of_rows(tokens + (chunk * Tile::kDChunkBytes + block * 64 * kChunkRowBytes) / 16 +
+                                2 * k),
+            ptx::matrix_of_rows(rows + chunk * Tile::kQChunkBytes / 16 + 2 * k), first_chunk > 0 || i > 0);
       }
     }
     ptx::commit_products();
@@ -426,7 +426,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
 
   RingPlace at;
   uint32_t q_parity = 0;
-  int turn = 0, buffer = 0;
+  int turn = 0;  // of the team's warps
   int32_t held_tile = -1;
   RowTile tile;
   OwnedRows<Tile> own;
@@ -482,8 +482,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
 
     reduce_lanes<Tile>(maximum, token);
     // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
-    typename Tile::Maxima* maxima = &memory.exchange[buffer][team * p.members];
-    buffer ^= 1;
+    typename Tile::Maxima* maxima = &memory.exchange[turn % 2][team * p.members];
     hand_over<Tile>(maxima[member], maximum, token);
     ptx::sync_some(barrier, team_threads);
     if (turn == thread / 32) {

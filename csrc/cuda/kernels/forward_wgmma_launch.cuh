@@ -42,30 +42,40 @@ cudaError_t launch_early(Kernel kernel, int threads, const ForwardArgs& args, co
   return cudaLaunchKernelEx(&config, kernel, args, maps);
 }
 
-template <class Type, class Element, int kColumns, int kChunks>
+template <class Type, class Element, int kColumns, int kChunks, bool kMasked, bool kScaled>
 cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                              cudaStream_t stream) {
-  using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks>;
-  return args.winners != nullptr ? launch_persistent(maxsim_forward_wgmma_rows<Tile, true>, Tile::kThreads,
-                                                     args, maps, plan, stream)
-                                 : launch_persistent(maxsim_forward_wgmma_rows<Tile, false>, Tile::kThreads,
-                                                     args, maps, plan, stream);
+  const auto launch = [&]<bool kWinners>() {
+    using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
+    return launch_persistent(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
+  };
+  return args.winners != nullptr ? launch.template operator()<true>() : launch.template operator()<false>();
 }
 
 template <class Type, class Element, int kChunks>
 cudaError_t launch_rows(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                         cudaStream_t stream) {
+  const auto launch = [&]<int kColumns>() {
+    if (plan.masked) {
+      return plan.scaled
+                 ? launch_rows_tile<Type, Element, kColumns, kChunks, true, true>(args, maps, plan, stream)
+                 : launch_rows_tile<Type, Element, kColumns, kChunks, true, false>(args, maps, plan, stream);
+    }
+    return plan.scaled
+               ? launch_rows_tile<Type, Element, kColumns, kChunks, false, true>(args, maps, plan, stream)
+               : launch_rows_tile<Type, Element, kColumns, kChunks, false, false>(args, maps, plan, stream);
+  };
   switch (plan.columns) {
     case 80:
-      return launch_rows_tile<Type, Element, 80, kChunks>(args, maps, plan, stream);
+      return launch.template operator()<80>();
     case 104:
-      return launch_rows_tile<Type, Element, 104, kChunks>(args, maps, plan, stream);
+      return launch.template operator()<104>();
     case 128:
-      return launch_rows_tile<Type, Element, 128, kChunks>(args, maps, plan, stream);
+      return launch.template operator()<128>();
     case 152:
-      return launch_rows_tile<Type, Element, 152, kChunks>(args, maps, plan, stream);
+      return launch.template operator()<152>();
     case 176:
-      return launch_rows_tile<Type, Element, 176, kChunks>(args, maps, plan, stream);
+      return launch.template operator()<176>();
     default:
       return cudaErrorInvalidValue;
   }

@@ -22,17 +22,14 @@ struct WgmmaShape;
 
 // Describes rows of 128 bytes in shared memory, swizzled as TMA does (16-byte piece ^ row % 8), the embedding
 // along the row. `address` must be a multiple of 1024, plus 32 * k for the k-th 32 bytes of a row.
-// All that changes from one product to the next lies in the low word, where a step of 16 bytes is 1.
+// All that changes from one product to the next lies in the low word.
 __device__ __forceinline__ uint32_t matrix_at(uint32_t address) {
   return ((address & 0x3FFFF) >> 4) | (uint32_t{1} << 16);
 }
-__device__ __forceinline__ uint64_t matrix_from(uint32_t low) {
+__device__ __forceinline__ uint64_t matrix_of_rows(uint32_t low) {
   constexpr uint32_t kGroupOfRows = (8 * 128) >> 4;  // from eight rows to the next eight
   constexpr uint32_t kSwizzle128 = 1;
   return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
-}
-__device__ __forceinline__ uint64_t matrix_of_rows(uint32_t address) {
-  return matrix_from(matrix_at(address));
 }
 
 // Before the first product of a group: what was written to its registers and to shared memory is visible to

@@ -1,0 +1,199 @@
+"""The generated part of docs/performance.md: each shape beside what bounds it, from the recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import fp32, quantized, sweep, targets, variants
+from .ceilings import NAMES, reached
+from .impls import EINSUM, LIK, OURS
+from .results import Row, best, number, read, records, split
+from .shapes import FORWARD
+
+Table = Callable[[Sequence[str], Sequence[Sequence[str]], int], str]
+
+
+def _size(row: Row) -> str:
+    layout = {"kd": " (KD)", "pairs": " (pairs)"}.get(row["layout"], "")
+    return f"{row['Nq']} x {row['Nd']}, {row['Lq']}, {row['Ld']}{layout}, d={row['d']}"
+
+
+def _percent(value: float | None) -> str:
+    return f"{100 * value:.0f}%" if value is not None else "-"
+
+
+class _Record:
+    """Our rows of one file, by suite, shape and variant, with the ceilings of the run of each."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.headers, self.rows = split(rows)
+        self.runs = {h["run"]: h for h in self.headers}
+
+    def row(self, suite: str, shape: str, variant: str | None = None, impl: str = OURS) -> Row | None:
+        wanted = (suite, shape, variant, impl)
+        return best(
+            r for r in self.rows if (r["suite"], r["shape"], r.get("variant"), r["impl"]) == wanted
+        )  # fmt: skip
+
+    def share(self, row: Row | None) -> tuple[float, str] | None:
+        return reached(row, self.runs[row["run"]]) if row else None
+
+
+def _times(above: Row | None, below: Row | None) -> str:
+    return f"{above['gpu_us'] / below['gpu_us']:.2f}x" if above and below else "-"
+
+
+def _forward(record: _Record, table: Table) -> list[str]:
+    body = []
+    for shape in FORWARD:
+        row = record.row("forward", shape.name) or record.row(variants.SUITE, shape.name, variants.PLAIN)
+        share = record.share(row)
+        if row is None or share is None:
+            continue
+        ceiling = share[0] * row["gpu_us"]
+        figures = [number(ceiling), number(row["gpu_us"]), _percent(share[0])]
+        body.append([shape.name, _size(row), NAMES[share[1]], *figures])
+    if not body:
+        return []
+    head = ["shape", "Nq x Nd, Lq, Ld", "bound by", "ceiling us", "GPU us", "reached"]
+    return ["## Scores alone, bf16", table(head, body, 3)]
+
+
+def _variants(record: _Record, table: Table) -> list[str]:
+    body = []
+    for shape in FORWARD:
+        plain = record.row(variants.SUITE, shape.name, variants.PLAIN)
+        if plain is None:
+            continue
+        winners = record.row(variants.SUITE, shape.name, variants.WINNERS)
+        share = record.share(winners)
+        names = (variants.WINNERS, variants.D_MASK, variants.MASKS, variants.NORMALIZE, variants.FP16)
+        ratios = [_times(record.row(variants.SUITE, shape.name, name), plain) for name in names]
+        body.append([shape.name, number(plain["gpu_us"]), _percent(share and share[0]), *ratios])
+    note = (
+        "Each option's time over the plain call, taken in turns in one run; masks drop a fifth of the "
+        "tokens at random. `winners reach` is the share of the ceiling with winners saved."
+    )
+    head = ["shape", "plain us", "winners reach", "winners", "d_mask", "both masks", "normalize", "fp16"]
+    return ["## What the options cost", note, table(head, body, 1)] if body else []
+
+
+def _fp32(record: _Record, table: Table) -> list[str]:
+    body = []
+    for shape in FORWARD:
+        high = record.row(fp32.SUITE, shape.name, fp32.HIGH)
+        highest = record.row(fp32.SUITE, shape.name, fp32.HIGHEST)
+        einsum = record.row(fp32.SUITE, shape.name, fp32.HIGHEST, EINSUM)
+        if high is None and highest is None:
+            continue
+        share = record.share(high)
+        cells = [number(r and r["gpu_us"]) for r in (high, highest, einsum)]
+        errors = [f"{r['rel_err']:.1e}" if r else "-" for r in (high, highest, einsum)]
+        reach = f"{_percent(share[0])} of {NAMES[share[1]]}" if share else "-"
+        body.append([shape.name, cells[0], reach, cells[1], cells[2], _times(einsum, highest), *errors])
+    note = (
+        'GPU microseconds of float32 inputs: precision "high", "highest", and PyTorch\'s float32 einsum in '
+        "chunks; then the relative error of each against fp64."
+    )
+    head = [
+        "shape",
+        "high",
+        "reached",
+        "highest",
+        "einsum",
+        "einsum / highest",
+        "high err",
+        "highest err",
+        "einsum err",
+    ]
+    return ["## float32 inputs", note, table(head, body, 1)] if body else []
+
+
+def _quantized(record: _Record, table: Table) -> list[str]:
+    body = []
+    for shape in FORWARD:
+        wide = record.row(quantized.SUITE, shape.name, quantized.BF16)
+        if wide is None:
+            continue
+        names = (quantized.PER_TOKEN, quantized.PER_TENSOR, quantized.INT8_PER_TOKEN)
+        ours = [record.row(quantized.SUITE, shape.name, name) for name in names]
+        lik = record.row(quantized.SUITE, shape.name, quantized.PER_TOKEN, LIK)
+        if not any(ours):
+            continue
+        cells = [f"{number(r['gpu_us'])} ({_times(r, wide)})" if r else "-" for r in [*ours, lik]]
+        body.append([shape.name, number(wide["gpu_us"]), *cells])
+    note = "GPU microseconds, and over our own bf16 call of the same turns."
+    head = [
+        "shape",
+        "bf16",
+        *(quantized.PER_TOKEN, quantized.PER_TENSOR, quantized.INT8_PER_TOKEN),
+        "LIK fp8 per token",
+    ]
+    return ["## 8-bit inputs", note, table(head, body, 1)] if body else []
+
+
+def _targets(rows: Sequence[Row], table: Table) -> list[str]:
+    body = targets.body(targets.judge(rows))
+    return ["## Targets", table(targets.HEAD, body, 2)] if body else []
+
+
+def _profile(path: Path, table: Table) -> list[str]:
+    if not path.exists():
+        return []
+    body = []
+    shares = ("tensor_pct", "dram_pct", "l2_pct", "issue_pct")
+    for row in split(read(path))[1]:
+        figures = [f"{row[k]:.0f}%" if row[k] is not None else "-" for k in shares]
+        figures += [number(row["registers"]), number(row["duration_us"])]
+        body.append([row["shape"], row["kernel"], *figures])
+    note = (
+        "One profiled call each (`bench/ncu.py` has the command): the busiest of the tensor pipes, device "
+        "memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs alone and cold, so "
+        "its time is longer than above."
+    )
+    head = ["shape", "kernel", "tensor", "DRAM", "L2", "issue", "registers", "us"]
+    return ["## Nsight Compute", note, table(head, body, 2)] if body else []
+
+
+def _sweep(path: Path, table: Table) -> list[str]:
+    groups = sweep.by_shape(split(read(path))[1] if path.exists() else [])
+    body = []
+    for label, key in (("GPU time", "gpu_us"), ("wall time", "wall_us")):
+        ratios = [r for group in groups.values() if (r := sweep.ratio(group, key))]
+        if ratios:
+            figures = sweep.percentiles(ratios)
+            slower = f"{sum(r > sweep.LOSS for r in ratios)} of {len(ratios)}"
+            body.append([label, *(f"{v:.2f}x" for v in figures.values()), slower])
+    if not body:
+        return []
+    head = ["better peer over ours", *sweep.PERCENTILES, f"slower by over {100 * (sweep.LOSS - 1):.0f}%"]
+    parts = ["## Random shapes"]
+    if path.with_suffix(".png").exists():
+        parts.append(f"![Our time over the better peer's](../bench/results/{path.stem}.png)")
+    parts.append(f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench.sweep`).")
+    parts.append(table(head, body, 1))
+    lost = []
+    for found, ours, peer in sweep.losses([row for group in groups.values() for row in group]):
+        times = [number(sweep.clock(ours)), number(sweep.clock(peer)), peer["impl"], f"{found:.2f}"]
+        lost.append([sweep.size_of(ours), *times, str(ours.get("plan", ""))])
+    if lost:
+        parts.append(table(["slower on", "ours us", "peer us", "peer", "ours / peer", "plan"], lost, 1))
+    return parts
+
+
+def build(directory: Path, table: Table, stamp: Callable[[Sequence[Row]], str]) -> str:
+    """The Markdown between the markers of docs/performance.md."""
+    parts: list[str] = []
+    for path in records(directory):
+        if path.stem == "cpu":
+            continue
+        rows = read(path)
+        record = _Record(rows)
+        measured = [*_forward(record, table), *_variants(record, table), *_fp32(record, table)]
+        measured += [*_quantized(record, table), *_targets(rows, table)]
+        measured += _profile(directory / f"ncu-{path.name}", table)
+        measured += _sweep(directory / f"sweep-{path.name}", table)
+        if measured:
+            parts += [*measured, stamp(record.headers)]
+    return "\n\n".join(parts) if parts else "No run on a GPU is recorded yet."

@@ -1,0 +1,135 @@
+"""Several calls on one shape, timed in turns: what a ratio between two of them needs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .impls import UnsupportedError
+from .inputs import Inputs, draw, sets_to_beat_cache
+from .parity import relative_error
+from .results import Results, Row, number, told
+from .shapes import Shape
+from .suites import ROTATE_BELOW_US, Settings
+from .timing import Call, Repetition, peak_mib, repetition, time_in_turns, time_limit, wall_time
+
+ROUNDS = 5
+TOLERANCE = 1e-2
+
+# Gives the calls, one for each input set; may raise what then goes into the row.
+Prepare = Callable[[], Sequence[Call]]
+
+
+@dataclass
+class Timed:
+    """A row to be filled: how to call it, and the fp64 scores that its first call must give."""
+
+    row: Row
+    prepare: Prepare
+    wanted: torch.Tensor
+    check: Callable[[Row, object], None] | None = None  # adds what else there is to say of the first result
+    capture: bool = True  # into a CUDA graph
+
+
+def draw_sets(settings: Settings, shape: Shape, dtype: torch.dtype) -> list[Inputs]:
+    """Input sets enough to outgrow the cache, where that shows."""
+    floor = settings.floor_us(shape, "fwd") or 0.0
+    count = sets_to_beat_cache(shape, dtype, settings.cache_bytes) if floor < ROTATE_BELOW_US else 1
+    return [draw(shape, settings.device, dtype) for _ in range(count)]
+
+
+def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
+    """The calls, once the first has given what it should."""
+    row = timed.row
+    key = (row["impl"], row["shape"], row["op"])
+    try:
+        if key in settings.gave_up:
+            raise UnsupportedError("took too long to compile or tune before")
+        with time_limit(settings.limit_s):
+            calls = timed.prepare()
+            out = calls[0]()
+            scores = out[0] if isinstance(out, tuple) else out
+            assert isinstance(scores, torch.Tensor)
+            row["rel_err"] = relative_error(scores, timed.wanted)
+        if not row["rel_err"] <= TOLERANCE:
+            raise ValueError(f"parity: relative error {row['rel_err']:.2g}, not timed")
+        if timed.check:
+            timed.check(row, out)
+        row["peak_mib"] = peak_mib(calls[0], settings.device)
+        return calls
+    except UnsupportedError as reason:
+        row["skipped"] = str(reason)
+    except TimeoutError as reason:
+        row["error"] = told(reason)
+        settings.gave_up.add(key)
+    except Exception as error:  # recorded in the row: one failure must not end the run
+        row["error"] = told(error)
+    return None
+
+
+def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
+    """Fills the rows: parity first, then GPU time in turns, then wall time."""
+    ready: list[tuple[Row, Sequence[Call]]] = []
+    repetitions: list[Repetition] = []
+    for each in timed:
+        calls = _judged(settings, each)
+        if calls is None:
+            continue
+        try:
+            if settings.device.type == "cuda":
+                repetitions.append(repetition(calls, each.capture))
+        except Exception as error:
+            each.row["error"] = told(error)
+            continue
+        ready.append((each.row, calls))
+    if repetitions:
+        for (row, _), gpu in zip(ready, time_in_turns(repetitions, settings.effort, ROUNDS), strict=True):
+            row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
+    for row, calls in ready:
+        row["wall_us"] = wall_time(calls, settings.effort, settings.device)
+    return [each.row for each in timed]
+
+
+def set_ratios(rows: Sequence[Row], key: str, base: Row) -> None:
+    """row[key] = its time over the base row's, GPU time where there is one."""
+    clock = "gpu_us" if base["gpu_us"] else "wall_us"
+    for row in rows:
+        if row[clock] and base[clock]:
+            row[key] = row[clock] / base[clock]
+
+
+def line(rows: Sequence[Row], ratio: str) -> str:
+    """What one shape gave: time, ratio and share of the ceiling of each variant."""
+    parts = []
+    for row in rows:
+        label = row["variant"] if row["impl"] == "late_interaction" else f"{row['impl']} {row['variant']}"
+        if problem := row.get("error") or row.get("skipped"):
+            parts.append(f"{label} {problem[:70]}")
+            continue
+        text = f"{label} {number(row['gpu_us'] or row['wall_us'])}"
+        text += f" {row[ratio]:.3f}x" if row.get(ratio) else ""
+        text += f" ({100 * row['reached']:.0f}% {row['bound']})" if row.get("reached") else ""
+        parts.append(text)
+    return f"{rows[0]['suite']} {rows[0]['shape']}: " + " | ".join(parts)
+
+
+def run(
+    settings: Settings, results: Results, shapes: Sequence[Shape], ratio: str,
+    take: Callable[[Settings, Shape], list[Row]],
+) -> None:  # fmt: skip
+    """Measures, prints and records shape after shape."""
+    for shape in shapes:
+        try:
+            rows = take(settings, shape)
+        except Exception as error:  # drawing inputs or the reference ran out of memory
+            settings.log(f"{shape.name}: {told(error)}")
+            rows = []
+        if rows:
+            settings.log(line(results.add(rows), ratio))
+        gc.collect()
+        if settings.device.type == "cuda":
+            torch.cuda.synchronize(settings.device)
+            torch.cuda.empty_cache()

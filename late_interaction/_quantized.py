@@ -1,0 +1,47 @@
+"""What :mod:`late_interaction.fp8` and :mod:`late_interaction.int8` share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
+
+from late_interaction import _checks, ops
+from late_interaction.ops import memory
+from late_interaction.ops.dequantized import has_kernel
+
+
+def scale_for(amax: Tensor, largest_code: float) -> Tensor:
+    """The float32 scale that maps ``amax`` to the largest code; NaN where ``amax`` is not finite."""
+    # At least 1e-30, so that no scale becomes 0 or denormal. (Not a constant of the module: torch.compile
+    # with dynamic=True would make that an input of the graph.)
+    scale = amax.to(torch.float32).clamp_min(1e-30) / largest_code
+    return torch.where(scale.isfinite(), scale, torch.nan)
+
+
+def maxsim(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    dtypes: tuple[torch.dtype, ...],
+) -> Tensor:
+    """Scores of quantized tokens in one of ``dtypes``; a 2-D Q or D drops its dim of the result."""
+    args = _checks.quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, dtypes)
+    op: Any = ops.maxsim_quantized
+    if not has_kernel(Q.device.type, Q.device.index):
+        op = ops.maxsim_dequantized
+    try:
+        if torch.compiler.is_compiling():
+            scores: Tensor = op(*args)
+        else:
+            with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
+                scores = op(*args)
+    except RuntimeError as error:
+        memory.forward_failed(error, args[0], args[1], False)
+        raise
+    if D.dim() == 2:
+        scores = scores.squeeze(1)
+    return scores.squeeze(0) if Q.dim() == 2 else scores

@@ -1,0 +1,102 @@
+"""Quantized MaxSim by way of float32 copies, for GPUs that ``maxsim_quantized`` has no kernel for.
+
+What the copies cost: TF32 keeps 11 significant bits, so a product errs by at most 2^-10 of itself, and errors
+of both signs average out over a dot product. Quantization itself erred by up to 2^-4 of a value (e4m3), 2^-3
+(e5m2) or 1/254 of the row's largest (int8).
+"""
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from late_interaction import _checks
+
+_library = torch.library.Library("late_interaction", "IMPL")
+_ops = torch.ops.late_interaction
+_KERNEL_CAPABILITY = (9, 0)  # of the GPUs that the compiled CUDA kernel is for
+_cuda_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("late_interaction::maxsim_quantized", "CUDA")
+
+# The copy of a piece of D takes at most this many bytes (one document always fits).
+_BYTES = 64 << 20
+
+
+@cache
+def _capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def has_kernel(device_type: str, index: int | None) -> bool:
+    """Whether ``maxsim_quantized`` runs on this device as compiled."""
+    return device_type != "cuda" or (_cuda_kernel and _capability(index) == _KERNEL_CAPABILITY)
+
+
+# As for late_interaction._precision.float32_precision: a compiled graph keeps the choice.
+has_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _pieces(count: int, bytes_each: int) -> Iterator[slice]:
+    size = max(_BYTES // max(bytes_each, 1), 1)
+    for start in range(0, count, size):
+        yield slice(start, start + size)
+
+
+def _blocks(D: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Ranges of queries and documents whose part of D fits. In-batch documents are every query's."""
+    document = 4 * D.shape[-2] * D.shape[-1]
+    N = D.shape[-3]
+    if D.dim() == 3:
+        for documents in _pieces(N, document):
+            yield slice(None), documents
+        return
+    for queries in _pieces(D.shape[0], N * document):
+        for documents in _pieces(N, document):
+            yield queries, documents
+
+
+def _usable(scale: Tensor) -> Tensor:
+    """A scale that is negative or infinite as NaN, so that no score hides it."""
+    return torch.where((scale >= 0) & scale.isfinite(), scale, torch.nan)
+
+
+def maxsim_dequantized(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+) -> Tensor:
+    if Q.dim() != 3 or D.dim() not in (3, 4):
+        raise ValueError("late_interaction: Q must be [Nq, Lq, d] and D [Nd, Ld, d] or [Nq, K, Ld, d]")
+    Q, D, scale_Q, scale_D, q_mask, d_mask = _checks.quantized(
+        Q, D, scale_Q, scale_D, q_mask, d_mask, _checks.CODES
+    )
+    scale_Q, scale_D = _usable(scale_Q), _usable(scale_D)
+    in_batch, per_token = D.dim() == 3, scale_D.dim() > 0
+    # Every factor is >= 0 or NaN, so it may move inside the maximum; one that all documents share goes to Q.
+    factor = scale_Q if per_token else scale_Q * scale_D
+    queries = Q.to(torch.float32) * factor.unsqueeze(-1)
+    scores = Q.new_empty((Q.shape[0], D.shape[-3]), dtype=torch.float32)
+    with torch.autocast(Q.device.type, enabled=False):
+        for i, j in _blocks(D):
+            at = j if in_batch else (i, j)
+            documents = D[at].to(torch.float32, memory_format=torch.contiguous_format)
+            if per_token:
+                documents *= scale_D[at].unsqueeze(-1)
+            scores[i, j] = _ops.maxsim.default(
+                queries[i],
+                documents,
+                None if q_mask is None else q_mask[i],
+                None if d_mask is None else d_mask[at],
+                False,
+                "high",
+            )
+    return scores
+
+
+def register(cuda_missing: str | None) -> None:
+    _library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")
+    if not _cuda_kernel and cuda_missing is None:
+        _library.impl("maxsim_quantized", maxsim_dequantized, "CUDA")

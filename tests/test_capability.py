@@ -1,0 +1,148 @@
+"""The kernels for older GPUs, run on a newer one: cuda_capability plans every call as for an older device."""
+
+import threading
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import ops
+from tests import ref
+from tests.cases import Case, call, inputs, walk
+
+CASES = [
+    *(case for case in list(walk(150))[1::5] if case.dtype in (torch.bfloat16, torch.float16)),
+    *(
+        Case(layout, 9, 9, Lq, 300, 128, dtype, masks, normalize=normalize)
+        for layout, Lq, dtype, masks, normalize in (
+            ("in-batch", 32, torch.bfloat16, "none", False),
+            ("in-batch", 32, torch.float16, "holes", False),
+            ("in-batch", 130, torch.bfloat16, "dead", True),
+            ("KD", 32, torch.bfloat16, "none", True),
+            ("KD", 130, torch.float16, "holes", False),
+            ("pairs", 32, torch.float16, "dead", False),
+            ("pairs", 300, torch.bfloat16, "none", True),
+        )
+    ),
+    Case("in-batch", 1, 40, 32, 300, 128, torch.bfloat16, "holes"),
+    Case("in-batch", 1, 40, 128, 300, 768, torch.bfloat16, "none"),
+    Case("in-batch", 5, 5, 33, 70, 128, torch.float32, "holes"),
+]
+
+
+@pytest.fixture
+def capability():
+    """Forces one, as cpu_isa does for the CPU. Whatever a test does, the next starts from the GPU's own."""
+    native = ops.cuda_capability(0)
+
+    def force(value):
+        if value > native:
+            pytest.skip(f"this GPU is older than {value / 10}")
+        assert ops.cuda_capability(value) == (value or native)
+
+    yield force
+    assert ops.cuda_capability(0) == native
+
+
+def results(case, Q, D, q_mask, d_mask, backward):
+    """(scores, winners, grad_Q, grad_D) of one call, and its gradient of the scores."""
+    Q, D = Q.detach().requires_grad_(), D.detach().requires_grad_()
+    scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask, backward=backward)
+    grad = torch.randn(scores.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    scores.backward(grad.to(scores.dtype))
+    return (scores.detach(), winners, Q.grad, D.grad), grad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sm", [80, 86])  # 164 and 100 KiB of shared memory a multiprocessor
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_layout_agrees_with_float64_and_with_the_native_kernels(case, sm, capability):
+    Q, D, q_mask, d_mask = inputs(case, "cuda")
+    reference, expected = ref.maxsim(Q, D, q_mask, d_mask, case.normalize)
+    limit = ref.tolerance(case.dtype)
+    for backward in ("lowmem", "unified"):
+        capability(0)
+        native, _ = results(case, Q, D, q_mask, d_mask, backward)
+        capability(sm)
+        (scores, winners, grad_Q, grad_D), grad = results(case, Q, D, q_mask, d_mask, backward)
+        alone = call(li.maxsim, case, Q, D, q_mask, d_mask)
+        ref.assert_close(alone, reference, limit)
+        ref.assert_close(scores, reference, limit, "scores beside winners")
+        ref.assert_close(scores, native[0].double(), limit, "scores of the native kernels")
+        ref.assert_winners_close(winners, expected, Q, D, limit, case.normalize)
+        ref.assert_winners_close(winners, native[1].long(), Q, D, limit, case.normalize)
+        for name, got, wanted in zip(
+            ("grad_Q", "grad_D"), (grad_Q, grad_D), ref.gradients(grad, Q, D, winners, case.normalize),
+            strict=True,
+        ):  # fmt: skip
+            ref.assert_close(got, wanted, ref.GRAD_TOLERANCE[case.dtype], name)
+
+
+def kernels(function):
+    """Names of the CUDA kernels that `function` launches."""
+    from torch.profiler import ProfilerActivity, profile
+
+    function()  # loads them
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        function()
+        torch.cuda.synchronize()
+    return " ".join(event.key for event in found.key_averages())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 32), (9, 130)], ids=["one short query", "many rows"])
+def test_the_forced_kernel_is_the_one_that_runs_and_the_one_that_is_explained(shape, capability):
+    Nq, Lq = shape
+    Q = torch.randn(Nq, Lq, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(40, 300, 128, device="cuda", dtype=torch.bfloat16)
+    native = li.explain_plan(Q, D)
+    sms = torch.cuda.get_device_properties().multi_processor_count
+    capability(80)
+    assert li.explain_plan(Q, D) == li.explain_plan(Q, D, sm=80, sm_count=sms)
+    assert "maxsim_forward_mma" in li.explain_plan(Q, D)
+    ran = kernels(lambda: li.maxsim(Q, D))
+    if "maxsim" not in ran:
+        pytest.skip("the profiler sees no kernels here")
+    assert "maxsim_forward_mma" in ran and "wgmma" not in ran
+    capability(0)
+    assert li.explain_plan(Q, D) == native
+    assert ("wgmma" in native) == ("wgmma" in kernels(lambda: li.maxsim(Q, D)))
+
+
+@pytest.mark.gpu
+def test_forcing_in_one_thread_leaves_the_results_of_others_right(capability):
+    capability(80)
+    Q = torch.randn(9, 33, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(7, 130, 128, device="cuda", dtype=torch.bfloat16)
+    expected = ref.maxsim(Q, D)[0]
+    stop = threading.Event()
+
+    def flip():
+        while not stop.is_set():
+            ops.cuda_capability(80)
+            ops.cuda_capability(0)
+
+    thread = threading.Thread(target=flip)
+    thread.start()
+    try:
+        for _ in range(300):
+            ref.assert_close(li.maxsim(Q, D), expected, ref.tolerance(Q.dtype))
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [1, 75, 79, 1000])
+def test_what_cannot_be_forced(value, capability):
+    capability(0)
+    with pytest.raises(RuntimeError, match="cuda_capability takes 0 or 80 to"):
+        ops.cuda_capability(value)
+    assert ops.cuda_capability() == ops.cuda_capability(0)
+
+
+@pytest.mark.skipif(ops.cuda_missing is None, reason="the CUDA library is loaded")
+def test_without_the_cuda_library_it_says_so():
+    with pytest.raises(RuntimeError, match="late_interaction has no CUDA kernels here"):
+        ops.cuda_capability()

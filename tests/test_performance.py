@@ -1,0 +1,125 @@
+"""docs/performance.md and the profile behind it: from recorded rows; nothing where nothing is recorded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import ncu, performance, report, results, timing
+from bench.impls import EINSUM, LIK, OURS
+from bench.shapes import named
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# As Nsight Compute writes it: its own lines, the program's, names, units, a line a kernel.
+_SHARE = "avg.pct_of_peak_sustained"
+COLUMNS = {
+    "ID": ("", "0", "1"),
+    "Kernel Name": ("", "void late_interaction::maxsim_forward_wgmma_rows<A, 1>(Args)", "maxsim_forward_mma"),
+    "Grid Size": ("", "(132, 1, 1)", "(264, 1, 1)"),
+    "gpu__time_duration.sum": ("nsecond", "1,250,500", "66000"),
+    f"gpu__dram_throughput.{_SHARE}_elapsed": ("%", "12.5", "91"),
+    f"lts__throughput.{_SHARE}_elapsed": ("%", "40.25", "n/a"),
+    f"sm__inst_issued.{_SHARE}_active": ("%", "41", "20"),
+    f"sm__pipe_tensor_op_hmma_cycles_active.{_SHARE}_active": ("%", "80.5", "10"),
+    f"sm__pipe_tensor_op_imma_cycles_active.{_SHARE}_active": ("%", "0", "0"),
+    "launch__registers_per_thread": ("register/thread", "168", "200"),
+}
+# As Nsight Compute writes it: its own lines, the program's, names, units, a line a kernel.
+TABLE = [",".join(f'"{cell}"' for cell in line) for line in (COLUMNS, *zip(*COLUMNS.values(), strict=True))]
+CSV = "\n".join(["==PROF== Connected to process 1", "what the program prints", *TABLE, ""])
+
+
+def test_a_profile_is_read_whatever_else_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = ncu.extract(CSV, ["train-256", "text-long"])
+    assert first == {
+        "shape": "train-256", "kernel": "maxsim_forward_wgmma_rows", "grid": "(132, 1, 1)",
+        "tensor_pct": 80.5, "dram_pct": 12.5, "l2_pct": 40.25, "issue_pct": 41.0, "registers": 168.0,
+        "duration_us": 1250.5,
+    }  # fmt: skip
+    assert second["l2_pct"] is None and second["duration_us"] == 66.0
+    source, target = tmp_path / "ncu.csv", tmp_path / "ncu.json"
+    source.write_text(CSV)
+    options = ["extract", str(source), "--out", str(target), "--shapes"]
+    assert ncu.main([*options, "train-256,text-long"]) == 0
+    headers, rows = results.split(results.read(target))
+    assert len(headers) == 1 and [r["shape"] for r in rows] == ["train-256", "text-long"]
+    assert ncu.main([*options, "train-256"]) == 1 and "2 profiled kernels for 1" in capsys.readouterr().err
+    source.write_text("==ERROR== no permission")
+    assert ncu.main([*options, "train-256"]) == 1
+
+
+def row(
+    suite: str, shape: str, us: float, variant: str | None = None, impl: str = OURS, **more: object
+) -> results.Row:
+    dtype = torch.float32 if suite == "fp32" else torch.bfloat16
+    out = results.new_row(suite, named([shape])[0], "fwd", dtype, impl, variant=variant)
+    return {**out, "gpu_us": us, "wall_us": us + 9, "rel_err": 1e-6, "gpu_spread": 0.0, **more}
+
+
+def build(directory: Path) -> str:
+    return performance.build(directory, report._table, report._stamp)
+
+
+def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> None:
+    assert build(tmp_path) == "No run on a GPU is recorded yet."
+    ceilings = timing.Ceilings(800.0, 400.0, 4.0, 3.0)
+    header = results.new_header(torch.device("cpu"), ceilings, gpu="Some GPU", driver="1")
+    record = results.Results(tmp_path / "some-gpu.json", header)
+    record.add([row("forward", "train-256", 252.0), row("forward", "text-long", 70.0)])
+    text = build(tmp_path)
+    assert "| train-256 | 256 x 256, 32, 300, d=128 | cuBLAS bf16 | 201 | 252 | 80% |" in text
+    assert "| text-long |" in text and "| reads |" in text
+    assert re.findall("^## (.*)$", text, re.MULTILINE) == ["Scores alone, bf16", "Targets"]
+
+    record.add([row("variants", "train-256", 250.0, "plain"), row("variants", "train-256", 275.0, "winners")])
+    record.add([
+        row("fp32", "train-256", 500.0, "high"), row("fp32", "train-256", 1500.0, "highest"),
+        row("fp32", "train-256", 4500.0, "highest", EINSUM),
+    ])  # fmt: skip
+    record.add(
+        [row("quantized", "train-256", 250.0, "bf16"), row("quantized", "train-256", 150.0, "fp8 per token")]
+    )
+    text = build(tmp_path)
+    assert "| train-256 | 250 | 73% | 1.10x | - | - | - | - |" in text
+    assert "| train-256 | 500 | 81% of cuBLAS TF32 | 1,500 | 4,500 | 3.00x |" in text
+    assert "| train-256 | 250 | 150 (0.60x) | - | - | - |" in text
+
+    profile = results.Results(tmp_path / "ncu-some-gpu.json", header)
+    profile.rows = [{**r, "run": header["run"]} for r in ncu.extract(CSV, ["train-256", "text-long"])]
+    profile.write()
+    sweep = results.Results(tmp_path / "sweep-some-gpu.json", header)
+    for name, us in (("train-256", 50.0), ("text-long", 90.0)):
+        sweep.add([row("sweep", name, 80.0, plan="wgmma_rows; 256 x 152"), row("sweep", name, us, impl=LIK)])
+    text = build(tmp_path)
+    assert "| train-256 | maxsim_forward_wgmma_rows | 80% | 12% | 40% | 41% | 168 | 1,250 |" in text
+    assert "## Random shapes" in text and "1 of 2" in text and "| 1.60 | wgmma_rows; 256 x 152 |" in text
+    assert [p.name for p in results.records(tmp_path)] == ["some-gpu.json"]
+
+
+def test_report_fills_both_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = f"{report.BEGIN}\n{report.END}\n"
+    readme, page = tmp_path / "README.md", tmp_path / "docs" / "performance.md"
+    page.parent.mkdir()
+    for path in (readme, page):
+        path.write_text(empty)
+    options = ["--readme", str(readme), "--results", str(tmp_path)]
+    assert report.main(options) == 0 and report.main([*options, "--check"]) == 0
+    assert "recorded yet" in readme.read_text() and "recorded yet" in page.read_text()
+    page.write_text(empty)
+    assert report.main([*options, "--check"]) == 1 and "performance.md" in capsys.readouterr().err
+
+
+def test_the_pages_match_the_recorded_runs() -> None:
+    assert report.main(["--check"]) == 0
+
+
+def test_links_of_the_page_point_at_files() -> None:
+    page = ROOT / "docs" / "performance.md"
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target

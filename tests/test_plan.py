@@ -1,0 +1,109 @@
+"""explain_plan: for any call on any GPU, which kernel, tile and grid, and why."""
+
+import re
+
+import pytest
+import torch
+
+import late_interaction as li
+from tests.cases import walk
+
+DEVICES = [(80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
+CASES = list(walk(150))
+
+
+def sections(plan):
+    """{"device": line, "forward": {key: text}, "backward": {key: text}}"""
+    out, current = {}, None
+    for line in plan.splitlines():
+        if line.startswith("  "):
+            key, _, text = line.strip().partition(" ")
+            assert text.strip(), line
+            assert key not in current, f"{key} twice"
+            current[key] = text.strip()
+        elif line.startswith("device"):
+            out["device"] = line
+        else:
+            current = out[line] = {}
+    return out
+
+
+def shapes(case):
+    d_shape = (case.N, case.Ld, case.d)
+    if case.layout != "in-batch":
+        d_shape = (case.Nq, 1 if case.layout == "pairs" else case.N, case.Ld, case.d)
+    return (case.Nq, case.Lq, case.d), d_shape
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_call_is_explained_on_every_gpu(case):
+    q_shape, d_shape = shapes(case)
+    for sm, sm_count in DEVICES:
+        for backward in ("auto", "lowmem", "unified"):
+            plan = sections(
+                li.explain_plan(
+                    q_shape, d_shape, dtype=case.dtype, normalize=case.normalize, backward=backward,
+                    sm=sm, sm_count=sm_count,
+                )
+            )  # fmt: skip
+            assert f"{sm / 10}" in plan["device"] and f"{sm_count}" in plan["device"]
+            if 0 in q_shape or 0 in d_shape:
+                assert plan["forward"] == {"no": "kernel: the call is empty"} == plan["backward"]
+                continue
+            assert plan["forward"]["kernel"].startswith("maxsim_forward")
+            assert {"kernel", "tile", "grid", "why"} <= plan["forward"].keys()
+            assert int(re.match(r"(\d+) blocks", plan["forward"]["grid"])[1]) >= 1
+            assert {"method", "gather", "why"} <= plan["backward"].keys()
+            assert ("asked for" in plan["backward"]["why"]) == (backward != "auto")
+            assert plan["backward"]["method"] in (
+                (backward,) if backward != "auto" else ("lowmem", "unified")
+            )
+
+
+@pytest.mark.parametrize(
+    ("q_shape", "d_shape", "options", "kernel", "why"),
+    [
+        ((1, 32, 128), (1000, 300, 128), {}, "wgmma_documents", "32 query rows meet each document"),
+        ((256, 32, 128), (256, 300, 128), {}, "wgmma_rows", "8192 query rows meet each document"),
+        ((256, 32, 128), (256, 300, 128), {"sm": 80}, "mma", "device"),
+        ((256, 32, 7), (256, 300, 7), {}, "mma", "16 bytes"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float64}, "fp64", "float64"),
+        ((8, 32, 128), (8, 5, 300, 128), {}, "wgmma", "32 query rows meet each document"),
+    ],
+)
+def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, why):
+    plan = sections(li.explain_plan(q_shape, d_shape, **{"sm": 90, "sm_count": 132, **options}))["forward"]
+    assert kernel in plan["kernel"] and why in plan["why"]
+    assert kernel != "mma" or "wgmma" not in plan["kernel"]
+
+
+def test_tensors_and_their_shapes_are_explained_alike():
+    Q, D = torch.randn(4, 32, 128), torch.randn(5, 300, 128)
+    here = {"sm": 90, "sm_count": 132, "precision": "high"}
+    assert li.explain_plan(Q, D, **here) == li.explain_plan(Q.shape, D.shape, dtype=torch.float32, **here)
+    assert li.explain_plan(Q[0], D[0], **here) == li.explain_plan(Q[:1], D[:1], **here)
+    forward = sections(li.explain_plan(Q, D, winners=False, **here))
+    assert "backward" not in forward and "forward" in forward
+
+
+def test_precision_decides_what_is_multiplied():
+    def kernel(**options):
+        shapes = (64, 32, 128), (64, 300, 128)
+        return sections(li.explain_plan(*shapes, dtype=torch.float32, sm=90, sm_count=132, **options))[
+            "forward"
+        ]
+
+    assert "3xtf32" in kernel(precision="highest")["kernel"]
+    assert "in tf32" in kernel(precision="high")["kernel"]
+    assert "in bf16" in kernel(precision="medium")["kernel"]
+    torch.set_float32_matmul_precision("high")
+    assert kernel() == kernel(precision="high")
+
+
+def test_deterministic_algorithms_decide_for_lowmem_and_say_so():
+    shapes = (2, 8, 16), (2, 9, 16)
+    assert sections(li.explain_plan(*shapes))["backward"]["method"] == "unified"
+    torch.use_deterministic_algorithms(True)
+    plan = sections(li.explain_plan(*shapes))["backward"]
+    assert plan["method"] == "lowmem" and "deterministic" in plan["why"]
+    assert sections(li.explain_plan(*shapes, backward="unified"))["backward"]["why"] == "asked for"

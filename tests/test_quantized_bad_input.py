@@ -1,0 +1,93 @@
+"""Bad arguments of the functions on quantized tokens are a TypeError or ValueError that names them."""
+
+import pytest
+import torch
+
+from late_interaction import fp8, int8
+from late_interaction.reference import maxsim_quantized_reference
+
+X, Y = torch.randn(3, 5, 8), torch.randn(4, 7, 8)
+KD = torch.randn(3, 2, 7, 8)
+S, T = torch.rand(3, 5), torch.rand(4, 7)
+ONE = torch.ones(())
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def boolean(*shape):
+    return torch.ones(*shape, dtype=torch.bool)
+
+
+# A function, what replaces its good arguments, the exception, and words that its message must hold.
+TOKENS = {
+    "fp8 wants fp8": (fp8, {"Q": X}, TypeError, ["Q must be float8_e4m3fn or float8_e5m2", "torch.float32"]),
+    "not int8": (fp8, {"D": Y.to(torch.int8)}, TypeError, ["D must be float8", "torch.int8"]),
+    "nor another fp8": (fp8, {"D": Y.to(torch.float8_e4m3fnuz)}, TypeError, ["D", "float8_e4m3fnuz"]),
+    "int8 wants int8": (int8, {"Q": X.to(E4M3)}, TypeError, ["Q must be int8", "float8_e4m3fn"]),
+    "not uint8": (int8, {"D": Y.abs().to(torch.uint8)}, TypeError, ["D must be int8", "torch.uint8"]),
+    "one dtype": (fp8, {"D": Y.to(E5M2)}, TypeError, ["Q and D must share", "e4m3fn", "e5m2"]),
+    "list": (int8, {"Q": X.tolist()}, TypeError, ["Q", "torch.Tensor", "list"]),
+    "sparse": (int8, {"D": Y.to(torch.int8).to_sparse()}, TypeError, ["D", "dense", "sparse_coo"]),
+    "elsewhere": (fp8, {"D": Y.to(E4M3).to("meta")}, ValueError, ["Q and D", "cpu", "meta"]),
+    "d": (fp8, {"D": Y[..., :7].to(E4M3)}, ValueError, ["Q and D", "[3, 5, 8]", "[4, 7, 7]"]),
+    "rank": (fp8, {"Q": X[None].to(E4M3)}, ValueError, ["Q must be [Nq, Lq, d]", "[1, 3, 5, 8]"]),
+    "another Nq": (fp8, {"D": KD[:2].to(E4M3)}, ValueError, ["Nq", "[3, 5, 8]", "[2, 2, 7, 8]"]),
+    "a gradient": (fp8, {"Q": X.to(E4M3).requires_grad_()}, ValueError, ["Q wants a gradient", "no_grad"]),
+    "mask": (fp8, {"d_mask": boolean(4, 6)}, ValueError, ["d_mask", "[4, 7]", "[4, 6]"]),
+    "mask of floats": (int8, {"q_mask": S}, TypeError, ["q_mask", "bool", "float32"]),
+    "scale is a number": (fp8, {"scale_Q": 0.5}, TypeError, ["scale_Q must be a torch.Tensor", "float"]),
+    "scale is missing": (fp8, {"scale_D": None}, TypeError, ["scale_D must be a torch.Tensor", "NoneType"]),
+    "integer scale": (int8, {"scale_D": T.int()}, TypeError, ["scale_D", "float32", "int32"]),
+    "fp8 scale": (fp8, {"scale_Q": S.to(torch.float8_e8m0fnu)}, TypeError, ["scale_Q", "e8m0fnu"]),
+    "sparse scale": (int8, {"scale_D": T.to_sparse()}, TypeError, ["scale_D", "dense", "sparse_coo"]),
+    "scale of a shape": (fp8, {"scale_Q": S[:, :4]}, ValueError, ["scale_Q", "[3, 5]", "[3, 4]"]),
+    "with d": (fp8, {"scale_D": T.unsqueeze(-1)}, ValueError, ["scale_D", "[4, 7]", "[4, 7, 1]"]),
+    "scale a document": (int8, {"scale_D": T[:, 0]}, ValueError, ["scale_D", "[4, 7]", "[4]"]),
+    "needs broadcasting": (int8, {"scale_D": T[:1]}, ValueError, ["scale_D", "[4, 7]", "[1, 7]"]),
+    "scale elsewhere": (fp8, {"scale_D": T.to("meta")}, ValueError, ["scale_D", "of D, cpu", "meta"]),
+    "scale with gradient": (
+        int8,
+        {"scale_Q": S.clone().requires_grad_()},
+        ValueError,
+        ["scale_Q wants a gradient"],
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", TOKENS)
+def test_scoring(bad):
+    module, wrong, error, words = TOKENS[bad]
+    dtype = torch.int8 if module is int8 else E4M3
+    function = int8.maxsim_inference_int8 if module is int8 else fp8.maxsim_inference_fp8
+    good = {"Q": X.to(dtype), "D": Y.to(dtype), "scale_Q": S, "scale_D": T}
+    for called in (function, maxsim_quantized_reference):
+        if called is not function and bad in ("fp8 wants fp8", "not int8", "int8 wants int8"):
+            continue  # the reference takes both
+        with pytest.raises(error) as caught:
+            called(**{**good, **wrong})
+        said = str(caught.value).replace("float8_e4m3fn, float8_e5m2 or int8", "int8")
+        assert all(word in said for word in words), caught.value
+        assert "\n" not in said
+
+
+QUANTIZERS = [fp8.quantize_fp8_per_tensor, fp8.quantize_fp8_per_token, int8.quantize_int8_per_token]
+
+
+@pytest.mark.parametrize("quantize", QUANTIZERS)
+@pytest.mark.parametrize("bad", [X.tolist(), X.int(), X.to(E4M3), X.to_sparse(), None])
+def test_quantizers_want_floats(quantize, bad):
+    with pytest.raises(TypeError, match="X must be"):
+        quantize(bad)
+
+
+@pytest.mark.parametrize("quantize", QUANTIZERS[:2])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fnuz, torch.float16, "float8_e4m3fn"])
+def test_fp8_has_two_formats(quantize, dtype):
+    with pytest.raises(TypeError, match=r"dtype must be torch\.float8_e4m3fn or torch\.float8_e5m2"):
+        quantize(X, dtype)
+
+
+@pytest.mark.parametrize("quantize", QUANTIZERS[1:])
+@pytest.mark.parametrize("X", [torch.tensor(1.0), torch.randn(3, 0)])
+def test_a_token_has_dims(quantize, X):
+    with pytest.raises(ValueError, match=r"X must be \[\.\.\., d\] with d of at least 1"):
+        quantize(X)

@@ -1,0 +1,264 @@
+"""The sweep over random shapes: its draws, compiling ahead, what it records and what it calls a loss."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench import draws, plot, results, sweep, triton_tuning
+from bench.impls import EINSUM, FLASH, LIK, OURS
+from bench.shapes import IN_BATCH, KD, PAIRS, Shape
+from bench.timing import GpuTime
+
+# ---- shapes ----
+
+
+def test_the_same_seed_draws_the_same_shapes_within_the_caps() -> None:
+    shapes = draws.draw_shapes(300)
+    assert shapes == draws.draw_shapes(300) and shapes != draws.draw_shapes(300, seed=1)
+    assert shapes[:50] == draws.draw_shapes(50)  # so that a longer sweep goes on from a shorter one
+    assert len({s.name for s in shapes}) == 300
+    for s in shapes:
+        assert 1 <= s.Nq <= 512 and 1 <= s.Nd <= 4096 and 1 <= s.Lq <= 1100 and 1 <= s.Ld <= 4100
+        assert 8 <= s.d <= 1024 and s.input_bytes(2) <= draws.MAX_BYTES
+        assert s.similarities <= draws.MAX_SIMILARITIES and draws.padded_work(s) <= draws.MAX_WORK
+        assert s.layout != PAIRS or s.Nd == 1
+        assert s.layout == IN_BATCH or s.Lq <= 512
+
+
+def test_the_draw_is_wide_and_odd_but_repeats_what_peers_tune_for() -> None:
+    shapes = draws.draw_shapes(300)
+    assert {s.layout for s in shapes} == {IN_BATCH, KD, PAIRS}
+    assert sum(s.Ld % 8 != 0 for s in shapes) > 150 and sum(s.Lq % 2 for s in shapes) > 60
+    assert sum(s.Nq == 1 for s in shapes) > 15
+    tuned = {(1 << (min(s.Lq, 128) - 1).bit_length(), draws.padded_dim(s.d), s.layout) for s in shapes}
+    assert len(tuned) < 80
+
+
+# ---- compiling ahead, with a Triton that only counts ----
+
+
+class Autotuner:
+    """As much of triton.runtime.autotuner.Autotuner as is relied on."""
+
+    def __init__(self, name: str, configs: list[str], jit: JITFunction) -> None:
+        self.arg_names, self.keys, self.configs = ["Q", "Lq", "Ld"], ["Lq"], configs
+        self.cache: dict[tuple[Any, ...], str] = {}
+        self.fn, self.cache_results = jit, True
+        self.base_fn = SimpleNamespace(__name__=name, __module__="flash_maxsim.kernels")
+
+    def do_bench(self, call: Any, quantiles: Any) -> list[float]:
+        call()
+        return [1.0]
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        key = (args[1], str(args[0].dtype))
+        if key not in self.cache:
+            timings = {}
+            for config in self.configs:
+                timings[config] = self.do_bench(
+                    lambda c=config: self.fn.run(*args, config=c, **kwargs), quantiles=(0.5,)
+                )
+            self.cache[key] = min(timings, key=timings.__getitem__)
+        self.fn.run(*args, config=self.cache[key], **kwargs)
+
+
+class JITFunction:
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+
+    def run(self, *args: Any, config: str = "", **_: Any) -> None:
+        self.launched.append((args[1], args[2], config))
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A peer with one autotuned kernel that is bypassed for short documents, and its module."""
+    jit = JITFunction()
+    tuner = Autotuner("forward", ["a", "b", "c", "d"], jit)
+    module = ModuleType("flash_maxsim.kernels")
+    vars(module).update(forward=tuner, same=tuner)
+    again = ModuleType("flash_maxsim.others")  # who imports the kernel from there
+    vars(again).update(forward=tuner)
+    fakes = {
+        "flash_maxsim.kernels": module,
+        "flash_maxsim.others": again,
+        "triton.runtime.autotuner": SimpleNamespace(Autotuner=Autotuner),
+        "triton.runtime.jit": SimpleNamespace(JITFunction=JITFunction),
+        "triton.testing": SimpleNamespace(do_bench=lambda call, quantiles, warmup, rep: (call(), [1.0])[1]),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)  # type: ignore[arg-type]
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device, dtype: empty(*size, dtype=dtype))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *a: None)
+
+    def score(shape: Shape, backward: str | None, train: bool) -> Any:
+        if shape.d == 8:
+            raise RuntimeError("d is too small")
+        return lambda Q, D: (jit if shape.Ld < 10 else tuner).run(Q, shape.Lq, shape.Ld)
+
+    return SimpleNamespace(impl=SimpleNamespace(score=score), tuner=tuner, jit=jit)
+
+
+SHAPES = [
+    Shape("a", 2, 3, 16, 100, 64),
+    Shape("b", 2, 3, 16, 50, 64),
+    Shape("c", 2, 3, 32, 70, 64),
+    Shape("d", 2, 3, 16, 5, 64),
+    Shape("e", 2, 3, 16, 50, 8),
+]
+
+
+def test_what_a_call_would_tune_is_found_without_a_launch(peer: Any) -> None:
+    keys = triton_tuning.find_keys({"flash": peer.impl}, SHAPES)
+    assert {key[2]: [s.name for s in shapes] for key, shapes in keys.items()} == {
+        (16, "torch.bfloat16"): ["a", "b"],
+        (32, "torch.bfloat16"): ["c"],
+    }
+    assert peer.jit.launched == []
+    peer.tuner.run(torch.zeros(1), 1, 20)
+    assert peer.jit.launched  # launches again afterwards
+
+
+def test_it_tunes_on_a_shape_that_fills_the_gpu_but_takes_no_long_time() -> None:
+    small, fair, huge = (Shape("x", n, n, 32, 300, 128) for n in (2, 100, 4000))
+    assert triton_tuning.representative([small, huge, fair]) == fair
+    assert triton_tuning.representative([huge]) == huge
+
+
+class InProcess(triton_tuning.Compilers):
+    """Runs the jobs here and now."""
+
+    jobs: list[triton_tuning.Job]
+
+    def run(self, jobs: Any, seconds: float) -> str:
+        self.jobs = [*getattr(self, "jobs", []), *jobs]
+        problems = [triton_tuning._compile(job) for job in jobs]
+        return f"{len(jobs)}, {sum(p is not None for p in problems)} failed"
+
+
+def test_every_configuration_is_compiled_once_and_the_chosen_one_for_the_rest(
+    peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_tuning, "_peers", {"flash": peer.impl})
+    said: list[str] = []
+    compilers = InProcess(("flash",))
+    triton_tuning.prepare({"flash": peer.impl}, SHAPES, compilers, 60.0, said.append)
+    parts = [job for job in compilers.jobs if job[2] is not None]
+    assert {(job[1].name, job[2]) for job in parts} == {(n, p) for n in "ac" for p in range(3)}
+    compiled = {(Lq, config) for Lq, _, config in peer.jit.launched if config}
+    assert compiled >= {(Lq, config) for Lq in (16, 32) for config in "abcd"}
+    rest = [job for job in compilers.jobs if job[2] is None]
+    assert len(rest) == len(SHAPES)
+    assert set(rest[0][3]["flash_maxsim.kernels", "forward"]) == {
+        (16, "torch.bfloat16"),
+        (32, "torch.bfloat16"),
+    }
+    assert peer.tuner.configs == ["a", "b", "c", "d"]
+    assert len(said) == 4 and "2 keys, 2 new" in said[0]
+    # What is tuned stays so: a second list of shapes costs its own keys alone.
+    compilers.jobs = []
+    triton_tuning.prepare(
+        {"flash": peer.impl}, [*SHAPES, Shape("f", 1, 1, 64, 99, 64)], compilers, 60.0, said.append
+    )
+    assert {job[1].name for job in compilers.jobs if job[2] is not None} == {"f"}
+
+
+def test_processes_say_what_went_wrong_and_never_hold_up_the_sweep() -> None:
+    jobs: list[triton_tuning.Job] = [("lik", SHAPES[0], part, {}) for part in range(3)]
+    with triton_tuning.Compilers(("lik",), processes=1) as compilers:
+        said = compilers.run(jobs, 0.0)
+        assert said.startswith("0 of 3 jobs")
+        said = compilers.run(jobs, 60.0)  # in new processes, which lack a GPU or the peer
+        assert said.startswith("3 of 3 jobs") and (torch.cuda.is_available() or "3 failed" in said)
+
+
+# ---- the run ----
+
+
+def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sweep.json"
+    options = ["--dry-run", "--out", str(out)]
+    assert sweep.main([*options, "--count", "5"]) == 0
+    first = results.split(results.read(out))[1]
+    assert {r["impl"] for r in first} == {OURS, EINSUM} and len({r["shape"] for r in first}) == 5
+    for r in first:
+        assert tuple(r)[: len(results.KEYS)] == results.KEYS
+        assert r["wall_us"] > 0 and r["rel_err"] < 1e-2 and not r.get("error")
+        assert r["impl"] != OURS or "maxsim_forward" in r["plan"]
+    assert sweep.main([*options, "--count", "9", "--merge"]) == 0
+    headers, rows = results.split(results.read(out))
+    assert rows[: len(first)] == first and len({r["shape"] for r in rows}) == 9
+    assert len(headers) == 2 and headers[0]["command"].startswith("python -m bench.sweep")
+    assert "5 of 9 shapes are there already" in capsys.readouterr().out
+    assert sweep.main([*options, "--count", "400", "--merge", "--seconds", "3.2"]) == 0
+    assert 9 <= len({r["shape"] for r in results.split(results.read(out))[1]}) < 400
+
+
+def test_a_library_that_fails_or_is_wrong_costs_its_row_alone() -> None:
+    def off(shape: Shape, backward: str | None, train: bool) -> Any:
+        return lambda Q, D: torch.full(shape.scores_shape, 7.0)
+
+    def fails(shape: Shape, backward: str | None, train: bool) -> Any:
+        raise ValueError("not this layout")
+
+    from bench.impls import Ours
+
+    peers = [SimpleNamespace(name=LIK, score=off), SimpleNamespace(name=FLASH, score=fails)]
+    for shape in (Shape("x", 3, 2, 5, 9, 16, layout) for layout in (IN_BATCH, KD)):
+        rows = sweep.run_shape(shape, [Ours(), *peers], torch.device("cpu"), 5)  # type: ignore[list-item]
+        ours, wrong, failed = rows
+        assert ours["rel_err"] < 1e-5 and wrong["mismatch"] and "not this layout" in failed["error"]
+        text = sweep.summary(rows)
+        assert f"{LIK} is" in text and f"{FLASH} failed on 1" in text
+
+
+def row(name: str, impl: str, us: float | None, wall: float = 50.0, layout: str = IN_BATCH) -> results.Row:
+    shape = Shape(name, 2, 3, 4, 5, 128, layout)
+    out = results.new_row("sweep", shape, "fwd", torch.bfloat16, impl)
+    return {**out, "gpu_us": us, "wall_us": wall, "gpu_spread": 0.01, "plan": "wgmma_rows; 256 x 152"}
+
+
+def test_a_loss_is_against_the_better_peer_and_names_the_plan() -> None:
+    rows = [row("a", OURS, 10.0), row("a", LIK, 20.0), row("a", FLASH, 9.0)]
+    rows += [row("b", OURS, 10.0), row("b", LIK, 9.6), row("b", FLASH, None)]
+    rows += [row("c", OURS, 10.0), row("c", LIK, 40.0)]
+    (loss,) = sweep.losses(rows)
+    assert loss[0] == pytest.approx(10 / 9) and loss[2]["impl"] == FLASH
+    text = sweep.summary(rows)
+    assert "3 shapes" in text and "on 1 of 3" in text and "worst 0.90x" in text and "wgmma_rows" in text
+    figures = sweep.percentiles([0.25, 0.5, 1.0])
+    assert figures["worst"] == 1 and figures["p50"] == 2 and figures["geomean"] == pytest.approx(2)
+    assert sweep.percentiles([0.5])["p95"] == 2
+
+
+@pytest.mark.parametrize(
+    ("ours", "spread", "again"),
+    [(8.0, 0.01, False), (10.5, 0.01, True), (9.0, 0.2, True), (5.0, 0.2, False)],
+)
+def test_what_looks_like_a_loss_or_is_noisy_is_timed_again(
+    ours: float, spread: float, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "repetition", lambda calls: calls)
+    turns = [GpuTime(1.0, 0.0, "graph"), GpuTime(2.0, 0.0, "graph")]
+    monkeypatch.setattr(sweep, "time_in_turns", lambda *a: turns)
+    rows = [row("a", OURS, ours), row("a", LIK, 10.0), row("a", FLASH, 12.0)]
+    rows[0]["gpu_spread"] = spread
+    sweep._again(rows, {OURS: [], LIK: [], FLASH: []})
+    assert bool(rows[0].get("again")) == again and rows[2]["gpu_us"] == 12.0
+    assert [r["gpu_us"] for r in rows[:2]] == ([1.0, 2.0] if again else [ours, 10.0])
+
+
+def test_the_plot_of_a_sweep_is_drawn_from_its_rows_or_says_why_not(tmp_path: Path) -> None:
+    target = tmp_path / "sweep.png"
+    assert "no shape" in (plot.sweep([row("a", OURS, 10.0)], target) or "")
+    rows = [row("a", OURS, 10.0), row("a", LIK, 25.0), row("b", OURS, 10.0, layout=KD), row("b", FLASH, 9.0)]
+    problem = plot.sweep(rows, target)
+    assert target.exists() if problem is None else "matplotlib" in problem
