@@ -123,7 +123,7 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
     check(launch_spans(args, s.documents(), static_cast<Span*>(spans->data_ptr()), stream), "spans");
   }
   OptionalTensor q_inverse, d_inverse;
-  if (normalize && plan.tile != Tile::none) {
+  if (normalize && plan.tile != Tile::none && plan.tile != Tile::wgmma_documents) {  // which do it themselves
     BackwardArgs rows{};
     rows.layout = s.layout;
     rows.N = s.N;

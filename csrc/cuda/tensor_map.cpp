@@ -37,7 +37,7 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
   const CUresult result = encode_tiled(
       &map, compute == Compute::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
       const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [",
                   outer.size, ", ", items.size, ", ", tokens.size, ", ", d, "], error ",
                   static_cast<int>(result));
@@ -71,7 +71,7 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
                     : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride},
                              one, documents ? plan.columns : 16);
   maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, {p.N, p.D.item_stride},
-                  in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? 128 : plan.columns);
+                  in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? plan.tokens : plan.columns);
   return maps;
 }
 

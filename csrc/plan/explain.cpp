@@ -92,7 +92,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   }
   const bool documents = plan.tile == Tile::wgmma_documents;
   const bool wgmma = documents || plan.tile == Tile::wgmma_rows;
-  const int tokens = documents ? 128 : plan.columns;
+  const int tokens = documents ? plan.tokens : plan.columns;
   out << "kernel     maxsim_forward_"
       << (documents ? "wgmma_documents"
           : wgmma   ? "wgmma_rows"
@@ -103,8 +103,12 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << "rows       "
       << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
       << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n") << "ring       " << plan.stages
-      << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n"
-      << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory")
+      << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n";
+  if (documents) {
+    out << "teams      " << plan.teams << " of " << plan.members
+        << (plan.members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
+  }
+  out << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory")
       << "\n"
       << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "documents_shape.h"
 #include "plan.h"
 
 namespace late_interaction {
@@ -132,23 +133,42 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   return plan;
 }
 
-// Documents on the M side: the ring takes what Q (twice) and the exchange between warps leave.
+// Documents on the M side: the ring takes what Q and the exchange between warps leave.
 ForwardPlan plan_wgmma_documents(const Sizes& s, Compute compute, int64_t rows_together,
                                  const Device& device) {
-  constexpr int64_t kStage = 128 * kChunkBytes, kMaxRing = 12;
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::wgmma_documents;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together, 32)) * 32);
+  const DocumentsShape shape = documents_shape(plan.columns, plan.chunks);
+  plan.chunks = static_cast<int>(ceil_div(plan.chunks, shape.chunks)) * shape.chunks;
+  plan.tokens = shape.tokens;
   plan.rows = plan.part_rows = plan.columns;
-  const int64_t teams = plan.columns <= 32 ? 2 : 1;  // each has its share of the ring
-  const int64_t q = 2 * plan.chunks * plan.columns * kChunkBytes, exchange = teams * 2 * 8 * plan.columns * 8;
-  const int64_t room = device.smem_per_block - kWgmmaReserve - q - exchange;
-  plan.stages = static_cast<int>(std::min(std::max<int64_t>(room, 0) / kStage, kMaxRing) / teams * teams);
-  plan.smem_bytes = static_cast<int>(q + exchange + plan.stages * kStage + kWgmmaReserve);
   share_out(s, plan, device);
-  return plan;
+  plan.parts = 1;  // no query is cut
+  const int64_t documents_a_block =
+      std::max<int64_t>(1, ceil_div(plan.units, std::max<int64_t>(plan.grid, 1)));
+  // All warpgroups on a block's only document, if a tile is one stage: then all shares of the ring fill. Else
+  // each goes its own way, for the end of a document costs every warpgroup that took part in it.
+  const bool together = documents_a_block == 1 && plan.chunks == shape.chunks && s.Ld > shape.tokens;
+  plan.members = together ? shape.warpgroups : 1;
+  // As many teams as find work and leave enough stages to each warpgroup; wide tiles need the warpgroups
+  // more. Where every query has its own documents each team holds a Q.
+  const int64_t least_share = plan.columns > 64 ? 2 : 3;
+  const int64_t stage = shape.chunks * shape.tokens * kChunkBytes;
+  const int64_t q = plan.chunks * plan.columns * kChunkBytes;
+  const int64_t exchange = shape.warpgroups * 2 * 4 * plan.columns * 8;
+  plan.teams = static_cast<int>(std::min<int64_t>(shape.warpgroups / plan.members, documents_a_block));
+  for (;; --plan.teams) {
+    const int64_t fixed = (plan.row_tiles > 1 ? plan.teams : 1) * q + exchange + kWgmmaReserve;
+    const int64_t warpgroups = plan.teams * plan.members;
+    const int64_t share = std::max<int64_t>(device.smem_per_block - fixed, 0) / stage / warpgroups;
+    if (share < least_share && plan.teams > 1) continue;
+    plan.stages = static_cast<int>(share * warpgroups);
+    plan.smem_bytes = static_cast<int>(fixed + plan.stages * stage);
+    return plan;
+  }
 }
 
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.

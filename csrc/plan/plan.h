@@ -34,7 +34,7 @@ enum class Tile {
   mid,              // 128 x 128: two by two warps
   thin,             // 32 x 128: four warps side by side, for one short query
   wgmma_rows,       // sm_90a: 256 query rows x `columns` tokens
-  wgmma_documents,  // sm_90a: 128 tokens x `columns` query rows
+  wgmma_documents,  // sm_90a: `tokens` tokens x `columns` query rows
   none,             // fp64: no tensor-core tile
 };
 
@@ -49,10 +49,13 @@ struct ForwardPlan {
   Tile tile = Tile::wide;
   int rows = 0;           // query rows of a tile
   int columns = 0;        // tokens of a tile; wgmma_documents: query rows it has room for
-  int chunks = 0;         // 128-byte pieces of an embedding; a stage of the ring holds one
+  int tokens = 0;         // wgmma_documents: tokens of a tile
+  int chunks = 0;         // 128-byte pieces of an embedding; a stage of the ring holds one, or two
   int stages = 0;         // depth of the ring
   bool masked = false;    // wgmma_rows: columns of a tile may be left out one by one
   bool trimmed = false;   // wgmma_rows: a kernel before finds where each masked document begins and ends
+  int teams = 0;          // wgmma_documents: teams of warpgroups, each with documents of its own
+  int members = 0;        // wgmma_documents: warpgroups of a team, which share a document's tiles
   bool scaled = false;    // wgmma_rows: columns of a tile have factors of their own
   bool stream_q = false;  // Q travels through the ring with D instead of staying in shared memory
   int smem_bytes = 0;     // dynamic shared memory of a block

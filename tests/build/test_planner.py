@@ -77,6 +77,23 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
         assert tile(many, copy_engine, device) in {plan.Tile.mid, plan.Tile.wide}
 
 
+def test_warpgroups_part_ways_where_there_are_documents_for_them():
+    def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch):
+        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
+        made = plan.plan_forward(size, plan.ForwardTraits(copy_engine=True), H200)
+        assert made.tile == plan.Tile.wgmma_documents and made.parts == 1
+        assert made.stages % (made.teams * made.members) == 0
+        return made.teams, made.members
+
+    assert shared(1, 1000, 32, 300, 128) == (4, 1)  # a document each
+    assert shared(1, 1000, 128, 1024, 128) == (3, 1)  # registers for three
+    assert shared(1, 200, 32, 4096, 128) == (2, 1)  # two documents a block
+    assert shared(1, 100, 32, 300, 128) == (1, 4)  # one: a tile each
+    assert shared(1, 100, 32, 300, 768) == (1, 1)  # a tile is many stages, and fills the ring alone
+    assert shared(5, 3, 20, 40, 128) == (1, 1)  # queries that share a tile without dividing it; one tile each
+    assert shared(256, 16, 32, 1030, 512, plan.Layout.per_query) == (2, 1)  # each team holds a Q of 32 KB
+
+
 def test_float32_multiplies_as_its_precision_says():
     size = plan.Sizes(plan.Layout.in_batch, 8, 8, 32, 300, 128)
     names = {

@@ -89,7 +89,7 @@ struct OwnedRows {
       const bool exists = at < tile.count;
       query[o] = exists ? row / p.Lq : -1;
       scale[o] = exists && keeps_row(p, row) ? 1.0f : 0.0f;
-      if (p.normalize && scale[o] != 0.0f) scale[o] = p.q_inverse[row];
+      if (p.q_inverse != nullptr && scale[o] != 0.0f) scale[o] = p.q_inverse[row];
       place[o] = row - query[o] * p.Lq;
     }
     const int32_t first = tile.first + warp_m * Tile::kWarpRows;

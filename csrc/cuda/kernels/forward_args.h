@@ -25,6 +25,7 @@ struct ForwardArgs {
   void* winners;  // [Nq, N, Lq] or null
   int32_t parts;
   int32_t chunks, stages;
+  int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team
   bool stream_q;
   int64_t row_tiles, units;
   const float* q_inverse;  // inverse norms of the query tokens, if normalize

@@ -2,105 +2,361 @@
 //
 //                        kColumns query rows (up to 128), resident in shared memory
 //                      +-----------------------------------------------+
-//   128 tokens of a    |  a team's first warpgroup: tokens  0..63      |  -> running max (and winner)
-//   document, a stage  |  and its second:           tokens 64..127     |     of each query row,
+//   64 or 128 tokens   |                one warpgroup                  |  -> running max (and winner)
+//   of a document      |                                               |     of each query row,
 //                      +-----------------------------------------------+     element by element
 //
-// One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once:
-// what counts is the bytes in flight, so the ring takes all the shared memory there is.
+// One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
+// What counts is that the copy engine never waits. So the ring takes all the shared memory there is, each
+// warpgroup has a share of it, and while one waits for its products, its barriers or the end of its document,
+// the others take what has arrived.
+//
+//     several documents a block: one to a team     one document a block: a tile to each warpgroup
+//     of one warpgroup                             of the only team
+//
+//     document 0  ==>        warpgroup 0           tile 0  ==>        warpgroup 0
+//     document 1  ==>  ring  warpgroup 1           tile 1  ==>  ring  warpgroup 1
+//     document 2  ==>        warpgroup 2           tile 2  ==>        warpgroup 2
+//        ...                    ...                  ...                 ...
 //
 // Who owns what
-//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
-//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads; Q tiles have
-//              two slots, so a new query does not stall the ring.
-//   team       two warpgroups that share every stage of their documents. Where registers allow there
-//              are two teams, which take documents in turn: one works while the other finishes its
-//              document. Each has its own share of the ring, since a barrier's parity tells only
-//              neighbouring phases apart.
-//   warpgroup  its half of the tokens. A stage is one 128-byte chunk of the embedding; a tile's chunks
-//              add up in the accumulators.
-//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees. At a document's
-//              end lanes with the same rows, then warps, agree; the warps of a team take turns to
-//              finish documents.
+//   block      one a multiprocessor, persistent: a contiguous range of (query, document). With one query for
+//              all documents there is one row tile; else a row tile is a query, with documents of its own.
+//   team       p.members warpgroups, and every p.teams-th document of the block.
+//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads, for all teams in turn.
+//   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
+//              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
+//   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one merges the
+//              maxima of all, and treats, sums and stores them, while the others go on.
+//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees.
 #pragma once
 
+#include <type_traits>
+
+#include "../../plan/documents_shape.h"
+#include "../ptx/mma.cuh"
 #include "hopper.cuh"
 
 namespace late_interaction {
 
-template <class Type_, class Element_, int kColumns_>
+template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_>
 struct WgmmaDocumentsTile {
   using Type = Type_;
   using Element = Element_;
+  static constexpr bool kWinners = kWinners_;
   static constexpr int kColumns = kColumns_;
-  static constexpr int kTokens = 128;
-  static constexpr int kTeams = kColumns <= 32 ? 2 : 1;
-  static constexpr int kWarps = 8;  // of a team
-  static constexpr int kTeamThreads = 32 * kWarps;
-  static constexpr int kConsumerThreads = kTeams * kTeamThreads, kThreads = kConsumerThreads + 128;
-  // Of a consumer. All warps share what the launch gave the block: 96 registers for 640 threads, or 168 for
-  // 384; to ask for more waits until the producer is gone, and it may be waiting for the consumers.
-  static constexpr int kRegisters = kTeams == 2 ? 112 : 240;
+  static constexpr DocumentsShape kShape = documents_shape(kColumns, kChunks_);
+  static constexpr int kChunks = kShape.chunks, kTokens = kShape.tokens;  // of a stage
+  static constexpr int kBlocks = kTokens / 64;
+  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
+  // Warpgroups that multiply, at most. Winners of 128 rows take the registers of the third.
+  static constexpr int kWarpgroups = kWinners && kColumns > 96 ? 2 : kShape.warpgroups;
+  static constexpr int kWarps = 4;  // of a warpgroup
+  static constexpr int kGroupThreads = 32 * kWarps;
+  static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;
+  // Of a lane that multiplies, once the producer's warpgroup has given up most of its own.
+  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 240;
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
   static constexpr int kHeld = kColumns / 4, kOwned = kColumns / 32;
   static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
-  static constexpr uint32_t kStageBytes = kTokens * kChunkRowBytes;
+  static constexpr uint32_t kDChunkBytes = kTokens * kChunkRowBytes;
+  static constexpr uint32_t kStageBytes = kChunks * kDChunkBytes;
   static_assert(kQChunkBytes % 1024 == 0, "swizzled rows come in groups of eight");
 
   static __device__ __forceinline__ int slot(int, int lane, int o) { return 32 * o + lane; }
 
-  struct Exchange {
-    float maximum[kTeams][2][kWarps][kColumns];
-    int32_t token[kTeams][2][kWarps][kColumns];
+  struct Maxima {
+    float maximum[kWarps][kColumns];
+    int32_t token[kWarps][kColumns];
   };
+  using Exchange = Maxima[2][kWarpgroups];
+
+  using Sums = float[kBlocks][kColumns / 2];  // a lane's products
 };
 
-// Adds the squares of the lane's share of its two tokens: a quarter each, which it splits with its quad.
-template <class Element>
-__device__ __forceinline__ void add_squares(float (&squares)[2], uint32_t tokens) {
-  const int lane = threadIdx.x % 32;
+// Where things lie in a block's shared memory: the ring, a share for each warpgroup; Q, once or for each
+// team; the exchange; barriers.
+template <class Tile>
+struct DocumentsMemory {
+  uint32_t ring, q, q_bytes, barriers;
+  int share, stages;
+  bool one_q;
+  typename Tile::Exchange& exchange;
+
+  __device__ __forceinline__ DocumentsMemory(const ForwardArgs& p, uint8_t* shared)
+      : exchange(*reinterpret_cast<typename Tile::Exchange*>(shared + p.stages * Tile::kStageBytes +
+                                                             (p.row_tiles == 1 ? 1 : p.teams) * p.chunks *
+                                                                 Tile::kQChunkBytes)) {
+    ring = ptx::smem_address(shared);
+    q = ring + p.stages * Tile::kStageBytes;
+    q_bytes = p.chunks * Tile::kQChunkBytes;
+    barriers = ptx::smem_address(&exchange) + sizeof(exchange);
+    share = p.stages / (p.teams * p.members);
+    stages = p.stages;
+    one_q = p.row_tiles == 1;
+  }
+
+  __device__ __forceinline__ uint32_t stage(int warpgroup, const RingPlace& at) const {
+    return ring + (warpgroup * share + at.stage) * Tile::kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t full(int warpgroup, const RingPlace& at) const {
+    return barriers + 16 * (warpgroup * share + at.stage);
+  }
+  __device__ __forceinline__ uint32_t empty(int warpgroup, const RingPlace& at) const {
+    return full(warpgroup, at) + 8;
+  }
+  __device__ __forceinline__ int q_owner(int team) const { return one_q ? 0 : team; }
+  __device__ __forceinline__ uint32_t query(int team) const { return q + q_owner(team) * q_bytes; }
+  __device__ __forceinline__ uint32_t q_full(int team) const {
+    return barriers + 16 * stages + 8 * q_owner(team);
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    for (int i = 0; i < stages; ++i) {
+      ptx::init_barrier(barriers + 16 * i, 1);
+      ptx::init_barrier(barriers + 16 * i + 8, Tile::kWarps);
+    }
+    for (int team = 0; team < Tile::kWarpgroups; ++team)
+      ptx::init_barrier(barriers + 16 * stages + 8 * team, 1);
+    ptx::publish_barriers();
+  }
+};
+
+// A (row tile, document) on its way through a block's range.
+struct DocumentWalk {
+  int32_t left;  // units from here to the end of the range
+  int32_t row_tile, j;
+
+  __device__ __forceinline__ explicit DocumentWalk(const ForwardArgs& p) {
+    const UnitRange range = UnitRange::mine(p);
+    left = static_cast<int32_t>(range.end - range.unit);
+    row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.unit / p.N);
+    j = static_cast<int32_t>(range.unit - row_tile * p.N);
+  }
+  __device__ __forceinline__ void advance(const ForwardArgs& p, int units) {
+    left -= units;
+    j += units;
+    while (j >= p.N && p.row_tiles > 1) {
+      j -= static_cast<int32_t>(p.N);
+      ++row_tile;
+    }
+  }
+};
+
+// ---- producer ----
+
+// A round is a document for each team, tile by tile: all shares of the ring fill at the same pace.
+template <class Tile>
+__device__ __forceinline__ void load_documents(const ForwardArgs& p, const TensorMaps& maps,
+                                               const DocumentsMemory<Tile>& memory) {
+  RingPlace first;  // of the next tile's stages, in the shares of the members whose turn it is
+  int member = 0;
+  for (DocumentWalk walk(p); walk.left > 0; walk.advance(p, p.teams)) {
+    const int teams = min(walk.left, p.teams);
+    for (int32_t t = 0; t < p.Ld; t += Tile::kTokens) {
+      RingPlace at = first;
+      for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
+        DocumentWalk document = walk;
+        for (int team = 0; team < teams; ++team) {
+          const int warpgroup = team * p.members + member;
+          const uint32_t full = memory.full(warpgroup, at);
+          ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
+          ptx::arrive_expecting(full, Tile::kStageBytes);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      union {
-        uint4 words;
-        Element element[8];
-      } piece;
-      const uint32_t from = tokens + row * kChunkRowBytes + (((lane % 4 + 4 * i) ^ (row & 7)) << 4);
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                   : "=r"(piece.words.x), "=r"(piece.words.y), "=r"(piece.words.z), "=r"(piece.words.w)
-                   : "r"(from));
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const float value = widen(piece.element[k]);
-        squares[half] = fmaf(value, value, squares[half]);
+          for (int c = 0; c < Tile::kChunks; ++c) {
+            ptx::copy_box(memory.stage(warpgroup, at) + c * Tile::kDChunkBytes, &maps.D, full,
+                          (chunk + c) * Tile::kChunkElements, t, document.j, document.row_tile);
+          }
+          document.advance(p, 1);
+        }
+        at.advance(memory.share);
+      }
+      if (++member == p.members) {
+        member = 0;
+        first = at;
       }
     }
   }
 }
 
-// Folds the lane's two tokens of a tile into the maxima of its query rows.
-template <class Tile, bool kWinners>
-__device__ __forceinline__ void fold_tokens(const float (&c)[Tile::kColumns / 2],
-                                            float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld],
-                                            int32_t first_token, const bool (&valid)[2]) {
+// ---- those who multiply ----
+
+// How far ahead of its use a mask is prefetched: some microseconds of reading.
+inline constexpr int32_t kTokensAhead = 512, kDocumentsAhead = 16;
+
+// By one thread, once nobody multiplies by the rows that were there.
+template <class Tile>
+__device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
+                                           const DocumentsMemory<Tile>& memory, int team,
+                                           const RowTile& tile) {
+  ptx::arrive_expecting(memory.q_full(team), memory.q_bytes);
+  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    ptx::copy_box(memory.query(team) + chunk * Tile::kQChunkBytes, &maps.Q, memory.q_full(team),
+                  chunk * Tile::kChunkElements, first_query_token(p, tile), tile.query, 0);
+  }
+}
+
+// Scales the lane's rows by their inverse norms, taken from Q in shared memory.
+template <class Tile>
+__device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q, OwnedRows<Tile>& own) {
+  using Element = typename Tile::Element;
+  constexpr int kElements = 16 / sizeof(Element);
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int piece = 0; piece < 8 * p.chunks; ++piece) {
+      const uint32_t row = q + piece / 8 * Tile::kQChunkBytes + Tile::slot(0, lane, o) * kChunkRowBytes;
+      union {
+        uint4 words;
+        Element element[kElements];
+      } x;
+      // Neighbouring lanes read other pieces of their rows, in other banks.
+      x.words = ptx::load_shared_16(row + ((piece + lane) % 8 << 4));
 #pragma unroll
-    for (int h = 0; h < Tile::kHeld; ++h) {
-      const float value = c[4 * (h / 2) + 2 * half + h % 2];
-      if constexpr (kWinners)
-        token[h] = valid[half] && value > maximum[h] ? first_token + 8 * half : token[h];
-      if (valid[half]) maximum[h] = max_keeping_nan(maximum[h], value);
+      for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
+    }
+    if (own.scale[o] != 0.0f) own.scale[o] = inverse_norm(squares);
+  }
+}
+
+// Which of the lane's tokens of a tile count: two of each block, lane / 4 and lane / 4 + 8 of the warp's 16.
+template <class Tile>
+struct KeptTokens {
+  uint8_t keeps[Tile::kBlocks][2];
+
+  static __device__ __forceinline__ int32_t token(int32_t first_token, int block, int half) {
+    return first_token + 64 * block + 8 * half;
+  }
+  __device__ __forceinline__ void all(const ForwardArgs& p, int32_t first_token) {
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i) keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < p.Ld;
+  }
+  // Loads: asked for a tile ahead of their use.
+  __device__ __forceinline__ void by_mask(const ForwardArgs& p, const uint8_t* mask, int32_t first_token) {
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+      const int32_t at = token(first_token, i / 2, i % 2);
+      keeps[i / 2][i % 2] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+    }
+  }
+};
+
+// Squared norms of a warp's tokens: the diagonal of tokens x tokens, which the tensor cores have time for. A
+// lane holds some elements of that product; which of them lie on the diagonal is sorted out at the end.
+template <class Tile>
+struct TokenSquares {
+  using Mma = std::conditional_t<std::is_same_v<typename Tile::Element, __half>, ptx::MmaFp16, ptx::MmaBf16>;
+  ptx::Accumulator low[Tile::kBlocks] = {}, high[Tile::kBlocks] = {};  // against tokens 0..7, and 8..15
+
+  __device__ __forceinline__ void add(uint32_t stage) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % Tile::kWarps * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kChunks; ++i) {
+      const int chunk = i / 4, piece = 2 * (i % 4) + lane / 16;
+#pragma unroll
+      for (int block = 0; block < Tile::kBlocks; ++block) {
+        uint32_t w[4];
+        ptx::load_matrix_x4(w, stage + chunk * Tile::kDChunkBytes + (row + 64 * block) * kChunkRowBytes +
+                                   ((piece ^ (row & 7)) << 4));
+        const auto tokens = Mma::operand_a(w);
+        Mma::multiply(low[block], tokens, Mma::operand_b(w[0], w[2]));
+        Mma::multiply(high[block], tokens, Mma::operand_b(w[1], w[3]));
+      }
+    }
+  }
+
+  // Of the lane's token lane / 4 (+ 8, if half) of a block. Element (i, i) is with lane i / 2 of quad i.
+  __device__ __forceinline__ float of(int block, int half) const {
+    const int lane = threadIdx.x % 32, i = lane / 4;
+    const float (&c)[4] = half == 0 ? low[block] : high[block];
+    return __shfl_sync(kFullWarp, i % 2 == 0 ? c[2 * half] : c[2 * half + 1], lane / 4 * 4 + i / 2);
+  }
+};
+
+// Brings the mask of a document that the team comes to later as far as L2: behind the copies of D that are
+// under way, a load from memory takes several microseconds.
+template <class Tile>
+__device__ __forceinline__ void prefetch_mask(const ForwardArgs& p, DocumentWalk at, int documents,
+                                              int thread) {
+  at.advance(p, documents * p.teams);
+  if (at.left <= 0) return;
+  const uint8_t* mask = document_mask(p, at.row_tile, at.j);
+  for (int32_t t = 32 * thread; t < p.Ld; t += 32 * Tile::kGroupThreads * p.members)
+    ptx::prefetch(mask + t * p.d_mask.token_stride);
+}
+
+// The products of a tile: what the stages of its embeddings give adds up.
+template <class Tile>
+__device__ __forceinline__ void multiply_tile(const ForwardArgs& p, const DocumentsMemory<Tile>& memory,
+                                              int warpgroup, uint32_t q, RingPlace& at,
+                                              typename Tile::Sums& c, TokenSquares<Tile>& squares) {
+  for (int first_chunk = 0; first_chunk < p.chunks; first_chunk += Tile::kChunks) {
+    ptx::wait(memory.full(warpgroup, at), at.parity);
+    const uint32_t stage = memory.stage(warpgroup, at);
+    const uint32_t tokens = ptx::matrix_at(stage);
+    const uint32_t rows = ptx::matrix_at(q + first_chunk * Tile::kQChunkBytes);
+    ptx::fence_products();
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kChunks; ++i) {
+      const int chunk = i / 4, k = i % 4;
+#pragma unroll
+      for (int block = 0; block < Tile::kBlocks; ++block) {
+        ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
+            c[block],
+            ptx::matrix_of_rows(tokens + (chunk * Tile::kDChunkBytes + block * 64 * kChunkRowBytes) / 16 +
+                                2 * k),
+            ptx::matrix_of_rows(rows + chunk * Tile::kQChunkBytes / 16 + 2 * k), first_chunk > 0 || i > 0);
+      }
+    }
+    ptx::commit_products();
+    if (p.normalize) squares.add(stage);
+    ptx::wait_products<0>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(memory.empty(warpgroup, at));
+    at.advance(memory.share);
+  }
+}
+
+// Divides the products of the lane's tokens by their norms.
+template <class Tile>
+__device__ __forceinline__ void normalize_tokens(typename Tile::Sums& c, const TokenSquares<Tile>& squares) {
+#pragma unroll
+  for (int block = 0; block < Tile::kBlocks; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float inverse = fminf(rsqrtf(squares.of(block, half)), 1e12f);
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld; ++h) c[block][4 * (h / 2) + 2 * half + h % 2] *= inverse;
+    }
+  }
+}
+
+// Folds the lane's tokens of a tile, in their order, into the maxima of its query rows.
+template <class Tile>
+__device__ __forceinline__ void fold_tokens(const typename Tile::Sums& c, float (&maximum)[Tile::kHeld],
+                                            int32_t (&token)[Tile::kHeld], int32_t first_token,
+                                            const KeptTokens<Tile>& kept) {
+#pragma unroll
+  for (int block = 0; block < Tile::kBlocks; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool valid = kept.keeps[block][half] != 0;
+      const int32_t at = kept.token(first_token, block, half);
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld; ++h) {
+        const float value = c[block][4 * (h / 2) + 2 * half + h % 2];
+        if constexpr (Tile::kWinners) token[h] = valid && value > maximum[h] ? at : token[h];
+        if (valid) maximum[h] = max_keeping_nan(maximum[h], value);
+      }
     }
   }
 }
 
 // Reduces over the eight lanes that hold the same query rows, a butterfly that halves the rows at each step:
 // a lane is left with kHeld / 8 rows, in front.
-template <class Tile, bool kWinners>
+template <class Tile>
 __device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
 #pragma unroll
   for (int step = 0; step < 3; ++step) {
@@ -109,174 +365,162 @@ __device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int3
 #pragma unroll
     for (int h = 0; h < Tile::kHeld / 2; ++h) {
       if (h >= half) break;
-      exchange_halves<kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper, partner);
+      exchange_halves<Tile::kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper,
+                                      partner);
     }
   }
 }
 
-template <class Tile, bool kWinners>
+// What reduce_lanes left, where the warp that merges looks for it.
+template <class Tile>
+__device__ __forceinline__ void hand_over(typename Tile::Maxima& to, const float (&maximum)[Tile::kHeld],
+                                          const int32_t (&token)[Tile::kHeld]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % Tile::kWarps;
+  const int first_held = (lane / 16) * (Tile::kHeld / 2) + (lane / 8 % 2) * (Tile::kHeld / 4) +
+                         (lane / 4 % 2) * (Tile::kHeld / 8);
+#pragma unroll
+  for (int h = 0; h < Tile::kHeld / 8; ++h) {
+    const int held = first_held + h, column = 8 * (held / 2) + 2 * (lane % 4) + held % 2;
+    to.maximum[warp][column] = maximum[h];
+    if constexpr (Tile::kWinners) to.token[warp][column] = token[h];
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, int warpgroups,
+                                            float (&best)[Tile::kOwned],
+                                            int32_t (&best_token)[Tile::kOwned]) {
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    best[o] = -INFINITY;
+    best_token[o] = kSentinel;
+  }
+  for (int i = 0; i < warpgroups; ++i) {
+#pragma unroll
+    for (int o = 0; o < Tile::kOwned; ++o) {
+      const int row = Tile::slot(0, threadIdx.x % 32, o);
+#pragma unroll
+      for (int w = 0; w < Tile::kWarps; ++w) {
+        keep_better<Tile::kWinners>(best[o], best_token[o], from[i].maximum[w][row],
+                                    Tile::kWinners ? from[i].token[w][row] : 0);
+      }
+    }
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void score_documents(const ForwardArgs& p, const TensorMaps& maps,
+                                                const DocumentsMemory<Tile>& memory, int warpgroup) {
+  const int team = warpgroup / p.members, member = warpgroup % p.members;
+  const int barrier = 1 + team, team_threads = p.members * Tile::kGroupThreads;
+  const int thread = threadIdx.x - team * team_threads;  // of the team
+  const int32_t lane_token = 16 * (thread / 32 % Tile::kWarps) + thread % 32 / 4;
+  const int32_t step = p.members * Tile::kTokens;
+  const bool masked = p.d_mask.data != nullptr;
+
+  // Tiles go round among the members without regard to where a document ends.
+  const int tiles = (p.Ld + Tile::kTokens - 1) / Tile::kTokens;
+  const int shift = tiles % p.members;
+  int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
+
+  RingPlace at;
+  uint32_t q_parity = 0;
+  int turn = 0;  // of the team's warps
+  int32_t held_tile = -1;
+  RowTile tile;
+  OwnedRows<Tile> own;
+  DocumentWalk walk(p);
+  walk.advance(p, team);
+  KeptTokens<Tile> next;
+  const int ahead = min(1 + kTokensAhead / p.Ld, kDocumentsAhead);
+  if (masked && walk.left > 0) {
+    next.by_mask(p, document_mask(p, walk.row_tile, walk.j), first_tile * Tile::kTokens + lane_token);
+    for (int documents = 0; documents < ahead; ++documents) prefetch_mask<Tile>(p, walk, documents, thread);
+  }
+  while (walk.left > 0) {
+    if (walk.row_tile != held_tile) {
+      held_tile = walk.row_tile;
+      tile = row_tile(p, held_tile, Tile::kRows);
+      own.take(p, tile, 0);
+      ptx::sync_some(barrier, team_threads);
+      if (memory.q_owner(team) == team && thread == 0) load_query<Tile>(p, maps, memory, team, tile);
+      ptx::wait(memory.q_full(team), q_parity);
+      q_parity ^= 1;
+      if (p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
+    }
+    const int32_t j = walk.j;
+    const uint8_t* mask = document_mask(p, walk.row_tile, j);
+    if (masked) prefetch_mask<Tile>(p, walk, ahead, thread);
+    walk.advance(p, p.teams);
+    int32_t t = first_tile * Tile::kTokens;
+    first_tile -= shift;
+    if (first_tile < 0) first_tile += p.members;
+
+    float maximum[Tile::kHeld];
+    int32_t token[Tile::kHeld];
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+      maximum[h] = -INFINITY;
+      token[h] = kSentinel;
+    }
+    for (; t < p.Ld; t += step) {
+      KeptTokens<Tile> kept = next;
+      if (!masked) {
+        kept.all(p, t + lane_token);
+      } else if (t + step < p.Ld) {
+        next.by_mask(p, mask, t + step + lane_token);
+      }
+      typename Tile::Sums c;
+      TokenSquares<Tile> squares;
+      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, c, squares);
+      if (p.normalize) normalize_tokens<Tile>(c, squares);
+      fold_tokens<Tile>(c, maximum, token, t + lane_token, kept);
+    }
+    if (masked && walk.left > 0)
+      next.by_mask(p, document_mask(p, walk.row_tile, walk.j), first_tile * Tile::kTokens + lane_token);
+
+    reduce_lanes<Tile>(maximum, token);
+    // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
+    typename Tile::Maxima* maxima = &memory.exchange[turn % 2][team * p.members];
+    hand_over<Tile>(maxima[member], maximum, token);
+    ptx::sync_some(barrier, team_threads);
+    if (turn == thread / 32) {
+      float best[Tile::kOwned];
+      int32_t best_token[Tile::kOwned];
+      merge_warps<Tile>(maxima, p.members, best, best_token);
+      finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, j, best, best_token);
+    }
+    if (++turn == team_threads / 32) turn = 0;
+  }
+}
+
+template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     maxsim_forward_wgmma_documents(const __grid_constant__ ForwardArgs p,
                                    const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t ring = ptx::smem_address(shared);
-  const uint32_t q_base = ring + p.stages * Tile::kStageBytes;
-  const uint32_t q_bytes = p.chunks * Tile::kQChunkBytes;
-  auto& exchange =
-      *reinterpret_cast<typename Tile::Exchange*>(shared + p.stages * Tile::kStageBytes + 2 * q_bytes);
-  const uint32_t barriers = ptx::smem_address(&exchange) + sizeof(exchange);
-  const auto full = [&](int stage) { return barriers + 16 * stage; };
-  const auto empty = [&](int stage) { return barriers + 16 * stage + 8; };
-  const auto q_full = [&](int slot) { return full(p.stages + slot); };
-  const auto q_empty = [&](int slot) { return empty(p.stages + slot); };
+  const DocumentsMemory<Tile> memory(p, shared);
+  // The same for all lanes, and the compiler is to know it.
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / Tile::kGroupThreads, 0);
+  constexpr int kBarriersReady = 15;
 
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < p.stages + 2; ++stage) {
-      ptx::init_barrier(full(stage), 1);
-      ptx::init_barrier(empty(stage), stage < p.stages ? Tile::kWarps : Tile::kTeams * Tile::kWarps);
-    }
-    ptx::publish_barriers();
-  }
-  __syncthreads();
-
-  UnitRange range = UnitRange::mine(p);
-  const int team_stages = p.stages / Tile::kTeams;
-  RingPlace q_place;
-  int32_t count = 0;  // documents gone by: whose turn it is
-
-  if (threadIdx.x >= Tile::kConsumerThreads) {  // producer
+  if (warpgroup == Tile::kWarpgroups) {
     ptx::give_registers<24>();
-    if (threadIdx.x != Tile::kConsumerThreads) return;
-    RingPlace place, next_place;  // of the team whose turn it is, and of the other one
-    while (range.unit < range.end) {
-      const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
-      ptx::wait(q_empty(q_place.stage), q_place.parity ^ 1);
-      ptx::arrive_expecting(q_full(q_place.stage), q_bytes);
-      for (int chunk = 0; chunk < p.chunks; ++chunk) {
-        ptx::copy_box(q_base + q_place.stage * q_bytes + chunk * Tile::kQChunkBytes, &maps.Q,
-                      q_full(q_place.stage), chunk * kChunkDims, first_query_token(p, part.tile),
-                      part.tile.query, 0);
-      }
-      q_place.advance(2);
-      for (int32_t j = part.first_j; j < part.end_j; ++j) {
-        const int first_stage = count++ % Tile::kTeams * team_stages;
-        for (int32_t t = 0; t < p.Ld; t += Tile::kTokens) {
-          for (int chunk = 0; chunk < p.chunks; ++chunk) {
-            const int stage = first_stage + place.stage;
-            ptx::wait(empty(stage), place.parity ^ 1);
-            ptx::arrive_expecting(full(stage), Tile::kStageBytes);
-            ptx::copy_box(ring + stage * Tile::kStageBytes, &maps.D, full(stage), chunk * kChunkDims, t, j,
-                          part.tile.query);
-            place.advance(team_stages);
-          }
-        }
-        if constexpr (Tile::kTeams > 1) {
-          const RingPlace done = place;
-          place = next_place;
-          next_place = done;
-        }
-      }
-    }
-    return;
-  }
-
-  // consumers
-  ptx::take_registers<Tile::kRegisters>();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % Tile::kWarps,
-            team = threadIdx.x / Tile::kTeamThreads;
-  const int first_stage = team * team_stages;
-  RingPlace place;
-  int buffer = 0;
-  while (range.unit < range.end) {
-    const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
-    OwnedRows<Tile> own;
-    own.take(p, part.tile, 0);
-    ptx::wait(q_full(q_place.stage), q_place.parity);
-    const uint32_t q_tile = q_base + q_place.stage * q_bytes;
-    for (int32_t j = part.first_j; j < part.end_j; ++j) {
-      if (count++ % Tile::kTeams != team) continue;
-      const uint8_t* mask = document_mask(p, part.tile.query, j);
-      float maximum[Tile::kHeld];
-      int32_t token[Tile::kHeld];
-#pragma unroll
-      for (int h = 0; h < Tile::kHeld; ++h) {
-        maximum[h] = -INFINITY;
-        token[h] = kSentinel;
-      }
-      for (int32_t t = 0; t < p.Ld; t += Tile::kTokens) {
-        const int32_t first_token = t + 16 * warp + lane / 4;
-        bool valid[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int32_t at = first_token + 8 * half;
-          valid[half] = at < p.Ld && (mask == nullptr || mask[at * p.d_mask.token_stride] != 0);
-        }
-        float c[Tile::kColumns / 2], squares[2] = {0.0f, 0.0f};
-        for (int chunk = 0; chunk < p.chunks; ++chunk) {
-          const int stage = first_stage + place.stage;
-          ptx::wait(full(stage), place.parity);
-          const uint32_t tokens = ring + stage * Tile::kStageBytes + warp / 4 * 64 * kChunkRowBytes;
-          const uint32_t q = q_tile + chunk * Tile::kQChunkBytes;
-          ptx::fence_products();
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-                c, ptx::matrix_of_rows(ptx::matrix_at(tokens + 32 * k)),
-                ptx::matrix_of_rows(ptx::matrix_at(q + 32 * k)), chunk > 0 || k > 0);
-          }
-          ptx::commit_products();
-          if (p.normalize) add_squares<typename Tile::Element>(squares, tokens);
-          ptx::wait_products<0>();
-          __syncwarp();
-          if (lane == 0) ptx::arrive(empty(stage));
-          place.advance(team_stages);
-        }
-        if (p.normalize) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            squares[half] += __shfl_xor_sync(kFullWarp, squares[half], 1);
-            squares[half] += __shfl_xor_sync(kFullWarp, squares[half], 2);
-            squares[half] = inverse_norm(squares[half]);
-          }
-#pragma unroll
-          for (int r = 0; r < Tile::kColumns / 2; ++r) c[r] *= squares[r / 2 % 2];
-        }
-        fold_tokens<Tile, kWinners>(c, maximum, token, first_token, valid);
-      }
-
-      reduce_lanes<Tile, kWinners>(maximum, token);
-      // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
-      const int first_held = (lane / 16) * (Tile::kHeld / 2) + (lane / 8 % 2) * (Tile::kHeld / 4) +
-                             (lane / 4 % 2) * (Tile::kHeld / 8);
-#pragma unroll
-      for (int h = 0; h < Tile::kHeld / 8; ++h) {
-        const int held = first_held + h, column = 8 * (held / 2) + 2 * (lane % 4) + held % 2;
-        exchange.maximum[team][buffer][warp][column] = maximum[h];
-        if constexpr (kWinners) exchange.token[team][buffer][warp][column] = token[h];
-      }
-      ptx::sync_some(1 + team, Tile::kTeamThreads);
-      if (j / Tile::kTeams % Tile::kWarps == warp) {
-        float best[Tile::kOwned];
-        int32_t best_token[Tile::kOwned];
-#pragma unroll
-        for (int o = 0; o < Tile::kOwned; ++o) {
-          best[o] = -INFINITY;
-          best_token[o] = kSentinel;
-#pragma unroll
-          for (int w = 0; w < Tile::kWarps; ++w) {
-            keep_better<kWinners>(best[o], best_token[o],
-                                  exchange.maximum[team][buffer][w][Tile::slot(0, lane, o)],
-                                  kWinners ? exchange.token[team][buffer][w][Tile::slot(0, lane, o)] : 0);
-          }
-        }
-        finish_document<typename Tile::Element, Tile, kWinners>(p, part.tile, own, 0, j, best, best_token);
-      }
-      buffer ^= 1;
-    }
+    const bool producer = threadIdx.x == Tile::kWarpgroups * Tile::kGroupThreads;
+    if (producer) memory.init_barriers();
     __syncwarp();
-    if (lane == 0) ptx::arrive(q_empty(q_place.stage));
-    q_place.advance(2);
+    ptx::arrive_some(kBarriersReady, Tile::kThreads);  // and go on: the barriers are its own work
+    if (!producer) return;
+    ptx::wait_for_earlier_kernels();
+    load_documents<Tile>(p, maps, memory);
+    ptx::let_next_kernel_start();
+  } else {
+    ptx::take_registers<Tile::kRegisters>();
+    ptx::sync_some(kBarriersReady, Tile::kThreads);
+    if (warpgroup >= p.teams * p.members) return;
+    ptx::wait_for_earlier_kernels();
+    score_documents<Tile>(p, maps, memory, warpgroup);
   }
 #endif
 }

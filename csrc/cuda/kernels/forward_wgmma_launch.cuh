@@ -4,20 +4,32 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "../forward.h"
 #include "forward_wgmma_documents.cuh"
 #include "forward_wgmma_rows.cuh"
 
 namespace late_interaction {
 
+// The kernels call wait_for_earlier_kernels: their blocks start while the kernel before them ends.
 template <class Kernel>
-cudaError_t launch_persistent(Kernel kernel, int threads, const ForwardArgs& args, const TensorMaps& maps,
-                              const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_early(Kernel kernel, int threads, const ForwardArgs& args, const TensorMaps& maps,
+                         const ForwardPlan& plan, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(plan.grid), threads, plan.smem_bytes, stream>>>(args, maps);
-  return cudaGetLastError();
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = plan.smem_bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args, maps);
 }
 
 template <class Type, class Element, int kColumns, int kChunks, bool kMasked, bool kScaled>
@@ -28,7 +40,7 @@ cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, co
   } else {
     const auto launch = [&]<bool kWinners>() {
       using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
-      return launch_persistent(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
+      return launch_early(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
     };
     return args.winners != nullptr ? launch.template operator()<true>() : launch.template operator()<false>();
   }
@@ -62,14 +74,25 @@ cudaError_t launch_rows(const ForwardArgs& args, const TensorMaps& maps, const F
   }
 }
 
-template <class Type, class Element, int kColumns>
-cudaError_t launch_documents_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+template <class Tile>
+cudaError_t launch_documents_tile(ForwardArgs args, const TensorMaps& maps, const ForwardPlan& plan,
                                   cudaStream_t stream) {
-  using Tile = WgmmaDocumentsTile<Type, Element, kColumns>;
-  return args.winners != nullptr ? launch_persistent(maxsim_forward_wgmma_documents<Tile, true>,
-                                                     Tile::kThreads, args, maps, plan, stream)
-                                 : launch_persistent(maxsim_forward_wgmma_documents<Tile, false>,
-                                                     Tile::kThreads, args, maps, plan, stream);
+  // A kernel that keeps winners may have room for fewer warpgroups than the plan counted on.
+  args.teams = std::min(plan.teams, std::max(1, Tile::kWarpgroups / plan.members));
+  args.members = std::min(plan.members, Tile::kWarpgroups);
+  return launch_early(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
+}
+
+template <class Type, class Element, int kColumns>
+cudaError_t launch_documents_columns(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream) {
+  const auto launch = [&]<bool kWinners>() {
+    return plan.chunks == 1 ? launch_documents_tile<WgmmaDocumentsTile<Type, Element, kColumns, 1, kWinners>>(
+                                  args, maps, plan, stream)
+                            : launch_documents_tile<WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners>>(
+                                  args, maps, plan, stream);
+  };
+  return args.winners != nullptr ? launch.template operator()<true>() : launch.template operator()<false>();
 }
 
 template <class Type, class Element>
@@ -77,13 +100,13 @@ cudaError_t launch_documents(const ForwardArgs& args, const TensorMaps& maps, co
                              cudaStream_t stream) {
   switch (plan.columns) {
     case 32:
-      return launch_documents_tile<Type, Element, 32>(args, maps, plan, stream);
+      return launch_documents_columns<Type, Element, 32>(args, maps, plan, stream);
     case 64:
-      return launch_documents_tile<Type, Element, 64>(args, maps, plan, stream);
+      return launch_documents_columns<Type, Element, 64>(args, maps, plan, stream);
     case 96:
-      return launch_documents_tile<Type, Element, 96>(args, maps, plan, stream);
+      return launch_documents_columns<Type, Element, 96>(args, maps, plan, stream);
     case 128:
-      return launch_documents_tile<Type, Element, 128>(args, maps, plan, stream);
+      return launch_documents_columns<Type, Element, 128>(args, maps, plan, stream);
     default:
       return cudaErrorInvalidValue;
   }

@@ -484,6 +484,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::publish_barriers();
   }
   __syncthreads();
+  ptx::wait_for_earlier_kernels();
 
   // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
   // registers.
@@ -491,7 +492,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     ptx::give_registers<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
-    if (helper == 0) load_tiles<Tile>(p, maps, at);
+    if (helper == 0) {
+      load_tiles<Tile>(p, maps, at);
+      ptx::let_next_kernel_start();
+    }
     if constexpr (Tile::kWeighed) {
       if (helper / 32 == 1) Weigher<Tile>{p, at}.run();
     }

@@ -1,6 +1,7 @@
 // What the two wgmma forwards share: the tensors as the copy engine sees them, and the ring's bookkeeping.
 #pragma once
 
+#include "../ptx/grid.cuh"
 #include "../ptx/shared.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"

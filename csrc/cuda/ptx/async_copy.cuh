@@ -9,6 +9,19 @@ __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from));
+  return x;
+}
+
+// Asks L2 for the bytes around this one.
+__device__ __forceinline__ void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p));
+}
+
 // Copies 16 bytes, of which the first `valid_bytes` come from memory and the rest are zeros. With 0
 // valid bytes nothing is read, so `src` may point anywhere.
 __device__ __forceinline__ void copy_16_async(uint32_t dst, const void* src, uint32_t valid_bytes) {

@@ -68,5 +68,9 @@ __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ void sync_some(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
+// Counts among the threads that sync_some waits for, and waits for nobody.
+__device__ __forceinline__ void arrive_some(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 }  // namespace late_interaction::ptx

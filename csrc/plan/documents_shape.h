@@ -1,0 +1,19 @@
+// The shape of a block of the wgmma forward with documents on the M side, for its plan and its kernel.
+#pragma once
+
+namespace late_interaction {
+
+struct DocumentsShape {
+  int warpgroups;  // as many as registers allow
+  int chunks;      // 128-byte pieces of an embedding in a stage of the ring
+  int tokens;      // in a stage: a tile, of one or two blocks of 64
+};
+
+// columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes.
+constexpr DocumentsShape documents_shape(int columns, int chunks) {
+  const int warpgroups = columns <= 32 ? 4 : 3;
+  if (chunks > 1) return {warpgroups, 2, 64};
+  return {warpgroups, 1, columns <= 32 ? 128 : 64};
+}
+
+}  // namespace late_interaction
