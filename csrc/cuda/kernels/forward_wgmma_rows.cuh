@@ -46,9 +46,10 @@ struct WgmmaRowsTile {
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_;
-  static constexpr bool kMasked = kMasked_, kScaled = kScaled_;
-  static constexpr int kTogether = kScaled ? 2 : 4;  // with factors, four need more registers than there are
-  static constexpr int kConsumers = 2;               // warpgroups
+  static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
+  // Where columns are weighed there are not the registers for four, or the instructions crowd the cache.
+  static constexpr int kTogether = kWeighed ? 2 : 4;
+  static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // All warps share what the launch gave the block: 168 registers for each of 384 threads.
   static constexpr int kConsumerRegisters = kMasked ? 224 : 232, kHelperRegisters = kMasked ? 56 : 40;
@@ -61,7 +62,6 @@ struct WgmmaRowsTile {
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
   static constexpr uint32_t kWeightBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
-  static constexpr bool kWeighed = kMasked || kScaled;
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return slot_after_quad<kWarpRows, kOwned>(warp, lane, o);
@@ -157,10 +157,7 @@ struct RowBest {
   __device__ __forceinline__ void fold_kept(float a, float b, bool keep_a, bool keep_b, float first_token,
                                             float column, float zero) {
     if constexpr (kWinners) {
-      a = keep_a ? a : -INFINITY;
-      float m = a;
-      if (keep_b) m = max_keeping_nan(m, b);
-      fold(a, m, first_token, column, zero);
+      fold(keep_a ? a : -INFINITY, keep_b ? b : -INFINITY, first_token, column, zero);
     } else {
       if (keep_a) value = max_keeping_nan(value, a);
       if (keep_b) value = max_keeping_nan(value, b);
@@ -326,8 +323,6 @@ struct Weigher {
   }
 
   __device__ __forceinline__ void run() {
-    Looked ahead{};
-    bool waiting = false;
     const UnitRange range = UnitRange::mine(p);
     int64_t documents = range.end - range.unit;
     int32_t tile = static_cast<int32_t>(range.unit / p.N), j = static_cast<int32_t>(range.unit % p.N);
@@ -339,18 +334,10 @@ struct Weigher {
         const float* factors = Tile::kScaled ? p.d_inverse + document_index(p, rows, j) * p.Ld : nullptr;
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, factors, span, t);
-          if (waiting) {
-            ptx::wait(at.empty(place.stage), place.parity ^ 1);
-            store(ahead);
-          }
-          ahead = looked;
-          waiting = true;
+          ptx::wait(at.empty(place.stage), place.parity ^ 1);
+          store(looked);
         }
       }
-    }
-    if (waiting) {
-      ptx::wait(at.empty(place.stage), place.parity ^ 1);
-      store(ahead);
     }
   }
 };
