@@ -52,7 +52,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // "fp64"; step is "forward" or "backward"; sm is the compute capability as 10 * major + minor.
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
-      "bool normalize, str step, str backward, int sm, int sm_count) -> str");
+      "bool masked, bool normalize, str step, str backward, int sm, int sm_count) -> str");
 
   // Which CPU kernels run: "portable", "avx2", "avx512" or "avx512_bf16". Tests force one by its name; ""
   // goes back to the best that this CPU has.
@@ -78,8 +78,8 @@ Dtype dtype_named(const std::string& name) {
 }
 
 std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d,
-                         std::string dtype, std::string precision, bool normalize, std::string step,
-                         std::string backward, int64_t sm, int64_t sm_count) {
+                         std::string dtype, std::string precision, bool masked, bool normalize,
+                         std::string step, std::string backward, int64_t sm, int64_t sm_count) {
   STD_TORCH_CHECK(Nq >= 0 && N >= 0 && Lq >= 0 && Ld >= 0 && d >= 1, "late_interaction: not a shape");
   STD_TORCH_CHECK(sm >= 80 && sm < 1000 && sm_count >= 1 && sm_count < 10000,
                   "late_interaction: not a device");
@@ -89,6 +89,7 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   if (step == "forward") {
     const ForwardTraits traits{.dtype = dtype_named(dtype),
                                .precision = parse_precision(precision),
+                               .masked = masked,
                                .scaled = normalize,
                                .copy_engine = d % 8 == 0};  // as a dense tensor has it
     return explain(sizes, plan_forward(sizes, traits, device));

@@ -20,6 +20,7 @@ def explain_plan(
     *,
     dtype: torch.dtype | None = None,
     winners: bool = True,
+    d_mask: bool = False,
     normalize: bool = False,
     precision: str | None = None,
     backward: str | None = None,
@@ -33,6 +34,7 @@ def explain_plan(
             ``[Nq, K, Ld, d]`` (2-D ones count as a batch of one).
         dtype: of Q and D; None takes it from the tensors, or bfloat16 with shapes.
         winners: whether there is a backward to plan, too.
+        d_mask: whether documents have a mask.
         normalize, precision, backward: as in :func:`late_interaction.maxsim`.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper.
         sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
@@ -52,6 +54,7 @@ def explain_plan(
         ['  method     lowmem']
     """
     _checks.flag("winners", winners)
+    _checks.flag("d_mask", d_mask)
     _checks.flag("normalize", normalize)
     _checks.known_precision(precision)
     strategy = _checks.strategy(backward)
@@ -86,6 +89,7 @@ def explain_plan(
             d,
             _DTYPES[dtype],
             precision,
+            d_mask,
             normalize,
             step,
             strategy,

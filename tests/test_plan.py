@@ -107,3 +107,17 @@ def test_deterministic_algorithms_decide_for_lowmem_and_say_so():
     plan = sections(li.explain_plan(*shapes))["backward"]
     assert plan["method"] == "lowmem" and "deterministic" in plan["why"]
     assert sections(li.explain_plan(*shapes, backward="unified"))["backward"]["why"] == "asked for"
+
+
+def test_a_mask_is_planned_for():
+    plain, masked, small = (
+        li.explain_plan(q, d, d_mask=mask, winners=False, sm=90, sm_count=132)
+        for q, d, mask in (
+            ((256, 32, 128), (256, 300, 128), False),
+            ((256, 32, 128), (256, 300, 128), True),
+            ((8, 32, 128), (8, 300, 128), True),
+        )
+    )
+    assert "masked" not in plain
+    assert "a kernel before finds" in masked  # padding is skipped where that pays for a kernel of its own
+    assert "masked" in small and "a kernel before" not in small

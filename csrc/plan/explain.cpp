@@ -113,11 +113,11 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"
       << (plan.masked
-              ? std::string("columns    left out one by one") +
+              ? std::string("masked     columns are left out one by one") +
                     (plan.trimmed ? ", of what a kernel before finds between the first and the last kept\n"
                                   : "\n")
               : "")
-      << (plan.scaled ? "columns    multiplied by factors of their own\n" : "") << "grid       " << plan.grid
+      << (plan.scaled ? "scaled     columns have factors of their own\n" : "") << "grid       " << plan.grid
       << " blocks share " << plan.units << " (row tile, document) units\n"
       << "sum        "
       << (plan.parts == 1
