@@ -25,7 +25,7 @@ def pytest_terminal_summary(terminalreporter):
     passed = sum("gpu" in r.keywords for r in terminalreporter.stats.get("passed", []))
     terminalreporter.write_sep("=", "skipped")
     reasons = Counter(
-        ("gpu" in r.keywords, r.longrepr[2].removeprefix("Skipped: "))
+        ("gpu" in getattr(r, "keywords", ()), r.longrepr[2].removeprefix("Skipped: "))
         for r in skipped
         if isinstance(r.longrepr, tuple)
     )

@@ -86,7 +86,8 @@ ForwardPlan plan_tile(const Sizes& s, Compute compute, Tile tile, const Device& 
   return plan;
 }
 
-constexpr int64_t kWgmmaReserve = 2048;  // alignment and barriers
+constexpr int64_t kMaxExactToken = int64_t{1} << 24;  // wgmma_rows keeps tokens in fp32
+constexpr int64_t kWgmmaReserve = 2048;               // alignment and barriers
 
 // Persistent, one block a multiprocessor.
 void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
@@ -264,7 +265,7 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     if (rows_together <= 128) {
       const ForwardPlan plan = plan_wgmma_documents(s, compute, rows_together, device);
       if (plan.stages >= 4) return plan;
-    } else if (s.d * 2 <= 2 * kChunkBytes) {
+    } else if (s.d * 2 <= 2 * kChunkBytes && s.Ld <= kMaxExactToken) {
       return plan_wgmma_rows(s, compute, traits, device);
     }
   }

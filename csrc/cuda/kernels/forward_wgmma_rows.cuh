@@ -26,8 +26,8 @@
 //
 // Of a masked document the tokens from the first to the last that counts are visited. The last tile is moved
 // back to end with them: a token that is seen twice changes neither the maximum nor, since ties keep the
-// earlier one, the winner. So columns are left out one by one only in tiles that a mask has holes in, and in
-// documents shorter than a tile.
+// earlier one, the winner. So columns are left out one by one only where a document has a mask, or is shorter
+// than a tile.
 //
 // Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier.
 #pragma once
@@ -152,8 +152,8 @@ struct RowBest {
     }
   }
 
-  // The same where columns may be left out. Written as branches, which become predicates: a test of a bit,
-  // that both rows of a lane share, and no select.
+  // The same where columns may be left out. The branches become predicates: a test of a bit, which both rows
+  // of a lane share, instead of a select of each.
   __device__ __forceinline__ void fold_kept(float a, float b, bool keep_a, bool keep_b, float first_token,
                                             float column, float zero) {
     if constexpr (kWinners) {
@@ -166,7 +166,7 @@ struct RowBest {
 };
 
 // What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
-// n + e of `kept` says whether they do, of[n] by what they are multiplied.
+// n + e of `kept` says whether they do, factor[n] by what they are multiplied.
 template <class Tile>
 struct ColumnWeights {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
@@ -260,8 +260,7 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
   }
 }
 
-// One warp: lane l weighs columns l, l + 32, ... of each stage. It looks a tile ahead, since memory takes
-// longer to answer than a tile takes to multiply.
+// One warp: lane l weighs columns l, l + 32, ... of each stage. It asks memory before it waits for the stage.
 template <class Tile>
 struct Weigher {
   static constexpr int kRounds = (Tile::kColumns + 31) / 32;
@@ -409,6 +408,7 @@ struct RowsConsumer {
       } else {
         ptx::wait_products<0>();
       }
+      if (Tile::kWeighed) __syncwarp();  // all lanes have read the weights
       if (threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;
