@@ -15,15 +15,18 @@ HEADER = """\
 // clang-format off
 """
 
+# The last two zeros of two-byte types say that neither matrix is transposed; the ones before are signs.
 WRAPPER = """
 template <>
 struct WgmmaShape<{n}> {{
   template <class Type>
   static __device__ __forceinline__ void issue(float (&c)[{regs}], uint64_t a, uint64_t b, int accumulate) {{
-    if constexpr (Type::kIsBf16) {{
-      LATE_INTERACTION_WGMMA_{n}("bf16");
-    }} else {{
-      LATE_INTERACTION_WGMMA_{n}("f16");
+    if constexpr (std::is_same_v<Type, WgmmaBf16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.bf16.bf16", ", 1, 1, 0, 0");
+    }} else if constexpr (std::is_same_v<Type, WgmmaFp16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.f16.f16", ", 1, 1, 0, 0");
+    }} else if constexpr (std::is_same_v<Type, WgmmaTf32>) {{
+      LATE_INTERACTION_WGMMA_{n}("k8.f32.tf32.tf32", ", 1, 1");
     }}
   }}
 }};
@@ -36,11 +39,11 @@ def wrapper(n: int) -> str:
     registers = ", ".join(f"%{i}" for i in range(regs))
     outputs = ", ".join(f'"+f"(c[{i}])' for i in range(regs))
     macro = (
-        f"#define LATE_INTERACTION_WGMMA_{n}(TYPE) \\\n"
+        f"#define LATE_INTERACTION_WGMMA_{n}(TYPES, SIGNS) \\\n"
         f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{regs + 2}, 0;\\n" \\\n'
-        f'               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." TYPE "." TYPE " " \\\n'
+        f'               "wgmma.mma_async.sync.aligned.m64n{n}" TYPES " " \\\n'
         f'               "{{{registers}}}, " \\\n'
-        f'               "%{regs}, %{regs + 1}, p, 1, 1, 0, 0;\\n}}\\n" \\\n'
+        f'               "%{regs}, %{regs + 1}, p" SIGNS ";\\n}}\\n" \\\n'
         f"               : {outputs} \\\n"
         f'               : "l"(a), "l"(b), "r"(accumulate))\n'
     )

@@ -15,7 +15,8 @@ cudaError_t launch_forward_tf32(const ForwardArgs& args, const ForwardPlan& plan
 cudaError_t launch_forward_tf32x3(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
 cudaError_t launch_forward_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
 
-// sm_90a: query rows, or documents, on the M side of wgmma.
+// sm_90a: query rows, or documents, on the M side of wgmma; split: query rows, and their embeddings in
+// pieces.
 cudaError_t launch_wgmma_rows_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                    cudaStream_t stream);
 cudaError_t launch_wgmma_rows_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
@@ -25,6 +26,15 @@ cudaError_t launch_wgmma_documents_bf16(const ForwardArgs& args, const TensorMap
 cudaError_t launch_wgmma_documents_fp16(const ForwardArgs& args, const TensorMaps& maps,
                                         const ForwardPlan& plan, cudaStream_t stream);
 
+cudaError_t launch_wgmma_split_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+cudaError_t launch_wgmma_split_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+cudaError_t launch_wgmma_split_tf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+// The same for fp32 at full accuracy.
+cudaError_t launch_wgmma_exact(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
 // The span of each of [documents] that the mask leaves.
 cudaError_t launch_spans(const ForwardArgs& args, int64_t documents, Span* spans, cudaStream_t stream);
 

@@ -55,6 +55,22 @@ cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStr
   return cudaErrorInvalidValue;
 }
 
+cudaError_t launch_wgmma_split(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  const TensorMaps maps = make_tensor_maps(args, plan);
+  switch (plan.compute) {
+    case Compute::bf16:
+      return launch_wgmma_split_bf16(args, maps, plan, stream);
+    case Compute::fp16:
+      return launch_wgmma_split_fp16(args, maps, plan, stream);
+    case Compute::tf32:
+      return launch_wgmma_split_tf32(args, maps, plan, stream);
+    case Compute::tf32x3:
+      return launch_wgmma_exact(args, maps, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
 cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   const bool bf16 = plan.compute == Compute::bf16;
   switch (plan.tile) {
@@ -64,6 +80,8 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
     case Tile::wgmma_documents:
       return bf16 ? launch_wgmma_documents_bf16(args, make_tensor_maps(args, plan), plan, stream)
                   : launch_wgmma_documents_fp16(args, make_tensor_maps(args, plan), plan, stream);
+    case Tile::wgmma_split:
+      return launch_wgmma_split(args, plan, stream);
     default:
       return launch_mma(args, plan, stream);
   }
@@ -114,6 +132,7 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.chunks = plan.chunks;
   args.stages = plan.stages;
   args.stream_q = plan.stream_q;
+  args.cluster = plan.cluster;
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
   OptionalTensor spans;
@@ -140,7 +159,7 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
     };
     q_inverse = norms(false, s.Nq * s.Lq);
     args.q_inverse = static_cast<const float*>(q_inverse->data_ptr());
-    if (plan.tile == Tile::wgmma_rows) {
+    if (plan.tile == Tile::wgmma_rows || plan.tile == Tile::wgmma_split) {
       d_inverse = norms(true, s.documents() * s.Ld);
       args.d_inverse = static_cast<const float*>(d_inverse->data_ptr());
     }

@@ -23,21 +23,39 @@ struct Axis {
   int64_t size, stride;  // stride in elements
 };
 
+// fp32 becomes TF32 on its way through the copy engine, rounded to nearest; the tensor cores would cut it
+// off.
+CUtensorMapDataType type_of(Compute compute) {
+  switch (compute) {
+    case Compute::bf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case Compute::fp16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case Compute::tf32:
+      return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+    default:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  }
+}
+
 CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Axis items, Axis outer,
                    int box_tokens) {
   static const Encode encode_tiled = find_encode();
   // An axis of one has no stride of its own; any multiple of 16 bytes does.
-  const auto bytes = [](Axis axis) { return static_cast<cuuint64_t>(axis.size == 1 ? 16 : 2 * axis.stride); };
+  const int64_t element = element_bytes(compute);
+  const auto bytes = [&](Axis axis) {
+    return static_cast<cuuint64_t>(axis.size == 1 ? 16 : element * axis.stride);
+  };
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(tokens.size),
                                static_cast<cuuint64_t>(items.size), static_cast<cuuint64_t>(outer.size)};
   const cuuint64_t strides[3] = {bytes(tokens), bytes(items), bytes(outer)};
-  const cuuint32_t box[4] = {kChunkDims, static_cast<cuuint32_t>(box_tokens), 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(kChunkRowBytes / element),
+                             static_cast<cuuint32_t>(box_tokens), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode_tiled(
-      &map, compute == Compute::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-      const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode_tiled(&map, type_of(compute), 4, const_cast<void*>(data), sizes, strides,
+                                       box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [",
                   outer.size, ", ", items.size, ", ", tokens.size, ", ", d, "], error ",
                   static_cast<int>(result));
@@ -48,7 +66,7 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
 
 bool fits_tensor_maps(const Inputs& in) {
   const Sizes& s = in.sizes;
-  constexpr int64_t kMaxStride = (int64_t{1} << 40) / 2;  // 2^40 bytes
+  constexpr int64_t kMaxStride = (int64_t{1} << 40) / 4;  // 2^40 bytes, of the widest element
   const auto fits = [](int64_t size, int64_t stride) {
     return size == 1 || (stride > 0 && stride < kMaxStride);
   };
@@ -61,15 +79,15 @@ bool fits_tensor_maps(const Inputs& in) {
 
 TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   const bool in_batch = p.layout == Layout::in_batch, documents = plan.tile == Tile::wgmma_documents;
+  const int q_box = documents ? plan.columns : plan.tile == Tile::wgmma_split ? 128 : 16;
   const int64_t rows = int64_t{p.Nq} * p.Lq;
   // Rows of one query lie token_stride apart; with one token each, the queries do.
   const int64_t row_stride = p.Lq == 1 ? p.Q.item_stride : p.Q.token_stride;
   const Axis one{1, 0};
   TensorMaps maps;
-  maps.Q = in_batch ? encode(p.Q.data, plan.compute, p.d, {rows, row_stride}, one, one,
-                             documents ? plan.columns : 16)
+  maps.Q = in_batch ? encode(p.Q.data, plan.compute, p.d, {rows, row_stride}, one, one, q_box)
                     : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride},
-                             one, documents ? plan.columns : 16);
+                             one, q_box);
   maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, {p.N, p.D.item_stride},
                   in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? plan.tokens : plan.columns);
   return maps;

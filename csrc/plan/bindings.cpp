@@ -42,6 +42,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("mid", li::Tile::mid)
       .value("thin", li::Tile::thin)
       .value("wgmma_rows", li::Tile::wgmma_rows)
+      .value("wgmma_split", li::Tile::wgmma_split)
       .value("wgmma_documents", li::Tile::wgmma_documents)
       .value("none", li::Tile::none)
       .finalize();
@@ -74,6 +75,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("chunks", &li::ForwardPlan::chunks)
       .def_readonly("tokens", &li::ForwardPlan::tokens)
       .def_readonly("stages", &li::ForwardPlan::stages)
+      .def_readonly("cluster", &li::ForwardPlan::cluster)
       .def_readonly("masked", &li::ForwardPlan::masked)
       .def_readonly("trimmed", &li::ForwardPlan::trimmed)
       .def_readonly("scaled", &li::ForwardPlan::scaled)

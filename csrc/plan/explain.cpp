@@ -30,6 +30,8 @@ std::string name_of(Tile tile) {
       return "thin";
     case Tile::wgmma_rows:
       return "wgmma, query rows on its M side";
+    case Tile::wgmma_split:
+      return "wgmma, query rows on its M side, embeddings in chunks";
     case Tile::wgmma_documents:
       return "wgmma, documents on its M side";
     case Tile::none:
@@ -57,24 +59,29 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
   const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const std::string together =
       std::to_string(rows) + (rows == 1 ? " query row meets" : " query rows meet") + " each document";
-  const bool exact = plan.compute == Compute::tf32 || plan.compute == Compute::tf32x3;
   switch (plan.tile) {
     case Tile::none:
       return "float64 products, which no tile of the tensor cores serves";
     case Tile::wgmma_documents:
       return together + ": as few as fit the narrow side of a tile, so documents take its wide side";
-    case Tile::wgmma_rows: {
+    case Tile::wgmma_rows:
+    case Tile::wgmma_split: {
+      const std::string chunks =
+          plan.tile == Tile::wgmma_rows
+              ? ""
+              : "; embeddings of " + std::to_string(plan.chunks) + " x 128 bytes go by in chunks";
       const int64_t tiles = (s.Ld + plan.columns - 1) / plan.columns;
       return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; " +
              std::to_string(tiles) + " x " + std::to_string(plan.columns) + " tokens cover " +
-             std::to_string(s.Ld);
+             std::to_string(s.Ld) + chunks;
     }
     default:
       break;
   }
-  const std::string portable = exact ? "float32 products, by mma.sync"
-                               : s.d % 8 != 0
-                                   ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
+  const bool whole = s.d * element_bytes(plan.compute) % 16 == 0;
+  const std::string portable = !whole ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
+                               : element_bytes(plan.compute) == 4
+                                   ? "float32 products of few query rows, or on this device: mma.sync"
                                    : "no wgmma kernel for this d and device: mma.sync";
   return portable + "; " + together;
 }
@@ -91,10 +98,12 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
     return out.str();
   }
   const bool documents = plan.tile == Tile::wgmma_documents;
-  const bool wgmma = documents || plan.tile == Tile::wgmma_rows;
+  const bool split = plan.tile == Tile::wgmma_split, exact = plan.compute == Compute::tf32x3;
+  const bool wgmma = documents || split || plan.tile == Tile::wgmma_rows;
   const int tokens = documents ? plan.tokens : plan.columns;
   out << "kernel     maxsim_forward_"
       << (documents ? "wgmma_documents"
+          : split   ? exact ? "wgmma_exact" : "wgmma_split"
           : wgmma   ? "wgmma_rows"
                     : "mma")
       << ", products in " << name_of(plan.compute) << "\n"
@@ -109,8 +118,8 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
         << (plan.members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
   }
   out << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory")
-      << "\n"
-      << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
+      << (plan.cluster > 1 ? ", half of it from the other block of a cluster\n" : "\n") << "memory     "
+      << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"
       << (plan.masked
               ? std::string("masked     columns are left out one by one") +

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <initializer_list>
 
 #include "documents_shape.h"
 #include "plan.h"
@@ -86,7 +87,7 @@ ForwardPlan plan_tile(const Sizes& s, Compute compute, Tile tile, const Device& 
   return plan;
 }
 
-constexpr int64_t kMaxExactToken = int64_t{1} << 24;  // wgmma_rows keeps tokens in fp32
+constexpr int64_t kMaxExactToken = int64_t{1} << 24;  // wgmma_rows and wgmma_split keep tokens in fp32
 constexpr int64_t kWgmmaReserve = 2048;               // alignment and barriers
 
 // Persistent, one block a multiprocessor.
@@ -131,6 +132,48 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);
   share_out(s, plan, device);
+  return plan;
+}
+
+// The width that fits Ld: a tile costs its columns, and some for starting and ending it. The first of equals.
+int fit_columns(const Sizes& s, std::initializer_list<int> widths) {
+  return *std::min_element(widths.begin(), widths.end(), [&](int a, int b) {
+    return ceil_div(s.Ld, a) * (a + 16) < ceil_div(s.Ld, b) * (b + 16);
+  });
+}
+
+// Query rows on the M side, and their embeddings in chunks. Q stays in shared memory where that leaves a ring
+// deep enough; else it streams, and two blocks that take neighbouring documents bring each other half of it.
+// tf32x3: half the rows, since sums take registers too, and room for the low parts of all that is in the
+// ring; three products for each chunk leave it the time to stream Q in every block.
+ForwardPlan plan_wgmma_split(const Sizes& s, Compute compute, const ForwardTraits& traits,
+                             const Device& device) {
+  const bool exact = compute == Compute::tf32x3;
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::wgmma_split;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.rows = exact ? 128 : 256;
+  plan.part_rows = exact ? 16 : 32;
+  plan.columns = fit_columns(s, {152, 128, 104, 80});
+  plan.masked = traits.masked || s.Ld < plan.columns;
+  plan.scaled = traits.scaled;
+  constexpr int64_t kUnitsAndBarriers = 512;
+  const int64_t weights = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
+  const int64_t beside = weights + kUnitsAndBarriers, room = device.smem_per_block - beside;
+  const int64_t q = plan.chunks * plan.rows * kChunkBytes, d_stage = plan.columns * kChunkBytes;
+  plan.stream_q = exact || (room - q) / d_stage < 4;
+  const int64_t resident = plan.stream_q ? 0 : q;
+  const int64_t stage = (d_stage + (plan.stream_q ? plan.rows * kChunkBytes : 0)) * (exact ? 2 : 1);
+  plan.stages = static_cast<int>(std::min<int64_t>((room - resident) / stage, kMaxStages));
+  plan.smem_bytes = static_cast<int>(resident + plan.stages * stage + beside);
+  share_out(s, plan, device);
+  // With an odd number of documents one of two blocks idles at the end of each row tile.
+  if (plan.stream_q && !exact && device.sm_count >= 2 && (s.N % 2 == 0 || s.N >= 16)) {
+    plan.cluster = 2;
+    plan.units = plan.row_tiles * ceil_div(s.N, 2);
+    plan.grid = 2 * std::min<int64_t>(plan.units, device.sm_count / 2);
+  }
   return plan;
 }
 
@@ -261,13 +304,17 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     return plan;
   }
   const int64_t rows_together = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
-  if (device.wgmma && traits.copy_engine && element_bytes(compute) == 2) {
-    if (rows_together <= 128) {
+  if (device.wgmma && traits.copy_engine) {
+    const int64_t bytes = s.d * element_bytes(compute);
+    if (rows_together <= 128 && element_bytes(compute) == 2) {
       const ForwardPlan plan = plan_wgmma_documents(s, compute, rows_together, device);
       if (plan.stages >= 4) return plan;
-    } else if (s.d * 2 <= 2 * kChunkBytes && s.Ld <= kMaxExactToken) {
+    } else if (bytes <= 2 * kChunkBytes && element_bytes(compute) == 2 && s.Ld <= kMaxExactToken) {
       return plan_wgmma_rows(s, compute, traits, device);
     }
+    // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
+    const ForwardPlan split = plan_wgmma_split(s, compute, traits, device);
+    if (rows_together > split.rows / 4 && split.units <= INT32_MAX && s.Ld <= kMaxExactToken) return split;
   }
   if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
   const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);

@@ -34,6 +34,7 @@ enum class Tile {
   mid,              // 128 x 128: two by two warps
   thin,             // 32 x 128: four warps side by side, for one short query
   wgmma_rows,       // sm_90a: 256 query rows x `columns` tokens
+  wgmma_split,      // sm_90a: the same, embeddings in chunks, for those that do not fit it
   wgmma_documents,  // sm_90a: `tokens` tokens x `columns` query rows
   none,             // fp64: no tensor-core tile
 };
@@ -52,11 +53,12 @@ struct ForwardPlan {
   int tokens = 0;         // wgmma_documents: tokens of a tile
   int chunks = 0;         // 128-byte pieces of an embedding; a stage of the ring holds one, or two
   int stages = 0;         // depth of the ring
-  bool masked = false;    // wgmma_rows: columns of a tile may be left out one by one
+  int cluster = 1;        // wgmma_split: blocks that bring each other's query rows
+  bool masked = false;    // wgmma_rows, wgmma_split: columns of a tile may be left out one by one
   bool trimmed = false;   // wgmma_rows: a kernel before finds where each masked document begins and ends
   int teams = 0;          // wgmma_documents: teams of warpgroups, each with documents of its own
   int members = 0;        // wgmma_documents: warpgroups of a team, which share a document's tiles
-  bool scaled = false;    // wgmma_rows: columns of a tile have factors of their own
+  bool scaled = false;    // wgmma_rows, wgmma_split: columns of a tile have factors of their own
   bool stream_q = false;  // Q travels through the ring with D instead of staying in shared memory
   int smem_bytes = 0;     // dynamic shared memory of a block
   int blocks_per_sm = 0;  // resident together

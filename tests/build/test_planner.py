@@ -77,6 +77,20 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
         assert tile(many, copy_engine, device) in {plan.Tile.mid, plan.Tile.wide}
 
 
+def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
+    def forward(d, dtype=plan.Dtype.bf16, precision=plan.Precision.high, N=64):
+        size = plan.Sizes(plan.Layout.in_batch, 64, N, 32, 300, d)
+        return plan.plan_forward(size, plan.ForwardTraits(dtype, precision), H200)
+
+    resident, streamed = forward(256), forward(768)
+    assert resident.tile == streamed.tile == plan.Tile.wgmma_split
+    assert not resident.stream_q and resident.cluster == 1 and resident.stages >= 4
+    assert streamed.stream_q and streamed.cluster == 2 and streamed.stages >= 4
+    assert streamed.grid % 2 == 0 and streamed.units == streamed.row_tiles * 32
+    assert forward(768, N=3).cluster == 1  # else every fourth block would idle
+    assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).stream_q
+    exact = forward(128, plan.Dtype.fp32, plan.Precision.highest)
+    assert exact.tile == plan.Tile.wgmma_split and exact.rows == 128 and exact.parts == 2
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
     def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)

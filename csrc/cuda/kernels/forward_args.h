@@ -27,11 +27,12 @@ struct ForwardArgs {
   int32_t chunks, stages;
   int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team
   bool stream_q;
+  int32_t cluster;  // wgmma_split: blocks that share a row tile's chunks
   int64_t row_tiles, units;
   const float* q_inverse;  // inverse norms of the query tokens, if normalize
   const Span* spans;       // of every document; null: all are whole
   float zeros[4];          // zeros that the compiler does not know to be such
-  const float* d_inverse;  // wgmma_rows: inverse norms of the documents' tokens, if normalize
+  const float* d_inverse;  // wgmma_rows, wgmma_split: inverse norms of the documents' tokens, if normalize
 };
 
 }  // namespace late_interaction

@@ -9,6 +9,7 @@
 #include "../forward.h"
 #include "forward_wgmma_documents.cuh"
 #include "forward_wgmma_rows.cuh"
+#include "forward_wgmma_split.cuh"
 
 namespace late_interaction {
 
@@ -72,6 +73,60 @@ cudaError_t launch_rows(const ForwardArgs& args, const TensorMaps& maps, const F
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+// Blocks in clusters of plan.cluster.
+template <class Kernel>
+cudaError_t launch_clusters(Kernel kernel, int threads, const ForwardArgs& args, const TensorMaps& maps,
+                            const ForwardPlan& plan, cudaStream_t stream) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(plan.smem_bytes);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args, maps);
+}
+
+// launch.operator()<kColumns, kWinners, kWeighed>() as planned.
+template <class Launch>
+cudaError_t choose_split(const ForwardArgs& args, const ForwardPlan& plan, Launch launch) {
+  const auto with_columns = [&]<int kColumns>() {
+    if (plan.masked || plan.scaled) {
+      return args.winners != nullptr ? launch.template operator()<kColumns, true, true>()
+                                     : launch.template operator()<kColumns, false, true>();
+    }
+    return args.winners != nullptr ? launch.template operator()<kColumns, true, false>()
+                                   : launch.template operator()<kColumns, false, false>();
+  };
+  switch (plan.columns) {
+    case 80:
+      return with_columns.template operator()<80>();
+    case 104:
+      return with_columns.template operator()<104>();
+    case 128:
+      return with_columns.template operator()<128>();
+    case 152:
+      return with_columns.template operator()<152>();
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <class Type, class Element>
+cudaError_t launch_split(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                         cudaStream_t stream) {
+  return choose_split(args, plan, [&]<int kColumns, bool kWinners, bool kWeighed>() {
+    using Tile = WgmmaSplitTile<Type, Element, kColumns, kWinners, kWeighed>;
+    return launch_clusters(maxsim_forward_wgmma_split<Tile>, Tile::kThreads, args, maps, plan, stream);
+  });
 }
 
 template <class Tile>

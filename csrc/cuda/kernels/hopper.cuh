@@ -10,8 +10,6 @@
 
 namespace late_interaction {
 
-inline constexpr int kChunkRowBytes = 128;
-
 // A place in a ring and the parity of its barriers' phase.
 struct RingPlace {
   int stage = 0;

@@ -3,15 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace late_interaction::ptx {
 
-struct WgmmaBf16 {
-  static constexpr bool kIsBf16 = true;
-};
-struct WgmmaFp16 {
-  static constexpr bool kIsBf16 = false;
-};
+// What is multiplied.
+struct WgmmaBf16 {};
+struct WgmmaFp16 {};
+struct WgmmaTf32 {};  // the upper 19 bits of fp32; the others are ignored
 
 // Accumulator of a 64 x N product: thread (lane) of warp w holds rows 16 * w + lane / 4 + {0, 8}; c[4 * n + 2
 // * h + e] is row half h, column 8 * n + 2 * (lane % 4) + e.
@@ -23,13 +22,21 @@ struct WgmmaShape;
 // Describes rows of 128 bytes in shared memory, swizzled as TMA does (16-byte piece ^ row % 8), the embedding
 // along the row. `address` must be a multiple of 1024, plus 32 * k for the k-th 32 bytes of a row.
 // All that changes from one product to the next lies in the low word.
+// kSpacing: the matrix takes each kSpacing-th group of eight rows.
 __device__ __forceinline__ uint32_t matrix_at(uint32_t address) {
   return ((address & 0x3FFFF) >> 4) | (uint32_t{1} << 16);
 }
+template <int kSpacing = 1>
 __device__ __forceinline__ uint64_t matrix_of_rows(uint32_t low) {
-  constexpr uint32_t kGroupOfRows = (8 * 128) >> 4;  // from eight rows to the next eight
+  constexpr uint32_t kGroupOfRows = (kSpacing * 8 * 128) >> 4;  // from eight rows to the next eight
   constexpr uint32_t kSwizzle128 = 1;
   return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
+}
+
+// What this thread wrote to shared memory by ordinary stores becomes visible to products, once a barrier has
+// been passed.
+__device__ __forceinline__ void publish_to_products() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
 // Before the first product of a group: what was written to its registers and to shared memory is visible to

@@ -1,0 +1,14 @@
+#include "kernels/forward_wgmma_exact.cuh"
+#include "kernels/forward_wgmma_launch.cuh"
+
+namespace late_interaction {
+
+cudaError_t launch_wgmma_exact(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream) {
+  return choose_split(args, plan, [&]<int kColumns, bool kWinners, bool kWeighed>() {
+    using Tile = WgmmaExactTile<kColumns, kWinners, kWeighed>;
+    return launch_clusters(maxsim_forward_wgmma_exact<Tile>, Tile::kThreads, args, maps, plan, stream);
+  });
+}
+
+}  // namespace late_interaction

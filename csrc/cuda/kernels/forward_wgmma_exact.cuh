@@ -1,0 +1,240 @@
+// MaxSim forward on Hopper for fp32 embeddings at fp32 accuracy: forward_wgmma_split.cuh with three TF32
+// products for each one.
+//
+//   x = high + low, both TF32: q . d is high . high + (low . high + high . low), and low . low is left out.
+//   Of a token, `high` is what the tensor cores see of fp32: its upper 19 bits. That leaves a `low` of x's
+//   own sign; of a query row, `high` is rounded, so that low . low has no sign of its own and no bias comes
+//   of it.
+//
+//   stage of the ring     tokens | query rows     as the copy engine brings them, then the rows rounded
+//                         tokens | query rows     their low parts
+//
+// The tensor cores truncate as they accumulate, a bias that would grow with d. They sum kTogether steps of
+// eight elements alone, the low products first; the rounding addition that follows is ours, and takes a
+// second set of registers. So a consumer has one block of 64 rows, and the tile half the rows of the other
+// kernel.
+//
+// Who owns what, where it differs
+//   cutter     warpgroup 3: it cuts a stage into high and low, once it is full.
+//   consumer   each of warpgroups 0 and 1: its 64 rows. The second starts when the first one adds, and so
+//              they stay: while one adds, the other multiplies.
+//   warp       16 neighbouring query rows. A query of 32 is summed by two warps, in two parts.
+#pragma once
+
+#include "forward_wgmma_split.cuh"
+
+namespace late_interaction {
+
+template <int kColumns_, bool kWinners_, bool kWeighed_, int kTogether_ = 2>
+struct WgmmaExactTile {
+  using Type = ptx::WgmmaTf32;
+  using Element = float;
+  static constexpr int kColumns = kColumns_;
+  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kThreads = 128 * (kConsumers + 2);
+  static constexpr int kRows = 64 * kConsumers, kWarpRows = 16;
+  static constexpr int kHeld = 2, kOwned = 1;
+  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
+  static constexpr int kTogether = kTogether_;
+  static constexpr uint32_t kQBytes = kRows * kChunkRowBytes, kDBytes = kColumns * kChunkRowBytes;  // a chunk
+  static constexpr int kCopies = 2;
+
+  // The upper two lanes of a quad have the row eight below; the odd ones only repeat what the even ones have.
+  static __device__ __forceinline__ int slot(int warp, int lane, int) {
+    return lane % 2 == 0 ? warp * kWarpRows + lane % 4 * 4 + lane / 4 : kRows;
+  }
+};
+
+__device__ __forceinline__ float rounded(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+}
+
+__device__ __forceinline__ float cut_off(float x) {
+  return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);
+}
+
+template <class High>
+__device__ __forceinline__ float4 each(float4 x, High high) {
+  return make_float4(high(x.x), high(x.y), high(x.z), high(x.w));
+}
+
+// All four warps of a warpgroup. Several pieces of a lane are on their way at a time.
+template <class Tile>
+__device__ void cut_stages(const ForwardArgs& p, const SplitShared<Tile>& at) {
+  constexpr uint32_t kBytes = Tile::kDBytes + Tile::kQBytes, kStep = 128 * 16;
+  constexpr int kPieces = 5;
+  RingPlace place;
+  for (uint32_t next = at.units.first(); next < at.units.end(); next += at.units.step()) {
+    for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
+      for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        const uint32_t stage = at.stage(place.stage);
+        ptx::wait(at.full(place.stage), place.parity);
+        for (uint32_t first = threadIdx.x % 128 * 16; first < kBytes; first += kPieces * kStep) {
+          float4 x[kPieces];
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) {
+            if (first + i * kStep < kBytes) x[i] = ptx::load_shared_quad(stage + first + i * kStep);
+          }
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) {
+            const uint32_t piece = first + i * kStep;
+            if (piece < Tile::kDBytes) {
+              x[i] = each(x[i], [](float y) { return rounded(y - cut_off(y)); });
+            } else if (piece < kBytes) {
+              const float4 high = each(x[i], rounded);
+              ptx::store_shared_quad(stage + piece, high);
+              x[i] = make_float4(rounded(x[i].x - high.x), rounded(x[i].y - high.y), rounded(x[i].z - high.z),
+                                 rounded(x[i].w - high.w));
+            }
+            if (piece < kBytes) ptx::store_shared_quad(stage + kBytes + piece, x[i]);
+          }
+        }
+        ptx::publish_to_products();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::arrive(at.cut(place.stage));
+        place.advance(p.stages);
+      }
+    }
+  }
+}
+
+template <class Tile>
+struct ExactConsumer {
+  static constexpr int kAccumulators = Tile::kColumns / 2;
+  static constexpr int kSteps = 4;         // of eight elements, in a chunk
+  static constexpr int kStartBarrier = 1;  // of warpgroup 1
+  const ForwardArgs& p;
+  const SplitShared<Tile>& at;
+  int me;      // which of the consumers
+  bool leads;  // the other one waits for this one's first products
+  RingPlace place, weight_place;
+  RowBest<Tile::kWinners> best[Tile::kHeld];
+
+  // Steps [first, first + kTogether) of the chunk in the ring.
+  __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int first) {
+    constexpr uint32_t kLow = (Tile::kDBytes + Tile::kQBytes) / 16, kRows = 64 * kChunkRowBytes / 16;
+    const uint32_t d = ptx::matrix_at(at.stage(place.stage)), q = d + Tile::kDBytes / 16 + me * kRows;
+    const auto issue = [&](uint32_t rows, uint32_t tokens, int k, bool add) {
+      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
+          c, ptx::matrix_of_rows(rows + k * 32 / 16), ptx::matrix_of_rows(tokens + k * 32 / 16), add);
+    };
+    ptx::fence_products();
+#pragma unroll
+    for (int k = first; k < first + Tile::kTogether; ++k) {
+      issue(q + kLow, d, k, k > first);
+      issue(q, d + kLow, k, true);
+    }
+#pragma unroll
+    for (int k = first; k < first + Tile::kTogether; ++k) issue(q, d, k, true);
+    ptx::commit_products();
+  }
+
+  template <class Meanwhile>
+  __device__ __forceinline__ void take_chunk(float (&sum)[kAccumulators], Meanwhile meanwhile) {
+    ptx::wait(at.full(place.stage), place.parity);
+    ptx::wait(at.cut(place.stage), place.parity);
+#pragma unroll
+    for (int first = 0; first < kSteps; first += Tile::kTogether) {
+      float c[kAccumulators];
+      multiply(c, first);
+      if (first == 0) meanwhile();
+      ptx::wait_products<0>();
+      if (leads) {
+        leads = false;
+        ptx::arrive_some(kStartBarrier, 256);
+      }
+      if (first + Tile::kTogether == kSteps) {
+        if (threadIdx.x % 32 == 0) ptx::arrive(at.empty(place.stage));
+        place.advance(p.stages);
+      }
+#pragma unroll
+      for (int i = 0; i < kAccumulators; ++i) sum[i] += c[i];
+    }
+  }
+
+  // A document is finished under the products of the next one's first chunk.
+  __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
+    float sum[kAccumulators];
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) sum[i] = 0.0f;
+    take_chunk(sum, [&] {
+      if (t == 0 && now != at.units.first()) finish(at.units(p, now - at.units.step()));
+    });
+    for (int chunk = 1; chunk < p.chunks; ++chunk) take_chunk(sum, [] {});
+    const float first_token = static_cast<float>(split_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
+    uint32_t weights;
+    const uint32_t kind = take_weights<Tile>(at, weight_place, p.zeros[0], weights);
+    fold_split<Tile>(sum, best, first_token, p.zeros, weights, kind);
+    return_weights<Tile>(at, weight_place);
+  }
+
+  // The quad's two rows: one to each pair of its lanes.
+  __device__ __forceinline__ Maximum reduce() {
+    float maximum[Tile::kHeld];
+    int32_t token[Tile::kHeld];
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+      maximum[h] = best[h].value;
+      token[h] = best[h].token();
+      best[h].clear();
+    }
+    exchange_halves<Tile::kWinners>(maximum[0], token[0], maximum[1], token[1], threadIdx.x & 2, 2);
+    const float other = __shfl_xor_sync(kFullWarp, maximum[0], 1);
+    const int32_t other_token = Tile::kWinners ? __shfl_xor_sync(kFullWarp, token[0], 1) : 0;
+    keep_better<Tile::kWinners>(maximum[0], token[0], other, other_token);
+    return {maximum[0], token[0]};
+  }
+
+  __device__ __forceinline__ void finish(const SplitUnit& unit) {
+    const Maximum mine = reduce();
+    const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
+    OwnedRows<Tile> own;
+    own.take(p, tile, threadIdx.x / 32);
+    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, threadIdx.x / 32, unit.j,
+                                                                  &mine.value, &mine.token);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (!leads) ptx::sync_some(kStartBarrier, 256);
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
+    uint32_t now = at.units.first();
+    for (; now < at.units.end(); now += at.units.step()) {
+      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) take_tile(now, t);
+    }
+    finish(at.units(p, now - at.units.step()));
+  }
+};
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    maxsim_forward_wgmma_exact(const __grid_constant__ ForwardArgs p,
+                               const __grid_constant__ TensorMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const SplitShared<Tile> at(shared, p);
+  begin_split<Tile>(p, at);
+
+  // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
+  // registers.
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup < Tile::kConsumers) {
+    ptx::take_registers<216>();
+    ExactConsumer<Tile> consumer{p, at, warpgroup, warpgroup == 0};
+    consumer.run();
+  } else if (warpgroup == Tile::kConsumers) {
+    ptx::give_registers<40>();
+    const int helper = threadIdx.x - 128 * Tile::kConsumers;
+    if (helper == 0) SplitLoader<Tile>{p, maps, at}.run();
+    if (Tile::kWeighed && helper / 32 == 1) weigh_split<Tile>(p, at);
+  } else {
+    ptx::give_registers<40>();
+    cut_stages<Tile>(p, at);
+  }
+#endif
+}
+
+}  // namespace late_interaction
