@@ -63,7 +63,8 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     """Draws `target`; or says in a line why it did not."""
     headers, rows = split(rows)
     points = {impl: _points(rows, impl) for impl in _STYLE}
-    ceilings = [h for h in headers if h.get("cublas_tflops") and h.get("read_tbps")]
+    runs = {row.get("run") for row in rows if row["suite"] == "forward" and row["impl"] == OURS}
+    ceilings = [h for h in headers if h.get("cublas_tflops") and h.get("read_tbps") and h.get("run") in runs]
     if not points[OURS] or not ceilings:
         return "no roofline: no forward of ours was timed on a GPU"
     plt = _pyplot()
@@ -73,6 +74,7 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     header = ceilings[-1]
     peak, bandwidth = float(header["cublas_tflops"]), float(header["read_tbps"])
     xs = [p[0] for shape_points in points.values() for p in shape_points]
+    ys = [p[1] for shape_points in points.values() for p in shape_points]
     left, right = min(xs) / 1.6, max(xs) * 1.6
     figure, axes = plt.subplots(figsize=(8.4, 4.8), dpi=150)
     ridge = peak / bandwidth
@@ -92,12 +94,12 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
             x, y, _ = zip(*shape_points, strict=True)
             axes.scatter(x, y, label=impl, edgecolors="white", linewidths=0.5, **_STYLE[impl])
     for x0, y0, name in _labels(points[OURS]):
-        shift, side = ((2, -6), "center") if x0 > right / 3 else ((6, -6), "left")
+        shift, side = ((0, -7), "center") if x0 > 2 * ridge else ((6, -6), "left")
         axes.annotate(
             name, (x0, y0), xytext=shift, textcoords="offset points", fontsize=6, va="top", ha=side
         )  # fmt: skip
     axes.set(
-        xscale="log", yscale="log", xlim=(left, right),
+        xscale="log", yscale="log", xlim=(left, right), ylim=(min(ys) / 1.5, 1.2 * max(peak, *ys)),
         xlabel="FLOP per byte that must move", ylabel="TFLOP/s reached (real tokens)",
         title=f"MaxSim forward, {header['gpu']}",
     )  # fmt: skip
