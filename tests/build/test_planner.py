@@ -91,6 +91,8 @@ def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
     assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).stream_q
     exact = forward(128, plan.Dtype.fp32, plan.Precision.highest)
     assert exact.tile == plan.Tile.wgmma_split and exact.rows == 128 and exact.parts == 2
+
+
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
     def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
