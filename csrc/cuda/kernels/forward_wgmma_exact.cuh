@@ -33,6 +33,10 @@ struct WgmmaExactTile {
   static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 2);
+  // All warps share what the launch gave the block: 128 registers for each of 512 threads. Narrow tiles leave
+  // their helpers some.
+  static constexpr int kConsumerRegisters = kColumns <= 104 ? 200 : 216;
+  static constexpr int kHelperRegisters = 256 - kConsumerRegisters;
   static constexpr int kRows = 64 * kConsumers, kWarpRows = 16;
   static constexpr int kHeld = 2, kOwned = 1;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
@@ -222,16 +226,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup < Tile::kConsumers) {
-    ptx::take_registers<216>();
+    ptx::take_registers<Tile::kConsumerRegisters>();
     ExactConsumer<Tile> consumer{p, at, warpgroup, warpgroup == 0};
     consumer.run();
   } else if (warpgroup == Tile::kConsumers) {
-    ptx::give_registers<40>();
+    ptx::give_registers<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) SplitLoader<Tile>{p, maps, at}.run();
     if (Tile::kWeighed && helper / 32 == 1) weigh_split<Tile>(p, at);
   } else {
-    ptx::give_registers<40>();
+    ptx::give_registers<Tile::kHelperRegisters>();
     cut_stages<Tile>(p, at);
   }
 #endif
