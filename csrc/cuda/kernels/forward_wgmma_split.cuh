@@ -1,22 +1,21 @@
 // MaxSim forward on Hopper for many query rows with long embeddings, which go by in chunks of 128 bytes.
 //
-//                    kColumns tokens of a document, a chunk of their embeddings a stage of the ring
+//                   kColumns tokens of a document, a chunk of their embeddings a stage of the ring
 //                 +--------------------------------------------------+
-//   256 rows of   |  warpgroup 0: rows   0..127, as two blocks of 64 |  += products of this chunk; behind the
-//   Q, a chunk    |  warpgroup 1: rows 128..255, as two blocks of 64 |  last one fold: running max (and
-//   winner) of them       +--------------------------------------------------+  of each row, in registers
+//   256 rows of   |  warpgroup 0: rows   0..127, as two blocks of 64 |  += products of this chunk; behind
+//   Q, a chunk    |  warpgroup 1: rows 128..255, as two blocks of 64 |  the last one: running max (and
+//   of them       +--------------------------------------------------+  winner) of each row, in registers
 //
 // Who owns what
-//   cluster    one or two blocks, persistent. Two take neighbouring documents against the same query rows,
-//   and
-//              each brings half of a chunk of the rows, for both. (256 rows and 152 tokens a chunk would be
-//              42 bytes a clock and multiprocessor, more than the L2 cache gives; so they are 30.)
+//   cluster    one or two blocks, persistent. Two take neighbouring documents against the same query
+//              rows, and each brings half of a chunk of the rows, for both. (256 rows and 152 tokens a
+//              chunk would be 42 bytes a clock and multiprocessor, more than the L2 cache gives; so they
+//              are 30.)
 //   block      a document at a time. Rows that are short enough stay in shared memory, and the ring brings
 //              tokens alone; a block then has no partner, and walks the documents of one row tile.
 //   loader     one thread of warpgroup 2, which keeps few registers: all TMA loads.
-//   weigher    kWeighed only: the next warp of warpgroup 2. It brings what a tile's tokens count, in a ring
-//   of
-//              its own: limits (masks) and factors (inverse norms) of their similarities.
+//   weigher    kWeighed only: the next warp of warpgroup 2. It brings what a tile's tokens count, in a
+//              ring of its own: limits (masks) and factors (inverse norms) of their similarities.
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
 //   warp       32 neighbouring query rows. A block of 64 takes every other group of eight rows of its
 //              warpgroup's 128, so that the 16 rows that a warp has of either block lie together.
