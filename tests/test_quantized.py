@@ -15,7 +15,7 @@ from tests.cases import QUANTIZED, inputs, mask, tokens, walk
 OPS = torch.ops.late_interaction
 E4M3, INT8, E5M2 = QUANTIZED
 # Products of codes are exact in float32, whose sums alone err on a CPU; a GPU may score TF32 copies.
-LIMIT = {"cpu": 5e-6, "cuda": 2e-3}
+LIMIT = {"cpu": 5e-6, "cuda": 1e-3}
 BAD_SCALES = [float("nan"), float("inf"), -1.0]
 
 
@@ -66,7 +66,14 @@ def test_scores(case, form_Q, form_D, way, device):
     scale_Q, scale_D = scales(Q.shape[:-1], device, form_Q), scales(D.shape[:-1], device, form_D)
     scores = way(Q, D, scale_Q, scale_D, q_mask, d_mask)
     assert scores.dtype == torch.float32
-    ref.assert_close(scores, expected(Q, D, scale_Q, scale_D, q_mask, d_mask), LIMIT[device])
+    wanted = expected(Q, D, scale_Q, scale_D, q_mask, d_mask)
+    if device == "cuda" and case.Ld == 1:
+        # No maximum keeps these sums from cancelling, so errors are measured by the products that are summed.
+        # TF32 errs by up to 2^-10 of each, and by far less of the sum; bf16 would not keep to this.
+        products = expected(*(x.float().abs() for x in (Q, D)), scale_Q, scale_D, q_mask, d_mask)
+        assert torch.all((scores.double() - wanted.double()).abs() <= 2**-12 * products.double())
+    else:
+        ref.assert_close(scores, wanted, LIMIT[device])
 
 
 def test_the_reference_is_the_definition(device):

@@ -7,7 +7,7 @@ The instruction names every accumulator register in its text, so the text has to
 
 from pathlib import Path
 
-WIDTHS = (32, 64, 80, 96, 104, 128, 152, 176, 192, 208)
+WIDTHS = (32, 64, 80, 96, 104, 128, 152, 176)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 
 HEADER = """\

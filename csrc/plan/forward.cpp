@@ -99,6 +99,18 @@ void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
   plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
 }
 
+// The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
+// The first of equals.
+template <class Allowed>
+int fit_columns(const Sizes& s, std::initializer_list<int> widths, Allowed allowed) {
+  const auto cost = [&](int columns) { return ceil_div(s.Ld, columns) * (columns + 16); };
+  int best = 0;
+  for (const int columns : widths) {
+    if (allowed(columns) && (best == 0 || cost(columns) < cost(best))) best = columns;
+  }
+  return best;
+}
+
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
 ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits& traits,
                             const Device& device) {
@@ -109,18 +121,11 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   plan.rows = 256;
   plan.part_rows = 32;
   plan.scaled = traits.scaled;
-  double best = 0;
-  for (const int columns : {176, 152, 128, 104, 80}) {
-    const bool masked = traits.masked || s.Ld < columns;
-    if (columns > widest_tile(masked, plan.scaled)) continue;
-    // A tile costs its columns, and some for starting and ending it.
-    const double cost = static_cast<double>(ceil_div(s.Ld, columns)) * (columns + 16);
-    if (plan.columns == 0 || cost < best) {
-      best = cost;
-      plan.columns = columns;
-      plan.masked = masked;
-    }
-  }
+  const auto masked = [&](int columns) { return traits.masked || s.Ld < columns; };
+  plan.columns = fit_columns(s, {176, 152, 128, 104, 80}, [&](int columns) {
+    return columns <= widest_tile(masked(columns), plan.scaled);
+  });
+  plan.masked = masked(plan.columns);
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
   plan.trimmed = traits.masked && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kWorthTrimming;
@@ -133,13 +138,6 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);
   share_out(s, plan, device);
   return plan;
-}
-
-// The width that fits Ld: a tile costs its columns, and some for starting and ending it. The first of equals.
-int fit_columns(const Sizes& s, std::initializer_list<int> widths) {
-  return *std::min_element(widths.begin(), widths.end(), [&](int a, int b) {
-    return ceil_div(s.Ld, a) * (a + 16) < ceil_div(s.Ld, b) * (b + 16);
-  });
 }
 
 // Query rows on the M side, and their embeddings in chunks. Q stays in shared memory where that leaves a ring
@@ -155,7 +153,7 @@ ForwardPlan plan_wgmma_split(const Sizes& s, Compute compute, const ForwardTrait
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = exact ? 128 : 256;
   plan.part_rows = exact ? 16 : 32;
-  plan.columns = fit_columns(s, {152, 128, 104, 80});
+  plan.columns = fit_columns(s, {152, 128, 104, 80}, [](int) { return true; });
   plan.masked = traits.masked || s.Ld < plan.columns;
   plan.scaled = traits.scaled;
   constexpr int64_t kUnitsAndBarriers = 512;

@@ -16,7 +16,8 @@
 //   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
 //              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms).
 //
-// The tensor cores never wait for a fold: a consumer always has one block in flight while it folds the other.
+// The tensor cores need not wait for a fold: inside the body of its loop a consumer has one block in flight
+// while it folds the other.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
 //     block 1              | multiply t     | fold t, end of document?      ...
@@ -48,7 +49,7 @@ struct WgmmaRowsTile {
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
-  // Where columns are weighed there are not the registers for four, or the instructions crowd the cache.
+  // Factors leave no registers for four, and masked tiles are no faster by four.
   static constexpr int kTogether = kWeighed ? 2 : 4;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
