@@ -6,8 +6,10 @@
 #include "backward.h"
 #include "device.h"
 #include "forward.h"
+#include "outer_rows.h"
 #include "stream.h"
 #include "tensor_map.h"
+#include "unit_rows.h"
 
 namespace late_interaction {
 
@@ -293,11 +295,100 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
   return {grad_Q, grad_D};
 }
 
+void check_rows(const Tensor& x, const char* name) {
+  STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "late_interaction: ", name,
+                  " must be a contiguous [rows, d]");
+}
+
+Tensor unit_rows_(Tensor x) {
+  check_rows(x, "x");
+  const Dtype dtype = parse_dtype(x.scalar_type());
+  const int device = x.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
+  if (x.numel() > 0) {
+    check(launch_unit_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
+                           current_stream(device)),
+          "unit rows");
+  }
+  return inverse;
+}
+
+Tensor unit_rows_backward_(Tensor grad, OptionalTensor unit, OptionalTensor inverse) {
+  check_rows(grad, "grad");
+  const Dtype dtype = parse_dtype(grad.scalar_type());
+  STD_TORCH_CHECK(unit.has_value() == inverse.has_value(), "late_interaction: unit comes with inverse");
+  if (unit) {
+    check_rows(*unit, "unit");
+    STD_TORCH_CHECK(unit->scalar_type() == grad.scalar_type() && unit->size(0) == grad.size(0) &&
+                        unit->size(1) == grad.size(1) && same_place(*unit, grad),
+                    "late_interaction: unit must be like grad");
+    STD_TORCH_CHECK(inverse->dim() == 1 && inverse->size(0) == grad.size(0) && inverse->is_contiguous() &&
+                        inverse->scalar_type() == score_type(dtype) && same_place(*inverse, grad),
+                    "late_interaction: inverse must be what unit_rows_ returned");
+  }
+  const int device = grad.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor present = new_tensor(grad, {grad.size(0)}, ScalarType::Bool);
+  if (present.numel() > 0) {
+    check(
+        launch_unit_rows_backward(dtype, grad.mutable_data_ptr(), unit ? unit->const_data_ptr() : nullptr,
+                                  inverse ? inverse->const_data_ptr() : nullptr, grad.size(0), grad.size(1),
+                                  static_cast<uint8_t*>(present.mutable_data_ptr()), current_stream(device)),
+        "unit rows, backward");
+  }
+  return present;
+}
+
+void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) {
+  check_rows(grad, "grad");
+  const Dtype dtype = parse_dtype(grad.scalar_type());
+  const int64_t rows = grad.size(0), d = grad.size(1);
+  STD_TORCH_CHECK(dtype == Dtype::bf16 || dtype == Dtype::fp16,
+                  "late_interaction: grad must be bfloat16 or float16");
+  STD_TORCH_CHECK(hidden.dim() == 2 && hidden.size(0) == rows && hidden.scalar_type() == grad.scalar_type(),
+                  "late_interaction: hidden must be [rows, d_model], as grad is [rows, d]");
+  const int64_t d_model = hidden.size(1);
+  const auto whole = [](const Tensor& x) {
+    return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
+           reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  };
+  STD_TORCH_CHECK(whole(grad) && whole(hidden),
+                  "late_interaction: rows of grad and hidden must be whole, aligned 16 bytes");
+  STD_TORCH_CHECK(wanted.dim() == 1 && wanted.size(0) == rows && wanted.is_contiguous() &&
+                      wanted.scalar_type() == ScalarType::Bool,
+                  "late_interaction: wanted must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(parts.dim() == 3 && parts.size(1) == d && parts.size(2) == d_model &&
+                      parts.is_contiguous() && parts.scalar_type() == ScalarType::Float,
+                  "late_interaction: parts must be a contiguous float32 [splits, d, d_model]");
+  STD_TORCH_CHECK(same_place(parts, grad) && same_place(hidden, grad) && same_place(wanted, grad),
+                  "late_interaction: parts, grad, hidden and wanted must be on one device");
+  STD_TORCH_CHECK(d <= INT32_MAX && d_model <= INT32_MAX && parts.size(0) <= 65535,
+                  "late_interaction: too many splits, or too long rows");
+  if (parts.numel() == 0) return;
+  const int device = grad.get_device_index();
+  const DeviceGuard guard(device);
+  const OuterArgs args{.grad = grad.const_data_ptr(),
+                       .hidden = hidden.const_data_ptr(),
+                       .wanted = static_cast<const uint8_t*>(wanted.const_data_ptr()),
+                       .parts = static_cast<float*>(parts.mutable_data_ptr()),
+                       .rows = rows,
+                       .hidden_stride = hidden.stride(0),
+                       .d = static_cast<int32_t>(d),
+                       .d_model = static_cast<int32_t>(d_model),
+                       .splits = static_cast<int32_t>(parts.size(0)),
+                       .fresh = fresh};
+  check(launch_outer_rows(dtype, args, current_stream(device)), "outer rows");
+}
+
 }  // namespace
 
 }  // namespace late_interaction
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
+  m.impl("unit_rows_backward_", TORCH_BOX(&late_interaction::unit_rows_backward_));
+  m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
