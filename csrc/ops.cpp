@@ -66,9 +66,11 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // Steps of those, on rows that are still in L2. Not differentiable.
   // Rows of x [rows, d] become unit vectors in place; the inverses of their norms come back.
   m.def("unit_rows_(Tensor(a!) x) -> Tensor");
-  // A gradient of such unit rows, in place, becomes that of the rows before (stays, without them). Which rows
-  // hold a gradient at all comes back, bool [rows].
-  m.def("unit_rows_backward_(Tensor(a!) grad, Tensor? unit, Tensor? inverse) -> Tensor");
+  // As maxsim_backward (lowmem) where D [Nd, Ld, d] holds such unit rows, or any rows without inverse. The
+  // gradient of the rows before takes the place of D. Which rows hold one comes back, bool [Nd * Ld].
+  m.def(
+      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor(a!) D, Tensor? inverse, Tensor winners, "
+      "bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor won)");
   // parts [splits, d, d_model] += grad^T hidden over the wanted rows, an equal share of the rows a split;
   // fresh parts are overwritten. A row that is not wanted reaches nothing, whatever it holds.
   m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");

@@ -21,7 +21,7 @@ struct OuterArgs {
   bool fresh;  // parts hold nothing yet
 };
 
-// bf16 and fp16; rows of whole, aligned 16 bytes.
-cudaError_t launch_outer_rows(Dtype dtype, const OuterArgs& args, cudaStream_t stream);
+// bf16 and fp16; rows of whole, aligned 16 bytes. wgmma: the device has it.
+cudaError_t launch_outer_rows(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream);
 
 }  // namespace late_interaction

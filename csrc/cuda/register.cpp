@@ -215,34 +215,35 @@ void fill_zero(const Tensor& x, cudaStream_t stream) {
   check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "gradient");
 }
 
-std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
-                                           bool normalize, std::string backward, bool need_grad_Q,
-                                           bool need_grad_D) {
-  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
-  check_backward_inputs(grad_scores, Q, winners, in);
+// Where the gradients of a backward go, and how D comes.
+struct Destinations {
+  Tensor grad_Q, grad_D;        // with zero elements: not needed
+  OptionalTensor unit_inverse;  // D holds unit rows, these are the inverse norms that they had
+  OptionalTensor won;           // which tokens hold a gradient
+};
+
+void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
+                   Backward method, const Destinations& to) {
   const Sizes& s = in.sizes;
-  const int device = Q.get_device_index();
+  const Tensor& like = grad_scores;
+  const int device = like.get_device_index();
   const DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
-
-  const ScalarType type = Q.scalar_type(), sum_type = score_type(in.dtype);
-  const bool in_batch = s.layout == Layout::in_batch;
-  const auto shape_D =
-      in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
-  const Tensor grad_Q =
-      new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type);
-  const Tensor grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type);
+  const ScalarType sum_type = score_type(in.dtype);
+  const bool need_grad_Q = to.grad_Q.numel() > 0, need_grad_D = to.grad_D.numel() > 0;
   if (winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
-    fill_zero(grad_Q, stream);
-    fill_zero(grad_D, stream);
-    return {grad_Q, grad_D};
+    fill_zero(to.grad_Q, stream);
+    fill_zero(to.grad_D, stream);
+    if (to.won) fill_zero(*to.won, stream);
+    return;
   }
 
   const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
   const bool vectors =
       reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
+  const bool through_norm = normalize || to.unit_inverse;
   const BackwardPlan plan =
-      plan_backward(s, in.dtype, vectors, normalize, parse_backward(backward), device_properties(device));
+      plan_backward(s, in.dtype, vectors, through_norm, method, device_properties(device));
   STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
@@ -265,34 +266,83 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
   args.tile_tokens = plan.tile_tokens;
   args.tiles = plan.tiles;
   args.list_capacity = plan.list_capacity;
-  args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
-  args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
+  args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
+  args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
+  args.won = to.won ? static_cast<uint8_t*>(to.won->data_ptr()) : nullptr;
 
   OptionalTensor q_inverse, d_inverse, q_sums, d_sums;
   if (normalize) {
-    q_inverse = new_tensor(Q, {s.Nq * s.Lq}, sum_type);
-    d_inverse = new_tensor(Q, {s.documents() * s.Ld}, sum_type);
+    q_inverse = new_tensor(like, {s.Nq * s.Lq}, sum_type);
+    d_inverse = new_tensor(like, {s.documents() * s.Ld}, sum_type);
     check(launch_inverse_norms(args, in.dtype, false, q_inverse->data_ptr(), stream), "norms of Q");
     check(launch_inverse_norms(args, in.dtype, true, d_inverse->data_ptr(), stream), "norms of D");
     args.q_inverse = q_inverse->data_ptr();
     args.d_inverse = d_inverse->data_ptr();
   }
+  if (to.unit_inverse) {
+    args.d_inverse = to.unit_inverse->data_ptr();
+    args.unit_documents = true;
+  }
   if (need_grad_Q && plan.finish_later) {
-    q_sums = new_tensor(Q, {s.Nq * s.Lq * s.d}, sum_type);
+    q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
     args.grad_Q_sums = q_sums->data_ptr();
   }
   const bool scatter = need_grad_D && plan.method == Backward::unified;
   if (scatter || (need_grad_D && plan.finish_later)) {
-    d_sums = new_tensor(Q, {s.documents() * s.Ld * s.d}, sum_type);
+    d_sums = new_tensor(like, {s.documents() * s.Ld * s.d}, sum_type);
     if (scatter) fill_zero(*d_sums, stream);
     args.grad_D_sums = d_sums->data_ptr();
   }
 
+  // grad_D comes last, for it may take the place of D.
   if (need_grad_Q || scatter) check(launch_gather(args, in.dtype, plan, stream), "grad_Q");
   if (need_grad_D && !scatter) check(launch_owned(args, in.dtype, plan, stream), "grad_D");
   if (q_sums) check(launch_finish(args, in.dtype, false, stream), "normalization of grad_Q");
   if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
-  return {grad_Q, grad_D};
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
+                                           bool normalize, std::string backward, bool need_grad_Q,
+                                           bool need_grad_D) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  const DeviceGuard guard(Q.get_device_index());
+  const ScalarType type = Q.scalar_type();
+  const bool in_batch = s.layout == Layout::in_batch;
+  const auto shape_D =
+      in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
+  const Destinations to{
+      .grad_Q =
+          new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type),
+      .grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type),
+      .unit_inverse = std::nullopt,
+      .won = std::nullopt};
+  backward_into(in, grad_scores, winners, normalize, parse_backward(backward), to);
+  return {to.grad_Q, to.grad_D};
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D,
+                                                 OptionalTensor inverse, Tensor winners, bool need_grad_Q,
+                                                 bool need_grad_D) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  STD_TORCH_CHECK(s.layout == Layout::in_batch && D.is_contiguous(),
+                  "late_interaction: D must be a contiguous [Nd, Ld, d]");
+  STD_TORCH_CHECK(
+      !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
+                   same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
+      "late_interaction: inverse must be what unit_rows_ returned");
+  const DeviceGuard guard(Q.get_device_index());
+  const Tensor none = new_tensor(Q, {0}, Q.scalar_type());
+  const Destinations to{
+      .grad_Q = need_grad_Q ? new_tensor(Q, {s.Nq, s.Lq, s.d}, Q.scalar_type()) : none,
+      .grad_D = need_grad_D ? D : none,
+      .unit_inverse = inverse,
+      .won = need_grad_D ? OptionalTensor(new_tensor(Q, {s.N * s.Ld}, ScalarType::Bool)) : std::nullopt};
+  backward_into(in, grad_scores, winners, false, Backward::lowmem, to);
+  return {to.grad_Q, to.won ? *to.won : new_tensor(Q, {0}, ScalarType::Bool)};
 }
 
 void check_rows(const Tensor& x, const char* name) {
@@ -312,32 +362,6 @@ Tensor unit_rows_(Tensor x) {
           "unit rows");
   }
   return inverse;
-}
-
-Tensor unit_rows_backward_(Tensor grad, OptionalTensor unit, OptionalTensor inverse) {
-  check_rows(grad, "grad");
-  const Dtype dtype = parse_dtype(grad.scalar_type());
-  STD_TORCH_CHECK(unit.has_value() == inverse.has_value(), "late_interaction: unit comes with inverse");
-  if (unit) {
-    check_rows(*unit, "unit");
-    STD_TORCH_CHECK(unit->scalar_type() == grad.scalar_type() && unit->size(0) == grad.size(0) &&
-                        unit->size(1) == grad.size(1) && same_place(*unit, grad),
-                    "late_interaction: unit must be like grad");
-    STD_TORCH_CHECK(inverse->dim() == 1 && inverse->size(0) == grad.size(0) && inverse->is_contiguous() &&
-                        inverse->scalar_type() == score_type(dtype) && same_place(*inverse, grad),
-                    "late_interaction: inverse must be what unit_rows_ returned");
-  }
-  const int device = grad.get_device_index();
-  const DeviceGuard guard(device);
-  const Tensor present = new_tensor(grad, {grad.size(0)}, ScalarType::Bool);
-  if (present.numel() > 0) {
-    check(
-        launch_unit_rows_backward(dtype, grad.mutable_data_ptr(), unit ? unit->const_data_ptr() : nullptr,
-                                  inverse ? inverse->const_data_ptr() : nullptr, grad.size(0), grad.size(1),
-                                  static_cast<uint8_t*>(present.mutable_data_ptr()), current_stream(device)),
-        "unit rows, backward");
-  }
-  return present;
 }
 
 void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) {
@@ -378,7 +402,8 @@ void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool f
                        .d_model = static_cast<int32_t>(d_model),
                        .splits = static_cast<int32_t>(parts.size(0)),
                        .fresh = fresh};
-  check(launch_outer_rows(dtype, args, current_stream(device)), "outer rows");
+  check(launch_outer_rows(dtype, device_properties(device).wgmma, args, current_stream(device)),
+        "outer rows");
 }
 
 }  // namespace
@@ -387,7 +412,7 @@ void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool f
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
-  m.impl("unit_rows_backward_", TORCH_BOX(&late_interaction::unit_rows_backward_));
+  m.impl("maxsim_backward_unit_", TORCH_BOX(&late_interaction::maxsim_backward_unit_));
   m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));

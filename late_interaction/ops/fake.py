@@ -127,8 +127,17 @@ def _unit_rows(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:1], dtype=from_hidden.sum_dtype(x.dtype))
 
 
-def _unit_rows_backward(grad: Tensor, unit: Tensor | None, inverse: Tensor | None) -> Tensor:
-    return grad.new_empty(grad.shape[:1], dtype=torch.bool)
+def _maxsim_backward_unit(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    inverse: Tensor | None,
+    winners: Tensor,
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:
+    rows = D.shape[0] * D.shape[1] if need_grad_D else 0
+    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty((rows,), dtype=torch.bool)
 
 
 def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
@@ -146,7 +155,7 @@ def register() -> None:
         ("maxsim_from_hidden_winners", _maxsim_from_hidden_winners),
         ("maxsim_from_hidden_backward", _maxsim_from_hidden_backward),
         ("unit_rows_", _unit_rows),
-        ("unit_rows_backward_", _unit_rows_backward),
+        ("maxsim_backward_unit_", _maxsim_backward_unit),
         ("outer_rows_", _outer_rows),
     ):
         torch.library.register_fake(f"late_interaction::{name}", fake)

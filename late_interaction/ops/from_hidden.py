@@ -3,9 +3,10 @@
 A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. The
 backward projects each chunk again and visits the tokens that won, each once however often it won:
 
-    hidden -> D = unit rows of (hidden W^T + b) -> grad_Q, grad_D (maxsim_backward)
-           -> grad_D through the norm -> grad_hidden = grad_D W, written once
-                                      -> grad_W += grad_D^T hidden over the winners alone, in float32
+    hidden -> D = unit rows of (hidden W^T + b)
+           -> grad_Q, and in the place of D its gradient, through the norm
+           -> grad_hidden = grad_D W, written once
+           -> grad_W += grad_D^T hidden over the winners alone, in float32
 
 Everything is summed in a fixed order: the same bits in every run.
 """
@@ -24,7 +25,7 @@ _ops = torch.ops.late_interaction
 _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
 
 # Of the L2 cache, what a chunk of projected tokens may fill; of memory, what converted hidden states may.
-_FORWARD_SHARE, _BACKWARD_SHARE = 0.65, 0.45
+_FORWARD_SHARE, _BACKWARD_SHARE = 0.75, 0.65
 _CPU_CACHE = 8 << 20
 _COPIED = 24 << 20
 # The tile that a block of outer_rows_ owns.
@@ -224,25 +225,22 @@ def maxsim_from_hidden_backward(
     parts = _parts(head, need_grad_W, sums)
     grad_b = W.new_zeros(d if need_grad_b else 0, dtype=sums)
     for documents, hidden in head.chunks():
-        D, inverse = head.project(hidden)
-        documents_D = D.view(documents.stop - documents.start, Ld, d)
-        kept = winners[:, documents].contiguous()
-        part_Q, grad_D = _ops.maxsim_backward.default(
-            grad_scores[:, documents], queries, documents_D, kept, False, "lowmem", need_grad_Q, need_grad_D
-        )
+        rows, inverse = head.project(hidden)
+        D = rows.view(documents.stop - documents.start, Ld, d)
+        part_Q, won = _ops.maxsim_backward_unit_.default(
+            grad_scores[:, documents], queries, D, inverse, winners[:, documents].contiguous(), need_grad_Q,
+            need_grad_D,
+        )  # fmt: skip
+        # `rows` and `D` hold the gradient of the projected tokens from here on.
         if need_grad_Q:
             grad_Q = part_Q if head.size >= H.shape[0] else grad_Q.add_(part_Q)
-        if not need_grad_D:
-            continue
-        grad_D = grad_D.flatten(0, 1)
-        present = _ops.unit_rows_backward_.default(grad_D, D if normalize else None, inverse)
         if need_grad_H:
-            _multiply_into(grad_H[documents].flatten(0, 1), grad_D, head.W)
+            _multiply_into(grad_H[documents].flatten(0, 1), rows, head.W)
         if need_grad_W:
             add_outer = _ops.outer_rows_.default if head.outer_kernel else outer_rows
-            add_outer(parts, grad_D, hidden, present, documents.start == 0)
+            add_outer(parts, rows, hidden, won, documents.start == 0)
         if need_grad_b:
-            grad_b += grad_D.sum(0, dtype=sums)
+            grad_b += D.sum(1, dtype=sums).sum(0)  # in two steps, for a long column is slow to add up
     grad_W = parts.sum(0) if need_grad_W else parts
     return grad_Q.to(Q.dtype), grad_H, grad_W.to(W.dtype), grad_b.to(W.dtype if b is None else b.dtype)
 
@@ -279,15 +277,30 @@ def unit_rows(x: Tensor) -> Tensor:
     return inverse
 
 
-def unit_rows_backward(grad: Tensor, unit: Tensor | None, inverse: Tensor | None) -> Tensor:
-    present = (grad != 0).any(-1)
-    if unit is not None and inverse is not None:
-        g, u = grad.to(inverse.dtype), unit.to(inverse.dtype)
+def maxsim_backward_unit(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    inverse: Tensor | None,
+    winners: Tensor,
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:
+    grad_Q, grad = _ops.maxsim_backward.default(
+        grad_scores, Q, D, winners, False, "lowmem", need_grad_Q, need_grad_D
+    )
+    if not need_grad_D:
+        return grad_Q, grad.to(torch.bool)
+    won = (grad != 0).any(-1)
+    if inverse is not None:
+        inverse = inverse.view_as(won)
+        g, u = grad.to(inverse.dtype), D.to(inverse.dtype)
         along = (g * u).sum(-1)
         along.masked_fill_(inverse >= 1e12, 0.0)  # where eps rules, nothing is projected out
-        g = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
-        grad.copy_(torch.where(present.unsqueeze(-1), g, 0.0))
-    return present
+        grad = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
+        grad = grad.masked_fill_(~won.unsqueeze(-1), 0.0)  # even for a token that holds NaN
+    D.copy_(grad)
+    return grad_Q, won.flatten()
 
 
 def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
@@ -301,5 +314,5 @@ def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fres
 def register() -> None:
     for op in (maxsim_from_hidden, maxsim_from_hidden_winners, maxsim_from_hidden_backward):
         _library.impl(op.__name__, op, "CompositeExplicitAutograd")
-    for step in (unit_rows, unit_rows_backward, outer_rows):
+    for step in (unit_rows, maxsim_backward_unit, outer_rows):
         _library.impl(step.__name__ + "_", step, "CPU")
