@@ -2,7 +2,7 @@
 
     compute-sanitizer --tool memcheck python -m tests.sanitizer_grid
     compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
-    python -m tests.sanitizer_grid quantized fp64                         # calls with these words in their names
+    python -m tests.sanitizer_grid quantized fp64     # calls with one of these in their names
 
 Not a test of results (those are next door): it checks only that they are finite.
 """
