@@ -142,17 +142,21 @@ def _profile(path: Path, table: Table) -> list[str]:
     if not path.exists():
         return []
     body = []
-    shares = ("tensor_pct", "dram_pct", "l2_pct", "issue_pct")
+    shares = {"tensor": "tensor_pct", "DRAM": "dram_pct", "L2": "l2_pct", "issue": "issue_pct"}
+    # What a kernel waits for, where two shares are near: L2 carries what DRAM and the SMs exchange.
+    bounds = {"tensor": "tensor cores", "DRAM": "reading device memory", "issue": "issuing instructions"}
     for row in split(read(path))[1]:
-        figures = [f"{row[k]:.0f}%" if row[k] is not None else "-" for k in shares]
-        figures += [number(row["registers"]), number(row["duration_us"])]
-        body.append([row["shape"], row["kernel"], *figures])
+        figures = [f"{row[k]:.0f}%" if row[k] is not None else "-" for k in shares.values()]
+        registers = "-" if row["registers"] is None else f"{row['registers']:.0f}"
+        known = [name for name in bounds if row[shares[name]] is not None]
+        bound = bounds[max(known, key=lambda name: float(row[shares[name]]))] if known else "-"
+        body.append([row["shape"], row["kernel"], *figures, registers, number(row["duration_us"]), bound])
     note = (
         "One profiled call each (`bench/ncu.py` has the command): the busiest of the tensor pipes, device "
         "memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs alone and cold, so "
         "its time is longer than above."
     )
-    head = ["shape", "kernel", "tensor", "DRAM", "L2", "issue", "registers", "us"]
+    head = ["shape", "kernel", *shares, "registers", "us", "bound by"]
     return ["## Nsight Compute", note, table(head, body, 2)] if body else []
 
 

@@ -20,7 +20,7 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
     it reaches NaN. Not differentiable.
 ``maxsim_dequantized(...the same...) -> scores``
-    The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
+    The same by way of float32 copies: what the former does where a GPU has no kernel for the call.
 
 ``maxsim_from_hidden(Q, H, W, b, q_mask, d_mask, normalize=True, precision="highest") -> scores``
     ``D`` is the rows of ``H [Nd, Ld, d_model]`` times ``W.T [d_model, d]`` plus ``b [d]``, ``normalize`` for
@@ -88,7 +88,7 @@ from late_interaction.ops import autocast, autograd, dequantized, fake, from_hid
 fake.register()
 autograd.register()
 autocast.register()
-dequantized.register(cuda_missing)
+dequantized.register()
 from_hidden.register()
 unsupported.register(cuda_missing)
 
@@ -102,6 +102,7 @@ maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winne
 maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
+with_gradients = autograd.with_gradients
 
 __all__ = [
     "cuda_capability",
@@ -115,4 +116,5 @@ __all__ = [
     "maxsim_from_hidden_winners",
     "maxsim_quantized",
     "maxsim_winners",
+    "with_gradients",
 ]
