@@ -25,7 +25,7 @@ _ops = torch.ops.late_interaction
 _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
 
 # Of the L2 cache, what a chunk of projected tokens may fill; of memory, what converted hidden states may.
-_FORWARD_SHARE, _BACKWARD_SHARE = 0.75, 0.65
+_FORWARD_SHARE, _BACKWARD_SHARE = 0.75, 0.7
 _CPU_CACHE = 8 << 20
 _COPIED = 24 << 20
 # The tile that a block of outer_rows_ owns.
