@@ -130,6 +130,18 @@ TRAINING = (
     Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
 )
 
+# Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
+HEADS = (
+    Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x4", 128, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x8", 128, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x8", 256, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x16", 256, 16, 32, 1030, layout=KD),
+    Shape("chunked-64", 64, 64, 128, 2048),
+    Shape("chunked-128", 128, 128, 128, 4096),
+    Shape("chunked-256", 256, 256, 128, 8192),
+)
+
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
@@ -144,6 +156,10 @@ TINY_TRAINING = (
     Shape("tiny-batch", 3, 4, 5, 7, d=16),
     Shape("tiny-kd", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
+)
+TINY_HEADS = (
+    Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
+    Shape("tiny-chunked", 33, 33, 5, 7, d=16),
 )
 
 
