@@ -90,7 +90,7 @@ def chunked_contrastive(scores: Scores, Q: torch.Tensor, D: torch.Tensor) -> tor
         tile = torch.cat([scores.every(queries, D[j : j + CHUNK]) for j in range(0, len(D), CHUNK)], dim=1)
         labels = torch.arange(start, start + len(queries), device=Q.device)
         loss = F.cross_entropy(tile, labels, reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += loss.detach()
     return total / len(Q)
 
@@ -131,7 +131,7 @@ def _negative_step(settings: Settings, shape: Shape, in_batch: float) -> Step:
     g, g_gradients = _exact(grid, x.Q, positives) if in_batch else (p, lambda: [0.0, 0.0])
     exact = Scores(lambda *_: g, lambda *_: p, lambda *_: n)
     loss = negative_head(exact, x.Q, positives, x.D, in_batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     (q_p, d_p), (q_n, d_n), (q_g, d_g) = p_gradients(), n_gradients(), g_gradients()
     for leaf in leaves:
         leaf.requires_grad_()
@@ -147,7 +147,7 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
     x = draw(shape, settings.device, settings.dtype)
     exact, gradients = _exact(shape, x.Q, x.D)
     loss = F.cross_entropy(exact, torch.arange(shape.Nq, device=x.Q.device), reduction="sum")
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     wanted = [loss.detach() / shape.Nq, *gradients()]
     x.require_grad()
 
