@@ -124,6 +124,16 @@ def test_masks_of_other_layouts():
         li.maxsim_pairs(Q, PAIRS, None, boolean(3, 1, 7))
 
 
+@pytest.mark.parametrize("winners", ["keep", "none", "", "Save", 1, True])
+def test_unknown_winners(winners):
+    for call in (
+        lambda: li.maxsim(Q, D, winners=winners),
+        lambda: li.maxsim_pairs(Q, PAIRS, winners=winners),
+    ):
+        with pytest.raises(ValueError, match=r"winners must be one of \('save', 'recompute'\) or None, got"):
+            call()
+
+
 @pytest.mark.parametrize("backward", ["atomic", "csr", "fast", "", "AUTO", 1, True])
 def test_unknown_backward(backward):
     for call in (

@@ -16,8 +16,8 @@ import late_interaction as li
 MASKED = "Q D q_mask=None d_mask=None"
 PATCHED = "queries_embeddings documents_embeddings queries_mask=None documents_mask=None"
 SIGNATURES = {
-    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None",
-    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None",
+    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
+    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
     "autograd.maxsim_with_winners": f"{MASKED} | normalize=False backward=None | precision=None",
     "forward.maxsim_forward": f"{MASKED} | save_argmax=False normalize=False | precision=None",
     "backward.lowmem.maxsim_backward_lowmem": "grad_scores Q D argmax q_mask=None | kd_layout=False |",

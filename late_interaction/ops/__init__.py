@@ -88,6 +88,7 @@ maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
+with_gradients = autograd.with_gradients
 
 __all__ = [
     "cuda_capability",
@@ -98,4 +99,5 @@ __all__ = [
     "maxsim_dequantized",
     "maxsim_quantized",
     "maxsim_winners",
+    "with_gradients",
 ]
