@@ -263,7 +263,7 @@ def test_explain_plan_shapes(args, error):
 
 def test_explain_plan_options():
     with pytest.raises(TypeError, match="dtype"):
-        li.explain_plan(Q.shape, D.shape, dtype=torch.int8)
+        li.explain_plan(Q.shape, D.shape, dtype=torch.int32)
     with pytest.raises(ValueError, match="backward"):
         li.explain_plan(Q, D, backward="csr")
     with pytest.raises(ValueError, match="sm_count"):

@@ -20,7 +20,7 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
     it reaches NaN. Not differentiable.
 ``maxsim_dequantized(...the same...) -> scores``
-    The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
+    The same by way of float32 copies: what the former does where a GPU has no kernel for the call.
 
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
 ``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
@@ -78,7 +78,7 @@ from late_interaction.ops import autocast, autograd, dequantized, fake, unsuppor
 fake.register()
 autograd.register()
 autocast.register()
-dequantized.register(cuda_missing)
+dequantized.register()
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
