@@ -15,6 +15,7 @@ from . import (
     cpu,
     first_call,
     fp32,
+    heads,
     hidden,
     plot,
     quantized,
@@ -38,6 +39,7 @@ SUITES = (
     "retrieve",
     "training",
     "backward",
+    "heads",
     "first-call",
 )
 # Calls in turns: the shapes, those of a dry run, what each row is a ratio to, and who measures them.
@@ -47,6 +49,7 @@ TOGETHER = {
     quantized.SUITE: (shapes.named(shapes.QUANTIZED), shapes.TINY_FORWARD, "over_bf16", quantized.take),
     hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
     retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
+    heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -155,6 +155,17 @@ FUSED_HEAD = (
     HiddenShape("head-rerank", 1, 1000, 32, 300),
 )
 RETRIEVE = (Shape("retrieve-100k", 16, 100_000, 32, 128), Shape("retrieve-host-40k", 16, 40_000, 32, 128))
+# Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
+HEADS = (
+    Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x4", 128, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x8", 128, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x8", 256, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x16", 256, 16, 32, 1030, layout=KD),
+    Shape("chunked-64", 64, 64, 128, 2048),
+    Shape("chunked-128", 128, 128, 128, 4096),
+    Shape("chunked-256", 256, 256, 128, 8192),
+)
 
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
@@ -173,6 +184,10 @@ TINY_TRAINING = (
 )
 TINY_FUSED_HEAD = (HiddenShape("tiny-head", 3, 4, 5, 7, d=16, d_model=24),)
 TINY_RETRIEVE = (Shape("tiny-retrieve", 3, 40, 5, 7, d=16),)
+TINY_HEADS = (
+    Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
+    Shape("tiny-chunked", 33, 33, 5, 7, d=16),
+)
 
 
 def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:
