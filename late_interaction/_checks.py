@@ -103,8 +103,8 @@ def _batched(
     together(Q, D)
     if d_rank == 4 and (q_rank != 3 or Q.shape[0] != D.shape[0]):
         raise ValueError(
-            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q [Nq, Lq, d] of the same Nq,"
-            f" got Q {_shape(Q)} and D {_shape(D)}"
+            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q [Nq, Lq, d] and"
+            f" D.shape[0] == Q.shape[0], got Q {_shape(Q)} and D {_shape(D)}"
         )
     if q_rank == 2:
         Q = Q.unsqueeze(0)
@@ -124,10 +124,13 @@ def pairs(
     embeddings("Q", Q)
     embeddings("D", D)
     if Q.dim() != 3 or D.dim() != 3:
-        raise ValueError(f"maxsim_pairs needs Q [B, Lq, d] and D [B, Ld, d], got {_shape(Q)} and {_shape(D)}")
+        raise ValueError(f"maxsim_pairs needs Q and D as [B, L, d], got {_shape(Q)} and {_shape(D)}")
     together(Q, D)
     if Q.shape[0] != D.shape[0]:
-        raise ValueError(f"maxsim_pairs needs as many documents as queries, got {_shape(Q)} and {_shape(D)}")
+        raise ValueError(
+            f"maxsim_pairs needs as many documents as queries (Q.shape[0] == D.shape[0]),"
+            f" got {_shape(Q)} and {_shape(D)}"
+        )
     if q_mask is not None:
         q_mask = mask("q_mask", q_mask, "Q", Q)
     if d_mask is not None:
