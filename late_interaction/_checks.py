@@ -77,8 +77,7 @@ def mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) -> Tenso
     fitted = m.unsqueeze(0) if m.dim() == 1 else m
     if fitted.shape != tokens.shape[:-1]:
         raise ValueError(
-            f"{name} must have the shape of {tokens_name} without d, {list(tokens.shape[:-1])},"
-            f" got {_shape(m)}"
+            f"{name} must be {list(tokens.shape[:-1])}, the shape of {tokens_name} without d, got {_shape(m)}"
         )
     return fitted if fitted.dtype == torch.bool else fitted != 0
 
@@ -103,7 +102,7 @@ def _batched(
     together(Q, D)
     if d_rank == 4 and (q_rank != 3 or Q.shape[0] != D.shape[0]):
         raise ValueError(
-            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q [Nq, Lq, d] and"
+            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q to be [Nq, Lq, d] with"
             f" D.shape[0] == Q.shape[0], got Q {_shape(Q)} and D {_shape(D)}"
         )
     if q_rank == 2:
