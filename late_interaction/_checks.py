@@ -77,8 +77,7 @@ def mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) -> Tenso
     fitted = m.unsqueeze(0) if m.dim() == 1 else m
     if fitted.shape != tokens.shape[:-1]:
         raise ValueError(
-            f"{name} must have the shape of {tokens_name} without d, {list(tokens.shape[:-1])},"
-            f" got {_shape(m)}"
+            f"{name} must be {list(tokens.shape[:-1])}, the shape of {tokens_name} without d, got {_shape(m)}"
         )
     return fitted if fitted.dtype == torch.bool else fitted != 0
 
@@ -103,8 +102,8 @@ def _batched(
     together(Q, D)
     if d_rank == 4 and (q_rank != 3 or Q.shape[0] != D.shape[0]):
         raise ValueError(
-            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q [Nq, Lq, d] of the same Nq,"
-            f" got Q {_shape(Q)} and D {_shape(D)}"
+            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q to be [Nq, Lq, d] with"
+            f" D.shape[0] == Q.shape[0], got Q {_shape(Q)} and D {_shape(D)}"
         )
     if q_rank == 2:
         Q = Q.unsqueeze(0)
@@ -124,10 +123,13 @@ def pairs(
     embeddings("Q", Q)
     embeddings("D", D)
     if Q.dim() != 3 or D.dim() != 3:
-        raise ValueError(f"maxsim_pairs needs Q [B, Lq, d] and D [B, Ld, d], got {_shape(Q)} and {_shape(D)}")
+        raise ValueError(f"maxsim_pairs needs Q and D as [B, L, d], got {_shape(Q)} and {_shape(D)}")
     together(Q, D)
     if Q.shape[0] != D.shape[0]:
-        raise ValueError(f"maxsim_pairs needs as many documents as queries, got {_shape(Q)} and {_shape(D)}")
+        raise ValueError(
+            f"maxsim_pairs needs as many documents as queries (Q.shape[0] == D.shape[0]),"
+            f" got {_shape(Q)} and {_shape(D)}"
+        )
     if q_mask is not None:
         q_mask = mask("q_mask", q_mask, "Q", Q)
     if d_mask is not None:
