@@ -114,7 +114,7 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         masks = {"queries_mask": queries_mask, "documents_mask": documents_mask}
         if mask is not None:
             masks["documents_mask"] = mask
-        elif (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
+        elif name in _ORIGINAL and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
             Q, D = tokens
             own_documents = D.dim() == 4 or score is maxsim_pairs  # document i is for query i alone
             fits = Q.dim() == 3 and D.dim() == document_rank and served(Q, D)
@@ -124,8 +124,10 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
             masks = {key: value for key, value in masks.items() if value is not None}
         if name.endswith("_lik"):
             _require_lik()
-        original: Callable[..., Tensor] = _ORIGINAL[name]
-        return original(queries_embeddings, documents_embeddings, **masks)
+        # A loss built under the patch holds this function past its end.
+        original = _ORIGINAL.get(name) or getattr(_scores_defining_module()[0], name)
+        scores: Tensor = original(queries_embeddings, documents_embeddings, **masks)
+        return scores
 
     patched.__name__ = patched.__qualname__ = f"patched_{name}"
     return patched

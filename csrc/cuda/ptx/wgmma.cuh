@@ -7,15 +7,35 @@
 
 namespace late_interaction::ptx {
 
-// What is multiplied.
-struct WgmmaBf16 {};
-struct WgmmaFp16 {};
-struct WgmmaTf32 {};  // the upper 19 bits of fp32; the others are ignored
+// What is multiplied, and what the sums are kept in. (Of a sum of fp8 products the tensor cores keep fewer
+// bits than a float has: scores err by 5e-5 at d = 128.)
+struct WgmmaBf16 {
+  using Accumulator = float;
+};
+struct WgmmaFp16 {
+  using Accumulator = float;
+};
+struct WgmmaTf32 {  // the upper 19 bits of fp32; the others are ignored
+  using Accumulator = float;
+};
+struct WgmmaE4m3 {
+  using Accumulator = float;
+};
+struct WgmmaE5m2 {
+  using Accumulator = float;
+};
+struct WgmmaInt8 {
+  using Accumulator = int32_t;
+};
 
 // Accumulator of a 64 x N product: thread (lane) of warp w holds rows 16 * w + lane / 4 + {0, 8}; c[4 * n + 2
 // * h + e] is row half h, column 8 * n + 2 * (lane % 4) + e.
 template <int kN>
 struct WgmmaShape;
+
+// The same of matrices whose rows are what is summed over (16-bit elements alone).
+template <int kN>
+struct TransposedWgmmaShape;
 
 #include "wgmma_shapes.inc.h"
 
@@ -30,6 +50,16 @@ template <int kSpacing = 1>
 __device__ __forceinline__ uint64_t matrix_of_rows(uint32_t low) {
   constexpr uint32_t kGroupOfRows = (kSpacing * 8 * 128) >> 4;  // from eight rows to the next eight
   constexpr uint32_t kSwizzle128 = 1;
+  return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
+}
+
+// Describes a matrix for TransposedWgmmaShape: columns of 64 elements, each of them rows of 128 bytes
+// swizzled in the same way, one row a summed index; `column_bytes` from one column to the next. `address`
+// must be a multiple of 1024.
+__device__ __forceinline__ uint64_t matrix_of_columns(uint32_t address, uint32_t column_bytes) {
+  constexpr uint32_t kGroupOfRows = (8 * 128) >> 4;
+  constexpr uint32_t kSwizzle128 = 1;
+  const uint32_t low = ((address & 0x3FFFF) >> 4) | (column_bytes >> 4 << 16);
   return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
 }
 
