@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
-from . import cpu, first_call, fp32, plot, quantized, results, shapes, targets, together, variants
+from . import cpu, first_call, fp32, plaid, plot, quantized, results, shapes, targets, together, variants
 from .impls import KEYS, OURS, load
 from .suites import WINNER_KINDS, Settings, run_suite
 from .timing import QUICK, Ceilings, Effort, measure_ceilings
 
-SUITES = ("forward", "variants", "fp32", "quantized", "training", "backward", "first-call")
-# Our own calls in turns: the shapes, what each row is a ratio to, and who measures them.
+SUITES = ("forward", "variants", "fp32", "quantized", "plaid", "training", "backward", "first-call")
+# Calls in turns: the shapes, those of a dry run, what each row is a ratio to, and who measures them.
 TOGETHER = {
-    variants.SUITE: (shapes.VARIANTS, "over_plain", variants.take),
-    fp32.SUITE: (shapes.FP32, "over_einsum", fp32.take),
-    quantized.SUITE: (shapes.QUANTIZED, "over_bf16", quantized.take),
+    variants.SUITE: (shapes.named(shapes.VARIANTS), shapes.TINY_FORWARD, "over_plain", variants.take),
+    fp32.SUITE: (shapes.named(shapes.FP32), shapes.TINY_FORWARD, "over_einsum", fp32.take),
+    quantized.SUITE: (shapes.named(shapes.QUANTIZED), shapes.TINY_FORWARD, "over_bf16", quantized.take),
+    plaid.SUITE: (shapes.PLAID, shapes.TINY_PLAID, "over_lik", plaid.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -95,10 +96,11 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     training = shapes.select(shapes.TINY_TRAINING if args.dry_run else shapes.TRAINING, args.shapes)
     if "forward" in suites:
         run_suite(settings, out, "forward", forward, "fwd")
-    for suite, (names, ratio, take) in TOGETHER.items():
+    for suite, (known, tiny, ratio, take) in TOGETHER.items():
         if suite in suites and any(i.name == OURS for i in implementations):
-            known = shapes.TINY_FORWARD if args.dry_run else shapes.named(names)
-            together.run(settings, out, shapes.select(known, args.shapes), ratio, take)
+            together.run(
+                settings, out, shapes.select(tiny if args.dry_run else known, args.shapes), ratio, take
+            )
     if "training" in suites:
         run_suite(settings, out, "training", training, "fwd+bwd", WINNER_KINDS)
     if "backward" in suites:

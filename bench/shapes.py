@@ -130,6 +130,12 @@ TRAINING = (
     Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
 )
 
+# Residual-compressed documents, of so many bits a bucket.
+PLAID = (
+    Shape("plaid-2", 1, 10000, 32, 300),
+    Shape("plaid-4", 1, 10000, 32, 512),
+)
+
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
@@ -145,6 +151,7 @@ TINY_TRAINING = (
     Shape("tiny-kd", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
 )
+TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
 
 
 def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:

@@ -22,6 +22,20 @@ need_grad_D=True) -> (grad_Q, grad_D)``
 ``maxsim_dequantized(...the same...) -> scores``
     The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
 
+``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
+precision="highest") -> scores``
+    ``Q`` against documents stored as centroids and residuals (:mod:`late_interaction.plaid`). ``codes``
+    (int32) and ``residuals`` (uint8) are ``[Nd, Ld]`` and ``[Nd, Ld, bytes]`` with ``extents`` ``[Nd]``, the
+    documents' lengths, or ``[tokens]`` and ``[tokens, bytes]`` with ``extents`` ``[Nd + 1]``, their offsets.
+    ``bucket_weights`` is float32, ``[2**nbits]``. Differentiable in ``Q``.
+``maxsim_residual_winners(...the same...) -> (scores, winners)``
+    ``winners`` as those of ``maxsim_winners``, int32 where documents have offsets. Not differentiable.
+``maxsim_residual_backward(grad_scores, Q, codes, residuals, extents, centroids, bucket_weights, winners,
+nbits, normalize=True) -> grad_Q``
+    Not differentiable again.
+``plaid_approx_score(query_centroid_scores, codes, doc_lengths) -> scores``
+    float32 or float64 ``[n_centroids, Lq]`` gathered by int32 codes ``[B, Ld]``. Not differentiable.
+
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
 ``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
 
@@ -73,12 +87,13 @@ _load_cpu()
 cuda_missing = _load_cuda()
 
 # Registered in this order because each needs the schemas that _load_cpu brought.
-from late_interaction.ops import autocast, autograd, dequantized, fake, unsupported  # noqa: E402
+from late_interaction.ops import autocast, autograd, dequantized, fake, residual, unsupported  # noqa: E402
 
 fake.register()
 autograd.register()
 autocast.register()
 dequantized.register(cuda_missing)
+residual.register()
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
@@ -86,6 +101,10 @@ maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
+maxsim_residual = torch.ops.late_interaction.maxsim_residual.default
+maxsim_residual_winners = torch.ops.late_interaction.maxsim_residual_winners.default
+maxsim_residual_backward = torch.ops.late_interaction.maxsim_residual_backward.default
+plaid_approx_score = torch.ops.late_interaction.plaid_approx_score.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 
@@ -97,5 +116,9 @@ __all__ = [
     "maxsim_backward",
     "maxsim_dequantized",
     "maxsim_quantized",
+    "maxsim_residual",
+    "maxsim_residual_backward",
+    "maxsim_residual_winners",
     "maxsim_winners",
+    "plaid_approx_score",
 ]

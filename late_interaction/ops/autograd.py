@@ -112,9 +112,45 @@ class MaxSimBackward(Function):
         )
 
 
+class MaxSimResidual(Function):
+    """Q alone is differentiable: centroids and bucket weights are an index, which is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, *args: Any) -> Tensor:
+        with _AutoDispatchBelowAutograd():
+            found: tuple[Tensor, Tensor] = _ops.maxsim_residual_winners.default(Q, *args)
+        scores, winners = found
+        *tensors, nbits, normalize, _ = args
+        ctx.save_for_backward(Q, *tensors, winners)
+        ctx.options = nbits, normalize
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> tuple[Tensor | None, ...]:
+        grad_Q: Tensor = _ops.maxsim_residual_backward.default(grad_scores, *ctx.saved_tensors, *ctx.options)
+        return grad_Q, *[None] * 8
+
+
+class MaxSimResidualBackward(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        with _AutoDispatchBelowAutograd():
+            grad_Q: Tensor = _ops.maxsim_residual_backward.default(*args)
+            return grad_Q
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "double backward of maxsim_residual is not supported: its gradient cannot be differentiated again"
+            " (call backward or torch.autograd.grad without create_graph=True)"
+        )
+
+
 _with_inputs: Any = MaxSim.apply
 _with_winners: Any = MaxSimWinners.apply
 _once: Any = MaxSimBackward.apply
+_residual: Any = MaxSimResidual.apply
+_residual_once: Any = MaxSimResidualBackward.apply
 _DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the dispatcher leaves these out
 
 
@@ -139,6 +175,20 @@ def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> A
         return _ops.maxsim_backward.default(grad_scores, Q, D, *args)
 
 
+def _maxsim_residual(Q: Tensor, *args: Any) -> Any:
+    if Q.requires_grad and torch.is_grad_enabled():
+        return _residual(Q, *args, *(True, "highest")[len(args) - 6 :])  # the dispatcher leaves defaults out
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim_residual.default(Q, *args)
+
+
+def _maxsim_residual_backward(grad_scores: Tensor, Q: Tensor, *args: Any) -> Any:
+    if (grad_scores.requires_grad or Q.requires_grad) and torch.is_grad_enabled():
+        return _residual_once(grad_scores, Q, *args)
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim_residual_backward.default(grad_scores, Q, *args)
+
+
 def _without_gradients(op: Any) -> Any:
     def kernel(*args: Any) -> Any:
         wanting = any(isinstance(x, Tensor) and x.requires_grad for x in args)
@@ -154,5 +204,8 @@ def register() -> None:
     _library.impl("maxsim", _maxsim, "Autograd")
     _library.impl("maxsim_winners", _maxsim_winners, "Autograd")
     _library.impl("maxsim_backward", _maxsim_backward, "Autograd")
-    for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default):
+    _library.impl("maxsim_residual", _maxsim_residual, "Autograd")
+    _library.impl("maxsim_residual_backward", _maxsim_residual_backward, "Autograd")
+    for name in ("maxsim_quantized", "maxsim_dequantized", "maxsim_residual_winners", "plaid_approx_score"):
+        op = getattr(_ops, name).default
         _library.impl(op, _without_gradients(op), "Autograd")

@@ -6,7 +6,17 @@ from typing import Any, NoReturn
 import torch
 
 _library = torch.library.Library("late_interaction", "IMPL")
-_OPS = ("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized")
+_OPS = (
+    "maxsim",
+    "maxsim_winners",
+    "maxsim_backward",
+    "maxsim_quantized",
+    "maxsim_dequantized",
+    "maxsim_residual",
+    "maxsim_residual_winners",
+    "maxsim_residual_backward",
+    "plaid_approx_score",
+)
 
 
 def _no_vmap(name: str) -> Callable[..., NoReturn]:

@@ -17,6 +17,15 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
   return x;
 }
 
+// Reads 16 bytes that nobody writes and L1 need not keep.
+__device__ __forceinline__ uint4 load_16_once(const void* from) {
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from));
+  return x;
+}
+
 // Asks L2 for the bytes around this one.
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p));
