@@ -128,8 +128,9 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   const DenseInputs dense(Q, codes, residuals, extents, centroids, bucket_weights, type);
   ResidualArgs args = dense.args(in, nbits, normalize);
   const Dtype dtype = parse_dtype(type);
-  const ResidualPlan plan = plan_residual(s, dtype, precision, static_cast<int>(nbits),
-                                          dense.whole(s.d, nbits), want_winners, device_properties(device));
+  const bool whole = dense.whole(s.d, nbits);
+  const ResidualPlan plan = plan_residual(s, dtype, precision, static_cast<int>(nbits), whole, want_winners,
+                                          device_properties(device));
   STD_TORCH_CHECK(plan.units <= INT32_MAX - (int64_t{1} << 20),
                   "late_interaction: more than 2^31 - 2^20 documents times tiles of query rows in one call");
   args.scores = scores.data_ptr();
@@ -138,6 +139,7 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   args.column_blocks = plan.column_blocks;
   args.chunks = plan.chunks;
   args.units = static_cast<int32_t>(plan.units);
+  args.whole = whole;
   if (plan.by_warp) {
     check(launch_residual_by_warp(args, dtype, plan, stream), "compressed documents");
     return {scores, winners};

@@ -52,7 +52,7 @@ ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, int
     plan.column_blocks = plan.columns / 8;
   }
   // As the kernels' registers allow (ResidualTile::kBlocksPerSm).
-  const bool light = half && (nbits == 2 || nbits == 4) && plan.columns == 32 && plan.step != 3;
+  const bool light = device.capability >= 90 && !plan.any && plan.columns == 32 && nbits != 8;
   const int64_t rows = 8 * plan.column_blocks;
   plan.parts = static_cast<int>(s.Lq > rows ? ceil_div(s.Lq, rows) : 1);
   plan.units = s.N * (s.Lq > rows ? s.Nq * plan.parts : ceil_div(s.Nq, rows / s.Lq));

@@ -21,9 +21,8 @@ __device__ __forceinline__ CompressedSpan span_of(const CompressedDocuments& c, 
   return {begin, static_cast<int32_t>(min(count, int64_t{1} << 30))};
 }
 
-__device__ __forceinline__ uint32_t centroid_of(const CompressedDocuments& c, int64_t token) {
-  const uint32_t code = static_cast<uint32_t>(c.codes[token]);
-  return code < c.centroid_count ? code : 0;
+__device__ __forceinline__ uint32_t known_centroid(const CompressedDocuments& c, int32_t code) {
+  return static_cast<uint32_t>(code) < c.centroid_count ? code : 0;
 }
 
 // One token, dim by dim: for the kernels that are not about speed. Rounded to T as the fast one rounds it.

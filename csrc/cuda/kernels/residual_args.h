@@ -42,6 +42,7 @@ struct ResidualArgs {
   TokenView Q;
   int32_t Nq, Lq, d;
   bool normalize;
+  bool whole;  // a token's residual is whole chunks, aligned for the lanes' shares of them
   bool wide_winners;
   void* scores;   // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
   void* winners;  // [Nq, N, Lq] or null

@@ -43,12 +43,13 @@ template <class E, int kBits>
 struct ByteLookup {
   using Element = E;
   static constexpr int kPieceDims = 8;
-  static constexpr int kPieceBytes = kBits;  // of residual
+  static constexpr bool kByBytes = true;  // a piece's codes are whole bytes, which may be aligned
+  static constexpr int kPieceBytes = kBits;
   static constexpr int kValues = 8 / kBits;  // of a byte
   static constexpr int kWords = kBits == 8 ? 1 : kValues / 2;
   static constexpr int kRowBytes = 128;
   static constexpr int kTableBytes = 256 * kRowBytes;
-  static constexpr int kBlocksPerSm = kBits == 2 || kBits == 4 ? 3 : 2;  // the others take more registers
+  static constexpr int kBlocksPerSm = kBits == 8 ? 2 : 3;  // whose codes take more registers
   using Codes = std::conditional_t<kBits == 8, uint2, uint32_t>;
 
   uint32_t values;  // where the lane's copy of row 0 is
@@ -82,17 +83,17 @@ struct ByteLookup {
       return load_bytes<kPieceBytes>(row, bytes, first);
     }
   }
-  // The same where they are whole and aligned.
+  // The same where they are whole and aligned. They are read once, and should not drive centroids out of L2.
   static __device__ __forceinline__ Codes load_whole(const uint8_t* row, int piece) {
     const uint8_t* at = row + piece * kPieceBytes;
     if constexpr (kBits == 8) {
-      return *reinterpret_cast<const uint2*>(at);
+      return __ldcs(reinterpret_cast<const uint2*>(at));
     } else if constexpr (kBits == 4) {
-      return *reinterpret_cast<const uint32_t*>(at);
+      return __ldcs(reinterpret_cast<const uint32_t*>(at));
     } else if constexpr (kBits == 2) {
-      return *reinterpret_cast<const uint16_t*>(at);
+      return __ldcs(reinterpret_cast<const uint16_t*>(at));
     } else {
-      return *at;
+      return __ldcs(at);
     }
   }
 
@@ -142,6 +143,7 @@ struct ByteLookup {
 // fp32, any number of bits: a dim at a time.
 struct DimLookup {
   using Element = float;
+  static constexpr bool kByBytes = false;
   static constexpr int kPieceDims = 4;
   static constexpr int kTableBytes = 256 * 4;
   static constexpr int kBlocksPerSm = 2;

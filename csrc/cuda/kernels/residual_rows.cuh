@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kResidualThreads)
       S best = 0;
       int32_t winner = kSentinel;
       for (int32_t t = 0; t < span.count && !isnan(best); ++t) {
-        const CompressedToken<T> token(c, span.first + t, centroid_of(c, span.first + t));
+        const CompressedToken<T> token(c, span.first + t, known_centroid(c, c.codes[span.first + t]));
         TokenDots<T> at(p, q, token);
         if (p.normalize) at.dot *= inverse_norm(at.squares);
         if (winner == kSentinel || at.dot > best || isnan(at.dot)) {  // the first of equals, and of NaN
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kResidualThreads)
         const CompressedSpan span = span_of(c, j);
         if (winner >= 0 && winner < span.count) {
           mine = span.first + winner;
-          code = centroid_of(c, mine);
+          code = known_centroid(c, c.codes[mine]);
           grad = static_cast<const S*>(p.grad)[i * p.grad_query_stride + j * p.grad_item_stride];
         }
       }

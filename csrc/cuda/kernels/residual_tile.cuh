@@ -18,10 +18,10 @@
 //   lane    tokens lane / 4 and lane / 4 + 8 of a tile, piece lane % 4 of each 64 bytes; in the products two
 //           columns of every block of eight.
 //
-// Pipeline. What bounds the call is the latency and rate of gathering centroids. Each lane holds one step
-// (four chunks of 64 bytes for two tokens) in registers; as soon as a chunk is consumed the same chunk of the
-// next step is asked for, in the next tile or in the next document: loads never wait for a document's end.
-// The codes, without which no centroid can be asked for, are one tile further ahead.
+// Pipeline. What bounds the call is the latency and rate of gathering centroids. A step is up to four chunks
+// of 64 bytes. A lane decompresses its share of a step, asks at once for that of the next one (of the next
+// tile, or of the next document: loads never wait for a document's end), and then multiplies. The codes,
+// without which no centroid can be asked for, are one tile further ahead.
 //
 // A document's end. The warps leave their maxima in shared memory, and take turns to merge, sum and store
 // them while the others go on; one __syncthreads a document, and two sets of maxima, keep them apart.
@@ -50,8 +50,12 @@ struct ResidualTile {
   static constexpr int kStep = kStep_;             // chunks that a lane holds
   static constexpr int kHeld = 2 * kColumnBlocks;  // maxima of a lane, shared with seven others
   static constexpr int kOwned = kColumns / 32;
-  // As many as its registers allow without spilling.
-  static constexpr int kBlocksPerSm = kColumns > 32 || kStep == 3 ? 2 : Lookup::kBlocksPerSm;
+  // As many as its registers allow without spilling; plan_residual counts on it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kBlocksPerSm = 2;
+#else
+  static constexpr int kBlocksPerSm = kAny || kColumns > 32 ? 2 : Lookup::kBlocksPerSm;
+#endif
 };
 
 // A unit is a document against a tile of query rows: row tile * N + document. Past the last one, an empty
@@ -79,9 +83,10 @@ struct alignas(16) ResidualExchange {
   float maximum[2][Tile::kWarps][Tile::kColumns];
   int32_t token[Tile::kWinners ? 2 : 1][Tile::kWarps][Tile::kColumns];
   float scale[Tile::kColumns];  // inverse norms of the query rows; 1 without normalize
-  CompressedSpan spans[2];      // of the document after the next, in turns
-  int32_t units[4];             // of a document, the next one, and the one after that, by turn
-  int32_t ticket;               // the unit of the one after that
+  // Of a document, the next one, and the one after that, by turn.
+  CompressedSpan spans[4];
+  int32_t units[4];
+  int32_t ticket;  // the unit of the one after that
 };
 
 // The query rows that share a tile: whole queries where some fit, else a part of one.
@@ -108,74 +113,110 @@ struct QueryRows {
   __device__ __forceinline__ int32_t rows() const { return queries * count; }
 };
 
-// The lane's two tokens of a tile, and where their parts are.
+// The lane's two tokens of a tile: which they are, and where their parts of the next step to load lie.
 template <class Tile>
 struct TokenPair {
-  uint32_t centroid[2];  // bytes into the centroids, to the lane's first piece
-  const uint8_t* residual[2];
+  using Lookup = typename Tile::Lookup;
+  const uint8_t* centroid[2];  // the lane's piece of the step's first chunk
+  const uint8_t* residual[2];  // the token's row
 
   // Past the document's end the lane reads its first token again, and does not count it.
   static __device__ __forceinline__ int32_t token(int32_t tile, int i) {
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     return (tile * Tile::kWarps + warp) * Tile::kTokens + lane / 4 + 8 * i;
   }
-
   static __device__ __forceinline__ uint32_t place(const CompressedSpan& span, int32_t tile, int i) {
     const int32_t t = token(tile, i);
     return t < span.count ? t : 0;
   }
 
   struct Codes {
-    uint32_t centroid[2];
+    int32_t code[2];  // as they come: nobody waits for them before they are used
   };
   static __device__ __forceinline__ Codes codes(const ResidualArgs& p, const CompressedSpan& span,
                                                 int32_t tile) {
-    return {centroid_of(p.documents, span.first + place(span, tile, 0)),
-            centroid_of(p.documents, span.first + place(span, tile, 1))};
+    const int32_t* codes = p.documents.codes + span.first;
+    return {__ldcs(codes + place(span, tile, 0)), __ldcs(codes + place(span, tile, 1))};
   }
 
   __device__ __forceinline__ void point_at(const ResidualArgs& p, const CompressedSpan& span, int32_t tile,
                                            const Codes& codes) {
     const CompressedDocuments& c = p.documents;
+    const auto* centroids = static_cast<const uint8_t*>(c.centroids) + threadIdx.x % 4 * 16;
     const uint8_t* document = c.residuals + span.first * c.residual_row;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      centroid[i] = codes.centroid[i] * c.centroid_row + threadIdx.x % 4 * 16;
+      centroid[i] = centroids + uint64_t{known_centroid(c, codes.code[i])} * c.centroid_row;
       residual[i] = document + uint64_t{place(span, tile, i)} * c.residual_row;
     }
   }
+  __device__ __forceinline__ void advance() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) centroid[i] += Tile::kStep * kResidualChunkBytes;
+  }
 };
 
-// Part of a step: the lane's piece of one chunk, of both tokens, as it came from memory.
+// A step as it comes from memory: the lane's piece of each chunk, of both tokens.
 template <class Tile>
 struct Pieces {
   using Lookup = typename Tile::Lookup;
-  uint4 centroid[2];
-  typename Lookup::Codes residual[2];
+  uint4 centroid[Tile::kStep][2];
+  typename Lookup::Codes residual[Tile::kStep][2];
 
-  __device__ __forceinline__ void load(const ResidualArgs& p, const TokenPair<Tile>& at, int32_t chunk) {
-    const int32_t piece = 4 * chunk + threadIdx.x % 4;
-    const auto* centroids = static_cast<const uint8_t*>(p.documents.centroids);
+  static __device__ __forceinline__ bool exists(const ResidualArgs& p, int32_t chunk) {
+    return !Tile::kAny || chunk < p.chunks;
+  }
+
+  __device__ __forceinline__ void load_whole(const ResidualArgs& p, const TokenPair<Tile>& at,
+                                             int32_t first) {
+    const int32_t lane = (4 * first + threadIdx.x % 4) * Lookup::kPieceBytes;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      centroid[i] = ptx::load_16_once(centroids + at.centroid[i] + chunk * kResidualChunkBytes);
-      if constexpr (Tile::kAny) {
-        residual[i] = Lookup::load_any(p, at.residual[i], piece);
+    for (int c = 0; c < Tile::kStep; ++c) {
+      if (!exists(p, first + c)) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) residual[c][i] = Lookup::load_whole(at.residual[i] + lane, 4 * c);
+    }
+  }
+  __device__ __forceinline__ void load_any(const ResidualArgs& p, const TokenPair<Tile>& at, int32_t first) {
+#pragma unroll
+    for (int c = 0; c < Tile::kStep; ++c) {
+      if (!exists(p, first + c)) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        residual[c][i] = Lookup::load_any(p, at.residual[i], 4 * (first + c) + threadIdx.x % 4);
+    }
+  }
+  __device__ __forceinline__ void load(const ResidualArgs& p, const TokenPair<Tile>& at, int32_t first) {
+#pragma unroll
+    for (int c = 0; c < Tile::kStep; ++c) {
+      if (!exists(p, first + c)) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        centroid[c][i] = ptx::load_16_once(at.centroid[i] + c * kResidualChunkBytes);
+    }
+    if constexpr (!Tile::kAny) {
+      load_whole(p, at, first);
+    } else if constexpr (Lookup::kByBytes) {
+      if (p.whole) {
+        load_whole(p, at, first);
       } else {
-        residual[i] = Lookup::load_whole(at.residual[i], piece);
+        load_any(p, at, first);
       }
+    } else {
+      load_any(p, at, first);
     }
   }
 
-  __device__ __forceinline__ void decompress(const ResidualArgs& p, const Lookup& lookup, int32_t chunk,
-                                             uint32_t (&x)[2][4]) const {
+  // What mma takes of the chunk: the words of both tokens.
+  __device__ __forceinline__ void decompress(const ResidualArgs& p, const Lookup& lookup, int c,
+                                             int32_t chunk, uint32_t (&x)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      x[i][0] = centroid[i].x;
-      x[i][1] = centroid[i].y;
-      x[i][2] = centroid[i].z;
-      x[i][3] = centroid[i].w;
-      lookup.add(p, x[i], residual[i]);
+      x[i][0] = centroid[c][i].x;
+      x[i][1] = centroid[c][i].y;
+      x[i][2] = centroid[c][i].z;
+      x[i][3] = centroid[c][i].w;
+      lookup.add(p, x[i], residual[c][i]);
     }
     if (Tile::kAny && 4 * (chunk + 1) * Lookup::kPieceDims > p.d) {  // buckets past d mean nothing
       const int32_t left = p.d - (4 * chunk + static_cast<int32_t>(threadIdx.x % 4)) * Lookup::kPieceDims;
@@ -379,23 +420,21 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t lane_queries = ptx::smem_address(query_rows) + lane / 4 * row_bytes + lane % 4 * 16;
   const int32_t stride = gridDim.x, N = static_cast<int32_t>(p.documents.N);
-  const auto exists = [&](int32_t chunk) { return !Tile::kAny || chunk < p.chunks; };
 
-  if (threadIdx.x == 0) {
-    exchange.units[0] = blockIdx.x;
-    exchange.units[1] = blockIdx.x + stride;
-    exchange.ticket = blockIdx.x + 2 * stride;
+  if (threadIdx.x < 2) {
+    const int32_t unit = blockIdx.x + threadIdx.x * stride;
+    exchange.units[threadIdx.x] = unit;
+    exchange.spans[threadIdx.x] = span_of_unit(p, unit);
   }
-  CompressedSpan document = span_of_unit(p, blockIdx.x), next = span_of_unit(p, blockIdx.x + stride);
-  int32_t tiles = count_tiles<Tile>(document);
+  if (threadIdx.x == 0) exchange.ticket = blockIdx.x + 2 * stride;
+  __syncthreads();
+  int32_t tiles = count_tiles<Tile>(exchange.spans[0]);
   Pair pair;
-  pair.point_at(p, document, 0, Pair::codes(p, document, 0));
-  Pieces<Tile> pieces[Tile::kStep];
-#pragma unroll
-  for (int c = 0; c < Tile::kStep; ++c) {
-    if (exists(c)) pieces[c].load(p, pair, c);
-  }
-  typename Pair::Codes codes = tiles > 1 ? Pair::codes(p, document, 1) : Pair::codes(p, next, 0);
+  pair.point_at(p, exchange.spans[0], 0, Pair::codes(p, exchange.spans[0], 0));
+  Pieces<Tile> pieces;
+  pieces.load(p, pair, 0);
+  typename Pair::Codes codes =
+      tiles > 1 ? Pair::codes(p, exchange.spans[0], 1) : Pair::codes(p, exchange.spans[1], 0);
 
   Tile::Lookup::fill(p, table);
   const typename Tile::Lookup lookup(table, p);
@@ -416,10 +455,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       // The document after the next: its number came while the last one was in hand.
       const int32_t unit = exchange.ticket;
       exchange.units[(turn + 2) % 4] = unit;
-      exchange.spans[set] = span_of_unit(p, unit);
+      exchange.spans[(turn + 2) % 4] = span_of_unit(p, unit);
       exchange.ticket = 3 * stride + atomicAdd(p.tickets, 1);
     }
 
+    const CompressedSpan &document = exchange.spans[turn], &next = exchange.spans[(turn + 1) % 4];
     ColumnMaxima<Tile> maxima;
     maxima.clear();
 #pragma unroll 1
@@ -438,19 +478,27 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       TileProducts<Tile> products;
 #pragma unroll 1
       for (int32_t first = 0; first < p.chunks; first += Tile::kStep) {
-        const bool more = first + Tile::kStep < p.chunks;
-        if (!more && !last) pair.point_at(p, document, tile + 1, codes);
-        if (!more && last) pair.point_at(p, next, 0, codes);
-        const int32_t first_after = more ? first + Tile::kStep : 0;
+        uint32_t x[Tile::kStep][2][4];
 #pragma unroll
         for (int c = 0; c < Tile::kStep; ++c) {
-          uint32_t x[2][4];
-          if (exists(first + c)) pieces[c].decompress(p, lookup, first + c, x);
-          if (exists(first_after + c)) pieces[c].load(p, pair, first_after + c);
-          if (exists(first + c)) {
-            products.add(p, x, lane_queries + (first + c) * kResidualChunkBytes, row_bytes);
-          }
-          __syncwarp();  // a fence for the compiler: chunks mixed with each other take too many registers
+          if (!Pieces<Tile>::exists(p, first + c)) break;
+          pieces.decompress(p, lookup, c, first + c, x[c]);
+        }
+        const bool more = first + Tile::kStep < p.chunks;
+        if (more) {
+          pair.advance();
+        } else if (last) {
+          pair.point_at(p, next, 0, codes);
+        } else {
+          pair.point_at(p, document, tile + 1, codes);
+        }
+        pieces.load(p, pair, more ? first + Tile::kStep : 0);
+        __syncwarp();  // a fence for the compiler, which would move the loads down to their use
+#pragma unroll
+        for (int c = 0; c < Tile::kStep; ++c) {
+          if (!Pieces<Tile>::exists(p, first + c)) break;
+          products.add(p, x[c], lane_queries + (first + c) * kResidualChunkBytes, row_bytes);
+          __syncwarp();  // and would mix the chunks, which takes more registers
         }
       }
       maxima.fold(p, products, tile, document.count);
@@ -466,10 +514,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     }
     __syncthreads();
     if (warp == turn) finish_document<Tile>(p, exchange.units[turn], document.count > 0, exchange, set);
-    document = next;
-    next = exchange.spans[set];
-    tiles = count_tiles<Tile>(document);
-    if (tiles == 1) codes = Pair::codes(p, next, 0);  // which was not known before
+    tiles = count_tiles<Tile>(next);
+    // Which was not known before.
+    if (tiles == 1) codes = Pair::codes(p, exchange.spans[(turn + 2) % 4], 0);
   }
 }
 

@@ -17,10 +17,11 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
   return x;
 }
 
-// Reads 16 bytes that nobody writes and L1 need not keep.
+// Reads 16 bytes that L1 need not keep. Not by way of the read-only path: what comes on that one the compiler
+// loads where it is used, however early it was asked for.
 __device__ __forceinline__ uint4 load_16_once(const void* from) {
   uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "l"(from));
   return x;
