@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import performance, targets
+from . import heads, performance, targets
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
@@ -94,6 +94,21 @@ def memory_table(rows: Sequence[Row]) -> str:
     return _table(head, body) if body else ""
 
 
+def heads_table(rows: Sequence[Row]) -> str:
+    impls = (EINSUM, LIK, OURS)
+    body = []
+    steps: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["suite"] == heads.SUITE:
+            steps.setdefault((row["variant"], row["shape"]), []).append(row)
+    for (variant, _), group in steps.items():
+        found = [_of(group, impl) for impl in impls]
+        cells = [f"{number(r['gpu_us'])} / {number(r['peak_mib'])}" if r else "-" for r in found]
+        body.append([variant, _size(group[0]), *cells, _speedup(found[-1], best(filter(None, found[:-1])))])
+    head = ["loss", "B x n, Lq, Ld", *impls, "over best peer"]
+    return _table(head, body, left=2) if body else ""
+
+
 def first_call_table(rows: Sequence[Row]) -> str:
     body = []
     wanted = [r for r in rows if r["suite"] == "first-call" and r["wall_us"] is not None]
@@ -156,6 +171,12 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
         training_table(rows),
     )
     parts += _section("Peak memory of that step,", "MiB above the inputs.", memory_table(rows))
+    parts += _section(
+        "Whole losses, forward and backward.",
+        "Microseconds of one after another / peak MiB: colpali-engine's explicit-negative head and PyLate's"
+        " contrastive loss, scored in chunks of 32 x 32.",
+        heads_table(rows),
+    )
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
     verdicts = targets.grouped(targets.judge([*headers, *rows]))
     parts += _section(

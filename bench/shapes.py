@@ -136,6 +136,18 @@ PLAID = (
     Shape("plaid-4", 1, 10000, 32, 512),
 )
 
+# Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
+HEADS = (
+    Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x4", 128, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x8", 128, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x8", 256, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x16", 256, 16, 32, 1030, layout=KD),
+    Shape("chunked-64", 64, 64, 128, 2048),
+    Shape("chunked-128", 128, 128, 128, 4096),
+    Shape("chunked-256", 256, 256, 128, 8192),
+)
+
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
@@ -152,6 +164,10 @@ TINY_TRAINING = (
     Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
 )
 TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
+TINY_HEADS = (
+    Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
+    Shape("tiny-chunked", 33, 33, 5, 7, d=16),
+)
 
 
 def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:

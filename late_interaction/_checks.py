@@ -14,6 +14,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 BACKWARDS = ("auto", "unified", "lowmem")
+WINNERS = ("save", "recompute")
 PRECISIONS = ("highest", "high", "medium")
 
 
@@ -224,6 +225,11 @@ def strategy(backward: str | None) -> str:
     if backward not in BACKWARDS:
         raise ValueError(f"backward must be one of {BACKWARDS} or None, got {backward!r}")
     return backward
+
+
+def keeping(winners: str | None) -> None:
+    if winners is not None and winners not in WINNERS:
+        raise ValueError(f"winners must be one of {WINNERS} or None, got {winners!r}")
 
 
 def known_precision(precision: str | None) -> None:

@@ -14,9 +14,10 @@ import late_interaction as li
 # Names, order and defaults as in late-interaction-kernels 0.4.5, so that code moves over by its import alone.
 # "|" ends the positional arguments; what comes after a second "|" is ours.
 MASKED = "Q D q_mask=None d_mask=None"
+PATCHED = "queries_embeddings documents_embeddings queries_mask=None documents_mask=None"
 SIGNATURES = {
-    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None",
-    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None",
+    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
+    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
     "autograd.maxsim_with_winners": f"{MASKED} | normalize=False backward=None | precision=None",
     "forward.maxsim_forward": f"{MASKED} | save_argmax=False normalize=False | precision=None",
     "backward.lowmem.maxsim_backward_lowmem": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
@@ -57,6 +58,14 @@ SIGNATURES = {
     "retrieve.MaxSimScorer.score": "self Q D q_mask=None d_mask=None | |",
     "retrieve.MaxSimScorer.retrieve": "self Q D top_k q_mask=None d_mask=None | chunk=None | progress=False",
     "retrieve.MaxSimScorer.forward_with_ids": "self Q D q_ids d_ids | |",
+    "pylate_compat.patch_pylate": "| |",
+    "pylate_compat.unpatch_pylate": "| |",
+    "pylate_compat.patched_colbert_scores": f"{PATCHED} | mask=None |",
+    "pylate_compat.patched_colbert_kd_scores": f"{PATCHED} | mask=None |",
+    "pylate_compat.patched_colbert_scores_pairwise": f"{PATCHED} | mask=None |",
+    "colpali_compat.patch_colpali_engine": "| |",
+    "colpali_compat.unpatch_colpali_engine": "| |",
+    "colpali_compat.patched_score_multi_vector": "qs ps batch_size=128 device=None | |",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
         " | progress=False precision=None"
@@ -93,8 +102,12 @@ def test_top_level():
         "maxsim",
         "maxsim_pairs",
         "maxsim_with_winners",
+        "patch_colpali_engine",
+        "patch_pylate",
         "reference",
         "retrieve",
+        "unpatch_colpali_engine",
+        "unpatch_pylate",
     }
     assert callable(li.retrieve) and inspect.ismodule(li.reference)
     from late_interaction.retrieve import retrieve

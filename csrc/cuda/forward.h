@@ -21,9 +21,21 @@ cudaError_t launch_wgmma_rows_bf16(const ForwardArgs& args, const TensorMaps& ma
                                    cudaStream_t stream);
 cudaError_t launch_wgmma_rows_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                    cudaStream_t stream);
+cudaError_t launch_wgmma_rows_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
+cudaError_t launch_wgmma_rows_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
+cudaError_t launch_wgmma_rows_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
 cudaError_t launch_wgmma_documents_bf16(const ForwardArgs& args, const TensorMaps& maps,
                                         const ForwardPlan& plan, cudaStream_t stream);
 cudaError_t launch_wgmma_documents_fp16(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_wgmma_documents_e4m3(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_wgmma_documents_e5m2(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_wgmma_documents_int8(const ForwardArgs& args, const TensorMaps& maps,
                                         const ForwardPlan& plan, cudaStream_t stream);
 
 cudaError_t launch_wgmma_split_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
@@ -31,6 +43,12 @@ cudaError_t launch_wgmma_split_bf16(const ForwardArgs& args, const TensorMaps& m
 cudaError_t launch_wgmma_split_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                     cudaStream_t stream);
 cudaError_t launch_wgmma_split_tf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+cudaError_t launch_wgmma_split_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+cudaError_t launch_wgmma_split_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+cudaError_t launch_wgmma_split_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                     cudaStream_t stream);
 // The same for fp32 at full accuracy.
 cudaError_t launch_wgmma_exact(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,

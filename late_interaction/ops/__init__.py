@@ -20,7 +20,7 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
     it reaches NaN. Not differentiable.
 ``maxsim_dequantized(...the same...) -> scores``
-    The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
+    The same by way of float32 copies: what the former does where a GPU has no kernel for the call.
 
 ``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
 precision="highest") -> scores``
@@ -92,7 +92,7 @@ from late_interaction.ops import autocast, autograd, dequantized, fake, residual
 fake.register()
 autograd.register()
 autocast.register()
-dequantized.register(cuda_missing)
+dequantized.register()
 residual.register()
 unsupported.register(cuda_missing)
 
@@ -107,6 +107,7 @@ maxsim_residual_backward = torch.ops.late_interaction.maxsim_residual_backward.d
 plaid_approx_score = torch.ops.late_interaction.plaid_approx_score.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
+with_gradients = autograd.with_gradients
 
 __all__ = [
     "cuda_capability",
@@ -121,4 +122,5 @@ __all__ = [
     "maxsim_residual_winners",
     "maxsim_winners",
     "plaid_approx_score",
+    "with_gradients",
 ]

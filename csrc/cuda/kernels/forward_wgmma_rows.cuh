@@ -14,7 +14,8 @@
 //   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
 //              ring's stages.
 //   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
-//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms).
+//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms, or
+//              scales).
 //
 // The tensor cores need not wait for a fold: inside the body of its loop a consumer has one block in flight
 // while it folds the other.
@@ -34,21 +35,26 @@
 #pragma once
 
 #include "fold.cuh"
+#include "fold_codes.cuh"
 #include "hopper.cuh"
 
 namespace late_interaction {
 
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
-// kScaled: each column's similarities have a factor of their own: its token's inverse norm.
+// kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_>
 struct WgmmaRowsTile {
   using Type = Type_;
   using Element = Element_;
+  using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
+  static constexpr bool kQuantized = sizeof(Element) == 1;
+  using Best = std::conditional_t<kQuantized, RowMaximum<Similarity<Accumulator, kScaled>>,
+                                  RowBest<kWinners>>;  // of a row, so far
   // Factors leave no registers for four, and masked tiles are no faster by four.
   static constexpr int kTogether = kWeighed ? 2 : 4;
   static constexpr int kConsumers = 2;  // warpgroups
@@ -57,6 +63,7 @@ struct WgmmaRowsTile {
   static constexpr int kConsumerRegisters = kMasked ? 224 : 232, kHelperRegisters = kMasked ? 56 : 40;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
   static constexpr int kHeld = 4, kOwned = 1;
+  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
   static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
   static constexpr uint32_t kStageBytes = kChunks * kStageChunkBytes;
@@ -109,13 +116,6 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
 template <class Tile>
 __device__ __forceinline__ int32_t tile_begin(Span span, int32_t t) {
   return span.first + max(0, min(t, span.length - Tile::kColumns));
-}
-
-// A product that is not put off until it is known to be needed.
-__device__ __forceinline__ float multiply_now(float x, float y) {
-  float product;
-  asm volatile("mul.f32 %0, %1, %2;\n" : "=f"(product) : "f"(x), "f"(y));
-  return product;
 }
 
 // What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
@@ -173,6 +173,28 @@ __device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2],
   }
 }
 
+// The same for quantized tokens.
+template <class Tile>
+__device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                           typename Tile::Best* rows, float, const float*,
+                                           const ColumnWeights<Tile>& weights) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto column = [&](int i) {
+      float factor = 1.0f;
+      if constexpr (Tile::kScaled) factor = i % 2 == 0 ? weights.factor[i / 2].x : weights.factor[i / 2].y;
+      return similarity<Tile::kScaled>(c[4 * (i / 2) + 2 * half + i % 2], factor);
+    };
+    if constexpr (Tile::kMasked) {
+#pragma unroll
+      for (int i = 0; i < Tile::kColumns / 4; ++i)
+        rows[half].fold_kept(column(i), weights.keeps(i / 2, i % 2));
+    } else {
+      rows[half].template fold<Tile::kColumns / 4>(column);
+    }
+  }
+}
+
 template <class Tile>
 __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
                                           const RowsShared<Tile>& at, uint32_t q_parity) {
@@ -185,7 +207,7 @@ __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps
     const int row = group * 128 + of_warp * 32 + block * 16;
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       ptx::copy_box(at.q + chunk * Tile::kQChunkBytes + box * 16 * kChunkRowBytes, &maps.Q, at.q_full(),
-                    chunk * kChunkDims, first + row, tile.query, 0);
+                    chunk * Tile::kChunkElements, first + row, tile.query, 0);
     }
   }
 }
@@ -205,7 +227,7 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
         ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
           ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, &maps.D, at.full(place.stage),
-                        chunk * kChunkDims, tile_begin<Tile>(span, t), j, part.tile.query);
+                        chunk * Tile::kChunkElements, tile_begin<Tile>(span, t), j, part.tile.query);
         }
         place.advance(p.stages);
       }
@@ -237,7 +259,7 @@ struct Weigher {
       if constexpr (Tile::kMasked) {
         looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
-      if constexpr (Tile::kScaled) looked.factor[i] = exists ? factors[token] : 0.0f;
+      if constexpr (Tile::kScaled) looked.factor[i] = exists ? token_factor(p, factors, token) : 0.0f;
     }
     return looked;
   }
@@ -283,7 +305,7 @@ struct Weigher {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const Span span = span_of<Tile>(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, j);
-        const float* factors = Tile::kScaled ? p.d_inverse + document_index(p, rows, j) * p.Ld : nullptr;
+        const float* factors = document_factors(p, rows.query, j);
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, factors, span, t);
           ptx::wait(at.empty(place.stage), place.parity ^ 1);
@@ -297,15 +319,16 @@ struct Weigher {
 template <class Tile>
 struct RowsConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
+  using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
   const RowsShared<Tile>& at;
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
   RingPlace place;
-  RowBest<Tile::kWinners> best[Tile::kHeld];
+  typename Tile::Best best[Tile::kHeld];
   int32_t tile, j, t;
   Span span;  // of document j
 
-  __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int block) {
+  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block) {
     const uint32_t q = ptx::matrix_at(q_blocks + block * 64 * kChunkRowBytes),
                    d = ptx::matrix_at(at.stage(place.stage));
     ptx::fence_products();
@@ -329,7 +352,7 @@ struct RowsConsumer {
     int32_t token[Tile::kHeld];
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
-      maximum[h] = best[h].value;
+      maximum[h] = best[h].maximum();
       token[h] = best[h].token();
       best[h].clear();
     }
@@ -341,7 +364,7 @@ struct RowsConsumer {
 
   template <int kTiles>
   __device__ __forceinline__ void take_tiles() {
-    float c[2][kAccumulators];
+    Accumulator c[2][kAccumulators];
     ptx::wait(at.full(place.stage), place.parity);
     multiply(c[0], 0);
 #pragma unroll

@@ -6,7 +6,6 @@
 namespace late_interaction {
 
 inline constexpr int kChunkRowBytes = 128;  // of an embedding: a row of a box
-inline constexpr int kChunkDims = 64;       // of bf16 or fp16
 
 // Both maps are [outer, items, tokens, d]; what lies outside reads as zeros.
 struct TensorMaps {
