@@ -66,8 +66,9 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
 
   // The gradient of Q from saved winners, in the dtype of Q.
   m.def(
-      "maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tensor residuals, Tensor extents, "
-      "Tensor centroids, Tensor bucket_weights, Tensor winners, int nbits, bool normalize=True) -> Tensor");
+      "maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tensor residuals, "
+      "Tensor extents, Tensor centroids, Tensor bucket_weights, Tensor winners, int nbits, "
+      "bool normalize=True) -> Tensor");
 
   // Scores [B] of one query by centroids alone: query_centroid_scores [n, Lq] fp32 or fp64, codes int32
   // [B, Ld], doc_lengths [B]. Not differentiable. On the CPU written in Python.
