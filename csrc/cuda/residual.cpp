@@ -129,8 +129,8 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   ResidualArgs args = dense.args(in, nbits, normalize);
   const Dtype dtype = parse_dtype(type);
   const bool whole = dense.whole(s.d, nbits);
-  const ResidualPlan plan = plan_residual(s, dtype, precision, static_cast<int>(nbits), whole, want_winners,
-                                          device_properties(device));
+  const ResidualPlan plan =
+      plan_residual(s, dtype, precision, whole, want_winners, device_properties(device));
   STD_TORCH_CHECK(plan.units <= INT32_MAX - (int64_t{1} << 20),
                   "late_interaction: more than 2^31 - 2^20 documents times tiles of query rows in one call");
   args.scores = scores.data_ptr();

@@ -7,6 +7,7 @@ namespace late_interaction {
 namespace {
 
 constexpr int64_t kChunkBytes = 64;
+constexpr int kStepChunks = 2;  // that a lane holds
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -23,8 +24,8 @@ int64_t blocks_that_fit(int64_t smem, const Device& device) {
 
 }  // namespace
 
-ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, int nbits, bool whole,
-                           bool winners, const Device& device) {
+ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, bool whole, bool winners,
+                           const Device& device) {
   ResidualPlan plan;
   plan.compute = compute_for(dtype, precision);
   const bool half = plan.compute == Compute::bf16 || plan.compute == Compute::fp16;
@@ -37,27 +38,24 @@ ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, int
     plan.grid = std::min<int64_t>(plan.units, int64_t{16} * device.sm_count);
     return plan;
   }
-  plan.step = 4;
-  if (plan.chunks % 4 != 0) plan.step = plan.chunks % 3 == 0 ? 3 : plan.chunks % 2 == 0 ? 2 : 0;
-  plan.any = winners || !half || !whole || plan.step == 0 || fit(32) < 2;
+  plan.any = winners || !half || !whole || plan.chunks % kStepChunks != 0 || fit(32) < 2;
   plan.columns = 32;
   if (plan.any) {
-    plan.step = 4;
     int64_t rows = std::min<int64_t>(32, 8 * ceil_div(s.Nq * s.Lq, 8));
     while (fit(rows) == 0) rows -= 8;
     plan.column_blocks = static_cast<int>(rows / 8);
   } else {
     // Each tile of query rows decompresses the documents again: wide ones where there are rows for them.
-    if (s.Nq * s.Lq > 32 && plan.step == 4 && fit(64) >= 2) plan.columns = 64;
+    if (s.Nq * s.Lq > 32 && fit(64) >= 2) plan.columns = 64;
     plan.column_blocks = plan.columns / 8;
   }
   // As the kernels' registers allow (ResidualTile::kBlocksPerSm).
-  const bool light = device.capability >= 90 && !plan.any && plan.columns == 32 && nbits != 8;
+  const int64_t resident = device.capability < 90 || plan.columns > 32 ? 2 : half ? 4 : 3;
   const int64_t rows = 8 * plan.column_blocks;
   plan.parts = static_cast<int>(s.Lq > rows ? ceil_div(s.Lq, rows) : 1);
   plan.units = s.N * (s.Lq > rows ? s.Nq * plan.parts : ceil_div(s.Nq, rows / s.Lq));
   plan.smem_bytes = static_cast<int>(smem_bytes(half, plan.chunks, rows));
-  plan.grid = std::min(plan.units, std::min<int64_t>(light ? 3 : 2, fit(rows)) * device.sm_count);
+  plan.grid = std::min(plan.units, std::min(resident, fit(rows)) * device.sm_count);
   return plan;
 }
 

@@ -10,8 +10,7 @@ struct ResidualPlan {
   bool by_warp = false;   // no tensor cores: fp64, and embeddings whose query rows do not fit
   bool any = false;       // the tile that takes any alignment and finds winners
   int columns = 0;        // query rows that a tile has room for
-  int step = 0;           // 64-byte chunks of an embedding that a lane holds
-  int chunks = 0;         // of an embedding
+  int chunks = 0;         // 64-byte chunks of an embedding
   int column_blocks = 0;  // eights of query rows in use
   int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
   int64_t units = 0;      // (tile of query rows, document) pairs
@@ -20,8 +19,8 @@ struct ResidualPlan {
 };
 
 // whole: an embedding's residual is whole chunks, and aligned for them.
-ResidualPlan plan_residual(const Sizes& sizes, Dtype dtype, Precision precision, int nbits, bool whole,
-                           bool winners, const Device& device);
+ResidualPlan plan_residual(const Sizes& sizes, Dtype dtype, Precision precision, bool whole, bool winners,
+                           const Device& device);
 
 // What the kernel's exchange between warps takes of shared memory, at most.
 constexpr int residual_exchange_bytes(int columns) { return 72 * columns + 128; }

@@ -20,18 +20,9 @@ cudaError_t launch_residual(const ResidualArgs& args, const ResidualPlan& plan, 
 
 template <class Mma, class Lookup>
 cudaError_t launch_residual_lookup(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) {
-  if (plan.any) return launch_residual<ResidualTile<Mma, Lookup, 32, 4, true>>(args, plan, stream);
-  if (plan.columns == 64) return launch_residual<ResidualTile<Mma, Lookup, 64, 4, false>>(args, plan, stream);
-  switch (plan.step) {
-    case 4:
-      return launch_residual<ResidualTile<Mma, Lookup, 32, 4, false>>(args, plan, stream);
-    case 3:
-      return launch_residual<ResidualTile<Mma, Lookup, 32, 3, false>>(args, plan, stream);
-    case 2:
-      return launch_residual<ResidualTile<Mma, Lookup, 32, 2, false>>(args, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  if (plan.any) return launch_residual<ResidualTile<Mma, Lookup, 32, true>>(args, plan, stream);
+  if (plan.columns == 64) return launch_residual<ResidualTile<Mma, Lookup, 64, false>>(args, plan, stream);
+  return launch_residual<ResidualTile<Mma, Lookup, 32, false>>(args, plan, stream);
 }
 
 template <class Mma>

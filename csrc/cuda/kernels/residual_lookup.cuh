@@ -49,7 +49,6 @@ struct ByteLookup {
   static constexpr int kWords = kBits == 8 ? 1 : kValues / 2;
   static constexpr int kRowBytes = 128;
   static constexpr int kTableBytes = 256 * kRowBytes;
-  static constexpr int kBlocksPerSm = kBits == 8 ? 2 : 3;  // whose codes take more registers
   using Codes = std::conditional_t<kBits == 8, uint2, uint32_t>;
 
   uint32_t values;  // where the lane's copy of row 0 is
@@ -146,7 +145,6 @@ struct DimLookup {
   static constexpr bool kByBytes = false;
   static constexpr int kPieceDims = 4;
   static constexpr int kTableBytes = 256 * 4;
-  static constexpr int kBlocksPerSm = 2;
   using Codes = uint32_t;
 
   uint32_t table;
