@@ -116,9 +116,9 @@ struct ByteLookup {
     } else if constexpr (kBits == 2) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint2 two = ptx::load_shared_8(values + row_of(codes, i));
-        w[2 * i] = two.x;
-        w[2 * i + 1] = two.y;
+        const float2 two = ptx::load_shared_pair(values + row_of(codes, i));
+        w[2 * i] = __float_as_uint(two.x);
+        w[2 * i + 1] = __float_as_uint(two.y);
       }
     } else {
       const uint4 four = ptx::load_shared_16(values + row_of(codes, 0));

@@ -29,6 +29,7 @@
 
 #include <cuda_runtime.h>
 
+#include "../ptx/load.cuh"
 #include "../ptx/mma.cuh"
 #include "residual_lookup.cuh"
 #include "winner.cuh"

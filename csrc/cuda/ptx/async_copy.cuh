@@ -17,16 +17,6 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
   return x;
 }
 
-// Reads 16 bytes that L1 need not keep. Not by way of the read-only path: what comes on that one the compiler
-// loads where it is used, however early it was asked for.
-__device__ __forceinline__ uint4 load_16_once(const void* from) {
-  uint4 x;
-  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(from));
-  return x;
-}
-
 // Asks L2 for the bytes around this one.
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p));

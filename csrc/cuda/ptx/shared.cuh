@@ -11,12 +11,6 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
   return x;
 }
 
-__device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
-  uint2 x;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "r"(address));
-  return x;
-}
-
 __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(x.x), "=f"(x.y) : "r"(address));
