@@ -19,7 +19,7 @@ from .timing import Call
 from .together import Timed, measure, set_ratios
 
 SUITE = "plaid"
-PACKED, PADDED, CENTROIDS = "packed", "padded", "centroids alone"
+PACKED, CENTROIDS = "packed", "centroids alone"
 N_CENTROIDS = 65536
 _DOCUMENTS = 250  # whose fp64 tokens are in memory at a time
 
@@ -43,7 +43,7 @@ def bits(shape: Shape) -> int:
 
 
 def draw(shape: Shape, device: torch.device, dtype: torch.dtype, n: int = N_CENTROIDS) -> Index:
-    """Documents of equal length, so that padded and packed ones are the same tokens."""
+    """Documents of equal length: late-interaction-kernels tunes its kernel for the longest."""
     nbits = bits(shape)
     unit = [F.normalize(torch.randn(rows, shape.d, device=device), dim=-1) for rows in (shape.Lq, n)]
     Q, centroids = (x.to(dtype) for x in unit)
@@ -72,9 +72,6 @@ def exact(index: Index) -> torch.Tensor:
 def _calls(module: Any, variant: str, x: Index) -> Callable[[], list[Call]]:
     if variant == CENTROIDS:
         return lambda: [lambda: module.plaid_approx_score(x.table, x.codes, x.lengths)]
-    if variant == PADDED:
-        args = (x.Q, x.codes, x.residuals, x.lengths, x.centroids, x.weights, x.nbits)
-        return lambda: [lambda: module.maxsim_residual(*args)]
     flat = (x.Q, x.codes.flatten(), x.residuals.flatten(0, 1), x.offsets, x.centroids, x.weights, x.nbits)
     longest = x.codes.shape[1]  # spares late-interaction-kernels a wait for the device
     return lambda: [lambda: module.maxsim_residual_varlen(*flat, max_seqlen_d=longest)]
@@ -95,7 +92,7 @@ def take(settings: Settings, shape: Shape) -> list[Row]:
     if any(i.name == LIK for i in settings.implementations):
         modules[LIK] = "late_interaction_kernels.plaid"
     rows = []
-    for variant in (PACKED, PADDED, CENTROIDS):
+    for variant in (PACKED, CENTROIDS):
         timed = []
         for impl, module in modules.items():
             row = new_row(SUITE, shape, "fwd", torch.bfloat16, impl, variant=variant, nbits=index.nbits)

@@ -7,7 +7,6 @@ namespace late_interaction {
 namespace {
 
 constexpr int64_t kChunkBytes = 64;
-constexpr int kStepChunks = 2;  // that a lane holds
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -38,7 +37,9 @@ ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, boo
     plan.grid = std::min<int64_t>(plan.units, int64_t{16} * device.sm_count);
     return plan;
   }
-  plan.any = winners || !half || !whole || plan.chunks % kStepChunks != 0 || fit(32) < 2;
+  const bool even = plan.chunks % 2 == 0, thirds = plan.chunks % 3 == 0;
+  plan.any = winners || !half || !whole || !(even || thirds) || fit(32) < 2;
+  if (!plan.any && !even) plan.step = 3;
   plan.columns = 32;
   if (plan.any) {
     int64_t rows = std::min<int64_t>(32, 8 * ceil_div(s.Nq * s.Lq, 8));
@@ -46,11 +47,12 @@ ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, boo
     plan.column_blocks = static_cast<int>(rows / 8);
   } else {
     // Each tile of query rows decompresses the documents again: wide ones where there are rows for them.
-    if (s.Nq * s.Lq > 32 && fit(64) >= 2) plan.columns = 64;
+    if (s.Nq * s.Lq > 32 && plan.step == 2 && fit(64) >= 2) plan.columns = 64;
     plan.column_blocks = plan.columns / 8;
   }
   // As the kernels' registers allow (ResidualTile::kBlocksPerSm).
-  const int64_t resident = device.capability < 90 || plan.columns > 32 ? 2 : half ? 4 : 3;
+  const bool few = device.capability < 90 || plan.columns > 32;
+  const int64_t resident = few ? 2 : half && plan.step == 2 ? 4 : 3;
   const int64_t rows = 8 * plan.column_blocks;
   plan.parts = static_cast<int>(s.Lq > rows ? ceil_div(s.Lq, rows) : 1);
   plan.units = s.N * (s.Lq > rows ? s.Nq * plan.parts : ceil_div(s.Nq, rows / s.Lq));

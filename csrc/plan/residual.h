@@ -11,6 +11,7 @@ struct ResidualPlan {
   bool any = false;       // the tile that takes any alignment and finds winners
   int columns = 0;        // query rows that a tile has room for
   int chunks = 0;         // 64-byte chunks of an embedding
+  int step = 2;           // of those, that a lane holds
   int column_blocks = 0;  // eights of query rows in use
   int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
   int64_t units = 0;      // (tile of query rows, document) pairs

@@ -20,9 +20,10 @@ cudaError_t launch_residual(const ResidualArgs& args, const ResidualPlan& plan, 
 
 template <class Mma, class Lookup>
 cudaError_t launch_residual_lookup(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) {
-  if (plan.any) return launch_residual<ResidualTile<Mma, Lookup, 32, true>>(args, plan, stream);
-  if (plan.columns == 64) return launch_residual<ResidualTile<Mma, Lookup, 64, false>>(args, plan, stream);
-  return launch_residual<ResidualTile<Mma, Lookup, 32, false>>(args, plan, stream);
+  if (plan.any) return launch_residual<ResidualTile<Mma, Lookup, 32, 2, true>>(args, plan, stream);
+  if (plan.step == 3) return launch_residual<ResidualTile<Mma, Lookup, 32, 3, false>>(args, plan, stream);
+  if (plan.columns == 64) return launch_residual<ResidualTile<Mma, Lookup, 64, 2, false>>(args, plan, stream);
+  return launch_residual<ResidualTile<Mma, Lookup, 32, 2, false>>(args, plan, stream);
 }
 
 template <class Mma>

@@ -18,9 +18,9 @@
 //   lane    tokens lane / 4 and lane / 4 + 8 of a tile, piece lane % 4 of each 64 bytes; in the products two
 //           columns of every block of eight.
 //
-// Pipeline. What bounds the call is the latency and rate of gathering centroids. A step is two chunks of 64
-// bytes. A lane decompresses its share of a step, asks at once for that of the next one (of the next
-// tile, or of the next document: loads never wait for a document's end), and then multiplies. The codes,
+// Pipeline. What bounds the call is the latency and rate of gathering centroids. A step is two or three
+// chunks of 64 bytes. A lane decompresses its share of a step, asks at once for that of the next one (of the
+// next tile, or of the next document: loads never wait for a document's end), and then multiplies. The codes,
 // without which no centroid can be asked for, are one tile further ahead.
 //
 // A document's end. The warps leave their maxima in shared memory, and take turns to merge, sum and store
@@ -38,7 +38,7 @@ namespace late_interaction {
 
 // kAny: any embedding, any alignment, any number of query rows up to the tile's, and winners. Without it the
 // embedding is whole steps, all rows of the tile are multiplied, and there are no winners.
-template <class Mma_, class Lookup_, int kColumns_, bool kAny_>
+template <class Mma_, class Lookup_, int kColumns_, int kStep_, bool kAny_>
 struct ResidualTile {
   using Mma = Mma_;
   using Lookup = Lookup_;
@@ -48,14 +48,14 @@ struct ResidualTile {
   static constexpr int kColumnBlocks = kColumns / 8;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kTokens = 16;               // of a warp's tile
-  static constexpr int kStep = 2;                  // chunks that a lane holds
+  static constexpr int kStep = kStep_;             // chunks that a lane holds
   static constexpr int kHeld = 2 * kColumnBlocks;  // maxima of a lane, shared with seven others
   static constexpr int kOwned = kColumns / 32;
   // As many as its registers allow without spilling; plan_residual counts on it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr int kBlocksPerSm = 2;
 #else
-  static constexpr int kBlocksPerSm = kColumns > 32 ? 2 : sizeof(Element) == 4 ? 3 : 4;
+  static constexpr int kBlocksPerSm = kColumns > 32 ? 2 : sizeof(Element) == 4 || kStep > 2 ? 3 : 4;
 #endif
 };
 
