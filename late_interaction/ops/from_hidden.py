@@ -8,8 +8,7 @@ backward projects each chunk again and visits the tokens that won, each once how
            -> grad_hidden = grad_D W, written once
            -> grad_W += grad_D^T hidden over the winners alone, in float32
 
-Where few tokens of a document can have won, those alone are gathered and take these steps. Everything is
-summed in a fixed order: the same bits in every run.
+Everything is summed in a fixed order: the same bits in every run.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from late_interaction.ops.winners import widen, winner_dtype
+from late_interaction.ops.winners import winner_dtype
 
 _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
@@ -29,9 +28,6 @@ _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
 _FORWARD_SHARE, _BACKWARD_SHARE = 0.75, 0.7
 _CPU_CACHE = 8 << 20
 _COPIED = 24 << 20
-# Where at most one token in so many can have won, the others are not even projected again; finding them takes
-# so many bytes a token.
-_FEW, _LISTED = 4, 24
 # The tile that a block of outer_rows_ owns.
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 _SPLIT_TOKENS = 256
@@ -76,24 +72,18 @@ class _Head:
     W: Tensor
     b: Tensor | None
     normalize: bool
-    tokens: int  # of a document that are projected
     size: int  # documents of a chunk
     outer_kernel: bool  # outer_rows_ takes hidden states like these
 
     def __post_init__(self) -> None:
-        self.rows = self.W.new_empty(self.size * self.tokens, self.W.shape[0])
+        self.rows = self.W.new_empty(self.size * self.H.shape[1], self.W.shape[0])
 
-    def chunks(self) -> Iterator[slice]:
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """(which documents, their hidden states as [tokens, d_model] in the dtype of W)"""
         for start in range(0, self.H.shape[0], self.size):
-            yield slice(start, min(start + self.size, self.H.shape[0]))
-
-    def hidden(self, documents: slice, rows: Tensor | None = None) -> Tensor:
-        """Hidden states of these documents (of these rows of theirs), [tokens, d_model] in the dtype of W."""
-        states = self.H[documents].flatten(0, 1)
-        if rows is not None:
-            states = states.index_select(0, rows)
-        states = states.to(self.W.dtype)
-        return states if states.stride(1) == 1 else states.contiguous()
+            documents = slice(start, min(start + self.size, self.H.shape[0]))
+            hidden = self.H[documents].flatten(0, 1).to(self.W.dtype)
+            yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
     def project(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """(projected tokens [tokens, d], valid until the next call; the inverses of their norms)"""
@@ -106,36 +96,20 @@ class _Head:
 
 
 def _head(
-    H: Tensor,
-    W: Tensor,
-    b: Tensor | None,
-    normalize: bool,
-    dtype: torch.dtype,
-    backward: bool = False,
-    winners: int | None = None,
+    H: Tensor, W: Tensor, b: Tensor | None, normalize: bool, dtype: torch.dtype, backward: bool
 ) -> _Head:
-    """winners: how many tokens of a document can have won, where only those are projected."""
-    (Nd, Ld, d_model), d, each = H.shape, W.shape[0], dtype.itemsize
+    Nd, Ld, d_model = H.shape
+    d, each = W.shape[0], dtype.itemsize
     cache_bytes = _gpu(H.device.index)[0] if H.is_cuda else _CPU_CACHE
     room = cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE)
-    copied = winners is not None or H.dtype != dtype or H.stride(2) != 1 or not _flat(H)
+    size = documents_at_a_time(Nd, d * each, Ld, room)
+    in_place = H.dtype == dtype and H.stride(2) == 1 and (Nd < 2 or H.stride(0) == Ld * H.stride(1))
     # Half precision in whole, aligned 16-byte pieces.
-    aligned = copied or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
+    aligned = not in_place or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
     outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
-    tokens = Ld if winners is None else winners
-    size = documents_at_a_time(Nd, d * each, tokens, room)
-    if copied or (backward and not outer_kernel):  # outer_rows copies too
-        token_bytes = d_model * (4 if backward and not outer_kernel else each) + _LISTED * Ld // max(
-            1, tokens
-        )
-        size = min(size, documents_at_a_time(Nd, token_bytes, tokens, _COPIED))
-    b = None if b is None else b.to(dtype)
-    return _Head(H, W.to(dtype), b, normalize, tokens, size, outer_kernel)
-
-
-def _flat(H: Tensor) -> bool:
-    """Whether tokens lie evenly behind each other, from the first document's to the last one's."""
-    return H.shape[0] < 2 or H.stride(0) == H.shape[1] * H.stride(1)
+    if not in_place or (backward and not outer_kernel):  # a copy of the hidden states is made
+        size = min(size, documents_at_a_time(Nd, d_model * max(each, 4 if backward else each), Ld, _COPIED))
+    return _Head(H, W.to(dtype), None if b is None else b.to(dtype), normalize, size, outer_kernel)
 
 
 def check(Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None) -> None:
@@ -172,13 +146,13 @@ def _forward(
     """(scores, winners), or (scores,)"""
     check(Q, H, W, b)
     dtype = working_dtype(precision, Q, H, W, b)
-    head = _head(H, W, b, normalize, dtype)
+    head = _head(H, W, b, normalize, dtype, False)
     Q = Q.to(dtype)
     Nd, Ld, _ = H.shape
     op = _ops.maxsim_winners.default if winners else _ops.maxsim.default
     results: tuple[Tensor, ...] = ()
-    for documents in head.chunks():
-        D = head.project(head.hidden(documents))[0].view(documents.stop - documents.start, Ld, W.shape[0])
+    for documents, hidden in head.chunks():
+        D = head.project(hidden)[0].view(documents.stop - documents.start, Ld, W.shape[0])
         part = op(Q, D, q_mask, None if d_mask is None else d_mask[documents], False, precision)
         parts = part if winners else (part,)
         if head.size >= Nd:
@@ -242,33 +216,26 @@ def maxsim_from_hidden_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check(Q, H, W, b)
     dtype = working_dtype(precision, Q, H, W, b)
-    (Nd, Ld, _), d, sums = H.shape, W.shape[0], sum_dtype(dtype)
-    most = Q.shape[0] * Q.shape[1]  # tokens of a document that can have won
-    few = 0 < _FEW * most <= Ld and _flat(H)
-    head = _head(H, W, b, normalize, dtype, True, most if few else None)
+    head = _head(H, W, b, normalize, dtype, True)
+    d, Ld, sums = W.shape[0], H.shape[1], sum_dtype(dtype)
     need_grad_D = need_grad_H or need_grad_W or need_grad_b
     queries = Q.to(dtype)
     grad_Q = Q.new_zeros(Q.shape if need_grad_Q else 0, dtype=sums)
-    grad_H = (torch.zeros if few else torch.empty)(
-        H.shape if need_grad_H else 0, dtype=H.dtype, device=H.device
-    )
+    grad_H = H.new_empty(H.shape if need_grad_H else 0)
     parts = _parts(head, need_grad_W, sums)
     grad_b = W.new_zeros(d if need_grad_b else 0, dtype=sums)
-    for documents in head.chunks():
-        kept, places = winners[:, documents].contiguous(), None
-        if few:
-            kept, places = _winning_tokens(kept, Ld, most)
-        hidden = head.hidden(documents, places)
+    for documents, hidden in head.chunks():
         rows, inverse = head.project(hidden)
-        D = rows.view(documents.stop - documents.start, head.tokens, d)
+        D = rows.view(documents.stop - documents.start, Ld, d)
         part_Q, won = _ops.maxsim_backward_unit_.default(
-            grad_scores[:, documents], queries, D, inverse, kept, need_grad_Q, need_grad_D
-        )
+            grad_scores[:, documents], queries, D, inverse, winners[:, documents].contiguous(), need_grad_Q,
+            need_grad_D,
+        )  # fmt: skip
         # `rows` and `D` hold the gradient of the projected tokens from here on.
         if need_grad_Q:
-            grad_Q = part_Q if head.size >= Nd else grad_Q.add_(part_Q)
+            grad_Q = part_Q if head.size >= H.shape[0] else grad_Q.add_(part_Q)
         if need_grad_H:
-            _multiply_into(grad_H[documents].flatten(0, 1), rows, head.W, places)
+            _multiply_into(grad_H[documents].flatten(0, 1), rows, head.W)
         if need_grad_W:
             add_outer = _ops.outer_rows_.default if head.outer_kernel else outer_rows
             add_outer(parts, rows, hidden, won, documents.start == 0)
@@ -278,30 +245,8 @@ def maxsim_from_hidden_backward(
     return grad_Q.to(Q.dtype), grad_H, grad_W.to(W.dtype), grad_b.to(W.dtype if b is None else b.dtype)
 
 
-def _winning_tokens(winners: Tensor, Ld: int, most: int) -> tuple[Tensor, Tensor]:
-    """(winners among `most` tokens of each document that hold all that won, in order; the rows of
-    [documents * Ld] that these tokens are, no two the same)"""
-    Nq, documents, Lq = winners.shape
-    token = widen(winners, Ld).transpose(0, 1).flatten(1).long()  # [documents, Nq * Lq]
-    matched = token >= 0
-    token = torch.where(matched, token, Ld)
-    won = torch.zeros(documents, Ld + 1, dtype=torch.bool, device=winners.device)
-    won = won.scatter_(1, token, True)[:, :Ld]
-    count = won.cumsum(1)
-    every = torch.arange(Ld, device=winners.device).expand(documents, Ld)
-    place = torch.where(won, count - 1, count[:, -1:] + every - count)  # those that lost come after
-    order = torch.empty_like(place).scatter_(1, place, every)
-    first = Ld * torch.arange(documents, device=winners.device).unsqueeze(1)
-    kept = torch.where(matched, place.gather(1, token.clamp_(max=Ld - 1)), -1).to(winner_dtype(most))
-    kept = kept.view(documents, Nq, Lq).transpose(0, 1).contiguous()
-    return kept, (order[:, :most] + first).flatten()
-
-
-def _multiply_into(out: Tensor, grad: Tensor, W: Tensor, places: Tensor | None) -> None:
-    """Row i of the product to row i of `out`, or to row places[i]."""
-    if places is not None:
-        out.index_copy_(0, places, (grad @ W).to(out.dtype))
-    elif out.dtype == W.dtype:
+def _multiply_into(out: Tensor, grad: Tensor, W: Tensor) -> None:
+    if out.dtype == W.dtype:
         torch.mm(grad, W, out=out)
     else:
         out.copy_(grad @ W)
@@ -309,13 +254,13 @@ def _multiply_into(out: Tensor, grad: Tensor, W: Tensor, places: Tensor | None) 
 
 def _parts(head: _Head, needed: bool, dtype: torch.dtype) -> Tensor:
     """As many splits as it takes to give every multiprocessor a tile, of a few hundred tokens at least."""
-    (d, d_model), Nd = head.W.shape, head.H.shape[0]
+    (Nd, Ld, d_model), d = head.H.shape, head.W.shape[0]
     if not needed:
         return head.W.new_empty(0, dtype=dtype)
     splits = 1
     if head.outer_kernel:
         tiles = -(-d // _TILE_ROWS) * -(-d_model // _TILE_COLUMNS)
-        most = max(1, head.rows.shape[0] // _SPLIT_TOKENS)
+        most = max(1, min(head.size, Nd) * Ld // _SPLIT_TOKENS)
         splits = max(1, min(_gpu(head.H.device.index)[1] // tiles, most))
     make = torch.empty if Nd else torch.zeros
     return make(splits, d, d_model, dtype=dtype, device=head.W.device)
