@@ -11,17 +11,44 @@ from typing import Any
 
 import torch
 
-from . import cpu, first_call, fp32, heads, plot, quantized, results, shapes, targets, together, variants
+from . import (
+    cpu,
+    first_call,
+    fp32,
+    heads,
+    hidden,
+    plot,
+    quantized,
+    results,
+    retrieval,
+    shapes,
+    targets,
+    together,
+    variants,
+)
 from .impls import KEYS, OURS, load
 from .suites import WINNER_KINDS, Settings, run_suite
 from .timing import QUICK, Ceilings, Effort, measure_ceilings
 
-SUITES = ("forward", "variants", "fp32", "quantized", "training", "backward", "heads", "first-call")
+SUITES = (
+    "forward",
+    "variants",
+    "fp32",
+    "quantized",
+    "fused-head",
+    "retrieve",
+    "training",
+    "backward",
+    "heads",
+    "first-call",
+)
 # Calls in turns: the shapes, those of a dry run, what each row is a ratio to, and who measures them.
 TOGETHER = {
     variants.SUITE: (shapes.named(shapes.VARIANTS), shapes.TINY_FORWARD, "over_plain", variants.take),
     fp32.SUITE: (shapes.named(shapes.FP32), shapes.TINY_FORWARD, "over_einsum", fp32.take),
     quantized.SUITE: (shapes.named(shapes.QUANTIZED), shapes.TINY_FORWARD, "over_bf16", quantized.take),
+    hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
+    retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
     heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

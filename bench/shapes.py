@@ -87,6 +87,24 @@ class Shape:
         return 1e6 * max(compute, memory)
 
 
+@dataclass(frozen=True)
+class HiddenShape(Shape):
+    """Documents are hidden states [Nd, Ld, d_model], projected to d."""
+
+    d_model: int = 768
+
+    @property
+    def hidden_shape(self) -> tuple[int, int, int]:
+        return (self.Nd, self.Ld, self.d_model)
+
+    @property
+    def flops(self) -> int:
+        return super().flops + 2 * self.Nd * self.Ld * self.d * self.d_model
+
+    def input_bytes(self, itemsize: int) -> int:
+        return (self.Nq * self.Lq * self.d + (self.Nd * self.Ld + self.d) * self.d_model) * itemsize
+
+
 FORWARD = (
     Shape("text-short", 1, 1000, 32, 300, compiled=True),
     Shape("text-long", 1, 1000, 32, 1024),
@@ -130,6 +148,13 @@ TRAINING = (
     Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
 )
 
+FUSED_HEAD = (
+    HiddenShape("head-32x128", 32, 128, 32, 1024),
+    HiddenShape("head-32x512", 32, 512, 32, 2048),
+    HiddenShape("head-128x128", 128, 128, 32, 512),
+    HiddenShape("head-rerank", 1, 1000, 32, 300),
+)
+RETRIEVE = (Shape("retrieve-100k", 16, 100_000, 32, 128), Shape("retrieve-host-40k", 16, 40_000, 32, 128))
 # Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
 HEADS = (
     Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
@@ -157,6 +182,8 @@ TINY_TRAINING = (
     Shape("tiny-kd", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
 )
+TINY_FUSED_HEAD = (HiddenShape("tiny-head", 3, 4, 5, 7, d=16, d_model=24),)
+TINY_RETRIEVE = (Shape("tiny-retrieve", 3, 40, 5, 7, d=16),)
 TINY_HEADS = (
     Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-chunked", 33, 33, 5, 7, d=16),

@@ -209,6 +209,36 @@ def corpus(
     return Q, D, mask("q_mask", q_mask, "Q", Q), mask("d_mask", d_mask, "D", D)
 
 
+def from_hidden(
+    Q: Tensor,
+    H_d: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    project_Q: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Everything a call on hidden states must satisfy but the mix of dtypes. Q comes back as [Nq, Lq, ...],
+    masks as bool."""
+    for name, x in (("Q", Q), ("H_d", H_d), ("W", W), *([] if b is None else [("b", b)])):
+        embeddings(name, x)
+        if x.device != Q.device:
+            raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {x.device}")
+    if Q.dim() not in (2, 3):
+        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {_shape(Q)}")
+    if H_d.dim() != 3:
+        raise ValueError(f"H_d must be [Nd, Ld, d_model], got {_shape(H_d)}")
+    if W.dim() != 2 or 0 in W.shape or W.shape[1] != H_d.shape[2]:
+        raise ValueError(f"W must be [d, d_model] with d_model = {H_d.shape[2]}, got {_shape(W)}")
+    width, what = (W.shape[1], "d_model") if project_Q else (W.shape[0], "d")
+    if Q.shape[-1] != width:
+        raise ValueError(f"Q must be [..., {what}] with {what} = {width}, as W has it, got {_shape(Q)}")
+    if b is not None and b.shape != W.shape[:1]:
+        raise ValueError(f"b must be [d] with d = {W.shape[0]}, as W has it, got {_shape(b)}")
+    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
+    return Q, mask("q_mask", q_mask, "Q", Q), mask("d_mask", d_mask, "H_d", H_d)
+
+
 def flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")

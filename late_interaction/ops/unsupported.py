@@ -6,7 +6,16 @@ from typing import Any, NoReturn
 import torch
 
 _library = torch.library.Library("late_interaction", "IMPL")
-_OPS = ("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized")
+_OPS = (
+    "maxsim",
+    "maxsim_winners",
+    "maxsim_backward",
+    "maxsim_quantized",
+    "maxsim_dequantized",
+    "maxsim_from_hidden",
+    "maxsim_from_hidden_winners",
+    "maxsim_from_hidden_backward",
+)
 
 
 def _no_vmap(name: str) -> Callable[..., NoReturn]:

@@ -183,7 +183,8 @@ struct OwnedRowsKernel {
                    (first_token + t) * p.D.token_stride;
       Row own;
       own.load(x, p.D.dim_stride, first, p.d);
-      sum.through_normalization(own, static_cast<const S*>(p.d_inverse)[row]);
+      const S inverse = static_cast<const S*>(p.d_inverse)[row];
+      sum.through_normalization(own, inverse, p.unit_documents ? S(1) : inverse);
     }
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
   }
@@ -278,6 +279,10 @@ struct OwnedRowsKernel {
   __device__ __forceinline__ void run() {
     count_winners();
     place_tokens();
+    if (p.won != nullptr) {
+      uint8_t* won = p.won + document * p.Ld + first_token;
+      for (int t = threadIdx.x; t < tokens; t += kThreads) won[t] = starts[t] != starts[t + 1];
+    }
     Row zero;
     zero.clear();
     for (int t = warp; t < tokens; t += kWarps) {
