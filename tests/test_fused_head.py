@@ -253,7 +253,7 @@ BAD = {
     "H_d must be a torch.Tensor": lambda a: [a[0], None, *a[2:]],
     "W must be bfloat16, float16, float32 or float64": lambda a: [*a[:2], a[2].int(), *a[3:]],
     r"Q must be \[Nq, Lq, d\]": lambda a: [a[0][0, 0], *a[1:]],
-    r"Q must be \[\.\.\., d\] with d = 8": lambda a: [a[0][..., :7], *a[1:]],
+    r"Q and W must be of the same d, got Q \[": lambda a: [a[0][..., :7], *a[1:]],
     r"H_d must be \[Nd, Ld, d_model\]": lambda a: [a[0], a[1][0], *a[2:]],
     r"W must be \[d, d_model\] with d_model = 6": lambda a: [*a[:2], a[2].t(), *a[3:]],
     r"b must be \[d\] with d = 8": lambda a: [*a[:3], a[3][:5], a[4]],
@@ -277,7 +277,7 @@ def test_bad_options():
     for options, message in (
         ({"normalize": 1}, "normalize must be True or False"),
         ({"project_Q": None}, "project_Q must be True or False"),
-        ({"project_Q": True}, "d_model = 6"),
+        ({"project_Q": True}, "the same d_model"),
         ({"precision": "low"}, "precision must be one of"),
         ({"q_mask": torch.ones(2, 4)}, "q_mask must be a dense bool"),
     ):
