@@ -513,3 +513,22 @@ def test_one_variant_that_fails_costs_its_row_alone() -> None:
     )
     assert good["wall_us"] > 0 and "parity" in wrong["error"] and "no such kernel" in failed["error"]
     assert wrong["wall_us"] is None and "wrong" in together.line([good, wrong, failed], "over_plain")
+
+
+def test_tables_of_hidden_states_and_retrieval() -> None:
+    def row(suite: str, impl: str, variant: str, us: float) -> results.Row:
+        shape = shapes.Shape("s", 32, 128, 32, 1024)
+        figures = {"gpu_us": us, "wall_us": us + 80, "peak_mib": 32.5}
+        return {**results.new_row(suite, shape, "fwd", torch.bfloat16, impl, variant=variant), **figures}
+
+    rows = [
+        row("fused-head", OURS, "unfused", 202.0),
+        row("fused-head", OURS, "fused", 132.0),
+        row("fused-head", LIK, "fused", 1891.0),
+        row("retrieve", OURS, "top 100", 2485.0),
+        row("retrieve", LIK, "top 100", 12446.0),
+    ]
+    table = report.hidden_table(rows)
+    assert "202 / 282 / 32.5 | 1,891 / 1,971 / 32.5 | 132 / 212 / 32.5 | 1.53x |" in table
+    assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.retrieval_table(rows)
+    assert report.hidden_table([]) == report.retrieval_table([]) == ""
