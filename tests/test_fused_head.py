@@ -394,6 +394,14 @@ def test_unit_rows_and_back(dtype, d):
         ref.assert_close(mine[1:], theirs[1:], TOLERANCE[dtype])
 
 
+@pytest.fixture(params=[0, 80])
+def capability(request):
+    """Its own, and an older one: wgmma and mma.sync."""
+    li.ops.cuda_capability(request.param)
+    yield
+    li.ops.cuda_capability(0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "shape",
@@ -402,7 +410,7 @@ def test_unit_rows_and_back(dtype, d):
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
 @pytest.mark.parametrize("splits", [1, 5, 44])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_outer_rows(dtype, splits, share, shape):
+def test_outer_rows(dtype, splits, share, shape, capability):
     rows, d, d_model = shape
     grad, hidden = (torch.randn(rows, n, device="cuda").to(dtype) for n in (d, d_model))
     wanted = torch.rand(rows, device="cuda") < share
