@@ -62,8 +62,8 @@ class _Documents:
         codes = torch.where((codes >= 0) & (codes < len(self.centroids)), codes, 0)
         residuals = self.residuals.index_select(0, flat)
         x = self.values.index_select(0, residuals.flatten().int()).view(len(flat), self.width)[:, : self.d]
-        x = x + self.centroids.index_select(0, codes)
-        return x.to(self.dtype).view(*at.shape, self.d)
+        x += self.centroids.index_select(0, codes)
+        return x.to(self.dtype).reshape(*at.shape, self.d)
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(indices, tokens [n, L, d], mask [n, L]) of documents that are not empty, a piece at a time."""
