@@ -219,7 +219,7 @@ def _wants_gradient(Q: Tensor) -> bool:
 
 def _empty(name: str) -> ValueError:
     return ValueError(
-        f"{name} holds an empty document, which has no gradient for Q: leave it out, or call under"
+        f"{name} holds a zero-length document, which has no gradient for Q: leave it out, or call under"
         " torch.no_grad(), where it scores 0"
     )
 

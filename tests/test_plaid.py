@@ -246,9 +246,9 @@ def test_an_empty_document_scores_0_and_has_no_gradient(device):
     for _, out in both(Q, index):
         assert not out[:, 3].any()
     Q.requires_grad_()
-    with pytest.raises(ValueError, match="doc_lengths holds an empty document"):
+    with pytest.raises(ValueError, match="doc_lengths holds a zero-length document"):
         plaid.maxsim_residual(Q, *index.padded)
-    with pytest.raises(ValueError, match="cu_seqlens_d holds an empty document"):
+    with pytest.raises(ValueError, match="cu_seqlens_d holds a zero-length document"):
         plaid.maxsim_residual_varlen(Q, *index.packed)
     with torch.no_grad():
         assert not plaid.maxsim_residual(Q, *index.padded)[:, 3].any()
