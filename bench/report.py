@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import heads, performance, targets
+from . import heads, hidden, performance, retrieval, targets
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
@@ -109,6 +109,33 @@ def heads_table(rows: Sequence[Row]) -> str:
     return _table(head, body, left=2) if body else ""
 
 
+def _variant(group: Sequence[Row], impl: str, variant: str) -> Row | None:
+    return best([r for r in group if (r["impl"], r["variant"]) == (impl, variant)])
+
+
+def hidden_table(rows: Sequence[Row]) -> str:
+    body = []
+    for group in groups(r for r in rows if r["suite"] == hidden.SUITE).values():
+        unfused, ours = (_variant(group, OURS, v) for v in (hidden.UNFUSED, hidden.FUSED))
+        lik = _variant(group, LIK, hidden.FUSED)
+        what = "forward" if group[0]["op"] == "fwd" else "training step"
+        cells = [f"{_us(r)} / {number(r['peak_mib'])}" if r else "-" for r in (unfused, lik, ours)]
+        body.append([_size(group[0]), what, *cells, _speedup(ours, best(filter(None, (unfused, lik))))])
+    head = ["Nq x Nd, Lq, Ld", "", "linear, normalize, our maxsim", LIK, OURS, "over the better"]
+    return _table(head, body, left=2) if body else ""
+
+
+def retrieval_table(rows: Sequence[Row]) -> str:
+    body = []
+    for group in groups(r for r in rows if r["suite"] == retrieval.SUITE).values():
+        for variant in dict.fromkeys(r["variant"] for r in group):
+            ours, lik = (_variant(group, impl, variant) for impl in (OURS, LIK))
+            if ours is not None:
+                body.append([_size(ours), variant, _us(ours), _us(lik), _speedup(ours, lik)])
+    head = ["Nq x Nd, Lq, Ld", "", OURS, LIK, "over LIK"]
+    return _table(head, body, left=2) if body else ""
+
+
 def first_call_table(rows: Sequence[Row]) -> str:
     body = []
     wanted = [r for r in rows if r["suite"] == "first-call" and r["wall_us"] is not None]
@@ -177,6 +204,13 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
         " contrastive loss, scored in chunks of 32 x 32.",
         heads_table(rows),
     )
+    parts += _section(
+        "Scores from hidden states.",
+        "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128,"
+        " normalizing and scoring.",
+        hidden_table(rows),
+    )
+    parts += _section("The best 100 documents.", "GPU / wall microseconds.", retrieval_table(rows))
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
     verdicts = targets.grouped(targets.judge([*headers, *rows]))
     parts += _section(

@@ -232,7 +232,7 @@ def from_hidden(
         raise ValueError(f"W must be [d, d_model] with d_model = {H_d.shape[2]}, got {_shape(W)}")
     width, what = (W.shape[1], "d_model") if project_Q else (W.shape[0], "d")
     if Q.shape[-1] != width:
-        raise ValueError(f"Q must be [..., {what}] with {what} = {width}, as W has it, got {_shape(Q)}")
+        raise ValueError(f"Q and W must be of the same {what}, got Q {_shape(Q)} and W {_shape(W)}")
     if b is not None and b.shape != W.shape[:1]:
         raise ValueError(f"b must be [d] with d = {W.shape[0]}, as W has it, got {_shape(b)}")
     Q = Q.unsqueeze(0) if Q.dim() == 2 else Q

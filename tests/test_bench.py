@@ -356,14 +356,14 @@ def test_masked_reference_agrees_with_the_package(shape: Shape, normalize: bool)
 
 def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    suites = ("variants", "fp32", "quantized", "fused-head", "retrieve")
+    suites = ("variants", "fp32", "quantized", "plaid", "fused-head", "retrieve")
     assert main(["--dry-run", "--suite", ",".join(suites), "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
     by_suite = {s: [r for r in rows if r["suite"] == s] for s in suites}
     assert {r["variant"] for r in by_suite["variants"]} == {
         "plain", "winners", "d_mask", "masks", "normalize", "fp16",
     }  # fmt: skip
-    for r in [*by_suite["variants"], *by_suite["fp32"]]:
+    for r in [*by_suite["variants"], *by_suite["fp32"], *by_suite["plaid"]]:
         assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2
     assert all(r["over_plain"] > 0 for r in by_suite["variants"] if r["variant"] != "plain")
     assert all(r["winners_wrong"] == 0 for r in by_suite["variants"] if r["variant"] == "winners")
@@ -513,3 +513,22 @@ def test_one_variant_that_fails_costs_its_row_alone() -> None:
     )
     assert good["wall_us"] > 0 and "parity" in wrong["error"] and "no such kernel" in failed["error"]
     assert wrong["wall_us"] is None and "wrong" in together.line([good, wrong, failed], "over_plain")
+
+
+def test_tables_of_hidden_states_and_retrieval() -> None:
+    def row(suite: str, impl: str, variant: str, us: float) -> results.Row:
+        shape = shapes.Shape("s", 32, 128, 32, 1024)
+        figures = {"gpu_us": us, "wall_us": us + 80, "peak_mib": 32.5}
+        return {**results.new_row(suite, shape, "fwd", torch.bfloat16, impl, variant=variant), **figures}
+
+    rows = [
+        row("fused-head", OURS, "unfused", 202.0),
+        row("fused-head", OURS, "fused", 132.0),
+        row("fused-head", LIK, "fused", 1891.0),
+        row("retrieve", OURS, "top 100", 2485.0),
+        row("retrieve", LIK, "top 100", 12446.0),
+    ]
+    table = report.hidden_table(rows)
+    assert "202 / 282 / 32.5 | 1,891 / 1,971 / 32.5 | 132 / 212 / 32.5 | 1.53x |" in table
+    assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.retrieval_table(rows)
+    assert report.hidden_table([]) == report.retrieval_table([]) == ""

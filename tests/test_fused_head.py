@@ -23,6 +23,8 @@ SHAPES = [
     (2, 7, 127, 257, 48, 384),
     (1, 2, 300, 33, 200, 64),
     (2, 3, 5, 130, 768, 1024),
+    (2, 6, 5, 40, 48, 64),
+    (1, 4, 32, 300, 128, 768),
 ]
 EMPTY = [(0, 2, 3, 4, 8, 8), (2, 0, 3, 4, 8, 8), (2, 3, 0, 4, 8, 8), (2, 3, 4, 0, 8, 8)]
 
@@ -97,12 +99,14 @@ def test_against_float64(shape, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_options(dtype, normalize, bias, masks, device):
     check((3, 5, 33, 70, 96, 160), dtype, device, normalize, bias, masks)
+    check((2, 5, 7, 70, 96, 160), dtype, device, normalize, bias, masks)
 
 
 @pytest.mark.parametrize("form", cases.FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_memory_layouts(dtype, form, device):
     check((3, 4, 8, 24, 16, 40), dtype, device, masks="holes", form=form)
+    check((1, 4, 6, 24, 16, 40), dtype, device, masks="holes", form=form)
 
 
 @pytest.fixture
@@ -114,8 +118,10 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.parametrize("masks", ["none", "dead"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_many_chunks(dtype, masks, small_chunks, device):
+def test_many_chunks(dtype, masks, small_chunks, device, monkeypatch):
     check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks)
+    monkeypatch.setattr(from_hidden, "_COPIED", 1 << 15)  # where the hidden states are copied
+    check((2, 11, 8, 70, 96, 160), dtype, device, masks=masks, form="transposed")
 
 
 @pytest.mark.parametrize("shape", EMPTY)
@@ -134,9 +140,10 @@ def test_chunks_are_equal_and_fit():
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("Nq", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_masked_hidden_states_reach_nothing(dtype, poison, device):
-    Q, H, W, b, _, d_mask = inputs((3, 6, 9, 40, 24, 32), dtype, device, masks="dead")
+def test_masked_hidden_states_reach_nothing(dtype, Nq, poison, device):
+    Q, H, W, b, _, d_mask = inputs((Nq, 6, 9, 40, 24, 32), dtype, device, masks="dead")
     clean = H.masked_fill(~d_mask.unsqueeze(-1), 0.0).requires_grad_()
     dirty = H.masked_fill(~d_mask.unsqueeze(-1), poison).requires_grad_()
     W.requires_grad_(), b.requires_grad_()
@@ -157,9 +164,10 @@ def test_a_token_of_zeros_has_a_finite_gradient(device):
     assert all(g.isfinite().all() for g in grads)
 
 
+@pytest.mark.parametrize("Lq", [4, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_same_bits_on_every_run(dtype, small_chunks, device):
-    Q, H, W, b, _, d_mask = inputs((4, 9, 16, 70, 32, 64), dtype, device, masks="holes")
+def test_the_same_bits_on_every_run(dtype, Lq, small_chunks, device):
+    Q, H, W, b, _, d_mask = inputs((4, 9, Lq, 70, 32, 64), dtype, device, masks="holes")
     leaves = [x.requires_grad_() for x in (Q, H, W, b)]
 
     def step():
@@ -245,11 +253,11 @@ BAD = {
     "H_d must be a torch.Tensor": lambda a: [a[0], None, *a[2:]],
     "W must be bfloat16, float16, float32 or float64": lambda a: [*a[:2], a[2].int(), *a[3:]],
     r"Q must be \[Nq, Lq, d\]": lambda a: [a[0][0, 0], *a[1:]],
-    r"Q must be \[\.\.\., d\] with d = 8": lambda a: [a[0][..., :7], *a[1:]],
+    r"Q and W must be of the same d, got Q \[": lambda a: [a[0][..., :7], *a[1:]],
     r"H_d must be \[Nd, Ld, d_model\]": lambda a: [a[0], a[1][0], *a[2:]],
     r"W must be \[d, d_model\] with d_model = 6": lambda a: [*a[:2], a[2].t(), *a[3:]],
     r"b must be \[d\] with d = 8": lambda a: [*a[:3], a[3][:5], a[4]],
-    r"d_mask must have the shape of H_d without d": lambda a: [*a[:4], a[4][:, :3]],
+    r"d_mask must be \[4, 5\], the shape of H_d without d": lambda a: [*a[:4], a[4][:, :3]],
     "share a dtype, or mix float32 with one half precision, got": lambda a: [a[0].double(), *a[1:]],
     "got torch.bfloat16, torch.float16, torch.float32": lambda a: [a[0].half(), a[1].bfloat16(), *a[2:]],
 }  # fmt: skip
@@ -269,7 +277,7 @@ def test_bad_options():
     for options, message in (
         ({"normalize": 1}, "normalize must be True or False"),
         ({"project_Q": None}, "project_Q must be True or False"),
-        ({"project_Q": True}, "d_model = 6"),
+        ({"project_Q": True}, "the same d_model"),
         ({"precision": "low"}, "precision must be one of"),
         ({"q_mask": torch.ones(2, 4)}, "q_mask must be a dense bool"),
     ):
@@ -386,6 +394,14 @@ def test_unit_rows_and_back(dtype, d):
         ref.assert_close(mine[1:], theirs[1:], TOLERANCE[dtype])
 
 
+@pytest.fixture(params=[0, 80])
+def capability(request):
+    """Its own, and an older one: wgmma and mma.sync."""
+    li.ops.cuda_capability(request.param)
+    yield
+    li.ops.cuda_capability(0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "shape",
@@ -394,7 +410,7 @@ def test_unit_rows_and_back(dtype, d):
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
 @pytest.mark.parametrize("splits", [1, 5, 44])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_outer_rows(dtype, splits, share, shape):
+def test_outer_rows(dtype, splits, share, shape, capability):
     rows, d, d_model = shape
     grad, hidden = (torch.randn(rows, n, device="cuda").to(dtype) for n in (d, d_model))
     wanted = torch.rand(rows, device="cuda") < share
@@ -411,9 +427,10 @@ def test_outer_rows(dtype, splits, share, shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("Nq", [1, 16])
 @pytest.mark.parametrize("train", [False, True])
-def test_memory_of_a_step(train):
-    Q, H, W, _, _, _ = inputs((16, 256, 32, 1024, 128, 768), torch.bfloat16, "cuda", bias=False)
+def test_memory_of_a_step(train, Nq):
+    Q, H, W, _, _, _ = inputs((Nq, 256, 32, 1024, 128, 768), torch.bfloat16, "cuda", bias=False)
     leaves = [x.requires_grad_(train) for x in (Q, H, W)]
 
     def step():

@@ -22,6 +22,19 @@ need_grad_D=True) -> (grad_Q, grad_D)``
 ``maxsim_dequantized(...the same...) -> scores``
     The same by way of float32 copies: what the former does where a GPU has no kernel for the call.
 
+``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
+precision="highest") -> scores``
+    ``Q`` against documents stored as centroids and residuals (:mod:`late_interaction.plaid`). ``codes``
+    (int32) and ``residuals`` (uint8) are ``[Nd, Ld]`` and ``[Nd, Ld, bytes]`` with ``extents`` ``[Nd]``, the
+    documents' lengths, or ``[tokens]`` and ``[tokens, bytes]`` with ``extents`` ``[Nd + 1]``, their offsets.
+    ``bucket_weights`` is float32, ``[2**nbits]``. Differentiable in ``Q``.
+``maxsim_residual_winners(...the same...) -> (scores, winners)``
+    ``winners`` as those of ``maxsim_winners``, int32 where documents have offsets. Not differentiable.
+``maxsim_residual_backward(grad_scores, Q, codes, residuals, extents, centroids, bucket_weights, winners,
+nbits, normalize=True) -> grad_Q``
+    Not differentiable again.
+``plaid_approx_score(query_centroid_scores, codes, doc_lengths) -> scores``
+    float32 or float64 ``[n_centroids, Lq]`` gathered by int32 codes ``[B, Ld]``. Not differentiable.
 ``maxsim_from_hidden(Q, H, W, b, q_mask, d_mask, normalize=True, precision="highest") -> scores``
     ``D`` is the rows of ``H [Nd, Ld, d_model]`` times ``W.T [d_model, d]`` plus ``b [d]``, ``normalize`` for
     it alone; a chunk of documents at a time. Differentiable in ``Q``, ``H``, ``W`` and ``b``, which share a
@@ -83,13 +96,22 @@ _load_cpu()
 cuda_missing = _load_cuda()
 
 # Registered in this order because each needs the schemas that _load_cpu brought.
-from late_interaction.ops import autocast, autograd, dequantized, fake, from_hidden, unsupported  # noqa: E402
+from late_interaction.ops import (  # noqa: E402
+    autocast,
+    autograd,
+    dequantized,
+    fake,
+    from_hidden,
+    residual,
+    unsupported,
+)
 
 fake.register()
 autograd.register()
 autocast.register()
 dequantized.register()
 from_hidden.register()
+residual.register()
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
@@ -97,6 +119,10 @@ maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
+maxsim_residual = torch.ops.late_interaction.maxsim_residual.default
+maxsim_residual_winners = torch.ops.late_interaction.maxsim_residual_winners.default
+maxsim_residual_backward = torch.ops.late_interaction.maxsim_residual_backward.default
+plaid_approx_score = torch.ops.late_interaction.plaid_approx_score.default
 maxsim_from_hidden = torch.ops.late_interaction.maxsim_from_hidden.default
 maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winners.default
 maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
@@ -115,6 +141,10 @@ __all__ = [
     "maxsim_from_hidden_backward",
     "maxsim_from_hidden_winners",
     "maxsim_quantized",
+    "maxsim_residual",
+    "maxsim_residual_backward",
+    "maxsim_residual_winners",
     "maxsim_winners",
+    "plaid_approx_score",
     "with_gradients",
 ]
