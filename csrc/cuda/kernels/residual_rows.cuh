@@ -8,6 +8,8 @@
 namespace late_interaction {
 
 inline constexpr int kResidualWarps = 8, kResidualThreads = 32 * kResidualWarps;
+// Blocks a multiprocessor: unasked, ptxas spills to fit in one more.
+inline constexpr int kResidualBlocks = 2;
 
 // A token's products with a query row and with itself, over all lanes.
 template <class T>
@@ -39,7 +41,7 @@ __device__ __forceinline__ Sum<T> query_inverse_norm(const ResidualArgs& p, cons
 // A block takes a query and a document after the other; a warp every eighth query token, all of the
 // document's tokens in order. The warps' sums are added in order.
 template <class T>
-__global__ void __launch_bounds__(kResidualThreads)
+__global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
     maxsim_residual_by_warp(const __grid_constant__ ResidualArgs p) {
   using S = Sum<T>;
   __shared__ S sums[kResidualWarps];
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(kResidualThreads)
 // then the warp decompresses one after the other, all lanes together. The shares are added in order: the same
 // bits in every run.
 template <class T>
-__global__ void __launch_bounds__(kResidualThreads)
+__global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
     gather_residual_winners(const __grid_constant__ ResidualArgs p) {
   using S = Sum<T>;
   constexpr int kPieces = 8, kDims = 32 * kPieces;  // of the embedding, at a time
