@@ -97,8 +97,7 @@ __device__ void cut_stages(const ForwardArgs& p, const SplitShared<Tile>& at) {
           }
         }
         ptx::publish_to_products();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::arrive(at.cut(place.stage));
+        ptx::arrive(at.cut(place.stage));
         place.advance(p.stages);
       }
     }

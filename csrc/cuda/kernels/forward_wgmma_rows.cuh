@@ -30,7 +30,8 @@
 // earlier one, the winner. So columns are left out one by one only where a document has a mask, or is shorter
 // than a tile.
 //
-// Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier.
+// Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier; where
+// columns are weighed, each lane does, which has read weights of its own. So does each lane of the weigher.
 #pragma once
 
 #include "fold.cuh"
@@ -269,8 +270,7 @@ struct Weigher {
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) ptx::arrive(at.full(place.stage));
+    ptx::arrive(at.full(place.stage));
     place.advance(p.stages);
   }
 
@@ -361,8 +361,7 @@ struct RowsConsumer {
       } else {
         ptx::wait_products<0>();
       }
-      if (Tile::kWeighed) __syncwarp();  // all lanes have read the weights
-      if (threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
+      if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;
       if (t >= span.length) {
@@ -416,8 +415,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const RowsShared<Tile> at(shared, p.stages);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::init_barrier(at.full(stage), Tile::kWeighed ? 2 : 1);
-      ptx::init_barrier(at.empty(stage), 4 * Tile::kConsumers);
+      ptx::init_barrier(at.full(stage), Tile::kWeighed ? 1 + 32 : 1);
+      ptx::init_barrier(at.empty(stage), (Tile::kWeighed ? 128 : 4) * Tile::kConsumers);
     }
     ptx::init_barrier(at.q_full(), 1);
     ptx::init_barrier(at.q_empty(), 4 * Tile::kConsumers);
