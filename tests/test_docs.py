@@ -29,6 +29,17 @@ SIGNATURES = {
     "fp8.maxsim_inference_fp8": "Q D | scale_Q scale_D q_mask=None d_mask=None |",
     "int8.maxsim_inference_int8": "Q D | | scale_Q scale_D q_mask=None d_mask=None",
     "reference.maxsim_reference": "Q D q_mask=None d_mask=None | normalize=False |",
+    "reference.maxsim_reference_varlen": "Q D cu_seqlens_q cu_seqlens_d | | normalize=False",
+    "reference.maxsim_reference_scatter": (
+        "Q_packed D_packed cu_seqlens_q cu_seqlens_d pair_q_idx pair_d_idx | | normalize=False"
+    ),
+    "reference.maxsim_padded_reference": "queries documents query_lengths doc_lengths | | normalize=False",
+    "reference.maxsim_from_hidden_reference": "Q H_d W b=None d_mask=None | normalize=True |",
+    "reference.plaid_approx_score_reference": "query_centroid_scores codes doc_lengths | |",
+    "reference.unpack_residuals_reference": "residuals nbits d | |",
+    "reference.maxsim_residual_reference": (
+        "Q codes residuals doc_lengths centroids bucket_weights nbits | normalize=True |"
+    ),
     "retrieve.retrieve": (
         "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
         " | progress=False precision=None"

@@ -1,0 +1,33 @@
+"""MaxSim in plain PyTorch: the definitions that the kernels are held to.
+
+Slow, and they store every similarity. They run on any device, differentiate twice, and keep float64.
+"""
+
+from late_interaction.reference.compressed import (
+    maxsim_residual_reference,
+    maxsim_residual_varlen_reference,
+    plaid_approx_score_reference,
+    unpack_residuals_reference,
+)
+from late_interaction.reference.dense import maxsim_reference, maxsim_with_winners_reference
+from late_interaction.reference.hidden import maxsim_from_hidden_reference
+from late_interaction.reference.packed import (
+    maxsim_padded_reference,
+    maxsim_reference_scatter,
+    maxsim_reference_varlen,
+)
+from late_interaction.reference.quantized import maxsim_quantized_reference
+
+__all__ = [
+    "maxsim_from_hidden_reference",
+    "maxsim_padded_reference",
+    "maxsim_quantized_reference",
+    "maxsim_reference",
+    "maxsim_reference_scatter",
+    "maxsim_reference_varlen",
+    "maxsim_residual_reference",
+    "maxsim_residual_varlen_reference",
+    "maxsim_with_winners_reference",
+    "plaid_approx_score_reference",
+    "unpack_residuals_reference",
+]
