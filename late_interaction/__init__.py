@@ -15,6 +15,7 @@ from late_interaction._version import __version__
 from late_interaction.autograd import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction.plan import explain_plan
 from late_interaction.retrieve import MaxSimScorer, retrieve
+from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
     "MaxSimScorer",
@@ -22,6 +23,7 @@ __all__ = [
     "explain_plan",
     "maxsim",
     "maxsim_pairs",
+    "maxsim_varlen",
     "maxsim_with_winners",
     "ops",
     "reference",

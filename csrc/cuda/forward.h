@@ -38,6 +38,12 @@ cudaError_t launch_wgmma_exact(const ForwardArgs& args, const TensorMaps& maps, 
 // The span of each of [documents] that the mask leaves.
 cudaError_t launch_spans(const ForwardArgs& args, int64_t documents, Span* spans, cudaStream_t stream);
 
+// Of packed queries and documents: where they lie, and which units a block takes.
+cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream);
+// scores[i, j] of packed queries, from args.scores: their parts, each of part_rows rows.
+cudaError_t launch_sum_packed_parts(const ForwardArgs& args, int part_rows, float* scores,
+                                    cudaStream_t stream);
+
 // scores[i, j] = sum over p of parts[i, p, j], in order.
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                              cudaStream_t stream);

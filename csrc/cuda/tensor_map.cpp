@@ -73,7 +73,7 @@ bool fits_tensor_maps(const Inputs& in) {
   const bool even =
       s.layout == Layout::per_query || s.Nq == 1 || in.Q.item_stride == s.Lq * in.Q.token_stride;
   return even && fits(s.Lq, in.Q.token_stride) && fits(s.Nq, in.Q.item_stride) &&
-         fits(s.Ld, in.D.token_stride) && fits(s.N, in.D.item_stride) &&
+         fits(s.Ld, in.D.token_stride) && (in.packed || fits(s.N, in.D.item_stride)) &&
          (s.layout == Layout::in_batch || fits(s.Nq, in.D.query_stride));
 }
 
@@ -88,7 +88,8 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   maps.Q = in_batch ? encode(p.Q.data, plan.compute, p.d, {rows, row_stride}, one, one, q_box)
                     : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride},
                              one, q_box);
-  maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, {p.N, p.D.item_stride},
+  const Axis items = p.packed ? one : Axis{p.N, p.D.item_stride};
+  maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, items,
                   in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? plan.tokens : plan.columns);
   return maps;
 }

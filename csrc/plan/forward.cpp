@@ -121,7 +121,7 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   plan.rows = 256;
   plan.part_rows = 32;
   plan.scaled = traits.scaled;
-  const auto masked = [&](int columns) { return traits.masked || s.Ld < columns; };
+  const auto masked = [&](int columns) { return traits.masked || traits.packed || s.Ld < columns; };
   plan.columns = fit_columns(s, {176, 152, 128, 104, 80}, [&](int columns) {
     return columns <= widest_tile(masked(columns), plan.scaled);
   });
@@ -312,7 +312,7 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     }
     // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
     const ForwardPlan split = plan_wgmma_split(s, compute, traits, device);
-    if (rows_together > split.rows / 4 && split.units <= INT32_MAX && s.Ld <= kMaxExactToken) return split;
+    if (!traits.packed && rows_together > split.rows / 4 && split.units <= INT32_MAX && s.Ld <= kMaxExactToken) return split;
   }
   if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
   const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);

@@ -74,6 +74,7 @@ struct ForwardTraits {
   Dtype dtype = Dtype::bf16;
   Precision precision = Precision::highest;
   bool masked = false;  // documents have a mask
+  bool packed = false;  // and lengths of their own: sizes are those of a document of mean length
   bool scaled = false;  // tokens have factors of their own (normalize)
   // The inputs are as the wgmma tiles need them, with strides of whole 16 bytes and rows of Q that lie evenly
   // behind each other.

@@ -22,6 +22,9 @@ need_grad_D=True) -> (grad_Q, grad_D)``
 ``maxsim_dequantized(...the same...) -> scores``
     The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
 
+``maxsim_varlen``, ``maxsim_varlen_winners`` and ``maxsim_varlen_backward`` are those of packed tokens, see
+:mod:`late_interaction.ops.varlen`.
+
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
 ``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
 
@@ -73,17 +76,21 @@ _load_cpu()
 cuda_missing = _load_cuda()
 
 # Registered in this order because each needs the schemas that _load_cpu brought.
-from late_interaction.ops import autocast, autograd, dequantized, fake, unsupported  # noqa: E402
+from late_interaction.ops import autocast, autograd, dequantized, fake, unsupported, varlen  # noqa: E402
 
 fake.register()
 autograd.register()
 autocast.register()
+varlen.register()
 dequantized.register(cuda_missing)
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
 maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
+maxsim_varlen = torch.ops.late_interaction.maxsim_varlen.default
+maxsim_varlen_winners = torch.ops.late_interaction.maxsim_varlen_winners.default
+maxsim_varlen_backward = torch.ops.late_interaction.maxsim_varlen_backward.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
@@ -97,5 +104,8 @@ __all__ = [
     "maxsim_backward",
     "maxsim_dequantized",
     "maxsim_quantized",
+    "maxsim_varlen",
+    "maxsim_varlen_backward",
+    "maxsim_varlen_winners",
     "maxsim_winners",
 ]

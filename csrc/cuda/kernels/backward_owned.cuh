@@ -54,6 +54,7 @@ struct OwnedRowsKernel {
   int lane, warp;
   int32_t i, j;         // i: per_query only
   int64_t document;     // among all documents
+  int64_t rows;         // of gradients, before the document's first
   int32_t first_token;  // of the tile
   int32_t tokens;       // of the tile
   uint32_t entries;     // of the document
@@ -156,7 +157,8 @@ struct OwnedRowsKernel {
 
   __device__ __forceinline__ S scale_of(uint32_t e) const {
     const uint32_t query = query_of(e);
-    S scale = static_cast<const S*>(p.grad)[query * p.grad_query_stride + j * p.grad_item_stride];
+    const int64_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : int64_t{query};
+    S scale = static_cast<const S*>(p.grad)[whose * p.grad_query_stride + j * p.grad_item_stride];
     if (p.q_inverse != nullptr) {
       scale *= static_cast<const S*>(p.q_inverse)[query * static_cast<int64_t>(p.Lq) + token_of(e, query)];
     }
@@ -173,7 +175,7 @@ struct OwnedRowsKernel {
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
-    const int64_t row = document * p.Ld + first_token + t;
+    const int64_t row = rows + first_token + t;
     if (p.grad_D_sums != nullptr) {
       sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
       return;
@@ -283,7 +285,7 @@ struct OwnedRowsKernel {
     for (int t = warp; t < tokens; t += kWarps) {
       if (starts[t] != starts[t + 1]) continue;
       for (int first = 0; first < p.d; first += Row::kDims) {
-        const int64_t at = (document * p.Ld + first_token + t) * p.d;
+        const int64_t at = (rows + first_token + t) * p.d;
         if (p.grad_D_sums != nullptr) {
           zero.store(static_cast<S*>(p.grad_D_sums) + at, first, p.d);
         } else {
@@ -309,6 +311,34 @@ struct OwnedRowsKernel {
   }
 };
 
+// Which tile of which document a block owns. Document `index` is the stretch of tokens before the first one
+// (0), a packed one (from 1 on), or the stretch behind the last one, so that no gradient row goes unwritten.
+//
+// Tile t of a document that begins at token `begin` belongs to block begin / tile_tokens + index + t. From
+// document to document that leaves blocks enough, whatever their lengths, and some of them nothing to do.
+struct PackedTile {
+  int64_t index, first;
+  int32_t length, tile;
+
+  static __device__ int64_t begin(const BackwardArgs& p, int64_t index) {
+    if (index == 0) return 0;
+    if (index <= p.N) return p.spans[index - 1].first;
+    return index == p.N + 1 ? p.spans[p.N - 1].first + p.spans[p.N - 1].length : int64_t{p.Ld};
+  }
+
+  __device__ PackedTile(const BackwardArgs& p, int64_t block) {
+    int64_t from = 0, to = p.N + 2;  // the last document whose first block is this one or before it
+    while (to - from > 1) {
+      const int64_t middle = (from + to) / 2;
+      (begin(p, middle) / p.tile_tokens + middle <= block ? from : to) = middle;
+    }
+    index = from;
+    first = begin(p, index);
+    length = static_cast<int32_t>(begin(p, index + 1) - first);
+    tile = static_cast<int32_t>(block - first / p.tile_tokens - index);
+  }
+};
+
 // The planner counts the same bytes of shared memory.
 template <class T, int kPieces, bool kVectors>
 __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 8 ? 1 : 3)
@@ -316,13 +346,27 @@ __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 
   using Kernel = OwnedRowsKernel<T, kPieces, kVectors>;
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ uint32_t warp_totals[kOwnedWarps];
-  const int64_t document = blockIdx.x / p.tiles;
-  const int32_t first_token = static_cast<int32_t>(blockIdx.x % p.tiles) * p.tile_tokens;
-  const int32_t tokens = min(p.tile_tokens, p.Ld - first_token);
   auto* carry = reinterpret_cast<typename Kernel::S*>(shared);
   auto* list = reinterpret_cast<Listed<typename Kernel::S>*>(carry + kOwnedWarps * Kernel::Row::kDims);
   auto* starts = reinterpret_cast<uint32_t*>(list + p.list_capacity);
   auto* cursors = starts + p.tile_tokens + 1;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (p.packed) {
+    const PackedTile mine(p, blockIdx.x);
+    const int32_t first_token = mine.tile * p.tile_tokens;
+    const int32_t tokens = min(p.tile_tokens, mine.length - first_token);
+    if (tokens <= 0) return;
+    const bool exists = mine.index > 0 && mine.index <= p.N;
+    const auto j = static_cast<int32_t>(mine.index - 1);
+    Kernel{p,    carry, starts, cursors, list,       warp_totals, lane,
+           warp, 0,     j,      j,       mine.first, first_token, tokens,
+           exists ? static_cast<uint32_t>(p.Lq) : 0}
+        .run();
+    return;
+  }
+  const int64_t document = blockIdx.x / p.tiles;
+  const int32_t first_token = static_cast<int32_t>(blockIdx.x % p.tiles) * p.tile_tokens;
+  const int32_t tokens = min(p.tile_tokens, p.Ld - first_token);
   const bool in_batch = p.layout == Layout::in_batch;
   Kernel kernel{p,
                 carry,
@@ -330,11 +374,12 @@ __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 
                 cursors,
                 list,
                 warp_totals,
-                static_cast<int>(threadIdx.x % 32),
-                static_cast<int>(threadIdx.x / 32),
+                lane,
+                warp,
                 in_batch ? 0 : static_cast<int32_t>(document / p.N),
                 static_cast<int32_t>(in_batch ? document : document % p.N),
                 document,
+                document * p.Ld,
                 first_token,
                 tokens,
                 static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};

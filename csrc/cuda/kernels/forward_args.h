@@ -4,14 +4,12 @@
 #include <cstdint>
 
 #include "../../common/problem.h"
+#include "packed_index.h"
 
 namespace late_interaction {
 
-// Tokens [first, first + length) of a document.
-struct Span {
-  int32_t first, length;
-};
-
+// Packed calls (varlen) have their query tokens behind each other, as the Lq tokens of one query (Nq = 1), and
+// their documents likewise. Which query a token belongs to matters only where a row's maximum is counted.
 struct ForwardArgs {
   Layout layout;
   int64_t N;  // documents each query meets
@@ -23,6 +21,11 @@ struct ForwardArgs {
   bool wide_winners;
   void* scores;   // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
   void* winners;  // [Nq, N, Lq] or null
+  bool packed;    // documents lie where spans say
+  int32_t queries;             // packed: how many
+  const int32_t* q_offsets;    // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
+  const int32_t* row_queries;  // packed: the query of each row; of a row of none, what ~ makes a query of it
+  const int32_t* unit_ends;    // packed: where each block's units end; null: all get equally many
   int32_t parts;
   int32_t chunks, stages;
   int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team
@@ -30,7 +33,7 @@ struct ForwardArgs {
   int32_t cluster;  // wgmma_split: blocks that share a row tile's chunks
   int64_t row_tiles, units;
   const float* q_inverse;  // inverse norms of the query tokens, if normalize
-  const Span* spans;       // of every document; null: all are whole
+  const Span* spans;       // of every document; null: all are whole, [Ld]
   float zeros[4];          // zeros that the compiler does not know to be such
   const float* d_inverse;  // wgmma_rows, wgmma_split: inverse norms of the documents' tokens, if normalize
 };

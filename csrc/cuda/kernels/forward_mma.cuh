@@ -200,9 +200,18 @@ __device__ __forceinline__ void wait_stage(int stages) {
   }
 }
 
-// The next chunk to load: a place in (document, token tile, chunk) order.
+// The next chunk to load: a place in (document, token tile, chunk) order. A document without tokens has a tile
+// of zeros.
 struct Cursor {
   int32_t j, t, chunk;
+  int32_t length;  // of document j
+  int64_t offset;
+
+  __device__ __forceinline__ void enter(const ForwardArgs& p, int32_t query, int32_t end_j) {
+    if (j >= end_j) return;
+    length = document_length(p, query, j);
+    offset = document_offset(p, query, j);
+  }
 };
 
 template <class Mma, class Tile, bool kWinners>
@@ -235,18 +244,21 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
                                                  [&](int row) { return row_offset(p, tile.first + row); });
     };
     Cursor next{first_j, 0, 0};
+    next.enter(p, tile.query, end_j);
     const auto load_stage = [&](int stage) {
       if (next.j < end_j) {
         const uint32_t dst = ring + stage * stage_bytes;
-        const int64_t from = document_offset(p, tile.query, next.j) + next.t * p.D.token_stride;
-        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d, p.Ld - next.t,
+        const int64_t from = next.offset + next.t * p.D.token_stride;
+        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d,
+                                                      next.length - next.t,
                                                       [&](int row) { return from + row * p.D.token_stride; });
         if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.chunk);
         if (++next.chunk == p.chunks) {
           next.chunk = 0;
-          if ((next.t += Tile::kColumns) >= p.Ld) {
+          if ((next.t += Tile::kColumns) >= next.length) {
             next.t = 0;
             ++next.j;
+            next.enter(p, tile.query, end_j);
           }
         }
       }
@@ -263,6 +275,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     int stage = 0, free_stage = p.stages - 1;
     for (int32_t j = first_j; j < end_j; ++j) {
       const uint8_t* mask = document_mask(p, tile.query, j);
+      const int32_t length = document_length(p, tile.query, j);
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
 #pragma unroll
@@ -271,12 +284,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         token[h] = kSentinel;
       }
 
-      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
+      for (int32_t t = 0; t < max(length, 1); t += Tile::kColumns) {
         const int32_t first_token = t + warp_n * Tile::kWarpColumns;
         // Bit c: column c of this warp's tokens counts.
         uint64_t valid = ~uint64_t{0} >> (64 - Tile::kWarpColumns);
-        if (first_token + Tile::kWarpColumns > p.Ld) {
-          const int32_t left = p.Ld - first_token;
+        if (first_token + Tile::kWarpColumns > length) {
+          const int32_t left = length - first_token;
           valid = left > 0 ? (uint64_t{1} << left) - 1 : 0;
         }
         uint32_t kept[Tile::kWarpColumns / 32];
@@ -284,7 +297,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 #pragma unroll
           for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
             const int32_t at = first_token + w * 32 + lane;
-            kept[w] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+            kept[w] = at < length ? mask[at * p.d_mask.token_stride] : 0;
           }
         }
 

@@ -23,7 +23,8 @@
 //   block      one a multiprocessor, persistent: a contiguous range of (query, document). With one query for
 //              all documents there is one row tile; else a row tile is a query, with documents of its own.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
-//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads, for all teams in turn.
+//   producer   one thread a team, each of another warp of the last warpgroup, which keeps few registers: TMA
+//              loads. Teams with documents of other lengths do not wait for each other.
 //   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
 //              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
 //   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one merges the
@@ -143,31 +144,37 @@ struct DocumentWalk {
   }
 };
 
-// ---- producer ----
+// Where the document lies that a walk has come to.
+__device__ __forceinline__ Span span_at(const ForwardArgs& p, const DocumentWalk& walk) {
+  if (!p.packed || walk.left <= 0) return {0, p.Ld};
+  return p.spans[document_index(p, walk.row_tile, walk.j)];
+}
 
-// A round is a document for each team, tile by tile: all shares of the ring fill at the same pace.
+// ---- producers ----
+
 template <class Tile>
 __device__ __forceinline__ void load_documents(const ForwardArgs& p, const TensorMaps& maps,
-                                               const DocumentsMemory<Tile>& memory) {
+                                               const DocumentsMemory<Tile>& memory, int team) {
   RingPlace first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
-  for (DocumentWalk walk(p); walk.left > 0; walk.advance(p, p.teams)) {
-    const int teams = min(walk.left, p.teams);
-    for (int32_t t = 0; t < p.Ld; t += Tile::kTokens) {
+  DocumentWalk walk(p);
+  walk.advance(p, team);
+  for (Span next = span_at(p, walk); walk.left > 0;) {
+    const Span span = next;
+    const int32_t item = p.packed ? 0 : walk.j, outer = p.packed ? 0 : walk.row_tile;
+    walk.advance(p, p.teams);
+    next = span_at(p, walk);  // on its way while this one is loaded
+    for (int32_t t = 0; t < span.length; t += Tile::kTokens) {
       RingPlace at = first;
       for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
-        DocumentWalk document = walk;
-        for (int team = 0; team < teams; ++team) {
-          const int warpgroup = team * p.members + member;
-          const uint32_t full = memory.full(warpgroup, at);
-          ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
-          ptx::arrive_expecting(full, Tile::kStageBytes);
+        const int warpgroup = team * p.members + member;
+        const uint32_t full = memory.full(warpgroup, at);
+        ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
+        ptx::arrive_expecting(full, Tile::kStageBytes);
 #pragma unroll
-          for (int c = 0; c < Tile::kChunks; ++c) {
-            ptx::copy_box(memory.stage(warpgroup, at) + c * Tile::kDChunkBytes, &maps.D, full,
-                          (chunk + c) * Tile::kChunkElements, t, document.j, document.row_tile);
-          }
-          document.advance(p, 1);
+        for (int c = 0; c < Tile::kChunks; ++c) {
+          ptx::copy_box(memory.stage(warpgroup, at) + c * Tile::kDChunkBytes, &maps.D, full,
+                        (chunk + c) * Tile::kChunkElements, span.first + t, item, outer);
         }
         at.advance(memory.share);
       }
@@ -229,9 +236,10 @@ struct KeptTokens {
   static __device__ __forceinline__ int32_t token(int32_t first_token, int block, int half) {
     return first_token + 64 * block + 8 * half;
   }
-  __device__ __forceinline__ void all(const ForwardArgs& p, int32_t first_token) {
+  __device__ __forceinline__ void all(int32_t length, int32_t first_token) {
 #pragma unroll
-    for (int i = 0; i < 2 * Tile::kBlocks; ++i) keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < p.Ld;
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i)
+      keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < length;
   }
   // Loads: asked for a tile ahead of their use.
   __device__ __forceinline__ void by_mask(const ForwardArgs& p, const uint8_t* mask, int32_t first_token) {
@@ -419,8 +427,6 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   const bool masked = p.d_mask.data != nullptr;
 
   // Tiles go round among the members without regard to where a document ends.
-  const int tiles = (p.Ld + Tile::kTokens - 1) / Tile::kTokens;
-  const int shift = tiles % p.members;
   int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
 
   RingPlace at;
@@ -431,6 +437,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   OwnedRows<Tile> own;
   DocumentWalk walk(p);
   walk.advance(p, team);
+  int32_t next_length = span_at(p, walk).length;
   KeptTokens<Tile> next;
   const int ahead = min(1 + kTokensAhead / p.Ld, kDocumentsAhead);
   if (masked && walk.left > 0) {
@@ -451,9 +458,11 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
     const int32_t j = walk.j;
     const uint8_t* mask = document_mask(p, walk.row_tile, j);
     if (masked) prefetch_mask<Tile>(p, walk, ahead, thread);
+    const int32_t length = next_length;
     walk.advance(p, p.teams);
+    next_length = span_at(p, walk).length;
     int32_t t = first_tile * Tile::kTokens;
-    first_tile -= shift;
+    first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;
 
     float maximum[Tile::kHeld];
@@ -463,10 +472,10 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       maximum[h] = -INFINITY;
       token[h] = kSentinel;
     }
-    for (; t < p.Ld; t += step) {
+    for (; t < length; t += step) {
       KeptTokens<Tile> kept = next;
       if (!masked) {
-        kept.all(p, t + lane_token);
+        kept.all(length, t + lane_token);
       } else if (t + step < p.Ld) {
         next.by_mask(p, mask, t + step + lane_token);
       }
@@ -507,14 +516,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   if (warpgroup == Tile::kWarpgroups) {
     ptx::give_registers<24>();
-    const bool producer = threadIdx.x == Tile::kWarpgroups * Tile::kGroupThreads;
-    if (producer) memory.init_barriers();
+    const int thread = threadIdx.x - Tile::kWarpgroups * Tile::kGroupThreads, team = thread / 32;
+    if (thread == 0) memory.init_barriers();
     __syncwarp();
-    ptx::arrive_some(kBarriersReady, Tile::kThreads);  // and go on: the barriers are its own work
-    if (!producer) return;
+    ptx::sync_some(kBarriersReady, Tile::kThreads);
+    if (thread % 32 != 0 || team >= p.teams) return;
     ptx::wait_for_earlier_kernels();
-    load_documents<Tile>(p, maps, memory);
-    ptx::let_next_kernel_start();
+    load_documents<Tile>(p, maps, memory, team);
+    if (team == 0) ptx::let_next_kernel_start();
   } else {
     ptx::take_registers<Tile::kRegisters>();
     ptx::sync_some(kBarriersReady, Tile::kThreads);

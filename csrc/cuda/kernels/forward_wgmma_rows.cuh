@@ -93,11 +93,11 @@ struct RowsShared {
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 24 + 16 * i; }
 };
 
-// The tokens of a document from the first to the last that counts.
+// The tokens of a document from the first to the last that counts; of a packed one, all.
 template <class Tile>
 __device__ __forceinline__ Span span_of(const ForwardArgs& p, const RowTile& tile, int32_t j) {
   if (!Tile::kMasked || p.spans == nullptr) return {0, p.Ld};
-  return p.spans[document_index(p, tile, j)];
+  return p.spans[document_index(p, tile.query, j)];
 }
 
 // Tiles of a document; an empty one has one too, whose maxima are dropped.
@@ -106,10 +106,10 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
   return max(1, (length + Tile::kColumns - 1) / Tile::kColumns);
 }
 
-// The token that tile t of a span begins with: the last tile is moved back to end with the span.
+// Where in its span tile t begins: the last tile is moved back to end with the span.
 template <class Tile>
 __device__ __forceinline__ int32_t tile_begin(Span span, int32_t t) {
-  return span.first + max(0, min(t, span.length - Tile::kColumns));
+  return max(0, min(t, span.length - Tile::kColumns));
 }
 
 // A product that is not put off until it is known to be needed.
@@ -206,7 +206,8 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
         ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
           ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, &maps.D, at.full(place.stage),
-                        chunk * kChunkDims, tile_begin<Tile>(span, t), j, part.tile.query);
+                        chunk * kChunkDims, span.first + tile_begin<Tile>(span, t), p.packed ? 0 : j,
+                        part.tile.query);
         }
         place.advance(p.stages);
       }
@@ -233,7 +234,7 @@ struct Weigher {
     Looked looked;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      const int32_t token = tile_begin<Tile>(span, t) + 32 * i + ptx::thread() % 32;
+      const int32_t token = span.first + tile_begin<Tile>(span, t) + 32 * i + ptx::thread() % 32;
       const bool exists = token < span.first + span.length && 32 * i + ptx::thread() % 32 < Tile::kColumns;
       if constexpr (Tile::kMasked) {
         looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
@@ -283,7 +284,7 @@ struct Weigher {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const Span span = span_of<Tile>(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, j);
-        const float* factors = Tile::kScaled ? p.d_inverse + document_index(p, rows, j) * p.Ld : nullptr;
+        const float* factors = Tile::kScaled ? p.d_inverse + document_index(p, rows.query, j) * p.Ld : nullptr;
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, factors, span, t);
           ptx::wait(at.empty(place.stage), place.parity ^ 1);
@@ -335,6 +336,7 @@ struct RowsConsumer {
     }
     reduce_quad<Tile::kHeld, Tile::kWinners>(maximum, token);
     if (Tile::kMasked && span.length == 0) maximum[0] = -INFINITY;
+    if (Tile::kMasked && !p.packed) token[0] += span.first;  // a span begins somewhere in its document
     finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, rows, at.own[threadIdx.x],
                                                                   threadIdx.x / 32, j, maximum, token);
   }

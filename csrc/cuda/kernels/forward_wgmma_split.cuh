@@ -271,7 +271,7 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
     const SplitUnit unit = at.units(p, next);
     const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
     const uint8_t* mask = document_mask(p, tile.query, unit.j);
-    const float* factors = p.d_inverse ? p.d_inverse + document_index(p, tile, unit.j) * p.Ld : nullptr;
+    const float* factors = p.d_inverse ? p.d_inverse + document_index(p, tile.query, unit.j) * p.Ld : nullptr;
     for (int32_t first = 0; first < p.Ld; first += Tile::kColumns) {
       const int32_t begin = split_begin<Tile>(p, first);
       float factor[kRounds];
