@@ -3,8 +3,12 @@
     compute-sanitizer --tool memcheck python -m tests.sanitizer_grid
     compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
 
+Words after it choose the calls whose names hold one of them.
+
 Not a test of results (those are next door): it checks only that they are finite.
 """
+
+import sys
 
 import torch
 
@@ -42,6 +46,28 @@ CALLS = {
     "fp64, long rows": (2, 2, 5, 30, 520, FP64, "highest"),
 }
 
+# (lengths of queries, lengths of documents, d, dtype, precision).
+PACKED = {
+    "packed, documents on the M side": ([32, 0, 9], [150, 0, 1, 64, 70] * 40, 128, BF16, "highest"),
+    "packed, query rows on the M side": ([33, 0, 257, 31], [150, 0, 1, 300, 80], 128, BF16, "highest"),
+    "packed, by mma": ([33, 0, 257, 31], [150, 0, 1, 300, 80], 200, FP16, "highest"),
+    "packed, tf32": ([33, 5], [150, 0, 1], 64, FP32, "high"),
+    "packed, fp64": ([33, 5], [150, 0, 1], 20, FP64, "highest"),
+}
+
+
+def run_packed(name, lengths_q, lengths_d, d, dtype, precision):
+    def pack(lengths):
+        offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+        return torch.randn(sum(lengths), d, device="cuda").to(dtype), offsets
+
+    (Q, cu_q), (D, cu_d) = pack(lengths_q), pack(lengths_d)
+    scores, winners = ops.maxsim_varlen_winners(Q, D, cu_q, cu_d, precision)
+    grads = ops.maxsim_varlen_backward(torch.ones_like(scores), Q, D, cu_q, cu_d, winners)
+    results = (scores, ops.maxsim_varlen(Q, D, cu_q, cu_d, precision), *grads)
+    if not all(bool(result.isfinite().all()) for result in results):
+        raise SystemExit(f"{name}: a result is not finite")
+
 
 def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
     generator = torch.Generator("cuda").manual_seed(0)
@@ -71,8 +97,14 @@ def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
 
 
 if __name__ == "__main__":
-    for call, arguments in CALLS.items():
-        run(call, *arguments)
+    wanted = [
+        (function, name, arguments)
+        for function, calls in ((run, CALLS), (run_packed, PACKED))
+        for name, arguments in calls.items()
+        if any(word in name for word in sys.argv[1:] or [""])
+    ]
+    for function, name, arguments in wanted:
+        function(name, *arguments)
     # Hot tokens: more winners than a block orders at a time fall on one token.
     Q = torch.randn(400, 40, 64, device="cuda", dtype=BF16)
     D = torch.randn(2, 70, 64, device="cuda", dtype=BF16)
@@ -80,4 +112,4 @@ if __name__ == "__main__":
     grad = torch.ones(400, 2, device="cuda")
     ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
     torch.cuda.synchronize()
-    print(f"{len(CALLS) + 1} calls ran")
+    print(f"{len(wanted) + 1} calls ran")
