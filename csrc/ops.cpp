@@ -35,8 +35,8 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
 
-  // The same for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i + 1]),
-  // and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
+  // The same for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
+  // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
   // device. Winners are [Nd, tokens of Q], counted from the beginning of their document; int32 where D has
   // more than 65534 tokens.
   m.def(

@@ -158,7 +158,9 @@ def packed(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor) -> 
     embeddings("D_packed", D)
     for name, x in (("Q_packed", Q), ("D_packed", D)):
         if x.dim() != 2:
-            raise ValueError(f"{name} must be [tokens, d], got {_shape(x)}; for padded tokens there is maxsim")
+            raise ValueError(
+                f"{name} must be [tokens, d], got {_shape(x)}; for padded tokens there is maxsim"
+            )
         if x.shape[0] > _MAX_TOKENS:
             raise ValueError(f"{name} must have at most 2**30 tokens, got {_shape(x)}")
     if Q.device != D.device:
@@ -167,7 +169,8 @@ def packed(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor) -> 
         raise TypeError(f"Q_packed and D_packed must share a dtype, got {Q.dtype} and {D.dtype}")
     if Q.shape[1] != D.shape[1] or Q.shape[1] == 0:
         raise ValueError(
-            f"Q_packed and D_packed must share an embedding dim d of at least 1, got {_shape(Q)} and {_shape(D)}"
+            "Q_packed and D_packed must share an embedding dim d of at least 1,"
+            f" got {_shape(Q)} and {_shape(D)}"
         )
     return offsets("cu_seqlens_q", cu_seqlens_q, "Q_packed", Q), offsets(
         "cu_seqlens_d", cu_seqlens_d, "D_packed", D
@@ -184,9 +187,10 @@ def offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
         raise ValueError(f"{name} must be [sequences + 1], got {_shape(cu)}")
     if cu.device != tokens.device:
         raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {cu.device}")
-    if cu.device.type == "cpu" and not torch.compiler.is_compiling():
-        if int(cu[0]) < 0 or int(cu[-1]) > tokens.shape[0] or bool((cu.diff() < 0).any()):
-            raise ValueError(f"{name} must never fall and lie within [0, {tokens.shape[0]}], got {cu.tolist()}")
+    total = tokens.shape[0]
+    looked_at = cu.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looked_at and (int(cu[0]) < 0 or int(cu[-1]) > total or bool((cu.diff() < 0).any())):
+        raise ValueError(f"{name} must never fall and lie within [0, {total}], got {cu.tolist()}")
     return cu.to(torch.int32).contiguous()
 
 

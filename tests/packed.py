@@ -1,5 +1,7 @@
 """Packed queries and documents for tests, and the judge of their scores and gradients."""
 
+import itertools
+
 import torch
 
 from tests import ref
@@ -33,7 +35,7 @@ def pack(lengths, d, dtype, device="cpu", stray=0):
 
 def slices(tokens, cu):
     cu = cu.tolist()
-    return [tokens[begin:end] for begin, end in zip(cu, cu[1:], strict=False)]
+    return [tokens[begin:end] for begin, end in itertools.pairwise(cu)]
 
 
 def scores_and_winners(Q, D, cu_q, cu_d):

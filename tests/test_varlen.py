@@ -157,9 +157,7 @@ def test_opcheck_backward(needs, device):
     Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
     D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
     scores, winners = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
-    torch.library.opcheck(
-        OPS.maxsim_varlen_backward.default, (scores, Q, D, cu_q, cu_d, winners, *needs)
-    )
+    torch.library.opcheck(OPS.maxsim_varlen_backward.default, (scores, Q, D, cu_q, cu_d, winners, *needs))
 
 
 def test_no_second_derivative(device):
@@ -238,33 +236,33 @@ def test_sequences_are_packed(device):
 Q, CU_Q = packed.pack([3, 5], 8, torch.float32)
 D, CU_D = packed.pack([7, 4], 8, torch.float32)
 BAD = {
-    "Q is a list": (dict(Q_packed=Q.tolist()), TypeError, ["Q_packed", "torch.Tensor", "list"]),
-    "D of integers": (dict(D_packed=D.int()), TypeError, ["D_packed", "bfloat16", "int32"]),
-    "Q is padded": (dict(Q_packed=Q[None]), ValueError, ["Q_packed", "[tokens, d]", "[1, 8, 8]"]),
-    "D is one token": (dict(D_packed=D[0]), ValueError, ["D_packed", "[tokens, d]", "[8]"]),
-    "dtypes": (dict(D_packed=D.half()), TypeError, ["Q_packed and D_packed", "float32", "float16"]),
-    "devices": (dict(D_packed=D.to("meta")), ValueError, ["Q_packed and D_packed", "cpu", "meta"]),
-    "d": (dict(D_packed=D[:, :7]), ValueError, ["Q_packed and D_packed", "[8, 8]", "[11, 7]"]),
-    "d is 0": (dict(Q_packed=Q[:, :0], D_packed=D[:, :0]), ValueError, ["at least 1", "[8, 0]"]),
-    "offsets are a list": (dict(cu_seqlens_q=[0, 3, 8]), TypeError, ["cu_seqlens_q", "list"]),
-    "offsets are floats": (dict(cu_seqlens_d=CU_D.float()), TypeError, ["cu_seqlens_d", "int32", "float32"]),
-    "offsets of rank 2": (dict(cu_seqlens_d=CU_D[None]), ValueError, ["cu_seqlens_d", "[1, 3]"]),
-    "no offset": (dict(cu_seqlens_q=CU_Q[:0]), ValueError, ["cu_seqlens_q", "sequences + 1", "[0]"]),
-    "offsets elsewhere": (dict(cu_seqlens_q=CU_Q.to("meta")), ValueError, ["cu_seqlens_q", "cpu", "meta"]),
-    "offsets fall": (dict(cu_seqlens_q=torch.tensor([0, 5, 3])), ValueError, ["cu_seqlens_q", "never fall"]),
-    "offsets past the end": (dict(cu_seqlens_d=CU_D + 1), ValueError, ["cu_seqlens_d", "[0, 11]", "12"]),
-    "offsets below 0": (dict(cu_seqlens_d=CU_D - 1), ValueError, ["cu_seqlens_d", "[0, 11]", "-1"]),
-    "max_seqlen_q too small": (dict(max_seqlen_q=4), ValueError, ["max_seqlen_q", "at least 5", "4"]),
-    "max_seqlen_d too small": (dict(max_seqlen_d=6), ValueError, ["max_seqlen_d", "at least 7", "6"]),
-    "max_seqlen_d a float": (dict(max_seqlen_d=9.5), TypeError, ["max_seqlen_d", "int", "float"]),
-    "precision": (dict(precision="low"), ValueError, ["precision", "'low'"]),
+    "Q is a list": ({"Q_packed": Q.tolist()}, TypeError, ["Q_packed", "torch.Tensor", "list"]),
+    "D of integers": ({"D_packed": D.int()}, TypeError, ["D_packed", "bfloat16", "int32"]),
+    "Q is padded": ({"Q_packed": Q[None]}, ValueError, ["Q_packed", "[tokens, d]", "[1, 8, 8]"]),
+    "D is one token": ({"D_packed": D[0]}, ValueError, ["D_packed", "[tokens, d]", "[8]"]),
+    "dtypes": ({"D_packed": D.half()}, TypeError, ["Q_packed and D_packed", "float32", "float16"]),
+    "devices": ({"D_packed": D.to("meta")}, ValueError, ["Q_packed and D_packed", "cpu", "meta"]),
+    "d": ({"D_packed": D[:, :7]}, ValueError, ["Q_packed and D_packed", "[8, 8]", "[11, 7]"]),
+    "d is 0": ({"Q_packed": Q[:, :0], "D_packed": D[:, :0]}, ValueError, ["at least 1", "[8, 0]"]),
+    "offsets are a list": ({"cu_seqlens_q": [0, 3, 8]}, TypeError, ["cu_seqlens_q", "list"]),
+    "offsets are floats": ({"cu_seqlens_d": CU_D.float()}, TypeError, ["cu_seqlens_d", "int32", "float32"]),
+    "offsets of rank 2": ({"cu_seqlens_d": CU_D[None]}, ValueError, ["cu_seqlens_d", "[1, 3]"]),
+    "no offset": ({"cu_seqlens_q": CU_Q[:0]}, ValueError, ["cu_seqlens_q", "sequences + 1", "[0]"]),
+    "offsets elsewhere": ({"cu_seqlens_q": CU_Q.to("meta")}, ValueError, ["cu_seqlens_q", "cpu", "meta"]),
+    "offsets fall": ({"cu_seqlens_q": torch.tensor([0, 5, 3])}, ValueError, ["cu_seqlens_q", "never fall"]),
+    "offsets past the end": ({"cu_seqlens_d": CU_D + 1}, ValueError, ["cu_seqlens_d", "[0, 11]", "12"]),
+    "offsets below 0": ({"cu_seqlens_d": CU_D - 1}, ValueError, ["cu_seqlens_d", "[0, 11]", "-1"]),
+    "max_seqlen_q too small": ({"max_seqlen_q": 4}, ValueError, ["max_seqlen_q", "at least 5", "4"]),
+    "max_seqlen_d too small": ({"max_seqlen_d": 6}, ValueError, ["max_seqlen_d", "at least 7", "6"]),
+    "max_seqlen_d a float": ({"max_seqlen_d": 9.5}, TypeError, ["max_seqlen_d", "int", "float"]),
+    "precision": ({"precision": "low"}, ValueError, ["precision", "'low'"]),
 }
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_bad_input(bad):
     change, error, words = BAD[bad]
-    good = dict(Q_packed=Q, D_packed=D, cu_seqlens_q=CU_Q, cu_seqlens_d=CU_D)
+    good = {"Q_packed": Q, "D_packed": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D}
     with pytest.raises(error) as caught:
         maxsim_varlen(**(good | change))
     assert all(word in str(caught.value) for word in words), caught.value
@@ -292,13 +290,13 @@ def test_bad_sequences(bad):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(cu_seqlens_q=CU_Q.long()), "int32"),
-        (dict(cu_seqlens_d=CU_D + 1), "never fall"),
-        (dict(Q=Q[None]), "ranks 3 and 2"),
-        (dict(D=D[:, :3]), "share d"),
+        ({"cu_seqlens_q": CU_Q.long()}, "int32"),
+        ({"cu_seqlens_d": CU_D + 1}, "never fall"),
+        ({"Q": Q[None]}, "ranks 3 and 2"),
+        ({"D": D[:, :3]}, "share d"),
     ],
 )
 def test_the_operator_checks_for_itself(change, message):
-    good = dict(Q=Q, D=D, cu_seqlens_q=CU_Q, cu_seqlens_d=CU_D)
+    good = {"Q": Q, "D": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D}
     with pytest.raises(RuntimeError, match=message):
         OPS.maxsim_varlen(**(good | change))

@@ -7,7 +7,7 @@
 namespace late_interaction::cpu {
 
 struct BackwardCall {
-  Sizes sizes;                   // of packed sequences: one query of all query tokens, Ld all documents' tokens
+  Sizes sizes;  // of packed sequences: one query of all query tokens, Ld all documents' tokens
   std::optional<Packed> packed;  // without normalize
   Dtype dtype = Dtype::fp32;
   bool normalize = false;

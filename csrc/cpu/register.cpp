@@ -83,7 +83,8 @@ std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const 
     return {scores, scores};
   }
   Tensor winners = new_tensor(Q, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
-  std::memset(winners.mutable_data_ptr(), 0xFF, winners.numel() * winners.element_size());  // tokens of no query
+  std::memset(winners.mutable_data_ptr(), 0xFF,
+              winners.numel() * winners.element_size());  // tokens of no query
   call.winners = winners.mutable_data_ptr();
   forward(call);
   return {scores, winners};
@@ -154,7 +155,8 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   const Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
   check_varlen_backward_inputs(grad_scores, Q, winners, in);
   const auto gradient = [&](bool needed, int64_t tokens) {
-    const std::vector<int64_t> size = needed ? std::vector<int64_t>{tokens, in.sizes.d} : std::vector<int64_t>{0};
+    const std::vector<int64_t> size =
+        needed ? std::vector<int64_t>{tokens, in.sizes.d} : std::vector<int64_t>{0};
     return new_tensor(Q, size, Q.scalar_type());
   };
   Tensor grad_Q = gradient(need_grad_Q, in.sizes.Lq), grad_D = gradient(need_grad_D, in.sizes.Ld);

@@ -25,6 +25,12 @@ void fill_zero(const Tensor& x, cudaStream_t stream) {
   check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "zeros");
 }
 
+void fill_sentinel(const Tensor& winners, cudaStream_t stream) {
+  if (winners.numel() == 0) return;
+  const int64_t bytes = winners.numel() * winners.element_size();
+  check(cudaMemsetAsync(winners.data_ptr(), 0xFF, bytes, stream), "winners");
+}
+
 int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
 // Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
@@ -157,10 +163,7 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   // Nothing to find: every score is an empty sum, every winner the sentinel.
   if (scores.numel() == 0 || s.Lq == 0 || s.Ld == 0) {
     fill_zero(scores, stream);
-    if (winners && winners->numel() > 0) {
-      check(cudaMemsetAsync(winners->data_ptr(), 0xFF, winners->numel() * winners->element_size(), stream),
-            "winners");
-    }
+    if (winners) fill_sentinel(*winners, stream);
     return;
   }
   const int64_t element = element_bytes(in.dtype);
@@ -199,6 +202,8 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.units = plan.units;
   std::optional<PackedRoom> packed;
   if (in.packed) packed = index_packed(in, plan, scores, args, stream);
+  // A block of its own for each query and document: tokens of no query have none.
+  if (in.packed && plan.tile == Tile::none && winners) fill_sentinel(*winners, stream);
   OptionalTensor spans;
   if (plan.trimmed) {
     spans = new_tensor(scores, {s.documents(), 2}, ScalarType::Int);
@@ -294,8 +299,8 @@ Tensor maxsim_varlen(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_
   return std::get<0>(forward_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, false));
 }
 
-std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q,
-                                                 Tensor cu_seqlens_d, std::string precision) {
+std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                 std::string precision) {
   auto [scores, winners] = forward_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, true);
   return {scores, *winners};
 }

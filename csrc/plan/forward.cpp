@@ -312,7 +312,9 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     }
     // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
     const ForwardPlan split = plan_wgmma_split(s, compute, traits, device);
-    if (!traits.packed && rows_together > split.rows / 4 && split.units <= INT32_MAX && s.Ld <= kMaxExactToken) return split;
+    if (!traits.packed && rows_together > split.rows / 4 && split.units <= INT32_MAX &&
+        s.Ld <= kMaxExactToken)
+      return split;
   }
   if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
   const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);

@@ -53,7 +53,6 @@ struct OwnedRowsKernel {
 
   int lane, warp;
   int32_t i, j;         // i: per_query only
-  int64_t document;     // among all documents
   int64_t rows;         // of gradients, before the document's first
   int32_t first_token;  // of the tile
   int32_t tokens;       // of the tile
@@ -65,7 +64,7 @@ struct OwnedRowsKernel {
       const uint32_t query = e / static_cast<uint32_t>(p.Lq);
       at = (query * p.N + j) * p.Lq + (e - query * p.Lq);
     } else {
-      at = document * p.Lq + e;
+      at = (i * p.N + j) * p.Lq + e;
     }
     // The sentinel, and tokens of other tiles, end up outside [0, tokens).
     const int32_t token = load_winner(p.winners, p.wide_winners, at);
@@ -311,33 +310,54 @@ struct OwnedRowsKernel {
   }
 };
 
-// Which tile of which document a block owns. Document `index` is the stretch of tokens before the first one
-// (0), a packed one (from 1 on), or the stretch behind the last one, so that no gradient row goes unwritten.
-//
-// Tile t of a document that begins at token `begin` belongs to block begin / tile_tokens + index + t. From
-// document to document that leaves blocks enough, whatever their lengths, and some of them nothing to do.
-struct PackedTile {
-  int64_t index, first;
-  int32_t length, tile;
-
-  static __device__ int64_t begin(const BackwardArgs& p, int64_t index) {
-    if (index == 0) return 0;
-    if (index <= p.N) return p.spans[index - 1].first;
-    return index == p.N + 1 ? p.spans[p.N - 1].first + p.spans[p.N - 1].length : int64_t{p.Ld};
-  }
-
-  __device__ PackedTile(const BackwardArgs& p, int64_t block) {
-    int64_t from = 0, to = p.N + 2;  // the last document whose first block is this one or before it
-    while (to - from > 1) {
-      const int64_t middle = (from + to) / 2;
-      (begin(p, middle) / p.tile_tokens + middle <= block ? from : to) = middle;
-    }
-    index = from;
-    first = begin(p, index);
-    length = static_cast<int32_t>(begin(p, index + 1) - first);
-    tile = static_cast<int32_t>(block - first / p.tile_tokens - index);
-  }
+// What a block owns.
+struct OwnedTile {
+  int32_t i, j;         // i: per_query only
+  int64_t rows;         // of gradients, before the document's first
+  int32_t first_token;  // of the document
+  int32_t tokens;       // none: there is nothing to do
+  uint32_t entries;     // of the document
 };
+
+__device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int64_t block) {
+  const bool in_batch = p.layout == Layout::in_batch;
+  const int64_t document = block / p.tiles;
+  const auto first_token = static_cast<int32_t>(block % p.tiles) * p.tile_tokens;
+  return {in_batch ? 0 : static_cast<int32_t>(document / p.N),
+          static_cast<int32_t>(in_batch ? document : document % p.N),
+          document * p.Ld,
+          first_token,
+          min(p.tile_tokens, p.Ld - first_token),
+          static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
+}
+
+// Where stretch `index` of packed tokens begins: those before the first document (0), a document (from 1 on),
+// those behind the last one. So no gradient row goes unwritten.
+__device__ __forceinline__ int64_t stretch_begin(const BackwardArgs& p, int64_t index) {
+  if (index == 0) return 0;
+  if (index <= p.N) return p.spans[index - 1].first;
+  return index == p.N + 1 ? p.spans[p.N - 1].first + p.spans[p.N - 1].length : int64_t{p.Ld};
+}
+
+// Tile t of a stretch that begins at token `begin` belongs to block begin / tile_tokens + index + t. From
+// stretch to stretch that leaves blocks enough, whatever their lengths, and some blocks nothing to do.
+__device__ __forceinline__ OwnedTile packed_tile(const BackwardArgs& p, int64_t block) {
+  int64_t index = 0, end = p.N + 2;  // the last stretch whose first block is this one or before it
+  while (end - index > 1) {
+    const int64_t middle = (index + end) / 2;
+    (stretch_begin(p, middle) / p.tile_tokens + middle <= block ? index : end) = middle;
+  }
+  const int64_t first = stretch_begin(p, index);
+  const int64_t first_token = (block - first / p.tile_tokens - index) * p.tile_tokens;
+  const int64_t left = stretch_begin(p, index + 1) - first - first_token;
+  const bool document = index > 0 && index <= p.N;
+  return {0,
+          static_cast<int32_t>(index - 1),
+          first,
+          static_cast<int32_t>(first_token),
+          static_cast<int32_t>(max(int64_t{0}, min(int64_t{p.tile_tokens}, left))),
+          document ? static_cast<uint32_t>(p.Lq) : 0};
+}
 
 // The planner counts the same bytes of shared memory.
 template <class T, int kPieces, bool kVectors>
@@ -350,39 +370,22 @@ __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 
   auto* list = reinterpret_cast<Listed<typename Kernel::S>*>(carry + kOwnedWarps * Kernel::Row::kDims);
   auto* starts = reinterpret_cast<uint32_t*>(list + p.list_capacity);
   auto* cursors = starts + p.tile_tokens + 1;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (p.packed) {
-    const PackedTile mine(p, blockIdx.x);
-    const int32_t first_token = mine.tile * p.tile_tokens;
-    const int32_t tokens = min(p.tile_tokens, mine.length - first_token);
-    if (tokens <= 0) return;
-    const bool exists = mine.index > 0 && mine.index <= p.N;
-    const auto j = static_cast<int32_t>(mine.index - 1);
-    Kernel{p,    carry, starts, cursors, list,       warp_totals, lane,
-           warp, 0,     j,      j,       mine.first, first_token, tokens,
-           exists ? static_cast<uint32_t>(p.Lq) : 0}
-        .run();
-    return;
-  }
-  const int64_t document = blockIdx.x / p.tiles;
-  const int32_t first_token = static_cast<int32_t>(blockIdx.x % p.tiles) * p.tile_tokens;
-  const int32_t tokens = min(p.tile_tokens, p.Ld - first_token);
-  const bool in_batch = p.layout == Layout::in_batch;
+  const OwnedTile mine = p.packed ? packed_tile(p, blockIdx.x) : dense_tile(p, blockIdx.x);
+  if (mine.tokens == 0) return;
   Kernel kernel{p,
                 carry,
                 starts,
                 cursors,
                 list,
                 warp_totals,
-                lane,
-                warp,
-                in_batch ? 0 : static_cast<int32_t>(document / p.N),
-                static_cast<int32_t>(in_batch ? document : document % p.N),
-                document,
-                document * p.Ld,
-                first_token,
-                tokens,
-                static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
+                static_cast<int>(threadIdx.x % 32),
+                static_cast<int>(threadIdx.x / 32),
+                mine.i,
+                mine.j,
+                mine.rows,
+                mine.first_token,
+                mine.tokens,
+                mine.entries};
   kernel.run();
 }
 

@@ -66,9 +66,9 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
     const int32_t its_row = __shfl_sync(kFullWarp, row, who);
-    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
-                                        static_cast<const E*>(p.D.data) + document_offset(p, query, j), length,
-                                        mask);
+    const Maximum exact =
+        recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
+                      static_cast<const E*>(p.D.data) + document_offset(p, query, j), length, mask);
     if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
   }
   return mine;
@@ -76,8 +76,8 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 
 // The rows a lane owns, and the queries its warp sums, for as long as its block stays on one row tile.
 //
-// What a warp has of a query is a part of its score. Of packed queries, part (warp, query) lies at place warp +
-// query of the parts: from row to row the warp, the query or both go up, so no two parts share a place.
+// What a warp has of a query is a part of its score. Of packed queries, part (warp, query) lies at place warp
+// + query of the parts: from row to row the warp, the query or both go up, so no two parts share a place.
 template <class Tile>
 struct OwnedRows {
   // What a row's maximum counts: 0 if it is masked, or does not exist; else 1 or its token's inverse norm.

@@ -8,8 +8,8 @@
 
 namespace late_interaction {
 
-// Packed calls (varlen) have their query tokens behind each other, as the Lq tokens of one query (Nq = 1), and
-// their documents likewise. Which query a token belongs to matters only where a row's maximum is counted.
+// Packed calls (varlen) have their query tokens behind each other, as the Lq tokens of one query (Nq = 1),
+// and their documents likewise. Which query a token belongs to matters only where a row's maximum is counted.
 struct ForwardArgs {
   Layout layout;
   int64_t N;  // documents each query meets
@@ -19,9 +19,9 @@ struct ForwardArgs {
   bool normalize;
   bool q_aligned, d_aligned;  // 16-byte copies are possible
   bool wide_winners;
-  void* scores;   // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
-  void* winners;  // [Nq, N, Lq] or null
-  bool packed;    // documents lie where spans say
+  void* scores;                // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
+  void* winners;               // [Nq, N, Lq] or null
+  bool packed;                 // documents lie where spans say
   int32_t queries;             // packed: how many
   const int32_t* q_offsets;    // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
   const int32_t* row_queries;  // packed: the query of each row; of a row of none, what ~ makes a query of it

@@ -200,8 +200,8 @@ __device__ __forceinline__ void wait_stage(int stages) {
   }
 }
 
-// The next chunk to load: a place in (document, token tile, chunk) order. A document without tokens has a tile
-// of zeros.
+// The next chunk to load: a place in (document, token tile, chunk) order. A document without tokens has a
+// tile of zeros.
 struct Cursor {
   int32_t j, t, chunk;
   int32_t length;  // of document j

@@ -284,7 +284,8 @@ struct Weigher {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const Span span = span_of<Tile>(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, j);
-        const float* factors = Tile::kScaled ? p.d_inverse + document_index(p, rows.query, j) * p.Ld : nullptr;
+        const float* factors =
+            Tile::kScaled ? p.d_inverse + document_index(p, rows.query, j) * p.Ld : nullptr;
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, factors, span, t);
           ptx::wait(at.empty(place.stage), place.parity ^ 1);

@@ -32,7 +32,8 @@ __device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index,
   return {query * p.Lq + offset, min(tile_rows, p.Lq - offset), query * p.Lq, query};
 }
 
-// Sequence i of `total` tokens packed end to end. Offsets that lead elsewhere give less, never another's memory.
+// Sequence i of `total` tokens packed end to end. Offsets that lead elsewhere give less, never another's
+// memory.
 __device__ __forceinline__ Span packed_span(const int32_t* offsets, int64_t i, int32_t total) {
   const int32_t first = min(max(offsets[i], 0), total);
   return {first, max(0, min(offsets[i + 1], total) - first)};
