@@ -13,7 +13,9 @@ The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_in
 from late_interaction import ops, reference
 from late_interaction._version import __version__
 from late_interaction.autograd import maxsim, maxsim_pairs, maxsim_with_winners
+from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.plan import explain_plan
+from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.varlen import maxsim_varlen
 
@@ -26,6 +28,10 @@ __all__ = [
     "maxsim_varlen",
     "maxsim_with_winners",
     "ops",
+    "patch_colpali_engine",
+    "patch_pylate",
     "reference",
     "retrieve",
+    "unpatch_colpali_engine",
+    "unpatch_pylate",
 ]

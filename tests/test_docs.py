@@ -14,6 +14,7 @@ import late_interaction as li
 # Names, order and defaults as in late-interaction-kernels 0.4.5, so that code moves over by its import alone.
 # "|" ends the positional arguments; what comes after a second "|" is ours.
 MASKED = "Q D q_mask=None d_mask=None"
+PATCHED = "queries_embeddings documents_embeddings queries_mask=None documents_mask=None"
 SIGNATURES = {
     "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None",
     "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None",
@@ -53,6 +54,14 @@ SIGNATURES = {
     "retrieve.MaxSimScorer.score": "self Q D q_mask=None d_mask=None | |",
     "retrieve.MaxSimScorer.retrieve": "self Q D top_k q_mask=None d_mask=None | chunk=None | progress=False",
     "retrieve.MaxSimScorer.forward_with_ids": "self Q D q_ids d_ids | |",
+    "pylate_compat.patch_pylate": "| |",
+    "pylate_compat.unpatch_pylate": "| |",
+    "pylate_compat.patched_colbert_scores": f"{PATCHED} | mask=None |",
+    "pylate_compat.patched_colbert_kd_scores": f"{PATCHED} | mask=None |",
+    "pylate_compat.patched_colbert_scores_pairwise": f"{PATCHED} | mask=None |",
+    "colpali_compat.patch_colpali_engine": "| |",
+    "colpali_compat.unpatch_colpali_engine": "| |",
+    "colpali_compat.patched_score_multi_vector": "qs ps batch_size=128 device=None | |",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
         " | progress=False precision=None"
@@ -90,8 +99,12 @@ def test_top_level():
         "maxsim_pairs",
         "maxsim_varlen",
         "maxsim_with_winners",
+        "patch_colpali_engine",
+        "patch_pylate",
         "reference",
         "retrieve",
+        "unpatch_colpali_engine",
+        "unpatch_pylate",
     }
     assert callable(li.retrieve) and inspect.ismodule(li.reference)
     from late_interaction.retrieve import retrieve

@@ -33,3 +33,13 @@ def test_what_builds_the_package_is_pinned_too():
     pinned = pins("build")
     for wanted in map(Requirement, PROJECT["build-system"]["requires"]):
         assert wanted.specifier.contains(pinned[wanted.name]), wanted
+
+
+@pytest.mark.parametrize("extra", ["pylate", "colpali"])
+def test_the_releases_that_the_patches_are_tested_with_are_those_of_the_extra(extra):
+    (wanted,) = map(Requirement, PROJECT["project"]["optional-dependencies"][extra])
+    lines = (ROOT / "requirements" / "compat.txt").read_text().splitlines()
+    pinned = [line.removeprefix(f"{wanted.name}==") for line in lines if line.startswith(f"{wanted.name}==")]
+    assert pinned and all(wanted.specifier.contains(release) for release in pinned)
+    (oldest,) = (part.version for part in wanted.specifier if part.operator == ">=")
+    assert oldest in pinned

@@ -1,0 +1,258 @@
+"""colpali-engine on these kernels: :func:`patch_colpali_engine` and its undoing, for 0.3.10 to 0.3.18.
+
+The loss heads and ``score_multi_vector`` run their own code, whichever version's, in a namespace where
+``torch.einsum`` gives similarities that are not computed yet. Asked for their maximum's sum, they are MaxSim;
+asked for anything else (a smooth maximum), they are einsum's. So every option of a head is the head's own.
+
+From 0.3.17 on ``COLPALI_SCORES_BACKEND`` selects a backend for each call: ``auto`` and ``lik`` come here.
+
+A call that the kernels do not serve (another device, integers) goes where it went before, and so does every
+call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1.
+"""
+
+import importlib
+import inspect
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._compat import package_at_least, served
+from late_interaction.autograd import maxsim, maxsim_pairs
+
+__all__ = ["patch_colpali_engine", "unpatch_colpali_engine"]
+
+_LOSSES = "colpali_engine.loss.late_interaction_losses"
+_PROCESSOR = "colpali_engine.utils.processing_utils"
+_BACKEND = "colpali_engine.utils._lik_backend"
+
+_Place = tuple[str, str]  # a module, and a path of attributes in it
+_SCORE_MULTI_VECTOR: _Place = (_PROCESSOR, "BaseVisualRetrieverProcessor.score_multi_vector")
+
+_ORIGINAL: dict[_Place, Any] = {}  # what colpali-engine had there; empty while nothing is patched
+
+
+def patch_colpali_engine() -> None:
+    """Has colpali-engine score by :func:`late_interaction.maxsim`: ``score_multi_vector`` and all loss heads.
+
+    The explicit negatives of a head are one call on ``[B, n_neg, Ld, d]``, its positives one of
+    :func:`late_interaction.maxsim_pairs`; no similarity is stored. Losses and gradients stay
+    colpali-engine's to rounding, except that the first of equal similarities takes the gradient that
+    ``amax`` shares among them (as padding has, which is zero). Scores are float32. A second call changes
+    nothing.
+
+    Args:
+        None: ``LATE_INTERACTION_DISABLE=1`` in the environment turns the patch off, call by call.
+
+    Returns:
+        None.
+
+    Raises:
+        ImportError: colpali-engine is not installed.
+
+    Warns:
+        RuntimeWarning: colpali-engine lacks a class that was to be patched.
+
+    Example:
+        >>> from late_interaction import patch_colpali_engine, unpatch_colpali_engine
+        >>> patch_colpali_engine()                     # doctest: +SKIP
+        >>> loss = ColbertNegativeCELoss()(Q, D, D_neg)  # doctest: +SKIP
+        >>> unpatch_colpali_engine()
+    """
+    if _ORIGINAL:
+        return
+    missed = []
+    for place, replacement in _surface().items():
+        try:
+            holder, name = _resolve(place)
+            _ORIGINAL[place] = inspect.getattr_static(holder, name)
+        except (ImportError, AttributeError):
+            missed.append(".".join(place))
+            continue
+        setattr(holder, name, replacement(_ORIGINAL[place]))
+    if not _ORIGINAL:
+        raise ImportError("patch_colpali_engine() needs colpali-engine 0.3.10 to 0.3.18, and found none")
+    if missed:
+        warnings.warn(
+            f"patch_colpali_engine() did not find {', '.join(missed)}: whatever computes there stays"
+            " colpali-engine's own. It may have been refactored; 0.3.10 to 0.3.18 are known",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def unpatch_colpali_engine() -> None:
+    """Gives colpali-engine its own scoring back. Does nothing where nothing is patched.
+
+    Args:
+        None.
+
+    Returns:
+        None.
+
+    Example:
+        >>> from late_interaction import unpatch_colpali_engine
+        >>> unpatch_colpali_engine()
+    """
+    for place, original in _ORIGINAL.items():
+        holder, name = _resolve(place)
+        setattr(holder, name, original)
+    _ORIGINAL.clear()
+
+
+# ---- what is put in place of colpali-engine's functions ----
+
+
+def patched_score_multi_vector(
+    qs: Any, ps: Any, batch_size: int = 128, device: str | torch.device | None = None
+) -> Tensor:
+    return _with_maxsim(_ORIGINAL[_SCORE_MULTI_VECTOR].__func__)(qs, ps, batch_size, device)
+
+
+def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function's code, where ``torch.einsum`` is :func:`_einsum`."""
+    assert inspect.isfunction(function)
+    changed = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, "torch": _TORCH},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    changed.__kwdefaults__ = function.__kwdefaults__
+    changed.__doc__ = function.__doc__
+    return changed
+
+
+def _grid_of_backend(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def maxsim_inbatch_lik(query: Tensor, doc: Tensor) -> Tensor:
+        return maxsim(query, doc) if _fits(maxsim, query, doc, 3) else original(query, doc)
+
+    return maxsim_inbatch_lik
+
+
+def _candidates_of_backend(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def maxsim_kd_lik(query: Tensor, doc: Tensor) -> Tensor:
+        return maxsim(query, doc) if _fits(maxsim, query, doc, 4) else original(query, doc)
+
+    return maxsim_kd_lik
+
+
+def _fits(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int) -> bool:
+    own_documents = document_rank == 4 or score is maxsim_pairs  # document i is for query i alone
+    return (
+        Q.dim() == 3
+        and D.dim() == document_rank
+        and not (own_documents and Q.shape[0] != D.shape[0])
+        and served(Q, D)
+    )
+
+
+# ---- similarities that are not computed yet ----
+
+# Every equation of the heads has the query's tokens before the document's, last, in what it gives.
+_SCORED = {
+    "bnd,csd->bcns": (maxsim, 3),  # every query with every document
+    "bnd,bsd->bns": (maxsim_pairs, 3),  # each with its own
+    "bnd,bld->bnl": (maxsim_pairs, 3),
+    "bnd,blsd->blns": (maxsim, 4),  # each with several of its own
+    "bnd,bsld->bsnl": (maxsim, 4),
+}
+
+
+def _einsum(equation: str, *operands: Tensor) -> Any:
+    if equation in _SCORED and _selected():
+        score, document_rank = _SCORED[equation]
+        Q, D = operands
+        if _fits(score, Q, D, document_rank):
+            return _Similarities(equation, Q, D)
+    return torch.einsum(equation, *operands)
+
+
+def _selected() -> bool:
+    """Whether colpali-engine's backend, where it has that choice, is this one."""
+    dispatch = sys.modules.get("colpali_engine.utils.maxsim")
+    return dispatch is None or dispatch._resolve_backend() != "torch"
+
+
+class _Similarities:
+    """``einsum(equation, Q, D)``, whose sum of maxima is MaxSim: what else is asked of it computes it."""
+
+    def __init__(self, equation: str, Q: Tensor, D: Tensor) -> None:
+        self.operands = (equation, Q, D)
+
+    def amax(self, dim: int) -> "_Maxima":
+        return _Maxima(self, lambda: self.computed().amax(dim), dim)
+
+    def max(self, dim: int) -> tuple["_Maxima", None]:  # nobody reads the indices
+        return _Maxima(self, lambda: self.computed().max(dim).values, dim), None
+
+    def computed(self) -> Tensor:
+        return torch.einsum(*self.operands)
+
+    def __truediv__(self, other: float | Tensor) -> Tensor:
+        return self.computed() / other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.computed(), name)
+
+
+class _Maxima:
+    """The maximum of similarities along one dim."""
+
+    def __init__(self, similarities: _Similarities, computed: Callable[[], Tensor], dim: int) -> None:
+        self.similarities, self.computed, self.dim = similarities, computed, dim
+
+    def sum(self, dim: int) -> Tensor:
+        equation, Q, D = self.similarities.operands
+        dims = len(equation.split("->")[1])
+        if (self.dim, dim) != (dims - 1, dims - 2):
+            return self.computed().sum(dim)
+        scores: Tensor = _SCORED[equation][0](Q, D)
+        return scores
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.computed(), name)
+
+
+class _Torch(types.ModuleType):
+    einsum = staticmethod(_einsum)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+_TORCH = _Torch("torch")
+
+
+# ---- where they are put ----
+
+
+def _surface() -> dict[_Place, Callable[[Any], Any]]:
+    """The places, and what makes a replacement of what stands there."""
+    heads = ["ColbertLoss", "ColbertPairwiseCELoss", "ColbertNegativeCELoss", "ColbertPairwiseNegativeCELoss"]
+    if package_at_least("colpali-engine", "0.3.13"):
+        heads.append("ColbertSigmoidLoss")
+    surface: dict[_Place, Callable[[Any], Any]] = {
+        _SCORE_MULTI_VECTOR: lambda _: staticmethod(patched_score_multi_vector)
+    }
+    for head in heads:
+        surface[_LOSSES, f"{head}.forward"] = _with_maxsim
+    if package_at_least("colpali-engine", "0.3.17"):
+        surface[_BACKEND, "maxsim_inbatch_lik"] = _grid_of_backend
+        surface[_BACKEND, "maxsim_kd_lik"] = _candidates_of_backend
+    return surface
+
+
+def _resolve(place: _Place) -> tuple[Any, str]:
+    """The module or class that holds the last name of the path."""
+    module, path = place
+    *outer, name = path.split(".")
+    holder: Any = importlib.import_module(module)
+    for part in outer:
+        holder = getattr(holder, part)
+    return holder, name

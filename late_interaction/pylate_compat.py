@@ -1,0 +1,303 @@
+"""PyLate on these kernels: :func:`patch_pylate` and :func:`unpatch_pylate`, for PyLate 1.3.3 to 1.6.
+
+Before 1.5.1 PyLate scores by functions that its losses and its reranker hold: those are exchanged wherever
+they are held. From 1.5.1 on it selects a backend for each call: ``auto`` and ``lik`` come here, ``torch`` and
+``flash`` stay what they are.
+
+A call that the kernels do not serve (another device, integers) goes where it went before, and so does every
+call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1.
+"""
+
+import importlib
+import inspect
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._compat import package_at_least, served
+from late_interaction.autograd import maxsim, maxsim_pairs
+
+__all__ = ["patch_pylate", "unpatch_pylate"]
+
+_ORIGINAL: dict[str, Any] = {}  # what PyLate had under a name; empty while nothing is patched
+
+
+def patch_pylate() -> None:
+    """Has PyLate score by :func:`late_interaction.maxsim`: training, distillation and reranking.
+
+    Losses and gradients stay PyLate's to rounding, its masks included: a masked token scores 0 there, and
+    takes part in the maximum. Scores are float32. Patch before you build a loss, which keeps the function
+    that it finds. A second call changes nothing.
+
+    Args:
+        None: ``LATE_INTERACTION_DISABLE=1`` in the environment turns the patch off, call by call.
+
+    Returns:
+        None.
+
+    Raises:
+        ImportError: PyLate is not installed.
+
+    Warns:
+        RuntimeWarning: PyLate lacks a function that was to be exchanged.
+
+    Example:
+        >>> from late_interaction import patch_pylate, unpatch_pylate
+        >>> patch_pylate()                                 # doctest: +SKIP
+        >>> loss = pylate.losses.Contrastive(model=model)  # doctest: +SKIP
+        >>> unpatch_pylate()
+    """
+    if _ORIGINAL:
+        return
+    replacements, captures = _surface()
+    missed = []
+    for (module, path), replacement in replacements.items():
+        original = _find(importlib.import_module(module), path)
+        if original is None:
+            missed.append(f"{module}.{path}")
+        else:
+            _ORIGINAL[path] = original
+            _exchange(path, original, replacement)
+    for module, name in captures:
+        if not hasattr(importlib.import_module(module), name):
+            missed.append(f"{module}.{name}")
+    if missed:
+        warnings.warn(
+            f"patch_pylate() did not find {', '.join(missed)}: whatever computes there stays PyLate's own."
+            " This PyLate may have been refactored; 1.3.3 to 1.6 are known",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def unpatch_pylate() -> None:
+    """Gives PyLate its own scoring back. Does nothing where nothing is patched.
+
+    Args:
+        None.
+
+    Returns:
+        None.
+
+    Example:
+        >>> from late_interaction import unpatch_pylate
+        >>> unpatch_pylate()
+    """
+    if not _ORIGINAL:
+        return
+    replacements, _ = _surface()
+    for (_, path), replacement in replacements.items():
+        if path in _ORIGINAL:
+            _exchange(path, replacement, _ORIGINAL[path])
+    _ORIGINAL.clear()
+
+
+# ---- what is put in place of PyLate's functions ----
+
+
+def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """PyLate's function of this name, through ``score`` where the kernels serve the call."""
+
+    def patched(
+        queries_embeddings: Any,
+        documents_embeddings: Any,
+        queries_mask: Any = None,
+        documents_mask: Any = None,
+        *,
+        mask: Any = None,  # documents_mask, as it was called before PyLate 1.1
+    ) -> Tensor:
+        masks = {"queries_mask": queries_mask, "documents_mask": documents_mask}
+        if mask is not None:
+            masks["documents_mask"] = mask
+        elif (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
+            Q, D = tokens
+            own_documents = D.dim() == 4 or score is maxsim_pairs  # document i is for query i alone
+            fits = Q.dim() == 3 and D.dim() == document_rank and served(Q, D)
+            if fits and not (own_documents and Q.shape[0] != D.shape[0]):
+                return _masked(score, Q, D, **masks)
+        if score is maxsim_pairs:  # PyLate's own has no masks
+            masks = {key: value for key, value in masks.items() if value is not None}
+        if name.endswith("_lik"):
+            _require_lik()
+        original: Callable[..., Tensor] = _ORIGINAL[name]
+        return original(queries_embeddings, documents_embeddings, **masks)
+
+    patched.__name__ = patched.__qualname__ = f"patched_{name}"
+    return patched
+
+
+patched_colbert_scores = _in_place_of("colbert_scores", 3, maxsim)
+patched_colbert_kd_scores = _in_place_of("colbert_kd_scores", 4, maxsim)
+patched_colbert_scores_pairwise = _in_place_of("colbert_scores_pairwise", 3, maxsim_pairs)
+_colbert_scores_lik = _in_place_of("colbert_scores_lik", 3, maxsim)
+_colbert_kd_scores_lik = _in_place_of("colbert_kd_scores_lik", 4, maxsim)
+_colbert_scores_pairwise_lik = _in_place_of("colbert_scores_pairwise_lik", 3, maxsim_pairs)
+
+
+def _grouped(
+    self: Any,
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    **backend: str | None,
+) -> Tensor:
+    """``ColBERTScores.__call__``: documents ``[D, N, Ld, d]`` are one batch, not N slices scored in turn."""
+    if _selected(**backend) and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
+        Q, D = tokens
+        if Q.dim() == 3 and D.dim() == 4 and served(Q, D):
+            if documents_mask is not None:
+                documents_mask = _tensor(documents_mask).flatten(0, 1)
+            return _masked(maxsim, Q, D.flatten(0, 1), queries_mask, documents_mask)
+    original: Callable[..., Tensor] = _ORIGINAL["ColBERTScores.__call__"]
+    return original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask, **backend)
+
+
+def _selected(backend: str | None = None) -> bool:
+    """Whether PyLate's backend, where it has that choice, is this one."""
+    resolve = getattr(_scores_defining_module()[0], "_resolve_backend", None)
+    return resolve is None or resolve(backend) in ("auto", "lik")
+
+
+def _try_lik(backend: str, *tensors: Any) -> bool:
+    if backend in ("auto", "lik") and _all_served(tensors):
+        return True
+    return bool(_ORIGINAL["_try_lik"](backend, *tensors))
+
+
+def _require_lik() -> None:
+    """Raises what PyLate's ``auto`` answers by its own scoring, where there is no LIK to hand on to."""
+    backend = importlib.import_module("pylate.scores._lik_backend")
+    if not backend.is_available():
+        raise backend.LIKUnsupported("shapes that late_interaction does not score, and no LIK is installed")
+
+
+def _try_flash(backend: str, *tensors: Any) -> bool:
+    if backend == "auto" and _all_served(tensors):
+        return False
+    return bool(_ORIGINAL["_try_flash"](backend, *tensors))
+
+
+def _all_served(tensors: tuple[Any, ...]) -> bool:
+    return all(isinstance(x, Tensor) for x in tensors) and served(*tensors)
+
+
+# ---- PyLate's way with masks and lists ----
+
+
+def _masked(
+    score: Callable[..., Tensor], Q: Tensor, D: Tensor, queries_mask: Any, documents_mask: Any
+) -> Tensor:
+    Q, q_mask = _multiplied(Q, queries_mask)
+    D, d_mask = _multiplied(D, documents_mask)
+    return score(Q, D, q_mask, d_mask)
+
+
+def _multiplied(tokens: Tensor, mask: Any) -> tuple[Tensor, Tensor | None]:
+    """Tokens whose similarities are as if multiplied by the mask, which is PyLate's way, and what to visit.
+
+    Of a sequence's masked tokens, all 0 now, one is visited: it wins where all else is negative.
+    """
+    if mask is None:
+        return tokens, None
+    mask = torch.broadcast_to(_tensor(mask), tokens.shape[:-1])
+    live = mask != 0
+    visited = live.scatter(-1, live.to(torch.uint8).argmin(-1, keepdim=True), True)
+    return tokens * mask.to(tokens.dtype).unsqueeze(-1), visited
+
+
+def _tensor(x: Any) -> Tensor:
+    convert: Callable[[Any], Tensor] = importlib.import_module("pylate.utils.tensor").convert_to_tensor
+    return convert(x)
+
+
+def _tensors(Q: Any, D: Any) -> tuple[Tensor, Tensor] | None:
+    try:
+        return _tensor(Q), _tensor(D)
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # lists of unequal lengths: PyLate's own function takes them one by one
+        return None
+
+
+# ---- where they are put ----
+
+_Place = tuple[str, str]  # a module, and a path of attributes in it
+
+
+def _scores_defining_module() -> tuple[types.ModuleType, bool]:
+    """The module that defines PyLate's scoring functions, and whether it is the one of 1.5 and later."""
+    try:
+        return importlib.import_module("pylate.scores.scores"), False
+    except ImportError:
+        return importlib.import_module("pylate.scores.colbert"), True
+
+
+def _surface() -> tuple[dict[_Place, Callable[..., Any]], list[_Place]]:
+    """What is put where, and which modules of losses hold a scoring function by its name."""
+    defining, grouped = _scores_defining_module()
+    here = defining.__name__
+    if package_at_least("pylate", "1.5.1"):
+        backend = "pylate.scores._lik_backend"
+        return {
+            (here, "_try_flash"): _try_flash,
+            (here, "_try_lik"): _try_lik,
+            (here, "ColBERTScores.__call__"): _grouped,
+            (backend, "colbert_scores_lik"): _colbert_scores_lik,
+            (backend, "colbert_kd_scores_lik"): _colbert_kd_scores_lik,
+            (backend, "colbert_scores_pairwise_lik"): _colbert_scores_pairwise_lik,
+        }, []
+    replacements: dict[_Place, Callable[..., Any]] = {
+        (here, "colbert_scores"): patched_colbert_scores,
+        (here, "colbert_kd_scores"): patched_colbert_kd_scores,
+    }
+    if hasattr(defining, "colbert_scores_pairwise"):
+        replacements[here, "colbert_scores_pairwise"] = patched_colbert_scores_pairwise
+    captures = [("pylate.losses.distillation", "colbert_kd_scores")]
+    if grouped:
+        replacements[here, "ColBERTScores.__call__"] = _grouped
+    else:
+        captures += [
+            ("pylate.losses.contrastive", "colbert_scores"),
+            ("pylate.losses.cached_contrastive", "colbert_scores"),
+        ]
+    for module, _ in captures:  # loaded now, or they would capture what is put in place, past an unpatch
+        importlib.import_module(module)
+    return replacements, captures
+
+
+def _find(module: types.ModuleType, path: str) -> Any:
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _exchange(path: str, old: Any, new: Any) -> None:
+    """Puts ``new`` wherever PyLate holds ``old``: in modules, classes, and the defaults of constructors."""
+    name = path.split(".")[-1]
+    for holder in _holders():
+        if vars(holder).get(name) is old:
+            setattr(holder, name, new)
+        init = vars(holder).get("__init__")
+        if inspect.isfunction(init) and any(default is old for default in init.__defaults__ or ()):
+            init.__defaults__ = tuple(new if d is old else d for d in init.__defaults__ or ())
+
+
+def _holders() -> Iterator[types.ModuleType | type]:
+    modules = [
+        module
+        for key, module in sys.modules.items()
+        if key.split(".")[0] == "pylate" and isinstance(module, types.ModuleType)
+    ]
+    for module in modules:
+        yield module
+        yield from (
+            c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__
+        )

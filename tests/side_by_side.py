@@ -1,0 +1,91 @@
+"""One release after another of a package of which an environment can hold one (requirements/compat.txt)."""
+
+import contextlib
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FOLDER = Path(sys.prefix) / "compat"
+PINS = Path(__file__).resolve().parents[1] / "requirements" / "compat.txt"
+
+
+def releases(package):
+    return [line.split("==")[1] for line in PINS.read_text().splitlines() if line.startswith(f"{package}==")]
+
+
+@contextlib.contextmanager
+def release(package, module, version, stand_ins=()):
+    """This release is the one to import; `stand_ins` are modules that it imports and no test uses."""
+    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    folder = FOLDER / f"{package}=={version}"
+    if not folder.is_dir():
+        pytest.skip(f"{package} {version} is not in {FOLDER}: make pytest installs it")
+    sys.path.insert(0, str(folder))
+    for stand_in in stand_ins:
+        sys.modules[stand_in.__name__] = stand_in
+    try:
+        yield folder
+    finally:
+        sys.path.remove(str(folder))
+        for name in list(sys.modules):
+            if name.split(".")[0] == module or name in [s.__name__ for s in stand_ins]:
+                del sys.modules[name]
+
+
+def anything(name):
+    """A module that has every class one asks for."""
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    module.__getattr__ = lambda attribute: type(attribute, (), {})
+    return module
+
+
+def without_its_init(name, folder):
+    """A package whose modules import, but not what its __init__ would import."""
+    package = types.ModuleType(name)
+    package.__path__ = [str(folder / name)]
+    return package
+
+
+@contextlib.contextmanager
+def no_einsum(monkeypatch):
+    """Whoever computes similarities in here fails."""
+
+    def einsum(equation, *operands):
+        raise AssertionError(f"einsum of {equation}, {[list(x.shape) for x in operands]}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "einsum", einsum)
+        yield
+
+
+class Calls(TorchDispatchMode):
+    """How often each of this package's operators was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.of = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "late_interaction":
+            self.of[func._opname] = self.of.get(func._opname, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def attributes(module):
+    """Everything that a package's loaded modules hold, their classes' attributes and defaults included."""
+    found = {}
+    for name, loaded in sys.modules.items():
+        if name.split(".")[0] != module:
+            continue
+        found |= {(name, key): value for key, value in vars(loaded).items() if not key.startswith("__")}
+        for cls in [value for value in vars(loaded).values() if isinstance(value, type)]:
+            if cls.__module__ == name:
+                found |= {(name, cls.__name__, key): value for key, value in vars(cls).items()}
+                found[name, cls.__name__, "defaults"] = getattr(cls.__init__, "__defaults__", None)
+    return found

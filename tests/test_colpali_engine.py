@@ -1,0 +1,249 @@
+"""colpali-engine, release by release, before and after patch_colpali_engine()."""
+
+import importlib
+import itertools
+import sys
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import colpali_compat
+from tests import side_by_side
+
+NATIVE = ("0.3.17", "0.3.18")  # those that select a backend
+FIRST = "0.3.10"  # with losses of its own kind: other options, no offset
+HEADS = ["ColbertLoss", "ColbertPairwiseCELoss", "ColbertSigmoidLoss"]
+NEGATIVE_HEADS = ["ColbertNegativeCELoss", "ColbertPairwiseNegativeCELoss"]
+
+
+class Engine:
+    def __init__(self, version):
+        self.version = version
+        self.losses = importlib.import_module("colpali_engine.loss.late_interaction_losses")
+        processing = importlib.import_module("colpali_engine.utils.processing_utils")
+        self.score_multi_vector = lambda *args, **kwargs: (
+            processing.BaseVisualRetrieverProcessor.score_multi_vector(*args, **kwargs)
+        )
+        # Until 0.3.12 a query has one explicit negative: [B, Ld, d].
+        self.negatives = (3,) if version not in (FIRST, "0.3.11", "0.3.12") else ()
+
+    def head(self, name, device="cpu", **options):
+        if not hasattr(self.losses, name):
+            pytest.skip(f"this colpali-engine has no {name}")
+        if self.version == FIRST:
+            if "in_batch_term_weight" in options:
+                options["in_batch_term"] = options.pop("in_batch_term_weight") > 0
+            known = getattr(self.losses, name).__init__.__code__.co_varnames
+            options = {key: value for key, value in options.items() if key in known}
+        return getattr(self.losses, name)(**options).to(device)
+
+
+@pytest.fixture(params=side_by_side.releases("colpali-engine"))
+def engine(request):
+    with side_by_side.release("colpali-engine", "colpali_engine", request.param) as folder:
+        # Its __init__ imports every model there is.
+        package = side_by_side.without_its_init("colpali_engine", folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "colpali_engine", package)
+            yield Engine(request.param)
+            li.unpatch_colpali_engine()
+
+
+def tokens(device, *shape, padded=0, dtype=torch.float64):
+    """Unit embeddings; the last of each sequence are padding, which is zero to colpali-engine."""
+    x = torch.randn(*shape, device=device, dtype=dtype)
+    # All in one orthant: scores normalized by length lie between 0 and 1, as 0.3.10 insists.
+    x = torch.nn.functional.normalize(x.abs(), dim=-1)
+    if padded:
+        x[..., shape[-2] - padded :, :] = 0
+    return x.requires_grad_()
+
+
+def inputs(engine, device, name, gathered=0):
+    """Queries, documents (from `gathered` more processes too), and a negative head's negatives."""
+    documents = [tokens(device, 5 + gathered, 7, 8, padded=1)]
+    if name in NEGATIVE_HEADS:
+        documents.append(tokens(device, 5, *engine.negatives, 6, 8, padded=2))
+    return [tokens(device, 5, 4, 8, padded=1), *documents]
+
+
+def measured(head, batch, *args):
+    loss = head(*batch, *args)
+    gradients = torch.autograd.grad(loss, batch)
+    # Padding ties with padding, and who takes a tie's gradient is nobody's promise: models mask it away.
+    return [loss.detach(), *(g[x.detach().any(-1)] for g, x in zip(gradients, batch, strict=True))]
+
+
+def assert_unchanged_by_the_patch(monkeypatch, head, batch, *args):
+    wanted = measured(head, batch, *args)
+    li.patch_colpali_engine()
+    with side_by_side.no_einsum(monkeypatch):
+        for one, other in zip(measured(head, batch, *args), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert all(x.any() for x in wanted)
+
+
+OPTIONS = [
+    {"normalize_scores": normalize, "pos_aware_negative_filtering": filtering, "temperature": temperature}
+    for normalize, filtering, temperature in itertools.product([False, True], [False, True], [0.02, 1.0])
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
+@pytest.mark.parametrize("name", HEADS)
+def test_heads(engine, device, monkeypatch, name, options):
+    batch = inputs(engine, device, name)
+    assert_unchanged_by_the_patch(monkeypatch, engine.head(name, device, **options), batch)
+
+
+@pytest.mark.parametrize("in_batch", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("options", OPTIONS[::3], ids=lambda o: "-".join(map(str, o.values())))
+@pytest.mark.parametrize("name", NEGATIVE_HEADS)
+def test_negative_heads(engine, device, monkeypatch, name, options, in_batch):
+    head = engine.head(name, device, **options, in_batch_term_weight=in_batch)
+    batch = inputs(engine, device, name)
+    if in_batch == 1.0:  # then the negatives have no gradient to compare
+        batch[2] = batch[2].detach()
+        wanted = head(*batch).detach()
+        li.patch_colpali_engine()
+        with side_by_side.no_einsum(monkeypatch):
+            torch.testing.assert_close(head(*batch).detach(), wanted)
+        return
+    assert_unchanged_by_the_patch(monkeypatch, head, batch)
+
+
+@pytest.mark.parametrize("name", ["ColbertLoss", *NEGATIVE_HEADS])
+def test_offset(engine, monkeypatch, name):
+    """Documents of other processes: a query's own lies `offset` further on."""
+    if engine.version == FIRST or (name in NEGATIVE_HEADS and not engine.negatives):
+        pytest.skip("this colpali-engine knows no offset here")
+    # Off the pairwise heads' diagonal by an offset lie fewer scores than queries, but for the in-batch term.
+    options = {"in_batch_term_weight": 0.0} if name == "ColbertPairwiseNegativeCELoss" else {}
+    batch = inputs(engine, "cpu", name, gathered=4)
+    assert_unchanged_by_the_patch(monkeypatch, engine.head(name, **options), batch, 2)
+
+
+@pytest.mark.parametrize("name", HEADS + NEGATIVE_HEADS)
+def test_a_smooth_maximum_is_left_alone(engine, name):
+    if engine.version == FIRST:
+        pytest.skip("this colpali-engine has no smooth maximum")
+    head, batch = engine.head(name, use_smooth_max=True), inputs(engine, "cpu", name)
+    wanted = measured(head, batch)
+    li.patch_colpali_engine()
+    with side_by_side.Calls() as calls:
+        for one, other in zip(measured(head, batch), wanted, strict=True):
+            assert torch.equal(one, other)
+    assert not calls.of
+
+
+@pytest.mark.parametrize(("name", "in_batch", "scored"), [("ColbertLoss", None, 1)] + [
+    (name, in_batch, 3 if in_batch else 2) for name in NEGATIVE_HEADS for in_batch in (0.0, 0.5)
+])  # fmt: skip
+def test_each_term_is_scored_once(engine, name, in_batch, scored):
+    options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
+    head, batch = engine.head(name, **options), inputs(engine, "cpu", name)
+    li.patch_colpali_engine()
+    with side_by_side.Calls() as calls:
+        head(*batch).backward()
+    assert calls.of == {"maxsim_winners": scored, "maxsim_backward": scored}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes(engine, device, monkeypatch, dtype):
+    head = engine.head("ColbertNegativeCELoss", device, temperature=1.0)
+    batch = [x.detach() for x in inputs(engine, device, "ColbertNegativeCELoss")]
+    batch = [x.to(dtype) for x in batch]
+    wanted = head(*(x.double() for x in batch))
+    li.patch_colpali_engine()
+    with side_by_side.no_einsum(monkeypatch):
+        loss = head(*batch)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [2, 128])
+def test_score_multi_vector(engine, device, monkeypatch, batch_size):
+    queries = [torch.randn(n, 8, dtype=torch.float64) for n in (5, 1, 9)]
+    pages = [torch.randn(n, 8, dtype=torch.float64) for n in (4, 11, 1, 7, 2)]
+
+    def scored(*lists):
+        return engine.score_multi_vector(*lists, batch_size=batch_size, device=device)
+
+    batches = torch.stack([torch.randn(6, 8).double()] * 3), torch.randn(4, 5, 8).double()
+    wanted = scored(queries, pages), scored(*batches)
+    li.patch_colpali_engine()
+    with side_by_side.no_einsum(monkeypatch):
+        for one, other in zip((scored(queries, pages), scored(*batches)), wanted, strict=True):
+            torch.testing.assert_close(one, other)
+    with pytest.raises(ValueError, match="No queries"):
+        scored([], pages)
+
+
+def test_disabled(engine, monkeypatch):
+    head, batch = engine.head("ColbertNegativeCELoss"), inputs(engine, "cpu", "ColbertNegativeCELoss")
+    wanted = measured(head, batch)
+    li.patch_colpali_engine()
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    with side_by_side.Calls() as calls:
+        for one, other in zip(measured(head, batch), wanted, strict=True):
+            assert torch.equal(one, other)
+    assert not calls.of
+
+
+def test_subclasses_are_patched_too(engine, monkeypatch):
+    class Mine(engine.losses.ColbertLoss):
+        def forward(self, *args):
+            return 2 * super().forward(*args)
+
+    assert_unchanged_by_the_patch(monkeypatch, Mine(), inputs(engine, "cpu", "ColbertLoss"))
+
+
+def test_what_does_not_fit_stays_with_colpali_engine(engine):
+    li.patch_colpali_engine()
+    head, batch = engine.head("ColbertNegativeCELoss"), inputs(engine, "cpu", "ColbertNegativeCELoss")
+    with pytest.raises(RuntimeError):  # as einsum does
+        head(batch[0], batch[1][..., :5], batch[2])
+    with pytest.raises(RuntimeError):
+        head(batch[0], batch[1], batch[2][:3])
+
+
+def test_unpatch_restores_everything(engine):
+    before = side_by_side.attributes("colpali_engine")
+    li.patch_colpali_engine()
+    li.patch_colpali_engine()
+    during = side_by_side.attributes("colpali_engine")
+    assert any(during[key] is not value for key, value in before.items())
+    li.unpatch_colpali_engine()
+    li.unpatch_colpali_engine()
+    after = side_by_side.attributes("colpali_engine")
+    assert [key for key, value in before.items() if after[key] is not value and after[key] != value] == []
+
+
+def test_a_head_that_is_gone_is_named(engine, monkeypatch):
+    monkeypatch.delattr(engine.losses, "ColbertPairwiseCELoss")
+    with pytest.warns(RuntimeWarning, match="ColbertPairwiseCELoss.forward.*refactored"):
+        li.patch_colpali_engine()
+    assert_unchanged_by_the_patch(
+        monkeypatch, engine.head("ColbertLoss"), inputs(engine, "cpu", "ColbertLoss")
+    )
+
+
+@pytest.mark.parametrize("backend", ["auto", "lik", "torch"])
+def test_backends(engine, device, monkeypatch, backend):
+    if engine.version not in NATIVE:
+        pytest.skip("this colpali-engine selects no backend")
+    li.patch_colpali_engine()
+    monkeypatch.setenv("COLPALI_SCORES_BACKEND", backend)
+    head = engine.head("ColbertNegativeCELoss", device)
+    with side_by_side.Calls() as calls:
+        head(*inputs(engine, device, "ColbertNegativeCELoss"))
+    assert calls.of == ({} if backend == "torch" else {"maxsim_winners": 3})
+
+
+def test_without_colpali_engine(monkeypatch):
+    monkeypatch.setattr(colpali_compat, "_LOSSES", "no_such_engine")
+    monkeypatch.setattr(colpali_compat, "_SCORE_MULTI_VECTOR", ("no_such_engine", "x.y"))
+    with pytest.raises(ImportError, match=r"colpali-engine 0\.3\.10 to 0\.3\.18"):
+        li.patch_colpali_engine()
+    assert not colpali_compat._ORIGINAL

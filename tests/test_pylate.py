@@ -1,0 +1,303 @@
+"""PyLate, release by release, before and after patch_pylate()."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import pylate_compat
+from tests import side_by_side
+from tests.build.test_readme import examples
+
+NATIVE = ("1.5.1", "1.6.0")  # those that select a backend
+PAD = 3
+
+
+@pytest.fixture(params=side_by_side.releases("pylate"))
+def pylate(request):
+    stand_ins = [side_by_side.anything("datasets")]  # for loading data, which nothing here does
+    with side_by_side.release("pylate", "pylate", request.param, stand_ins):
+        module = importlib.import_module("pylate")
+        for name in ("losses", "rank", "scores"):
+            importlib.import_module(f"pylate.{name}")
+        yield module
+        li.unpatch_pylate()
+
+
+class Encoder(torch.nn.Module):
+    """What PyLate's losses need of a model: tokens' embeddings, and two of its settings."""
+
+    def __init__(self, device, dtype=torch.float64, d=8, do_query_expansion=False):
+        super().__init__()
+        self.table = torch.nn.Embedding(50, d, dtype=dtype, device=device)
+        self.skiplist = [7, 11, 13]
+        self.do_query_expansion = do_query_expansion
+
+    def forward(self, features):
+        return {"token_embeddings": self.table(features["input_ids"])}
+
+
+def features(device, rows, length, shortest=0):
+    """Texts of many lengths, padded."""
+    ids = torch.randint(PAD + 1, 50, (rows, length), device=device)
+    lengths = torch.randint(shortest, length + 1, (rows, 1), device=device)
+    kept = torch.arange(length, device=device) < lengths
+    return {"input_ids": ids.where(kept, PAD), "attention_mask": kept.long()}
+
+
+def loss_and_gradient(loss, *args):
+    loss.model.table.weight.grad = None
+    value = loss(*args)
+    value.backward()
+    return value.detach(), loss.model.table.weight.grad
+
+
+LOSSES = {
+    "Contrastive": [{}, {"size_average": False, "temperature": 0.02}],
+    "CachedContrastive": [{"mini_batch_size": 3}, {"mini_batch_size": 16, "temperature": 0.5}],
+    "Distillation": [{}, {"normalize_scores": False, "size_average": False}],
+}
+
+
+@pytest.mark.parametrize("do_query_expansion", [False, True])
+@pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in LOSSES.items() for o in all_])
+def test_losses(pylate, device, monkeypatch, name, options, do_query_expansion):
+    batch = [features(device, 5, 6), features(device, 5, 9), features(device, 5, 9)]
+    args = (batch, None)
+    if name == "Distillation":
+        args = ([features(device, 4, 6), features(device, 12, 9)], torch.randn(4, 3, device=device).double())
+    encoder = Encoder(device, do_query_expansion=do_query_expansion)
+
+    def measured():
+        return loss_and_gradient(getattr(pylate.losses, name)(encoder, **options), *args)
+
+    loss, gradient = measured()
+    li.patch_pylate()
+    with side_by_side.no_einsum(monkeypatch):
+        patched_loss, patched_gradient = measured()
+    torch.testing.assert_close(patched_loss, loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(patched_gradient, gradient, rtol=1e-9, atol=1e-12)
+    assert gradient.any()
+
+
+MASKS = {
+    "none": lambda shape: None,
+    "bool": lambda shape: torch.rand(shape) < 0.5,
+    "int": lambda shape: (torch.rand(shape) < 0.5).long(),
+    "weights": lambda shape: torch.randn(shape) * (torch.rand(shape) < 0.5),
+    "dead": lambda shape: torch.zeros(shape),
+    "full": lambda shape: torch.ones(shape),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("name", ["colbert_scores", "colbert_kd_scores"])
+def test_masks(pylate, device, monkeypatch, name, kind):
+    """A masked token is 0 to PyLate, and wins where all else is negative: so it often is with few tokens."""
+    Q = torch.randn(4, 5, 2, dtype=torch.float64, device=device, requires_grad=True)
+    shape = (4, 6, 3) if name == "colbert_kd_scores" else (6, 3)
+    D = torch.randn(*shape, 2, dtype=torch.float64, device=device, requires_grad=True)
+    masks = [m if m is None else m.to(device) for m in (MASKS[kind]((4, 5)), MASKS[kind](shape))]
+    weight = torch.randn(4, 6, dtype=torch.float64, device=device)
+
+    def measured():
+        scores = getattr(pylate.scores, name)(Q, D, *masks)
+        return scores.detach(), *torch.autograd.grad(scores, (Q, D), weight.to(scores.dtype))
+
+    wanted = measured()
+    li.patch_pylate()
+    with side_by_side.no_einsum(monkeypatch):
+        for one, other in zip(measured(), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(pylate, device, monkeypatch, dtype):
+    unit = torch.nn.functional.normalize
+    Q, D = (
+        unit(torch.randn(3, 8, 64, device=device), dim=-1),
+        unit(torch.randn(4, 30, 64, device=device), dim=-1),
+    )
+    Q, D, mask = Q.to(dtype), D.to(dtype), torch.rand(4, 30, device=device) < 0.6
+    wanted = pylate.scores.colbert_scores(Q.double(), D.double(), documents_mask=mask)
+    li.patch_pylate()
+    with side_by_side.no_einsum(monkeypatch):
+        scores = pylate.scores.colbert_scores(Q, D, documents_mask=mask)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_pairs(pylate, device, monkeypatch):
+    Q, D = (torch.randn(4, n, 8, dtype=torch.float64, device=device) for n in (5, 7))
+    wanted = pylate.scores.colbert_scores_pairwise(Q, D)
+    li.patch_pylate()
+    with side_by_side.no_einsum(monkeypatch):
+        torch.testing.assert_close(pylate.scores.colbert_scores_pairwise(Q, D), wanted)
+
+
+def test_lists_and_arrays(pylate):
+    rng = np.random.default_rng(0)
+    Q = [rng.standard_normal((5, 8)).astype(np.float32) for _ in range(3)]
+    D = [rng.standard_normal((n, 8)).astype(np.float32) for n in (4, 7, 1)]  # of unequal lengths
+    same = [rng.standard_normal((6, 8)).astype(np.float32) for _ in range(3)]
+
+    def measured():
+        yield pylate.scores.colbert_scores(Q, same)
+        yield pylate.scores.colbert_scores(np.stack(Q), np.stack(same))
+        yield pylate.scores.colbert_scores_pairwise(Q, D)
+
+    wanted = list(measured())
+    li.patch_pylate()
+    for one, other in zip(measured(), wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_rerank(pylate, device, monkeypatch):
+    queries = [torch.randn(5, 8, device=device), torch.randn(9, 8, device=device)]
+    documents = [[torch.randn(n, 8, device=device) for n in lengths] for lengths in ((3, 1, 7), (4, 9))]
+    ids = [["a", "b", "c"], ["d", "e"]]
+
+    def measured():
+        return pylate.rank.rerank(
+            documents_ids=ids, queries_embeddings=queries, documents_embeddings=documents
+        )
+
+    wanted = measured()
+    li.patch_pylate()
+    with side_by_side.no_einsum(monkeypatch):
+        ranked = measured()
+    for one, other in zip(ranked, wanted, strict=True):
+        assert [r["id"] for r in one] == [r["id"] for r in other]
+        assert [r["score"] for r in one] == pytest.approx([r["score"] for r in other], rel=1e-4)
+
+
+def test_the_groups_of_documents_are_one_call(pylate):
+    if not hasattr(pylate.scores, "ColBERTScores"):
+        pytest.skip("this PyLate scores group by group itself")
+    Q, D = torch.randn(3, 5, 8), torch.randn(3, 4, 7, 8)
+    mask = torch.rand(3, 4, 7) < 0.5
+    wanted = pylate.scores.ColBERTScores()(Q, D, documents_mask=mask)
+    li.patch_pylate()
+    with side_by_side.Calls() as calls:
+        scores = pylate.scores.ColBERTScores()(Q, D, documents_mask=mask)
+    torch.testing.assert_close(scores, wanted)
+    assert calls.of == {"maxsim": 1}
+
+
+def test_disabled(pylate, monkeypatch):
+    loss = pylate.losses.Contrastive(Encoder("cpu", torch.float32))
+    batch = [features("cpu", 5, 6), features("cpu", 5, 9)]
+    wanted = loss_and_gradient(loss, batch)
+    li.patch_pylate()
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    with side_by_side.Calls() as calls:
+        for one, other in zip(loss_and_gradient(loss, batch), wanted, strict=True):
+            assert torch.equal(one, other)
+    assert not calls.of
+
+
+def test_what_no_kernel_takes_stays_with_pylate(pylate):
+    Q, D = torch.randint(5, (2, 3, 4)), torch.randint(5, (4, 6, 4))
+    wanted = pylate.scores.colbert_scores(Q, D)
+    li.patch_pylate()
+    assert torch.equal(pylate.scores.colbert_scores(Q, D), wanted)
+    with pytest.raises(RuntimeError):  # as PyLate's own einsum does
+        pylate.scores.colbert_scores(torch.randn(2, 3, 4), torch.randn(2, 3, 5))
+    with pytest.raises((RuntimeError, ValueError)):
+        pylate.scores.colbert_kd_scores(torch.randn(2, 3, 4), torch.randn(3, 2, 3, 4))
+
+
+def test_unpatch_restores_everything(pylate):
+    before = side_by_side.attributes("pylate")
+    li.patch_pylate()
+    li.patch_pylate()
+    during = side_by_side.attributes("pylate")
+    assert any(during[key] is not value for key, value in before.items())
+    li.unpatch_pylate()
+    li.unpatch_pylate()
+    after = side_by_side.attributes("pylate")
+    assert before.keys() == after.keys()
+    assert [key for key, value in before.items() if after[key] is not value and after[key] != value] == []
+
+
+def test_a_loss_whose_scores_went_elsewhere_is_named(pylate, monkeypatch):
+    if pylate.__version__ in NATIVE:
+        monkeypatch.delattr("pylate.scores._lik_backend.colbert_kd_scores_lik")
+    else:
+        monkeypatch.delattr("pylate.losses.distillation.colbert_kd_scores")
+    with pytest.warns(RuntimeWarning, match="colbert_kd_scores.*refactored"):
+        li.patch_pylate()
+
+
+def test_the_example_of_the_readme(pylate):
+    (example,) = [block for block in examples() if "import pylate" in block]
+    names = {"torch": torch, "li": li}
+    with side_by_side.Calls() as calls:
+        exec(example, names)
+    assert names["scores"].shape == (2, 5) and calls.of == {"maxsim": 1}
+    assert not pylate_compat._ORIGINAL
+
+
+# ---- the backends of 1.5.1 and later ----
+
+
+@pytest.fixture
+def native(pylate):
+    if pylate.__version__ not in NATIVE:
+        pytest.skip("this PyLate selects no backend")
+    return pylate
+
+
+@pytest.mark.parametrize("backend", ["auto", "lik", None])
+def test_selected(native, device, backend):
+    Q, D = torch.randn(3, 5, 8, device=device), torch.randn(3, 7, 8, device=device)
+    li.patch_pylate()
+    with side_by_side.Calls() as calls:
+        native.scores.colbert_scores(Q, D, backend=backend)
+        native.scores.colbert_kd_scores(Q, D.unsqueeze(1), backend=backend)
+        native.scores.colbert_scores_pairwise(Q, D, backend=backend)
+        native.scores.ColBERTScores()(Q, D.unsqueeze(1), backend=backend)
+    assert calls.of == {"maxsim": 4}
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_torch_stays_torch(native, monkeypatch, by):
+    Q, D = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    li.patch_pylate()
+    if by == "environment":
+        monkeypatch.setenv("PYLATE_SCORES_BACKEND", "torch")
+    backend = "torch" if by == "argument" else None
+    with side_by_side.Calls() as calls:
+        native.scores.colbert_scores(Q, D, backend=backend)
+        native.scores.ColBERTScores()(Q, D.unsqueeze(1), backend=backend)
+    assert not calls.of
+
+
+def test_other_backends_say_what_they_said(native, monkeypatch):
+    Q, D = torch.randn(3, 5, 8), torch.randn(3, 7, 8)
+    li.patch_pylate()
+    with pytest.raises(RuntimeError, match="flash"):
+        native.scores.colbert_scores(Q, D, backend="flash")
+    with pytest.raises(ValueError, match="backend"):
+        native.scores.colbert_scores(Q, D, backend="other")
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    with pytest.raises(RuntimeError, match="lik"):
+        native.scores.colbert_scores(Q, D, backend="lik")
+
+
+def test_flash_is_not_asked_for_what_comes_here(native, monkeypatch):
+    asked = []
+    monkeypatch.setattr("pylate.scores.colbert._try_flash", lambda *args: asked.append(args))
+    li.patch_pylate()
+    native.scores.colbert_scores(torch.randn(3, 5, 8), torch.randn(3, 7, 8))
+    assert not asked
+    native.scores.colbert_scores(torch.ones(3, 5, 8).int(), torch.ones(3, 7, 8).int())
+    assert len(asked) == 1
+    li.unpatch_pylate()
+
+
+def test_nothing_is_patched_at_first():
+    assert not pylate_compat._ORIGINAL
+    li.unpatch_pylate()
