@@ -6,6 +6,7 @@
 #include "backward.h"
 #include "device.h"
 #include "forward.h"
+#include "packed.h"
 #include "stream.h"
 #include "tensor_map.h"
 
@@ -100,12 +101,11 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
 
 // Room for what index_packed works out.
 struct PackedRoom {
-  Tensor spans, row_queries, unit_ends;
+  Tensor spans, row_queries;
 
-  PackedRoom(const Inputs& in, int64_t blocks, const Tensor& like)
+  PackedRoom(const Inputs& in, const Tensor& like)
       : spans(new_tensor(like, {in.sizes.N, 2}, ScalarType::Int)),
-        row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)),
-        unit_ends(new_tensor(like, {blocks}, ScalarType::Int)) {}
+        row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)) {}
 
   PackedIndex index(const Inputs& in) const {
     PackedIndex index{};
@@ -121,19 +121,43 @@ struct PackedRoom {
   }
 };
 
-// Works out where packed documents lie and how blocks share them, and tells the kernel.
-PackedRoom index_packed(const Inputs& in, const ForwardPlan& plan, const Tensor& like, ForwardArgs& args,
-                        cudaStream_t stream) {
-  const bool shares = plan.tile == Tile::wgmma_rows || plan.tile == Tile::wgmma_documents;
-  const bool counts = shares && plan.units <= INT32_MAX;
-  PackedRoom room(in, counts ? plan.grid : 0, like);
+// Room for the visits of documents, and for the copies that some of them read.
+struct VisitRoom {
+  Tensor visits;
+  OptionalTensor tokens, factors, origins;
+  CopyRoom copies{};
+
+  VisitRoom(const Inputs& in, const ForwardPlan& plan, const Tensor& like)
+      : visits(new_tensor(like, {in.sizes.documents(), 4}, ScalarType::Int)) {
+    if (!plan.copied) return;
+    const int64_t documents = in.sizes.documents(), least = plan.columns;
+    const int64_t slot = in.packed ? least : std::max(in.sizes.Ld, least);
+    tokens = new_tensor(like, {documents, slot, in.sizes.d}, ScalarType::Short);
+    origins = new_tensor(like, {documents, slot}, ScalarType::Int);
+    if (plan.scaled) factors = new_tensor(like, {documents, slot}, ScalarType::Float);
+    copies = {
+        static_cast<uint4*>(tokens->data_ptr()), factors ? static_cast<float*>(factors->data_ptr()) : nullptr,
+        static_cast<int32_t*>(origins->data_ptr()), static_cast<int32_t>(slot), static_cast<int32_t>(least)};
+  }
+  Visit* data() const { return static_cast<Visit*>(visits.data_ptr()); }
+};
+
+// Works out where packed documents lie, whose each query token is, and how blocks share them.
+void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedRoom& room, const VisitRoom& visits,
+                  const Tensor& unit_ends, ForwardArgs& args, cudaStream_t stream) {
   PackedIndex index = room.index(in);
-  if (counts) {
-    index.unit_ends = static_cast<int32_t*>(room.unit_ends.data_ptr());
+  if (plan.tile == Tile::wgmma_rows || plan.tile == Tile::wgmma_documents) {
+    index.visits = visits.data();
+    index.unit_ends = unit_ends.numel() > 0 ? static_cast<int32_t*>(unit_ends.data_ptr()) : nullptr;
     index.blocks = plan.grid;
     index.row_tiles = plan.row_tiles;
     // Half of its last tile, and its end.
     index.document_tokens = 16 + (plan.tile == Tile::wgmma_rows ? plan.columns / 2 : 16);
+    index.dealt = plan.dealt;
+    index.copies = visits.copies;
+    index.rows = static_cast<const uint4*>(in.D.data);
+    index.row_stride = in.D.token_stride / 8;
+    index.row_pieces = static_cast<int32_t>(in.sizes.d / 8);
   }
   check(launch_packed_index(index, stream), "index of packed sequences");
   args.packed = true;
@@ -142,7 +166,8 @@ PackedRoom index_packed(const Inputs& in, const ForwardPlan& plan, const Tensor&
   args.row_queries = index.row_queries;
   args.spans = index.spans;
   args.unit_ends = index.unit_ends;
-  return room;
+  args.visits = index.visits;
+  args.copies = index.copies;
 }
 
 // A document of mean length stands for all of them.
@@ -200,16 +225,6 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.cluster = plan.cluster;
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
-  std::optional<PackedRoom> packed;
-  if (in.packed) packed = index_packed(in, plan, scores, args, stream);
-  // A block of its own for each query and document: tokens of no query have none.
-  if (in.packed && plan.tile == Tile::none && winners) fill_sentinel(*winners, stream);
-  OptionalTensor spans;
-  if (plan.trimmed) {
-    spans = new_tensor(scores, {s.documents(), 2}, ScalarType::Int);
-    args.spans = static_cast<Span*>(spans->data_ptr());
-    check(launch_spans(args, s.documents(), static_cast<Span*>(spans->data_ptr()), stream), "spans");
-  }
   OptionalTensor q_inverse, d_inverse;
   if (normalize && plan.tile != Tile::none && plan.tile != Tile::wgmma_documents) {  // which do it themselves
     BackwardArgs rows{};
@@ -232,6 +247,22 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
       d_inverse = norms(true, s.documents() * s.Ld);
       args.d_inverse = static_cast<const float*>(d_inverse->data_ptr());
     }
+  }
+  std::optional<PackedRoom> packed;
+  std::optional<VisitRoom> visits;
+  OptionalTensor unit_ends;
+  if (in.packed) {
+    packed.emplace(in, scores);
+    visits.emplace(in, plan, scores);
+    unit_ends = new_tensor(scores, {plan.units <= INT32_MAX ? plan.grid : 0}, ScalarType::Int);
+    index_packed(in, plan, *packed, *visits, *unit_ends, args, stream);
+    // A block of its own for each query and document: tokens of no query have none.
+    if (plan.tile == Tile::none && winners) fill_sentinel(*winners, stream);
+  } else if (plan.trimmed || plan.copied) {
+    visits.emplace(in, plan, scores);
+    check(launch_visits(args, s.documents(), visits->copies, visits->data(), stream), "visits");
+    args.visits = visits->data();
+    args.copies = visits->copies;
   }
   // Of packed queries no one knows how many parts they have, but where these lie they need no more than this.
   const bool in_parts = in.packed ? plan.tile != Tile::none && s.Lq > plan.part_rows : plan.parts > 1;
@@ -430,7 +461,7 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
-  const PackedRoom room(in, 0, Q);
+  const PackedRoom room(in, Q);
   const PackedIndex index = room.index(in);
   check(launch_packed_index(index, stream), "index of packed sequences");
   BackwardArgs args{};

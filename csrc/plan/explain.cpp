@@ -126,6 +126,12 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
                     (plan.trimmed ? ", of what a kernel before finds between the first and the last kept\n"
                                   : "\n")
               : "")
+      << (plan.copied
+              ? "copied     a kernel before copies the tokens that count of documents that are not a tile's\n"
+                "           worth of neighbours\n"
+              : "")
+      << (plan.dealt ? "dealt      documents go to the blocks of a row tile by length, long ones first\n"
+                     : "")
       << (plan.scaled ? "scaled     columns have factors of their own\n" : "") << "grid       " << plan.grid
       << " blocks share " << plan.units << " (row tile, document) units\n"
       << "sum        "

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "../../common/problem.h"
-#include "packed_index.h"
+#include "visits.h"
 
 namespace late_interaction {
 

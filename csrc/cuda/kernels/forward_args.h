@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "../../common/problem.h"
-#include "packed_index.h"
+#include "visits.h"
 
 namespace late_interaction {
 
@@ -22,10 +22,14 @@ struct ForwardArgs {
   void* scores;                // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
   void* winners;               // [Nq, N, Lq] or null
   bool packed;                 // documents lie where spans say
+  const Span* spans;           // packed: of each document
   int32_t queries;             // packed: how many
   const int32_t* q_offsets;    // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
   const int32_t* row_queries;  // packed: the query of each row; of a row of none, what ~ makes a query of it
   const int32_t* unit_ends;    // packed: where each block's units end; null: all get equally many
+  // wgmma_rows, wgmma_documents: documents [Nq or 1, N] as they are visited; null: in order, each whole.
+  const Visit* visits;
+  CopyRoom copies;  // wgmma_rows: what some visits read
   int32_t parts;
   int32_t chunks, stages;
   int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team
@@ -33,7 +37,6 @@ struct ForwardArgs {
   int32_t cluster;  // wgmma_split: blocks that share a row tile's chunks
   int64_t row_tiles, units;
   const float* q_inverse;  // inverse norms of the query tokens, if normalize
-  const Span* spans;       // of every document; null: all are whole, [Ld]
   float zeros[4];          // zeros that the compiler does not know to be such
   const float* d_inverse;  // wgmma_rows, wgmma_split: inverse norms of the documents' tokens, if normalize
 };

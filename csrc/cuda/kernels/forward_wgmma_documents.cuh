@@ -56,7 +56,8 @@ struct WgmmaDocumentsTile {
   static constexpr int kGroupThreads = 32 * kWarps;
   static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;
   // Of a lane that multiplies, once the producer's warpgroup has given up most of its own.
-  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 240;
+  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
   static constexpr int kHeld = kColumns / 4, kOwned = kColumns / 32;
   static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
@@ -144,10 +145,10 @@ struct DocumentWalk {
   }
 };
 
-// Where the document lies that a walk has come to.
-__device__ __forceinline__ Span span_at(const ForwardArgs& p, const DocumentWalk& walk) {
-  if (!p.packed || walk.left <= 0) return {0, p.Ld};
-  return p.spans[document_index(p, walk.row_tile, walk.j)];
+// The document that a walk has come to.
+__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const DocumentWalk& walk) {
+  if (p.visits == nullptr || walk.left <= 0) return {0, p.Ld, walk.j, 0};
+  return p.visits[document_index(p, walk.row_tile, walk.j)];
 }
 
 // ---- producers ----
@@ -155,26 +156,34 @@ __device__ __forceinline__ Span span_at(const ForwardArgs& p, const DocumentWalk
 template <class Tile>
 __device__ __forceinline__ void load_documents(const ForwardArgs& p, const TensorMaps& maps,
                                                const DocumentsMemory<Tile>& memory, int team) {
+  constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
   RingPlace first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
   DocumentWalk walk(p);
   walk.advance(p, team);
-  for (Span next = span_at(p, walk); walk.left > 0;) {
-    const Span span = next;
-    const int32_t item = p.packed ? 0 : walk.j, outer = p.packed ? 0 : walk.row_tile;
-    walk.advance(p, p.teams);
-    next = span_at(p, walk);  // on its way while this one is loaded
-    for (int32_t t = 0; t < span.length; t += Tile::kTokens) {
+  for (; walk.left > 0; walk.advance(p, p.teams)) {
+    const Visit visit = visit_at(p, walk);
+    for (int32_t t = 0; t < visit.length; t += Tile::kTokens) {
       RingPlace at = first;
+      // Behind a packed document lie the tokens of others: only as many small boxes as it has tokens for.
+      const int tails = p.packed ? min((visit.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
       for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
         const int warpgroup = team * p.members + member;
         const uint32_t full = memory.full(warpgroup, at);
         ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
-        ptx::arrive_expecting(full, Tile::kStageBytes);
+        ptx::arrive_expecting(full, tails * (Tile::kStageBytes / kTails));
 #pragma unroll
         for (int c = 0; c < Tile::kChunks; ++c) {
-          ptx::copy_box(memory.stage(warpgroup, at) + c * Tile::kDChunkBytes, &maps.D, full,
-                        (chunk + c) * Tile::kChunkElements, span.first + t, item, outer);
+          const uint32_t to = memory.stage(warpgroup, at) + c * Tile::kDChunkBytes;
+          const int dim = (chunk + c) * Tile::kChunkElements;
+          if (tails == kTails) {
+            ptx::copy_box(to, &maps.D, full, dim, visit.first + t, p.packed ? 0 : walk.j, walk.row_tile);
+            continue;
+          }
+          for (int i = 0; i < tails; ++i) {
+            ptx::copy_box(to + i * kTailTokens * kChunkRowBytes, &maps.D_tail, full, dim,
+                          visit.first + t + i * kTailTokens, 0, 0);
+          }
         }
         at.advance(memory.share);
       }
@@ -437,7 +446,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   OwnedRows<Tile> own;
   DocumentWalk walk(p);
   walk.advance(p, team);
-  int32_t next_length = span_at(p, walk).length;
+  Visit next_visit = visit_at(p, walk);
   KeptTokens<Tile> next;
   const int ahead = min(1 + kTokensAhead / p.Ld, kDocumentsAhead);
   if (masked && walk.left > 0) {
@@ -458,9 +467,9 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
     const int32_t j = walk.j;
     const uint8_t* mask = document_mask(p, walk.row_tile, j);
     if (masked) prefetch_mask<Tile>(p, walk, ahead, thread);
-    const int32_t length = next_length;
+    const int32_t length = next_visit.length, document = next_visit.document;
     walk.advance(p, p.teams);
-    next_length = span_at(p, walk).length;
+    next_visit = visit_at(p, walk);
     int32_t t = first_tile * Tile::kTokens;
     first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;
@@ -497,7 +506,8 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       float best[Tile::kOwned];
       int32_t best_token[Tile::kOwned];
       merge_warps<Tile>(maxima, p.members, best, best_token);
-      finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, j, best, best_token);
+      finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, document, best,
+                                                                    best_token);
     }
     if (++turn == team_threads / 32) turn = 0;
   }
@@ -515,7 +525,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   constexpr int kBarriersReady = 15;
 
   if (warpgroup == Tile::kWarpgroups) {
-    ptx::give_registers<24>();
+    ptx::give_registers<Tile::kProducerRegisters>();
     const int thread = threadIdx.x - Tile::kWarpgroups * Tile::kGroupThreads, team = thread / 32;
     if (thread == 0) memory.init_barriers();
     __syncwarp();
