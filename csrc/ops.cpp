@@ -58,14 +58,15 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, Tensor? d_mask) "
       "-> Tensor");
 
-  // The same by way of fp32 copies, a piece of D at a time: for GPUs that maxsim_quantized has no kernel for.
-  // Written in Python (late_interaction/ops/dequantized.py).
+  // The same by way of fp32 copies, a piece of D at a time: what maxsim_quantized does where a GPU has no
+  // kernel for the call. Written in Python (late_interaction/ops/dequantized.py).
   m.def(
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
       "Tensor? d_mask) -> Tensor");
 
-  // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32" or
-  // "fp64"; step is "forward" or "backward"; sm is the compute capability as 10 * major + minor.
+  // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
+  // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward" or "backward" (which
+  // quantized tokens have not); sm is the compute capability as 10 * major + minor.
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
       "bool masked, bool normalize, str step, str backward, int sm, int sm_count) -> str");
@@ -89,8 +90,10 @@ Dtype dtype_named(const std::string& name) {
   if (name == "fp16") return Dtype::fp16;
   if (name == "fp32") return Dtype::fp32;
   if (name == "fp64") return Dtype::fp64;
-  STD_TORCH_CHECK(false, "late_interaction: dtype must be 'bf16', 'fp16', 'fp32' or 'fp64', got '", name,
-                  "'");
+  if (name == "e4m3") return Dtype::e4m3;
+  if (name == "e5m2") return Dtype::e5m2;
+  if (name == "int8") return Dtype::int8;
+  STD_TORCH_CHECK(false, "late_interaction: no dtype is named '", name, "'");
 }
 
 std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d,
@@ -102,17 +105,20 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const Sizes sizes{per_query ? Layout::per_query : Layout::in_batch, Nq, N, Lq, Ld, d};
   if (Nq == 0 || N == 0 || Lq == 0 || Ld == 0) return "no kernel: the call is empty\n";
   const Device device = device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
+  const Dtype type = dtype_named(dtype);
   if (step == "forward") {
-    const ForwardTraits traits{.dtype = dtype_named(dtype),
-                               .precision = parse_precision(precision),
+    const Precision multiplied = parse_precision(precision);
+    const int64_t row_bytes = d * element_bytes(compute_for(type, multiplied));
+    const ForwardTraits traits{.dtype = type,
+                               .precision = multiplied,
                                .masked = masked,
-                               .scaled = normalize,
-                               .copy_engine = d % 8 == 0};  // as a dense tensor has it
+                               .scaled = normalize || is_quantized(type),
+                               .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
     return explain(sizes, plan_forward(sizes, traits, device));
   }
   STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step,
                   "'");
-  const Dtype type = dtype_named(dtype);
+  STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   return explain(sizes, plan_backward(sizes, type, vectors, normalize, parse_backward(backward), device));
 }

@@ -15,6 +15,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 MASK_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 BACKWARDS = ("auto", "unified", "lowmem")
+WINNERS = ("save", "recompute")
 PRECISIONS = ("highest", "high", "medium")
 
 
@@ -194,6 +195,56 @@ def offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
     return cu.to(torch.int32).contiguous()
 
 
+def padded(
+    queries: Tensor, documents: Tensor, query_lengths: Tensor, doc_lengths: Tensor, validate: bool
+) -> tuple[Tensor, Tensor]:
+    """Everything padded queries, and candidates of each, must satisfy. Masks of the tokens that count come
+    back."""
+    flag("validate", validate)
+    embeddings("queries", queries)
+    embeddings("documents", documents)
+    if queries.dim() != 3 or documents.dim() != 4 or queries.shape[0] != documents.shape[0]:
+        raise ValueError(
+            "queries and documents must be [B, Lq, d] and [B, C, Ld, d],"
+            f" got {_shape(queries)} and {_shape(documents)}"
+        )
+    if queries.device != documents.device:
+        raise ValueError(
+            f"queries and documents must be on the same device, got {queries.device} and {documents.device}"
+        )
+    if queries.dtype != documents.dtype and not autocasting(queries):
+        raise TypeError(
+            f"queries and documents must share a dtype, got {queries.dtype} and {documents.dtype}"
+        )
+    if queries.shape[-1] != documents.shape[-1] or queries.shape[-1] == 0:
+        raise ValueError(
+            "queries and documents must share an embedding dim d of at least 1,"
+            f" got {_shape(queries)} and {_shape(documents)}"
+        )
+    return (
+        _first_tokens("query_lengths", query_lengths, "queries", queries, validate),
+        _first_tokens("doc_lengths", doc_lengths, "documents", documents, validate),
+    )
+
+
+def _first_tokens(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, validate: bool) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(lengths).__name__}")
+    if lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {lengths.dtype}")
+    if lengths.shape != tokens.shape[:-2]:
+        raise ValueError(f"{name} must be {list(tokens.shape[:-2])}, got {_shape(lengths)}")
+    if lengths.device != tokens.device:
+        raise ValueError(
+            f"{name} must be on the device of {tokens_name}, {tokens.device}, got {lengths.device}"
+        )
+    longest, least = tokens.shape[-2], int(validate)
+    looked_at = validate or (lengths.device.type == "cpu" and not torch.compiler.is_compiling())
+    if looked_at and lengths.numel() and bool(((lengths < least) | (lengths > longest)).any()):
+        raise ValueError(f"{name} must lie in [{least}, {longest}], got {lengths.tolist()}")
+    return torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+
+
 def longest(name: str, length: Any, offsets: Tensor) -> None:
     """A length that no sequence exceeds, as far as can be seen without waiting for a device."""
     if isinstance(length, bool) or not hasattr(length, "__index__") or isinstance(length, Tensor):
@@ -306,6 +357,11 @@ def strategy(backward: str | None) -> str:
     if backward not in BACKWARDS:
         raise ValueError(f"backward must be one of {BACKWARDS} or None, got {backward!r}")
     return backward
+
+
+def keeping(winners: str | None) -> None:
+    if winners is not None and winners not in WINNERS:
+        raise ValueError(f"winners must be one of {WINNERS} or None, got {winners!r}")
 
 
 def known_precision(precision: str | None) -> None:

@@ -8,7 +8,6 @@ from torch._C import _AutoDispatchBelowAutograd
 
 from late_interaction import _checks, ops
 from late_interaction.ops import memory
-from late_interaction.ops.dequantized import has_kernel
 
 
 def scale_for(amax: Tensor, largest_code: float) -> Tensor:
@@ -31,8 +30,6 @@ def maxsim(
     """Scores of quantized tokens in one of ``dtypes``; a 2-D Q or D drops its dim of the result."""
     args = _checks.quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, dtypes)
     op: Any = ops.maxsim_quantized
-    if not has_kernel(Q.device.type, Q.device.index):
-        op = ops.maxsim_dequantized
     try:
         if torch.compiler.is_compiling():
             scores: Tensor = op(*args)

@@ -11,6 +11,7 @@ from late_interaction._precision import float32_precision
 __all__ = ["explain_plan"]
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
+_CODES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 _H200 = (90, 132)  # compute capability and multiprocessors, where no GPU is at hand
 
 
@@ -32,7 +33,9 @@ def explain_plan(
     Args:
         Q, D: the tensors of the call, or their shapes: ``[Nq, Lq, d]`` with ``[Nd, Ld, d]`` or
             ``[Nq, K, Ld, d]`` (2-D ones count as a batch of one).
-        dtype: of Q and D; None takes it from the tensors, or bfloat16 with shapes.
+        dtype: of Q and D; None takes it from the tensors, or bfloat16 with shapes. float8_e4m3fn,
+            float8_e5m2 and int8 are the codes of quantized tokens, with a scale a token and no backward:
+            what :mod:`late_interaction.fp8` and :mod:`late_interaction.int8` score.
         winners: whether there is a backward to plan, too.
         d_mask: whether documents have a mask.
         normalize, precision, backward: as in :func:`late_interaction.maxsim`.
@@ -63,8 +66,12 @@ def explain_plan(
         raise ValueError(f"no call has Q {list(q_shape)} with D {list(d_shape)}")
     if dtype is None:
         dtype = Q.dtype if isinstance(Q, Tensor) else torch.bfloat16
-    if dtype not in _DTYPES:
-        raise TypeError(f"dtype must be bfloat16, float16, float32 or float64, got {dtype}")
+    names = _DTYPES | _CODES
+    if dtype not in names:
+        raise TypeError(
+            "dtype must be bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2 or int8,"
+            f" got {dtype}"
+        )
     sm, sm_count = _device(sm, sm_count)
     Nq, Lq, d = (1, *q_shape)[-3:]
     N, Ld = (1, *d_shape)[-3:-1]
@@ -79,7 +86,7 @@ def explain_plan(
             strategy, reason = "lowmem", "torch.use_deterministic_algorithms is on"
 
     lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
-    for step in ("forward", "backward") if winners else ("forward",):
+    for step in ("forward", "backward") if winners and dtype in _DTYPES else ("forward",):
         text: str = ops.explain_plan(
             len(d_shape) == 4,
             Nq,
@@ -87,7 +94,7 @@ def explain_plan(
             Lq,
             Ld,
             d,
-            _DTYPES[dtype],
+            names[dtype],
             precision,
             d_mask,
             normalize,

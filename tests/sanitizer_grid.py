@@ -2,6 +2,7 @@
 
     compute-sanitizer --tool memcheck python -m tests.sanitizer_grid
     compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
+    python -m tests.sanitizer_grid quantized fp64     # calls with one of these in their names
 
 Words after it choose the calls whose names hold one of them.
 
@@ -96,20 +97,53 @@ def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
             raise SystemExit(f"{name}: a result is not finite")
 
 
-if __name__ == "__main__":
-    wanted = [
-        (function, name, arguments)
-        for function, calls in ((run, CALLS), (run_packed, PACKED))
-        for name, arguments in calls.items()
-        if any(word in name for word in sys.argv[1:] or [""])
-    ]
-    for function, name, arguments in wanted:
-        function(name, *arguments)
-    # Hot tokens: more winners than a block orders at a time fall on one token.
+# Of quantized tokens: (Nq, Nd, Lq, Ld, d).
+QUANTIZED_CALLS = {
+    "quantized, documents on the M side, 32 rows": (1, 5, 32, 150, 128),
+    "quantized, documents on the M side, 128 rows": (1, 3, 128, 129, 320),
+    "quantized, query rows on the M side, one chunk": (9, 3, 33, 300, 128),
+    "quantized, query rows on the M side, two chunks": (5, 4, 60, 100, 256),
+    "quantized, query rows on the M side, in chunks": (9, 3, 33, 90, 400),
+    "quantized, float32 copies": (5, 4, 9, 40, 24),
+}
+
+
+def run_quantized(name, Nq, Nd, Lq, Ld, d):
+    def scales(*shape):
+        return torch.rand(shape, device="cuda")
+
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
+        for shape_d in ((Nd, Ld, d), (Nq, Nd, Ld, d)):
+            Q = torch.randint(-9, 10, (Nq, Lq, d), device="cuda").to(dtype)
+            D = torch.randint(-9, 10, shape_d, device="cuda").to(dtype)
+            d_mask = torch.rand(shape_d[:-1], device="cuda") > 0.3
+            d_mask.view(-1, Ld)[0] = False
+            per_token = scales(*shape_d[:-1])
+            for scale_D, kept in ((per_token, None), (scales(), None), (per_token, d_mask)):
+                scores = ops.maxsim_quantized(Q, D, scales(Nq, Lq), scale_D, None, kept)
+                if not bool(scores.isfinite().all()):
+                    raise SystemExit(f"{name}: a score is not finite")
+
+
+def run_hot_tokens(name):
+    # More winners than a block orders at a time fall on one token.
     Q = torch.randn(400, 40, 64, device="cuda", dtype=BF16)
     D = torch.randn(2, 70, 64, device="cuda", dtype=BF16)
     winners = torch.full((400, 2, 40), 3, device="cuda", dtype=torch.int16)
     grad = torch.ones(400, 2, device="cuda")
     ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
+
+
+if __name__ == "__main__":
+    everything = [
+        *((run, name, arguments) for name, arguments in CALLS.items()),
+        *((run_packed, name, arguments) for name, arguments in PACKED.items()),
+        *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
+        (run_hot_tokens, "backward, hot tokens", ()),
+    ]
+    words = sys.argv[1:] or [""]
+    wanted = [call for call in everything if any(word in call[1] for word in words)]
+    for function, name, arguments in wanted:
+        function(name, *arguments)
     torch.cuda.synchronize()
-    print(f"{len(wanted) + 1} calls ran")
+    print(f"{len(wanted)} calls ran")

@@ -248,11 +248,27 @@ def test_winners_that_are_no_tokens_send_nothing(device):
         assert not any(grad.any() for grad in grads)
 
 
-def test_gradient_checkpointing(device):
+@pytest.mark.parametrize("layout", ["in-batch", "KD", "pairs"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_recomputing_is_saving_without_keeping(normalize, layout, device):
+    case = Case(layout, 4, 4, 33, 65, 40, torch.bfloat16, "dead", normalize=normalize)
+    Q, D, q_mask, d_mask = inputs(case, device)
+    Q, D = leaves(Q, D)
+    results = []
+    for winners in ("save", "recompute"):
+        scores = call(li.maxsim, case, Q, D, q_mask, d_mask, winners=winners, backward="lowmem")
+        results.append((scores, *torch.autograd.grad(scores.square().sum(), (Q, D))))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+def test_gradient_checkpointing(winners, backward, device):
     Q, D = leaves(torch.randn(3, 9, 16, device=device), torch.randn(4, 12, 16, device=device))
 
     def score(Q, D):
-        return li.maxsim(Q.tanh(), D.tanh(), normalize=True).square()
+        scores = li.maxsim(Q.tanh(), D.tanh(), normalize=True, backward=backward, winners=winners)
+        return scores.square()
 
     plain = torch.autograd.grad(score(Q, D).sum(), (Q, D))
     checkpointed = torch.utils.checkpoint.checkpoint(score, Q, D, use_reentrant=False)

@@ -124,6 +124,16 @@ def test_masks_of_other_layouts():
         li.maxsim_pairs(Q, PAIRS, None, boolean(3, 1, 7))
 
 
+@pytest.mark.parametrize("winners", ["keep", "none", "", "Save", 1, True])
+def test_unknown_winners(winners):
+    for call in (
+        lambda: li.maxsim(Q, D, winners=winners),
+        lambda: li.maxsim_pairs(Q, PAIRS, winners=winners),
+    ):
+        with pytest.raises(ValueError, match=r"winners must be one of \('save', 'recompute'\) or None, got"):
+            call()
+
+
 @pytest.mark.parametrize("backward", ["atomic", "csr", "fast", "", "AUTO", 1, True])
 def test_unknown_backward(backward):
     for call in (
@@ -253,7 +263,7 @@ def test_explain_plan_shapes(args, error):
 
 def test_explain_plan_options():
     with pytest.raises(TypeError, match="dtype"):
-        li.explain_plan(Q.shape, D.shape, dtype=torch.int8)
+        li.explain_plan(Q.shape, D.shape, dtype=torch.int32)
     with pytest.raises(ValueError, match="backward"):
         li.explain_plan(Q, D, backward="csr")
     with pytest.raises(ValueError, match="sm_count"):

@@ -16,8 +16,8 @@ import late_interaction as li
 MASKED = "Q D q_mask=None d_mask=None"
 PATCHED = "queries_embeddings documents_embeddings queries_mask=None documents_mask=None"
 SIGNATURES = {
-    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None",
-    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None",
+    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
+    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
     "autograd.maxsim_with_winners": f"{MASKED} | normalize=False backward=None | precision=None",
     "forward.maxsim_forward": f"{MASKED} | save_argmax=False normalize=False | precision=None",
     "backward.lowmem.maxsim_backward_lowmem": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
@@ -41,6 +41,8 @@ SIGNATURES = {
     "reference.maxsim_residual_reference": (
         "Q codes residuals doc_lengths centroids bucket_weights nbits | normalize=True |"
     ),
+    "padded.maxsim_padded": "queries documents query_lengths doc_lengths | validate=False |",
+    "padded.pack_padded": "queries documents query_lengths doc_lengths | validate=False |",
     "varlen.maxsim_varlen": (
         "Q_packed D_packed cu_seqlens_q cu_seqlens_d max_seqlen_q=None max_seqlen_d=None | | precision=None"
     ),
@@ -97,6 +99,7 @@ def test_top_level():
         "explain_plan",
         "maxsim",
         "maxsim_pairs",
+        "maxsim_padded",
         "maxsim_varlen",
         "maxsim_with_winners",
         "patch_colpali_engine",

@@ -53,13 +53,33 @@ def test_scores_alone_take_no_similarities():
     assert peak(lambda: li.maxsim(Q, D)) < 4 << 20  # the similarities: 4 GiB in bfloat16
 
 
+def checkpointed_step(Q, D, **options):
+    scores = torch.utils.checkpoint.checkpoint(
+        lambda Q, D: li.maxsim(Q, D, **options), Q, D, use_reentrant=False
+    )
+    return torch.autograd.grad(scores.sum(), (Q, D))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", [training_step, checkpointed_step])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_recomputing_takes_gradients_and_16_mib(shape, step):
+    q_shape, d_shape, _ = SHAPES[shape]
+    Q, D = (
+        torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in (q_shape, d_shape)
+    )
+    step(Q, D, winners="recompute", backward="lowmem")
+    taken = peak(lambda: step(Q, D, winners="recompute", backward="lowmem"))
+    assert taken <= (Q.numel() + D.numel()) * 2 + (16 << 20), f"{taken / 2**20:.1f} MiB"
+
+
 @pytest.mark.gpu
 def test_recomputing_keeps_nothing():
     Q = torch.randn(256, 32, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     D = torch.randn(256, 300, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    torch.ops.late_interaction.maxsim(Q, D, None, None)
+    li.maxsim(Q, D, winners="recompute")
     before = torch.cuda.memory_allocated()
-    scores = torch.ops.late_interaction.maxsim(Q, D, None, None)
+    scores = li.maxsim(Q, D, winners="recompute")
     assert torch.cuda.memory_allocated() - before <= scores.numel() * 4 + 4096
 
 

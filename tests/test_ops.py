@@ -386,14 +386,34 @@ def test_forward_mode_is_an_error(device):
     )  # where nothing is asked of it, it stays out of the way
 
 
-def test_saved_for_the_backward(device):
-    # What the memory of a training step consists of: the inputs themselves and two bytes a winner.
-    Q, D, q_mask, d_mask = arguments(device)
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("masks", [False, True])
+def test_saved_for_the_backward(masks, winners, device):
+    # What the memory of a training step consists of: the inputs themselves, and two bytes a winner if saved.
+    Q, D, q_mask, d_mask = arguments(device, masks=masks)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        li.maxsim(Q, D, q_mask, d_mask, normalize=True)
-    assert [x.dtype for x in saved] == [torch.float32, torch.float32, torch.int16]
-    assert saved[0].data_ptr() == Q.data_ptr() and saved[1].data_ptr() == D.data_ptr()
+        li.maxsim(Q, D, q_mask, d_mask, normalize=True, winners=winners)
+    more = [torch.int16] if winners == "save" else [torch.bool, torch.bool] * masks
+    assert [x.dtype for x in saved] == [torch.float32, torch.float32, *more]
+    for kept, given in zip(saved, (Q, D, q_mask, d_mask) if winners == "recompute" else (Q, D), strict=False):
+        assert kept.data_ptr() == given.data_ptr()
+
+
+class Logged(torch.Tensor):
+    """A subclass that sees every operator called on it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_subclass_sees_the_operator(device):
+    Q, D, *_ = arguments(device)
+    Logged.seen = []
+    li.maxsim(Q.detach().as_subclass(Logged).requires_grad_(), D)
+    assert any("late_interaction.maxsim_winners" in call for call in Logged.seen)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests.cases import walk
+from tests.cases import QUANTIZED, walk
 
 DEVICES = [(80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
 CASES = list(walk(150))
@@ -71,6 +71,10 @@ def test_every_call_is_explained_on_every_gpu(case):
         ((256, 32, 7), (256, 300, 7), {}, "mma", "16 bytes"),
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.float64}, "fp64", "float64"),
         ((8, 32, 128), (8, 5, 300, 128), {}, "wgmma", "32 query rows meet each document"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": torch.int8}, "wgmma_rows, products in int8", "2 x 160"),
+        ((1, 32, 128), (9, 300, 128), {"dtype": torch.float8_e4m3fn}, "documents, products in e4m3", "32"),
+        ((64, 32, 8), (9, 300, 8), {"dtype": torch.float8_e5m2}, "float32 copies", "e5m2 codes of this d"),
+        ((1, 32, 128), (9, 300, 128), {"dtype": torch.int8, "sm": 80}, "tf32: float32 copies", "device"),
     ],
 )
 def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, why):
@@ -86,6 +90,14 @@ def test_tensors_and_their_shapes_are_explained_alike():
     assert li.explain_plan(Q[0], D[0], **here) == li.explain_plan(Q[:1], D[:1], **here)
     forward = sections(li.explain_plan(Q, D, winners=False, **here))
     assert "backward" not in forward and "forward" in forward
+
+
+def test_codes_have_no_backward():
+    for dtype in QUANTIZED:
+        plan = sections(li.explain_plan((4, 32, 128), (5, 300, 128), dtype=dtype, sm=90, sm_count=132))
+        assert plan.keys() == {"device", "forward"}
+    with pytest.raises(TypeError, match=r"int8, got torch\.int32"):
+        li.explain_plan((4, 32, 128), (5, 300, 128), dtype=torch.int32)
 
 
 def test_precision_decides_what_is_multiplied():

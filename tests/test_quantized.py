@@ -15,7 +15,7 @@ from tests.cases import QUANTIZED, inputs, mask, tokens, walk
 OPS = torch.ops.late_interaction
 E4M3, INT8, E5M2 = QUANTIZED
 # Products of codes are exact in float32, whose sums alone err on a CPU; a GPU may score TF32 copies.
-LIMIT = {"cpu": 5e-6, "cuda": 1e-3}
+LIMIT = {"cpu": 5e-6, "cuda": 2e-3}
 BAD_SCALES = [float("nan"), float("inf"), -1.0]
 
 

@@ -6,9 +6,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from late_interaction import fp8, int8
 from late_interaction.ops import dequantized
-from tests import ref
 from tests.cases import QUANTIZED, mask, tokens
-from tests.test_quantized import LIMIT, expected, scales, score
+from tests.test_quantized import scales, score
 
 OPS = torch.ops.late_interaction
 NAMES = ["maxsim_quantized", "maxsim_dequantized"]
@@ -37,17 +36,6 @@ def test_opcheck(name, layout, masks, form, dtype, device):
     torch.library.opcheck(getattr(OPS, name).default, args, test_utils=tests)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_the_public_functions_choose_by_device(native, device, monkeypatch):
-    monkeypatch.setattr(dequantized, "_cuda_kernel", native)
-    monkeypatch.setattr(dequantized, "_capability", lambda index: (9, 0) if index == 1 else (8, 0))
-    assert dequantized.has_kernel("cpu", None)
-    assert dequantized.has_kernel("cuda", 1) == native and not dequantized.has_kernel("cuda", 0)
-    monkeypatch.undo()
-    args = arguments(device)
-    ref.assert_close(score(*args), expected(*args), LIMIT[device])
-
-
 @pytest.fixture
 def compiled_calls():
     torch._dynamo.reset()
@@ -57,11 +45,7 @@ def compiled_calls():
 
 
 @pytest.mark.parametrize("quantize", [fp8.quantize_fp8_per_token, int8.quantize_int8_per_token])
-@pytest.mark.parametrize("native", [True, False])
-def test_compile_from_embeddings_to_scores(native, quantize, compiled_calls, device, monkeypatch):
-    if not native:
-        monkeypatch.setattr("late_interaction._quantized.has_kernel", lambda *device: False)
-
+def test_compile_from_embeddings_to_scores(quantize, compiled_calls, device):
     def scored(Q, D, d_mask):
         (q, scale_Q), (codes, scale_D) = quantize(Q), quantize(D)
         return score(q, codes, scale_Q, scale_D, None, d_mask).topk(2).values

@@ -7,7 +7,7 @@ The instruction names every accumulator register in its text, so the text has to
 
 from pathlib import Path
 
-WIDTHS = (32, 64, 80, 96, 104, 128, 152, 176)
+WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160, 176)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 
 HEADER = """\
@@ -15,19 +15,31 @@ HEADER = """\
 // clang-format off
 """
 
-# The last two zeros of two-byte types say that neither matrix is transposed; the ones before are signs.
+# Of two-byte types, the last two zeros say that neither matrix is transposed; the ones before are signs.
+FLOATS = """
+    if constexpr (std::is_same_v<Type, WgmmaBf16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.bf16.bf16", ", 1, 1, 0, 0", "+f");
+    }} else if constexpr (std::is_same_v<Type, WgmmaFp16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.f16.f16", ", 1, 1, 0, 0", "+f");
+    }} else if constexpr (std::is_same_v<Type, WgmmaTf32>) {{
+      LATE_INTERACTION_WGMMA_{n}("k8.f32.tf32.tf32", ", 1, 1", "+f");
+    }} else if constexpr (std::is_same_v<Type, WgmmaE4m3>) {{
+      LATE_INTERACTION_WGMMA_{n}("k32.f32.e4m3.e4m3", ", 1, 1", "+f");
+    }} else if constexpr (std::is_same_v<Type, WgmmaE5m2>) {{
+      LATE_INTERACTION_WGMMA_{n}("k32.f32.e5m2.e5m2", ", 1, 1", "+f");
+    }}"""
+# Integers have widths of whole 16.
+INTEGERS = """ else if constexpr (std::is_same_v<Type, WgmmaInt8>) {{
+      LATE_INTERACTION_WGMMA_{n}("k32.s32.s8.s8", "", "+r");
+    }}"""
+
 WRAPPER = """
 template <>
 struct WgmmaShape<{n}> {{
   template <class Type>
-  static __device__ __forceinline__ void issue(float (&c)[{regs}], uint64_t a, uint64_t b, int accumulate) {{
-    if constexpr (std::is_same_v<Type, WgmmaBf16>) {{
-      LATE_INTERACTION_WGMMA_{n}("k16.f32.bf16.bf16", ", 1, 1, 0, 0");
-    }} else if constexpr (std::is_same_v<Type, WgmmaFp16>) {{
-      LATE_INTERACTION_WGMMA_{n}("k16.f32.f16.f16", ", 1, 1, 0, 0");
-    }} else if constexpr (std::is_same_v<Type, WgmmaTf32>) {{
-      LATE_INTERACTION_WGMMA_{n}("k8.f32.tf32.tf32", ", 1, 1");
-    }}
+  static __device__ __forceinline__ void issue(typename Type::Accumulator (&c)[{regs}], uint64_t a,
+                                               uint64_t b, int accumulate) {{
+{types}
   }}
 }};
 #undef LATE_INTERACTION_WGMMA_{n}
@@ -37,9 +49,9 @@ struct WgmmaShape<{n}> {{
 def wrapper(n: int) -> str:
     regs = n // 2
     registers = ", ".join(f"%{i}" for i in range(regs))
-    outputs = ", ".join(f'"+f"(c[{i}])' for i in range(regs))
+    outputs = ", ".join(f"REGISTER(c[{i}])" for i in range(regs))
     macro = (
-        f"#define LATE_INTERACTION_WGMMA_{n}(TYPES, SIGNS) \\\n"
+        f"#define LATE_INTERACTION_WGMMA_{n}(TYPES, SIGNS, REGISTER) \\\n"
         f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{regs + 2}, 0;\\n" \\\n'
         f'               "wgmma.mma_async.sync.aligned.m64n{n}" TYPES " " \\\n'
         f'               "{{{registers}}}, " \\\n'
@@ -47,7 +59,8 @@ def wrapper(n: int) -> str:
         f"               : {outputs} \\\n"
         f'               : "l"(a), "l"(b), "r"(accumulate))\n'
     )
-    return macro + WRAPPER.format(n=n, regs=regs)
+    types = FLOATS + (INTEGERS if n % 16 == 0 else "")
+    return macro + WRAPPER.format(n=n, regs=regs, types=types.format(n=n).lstrip("\n"))
 
 
 if __name__ == "__main__":

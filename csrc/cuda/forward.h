@@ -21,9 +21,21 @@ cudaError_t launch_wgmma_rows_bf16(const ForwardArgs& args, const TensorMaps& ma
                                    cudaStream_t stream);
 cudaError_t launch_wgmma_rows_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                    cudaStream_t stream);
+cudaError_t launch_wgmma_rows_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
+cudaError_t launch_wgmma_rows_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
+cudaError_t launch_wgmma_rows_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                   cudaStream_t stream);
 cudaError_t launch_wgmma_documents_bf16(const ForwardArgs& args, const TensorMaps& maps,
                                         const ForwardPlan& plan, cudaStream_t stream);
 cudaError_t launch_wgmma_documents_fp16(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_wgmma_documents_e4m3(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_wgmma_documents_e5m2(const ForwardArgs& args, const TensorMaps& maps,
+                                        const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_wgmma_documents_int8(const ForwardArgs& args, const TensorMaps& maps,
                                         const ForwardPlan& plan, cudaStream_t stream);
 
 cudaError_t launch_wgmma_split_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
@@ -32,11 +44,17 @@ cudaError_t launch_wgmma_split_fp16(const ForwardArgs& args, const TensorMaps& m
                                     cudaStream_t stream);
 cudaError_t launch_wgmma_split_tf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                     cudaStream_t stream);
+cudaError_t launch_wgmma_split_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+cudaError_t launch_wgmma_split_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
+cudaError_t launch_wgmma_split_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                    cudaStream_t stream);
 // The same for fp32 at full accuracy.
 cudaError_t launch_wgmma_exact(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                cudaStream_t stream);
 // What the mask leaves of each of [documents]: the tokens from the first that it keeps to the last. Where
-// `copies` has room, only those that count, of two-byte elements that lie in whole 16 bytes.
+// `copies` has room, only those that count; tokens then lie in whole 16 bytes, at most 16 of them.
 cudaError_t launch_visits(const ForwardArgs& args, int64_t documents, const CopyRoom& copies, Visit* visits,
                           cudaStream_t stream);
 

@@ -120,7 +120,7 @@ __device__ void copy_short_document(const PackedIndex& p, int64_t document) {
   if (span.length == 0 || span.length >= p.copies.least) return;
   const int64_t first = span.first * p.row_stride, slot = document * p.copies.slot;
   const auto source = [&](int k) { return min(k, span.length - 1); };
-  copy_rows({p.rows + first, p.row_stride, p.row_pieces}, p.copies.tokens + slot * p.row_pieces,
+  copy_rows({p.rows + first, p.row_stride, p.copies.pieces}, p.copies.tokens + slot * p.copies.pieces,
             p.copies.least, source, [](int k) { return k; });
   for (int k = threadIdx.x; k < p.copies.least; k += kThreads) p.copies.origins[slot + k] = source(k);
 }

@@ -22,7 +22,6 @@ struct PackedIndex {
   // The rows of D, in 16 bytes, where short documents are copied.
   const uint4* rows;
   int64_t row_stride;
-  int32_t row_pieces;
 };
 
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream);

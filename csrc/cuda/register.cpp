@@ -32,7 +32,10 @@ void fill_sentinel(const Tensor& winners, cudaStream_t stream) {
   check(cudaMemsetAsync(winners.data_ptr(), 0xFF, bytes, stream), "winners");
 }
 
-int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
+int64_t element_bytes(Dtype dtype) {
+  if (is_quantized(dtype)) return 1;
+  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
+}
 
 // Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
 bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
@@ -63,13 +66,56 @@ cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStr
       return launch_forward_tf32x3(args, plan, stream);
     case Compute::fp64:
       return launch_forward_fp64(args, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
+}
+
+cudaError_t launch_wgmma_rows(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  const TensorMaps maps = make_tensor_maps(args, plan);
+  switch (plan.compute) {
+    case Compute::bf16:
+      return launch_wgmma_rows_bf16(args, maps, plan, stream);
+    case Compute::fp16:
+      return launch_wgmma_rows_fp16(args, maps, plan, stream);
+    case Compute::e4m3:
+      return launch_wgmma_rows_e4m3(args, maps, plan, stream);
+    case Compute::e5m2:
+      return launch_wgmma_rows_e5m2(args, maps, plan, stream);
+    case Compute::int8:
+      return launch_wgmma_rows_int8(args, maps, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+cudaError_t launch_wgmma_documents(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  const TensorMaps maps = make_tensor_maps(args, plan);
+  switch (plan.compute) {
+    case Compute::bf16:
+      return launch_wgmma_documents_bf16(args, maps, plan, stream);
+    case Compute::fp16:
+      return launch_wgmma_documents_fp16(args, maps, plan, stream);
+    case Compute::e4m3:
+      return launch_wgmma_documents_e4m3(args, maps, plan, stream);
+    case Compute::e5m2:
+      return launch_wgmma_documents_e5m2(args, maps, plan, stream);
+    case Compute::int8:
+      return launch_wgmma_documents_int8(args, maps, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 cudaError_t launch_wgmma_split(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   const TensorMaps maps = make_tensor_maps(args, plan);
   switch (plan.compute) {
+    case Compute::e4m3:
+      return launch_wgmma_split_e4m3(args, maps, plan, stream);
+    case Compute::e5m2:
+      return launch_wgmma_split_e5m2(args, maps, plan, stream);
+    case Compute::int8:
+      return launch_wgmma_split_int8(args, maps, plan, stream);
     case Compute::bf16:
       return launch_wgmma_split_bf16(args, maps, plan, stream);
     case Compute::fp16:
@@ -84,14 +130,11 @@ cudaError_t launch_wgmma_split(const ForwardArgs& args, const ForwardPlan& plan,
 }
 
 cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const bool bf16 = plan.compute == Compute::bf16;
   switch (plan.tile) {
     case Tile::wgmma_rows:
-      return bf16 ? launch_wgmma_rows_bf16(args, make_tensor_maps(args, plan), plan, stream)
-                  : launch_wgmma_rows_fp16(args, make_tensor_maps(args, plan), plan, stream);
+      return launch_wgmma_rows(args, plan, stream);
     case Tile::wgmma_documents:
-      return bf16 ? launch_wgmma_documents_bf16(args, make_tensor_maps(args, plan), plan, stream)
-                  : launch_wgmma_documents_fp16(args, make_tensor_maps(args, plan), plan, stream);
+      return launch_wgmma_documents(args, plan, stream);
     case Tile::wgmma_split:
       return launch_wgmma_split(args, plan, stream);
     default:
@@ -132,12 +175,16 @@ struct VisitRoom {
     if (!plan.copied) return;
     const int64_t documents = in.sizes.documents(), least = plan.columns;
     const int64_t slot = in.packed ? least : std::max(in.sizes.Ld, least);
-    tokens = new_tensor(like, {documents, slot, in.sizes.d}, ScalarType::Short);
+    const int64_t bytes = in.sizes.d * element_bytes(in.dtype);
+    tokens = new_tensor(like, {documents, slot, bytes}, ScalarType::Byte);
     origins = new_tensor(like, {documents, slot}, ScalarType::Int);
     if (plan.scaled) factors = new_tensor(like, {documents, slot}, ScalarType::Float);
-    copies = {
-        static_cast<uint4*>(tokens->data_ptr()), factors ? static_cast<float*>(factors->data_ptr()) : nullptr,
-        static_cast<int32_t*>(origins->data_ptr()), static_cast<int32_t>(slot), static_cast<int32_t>(least)};
+    copies = {static_cast<uint4*>(tokens->data_ptr()),
+              factors ? static_cast<float*>(factors->data_ptr()) : nullptr,
+              static_cast<int32_t*>(origins->data_ptr()),
+              static_cast<int32_t>(slot),
+              static_cast<int32_t>(least),
+              static_cast<int32_t>(bytes / 16)};
   }
   Visit* data() const { return static_cast<Visit*>(visits.data_ptr()); }
 };
@@ -156,8 +203,7 @@ void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedRoom& r
     index.dealt = plan.dealt;
     index.copies = visits.copies;
     index.rows = static_cast<const uint4*>(in.D.data);
-    index.row_stride = in.D.token_stride / 8;
-    index.row_pieces = static_cast<int32_t>(in.sizes.d / 8);
+    index.row_stride = in.D.token_stride * element_bytes(in.dtype) / 16;
   }
   check(launch_packed_index(index, stream), "index of packed sequences");
   args.packed = true;
@@ -170,6 +216,25 @@ void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedRoom& r
   args.copies = index.copies;
 }
 
+// What similarities are multiplied by, as kernels/factors.cuh has it.
+struct Factors {
+  ScaleView q, d;
+  const float* shared = nullptr;
+};
+
+bool aligned(const TokenView& view, const Inputs& in) {
+  return reads_in_pieces(view, in.sizes.d, element_bytes(in.dtype), 16);
+}
+
+ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled) {
+  return {.dtype = in.dtype,
+          .precision = precision,
+          .masked = in.d_mask.data != nullptr,
+          .packed = in.packed.has_value(),
+          .scaled = scaled,
+          .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
+}
+
 // A document of mean length stands for all of them.
 ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device) {
   if (!in.packed) return plan_forward(in.sizes, traits, device_properties(device));
@@ -180,8 +245,8 @@ ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device)
 }
 
 // Fills scores, and winners where given. The inputs are in the dtype that they multiply in.
-void forward_into(const Inputs& in, bool normalize, Precision precision, const Tensor& like,
-                  const Tensor& scores, const OptionalTensor& winners) {
+void forward_into(const Inputs& in, bool normalize, const Factors& factors, Precision precision,
+                  const Tensor& like, const Tensor& scores, const OptionalTensor& winners) {
   const Sizes& s = in.sizes;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);
@@ -191,15 +256,7 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
     if (winners) fill_sentinel(*winners, stream);
     return;
   }
-  const int64_t element = element_bytes(in.dtype);
-  const bool q_aligned = reads_in_pieces(in.Q, s.d, element, 16),
-             d_aligned = reads_in_pieces(in.D, s.d, element, 16);
-  const ForwardTraits traits{.dtype = in.dtype,
-                             .precision = precision,
-                             .masked = in.d_mask.data != nullptr,
-                             .packed = in.packed.has_value(),
-                             .scaled = normalize,
-                             .copy_engine = q_aligned && d_aligned && fits_tensor_maps(in)};
+  const ForwardTraits traits = traits_of(in, precision, normalize || factors.d.data != nullptr);
   const ForwardPlan plan = plan_call(in, traits, device);
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
@@ -214,8 +271,11 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
   args.q_mask = in.q_mask;
   args.d_mask = in.d_mask;
   args.normalize = normalize;
-  args.q_aligned = q_aligned;
-  args.d_aligned = d_aligned;
+  args.q_aligned = aligned(in.Q, in);
+  args.d_aligned = aligned(in.D, in);
+  args.q_factors = factors.q;
+  args.d_factors = factors.d;
+  args.shared_factor = factors.shared;
   args.wide_winners = wide_winners(s.Ld);
   args.winners = winners ? winners->data_ptr() : nullptr;
   args.parts = plan.parts;
@@ -242,10 +302,11 @@ void forward_into(const Inputs& in, bool normalize, Precision precision, const T
       return inverse;
     };
     q_inverse = norms(false, s.Nq * s.Lq);
-    args.q_inverse = static_cast<const float*>(q_inverse->data_ptr());
+    args.q_factors = {static_cast<const float*>(q_inverse->data_ptr()), 0, s.Lq, 1};
     if (plan.tile == Tile::wgmma_rows || plan.tile == Tile::wgmma_split) {
       d_inverse = norms(true, s.documents() * s.Ld);
-      args.d_inverse = static_cast<const float*>(d_inverse->data_ptr());
+      const int64_t query_stride = s.layout == Layout::per_query ? s.N * s.Ld : 0;
+      args.d_factors = {static_cast<const float*>(d_inverse->data_ptr()), query_stride, s.Ld, 1};
     }
   }
   std::optional<PackedRoom> packed;
@@ -300,9 +361,9 @@ std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, con
   if (const auto type = converted(in.dtype, precision)) {
     const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
     in = parse_inputs(half_Q, half_D, q_mask, d_mask);
-    forward_into(in, normalize, precision, Q, scores, winners);
+    forward_into(in, normalize, {}, precision, Q, scores, winners);
   } else {
-    forward_into(in, normalize, precision, Q, scores, winners);
+    forward_into(in, normalize, {}, precision, Q, scores, winners);
   }
   return {scores, winners};
 }
@@ -319,9 +380,9 @@ std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor&
   if (const auto type = converted(in.dtype, precision)) {
     const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
     in = parse_packed(half_Q, half_D, cu_seqlens_q, cu_seqlens_d);
-    forward_into(in, false, precision, Q, scores, winners);
+    forward_into(in, false, {}, precision, Q, scores, winners);
   } else {
-    forward_into(in, false, precision, Q, scores, winners);
+    forward_into(in, false, {}, precision, Q, scores, winners);
   }
   return {scores, winners};
 }
@@ -347,6 +408,44 @@ std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_m
   parse_backward(backward);
   auto [scores, winners] = forward(Q, D, q_mask, d_mask, normalize, precision, true);
   return {scores, *winners};
+}
+
+bool one_for_all(const ScaleView& scale) {
+  return scale.query_stride == 0 && scale.item_stride == 0 && scale.token_stride == 0;
+}
+
+// Whether codes are multiplied as they are.
+bool has_kernel(const Inputs& in, bool scaled, int device) {
+  const Sizes& s = in.sizes;
+  if (s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0) return true;  // nothing is
+  const ForwardTraits traits = traits_of(in, Precision::highest, scaled);
+  return plan_forward(s, traits, device_properties(device)).tile != Tile::copies;
+}
+
+// By way of float32 copies, in Python.
+Tensor maxsim_dequantized(const Tensor& Q, const Tensor& D, const Tensor& scale_Q, const Tensor& scale_D,
+                          const OptionalTensor& q_mask, const OptionalTensor& d_mask) {
+  using torch::stable::detail::from;
+  std::array<StableIValue, 6> stack{from(Q),       from(D),      from(scale_Q),
+                                    from(scale_D), from(q_mask), from(d_mask)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("late_interaction::maxsim_dequantized", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                        OptionalTensor d_mask) {
+  const QuantizedInputs in = parse_quantized_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask);
+  const DeviceGuard guard(Q.get_device_index());
+  // No factor is negative, so one that all documents' tokens share waits until their maximum is found.
+  const bool shared = one_for_all(in.d_scale);
+  const Factors factors{in.q_scale, shared ? ScaleView{} : in.d_scale, shared ? in.d_scale.data : nullptr};
+  if (!has_kernel(in, !shared, Q.get_device_index())) {
+    return maxsim_dequantized(Q, D, scale_Q, scale_D, q_mask, d_mask);
+  }
+  const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
+  forward_into(in, false, factors, Precision::highest, Q, scores, std::nullopt);
+  return scores;
 }
 
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
@@ -504,6 +603,7 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::maxsim_varlen_backward));
+  m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::maxsim_quantized));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {

@@ -33,6 +33,10 @@ CUtensorMapDataType type_of(Compute compute) {
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case Compute::tf32:
       return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+    case Compute::e4m3:
+    case Compute::e5m2:
+    case Compute::int8:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
     default:
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   }

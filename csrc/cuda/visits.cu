@@ -3,8 +3,8 @@
 // find_visits: the tokens from the first that the mask keeps to the last. A warp a document.
 //
 // copy_visits: only those that it keeps, since a tile of them needs no mask. A document whose kept tokens lie
-// behind each other, and fill a tile, is read where it lies; any other is copied, at 8 bytes of traffic for
-// each 8 that a row has, once, while the products that take the copy read it many times.
+// behind each other, and fill a tile, is read where it lies; any other is copied, once, while the products
+// that take the copy read it many times.
 //
 //     document   a . b c . . d e f          part 0 of a block of threads     part 1 ...
 //     copy       a b c d e f f f            its own kept tokens, behind those that the parts before it keep,
@@ -13,6 +13,7 @@
 
 #include "forward.h"
 #include "kernels/copy_rows.cuh"
+#include "kernels/factors.cuh"
 #include "kernels/rows.cuh"
 #include "kernels/winner.cuh"
 
@@ -117,10 +118,11 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
   if (!copied) return;
 
-  const int pieces = p.d / 8;  // of 16 bytes
-  const auto* first = static_cast<const uint16_t*>(p.D.data) + document_offset(p, document.query, document.j);
-  const PieceRows rows{reinterpret_cast<const uint4*>(first), p.D.token_stride / 8, pieces};
-  uint4* to = room.tokens + int64_t{slot} * pieces;
+  const int64_t elements = p.d / room.pieces;  // of a piece: strides are whole numbers of them, too
+  const auto* tokens = static_cast<const uint4*>(p.D.data);
+  const int64_t first = document_offset(p, document.query, document.j) / elements;
+  const PieceRows rows{tokens + first, p.D.token_stride / elements, room.pieces};
+  uint4* to = room.tokens + int64_t{slot} * room.pieces;
   const auto source = [&](int k) { return kept[k / 32] >> (k % 32) & 1 ? here + k : -1; };
   const auto place = [&](int k) {
     int32_t before = all.before + __popc(kept[k / 32] & ((1u << (k % 32)) - 1));
@@ -131,11 +133,10 @@ __global__ void __launch_bounds__(kCopyThreads)
   const int repeated = here == 0 ? max(0, room.least - all.count) : 0;
   copy_rows(rows, to, repeated, [&](int) { return all.end - 1; }, [&](int k) { return all.count + k; });
 
-  const float* factors =
-      room.factors != nullptr ? p.d_inverse + document_index(p, document.query, document.j) * p.Ld : nullptr;
+  const float* factors = room.factors != nullptr ? document_factors(p, document.query, document.j) : nullptr;
   const auto note = [&](int32_t token, int32_t k) {
     room.origins[slot + k] = token;
-    if (factors != nullptr) room.factors[slot + k] = factors[token];
+    if (factors != nullptr) room.factors[slot + k] = factors[token * p.d_factors.token_stride];
   };
   if (warp < kPartTokens / 32 && (kept[warp] >> lane & 1)) note(here + threadIdx.x, place(threadIdx.x));
   for (int k = threadIdx.x; k < repeated; k += kCopyThreads) note(all.end - 1, all.count + k);

@@ -18,6 +18,9 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("fp16", li::Dtype::fp16)
       .value("fp32", li::Dtype::fp32)
       .value("fp64", li::Dtype::fp64)
+      .value("e4m3", li::Dtype::e4m3)
+      .value("e5m2", li::Dtype::e5m2)
+      .value("int8", li::Dtype::int8)
       .finalize();
   py::native_enum<li::Precision>(m, "Precision", "enum.Enum")
       .value("highest", li::Precision::highest)
@@ -36,6 +39,9 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("tf32", li::Compute::tf32)
       .value("tf32x3", li::Compute::tf32x3)
       .value("fp64", li::Compute::fp64)
+      .value("e4m3", li::Compute::e4m3)
+      .value("e5m2", li::Compute::e5m2)
+      .value("int8", li::Compute::int8)
       .finalize();
   py::native_enum<li::Tile>(m, "Tile", "enum.Enum")
       .value("wide", li::Tile::wide)
@@ -45,6 +51,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("wgmma_split", li::Tile::wgmma_split)
       .value("wgmma_documents", li::Tile::wgmma_documents)
       .value("none", li::Tile::none)
+      .value("copies", li::Tile::copies)
       .finalize();
 
   py::class_<li::Sizes>(m, "Sizes")

@@ -14,6 +14,12 @@ std::string name_of(Compute compute) {
       return "tf32";
     case Compute::tf32x3:
       return "3xtf32";
+    case Compute::e4m3:
+      return "e4m3";
+    case Compute::e5m2:
+      return "e5m2";
+    case Compute::int8:
+      return "int8";
     case Compute::fp64:
       break;
   }
@@ -34,6 +40,8 @@ std::string name_of(Tile tile) {
       return "wgmma, query rows on its M side, embeddings in chunks";
     case Tile::wgmma_documents:
       return "wgmma, documents on its M side";
+    case Tile::copies:
+      return "copies";
     case Tile::none:
       break;
   }
@@ -62,6 +70,8 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
   switch (plan.tile) {
     case Tile::none:
       return "float64 products, which no tile of the tensor cores serves";
+    case Tile::copies:
+      return "no kernel multiplies " + name_of(plan.compute) + " codes of this d on this device; " + together;
     case Tile::wgmma_documents:
       return together + ": as few as fit the narrow side of a tile, so documents take its wide side";
     case Tile::wgmma_rows:
@@ -94,6 +104,12 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
     out << "kernel     maxsim_forward_fp64\n"
         << "tile       none: a block for each query and document\n"
         << "grid       " << plan.grid << " blocks\n"
+        << "why        " << why(s, plan) << "\n";
+    return out.str();
+  }
+  if (plan.tile == Tile::copies) {
+    out << "kernel     maxsim_dequantized, products in tf32: float32 copies of the codes, a piece of D at a "
+           "time\n"
         << "why        " << why(s, plan) << "\n";
     return out.str();
   }

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <initializer_list>
+#include <span>
 
 #include "documents_shape.h"
 #include "plan.h"
@@ -102,7 +102,8 @@ void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
 // The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
 // The first of equals.
 template <class Allowed>
-int fit_columns(const Sizes& s, std::initializer_list<int> widths, Allowed allowed) {
+int fit_columns(const Sizes& s, Compute compute, Allowed allowed) {
+  const auto widths = compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
   const auto cost = [&](int columns) { return ceil_div(s.Ld, columns) * (columns + 16); };
   int best = 0;
   for (const int columns : widths) {
@@ -115,13 +116,14 @@ int fit_columns(const Sizes& s, std::initializer_list<int> widths, Allowed allow
 // tile, and of packed ones, which may be. A token costs the copy 2 * 256 bytes, and products without a mask
 // save about a quarter of what its products with the query rows take, which at 1000 of them is as long;
 // beside that, no time goes to masked tokens. And the copy is a kernel more.
-bool worth_copying(const Sizes& s, const ForwardTraits& traits) {
+bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
   constexpr int64_t kEnoughRows = 1024, kWidestTile = 176, kMostRoom = int64_t{1} << 30;
   constexpr double kEnoughWork = 2e10;
   const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
   return (traits.masked || traits.packed || s.Ld < 80) && rows >= kEnoughRows &&
-         2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kEnoughWork && s.documents() * slot * s.d * 2 <= kMostRoom;
+         2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kEnoughWork &&
+         s.documents() * slot * s.d * element_bytes(compute) <= kMostRoom;
 }
 
 // Documents of different lengths. Dealing them out takes a rank, which reads all lengths for each.
@@ -142,13 +144,12 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   plan.rows = 256;
   plan.part_rows = 32;
   plan.scaled = traits.scaled;
-  plan.copied = worth_copying(s, traits);
+  plan.copied = worth_copying(s, compute, traits);
   const auto masked = [&](int columns) {
     return !plan.copied && (traits.masked || traits.packed || s.Ld < columns);
   };
-  plan.columns = fit_columns(s, {176, 152, 128, 104, 80}, [&](int columns) {
-    return columns <= widest_tile(masked(columns), plan.scaled);
-  });
+  plan.columns = fit_columns(
+      s, compute, [&](int columns) { return columns <= widest_tile(masked(columns), plan.scaled); });
   plan.masked = masked(plan.columns);
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
@@ -178,7 +179,7 @@ ForwardPlan plan_wgmma_split(const Sizes& s, Compute compute, const ForwardTrait
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = exact ? 128 : 256;
   plan.part_rows = exact ? 16 : 32;
-  plan.columns = fit_columns(s, {152, 128, 104, 80}, [](int) { return true; });
+  plan.columns = fit_columns(s, compute, [](int columns) { return columns <= kWidestSplitTile; });
   plan.masked = traits.masked || s.Ld < plan.columns;
   plan.scaled = traits.scaled;
   constexpr int64_t kUnitsAndBarriers = 512;
@@ -268,10 +269,13 @@ Compute compute_for(Dtype dtype, Precision precision) {
       return Compute::fp16;
     case Dtype::fp64:
       return Compute::fp64;
-    case Dtype::fp32:
-    case Dtype::e4m3:  // quantized tokens come here as fp32 copies
+    case Dtype::e4m3:
+      return Compute::e4m3;
     case Dtype::e5m2:
+      return Compute::e5m2;
     case Dtype::int8:
+      return Compute::int8;
+    case Dtype::fp32:
       break;
   }
   switch (precision) {
@@ -289,6 +293,10 @@ Compute compute_for(Dtype dtype, Precision precision) {
 
 int64_t element_bytes(Compute compute) {
   switch (compute) {
+    case Compute::e4m3:
+    case Compute::e5m2:
+    case Compute::int8:
+      return 1;
     case Compute::bf16:
     case Compute::fp16:
       return 2;
@@ -328,12 +336,12 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   }
   const int64_t rows_together = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   if (device.wgmma && traits.copy_engine) {
-    const int64_t bytes = s.d * element_bytes(compute);
-    if (rows_together <= 128 && element_bytes(compute) == 2) {
+    const int64_t element = element_bytes(compute), bytes = s.d * element;
+    if (rows_together <= 128 && element <= 2) {
       ForwardPlan plan = plan_wgmma_documents(s, compute, rows_together, device);
       if (traits.packed) deal(s, plan, device);
       if (plan.stages >= 4) return plan;
-    } else if (bytes <= 2 * kChunkBytes && element_bytes(compute) == 2 && s.Ld <= kMaxExactToken) {
+    } else if (bytes <= 2 * kChunkBytes && element <= 2 && s.Ld <= kMaxExactToken) {
       return plan_wgmma_rows(s, compute, traits, device);
     }
     // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
@@ -341,6 +349,12 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     if (!traits.packed && rows_together > split.rows / 4 && split.units <= INT32_MAX &&
         s.Ld <= kMaxExactToken)
       return split;
+  }
+  if (is_quantized(traits.dtype)) {
+    ForwardPlan plan;
+    plan.compute = compute;
+    plan.tile = Tile::copies;
+    return plan;
   }
   if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
   const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);

@@ -2,6 +2,7 @@
 // arithmetic, so that it can be read, printed and tested on a machine without a GPU.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -22,7 +23,7 @@ struct Device {
 Device device_of_capability(int capability, int sm_count);
 
 // How products are computed inside the kernel.
-enum class Compute { bf16, fp16, tf32, tf32x3, fp64 };
+enum class Compute { bf16, fp16, tf32, tf32x3, fp64, e4m3, e5m2, int8 };
 
 Compute compute_for(Dtype dtype, Precision precision);
 int64_t element_bytes(Compute compute);
@@ -37,6 +38,7 @@ enum class Tile {
   wgmma_split,      // sm_90a: the same, embeddings in chunks, for those that do not fit it
   wgmma_documents,  // sm_90a: `tokens` tokens x `columns` query rows
   none,             // fp64: no tensor-core tile
+  copies,           // quantized tokens that no kernel multiplies as they are: float32 copies of them
 };
 
 struct TileShape {
@@ -77,7 +79,7 @@ struct ForwardTraits {
   Precision precision = Precision::highest;
   bool masked = false;  // documents have a mask
   bool packed = false;  // and lengths of their own: sizes are those of a document of mean length
-  bool scaled = false;  // tokens have factors of their own (normalize)
+  bool scaled = false;  // documents' tokens have factors of their own (normalize, a scale a token)
   // The inputs are as the wgmma tiles need them, with strides of whole 16 bytes and rows of Q that lie evenly
   // behind each other.
   bool copy_engine = true;
@@ -85,9 +87,14 @@ struct ForwardTraits {
 
 ForwardPlan plan_forward(const Sizes& sizes, const ForwardTraits& traits, const Device& device);
 
-// The widest tile of wgmma_rows that leaves its kernel the registers it needs.
+// Tokens of a tile of wgmma_rows, or wgmma_split. wgmma multiplies int8 in widths of whole 16.
+inline constexpr std::array kTileWidths = {176, 152, 128, 104, 80};
+inline constexpr std::array kInt8TileWidths = {176, 160, 144, 128, 112, 80};
+
+// The widest tiles that leave their kernels the registers they need.
+inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled) {
-  return masked && scaled ? 104 : masked || scaled ? 152 : 176;
+  return masked && scaled ? 104 : masked ? 152 : scaled ? 160 : 176;
 }
 
 struct BackwardPlan {

@@ -20,7 +20,7 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
     it reaches NaN. Not differentiable.
 ``maxsim_dequantized(...the same...) -> scores``
-    The same by way of float32 copies, for GPUs that have no kernel for ``maxsim_quantized``.
+    The same by way of float32 copies: what the former does where a GPU has no kernel for the call.
 
 ``maxsim_varlen``, ``maxsim_varlen_winners`` and ``maxsim_varlen_backward`` are those of packed tokens, see
 :mod:`late_interaction.ops.varlen`.
@@ -82,7 +82,7 @@ fake.register()
 autograd.register()
 autocast.register()
 varlen.register()
-dequantized.register(cuda_missing)
+dequantized.register()
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
@@ -95,6 +95,7 @@ maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
+with_gradients = autograd.with_gradients
 
 __all__ = [
     "cuda_capability",
@@ -108,4 +109,5 @@ __all__ = [
     "maxsim_varlen_backward",
     "maxsim_varlen_winners",
     "maxsim_winners",
+    "with_gradients",
 ]

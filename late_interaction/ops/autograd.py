@@ -18,6 +18,8 @@ from late_interaction.ops import memory
 
 _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
+_maxsim_op, _winners_op = _ops.maxsim.default, _ops.maxsim_winners.default
+_backward_op = _ops.maxsim_backward.default
 _Grads = tuple[Tensor | None, Tensor | None, None, None, None, None, None]
 _NOTHING: _Grads = (None, None, None, None, None, None, None)
 
@@ -32,10 +34,10 @@ def _gradients(
     args = (grad_scores, Q, D, winners, normalize, backward, need_Q, need_D)
     try:
         if torch.is_grad_enabled():  # create_graph=True
-            grad_Q, grad_D = _ops.maxsim_backward.default(*args)
+            grad_Q, grad_D = _backward_op(*args)
         else:
             with _AutoDispatchBelowAutograd():
-                grad_Q, grad_D = _ops.maxsim_backward.default(*args)
+                grad_Q, grad_D = _backward_op(*args)
     except RuntimeError as error:
         memory.backward_failed(error, Q, D, backward != "lowmem")
         raise
@@ -55,7 +57,7 @@ class MaxSimWinners(Function):
         backward: str,
     ) -> tuple[Tensor, Tensor]:
         with _AutoDispatchBelowAutograd():
-            scores, winners = _ops.maxsim_winners.default(Q, D, q_mask, d_mask, normalize, precision)
+            scores, winners = _winners_op(Q, D, q_mask, d_mask, normalize, precision)
         ctx.mark_non_differentiable(winners)
         ctx.set_materialize_grads(False)  # or a zero tensor as large as the winners would come in for them
         ctx.save_for_backward(Q, D, winners)
@@ -82,7 +84,7 @@ class MaxSim(Function):
         backward: str,
     ) -> Tensor:
         with _AutoDispatchBelowAutograd():
-            scores: Tensor = _ops.maxsim.default(Q, D, q_mask, d_mask, normalize, precision)
+            scores: Tensor = _maxsim_op(Q, D, q_mask, d_mask, normalize, precision)
         ctx.save_for_backward(Q, D, q_mask, d_mask)
         ctx.options = normalize, precision, backward
         return scores
@@ -93,7 +95,7 @@ class MaxSim(Function):
         normalize, precision, backward = ctx.options
         # The forward's precision already says what autocast wanted; autocast must not change it here.
         with torch.no_grad(), torch.autocast(Q.device.type, enabled=False):
-            _, winners = _ops.maxsim_winners.default(Q, D, q_mask, d_mask, normalize, precision)
+            _, winners = _winners_op(Q, D, q_mask, d_mask, normalize, precision)
         return _gradients(ctx, grad_scores, Q, D, winners, normalize, backward)
 
 
@@ -101,7 +103,7 @@ class MaxSimBackward(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         with _AutoDispatchBelowAutograd():
-            grads: tuple[Tensor, Tensor] = _ops.maxsim_backward.default(*args)
+            grads: tuple[Tensor, Tensor] = _backward_op(*args)
         return grads
 
     @staticmethod
@@ -118,25 +120,30 @@ _once: Any = MaxSimBackward.apply
 _DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the dispatcher leaves these out
 
 
+def with_gradients(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
+    """What ``maxsim_winners`` does for inputs that require gradients, without the dispatcher's way there."""
+    return _with_winners(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+
+
 def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
     if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
         return _with_inputs(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
     with _AutoDispatchBelowAutograd():
-        return _ops.maxsim.default(Q, D, q_mask, d_mask, *options)
+        return _maxsim_op(Q, D, q_mask, d_mask, *options)
 
 
 def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
     if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return _with_winners(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+        return with_gradients(Q, D, q_mask, d_mask, *options)
     with _AutoDispatchBelowAutograd():
-        return _ops.maxsim_winners.default(Q, D, q_mask, d_mask, *options)
+        return _winners_op(Q, D, q_mask, d_mask, *options)
 
 
 def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
     if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
         return _once(grad_scores, Q, D, *args)
     with _AutoDispatchBelowAutograd():
-        return _ops.maxsim_backward.default(grad_scores, Q, D, *args)
+        return _backward_op(grad_scores, Q, D, *args)
 
 
 def _without_gradients(op: Any) -> Any:

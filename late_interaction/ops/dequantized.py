@@ -1,4 +1,5 @@
-"""Quantized MaxSim by way of float32 copies, for GPUs that ``maxsim_quantized`` has no kernel for.
+"""Quantized MaxSim by way of float32 copies: what ``maxsim_quantized`` does where a GPU has no kernel for the
+call (older GPUs, rows that are no whole number of 16 bytes, short queries of thousands of dims).
 
 What the copies cost: TF32 keeps 11 significant bits, so a product errs by at most 2^-10 of itself, and errors
 of both signs average out over a dot product. Quantization itself erred by up to 2^-4 of a value (e4m3), 2^-3
@@ -6,7 +7,6 @@ of both signs average out over a dot product. Quantization itself erred by up to
 """
 
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,25 +15,9 @@ from late_interaction import _checks
 
 _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
-_KERNEL_CAPABILITY = (9, 0)  # of the GPUs that the compiled CUDA kernel is for
-_cuda_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("late_interaction::maxsim_quantized", "CUDA")
 
 # The copy of a piece of D takes at most this many bytes (one document always fits).
 _BYTES = 64 << 20
-
-
-@cache
-def _capability(index: int | None) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
-
-
-def has_kernel(device_type: str, index: int | None) -> bool:
-    """Whether ``maxsim_quantized`` runs on this device as compiled."""
-    return device_type != "cuda" or (_cuda_kernel and _capability(index) == _KERNEL_CAPABILITY)
-
-
-# As for late_interaction._precision.float32_precision: a compiled graph keeps the choice.
-has_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _pieces(count: int, bytes_each: int) -> Iterator[slice]:
@@ -96,7 +80,5 @@ def maxsim_dequantized(
     return scores
 
 
-def register(cuda_missing: str | None) -> None:
+def register() -> None:
     _library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")
-    if not _cuda_kernel and cuda_missing is None:
-        _library.impl("maxsim_quantized", maxsim_dequantized, "CUDA")

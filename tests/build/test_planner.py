@@ -46,7 +46,8 @@ traits = st.builds(plan.ForwardTraits, dtypes, precisions, st.booleans(), st.boo
 @given(sizes, traits, devices)
 def test_a_forward_fits_the_device(size, traits, device):
     forward = plan.plan_forward(size, traits, device)
-    assert forward.grid >= 1 and forward.parts >= 1
+    assert forward.grid >= 1 or forward.tile == plan.Tile.copies
+    assert forward.parts >= 1
     assert 0 <= forward.smem_bytes <= device.smem_per_block
     assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
     assert "forward" in plan.explain(size, forward)
@@ -108,6 +109,28 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
     assert shared(1, 100, 32, 300, 768) == (1, 1)  # a tile is many stages, and fills the ring alone
     assert shared(5, 3, 20, 40, 128) == (1, 1)  # queries that share a tile without dividing it; one tile each
     assert shared(256, 16, 32, 1030, 512, plan.Layout.per_query) == (2, 1)  # each team holds a Q of 32 KB
+
+
+@pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
+def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
+    def forward(Nq, d, device=H200, copy_engine=True):
+        size = plan.Sizes(plan.Layout.in_batch, Nq, 100, 32, 300, d)
+        return plan.plan_forward(size, plan.ForwardTraits(dtype, copy_engine=copy_engine), device)
+
+    for Nq, tile in ((1, plan.Tile.wgmma_documents), (64, plan.Tile.wgmma_rows)):
+        for d, chunks in ((16, 1), (128, 1), (256, 2)):
+            made = forward(Nq, d)
+            assert (made.compute.name, made.tile, made.chunks) == (dtype.name, tile, chunks)
+        assert forward(Nq, 128, copy_engine=False).tile == plan.Tile.copies
+        assert forward(Nq, 128, A100).tile == plan.Tile.copies
+    split = forward(64, 512)
+    assert (split.compute.name, split.tile, split.chunks) == (dtype.name, plan.Tile.wgmma_split, 4)
+
+
+def test_int8_tiles_are_whole_sixteens():
+    for Ld in range(1, 1200, 7):
+        size = plan.Sizes(plan.Layout.in_batch, 64, 64, 32, Ld, 128)
+        assert plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.int8), H200).columns % 16 == 0
 
 
 def test_float32_multiplies_as_its_precision_says():

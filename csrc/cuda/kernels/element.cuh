@@ -3,6 +3,9 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
 
 namespace late_interaction {
 
@@ -21,6 +24,9 @@ __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162floa
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ float widen(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float widen(__nv_fp8_e5m2 x) { return static_cast<float>(x); }
+__device__ __forceinline__ float widen(int8_t x) { return static_cast<float>(x); }
 
 template <class T>
 __device__ __forceinline__ T narrow(Sum<T> x) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "element.cuh"
+#include "factors.cuh"
 #include "forward_args.h"
 #include "rows.cuh"
 #include "winner.cuh"
@@ -25,19 +26,24 @@ struct Maximum {
 // work on the same row.
 template <class E>
 __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* document, int32_t length,
-                                 const uint8_t* mask) {
+                                 const uint8_t* mask, const float* factors) {
   Maximum best{-INFINITY, kSentinel};
   for (int32_t t = 0; t < length; ++t) {
     if (mask != nullptr && mask[t * p.d_mask.token_stride] == 0) continue;
     const E* x = document + t * p.D.token_stride;
     float dot = 0.0f, squares = 0.0f;
+#pragma unroll 1  // rare, and to be called with few registers
     for (int k = threadIdx.x % 32; k < p.d; k += 32) {
       const float value = widen(x[k * p.D.dim_stride]);
       dot = fmaf(widen(q[k * p.Q.dim_stride]), value, dot);
       squares = fmaf(value, value, squares);
     }
     dot = warp_sum(dot);
-    if (p.normalize) dot *= inverse_norm(warp_sum(squares));
+    if (factors != nullptr) {
+      dot *= token_factor(p, factors, t);
+    } else if (p.normalize) {
+      dot *= inverse_norm(warp_sum(squares));
+    }
     if (isnan(dot)) return {dot, t};
     if (best.token == kSentinel || dot > best.value) best = {dot, t};
   }
@@ -54,21 +60,21 @@ __device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, int32_t len
 }
 
 // Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or infinite: the document has no token
-// left (-inf: the row counts 0 and has no winner), or its similarities really are infinite. One row of each
-// rare lane; kept out of line, and out of the registers of the common case.
+// left (-inf and no winner: the row counts 0), or its similarities really are infinite. One row of each rare
+// lane; kept out of line, and out of the registers of the common case.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
                                                   int32_t j) {
   const uint8_t* mask = document_mask(p, query, j);
-  Maximum mine{0.0f, kSentinel};
+  Maximum mine{-INFINITY, kSentinel};
   const int32_t length = document_length(p, query, j);
   if (!any_token_kept(p, length, mask)) return mine;
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
     const int32_t its_row = __shfl_sync(kFullWarp, row, who);
-    const Maximum exact =
-        recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
-                      static_cast<const E*>(p.D.data) + document_offset(p, query, j), length, mask);
+    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
+                                        static_cast<const E*>(p.D.data) + document_offset(p, query, j),
+                                        length, mask, document_factors(p, query, j));
     if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
   }
   return mine;
@@ -80,7 +86,7 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 // + query of the parts: from row to row the warp, the query or both go up, so no two parts share a place.
 template <class Tile>
 struct OwnedRows {
-  // What a row's maximum counts: 0 if it is masked, or does not exist; else 1 or its token's inverse norm.
+  // What a row's maximum counts; negative if it is masked, or does not exist.
   float scale[Tile::kOwned];
   int32_t query[Tile::kOwned];      // -1: the row does not exist
   int32_t place[Tile::kOwned];      // of the row within its query
@@ -94,13 +100,12 @@ struct OwnedRows {
       const int32_t row = tile.first + at;
       const bool exists = at < tile.count;
       query[o] = exists ? row / p.Lq : -1;
-      scale[o] = exists && keeps_row(p, row) ? 1.0f : 0.0f;
-      if (p.q_inverse != nullptr && scale[o] != 0.0f) scale[o] = p.q_inverse[row];
       place[o] = row - query[o] * p.Lq;
+      scale[o] = exists && keeps_row(p, row) ? row_factor(p, query[o], place[o]) : -1.0f;
       if (p.packed && exists) {
         const int32_t its = p.row_queries[row];
         query[o] = max(its, ~its);
-        if (its < 0) scale[o] = 0.0f;
+        if (its < 0) scale[o] = -1.0f;
       }
     }
     const int32_t first = tile.first + warp_m * Tile::kWarpRows;
@@ -178,8 +183,9 @@ __device__ __forceinline__ void count_rows(const ForwardArgs& p, const OwnedRows
                                            Maximum (&best)[Tile::kOwned]) {
 #pragma unroll
   for (int o = 0; o < Tile::kOwned; ++o) {
-    // A masked row counts 0, whatever its maximum is.
-    const bool counts = own.scale[o] != 0.0f;
+    // A masked row counts 0, whatever its maximum is; one without a token, whatever its factor is.
+    const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
+    const bool counts = !none && !(own.scale[o] < 0.0f);
     best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
     if constexpr (kWinners) {
       if (own.query[o] >= 0) {

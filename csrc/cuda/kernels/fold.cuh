@@ -21,6 +21,7 @@ struct RowBest {
     first = 0.0f;
   }
 
+  __device__ __forceinline__ float maximum() const { return value; }
   __device__ __forceinline__ int32_t token() const {
     return pair < 0.0f ? kSentinel : static_cast<int32_t>(pair) + (first == value ? 0 : 1);
   }

@@ -36,9 +36,11 @@ struct ForwardArgs {
   bool stream_q;
   int32_t cluster;  // wgmma_split: blocks that share a row tile's chunks
   int64_t row_tiles, units;
-  const float* q_inverse;  // inverse norms of the query tokens, if normalize
-  float zeros[4];          // zeros that the compiler does not know to be such
-  const float* d_inverse;  // wgmma_rows, wgmma_split: inverse norms of the documents' tokens, if normalize
+  // Inverse norms of tokens, or their scales: see factors.cuh. Null: 1.
+  ScaleView q_factors;
+  float zeros[4];              // zeros that the compiler does not know to be such
+  ScaleView d_factors;         // wgmma only
+  const float* shared_factor;  // wgmma only: of all documents' tokens
 };
 
 }  // namespace late_interaction

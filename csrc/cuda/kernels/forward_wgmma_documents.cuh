@@ -36,6 +36,7 @@
 
 #include "../../plan/documents_shape.h"
 #include "../ptx/mma.cuh"
+#include "fold_codes.cuh"
 #include "hopper.cuh"
 
 namespace late_interaction {
@@ -44,7 +45,9 @@ template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinner
 struct WgmmaDocumentsTile {
   using Type = Type_;
   using Element = Element_;
+  using Accumulator = typename Type::Accumulator;
   static constexpr bool kWinners = kWinners_;
+  static constexpr bool kQuantized = sizeof(Element) == 1;  // tokens have scales, else they may be normalized
   static constexpr int kColumns = kColumns_;
   static constexpr DocumentsShape kShape = documents_shape(kColumns, kChunks_);
   static constexpr int kChunks = kShape.chunks, kTokens = kShape.tokens;  // of a stage
@@ -73,7 +76,7 @@ struct WgmmaDocumentsTile {
   };
   using Exchange = Maxima[2][kWarpgroups];
 
-  using Sums = float[kBlocks][kColumns / 2];  // a lane's products
+  using Products = Accumulator[kBlocks][kColumns / 2];  // of a lane
 };
 
 // Where things lie in a block's shared memory: the ring, a share for each warpgroup; Q, once or for each
@@ -165,24 +168,24 @@ __device__ __forceinline__ void load_documents(const ForwardArgs& p, const Tenso
     const Visit visit = visit_at(p, walk);
     for (int32_t t = 0; t < visit.length; t += Tile::kTokens) {
       RingPlace at = first;
-      // Behind a packed document lie the tokens of others: only as many small boxes as it has tokens for.
+      // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
+      // has tokens for.
       const int tails = p.packed ? min((visit.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
+      const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
+      const int boxes = tails == kTails ? 1 : tails;
       for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
         const int warpgroup = team * p.members + member;
         const uint32_t full = memory.full(warpgroup, at);
         ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
         ptx::arrive_expecting(full, tails * (Tile::kStageBytes / kTails));
+#pragma unroll 1
+        for (int i = 0; i < boxes; ++i) {
 #pragma unroll
-        for (int c = 0; c < Tile::kChunks; ++c) {
-          const uint32_t to = memory.stage(warpgroup, at) + c * Tile::kDChunkBytes;
-          const int dim = (chunk + c) * Tile::kChunkElements;
-          if (tails == kTails) {
-            ptx::copy_box(to, &maps.D, full, dim, visit.first + t, p.packed ? 0 : walk.j, walk.row_tile);
-            continue;
-          }
-          for (int i = 0; i < tails; ++i) {
-            ptx::copy_box(to + i * kTailTokens * kChunkRowBytes, &maps.D_tail, full, dim,
-                          visit.first + t + i * kTailTokens, 0, 0);
+          for (int c = 0; c < Tile::kChunks; ++c) {
+            ptx::copy_box(
+                memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
+                full, (chunk + c) * Tile::kChunkElements, visit.first + t + i * kTailTokens,
+                p.packed ? 0 : walk.j, walk.row_tile);
           }
         }
         at.advance(memory.share);
@@ -233,7 +236,7 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
 #pragma unroll
       for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
     }
-    if (own.scale[o] != 0.0f) own.scale[o] = inverse_norm(squares);
+    if (own.scale[o] >= 0.0f) own.scale[o] = inverse_norm(squares);
   }
 }
 
@@ -256,6 +259,25 @@ struct KeptTokens {
     for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
       const int32_t at = token(first_token, i / 2, i % 2);
       keeps[i / 2][i % 2] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+    }
+  }
+};
+
+// The scales of the same tokens, as they lie in memory until they are used. Ones where they all share one.
+template <class Tile>
+struct TokenFactors {
+  float of[Tile::kBlocks][2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i) of[i / 2][i % 2] = 1.0f;
+  }
+  // As KeptTokens::by_mask.
+  __device__ __forceinline__ void load(const ForwardArgs& p, const float* factors, int32_t first_token) {
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+      const int32_t at = KeptTokens<Tile>::token(first_token, i / 2, i % 2);
+      of[i / 2][i % 2] = at < p.Ld ? factors[at * p.d_factors.token_stride] : 0.0f;
     }
   }
 };
@@ -292,23 +314,26 @@ struct TokenSquares {
   }
 };
 
-// Brings the mask of a document that the team comes to later as far as L2: behind the copies of D that are
-// under way, a load from memory takes several microseconds.
+// Brings the mask and the factors of a document that the team comes to later as far as L2: behind the copies
+// of D that are under way, a load from memory takes several microseconds.
 template <class Tile>
-__device__ __forceinline__ void prefetch_mask(const ForwardArgs& p, DocumentWalk at, int documents,
-                                              int thread) {
+__device__ __forceinline__ void prefetch_weights(const ForwardArgs& p, DocumentWalk at, int documents,
+                                                 int thread) {
   at.advance(p, documents * p.teams);
   if (at.left <= 0) return;
   const uint8_t* mask = document_mask(p, at.row_tile, at.j);
-  for (int32_t t = 32 * thread; t < p.Ld; t += 32 * Tile::kGroupThreads * p.members)
-    ptx::prefetch(mask + t * p.d_mask.token_stride);
+  const float* factors = document_factors(p, at.row_tile, at.j);
+  for (int32_t t = 32 * thread; t < p.Ld; t += 32 * Tile::kGroupThreads * p.members) {
+    if (mask != nullptr) ptx::prefetch(mask + t * p.d_mask.token_stride);
+    if (factors != nullptr) ptx::prefetch(factors + t * p.d_factors.token_stride);
+  }
 }
 
 // The products of a tile: what the stages of its embeddings give adds up.
 template <class Tile>
 __device__ __forceinline__ void multiply_tile(const ForwardArgs& p, const DocumentsMemory<Tile>& memory,
                                               int warpgroup, uint32_t q, RingPlace& at,
-                                              typename Tile::Sums& c, TokenSquares<Tile>& squares) {
+                                              typename Tile::Products& c, TokenSquares<Tile>& squares) {
   for (int first_chunk = 0; first_chunk < p.chunks; first_chunk += Tile::kChunks) {
     ptx::wait(memory.full(warpgroup, at), at.parity);
     const uint32_t stage = memory.stage(warpgroup, at);
@@ -328,7 +353,7 @@ __device__ __forceinline__ void multiply_tile(const ForwardArgs& p, const Docume
       }
     }
     ptx::commit_products();
-    if (p.normalize) squares.add(stage);
+    if (!Tile::kQuantized && p.normalize) squares.add(stage);
     ptx::wait_products<0>();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(memory.empty(warpgroup, at));
@@ -338,7 +363,8 @@ __device__ __forceinline__ void multiply_tile(const ForwardArgs& p, const Docume
 
 // Divides the products of the lane's tokens by their norms.
 template <class Tile>
-__device__ __forceinline__ void normalize_tokens(typename Tile::Sums& c, const TokenSquares<Tile>& squares) {
+__device__ __forceinline__ void normalize_tokens(typename Tile::Products& c,
+                                                 const TokenSquares<Tile>& squares) {
 #pragma unroll
   for (int block = 0; block < Tile::kBlocks; ++block) {
 #pragma unroll
@@ -352,18 +378,19 @@ __device__ __forceinline__ void normalize_tokens(typename Tile::Sums& c, const T
 
 // Folds the lane's tokens of a tile, in their order, into the maxima of its query rows.
 template <class Tile>
-__device__ __forceinline__ void fold_tokens(const typename Tile::Sums& c, float (&maximum)[Tile::kHeld],
+__device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, float (&maximum)[Tile::kHeld],
                                             int32_t (&token)[Tile::kHeld], int32_t first_token,
-                                            const KeptTokens<Tile>& kept) {
+                                            const KeptTokens<Tile>& kept, const TokenFactors<Tile>& factors) {
 #pragma unroll
   for (int block = 0; block < Tile::kBlocks; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool valid = kept.keeps[block][half] != 0;
       const int32_t at = kept.token(first_token, block, half);
+      const float factor = Tile::kQuantized ? usable_factor(factors.of[block][half]) : 1.0f;
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) {
-        const float value = c[block][4 * (h / 2) + 2 * half + h % 2];
+        const float value = similarity<Tile::kQuantized>(c[block][4 * (h / 2) + 2 * half + h % 2], factor);
         if constexpr (Tile::kWinners) token[h] = valid && value > maximum[h] ? at : token[h];
         if (valid) maximum[h] = max_keeping_nan(maximum[h], value);
       }
@@ -433,7 +460,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   const int thread = threadIdx.x - team * team_threads;  // of the team
   const int32_t lane_token = 16 * (thread / 32 % Tile::kWarps) + thread % 32 / 4;
   const int32_t step = p.members * Tile::kTokens;
-  const bool masked = p.d_mask.data != nullptr;
+  const bool masked = p.d_mask.data != nullptr, scaled = Tile::kQuantized && p.d_factors.data != nullptr;
 
   // Tiles go round among the members without regard to where a document ends.
   int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
@@ -448,10 +475,17 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   walk.advance(p, team);
   Visit next_visit = visit_at(p, walk);
   KeptTokens<Tile> next;
+  TokenFactors<Tile> next_factors;
+  next_factors.clear();
+  const auto fetch = [&](int32_t row_tile, int32_t j, int32_t t) {
+    if (masked) next.by_mask(p, document_mask(p, row_tile, j), t + lane_token);
+    if (scaled) next_factors.load(p, document_factors(p, row_tile, j), t + lane_token);
+  };
   const int ahead = min(1 + kTokensAhead / p.Ld, kDocumentsAhead);
-  if (masked && walk.left > 0) {
-    next.by_mask(p, document_mask(p, walk.row_tile, walk.j), first_tile * Tile::kTokens + lane_token);
-    for (int documents = 0; documents < ahead; ++documents) prefetch_mask<Tile>(p, walk, documents, thread);
+  if ((masked || scaled) && walk.left > 0) {
+    fetch(walk.row_tile, walk.j, first_tile * Tile::kTokens);
+    for (int documents = 0; documents < ahead; ++documents)
+      prefetch_weights<Tile>(p, walk, documents, thread);
   }
   while (walk.left > 0) {
     if (walk.row_tile != held_tile) {
@@ -462,11 +496,10 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       if (memory.q_owner(team) == team && thread == 0) load_query<Tile>(p, maps, memory, team, tile);
       ptx::wait(memory.q_full(team), q_parity);
       q_parity ^= 1;
-      if (p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
+      if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
     }
     const int32_t j = walk.j;
-    const uint8_t* mask = document_mask(p, walk.row_tile, j);
-    if (masked) prefetch_mask<Tile>(p, walk, ahead, thread);
+    if (masked || scaled) prefetch_weights<Tile>(p, walk, ahead, thread);
     const int32_t length = next_visit.length, document = next_visit.document;
     walk.advance(p, p.teams);
     next_visit = visit_at(p, walk);
@@ -483,19 +516,18 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
     }
     for (; t < length; t += step) {
       KeptTokens<Tile> kept = next;
-      if (!masked) {
-        kept.all(length, t + lane_token);
-      } else if (t + step < p.Ld) {
-        next.by_mask(p, mask, t + step + lane_token);
-      }
-      typename Tile::Sums c;
+      if (!masked) kept.all(length, t + lane_token);
+      const TokenFactors<Tile> factors = next_factors;
+      if (t + step < length) fetch(held_tile, j, t + step);
+      typename Tile::Products products;
       TokenSquares<Tile> squares;
-      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, c, squares);
-      if (p.normalize) normalize_tokens<Tile>(c, squares);
-      fold_tokens<Tile>(c, maximum, token, t + lane_token, kept);
+      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares);
+      if constexpr (!Tile::kQuantized) {
+        if (p.normalize) normalize_tokens<Tile>(products, squares);
+      }
+      fold_tokens<Tile>(products, maximum, token, t + lane_token, kept, factors);
     }
-    if (masked && walk.left > 0)
-      next.by_mask(p, document_mask(p, walk.row_tile, walk.j), first_tile * Tile::kTokens + lane_token);
+    if (walk.left > 0) fetch(walk.row_tile, walk.j, first_tile * Tile::kTokens);
 
     reduce_lanes<Tile>(maximum, token);
     // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.

@@ -29,6 +29,7 @@ template <int kColumns_, bool kWinners_, bool kWeighed_, int kTogether_ = 2>
 struct WgmmaExactTile {
   using Type = ptx::WgmmaTf32;
   using Element = float;
+  using Accumulator = float;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
   static constexpr int kConsumers = 2;  // warpgroups

@@ -3,8 +3,11 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "../forward.h"
 #include "forward_wgmma_documents.cuh"
@@ -12,6 +15,27 @@
 #include "forward_wgmma_split.cuh"
 
 namespace late_interaction {
+
+// Scores of quantized tokens have no gradients: nobody asks for their winners.
+template <class Element>
+inline constexpr bool kMayWantWinners = sizeof(Element) > 1;
+
+// launch.operator()<kColumns>() for the plan's width, one of those that the type has.
+template <class Type, class Launch>
+cudaError_t choose_columns(const ForwardPlan& plan, Launch launch) {
+  static constexpr auto kWidths = [] {
+    if constexpr (std::is_same_v<Type, ptx::WgmmaInt8>) {
+      return kInt8TileWidths;
+    } else {
+      return kTileWidths;
+    }
+  }();
+  cudaError_t error = cudaErrorInvalidValue;
+  [&]<size_t... kAt>(std::index_sequence<kAt...>) {
+    ((plan.columns == kWidths[kAt] && (error = launch.template operator()<kWidths[kAt]>(), true)) || ...);
+  }(std::make_index_sequence<kWidths.size()>{});
+  return error;
+}
 
 // The kernels call wait_for_earlier_kernels: their blocks start while the kernel before them ends.
 template <class Kernel>
@@ -43,7 +67,10 @@ cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, co
       using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
       return launch_early(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
     };
-    return args.winners != nullptr ? launch.template operator()<true>() : launch.template operator()<false>();
+    if constexpr (kMayWantWinners<Element>) {
+      if (args.winners != nullptr) return launch.template operator()<true>();
+    }
+    return launch.template operator()<false>();
   }
 }
 
@@ -59,20 +86,7 @@ cudaError_t launch_rows(const ForwardArgs& args, const TensorMaps& maps, const F
     };
     return plan.masked ? kind.template operator()<true>() : kind.template operator()<false>();
   };
-  switch (plan.columns) {
-    case 80:
-      return launch.template operator()<80>();
-    case 104:
-      return launch.template operator()<104>();
-    case 128:
-      return launch.template operator()<128>();
-    case 152:
-      return launch.template operator()<152>();
-    case 176:
-      return launch.template operator()<176>();
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return choose_columns<Type>(plan, launch);
 }
 
 // Blocks in clusters of plan.cluster.
@@ -96,34 +110,29 @@ cudaError_t launch_clusters(Kernel kernel, int threads, const ForwardArgs& args,
 }
 
 // launch.operator()<kColumns, kWinners, kWeighed>() as planned.
-template <class Launch>
+template <class Type, class Element, class Launch>
 cudaError_t choose_split(const ForwardArgs& args, const ForwardPlan& plan, Launch launch) {
-  const auto with_columns = [&]<int kColumns>() {
-    if (plan.masked || plan.scaled) {
-      return args.winners != nullptr ? launch.template operator()<kColumns, true, true>()
-                                     : launch.template operator()<kColumns, false, true>();
-    }
-    return args.winners != nullptr ? launch.template operator()<kColumns, true, false>()
-                                   : launch.template operator()<kColumns, false, false>();
-  };
-  switch (plan.columns) {
-    case 80:
-      return with_columns.template operator()<80>();
-    case 104:
-      return with_columns.template operator()<104>();
-    case 128:
-      return with_columns.template operator()<128>();
-    case 152:
-      return with_columns.template operator()<152>();
-    default:
+  return choose_columns<Type>(plan, [&]<int kColumns>() {
+    if constexpr (kColumns > kWidestSplitTile) {
       return cudaErrorInvalidValue;
-  }
+    } else {
+      const bool weighed = plan.masked || plan.scaled;
+      if constexpr (kMayWantWinners<Element>) {
+        if (args.winners != nullptr) {
+          return weighed ? launch.template operator()<kColumns, true, true>()
+                         : launch.template operator()<kColumns, true, false>();
+        }
+      }
+      return weighed ? launch.template operator()<kColumns, false, true>()
+                     : launch.template operator()<kColumns, false, false>();
+    }
+  });
 }
 
 template <class Type, class Element>
 cudaError_t launch_split(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                          cudaStream_t stream) {
-  return choose_split(args, plan, [&]<int kColumns, bool kWinners, bool kWeighed>() {
+  return choose_split<Type, Element>(args, plan, [&]<int kColumns, bool kWinners, bool kWeighed>() {
     using Tile = WgmmaSplitTile<Type, Element, kColumns, kWinners, kWeighed>;
     return launch_clusters(maxsim_forward_wgmma_split<Tile>, Tile::kThreads, args, maps, plan, stream);
   });
@@ -147,7 +156,10 @@ cudaError_t launch_documents_columns(const ForwardArgs& args, const TensorMaps& 
                             : launch_documents_tile<WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners>>(
                                   args, maps, plan, stream);
   };
-  return args.winners != nullptr ? launch.template operator()<true>() : launch.template operator()<false>();
+  if constexpr (kMayWantWinners<Element>) {
+    if (args.winners != nullptr) return launch.template operator()<true>();
+  }
+  return launch.template operator()<false>();
 }
 
 template <class Type, class Element>

@@ -14,7 +14,8 @@
 //   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
 //              ring's stages.
 //   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
-//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms).
+//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms, or
+//              scales).
 //
 // The tensor cores need not wait for a fold: inside the body of its loop a consumer has one block in flight
 // while it folds the other.
@@ -36,21 +37,26 @@
 #pragma once
 
 #include "fold.cuh"
+#include "fold_codes.cuh"
 #include "hopper.cuh"
 
 namespace late_interaction {
 
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
-// kScaled: each column's similarities have a factor of their own: its token's inverse norm.
+// kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_>
 struct WgmmaRowsTile {
   using Type = Type_;
   using Element = Element_;
+  using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
+  static constexpr bool kQuantized = sizeof(Element) == 1;
+  using Best = std::conditional_t<kQuantized, RowMaximum<Similarity<Accumulator, kScaled>>,
+                                  RowBest<kWinners>>;  // of a row, so far
   // Factors leave no registers for four, and masked tiles are no faster by four.
   static constexpr int kTogether = kWeighed ? 2 : 4;
   static constexpr int kConsumers = 2;  // warpgroups
@@ -60,6 +66,7 @@ struct WgmmaRowsTile {
   static constexpr int kHelperRegisters = kMasked ? 56 : kScaled ? 40 : 24;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
   static constexpr int kHeld = 4, kOwned = 1;
+  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
   static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
   static constexpr uint32_t kStageBytes = kChunks * kStageChunkBytes;
@@ -88,7 +95,9 @@ struct RowsShared {
         barriers(weights + stages * Tile::kWeightBytes + 128 * Tile::kConsumers * sizeof(OwnedRows<Tile>)),
         own(reinterpret_cast<OwnedRows<Tile>*>(base + (weights - q) + stages * Tile::kWeightBytes)) {}
 
-  __device__ __forceinline__ uint32_t note(int i) const { return barriers + 256 + 8 * ptx::thread() + 4 * i; }
+  __device__ __forceinline__ uint32_t note(int i) const {
+    return barriers + 256 + 12 * ptx::thread() + 4 * i;
+  }
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t weights_of(int i) const { return weights + i * Tile::kWeightBytes; }
   __device__ __forceinline__ uint32_t q_full() const { return barriers; }
@@ -113,13 +122,6 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
 template <class Tile>
 __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t) {
   return max(0, min(t, length - Tile::kColumns));
-}
-
-// A product that is not put off until it is known to be needed.
-__device__ __forceinline__ float multiply_now(float x, float y) {
-  float product;
-  asm volatile("mul.f32 %0, %1, %2;\n" : "=f"(product) : "f"(x), "f"(y));
-  return product;
 }
 
 // What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
@@ -177,6 +179,28 @@ __device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2],
   }
 }
 
+// The same for quantized tokens.
+template <class Tile>
+__device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                           typename Tile::Best* rows, float, const float*,
+                                           const ColumnWeights<Tile>& weights) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto column = [&](int i) {
+      float factor = 1.0f;
+      if constexpr (Tile::kScaled) factor = i % 2 == 0 ? weights.factor[i / 2].x : weights.factor[i / 2].y;
+      return similarity<Tile::kScaled>(c[4 * (i / 2) + 2 * half + i % 2], factor);
+    };
+    if constexpr (Tile::kMasked) {
+#pragma unroll
+      for (int i = 0; i < Tile::kColumns / 4; ++i)
+        rows[half].fold_kept(column(i), weights.keeps(i / 2, i % 2));
+    } else {
+      rows[half].template fold<Tile::kColumns / 4>(column);
+    }
+  }
+}
+
 template <class Tile>
 __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
                                           const RowsShared<Tile>& at, uint32_t q_parity) {
@@ -189,7 +213,7 @@ __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps
     const int row = group * 128 + of_warp * 32 + block * 16;
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       ptx::copy_box(at.q + chunk * Tile::kQChunkBytes + box * 16 * kChunkRowBytes, &maps.Q, at.q_full(),
-                    chunk * kChunkDims, first + row, tile.query, 0);
+                    chunk * Tile::kChunkElements, first + row, tile.query, 0);
     }
   }
 }
@@ -212,7 +236,8 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
         ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
           ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
-                        chunk * kChunkDims, visit.begin() + tile_begin<Tile>(visit.length, t), item, outer);
+                        chunk * Tile::kChunkElements, visit.begin() + tile_begin<Tile>(visit.length, t), item,
+                        outer);
         }
         place.advance(p.stages);
       }
@@ -234,18 +259,17 @@ struct Weigher {
     float factor[kRounds];
   };
 
-  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, Span span,
+  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, int64_t stride, Span span,
                                          int32_t t) const {
     Looked looked;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int32_t token = span.first + tile_begin<Tile>(span.length, t) + 32 * i + ptx::thread() % 32;
-      const bool exists =
-          token < span.first + span.length && 32 * i + ptx::thread() % 32 < Tile::kColumns;
+      const bool exists = token < span.first + span.length && 32 * i + ptx::thread() % 32 < Tile::kColumns;
       if constexpr (Tile::kMasked) {
         looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
-      if constexpr (Tile::kScaled) looked.factor[i] = exists ? factors[token] : 0.0f;
+      if constexpr (Tile::kScaled) looked.factor[i] = exists ? usable_factor(factors[token * stride]) : 0.0f;
     }
     return looked;
   }
@@ -290,14 +314,12 @@ struct Weigher {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const Visit visit = visit_at(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, visit.document);
-        const float* factors = nullptr;
-        if constexpr (Tile::kScaled) {
-          const int64_t index = document_index(p, rows.query, visit.document);
-          factors = visit.copied() ? p.copies.factors : p.d_inverse + index * p.Ld;
-        }
+        const float* factors =
+            visit.copied() ? p.copies.factors : document_factors(p, rows.query, visit.document);
+        const int64_t stride = visit.copied() ? 1 : p.d_factors.token_stride;
         const Span span{visit.begin(), visit.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
-          const Looked looked = look(mask, factors, span, t);
+          const Looked looked = look(mask, factors, stride, span, t);
           ptx::wait(at.empty(place.stage), place.parity ^ 1);
           store(looked);
         }
@@ -309,14 +331,15 @@ struct Weigher {
 template <class Tile>
 struct RowsConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
+  using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
   const RowsShared<Tile>& at;
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
   RingPlace place;
-  RowBest<Tile::kWinners> best[Tile::kHeld];
-  int32_t tile, j, t;
+  typename Tile::Best best[Tile::kHeld];
+  int32_t t;
 
-  __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int block) {
+  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block) {
     const uint32_t q = ptx::matrix_at(q_blocks + block * 64 * kChunkRowBytes),
                    d = ptx::matrix_at(at.stage(place.stage));
     ptx::fence_products();
@@ -329,35 +352,39 @@ struct RowsConsumer {
     ptx::commit_products();
   }
 
-  __device__ __forceinline__ Visit visit_of(int32_t its_j) const {
-    return visit_at(p, row_tile(p, tile, Tile::kRows), its_j);
-  }
-
-  enum Note { kLength, kRowTiles };
+  // Notes: of the visit at hand its place and its length, and the row tile.
+  enum Note { kPlace, kLength, kTile };
   __device__ __forceinline__ void note(Note what, uint32_t value) const {
     ptx::store_shared(at.note(what), value);
   }
-  __device__ __forceinline__ uint32_t noted(Note what) const {
-    return ptx::load_shared(at.note(what));
+  __device__ __forceinline__ int32_t noted(Note what) const {
+    return static_cast<int32_t>(ptx::load_shared(at.note(what)));
   }
-  // Of the document at hand. The rest of its visit is read again at its end.
-  __device__ __forceinline__ int32_t length() const { return static_cast<int32_t>(noted(kLength)); }
 
-  __device__ __forceinline__ void finish_document_j() {
-    const Visit visit = visit_of(j);
-    const RowTile rows = row_tile(p, tile, Tile::kRows);
+  __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, noted(kTile), Tile::kRows); }
+
+  __device__ __forceinline__ void enter(int32_t j) {
+    note(kPlace, j);
+    note(kLength, visit_at(p, rows_at_hand(), j).length);
+    t = 0;
+  }
+
+  __device__ __forceinline__ void finish_document_at_hand() {
+    const RowTile rows = rows_at_hand();
+    const Visit visit = visit_at(p, rows, noted(kPlace));
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
-      maximum[h] = best[h].value;
+      maximum[h] = best[h].maximum();
       token[h] = best[h].token();
       best[h].clear();
     }
     reduce_quad<Tile::kHeld, Tile::kWinners>(maximum, token);
-    if (length() == 0) maximum[0] = -INFINITY;
+    if (noted(kLength) == 0) maximum[0] = -INFINITY;
     if constexpr (Tile::kWinners) {
-      token[0] = visit.origin < 0 ? p.copies.origins[~visit.origin + max(token[0], 0)] : token[0] + visit.origin;
+      token[0] =
+          visit.origin < 0 ? p.copies.origins[~visit.origin + max(token[0], 0)] : token[0] + visit.origin;
     }
     finish_document<typename Tile::Element, Tile, Tile::kWinners>(
         p, rows, at.own[ptx::thread()], ptx::thread() / 32, visit.document, maximum, token);
@@ -365,13 +392,14 @@ struct RowsConsumer {
 
   template <int kTiles>
   __device__ __forceinline__ void take_tiles() {
-    float c[2][kAccumulators];
+    Accumulator c[2][kAccumulators];
     ptx::wait(at.full(place.stage), place.parity);
     multiply(c[0], 0);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply(c[1], 1);
-      const float first_token = static_cast<float>(tile_begin<Tile>(length(), t) + 2 * (ptx::thread() % 4));
+      const float first_token =
+          static_cast<float>(tile_begin<Tile>(noted(kLength), t) + 2 * (ptx::thread() % 4));
       ColumnWeights<Tile> weights;
       if constexpr (Tile::kWeighed) weights.load(at.weights_of(place.stage));
       ptx::wait_products<1>();
@@ -385,47 +413,45 @@ struct RowsConsumer {
       } else {
         ptx::wait_products<0>();
       }
+      if constexpr (Tile::kScaled) weights.load(at.weights_of(folded.stage));  // rather than kept meanwhile
       if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;
-      if (t >= length()) {
-        finish_document_j();
-        note(kLength, visit_of(++j).length);
-        t = 0;
+      if (t >= noted(kLength)) {
+        finish_document_at_hand();
+        enter(noted(kPlace) + 1);
       }
     }
   }
 
-  // Tiles of documents [j, end) that lie before this block.
-  __device__ __forceinline__ int32_t count_tiles_to(int32_t end) const {
-    if (p.visits == nullptr) return (end - j) * count_tiles<Tile>(p.Ld);
+  // Tiles of documents [first, end).
+  __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
+    if (p.visits == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
     int32_t tiles = 0;
-    for (int32_t i = j + ptx::thread() % 32; i < end; i += 32) {
-      tiles += count_tiles<Tile>(visit_of(i).length);
+    for (int32_t j = first + ptx::thread() % 32; j < end; j += 32) {
+      tiles += count_tiles<Tile>(visit_at(p, rows_at_hand(), j).length);
     }
     return warp_sum(tiles);
   }
 
   __device__ __forceinline__ void run() {
-    const int64_t first = UnitRange::mine(p).unit;
-    tile = static_cast<int32_t>(first / p.N);
-    j = static_cast<int32_t>(first % p.N);
-    note(kRowTiles, 0);
-    for (;; ++tile, j = 0) {
+    const int64_t begin = UnitRange::mine(p).unit;
+    note(kTile, static_cast<int32_t>(begin / p.N));
+    int32_t first = static_cast<int32_t>(begin % p.N);
+    for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
       // Worked out anew for each row tile, which is rarer than a register is dear.
-      const int64_t documents = UnitRange::mine(p, ptx::block()).end - int64_t{tile} * p.N - j;
+      const int64_t documents = UnitRange::mine(p, ptx::block()).end - noted(kTile) * p.N - first;
       if (documents <= 0) break;
-      at.own[threadIdx.x].take(p, row_tile(p, tile, Tile::kRows), threadIdx.x / 32);
-      ptx::wait(at.q_full(), noted(kRowTiles) & 1);
-      note(kRowTiles, noted(kRowTiles) + 1);
-      note(kLength, visit_of(j).length);
-      t = 0;
+      at.own[ptx::thread()].take(p, rows_at_hand(), ptx::thread() / 32);
+      ptx::wait(at.q_full(), q_parity);
+      enter(first);
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-      int32_t left = count_tiles_to(static_cast<int32_t>(min(p.N, j + documents)));
+      int32_t left = count_all_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       for (; left >= Tile::kTogether; left -= Tile::kTogether) take_tiles<Tile::kTogether>();
       for (; left > 0; --left) take_tiles<1>();
       if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
+      note(kTile, noted(kTile) + 1);
     }
   }
 };

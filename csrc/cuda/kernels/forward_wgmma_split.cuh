@@ -15,7 +15,7 @@
 //              tokens alone; a block then has no partner, and walks the documents of one row tile.
 //   loader     one thread of warpgroup 2, which keeps few registers: all TMA loads.
 //   weigher    kWeighed only: the next warp of warpgroup 2. It brings what a tile's tokens count, in a
-//              ring of its own: limits (masks) and factors (inverse norms) of their similarities.
+//              ring of its own: limits (masks) and factors (inverse norms, scales) of their similarities.
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
 //   warp       32 neighbouring query rows. A block of 64 takes every other group of eight rows of its
 //              warpgroup's 128, so that the 16 rows that a warp has of either block lie together.
@@ -46,11 +46,12 @@
 namespace late_interaction {
 
 // kWeighed: some columns are left out (masked tokens, or what lies behind the end of a short document), or
-// columns have factors of their own (inverse norms).
+// columns have factors of their own (inverse norms, scales).
 template <class Type_, class Element_, int kColumns_, bool kWinners_, bool kWeighed_>
 struct WgmmaSplitTile {
   using Type = Type_;
   using Element = Element_;
+  using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
   static constexpr int kConsumers = 2;  // warpgroups
@@ -164,7 +165,7 @@ __device__ __forceinline__ int32_t split_begin(const ForwardArgs& p, int32_t t) 
 
 // Folds a block of 64 rows: the lane's two rows of it.
 template <class Tile, uint32_t kKind>
-__device__ __forceinline__ void fold_columns(const float (&c)[Tile::kColumns / 2],
+__device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                              RowBest<Tile::kWinners>* rows, float token, const float* zeros,
                                              uint32_t weights) {
   using Weights = SplitWeights<Tile>;
@@ -179,7 +180,8 @@ __device__ __forceinline__ void fold_columns(const float (&c)[Tile::kColumns / 2
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float a = c[4 * n + 2 * half], b = c[4 * n + 2 * half + 1];
+      // (Sums of int8 products as floats, which hold 24 bits: all of one up to d = 1024.)
+      auto a = static_cast<float>(c[4 * n + 2 * half]), b = static_cast<float>(c[4 * n + 2 * half + 1]);
       if constexpr (kKind == Weights::kLimitedAndScaled) {
         a *= factor.x;
         b *= factor.y;
@@ -194,7 +196,7 @@ __device__ __forceinline__ void fold_columns(const float (&c)[Tile::kColumns / 2
 }
 
 template <class Tile>
-__device__ __forceinline__ void fold_split(const float (&c)[Tile::kColumns / 2],
+__device__ __forceinline__ void fold_split(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowBest<Tile::kWinners>* rows, float token, const float* zeros,
                                            uint32_t weights, uint32_t kind) {
   using Weights = SplitWeights<Tile>;
@@ -271,7 +273,7 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
     const SplitUnit unit = at.units(p, next);
     const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
     const uint8_t* mask = document_mask(p, tile.query, unit.j);
-    const float* factors = p.d_inverse ? p.d_inverse + document_index(p, tile.query, unit.j) * p.Ld : nullptr;
+    const float* factors = document_factors(p, tile.query, unit.j);
     for (int32_t first = 0; first < p.Ld; first += Tile::kColumns) {
       const int32_t begin = split_begin<Tile>(p, first);
       float factor[kRounds];
@@ -281,7 +283,7 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
         const int column = 32 * i + lane;
         const int32_t t = begin + column;
         keep[i] = t < p.Ld && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
-        factor[i] = t < p.Ld && factors != nullptr ? factors[t] : 1.0f;
+        factor[i] = t < p.Ld && factors != nullptr ? token_factor(p, factors, t) : 1.0f;
         all = all && (keep[i] || column >= Tile::kColumns);
       }
       all = __all_sync(kFullWarp, all);
@@ -330,6 +332,7 @@ __device__ __forceinline__ void return_weights(const SplitShared<Tile>& at, Ring
 template <class Tile>
 struct SplitConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
+  using Accumulator = typename Tile::Accumulator;
   static constexpr int kStartBarrier = 1;  // of warpgroup 1
   const ForwardArgs& p;
   const SplitShared<Tile>& at;
@@ -337,7 +340,7 @@ struct SplitConsumer {
   RingPlace place, weight_place;
   RowBest<Tile::kWinners> best[Tile::kHeld];
 
-  __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int block, int chunk) {
+  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int chunk) {
     const uint32_t stage = at.stage(place.stage);
     const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + chunk * Tile::kQBytes;
     const uint32_t mine = rows + ptx::thread() / 128 * 128 * kChunkRowBytes;  // this warpgroup's
@@ -361,7 +364,7 @@ struct SplitConsumer {
     }
   }
 
-  __device__ __forceinline__ void multiply_chunk(float (&c)[2][kAccumulators], int chunk) {
+  __device__ __forceinline__ void multiply_chunk(Accumulator (&c)[2][kAccumulators], int chunk) {
     ptx::wait(at.full(place.stage), place.parity);
     ptx::fence_products();
     multiply(c[0], 0, chunk);
@@ -370,7 +373,7 @@ struct SplitConsumer {
 
   // A document is finished under the products of the next one's first chunk.
   __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
-    float c[2][kAccumulators];
+    Accumulator c[2][kAccumulators];
     multiply_chunk(c, 0);
     if (t == 0 && now != at.units.first()) finish(at.units(p, now - at.units.step()));
     for (int chunk = 1; chunk < p.chunks; ++chunk) {

@@ -6,7 +6,6 @@
 namespace late_interaction {
 
 inline constexpr int kChunkRowBytes = 128;  // of an embedding: a row of a box
-inline constexpr int kChunkDims = 64;       // of bf16 or fp16
 inline constexpr int kTailTokens = 16;      // of the last boxes of a packed document
 
 // Both maps are [outer, items, tokens, d]; what lies outside reads as zeros.

@@ -17,7 +17,8 @@ struct Visit {
   int32_t first;  // token; negative: it is token ~first of the copies
   int32_t length;
   int32_t document;
-  int32_t origin;  // of the visit, in its document; negative: token t comes from CopyRoom::origins[~origin + t]
+  int32_t
+      origin;  // of the visit, in its document; negative: token t comes from CopyRoom::origins[~origin + t]
 
   __host__ __device__ bool copied() const { return first < 0; }
   __host__ __device__ int32_t begin() const { return first < 0 ? ~first : first; }
@@ -32,6 +33,7 @@ struct CopyRoom {
   int32_t* origins;  // [documents, slot], their places in their documents
   int32_t slot;      // tokens that a document has room for
   int32_t least;     // tokens of a tile
+  int32_t pieces;    // of 16 bytes, of a token
 };
 
 }  // namespace late_interaction
