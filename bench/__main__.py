@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from . import cpu, first_call, fp32, plot, quantized, results, shapes, targets, together, variants
+from . import cpu, first_call, fp32, plot, quantized, results, shapes, targets, together, variants, varlen
 from .impls import KEYS, OURS, load
 from .suites import WINNER_KINDS, Settings, run_suite
 from .timing import QUICK, Ceilings, Effort, measure_ceilings
 
-SUITES = ("forward", "variants", "fp32", "quantized", "training", "backward", "first-call")
+SUITES = ("forward", "variants", "fp32", "quantized", "varlen", "training", "backward", "first-call")
 # Our own calls in turns: the shapes, what each row is a ratio to, and who measures them.
 TOGETHER = {
     variants.SUITE: (shapes.VARIANTS, "over_plain", variants.take),
@@ -99,6 +99,9 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
         if suite in suites and any(i.name == OURS for i in implementations):
             known = shapes.TINY_FORWARD if args.dry_run else shapes.named(names)
             together.run(settings, out, shapes.select(known, args.shapes), ratio, take)
+    if varlen.SUITE in suites and any(i.name == OURS for i in implementations):
+        known = shapes.TINY_FORWARD if args.dry_run else shapes.VARLEN
+        together.run(settings, out, shapes.select(known, args.shapes), "over_ours", varlen.take)
     if "training" in suites:
         run_suite(settings, out, "training", training, "fwd+bwd", WINNER_KINDS)
     if "backward" in suites:
@@ -135,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = _target(args, device)
     if device.type == "cuda" or args.dry_run:
         out = _run_gpu(args, device, target)
-        measured = [r for r in out.rows if r["suite"] not in ("first-call", *TOGETHER)]
+        measured = [r for r in out.rows if r["suite"] not in ("first-call", varlen.SUITE, *TOGETHER)]
         told = results.summary(measured, "gpu_us" if device.type == "cuda" else "wall_us") if measured else ""
     else:
         out = _run_cpu(args, target)
