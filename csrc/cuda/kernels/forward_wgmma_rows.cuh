@@ -398,8 +398,10 @@ struct RowsConsumer {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply(c[1], 1);
-      const float first_token =
-          static_cast<float>(tile_begin<Tile>(noted(kLength), t) + 2 * (ptx::thread() % 4));
+      const int32_t length = noted(kLength);
+      const float first_token = static_cast<float>(tile_begin<Tile>(length, t) + 2 * (ptx::thread() % 4));
+      // Known before the next tile waits for it; factors leave no room to keep it.
+      const bool ends = t + Tile::kColumns >= length;
       ColumnWeights<Tile> weights;
       if constexpr (Tile::kWeighed) weights.load(at.weights_of(place.stage));
       ptx::wait_products<1>();
@@ -417,7 +419,7 @@ struct RowsConsumer {
       if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;
-      if (t >= noted(kLength)) {
+      if (Tile::kScaled ? t >= noted(kLength) : ends) {
         finish_document_at_hand();
         enter(noted(kPlace) + 1);
       }
