@@ -11,17 +11,48 @@ from typing import Any
 
 import torch
 
-from . import cpu, first_call, fp32, plot, quantized, results, shapes, targets, together, variants, varlen
+from . import (
+    cpu,
+    first_call,
+    fp32,
+    heads,
+    hidden,
+    plot,
+    quantized,
+    results,
+    retrieval,
+    shapes,
+    targets,
+    together,
+    variants,
+    varlen,
+)
 from .impls import KEYS, OURS, load
 from .suites import WINNER_KINDS, Settings, run_suite
 from .timing import QUICK, Ceilings, Effort, measure_ceilings
 
-SUITES = ("forward", "variants", "fp32", "quantized", "varlen", "training", "backward", "first-call")
-# Our own calls in turns: the shapes, what each row is a ratio to, and who measures them.
+SUITES = (
+    "forward",
+    "variants",
+    "fp32",
+    "quantized",
+    "fused-head",
+    "retrieve",
+    "varlen",
+    "training",
+    "backward",
+    "heads",
+    "first-call",
+)
+# Calls in turns: the shapes, those of a dry run, what each row is a ratio to, and who measures them.
 TOGETHER = {
-    variants.SUITE: (shapes.VARIANTS, "over_plain", variants.take),
-    fp32.SUITE: (shapes.FP32, "over_einsum", fp32.take),
-    quantized.SUITE: (shapes.QUANTIZED, "over_bf16", quantized.take),
+    variants.SUITE: (shapes.named(shapes.VARIANTS), shapes.TINY_FORWARD, "over_plain", variants.take),
+    fp32.SUITE: (shapes.named(shapes.FP32), shapes.TINY_FORWARD, "over_einsum", fp32.take),
+    quantized.SUITE: (shapes.named(shapes.QUANTIZED), shapes.TINY_FORWARD, "over_bf16", quantized.take),
+    hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
+    retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
+    varlen.SUITE: (shapes.VARLEN, shapes.TINY_FORWARD, "over_ours", varlen.take),
+    heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -95,13 +126,11 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     training = shapes.select(shapes.TINY_TRAINING if args.dry_run else shapes.TRAINING, args.shapes)
     if "forward" in suites:
         run_suite(settings, out, "forward", forward, "fwd")
-    for suite, (names, ratio, take) in TOGETHER.items():
+    for suite, (known, tiny, ratio, take) in TOGETHER.items():
         if suite in suites and any(i.name == OURS for i in implementations):
-            known = shapes.TINY_FORWARD if args.dry_run else shapes.named(names)
-            together.run(settings, out, shapes.select(known, args.shapes), ratio, take)
-    if varlen.SUITE in suites and any(i.name == OURS for i in implementations):
-        known = shapes.TINY_FORWARD if args.dry_run else shapes.VARLEN
-        together.run(settings, out, shapes.select(known, args.shapes), "over_ours", varlen.take)
+            together.run(
+                settings, out, shapes.select(tiny if args.dry_run else known, args.shapes), ratio, take
+            )
     if "training" in suites:
         run_suite(settings, out, "training", training, "fwd+bwd", WINNER_KINDS)
     if "backward" in suites:
@@ -138,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = _target(args, device)
     if device.type == "cuda" or args.dry_run:
         out = _run_gpu(args, device, target)
-        measured = [r for r in out.rows if r["suite"] not in ("first-call", varlen.SUITE, *TOGETHER)]
+        measured = [r for r in out.rows if r["suite"] not in ("first-call", *TOGETHER)]
         told = results.summary(measured, "gpu_us" if device.type == "cuda" else "wall_us") if measured else ""
     else:
         out = _run_cpu(args, target)

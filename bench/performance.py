@@ -7,9 +7,11 @@ from pathlib import Path
 
 from . import fp32, quantized, sweep, targets, variants
 from .ceilings import NAMES, reached
-from .impls import EINSUM, LIK, OURS
+from .impls import EINSUM, FLASH, LIK, OURS
+from .inputs import SKEWED, UNIFORM
 from .results import Row, best, number, read, records, split
-from .shapes import FORWARD
+from .shapes import FORWARD, TRAINING
+from .suites import H200_BYTES, H200_FLOPS
 
 Table = Callable[[Sequence[str], Sequence[Sequence[str]], int], str]
 
@@ -133,6 +135,42 @@ def _quantized(record: _Record, table: Table) -> list[str]:
     return ["## 8-bit inputs", note, table(head, body, 1)] if body else []
 
 
+def _training(record: _Record, table: Table) -> list[str]:
+    body = []
+    for shape in TRAINING:
+        steps = [
+            r for r in record.rows if r["suite"] == "training" and r["shape"] == shape.name and r["gpu_us"]
+        ]
+        ours = {r["winners"]: r for r in steps if r["impl"] == OURS and r["backward"] == "auto"}
+        if UNIFORM not in ours or SKEWED not in ours:
+            continue
+        uniform, skewed = ours[UNIFORM], ours[SKEWED]
+        # As stated for the card: both floors of the forward, and each input and gradient moved once.
+        products = shape.arithmetic("fwd+bwd") / H200_FLOPS
+        bound = "products" if products >= shape.bytes_moved("fwd+bwd", 2) / H200_BYTES else "memory"
+        # One row of D for grad_Q and one of Q for grad_D, for each winner.
+        gathered = 2 * 2 * shape.Nq * shape.Nd * shape.Lq * shape.d
+        peer = best(r for r in steps if r["impl"] in (LIK, FLASH) and r["winners"] == UNIFORM)
+        body.append([
+            shape.name, _size(uniform), bound, number(uniform["floor_us"]), f"{gathered / 2**20:,.0f}",
+            number(uniform["gpu_us"]), _percent(uniform["floor_us"] / uniform["gpu_us"]),
+            number(skewed["gpu_us"]), number(uniform["wall_us"]),
+            number(uniform["peak_mib"]), number(peer and peer["gpu_us"]), _times(peer, uniform),
+        ])  # fmt: skip
+    note = (
+        'Forward and both gradients with `backward="auto"`. The floor counts the products at 790 TFLOP/s, or '
+        "each input and gradient moved once at 4.3 TB/s, whichever takes longer. What it leaves out is what "
+        "the backward spends its time on where many queries meet a document: the rows of the winners, one of "
+        "D and one of Q each, gathered through L2 (`rows MiB`). Where each query has its own documents, "
+        "writing grad_D, mostly zeros, takes most of the backward. `skewed`: the winner's index is Ld u^4."
+    )
+    head = [
+        "shape", "Nq x Nd, Lq, Ld", "floor by", "floor us", "rows MiB", "GPU us", "reached", "skewed us",
+        "wall us", "peak MiB", "best peer us", "peer / ours",
+    ]  # fmt: skip
+    return ["## Training step, bf16", note, table(head, body, 3)] if body else []
+
+
 def _targets(rows: Sequence[Row], table: Table) -> list[str]:
     body = targets.body(targets.judge(rows))
     return ["## Targets", table(targets.HEAD, body, 2)] if body else []
@@ -195,7 +233,7 @@ def build(directory: Path, table: Table, stamp: Callable[[Sequence[Row]], str]) 
         rows = read(path)
         record = _Record(rows)
         measured = [*_forward(record, table), *_variants(record, table), *_fp32(record, table)]
-        measured += [*_quantized(record, table), *_targets(rows, table)]
+        measured += [*_quantized(record, table), *_training(record, table), *_targets(rows, table)]
         measured += _profile(directory / f"ncu-{path.name}", table)
         measured += _sweep(directory / f"sweep-{path.name}", table)
         if measured:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import performance, targets
+from . import heads, hidden, performance, retrieval, targets
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
@@ -94,6 +94,48 @@ def memory_table(rows: Sequence[Row]) -> str:
     return _table(head, body) if body else ""
 
 
+def heads_table(rows: Sequence[Row]) -> str:
+    impls = (EINSUM, LIK, OURS)
+    body = []
+    steps: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["suite"] == heads.SUITE:
+            steps.setdefault((row["variant"], row["shape"]), []).append(row)
+    for (variant, _), group in steps.items():
+        found = [_of(group, impl) for impl in impls]
+        cells = [f"{number(r['gpu_us'])} / {number(r['peak_mib'])}" if r else "-" for r in found]
+        body.append([variant, _size(group[0]), *cells, _speedup(found[-1], best(filter(None, found[:-1])))])
+    head = ["loss", "B x n, Lq, Ld", *impls, "over best peer"]
+    return _table(head, body, left=2) if body else ""
+
+
+def _variant(group: Sequence[Row], impl: str, variant: str) -> Row | None:
+    return best([r for r in group if (r["impl"], r["variant"]) == (impl, variant)])
+
+
+def hidden_table(rows: Sequence[Row]) -> str:
+    body = []
+    for group in groups(r for r in rows if r["suite"] == hidden.SUITE).values():
+        unfused, ours = (_variant(group, OURS, v) for v in (hidden.UNFUSED, hidden.FUSED))
+        lik = _variant(group, LIK, hidden.FUSED)
+        what = "forward" if group[0]["op"] == "fwd" else "training step"
+        cells = [f"{_us(r)} / {number(r['peak_mib'])}" if r else "-" for r in (unfused, lik, ours)]
+        body.append([_size(group[0]), what, *cells, _speedup(ours, best(filter(None, (unfused, lik))))])
+    head = ["Nq x Nd, Lq, Ld", "", "linear, normalize, our maxsim", LIK, OURS, "over the better"]
+    return _table(head, body, left=2) if body else ""
+
+
+def retrieval_table(rows: Sequence[Row]) -> str:
+    body = []
+    for group in groups(r for r in rows if r["suite"] == retrieval.SUITE).values():
+        for variant in dict.fromkeys(r["variant"] for r in group):
+            ours, lik = (_variant(group, impl, variant) for impl in (OURS, LIK))
+            if ours is not None:
+                body.append([_size(ours), variant, _us(ours), _us(lik), _speedup(ours, lik)])
+    head = ["Nq x Nd, Lq, Ld", "", OURS, LIK, "over LIK"]
+    return _table(head, body, left=2) if body else ""
+
+
 def first_call_table(rows: Sequence[Row]) -> str:
     body = []
     wanted = [r for r in rows if r["suite"] == "first-call" and r["wall_us"] is not None]
@@ -156,6 +198,19 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
         training_table(rows),
     )
     parts += _section("Peak memory of that step,", "MiB above the inputs.", memory_table(rows))
+    parts += _section(
+        "Whole losses, forward and backward.",
+        "Microseconds of one after another / peak MiB: colpali-engine's explicit-negative head and PyLate's"
+        " contrastive loss, scored in chunks of 32 x 32.",
+        heads_table(rows),
+    )
+    parts += _section(
+        "Scores from hidden states.",
+        "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128,"
+        " normalizing and scoring.",
+        hidden_table(rows),
+    )
+    parts += _section("The best 100 documents.", "GPU / wall microseconds.", retrieval_table(rows))
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
     verdicts = targets.grouped(targets.judge([*headers, *rows]))
     parts += _section(

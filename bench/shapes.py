@@ -87,6 +87,24 @@ class Shape:
         return 1e6 * max(compute, memory)
 
 
+@dataclass(frozen=True)
+class HiddenShape(Shape):
+    """Documents are hidden states [Nd, Ld, d_model], projected to d."""
+
+    d_model: int = 768
+
+    @property
+    def hidden_shape(self) -> tuple[int, int, int]:
+        return (self.Nd, self.Ld, self.d_model)
+
+    @property
+    def flops(self) -> int:
+        return super().flops + 2 * self.Nd * self.Ld * self.d * self.d_model
+
+    def input_bytes(self, itemsize: int) -> int:
+        return (self.Nq * self.Lq * self.d + (self.Nd * self.Ld + self.d) * self.d_model) * itemsize
+
+
 FORWARD = (
     Shape("text-short", 1, 1000, 32, 300, compiled=True),
     Shape("text-long", 1, 1000, 32, 1024),
@@ -136,6 +154,25 @@ TRAINING = (
     Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
 )
 
+FUSED_HEAD = (
+    HiddenShape("head-32x128", 32, 128, 32, 1024),
+    HiddenShape("head-32x512", 32, 512, 32, 2048),
+    HiddenShape("head-128x128", 128, 128, 32, 512),
+    HiddenShape("head-rerank", 1, 1000, 32, 300),
+)
+RETRIEVE = (Shape("retrieve-100k", 16, 100_000, 32, 128), Shape("retrieve-host-40k", 16, 40_000, 32, 128))
+# Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
+HEADS = (
+    Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x4", 128, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x8", 128, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x8", 256, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x16", 256, 16, 32, 1030, layout=KD),
+    Shape("chunked-64", 64, 64, 128, 2048),
+    Shape("chunked-128", 128, 128, 128, 4096),
+    Shape("chunked-256", 256, 256, 128, 8192),
+)
+
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
@@ -150,6 +187,12 @@ TINY_TRAINING = (
     Shape("tiny-batch", 3, 4, 5, 7, d=16),
     Shape("tiny-kd", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
+)
+TINY_FUSED_HEAD = (HiddenShape("tiny-head", 3, 4, 5, 7, d=16, d_model=24),)
+TINY_RETRIEVE = (Shape("tiny-retrieve", 3, 40, 5, 7, d=16),)
+TINY_HEADS = (
+    Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
+    Shape("tiny-chunked", 33, 33, 5, 7, d=16),
 )
 
 

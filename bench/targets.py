@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import fp32, quantized, variants
+from . import fp32, hidden, quantized, retrieval, variants
 from .ceilings import NAMES, reached
 from .impls import EINSUM, OURS
 from .results import Row, align, best, number, split
@@ -13,6 +13,11 @@ from .shapes import COMPUTE_BOUND, FP32, QUANTIZED, READ_BOUND, VARIANTS, named
 
 _HARDER = ("train-128", "d768")  # few tiles for every multiprocessor; rows longer than a stage of the ring
 _GPU_US = {"text-short": 20.0, "colpali-rerank": 66.0, "train-32": 7.0}
+_HEAD_US = {
+    ("head-32x128", "fwd"): 140.0, ("head-32x128", "fwd+bwd"): 420.0,
+    ("head-32x512", "fwd"): 1100.0, ("head-32x512", "fwd+bwd"): 2600.0,
+}  # fmt: skip
+_TOP_US = 2800.0  # of the best documents of retrieve-100k
 _HOST_US = 15.0  # that a call may take above its GPU time
 _LONG = 1024  # document tokens from which the end of a document hardly shows
 
@@ -51,10 +56,13 @@ class _Rows:
         self._headers = {h["run"]: h for h in headers}
         self._rows = measured
 
-    def find(self, suite: str, shape: str, variant: str | None = None, impl: str = OURS) -> Row | None:
+    def find(
+        self, suite: str, shape: str, variant: str | None = None, impl: str = OURS, op: str = "fwd"
+    ) -> Row | None:
         return best(
             r for r in self._rows
             if (r["suite"], r["shape"], r.get("variant"), r["impl"]) == (suite, shape, variant, impl)
+            and r["op"] == op
             and (variant is not None or r["dtype"] == "bfloat16")
         )  # fmt: skip
 
@@ -87,6 +95,15 @@ def _latency(rows: _Rows) -> Iterator[Verdict]:
         if (row := rows.plain(shape)) and row["wall_us"] is not None:
             host = row["wall_us"] - row["gpu_us"]
             yield Verdict("short calls, wall above GPU", shape, host, _HOST_US, True, "us")
+
+
+def _surface(rows: _Rows) -> Iterator[Verdict]:
+    for (shape, op), limit in _HEAD_US.items():
+        if row := rows.find(hidden.SUITE, shape, hidden.FUSED, op=op):
+            yield Verdict(f"fused head, {op}", shape, row["gpu_us"], limit, True, "us")
+    for variant in (retrieval.TOP, retrieval.NORMALIZED):
+        if row := rows.find(retrieval.SUITE, "retrieve-100k", variant):
+            yield Verdict(f"retrieve, {variant}", "retrieve-100k", row["gpu_us"], _TOP_US, True, "us")
 
 
 def judge(record: Iterable[Row]) -> list[Verdict]:
@@ -133,7 +150,7 @@ def judge(record: Iterable[Row]) -> list[Verdict]:
     out += _ratios("float32, highest: einsum over ours", exact, False)
     for name in (quantized.PER_TOKEN, quantized.PER_TENSOR, quantized.INT8_PER_TOKEN):
         out += _ratios(f"{name} over bf16", narrow(name), True)
-    return out
+    return [*out, *_surface(rows)]
 
 
 def _cells(v: Verdict) -> list[str]:

@@ -32,6 +32,7 @@ class Timed:
     wanted: torch.Tensor
     check: Callable[[Row, object], None] | None = None  # adds what else there is to say of the first result
     capture: bool = True  # into a CUDA graph
+    tolerance: float = TOLERANCE
 
 
 def draw_sets(settings: Settings, shape: Shape, dtype: torch.dtype) -> list[Inputs]:
@@ -54,7 +55,7 @@ def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
             scores = out[0] if isinstance(out, tuple) else out
             assert isinstance(scores, torch.Tensor)
             row["rel_err"] = relative_error(scores, timed.wanted)
-        if not row["rel_err"] <= TOLERANCE:
+        if not row["rel_err"] <= timed.tolerance:
             raise ValueError(f"parity: relative error {row['rel_err']:.2g}, not timed")
         if timed.check:
             timed.check(row, out)

@@ -64,6 +64,33 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
       "Tensor? d_mask) -> Tensor");
 
+  // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a
+  // time, with H [Nd, Ld, d_model], W [d, d_model] and b [d]. Q is [Nq, Lq, d] as it is: normalize is for D
+  // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden.py).
+  m.def(
+      "maxsim_from_hidden(Tensor Q, Tensor H, Tensor W, Tensor? b, Tensor? q_mask, Tensor? d_mask, "
+      "bool normalize=True, str precision='highest') -> Tensor");
+  m.def(
+      "maxsim_from_hidden_winners(Tensor Q, Tensor H, Tensor W, Tensor? b, Tensor? q_mask, Tensor? d_mask, "
+      "bool normalize=True, str precision='highest') -> (Tensor scores, Tensor winners)");
+  m.def(
+      "maxsim_from_hidden_backward(Tensor grad_scores, Tensor Q, Tensor H, Tensor W, Tensor? b, "
+      "Tensor winners, bool normalize=True, str precision='highest', bool need_grad_Q=True, "
+      "bool need_grad_H=True, bool need_grad_W=True, bool need_grad_b=True) "
+      "-> (Tensor grad_Q, Tensor grad_H, Tensor grad_W, Tensor grad_b)");
+
+  // Steps of those, on rows that are still in L2. Not differentiable.
+  // Rows of x [rows, d] become unit vectors in place; the inverses of their norms come back.
+  m.def("unit_rows_(Tensor(a!) x) -> Tensor");
+  // As maxsim_backward (lowmem) where D [Nd, Ld, d] holds such unit rows, or any rows without inverse. The
+  // gradient of the rows before takes the place of D. Which rows hold one comes back, bool [Nd * Ld].
+  m.def(
+      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor(a!) D, Tensor? inverse, Tensor winners, "
+      "bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor won)");
+  // parts [splits, d, d_model] += grad^T hidden over the wanted rows, an equal share of the rows a split;
+  // fresh parts are overwritten. A row that is not wanted reaches nothing, whatever it holds.
+  m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");
+
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
   // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward" or "backward" (which
   // quantized tokens have not); sm is the compute capability as 10 * major + minor.

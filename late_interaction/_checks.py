@@ -78,8 +78,7 @@ def mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) -> Tenso
     fitted = m.unsqueeze(0) if m.dim() == 1 else m
     if fitted.shape != tokens.shape[:-1]:
         raise ValueError(
-            f"{name} must have the shape of {tokens_name} without d, {list(tokens.shape[:-1])},"
-            f" got {_shape(m)}"
+            f"{name} must be {list(tokens.shape[:-1])}, the shape of {tokens_name} without d, got {_shape(m)}"
         )
     return fitted if fitted.dtype == torch.bool else fitted != 0
 
@@ -104,8 +103,8 @@ def _batched(
     together(Q, D)
     if d_rank == 4 and (q_rank != 3 or Q.shape[0] != D.shape[0]):
         raise ValueError(
-            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q [Nq, Lq, d] of the same Nq,"
-            f" got Q {_shape(Q)} and D {_shape(D)}"
+            f"D [Nq, K, Ld, d] (documents of each query's own) needs Q to be [Nq, Lq, d] with"
+            f" D.shape[0] == Q.shape[0], got Q {_shape(Q)} and D {_shape(D)}"
         )
     if q_rank == 2:
         Q = Q.unsqueeze(0)
@@ -125,10 +124,13 @@ def pairs(
     embeddings("Q", Q)
     embeddings("D", D)
     if Q.dim() != 3 or D.dim() != 3:
-        raise ValueError(f"maxsim_pairs needs Q [B, Lq, d] and D [B, Ld, d], got {_shape(Q)} and {_shape(D)}")
+        raise ValueError(f"maxsim_pairs needs Q and D as [B, L, d], got {_shape(Q)} and {_shape(D)}")
     together(Q, D)
     if Q.shape[0] != D.shape[0]:
-        raise ValueError(f"maxsim_pairs needs as many documents as queries, got {_shape(Q)} and {_shape(D)}")
+        raise ValueError(
+            f"maxsim_pairs needs as many documents as queries (Q.shape[0] == D.shape[0]),"
+            f" got {_shape(Q)} and {_shape(D)}"
+        )
     if q_mask is not None:
         q_mask = mask("q_mask", q_mask, "Q", Q)
     if d_mask is not None:
@@ -337,6 +339,36 @@ def corpus(
     Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
     D = D.unsqueeze(0) if D.dim() == 2 else D
     return Q, D, mask("q_mask", q_mask, "Q", Q), mask("d_mask", d_mask, "D", D)
+
+
+def from_hidden(
+    Q: Tensor,
+    H_d: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    project_Q: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Everything a call on hidden states must satisfy but the mix of dtypes. Q comes back as [Nq, Lq, ...],
+    masks as bool."""
+    for name, x in (("Q", Q), ("H_d", H_d), ("W", W), *([] if b is None else [("b", b)])):
+        embeddings(name, x)
+        if x.device != Q.device:
+            raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {x.device}")
+    if Q.dim() not in (2, 3):
+        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {_shape(Q)}")
+    if H_d.dim() != 3:
+        raise ValueError(f"H_d must be [Nd, Ld, d_model], got {_shape(H_d)}")
+    if W.dim() != 2 or 0 in W.shape or W.shape[1] != H_d.shape[2]:
+        raise ValueError(f"W must be [d, d_model] with d_model = {H_d.shape[2]}, got {_shape(W)}")
+    width, what = (W.shape[1], "d_model") if project_Q else (W.shape[0], "d")
+    if Q.shape[-1] != width:
+        raise ValueError(f"Q and W must be of the same {what}, got Q {_shape(Q)} and W {_shape(W)}")
+    if b is not None and b.shape != W.shape[:1]:
+        raise ValueError(f"b must be [d] with d = {W.shape[0]}, as W has it, got {_shape(b)}")
+    Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
+    return Q, mask("q_mask", q_mask, "Q", Q), mask("d_mask", d_mask, "H_d", H_d)
 
 
 def flag(name: str, value: object) -> None:

@@ -109,12 +109,12 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
         queries_mask: Any = None,
         documents_mask: Any = None,
         *,
-        mask: Any = None,  # documents_mask, as it was called before PyLate 1.1
+        mask: Any = None,  # documents_mask by its name before PyLate 1.1: such a call is left to PyLate
     ) -> Tensor:
         masks = {"queries_mask": queries_mask, "documents_mask": documents_mask}
         if mask is not None:
             masks["documents_mask"] = mask
-        elif (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
+        elif name in _ORIGINAL and (tokens := _tensors(queries_embeddings, documents_embeddings)) is not None:
             Q, D = tokens
             own_documents = D.dim() == 4 or score is maxsim_pairs  # document i is for query i alone
             fits = Q.dim() == 3 and D.dim() == document_rank and served(Q, D)
@@ -124,8 +124,10 @@ def _in_place_of(name: str, document_rank: int, score: Callable[..., Tensor]) ->
             masks = {key: value for key, value in masks.items() if value is not None}
         if name.endswith("_lik"):
             _require_lik()
-        original: Callable[..., Tensor] = _ORIGINAL[name]
-        return original(queries_embeddings, documents_embeddings, **masks)
+        # A loss built under the patch holds this function past its end.
+        original = _ORIGINAL.get(name) or getattr(_scores_defining_module()[0], name)
+        scores: Tensor = original(queries_embeddings, documents_embeddings, **masks)
+        return scores
 
     patched.__name__ = patched.__qualname__ = f"patched_{name}"
     return patched
@@ -160,7 +162,7 @@ def _grouped(
 
 def _selected(backend: str | None = None) -> bool:
     """Whether PyLate's backend, where it has that choice, is this one."""
-    resolve = getattr(_scores_defining_module()[0], "_resolve_backend", None)
+    resolve = getattr(sys.modules["pylate.scores.colbert"], "_resolve_backend", None)
     return resolve is None or resolve(backend) in ("auto", "lik")
 
 
@@ -219,10 +221,7 @@ def _tensor(x: Any) -> Tensor:
 def _tensors(Q: Any, D: Any) -> tuple[Tensor, Tensor] | None:
     try:
         return _tensor(Q), _tensor(D)
-    except (
-        RuntimeError,
-        ValueError,
-    ):  # lists of unequal lengths: PyLate's own function takes them one by one
+    except (RuntimeError, ValueError):  # unequal lengths, which PyLate's own function takes one by one
         return None
 
 

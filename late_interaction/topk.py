@@ -1,4 +1,6 @@
-"""The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`."""
+"""The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`, and resumable: :class:`TopK`."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from late_interaction._progress import Progress, reporter
 from late_interaction._stream import chunks
 from late_interaction.autograd import maxsim
 
-__all__ = ["maxsim_topk"]
+__all__ = ["TopK", "maxsim_topk"]
 
 # A chunk's scores stay below this many (16 MiB in float32; choosing among them takes a few times that), ...
 _SCORES = 1 << 22
@@ -68,29 +70,113 @@ def maxsim_topk(
         >>> maxsim_topk(Q, D, 2)
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
-    _checks.positive("k", k)
-    if chunk_size is not None:
-        _checks.positive("chunk_size", chunk_size)
-    Q3, D3, q_mask, d_mask = _checks.corpus(Q, D, q_mask, d_mask)
-    Nq, Nd = Q3.shape[0], D3.shape[0]
-    size = chunk_size or _default_chunk(Q3, D3, progress is not False)
+    best = TopK(Q, k, q_mask, normalize=normalize, largest=largest, precision=precision)
+    best.add(D, d_mask, chunk_size=chunk_size, progress=progress)
+    return best.scores, best.indices
 
-    scores = torch.empty(
-        Nq, 0, dtype=torch.float64 if Q.dtype == torch.float64 else torch.float32, device=Q.device
-    )
-    indices = torch.empty(Nq, 0, dtype=torch.int64, device=Q.device)
-    with torch.no_grad(), reporter(progress, Nd) as report:
-        for start, documents, mask in chunks(D3, d_mask, size, Q.device):
-            stop = start + documents.shape[0]
-            found = maxsim(Q3, documents, q_mask, mask, normalize=normalize, precision=precision)
-            places = torch.arange(start, stop, device=Q.device).expand(Nq, -1)
-            if start:
-                found, places = torch.cat((scores, found), dim=-1), torch.cat((indices, places), dim=-1)
-            scores, indices = _select(found, places, k, largest)
-            report(stop)
-    if Q.dim() == 2:
-        return scores.squeeze(0), indices.squeeze(0)
-    return scores, indices
+
+class TopK:
+    """The ``k`` best documents of each query, of a corpus that comes in pieces; can be saved and resumed.
+
+    ``add`` as many documents as there are at a time; ``scores`` and ``indices`` are those of
+    :func:`maxsim_topk` over everything added so far, whatever the pieces. Nothing waits for the GPU.
+
+    Args:
+        Q, k, q_mask, normalize, largest, precision: as in :func:`maxsim_topk`.
+
+    Attributes:
+        scores, indices: ``[Nq, min(k, seen)]`` (``[min(k, seen)]`` for a 2-D ``Q``), best first. Documents
+            are numbered in the order they came.
+        seen: how many came.
+
+    Raises:
+        TypeError, ValueError: as :func:`maxsim_topk`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.topk import TopK
+        >>> best = TopK(torch.tensor([[1.0, 0.0]]), k=2)
+        >>> best.add(torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]))
+        >>> checkpoint = best.state_dict()
+        >>> best.add(torch.tensor([[[2.0, 0.0]]]))
+        >>> best.scores, best.indices, best.seen
+        (tensor([3., 2.]), tensor([1, 2]), 3)
+        >>> best.load_state_dict(checkpoint)
+        >>> best.seen
+        2
+    """
+
+    def __init__(
+        self,
+        Q: Tensor,
+        k: int,
+        q_mask: Tensor | None = None,
+        *,
+        normalize: bool = False,
+        largest: bool = True,
+        precision: str | None = None,
+    ) -> None:
+        _checks.positive("k", k)
+        _checks.embeddings("Q", Q)
+        if Q.dim() not in (2, 3):
+            raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {list(Q.shape)}")
+        self.k, self.seen = k, 0
+        self._Q, self._q_mask = Q, q_mask
+        self._largest = largest
+        self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
+        Nq = Q.shape[0] if Q.dim() == 3 else 1
+        dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
+        self._scores = torch.empty(Nq, 0, dtype=dtype, device=Q.device)
+        self._indices = torch.empty(Nq, 0, dtype=torch.int64, device=Q.device)
+
+    @property
+    def scores(self) -> Tensor:
+        return self._scores.squeeze(0) if self._Q.dim() == 2 else self._scores
+
+    @property
+    def indices(self) -> Tensor:
+        return self._indices.squeeze(0) if self._Q.dim() == 2 else self._indices
+
+    def add(
+        self,
+        D: Tensor,
+        d_mask: Tensor | None = None,
+        *,
+        chunk_size: int | None = None,
+        progress: Progress = False,
+    ) -> None:
+        """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
+        if chunk_size is not None:
+            _checks.positive("chunk_size", chunk_size)
+        Q, D, q_mask, d_mask = _checks.corpus(self._Q, D, self._q_mask, d_mask)
+        size = chunk_size or _default_chunk(Q, D, progress is not False)
+        with torch.no_grad(), reporter(progress, D.shape[0]) as report:
+            for start, documents, mask in chunks(D, d_mask, size, Q.device):
+                found = maxsim(Q, documents, q_mask, mask, **self._options)
+                first, stop = self.seen, self.seen + documents.shape[0]
+                places = torch.arange(first, stop, device=Q.device).expand(found.shape)
+                if first:
+                    found = torch.cat((self._scores, found), dim=-1)
+                    places = torch.cat((self._indices, places), dim=-1)
+                self._scores, self._indices = _select(found, places, self.k, self._largest)
+                self.seen = stop
+                report(start + documents.shape[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What :meth:`load_state_dict` needs to go on after the documents seen so far."""
+        return {"scores": self._scores, "indices": self._indices, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back, or on, to where :meth:`state_dict` was called, on the device of ``Q``."""
+        for name, mine in (("scores", self._scores), ("indices", self._indices)):
+            kept = state[name]
+            if kept.dim() != 2 or kept.shape[0] != mine.shape[0] or kept.dtype != mine.dtype:
+                raise ValueError(
+                    f"{name} of the state must be {mine.dtype} [{mine.shape[0]}, ...], as Q wants it,"
+                    f" got {kept.dtype} {list(kept.shape)}"
+                )
+        self._scores, self._indices = (state[name].to(self._Q.device) for name in ("scores", "indices"))
+        self.seen = state["seen"]
 
 
 def _default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:

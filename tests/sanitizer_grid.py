@@ -109,6 +109,31 @@ def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
             raise SystemExit(f"{name}: a result is not finite")
 
 
+# Of hidden states: (Nq, Nd, Lq, Ld, d, d_model, dtype, compute capability to plan for).
+HIDDEN_CALLS = {
+    "hidden states, wgmma": (3, 5, 40, 70, 136, 264, BF16, 0),
+    "hidden states, mma": (3, 5, 40, 70, 136, 264, FP16, 80),
+    "hidden states, float32": (3, 5, 9, 33, 24, 40, FP32, 0),
+}
+
+
+def run_hidden(name, Nq, Nd, Lq, Ld, d, d_model, dtype, capability):
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*size):
+        return torch.randn(*size, device="cuda", dtype=FP32, generator=generator).to(dtype)
+
+    Q, H, W, b = random(Nq, Lq, d), random(Nd, Ld, d_model), random(d, d_model), random(d)
+    ops.cuda_capability(capability)
+    try:
+        scores, winners = ops.maxsim_from_hidden_winners(Q, H, W, b, None, None)
+        gradients = ops.maxsim_from_hidden_backward(torch.ones_like(scores), Q, H, W, b, winners)
+    finally:
+        ops.cuda_capability(0)
+    if not all(bool(result.isfinite().all()) for result in (scores, *gradients)):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
 # Of quantized tokens: (Nq, Nd, Lq, Ld, d).
 QUANTIZED_CALLS = {
     "quantized, documents on the M side, 32 rows": (1, 5, 32, 150, 128),
@@ -152,6 +177,7 @@ if __name__ == "__main__":
         *((run_packed, name, arguments) for name, arguments in PACKED.items()),
         (run_copied, "query rows on the M side, copied", (128, False)),
         (run_copied, "query rows on the M side, copied and scaled", (128, True)),
+        *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         (run_hot_tokens, "backward, hot tokens", ()),
     ]

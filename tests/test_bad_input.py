@@ -118,7 +118,7 @@ def test_masks(bad, function):
 
 
 def test_masks_of_other_layouts():
-    with pytest.raises(ValueError, match=r"d_mask must have the shape of D without d, \[3, 2, 7\]"):
+    with pytest.raises(ValueError, match=r"d_mask must be \[3, 2, 7\], the shape of D without d"):
         li.maxsim(Q, KD, None, boolean(3, 7))
     with pytest.raises(ValueError, match="d_mask"):
         li.maxsim_pairs(Q, PAIRS, None, boolean(3, 1, 7))
@@ -228,7 +228,7 @@ BACKWARD = {
     "argmax missing": ((GRAD, Q, D, None), TypeError, "argmax must be"),
     "argmax elsewhere": ((GRAD, Q, D, ARGMAX.to("meta")), ValueError, "on the device of Q"),
     "2-D Q": ((GRAD, Q[0], D, ARGMAX), ValueError, "Q and D must be"),
-    "q_mask": ((GRAD, Q, D, ARGMAX, boolean(3, 4)), ValueError, "q_mask must have"),
+    "q_mask": ((GRAD, Q, D, ARGMAX, boolean(3, 4)), ValueError, "q_mask must be"),
     "dtypes": ((GRAD, Q, D.half(), ARGMAX), TypeError, "share a dtype"),
 }
 

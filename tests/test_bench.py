@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from bench import (
     cpu,
     first_call,
     fp32,
+    heads,
     inputs,
     parity,
     plot,
@@ -30,6 +33,7 @@ from bench import (
 from bench.__main__ import main
 from bench.impls import EINSUM, KEYS, LIK, OURS, einsum_maxsim, load
 from bench.shapes import KD, PAIRS, Shape
+from tests.side_by_side import release, without_its_init
 
 CPU = torch.device("cpu")
 LAYOUTS = [
@@ -352,12 +356,10 @@ def test_masked_reference_agrees_with_the_package(shape: Shape, normalize: bool)
 
 def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    assert (
-        main(["--dry-run", "--suite", "variants,fp32,quantized,varlen", "--impl", "ours", "--out", str(out)])
-        == 0
-    )
+    suites = ("variants", "fp32", "quantized", "fused-head", "retrieve", "varlen")
+    assert main(["--dry-run", "--suite", ",".join(suites), "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
-    by_suite = {s: [r for r in rows if r["suite"] == s] for s in ("variants", "fp32", "quantized", "varlen")}
+    by_suite = {s: [r for r in rows if r["suite"] == s] for s in suites}
     assert {r["variant"] for r in by_suite["variants"]} == {
         "plain", "winners", "d_mask", "masks", "normalize", "fp16",
     }  # fmt: skip
@@ -367,8 +369,54 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     assert all(r["winners_wrong"] == 0 for r in by_suite["variants"] if r["variant"] == "winners")
     assert {r["variant"] for r in by_suite["varlen"]} == {"forward", "forward + backward"}
     assert all(r["wall_us"] > 0 and r["rel_err"] < 1e-6 for r in by_suite["varlen"])
+    for r in by_suite["fused-head"]:
+        assert r.get("error") is None and r["wall_us"] > 0 and r["op"] in ("fwd", "fwd+bwd")
+    assert {r["variant"] for r in by_suite["fused-head"]} == {"fused", "unfused"}
+    assert all(r["over_scores"] > 0 for r in by_suite["retrieve"] if r["variant"] != "scores alone")
     for r in by_suite["quantized"]:  # what is not there is said, not failed
         assert r["wall_us"] or "there is no" in r["skipped"]
+
+
+def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    assert main(["--dry-run", "--suite", "heads", "--impl", "ours,einsum", "--out", str(out)]) == 0
+    _, rows = results.split(results.read(out))
+    assert [(r["variant"], r["impl"]) for r in rows] == [
+        (variant, impl)
+        for variant in (heads.ALONE, heads.WITH_IN_BATCH, heads.CHUNKED)
+        for impl in (OURS, EINSUM)
+    ]
+    for r in rows:
+        assert r.get("error") is None and r["wall_us"] > 0
+        assert r["impl"] != OURS or (r["rel_err"] < 1e-5 and r["grad_err"] < 1e-2)
+
+
+@pytest.mark.parametrize("in_batch", [0.0, 0.5])
+def test_the_head_is_colpali_engines(in_batch: float) -> None:
+    name = "colpali_engine"
+    with release("colpali-engine", name, "0.3.18") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, name, without_its_init(name, folder))
+        losses = importlib.import_module("colpali_engine.loss.late_interaction_losses")
+        head = losses.ColbertNegativeCELoss(in_batch_term_weight=in_batch)
+        x = inputs.draw(Shape("x", 4, 3, 5, 7, d=16, layout=KD), CPU, torch.float64)
+        positives = torch.randn(4, 7, 16, dtype=torch.float64)
+        einsum = heads._scores(KEYS["einsum"](), Shape("x", 4, 3, 5, 7))
+        mine = heads.negative_head(einsum, x.Q, positives, x.D, in_batch)
+        torch.testing.assert_close(mine, head(x.Q, positives, x.D))
+
+
+def test_the_heads_have_a_table() -> None:
+    shape = Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD)
+
+    def row(impl: str, us: float, mib: float) -> dict[str, Any]:
+        row = results.new_row("heads", shape, "fwd+bwd", torch.bfloat16, impl, variant=heads.ALONE)
+        return row | {"gpu_us": us, "peak_mib": mib}
+
+    table = report.heads_table([row(EINSUM, 1400.0, 278.0), row(LIK, 1600.0, 242.0), row(OURS, 500.0, 150.0)])
+    assert table.splitlines()[-1] == (
+        "| explicit negatives | 64 x 4, 32, 1030 (KD) | 1,400 / 278 | 1,600 / 242 | 500 / 150 | 2.80x |"
+    )
+    assert report.heads_table([]) == ""
 
 
 def test_chunks_do_not_change_the_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,3 +515,22 @@ def test_one_variant_that_fails_costs_its_row_alone() -> None:
     )
     assert good["wall_us"] > 0 and "parity" in wrong["error"] and "no such kernel" in failed["error"]
     assert wrong["wall_us"] is None and "wrong" in together.line([good, wrong, failed], "over_plain")
+
+
+def test_tables_of_hidden_states_and_retrieval() -> None:
+    def row(suite: str, impl: str, variant: str, us: float) -> results.Row:
+        shape = shapes.Shape("s", 32, 128, 32, 1024)
+        figures = {"gpu_us": us, "wall_us": us + 80, "peak_mib": 32.5}
+        return {**results.new_row(suite, shape, "fwd", torch.bfloat16, impl, variant=variant), **figures}
+
+    rows = [
+        row("fused-head", OURS, "unfused", 202.0),
+        row("fused-head", OURS, "fused", 132.0),
+        row("fused-head", LIK, "fused", 1891.0),
+        row("retrieve", OURS, "top 100", 2485.0),
+        row("retrieve", LIK, "top 100", 12446.0),
+    ]
+    table = report.hidden_table(rows)
+    assert "202 / 282 / 32.5 | 1,891 / 1,971 / 32.5 | 132 / 212 / 32.5 | 1.53x |" in table
+    assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.retrieval_table(rows)
+    assert report.hidden_table([]) == report.retrieval_table([]) == ""

@@ -23,6 +23,9 @@ SIGNATURES = {
     "backward.lowmem.maxsim_backward_lowmem": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
     "backward.unified.maxsim_backward_unified": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
     "backward.unified.maxsim_backward_unified_reference": "grad_scores Q D argmax q_mask=None | |",
+    "fused_head.maxsim_from_hidden": (
+        "Q H_d W b=None d_mask=None normalize=True | | q_mask=None project_Q=False precision=None"
+    ),
     "fp8.quantize_fp8_per_tensor": "X dtype=torch.float8_e4m3fn | |",
     "fp8.quantize_fp8_per_token": "X dtype=torch.float8_e4m3fn | |",
     "fp8.dequantize_fp8_per_tensor": "X_fp8 scale | |",

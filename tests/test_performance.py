@@ -10,9 +10,11 @@ import torch
 
 from bench import ncu, performance, report, results, timing
 from bench.impls import EINSUM, LIK, OURS
-from bench.shapes import named
+from bench.shapes import FORWARD, TRAINING
 
 ROOT = Path(__file__).resolve().parents[1]
+
+SHAPES = {s.name: s for s in (*TRAINING, *FORWARD)}
 
 # As Nsight Compute writes it: its own lines, the program's, names, units, a line a kernel.
 _SHARE = "avg.pct_of_peak_sustained"
@@ -58,7 +60,7 @@ def row(
     suite: str, shape: str, us: float, variant: str | None = None, impl: str = OURS, **more: object
 ) -> results.Row:
     dtype = torch.float32 if suite == "fp32" else torch.bfloat16
-    out = results.new_row(suite, named([shape])[0], "fwd", dtype, impl, variant=variant)
+    out = results.new_row(suite, SHAPES[shape], "fwd", dtype, impl, variant=variant)
     return {**out, "gpu_us": us, "wall_us": us + 9, "rel_err": 1e-6, "gpu_spread": 0.0, **more}
 
 
@@ -89,6 +91,19 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     assert "| train-256 | 250 | 73% | 1.10x | - | - | - | - |" in text
     assert "| train-256 | 500 | 81% of cuBLAS TF32 | 1,500 | 4,500 | 3.00x |" in text
     assert "| train-256 | 250 | 150 (0.60x) | - | - | - |" in text
+
+    step = {"floor_us": 205.0, "peak_mib": 26.0}
+    record.add([
+        row("training", "pylate-256", 410.0, winners="uniform", backward="auto", **step),
+        row("training", "pylate-256", 430.0, winners="skewed", backward="auto", **step),
+        row("training", "pylate-256", 820.0, impl=LIK, winners="uniform", backward="lowmem", **step),
+        row("training", "kd-128x8", 200.0, winners="uniform", backward="auto", **step),  # half of a pair
+    ])  # fmt: skip
+    text = build(tmp_path)
+    line = (
+        "| pylate-256 | 256 x 256, 32, 300, d=128 | products | 205 | 1,024 | 410 | 50% | 430 | 419 | 26.0 |"
+    )
+    assert f"{line} 820 | 2.00x |" in text and "kd-128x8" not in text
 
     profile = results.Results(tmp_path / "ncu-some-gpu.json", header)
     profile.rows = [{**r, "run": header["run"]} for r in ncu.extract(CSV, ["train-256", "text-long"])]

@@ -222,6 +222,19 @@ def test_unpatch_restores_everything(pylate):
     assert [key for key, value in before.items() if after[key] is not value and after[key] != value] == []
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_built_under_the_patch_ends_with_it(pylate, name):
+    li.patch_pylate()
+    loss = getattr(pylate.losses, name)(Encoder("cpu"))
+    batch = [features("cpu", 3, 6), features("cpu", 3, 9)]
+    labels = torch.randn(3, 1).double() if name == "Distillation" else None
+    for patched in (True, False):
+        with side_by_side.Calls() as calls:
+            loss(batch, labels)
+        assert bool(calls.of) == patched
+        li.unpatch_pylate()
+
+
 def test_a_loss_whose_scores_went_elsewhere_is_named(pylate, monkeypatch):
     if pylate.__version__ in NATIVE:
         monkeypatch.delattr("pylate.scores._lik_backend.colbert_kd_scores_lik")

@@ -39,6 +39,9 @@ SHAPES = [
 COPIED = [(9, 33, 12, 70, 24), (1, 8, 5, 70, 8192)]
 # Few query rows of a document, and many.
 ROWS = [(3, 9), (5, 33)]
+# Document tokens about the edges of one tile, and behind two: of fp8 and int8, of every kernel.
+WIDTHS = (64, 80, 104, 112, 128, 144, 152, 160, 176)
+EDGES = sorted({w + e for w in WIDTHS for e in (-1, 0, 1)} | {2 * w + 1 for w in WIDTHS})
 
 
 def quantized(shape, dtype, device, layout="in-batch", form="token"):
@@ -62,6 +65,22 @@ def test_scores(dtype, shape, layout, form, kind, device):
     masks = mask(Q.shape[:-1], device, kind), mask(D.shape[:-1], device, kind)
     scores = score(Q, D, scale_Q, scale_D, *masks)
     ref.assert_close(scores, expected(Q, D, scale_Q, scale_D, *masks), LIMIT[dtype])
+
+
+@pytest.mark.parametrize("Ld", EDGES)
+@pytest.mark.parametrize("layout", ["in-batch", "pairs"])
+@pytest.mark.parametrize(("rows", "d"), [(ROWS[0], 64), ((3, 140), 64), ((3, 140), 400)])
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_scores_at_the_edges_of_tiles(dtype, rows, d, layout, Ld, device):
+    Q = tokens((*rows, d), dtype, device)
+    D = tokens((3, Ld, d) if layout == "in-batch" else (3, 1, Ld, d), dtype, device)
+    below = torch.randint(1, 9, Q.shape, device=device), torch.randint(-8, 0, D.shape, device=device)
+    for args in ((Q, D), tuple(x.to(dtype) for x in below)):  # zeros behind a document would beat the second
+        for form in ("token", "tensor"):
+            scale_Q, scale_D = scales(rows, device, form), scales(D.shape[:-1], device, form)
+            for d_mask in (None, mask(D.shape[:-1], device, "holes")):
+                wanted = expected(*args, scale_Q, scale_D, None, d_mask)
+                ref.assert_close(score(*args, scale_Q, scale_D, None, d_mask), wanted, LIMIT[dtype])
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -169,6 +169,54 @@ def test_scorer(device):
     torch.testing.assert_close(li.MaxSimScorer()(Q, D), li.maxsim(Q, D, normalize=True))
 
 
+# ---- a corpus in pieces ----
+
+
+@pytest.mark.parametrize("pieces", [[37], [1, 36], [10, 10, 17], [0, 5, 0, 32], [1] * 37])
+@pytest.mark.parametrize("largest", [True, False])
+def test_pieces_do_not_change_the_result(pieces, largest, device):
+    Q, D, q_mask, d_mask = corpus(device)
+    best = topk.TopK(Q, 10, q_mask, normalize=True, largest=largest)
+    assert best.scores.shape == best.indices.shape == (5, 0)
+    for piece, mask in zip(D.split(pieces), d_mask.split(pieces), strict=True):
+        best.add(piece, mask)
+    assert best.seen == 37
+    expected = li.maxsim(Q, D, q_mask, d_mask, normalize=True).topk(10, largest=largest)
+    close((best.scores, best.indices), expected)
+
+
+def test_resumed_from_a_checkpoint(device, tmp_path):
+    Q, D, *_ = corpus(device)
+    best = topk.TopK(Q[0], 7)
+    best.add(D[:20])
+    torch.save(best.state_dict(), tmp_path / "state.pt")
+    best.add(D[20:])
+    again = topk.TopK(Q[0], 7)
+    again.load_state_dict(torch.load(tmp_path / "state.pt", map_location="cpu"))
+    assert again.seen == 20
+    again.add(D[again.seen :], chunk_size=4)
+    assert again.seen == 37 and again.indices.device == Q.device
+    close((again.scores, again.indices), (best.scores, best.indices))
+
+
+def test_a_state_of_other_queries():
+    Q, D, *_ = corpus("cpu")
+    best = topk.TopK(Q, 7)
+    best.add(D)
+    with pytest.raises(ValueError, match="scores of the state must be"):
+        topk.TopK(Q[:3], 7).load_state_dict(best.state_dict())
+    with pytest.raises(ValueError, match=r"Q must be \[Nq, Lq, d\]"):
+        topk.TopK(Q[0, 0], 7)
+
+
+def test_memory_mapped_corpus(device, tmp_path):
+    Q, D, *_ = corpus(device, dtype=torch.bfloat16)
+    path = tmp_path / "corpus.bin"
+    D.cpu().view(torch.int16).numpy().tofile(path)
+    mapped = torch.from_file(str(path), size=D.numel(), dtype=torch.bfloat16).view(D.shape)
+    close(maxsim_topk(Q, mapped, 5, chunk_size=8), maxsim_topk(Q, D, 5))
+
+
 # ---- a corpus on the CPU, queries on a GPU ----
 
 

@@ -8,6 +8,7 @@ The instruction names every accumulator register in its text, so the text has to
 from pathlib import Path
 
 WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160, 176)
+TRANSPOSED_WIDTHS = (256,)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 
 HEADER = """\
@@ -15,7 +16,7 @@ HEADER = """\
 // clang-format off
 """
 
-# Of two-byte types, the last two zeros say that neither matrix is transposed; the ones before are signs.
+# Of two-byte types, the last two digits say whether either matrix is transposed; the ones before are signs.
 FLOATS = """
     if constexpr (std::is_same_v<Type, WgmmaBf16>) {{
       LATE_INTERACTION_WGMMA_{n}("k16.f32.bf16.bf16", ", 1, 1, 0, 0", "+f");
@@ -46,7 +47,23 @@ struct WgmmaShape<{n}> {{
 """
 
 
-def wrapper(n: int) -> str:
+TRANSPOSED_WRAPPER = """
+template <>
+struct TransposedWgmmaShape<{n}> {{
+  template <class Type>
+  static __device__ __forceinline__ void issue(float (&c)[{regs}], uint64_t a, uint64_t b, int accumulate) {{
+    if constexpr (std::is_same_v<Type, WgmmaBf16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.bf16.bf16", ", 1, 1, 1, 1", "+f");
+    }} else if constexpr (std::is_same_v<Type, WgmmaFp16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.f16.f16", ", 1, 1, 1, 1", "+f");
+    }}
+  }}
+}};
+#undef LATE_INTERACTION_WGMMA_{n}
+"""
+
+
+def wrapper(n: int, template: str = WRAPPER) -> str:
     regs = n // 2
     registers = ", ".join(f"%{i}" for i in range(regs))
     outputs = ", ".join(f"REGISTER(c[{i}])" for i in range(regs))
@@ -60,8 +77,9 @@ def wrapper(n: int) -> str:
         f'               : "l"(a), "l"(b), "r"(accumulate))\n'
     )
     types = FLOATS + (INTEGERS if n % 16 == 0 else "")
-    return macro + WRAPPER.format(n=n, regs=regs, types=types.format(n=n).lstrip("\n"))
+    return macro + template.format(n=n, regs=regs, types=types.format(n=n).lstrip("\n"))
 
 
 if __name__ == "__main__":
-    TARGET.write_text(HEADER + "\n".join(map(wrapper, WIDTHS)))
+    transposed = [wrapper(n, TRANSPOSED_WRAPPER) for n in TRANSPOSED_WIDTHS]
+    TARGET.write_text(HEADER + "\n".join([*map(wrapper, WIDTHS), *transposed]))

@@ -6,9 +6,11 @@
 #include "backward.h"
 #include "device.h"
 #include "forward.h"
+#include "outer_rows.h"
 #include "packed.h"
 #include "stream.h"
 #include "tensor_map.h"
+#include "unit_rows.h"
 
 namespace late_interaction {
 
@@ -448,34 +450,35 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   return scores;
 }
 
-std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
-                                           bool normalize, std::string backward, bool need_grad_Q,
-                                           bool need_grad_D) {
-  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
-  check_backward_inputs(grad_scores, Q, winners, in);
+// Where the gradients of a backward go, and how D comes.
+struct Destinations {
+  Tensor grad_Q, grad_D;        // with zero elements: not needed
+  OptionalTensor unit_inverse;  // D holds unit rows, these are the inverse norms that they had
+  OptionalTensor won;           // which tokens hold a gradient
+};
+
+void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
+                   Backward method, const Destinations& to) {
   const Sizes& s = in.sizes;
-  const int device = Q.get_device_index();
+  const Tensor& like = grad_scores;
+  const int device = like.get_device_index();
   const DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
-
-  const ScalarType type = Q.scalar_type(), sum_type = score_type(in.dtype);
-  const bool in_batch = s.layout == Layout::in_batch;
-  const auto shape_D =
-      in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
-  const Tensor grad_Q =
-      new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type);
-  const Tensor grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type);
+  const ScalarType sum_type = score_type(in.dtype);
+  const bool need_grad_Q = to.grad_Q.numel() > 0, need_grad_D = to.grad_D.numel() > 0;
   if (winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
-    fill_zero(grad_Q, stream);
-    fill_zero(grad_D, stream);
-    return {grad_Q, grad_D};
+    fill_zero(to.grad_Q, stream);
+    fill_zero(to.grad_D, stream);
+    if (to.won) fill_zero(*to.won, stream);
+    return;
   }
 
   const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
   const bool vectors =
       reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
+  const bool through_norm = normalize || to.unit_inverse;
   const BackwardPlan plan =
-      plan_backward(s, in.dtype, vectors, normalize, parse_backward(backward), device_properties(device));
+      plan_backward(s, in.dtype, vectors, through_norm, method, device_properties(device));
   STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
@@ -498,34 +501,144 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
   args.tile_tokens = plan.tile_tokens;
   args.tiles = plan.tiles;
   args.list_capacity = plan.list_capacity;
-  args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
-  args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
+  args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
+  args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
+  args.won = to.won ? static_cast<uint8_t*>(to.won->data_ptr()) : nullptr;
 
   OptionalTensor q_inverse, d_inverse, q_sums, d_sums;
   if (normalize) {
-    q_inverse = new_tensor(Q, {s.Nq * s.Lq}, sum_type);
-    d_inverse = new_tensor(Q, {s.documents() * s.Ld}, sum_type);
+    q_inverse = new_tensor(like, {s.Nq * s.Lq}, sum_type);
+    d_inverse = new_tensor(like, {s.documents() * s.Ld}, sum_type);
     check(launch_inverse_norms(args, in.dtype, false, q_inverse->data_ptr(), stream), "norms of Q");
     check(launch_inverse_norms(args, in.dtype, true, d_inverse->data_ptr(), stream), "norms of D");
     args.q_inverse = q_inverse->data_ptr();
     args.d_inverse = d_inverse->data_ptr();
   }
+  if (to.unit_inverse) {
+    args.d_inverse = to.unit_inverse->data_ptr();
+    args.unit_documents = true;
+  }
   if (need_grad_Q && plan.finish_later) {
-    q_sums = new_tensor(Q, {s.Nq * s.Lq * s.d}, sum_type);
+    q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
     args.grad_Q_sums = q_sums->data_ptr();
   }
   const bool scatter = need_grad_D && plan.method == Backward::unified;
   if (scatter || (need_grad_D && plan.finish_later)) {
-    d_sums = new_tensor(Q, {s.documents() * s.Ld * s.d}, sum_type);
+    d_sums = new_tensor(like, {s.documents() * s.Ld * s.d}, sum_type);
     if (scatter) fill_zero(*d_sums, stream);
     args.grad_D_sums = d_sums->data_ptr();
   }
 
+  // grad_D comes last, for it may take the place of D.
   if (need_grad_Q || scatter) check(launch_gather(args, in.dtype, plan, stream), "grad_Q");
   if (need_grad_D && !scatter) check(launch_owned(args, in.dtype, plan, stream), "grad_D");
   if (q_sums) check(launch_finish(args, in.dtype, false, stream), "normalization of grad_Q");
   if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
-  return {grad_Q, grad_D};
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
+                                           bool normalize, std::string backward, bool need_grad_Q,
+                                           bool need_grad_D) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  const DeviceGuard guard(Q.get_device_index());
+  const ScalarType type = Q.scalar_type();
+  const bool in_batch = s.layout == Layout::in_batch;
+  const auto shape_D =
+      in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
+  const Destinations to{
+      .grad_Q =
+          new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type),
+      .grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type),
+      .unit_inverse = std::nullopt,
+      .won = std::nullopt};
+  backward_into(in, grad_scores, winners, normalize, parse_backward(backward), to);
+  return {to.grad_Q, to.grad_D};
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D,
+                                                 OptionalTensor inverse, Tensor winners, bool need_grad_Q,
+                                                 bool need_grad_D) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  STD_TORCH_CHECK(s.layout == Layout::in_batch && D.is_contiguous(),
+                  "late_interaction: D must be a contiguous [Nd, Ld, d]");
+  STD_TORCH_CHECK(
+      !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
+                   same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
+      "late_interaction: inverse must be what unit_rows_ returned");
+  const DeviceGuard guard(Q.get_device_index());
+  const Tensor none = new_tensor(Q, {0}, Q.scalar_type());
+  const Destinations to{
+      .grad_Q = need_grad_Q ? new_tensor(Q, {s.Nq, s.Lq, s.d}, Q.scalar_type()) : none,
+      .grad_D = need_grad_D ? D : none,
+      .unit_inverse = inverse,
+      .won = need_grad_D ? OptionalTensor(new_tensor(Q, {s.N * s.Ld}, ScalarType::Bool)) : std::nullopt};
+  backward_into(in, grad_scores, winners, false, Backward::lowmem, to);
+  return {to.grad_Q, to.won ? *to.won : new_tensor(Q, {0}, ScalarType::Bool)};
+}
+
+void check_rows(const Tensor& x, const char* name) {
+  STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "late_interaction: ", name,
+                  " must be a contiguous [rows, d]");
+}
+
+Tensor unit_rows_(Tensor x) {
+  check_rows(x, "x");
+  const Dtype dtype = parse_dtype(x.scalar_type());
+  const int device = x.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
+  if (x.numel() > 0) {
+    check(launch_unit_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
+                           current_stream(device)),
+          "unit rows");
+  }
+  return inverse;
+}
+
+void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) {
+  check_rows(grad, "grad");
+  const Dtype dtype = parse_dtype(grad.scalar_type());
+  const int64_t rows = grad.size(0), d = grad.size(1);
+  STD_TORCH_CHECK(dtype == Dtype::bf16 || dtype == Dtype::fp16,
+                  "late_interaction: grad must be bfloat16 or float16");
+  STD_TORCH_CHECK(hidden.dim() == 2 && hidden.size(0) == rows && hidden.scalar_type() == grad.scalar_type(),
+                  "late_interaction: hidden must be [rows, d_model], as grad is [rows, d]");
+  const int64_t d_model = hidden.size(1);
+  const auto whole = [](const Tensor& x) {
+    return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
+           reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  };
+  STD_TORCH_CHECK(whole(grad) && whole(hidden),
+                  "late_interaction: rows of grad and hidden must be whole, aligned 16 bytes");
+  STD_TORCH_CHECK(wanted.dim() == 1 && wanted.size(0) == rows && wanted.is_contiguous() &&
+                      wanted.scalar_type() == ScalarType::Bool,
+                  "late_interaction: wanted must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(parts.dim() == 3 && parts.size(1) == d && parts.size(2) == d_model &&
+                      parts.is_contiguous() && parts.scalar_type() == ScalarType::Float,
+                  "late_interaction: parts must be a contiguous float32 [splits, d, d_model]");
+  STD_TORCH_CHECK(same_place(parts, grad) && same_place(hidden, grad) && same_place(wanted, grad),
+                  "late_interaction: parts, grad, hidden and wanted must be on one device");
+  STD_TORCH_CHECK(d <= INT32_MAX && d_model <= INT32_MAX && parts.size(0) <= 65535,
+                  "late_interaction: too many splits, or too long rows");
+  if (parts.numel() == 0) return;
+  const int device = grad.get_device_index();
+  const DeviceGuard guard(device);
+  const OuterArgs args{.grad = grad.const_data_ptr(),
+                       .hidden = hidden.const_data_ptr(),
+                       .wanted = static_cast<const uint8_t*>(wanted.const_data_ptr()),
+                       .parts = static_cast<float*>(parts.mutable_data_ptr()),
+                       .rows = rows,
+                       .hidden_stride = hidden.stride(0),
+                       .d = static_cast<int32_t>(d),
+                       .d_model = static_cast<int32_t>(d_model),
+                       .splits = static_cast<int32_t>(parts.size(0)),
+                       .fresh = fresh};
+  check(launch_outer_rows(dtype, device_properties(device).wgmma, args, current_stream(device)),
+        "outer rows");
 }
 
 std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
@@ -597,6 +710,9 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
 }  // namespace late_interaction
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
+  m.impl("maxsim_backward_unit_", TORCH_BOX(&late_interaction::maxsim_backward_unit_));
+  m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));

@@ -108,8 +108,8 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
     return out.str();
   }
   if (plan.tile == Tile::copies) {
-    out << "kernel     maxsim_dequantized, products in tf32: float32 copies of the codes, a piece of D at a "
-           "time\n"
+    out << "kernel     maxsim_forward of maxsim_dequantized, products in tf32: float32 copies of the codes, "
+           "a piece of D at a time\n"
         << "why        " << why(s, plan) << "\n";
     return out.str();
   }

@@ -356,7 +356,9 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     plan.tile = Tile::copies;
     return plan;
   }
-  if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
+  if (traits.packed || rows_together <= tile_shape(Tile::thin, compute).rows) {
+    return plan_tile(s, compute, Tile::thin, device);
+  }
   const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);
   if (rows_together <= tile_shape(Tile::mid, compute).rows) return mid;
   // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.

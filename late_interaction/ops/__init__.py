@@ -25,6 +25,16 @@ need_grad_D=True) -> (grad_Q, grad_D)``
 ``maxsim_varlen``, ``maxsim_varlen_winners`` and ``maxsim_varlen_backward`` are those of packed tokens, see
 :mod:`late_interaction.ops.varlen`.
 
+``maxsim_from_hidden(Q, H, W, b, q_mask, d_mask, normalize=True, precision="highest") -> scores``
+    ``D`` is the rows of ``H [Nd, Ld, d_model]`` times ``W.T [d_model, d]`` plus ``b [d]``, ``normalize`` for
+    it alone; a chunk of documents at a time. Differentiable in ``Q``, ``H``, ``W`` and ``b``, which share a
+    dtype or mix float32 with one half precision, which then is what multiplies.
+``maxsim_from_hidden_winners(...the same...) -> (scores, winners)``
+    Differentiable in ``scores``.
+``maxsim_from_hidden_backward(grad_scores, Q, H, W, b, winners, normalize=True, precision="highest",
+need_grad_Q=True, need_grad_H=True, need_grad_W=True, need_grad_b=True) -> (grad_Q, grad_H, grad_W, grad_b)``
+    Deterministic. A gradient that is not needed comes back with zero elements. Not differentiable again.
+
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
 ``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
 
@@ -76,13 +86,22 @@ _load_cpu()
 cuda_missing = _load_cuda()
 
 # Registered in this order because each needs the schemas that _load_cpu brought.
-from late_interaction.ops import autocast, autograd, dequantized, fake, unsupported, varlen  # noqa: E402
+from late_interaction.ops import (  # noqa: E402
+    autocast,
+    autograd,
+    dequantized,
+    fake,
+    from_hidden,
+    unsupported,
+    varlen,
+)
 
 fake.register()
 autograd.register()
 autocast.register()
 varlen.register()
 dequantized.register()
+from_hidden.register()
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
@@ -93,6 +112,9 @@ maxsim_varlen_winners = torch.ops.late_interaction.maxsim_varlen_winners.default
 maxsim_varlen_backward = torch.ops.late_interaction.maxsim_varlen_backward.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
+maxsim_from_hidden = torch.ops.late_interaction.maxsim_from_hidden.default
+maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winners.default
+maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 with_gradients = autograd.with_gradients
@@ -104,6 +126,9 @@ __all__ = [
     "maxsim",
     "maxsim_backward",
     "maxsim_dequantized",
+    "maxsim_from_hidden",
+    "maxsim_from_hidden_backward",
+    "maxsim_from_hidden_winners",
     "maxsim_quantized",
     "maxsim_varlen",
     "maxsim_varlen_backward",

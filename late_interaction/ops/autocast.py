@@ -39,8 +39,25 @@ def _kernel(op: Any, device_type: str, key: DispatchKey) -> Callable[..., Any]:
     return autocast
 
 
+def _from_hidden(op: Any, device_type: str, key: DispatchKey) -> Callable[..., Any]:
+    """Inputs keep their dtypes: the operator converts a chunk of documents at a time."""
+    exclude = DispatchKeySet(key)
+
+    def autocast(*args: Any) -> Any:
+        tensors, options = args[:6], args[6:]
+        defaults: tuple[Any, ...] = (True, "highest")
+        normalize, precision = *options, *defaults[len(options) :]
+        precision = _PRECISION.get(torch.get_autocast_dtype(device_type), precision)
+        with _ExcludeDispatchKeyGuard(exclude):
+            return op(*tensors, normalize, precision)
+
+    return autocast
+
+
 def register() -> None:
     ops = torch.ops.late_interaction
     for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
         for op in (ops.maxsim.default, ops.maxsim_winners.default):
             _library.impl(op, _kernel(op, device_type, key), key.name)
+        for op in (ops.maxsim_from_hidden.default, ops.maxsim_from_hidden_winners.default):
+            _library.impl(op, _from_hidden(op, device_type, key), key.name)

@@ -99,12 +99,38 @@ class MaxSim(Function):
         return _gradients(ctx, grad_scores, Q, D, winners, normalize, backward)
 
 
-class MaxSimBackward(Function):
+class MaxSimFromHidden(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        Q, H, W, b, _, _, normalize, precision = args
         with _AutoDispatchBelowAutograd():
-            grads: tuple[Tensor, Tensor] = _backward_op(*args)
-        return grads
+            scores, winners = _ops.maxsim_from_hidden_winners.default(*args)
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(Q, H, W, b, winners)
+        ctx.options = normalize, precision
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad_scores is None:
+            return (None,) * 8
+        needs = ctx.needs_input_grad[:4]
+        # The forward's precision already says what autocast wanted; autocast must not change it here.
+        with torch.autocast(grad_scores.device.type, enabled=False):
+            grads = _ops.maxsim_from_hidden_backward.default(
+                grad_scores, *ctx.saved_tensors, *ctx.options, *needs
+            )
+        return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None, None
+
+
+class Once(Function):
+    """A backward operator, which has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, *args: Any) -> Any:
+        with _AutoDispatchBelowAutograd():
+            return op(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
@@ -116,7 +142,8 @@ class MaxSimBackward(Function):
 
 _with_inputs: Any = MaxSim.apply
 _with_winners: Any = MaxSimWinners.apply
-_once: Any = MaxSimBackward.apply
+_from_hidden: Any = MaxSimFromHidden.apply
+_once: Any = Once.apply
 _DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the dispatcher leaves these out
 
 
@@ -141,15 +168,41 @@ def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor 
 
 def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
     if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return _once(grad_scores, Q, D, *args)
+        return _once(_backward_op, grad_scores, Q, D, *args)
     with _AutoDispatchBelowAutograd():
         return _backward_op(grad_scores, Q, D, *args)
 
 
+def _wanted(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+
+
+def _maxsim_from_hidden_winners(*args: Any) -> Any:
+    if _wanted(args):
+        options = args[6:]
+        return _from_hidden(*args[:6], *options, *(True, "highest")[len(options) :])
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim_from_hidden_winners.default(*args)
+
+
+def _maxsim_from_hidden(*args: Any) -> Any:
+    if _wanted(args):
+        return _maxsim_from_hidden_winners(*args)[0]
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim_from_hidden.default(*args)
+
+
+def _maxsim_from_hidden_backward(*args: Any) -> Any:
+    op = _ops.maxsim_from_hidden_backward.default
+    if _wanted(args):
+        return _once(op, *args)
+    with _AutoDispatchBelowAutograd():
+        return op(*args)
+
+
 def _without_gradients(op: Any) -> Any:
     def kernel(*args: Any) -> Any:
-        wanting = any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        if wanting and torch.is_grad_enabled():
+        if _wanted(args):
             raise RuntimeError(f"{op} has no gradients: detach its arguments, or use torch.no_grad()")
         with _AutoDispatchBelowAutograd():
             return op(*args)
@@ -161,5 +214,9 @@ def register() -> None:
     _library.impl("maxsim", _maxsim, "Autograd")
     _library.impl("maxsim_winners", _maxsim_winners, "Autograd")
     _library.impl("maxsim_backward", _maxsim_backward, "Autograd")
-    for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default):
+    _library.impl("maxsim_from_hidden", _maxsim_from_hidden, "Autograd")
+    _library.impl("maxsim_from_hidden_winners", _maxsim_from_hidden_winners, "Autograd")
+    _library.impl("maxsim_from_hidden_backward", _maxsim_from_hidden_backward, "Autograd")
+    steps = (_ops.unit_rows_.default, _ops.maxsim_backward_unit_.default, _ops.outer_rows_.default)
+    for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default, *steps):
         _library.impl(op, _without_gradients(op), "Autograd")

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from late_interaction.ops import from_hidden
 from late_interaction.ops.winners import winner_dtype
 
 
@@ -69,9 +70,92 @@ def _maxsim_quantized(
     return _maxsim(Q, D, q_mask, d_mask)
 
 
+def _maxsim_from_hidden(
+    Q: Tensor,
+    H: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool = True,
+    precision: str = "highest",
+) -> Tensor:
+    return _maxsim_from_hidden_winners(Q, H, W, b, q_mask, d_mask, normalize, precision)[0]
+
+
+def _maxsim_from_hidden_winners(
+    Q: Tensor,
+    H: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool = True,
+    precision: str = "highest",
+) -> tuple[Tensor, Tensor]:
+    from_hidden.check(Q, H, W, b)
+    dtype = from_hidden.sum_dtype(from_hidden.working_dtype(precision, Q, H, W, b))
+    scores = Q.new_empty((Q.shape[0], H.shape[0]), dtype=dtype)
+    winners = Q.new_empty((Q.shape[0], H.shape[0], Q.shape[1]), dtype=winner_dtype(H.shape[1]))
+    return scores, winners
+
+
+def _maxsim_from_hidden_backward(
+    grad_scores: Tensor,
+    Q: Tensor,
+    H: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    winners: Tensor,
+    normalize: bool = True,
+    precision: str = "highest",
+    need_grad_Q: bool = True,
+    need_grad_H: bool = True,
+    need_grad_W: bool = True,
+    need_grad_b: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from_hidden.check(Q, H, W, b)
+    return (
+        Q.new_empty(Q.shape if need_grad_Q else (0,)),
+        H.new_empty(H.shape if need_grad_H else (0,)),
+        W.new_empty(W.shape if need_grad_W else (0,)),
+        (W if b is None else b).new_empty(W.shape[:1] if need_grad_b else (0,)),
+    )
+
+
+def _unit_rows(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[:1], dtype=from_hidden.sum_dtype(x.dtype))
+
+
+def _maxsim_backward_unit(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    inverse: Tensor | None,
+    winners: Tensor,
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:
+    rows = D.shape[0] * D.shape[1] if need_grad_D else 0
+    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty((rows,), dtype=torch.bool)
+
+
+def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
+    pass
+
+
 def register() -> None:
     torch.library.register_fake("late_interaction::maxsim", _maxsim)
     torch.library.register_fake("late_interaction::maxsim_winners", _maxsim_winners)
     torch.library.register_fake("late_interaction::maxsim_backward", _maxsim_backward)
     torch.library.register_fake("late_interaction::maxsim_quantized", _maxsim_quantized)
     torch.library.register_fake("late_interaction::maxsim_dequantized", _maxsim_quantized)
+    for name, fake in (
+        ("maxsim_from_hidden", _maxsim_from_hidden),
+        ("maxsim_from_hidden_winners", _maxsim_from_hidden_winners),
+        ("maxsim_from_hidden_backward", _maxsim_from_hidden_backward),
+        ("unit_rows_", _unit_rows),
+        ("maxsim_backward_unit_", _maxsim_backward_unit),
+        ("outer_rows_", _outer_rows),
+    ):
+        torch.library.register_fake(f"late_interaction::{name}", fake)

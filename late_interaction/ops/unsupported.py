@@ -6,7 +6,16 @@ from typing import Any, NoReturn
 import torch
 
 _library = torch.library.Library("late_interaction", "IMPL")
-_OPS = ("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized")
+_OPS = (
+    "maxsim",
+    "maxsim_winners",
+    "maxsim_backward",
+    "maxsim_quantized",
+    "maxsim_dequantized",
+    "maxsim_from_hidden",
+    "maxsim_from_hidden_winners",
+    "maxsim_from_hidden_backward",
+)
 _PACKED_OPS = ("maxsim_varlen", "maxsim_varlen_winners", "maxsim_varlen_backward")
 
 

@@ -9,7 +9,7 @@ from late_interaction.reference.compressed import (
     plaid_approx_score_reference,
     unpack_residuals_reference,
 )
-from late_interaction.reference.dense import maxsim_reference, maxsim_with_winners_reference
+from late_interaction.reference.dense import NEG_INF, maxsim_reference, maxsim_with_winners_reference
 from late_interaction.reference.hidden import maxsim_from_hidden_reference
 from late_interaction.reference.packed import (
     maxsim_padded_reference,
@@ -19,6 +19,7 @@ from late_interaction.reference.packed import (
 from late_interaction.reference.quantized import maxsim_quantized_reference
 
 __all__ = [
+    "NEG_INF",
     "maxsim_from_hidden_reference",
     "maxsim_padded_reference",
     "maxsim_quantized_reference",

@@ -7,6 +7,8 @@ from late_interaction import _checks
 
 __all__ = ["maxsim_reference", "maxsim_with_winners_reference"]
 
+NEG_INF = float("-inf")  # the similarity of a masked document token
+
 
 def maxsim_reference(
     Q: Tensor,
@@ -104,7 +106,7 @@ def sum_of_maxima(similarity: Tensor, q_mask: Tensor | None, d_mask: Tensor | No
         counts = counts & q_mask.unsqueeze(1)
     if d_mask is not None:
         counts = counts & d_mask.any(-1).unsqueeze(-1)
-        similarity = similarity.masked_fill(~d_mask.unsqueeze(-2), float("-inf"))
+        similarity = similarity.masked_fill(~d_mask.unsqueeze(-2), NEG_INF)
     if similarity.shape[-1] == 0:  # max needs something to look at: one token that does not count
         similarity = torch.nn.functional.pad(similarity, (0, 1))
     best, index = similarity.max(dim=-1)  # the first of equals, and the first NaN

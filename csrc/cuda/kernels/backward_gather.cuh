@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kGatherWarps * 32, kPieces > 1 || sizeof(T) ==
           const int64_t document = p.layout == Layout::in_batch ? j : i * p.N + j;
           mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
           mine.grad = mine.scale = grad[j * p.grad_item_stride];
-          if (p.d_inverse != nullptr) {
+          if (p.d_inverse != nullptr && !p.unit_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
           }
           destination = (document * p.Ld + token) * p.d;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kGatherWarps * 32, kPieces > 1 || sizeof(T) ==
     } else {
       if (p.q_inverse != nullptr) {
         own.load(q, p.Q.dim_stride, first, p.d);
-        sum.through_normalization(own, q_inverse);
+        sum.through_normalization(own, q_inverse, q_inverse);
       }
       sum.store(static_cast<T*>(p.grad_Q) + at, first, p.d);
     }

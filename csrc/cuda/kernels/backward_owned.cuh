@@ -41,7 +41,10 @@ struct OwnedRowsKernel {
   using Row = RowVector<T, kPieces, kVectors>;
   using S = typename Row::S;
   static constexpr int kWarps = kOwnedWarps, kThreads = 32 * kWarps;
-  static constexpr int kUnroll = !kVectors ? 1 : kPieces >= 4 ? 2 : 8 / kPieces;
+  static constexpr int kUnroll = !kVectors                        ? 1
+                                 : kPieces >= 4                   ? 2
+                                 : sizeof(T) == 4 && kPieces == 1 ? 7  // by the registers there are
+                                                                  : 8 / kPieces;
 
   const BackwardArgs& p;
   // Shared memory.
@@ -53,7 +56,7 @@ struct OwnedRowsKernel {
 
   int lane, warp;
   int32_t i, j;         // i: per_query only
-  int64_t rows;         // of gradients, before the document's first
+  int64_t first_row;    // of gradients, of the tile's first token
   int32_t first_token;  // of the tile
   int32_t tokens;       // of the tile
   uint32_t entries;     // of the document
@@ -156,7 +159,7 @@ struct OwnedRowsKernel {
 
   __device__ __forceinline__ S scale_of(uint32_t e) const {
     const uint32_t query = query_of(e);
-    const int64_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : int64_t{query};
+    const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(query);
     S scale = static_cast<const S*>(p.grad)[whose * p.grad_query_stride + j * p.grad_item_stride];
     if (p.q_inverse != nullptr) {
       scale *= static_cast<const S*>(p.q_inverse)[query * static_cast<int64_t>(p.Lq) + token_of(e, query)];
@@ -174,7 +177,7 @@ struct OwnedRowsKernel {
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
-    const int64_t row = rows + first_token + t;
+    const int64_t row = first_row + t;
     if (p.grad_D_sums != nullptr) {
       sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
       return;
@@ -184,7 +187,8 @@ struct OwnedRowsKernel {
                    (first_token + t) * p.D.token_stride;
       Row own;
       own.load(x, p.D.dim_stride, first, p.d);
-      sum.through_normalization(own, static_cast<const S*>(p.d_inverse)[row]);
+      const S inverse = static_cast<const S*>(p.d_inverse)[row];
+      sum.through_normalization(own, inverse, p.unit_documents ? S(1) : inverse);
     }
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
   }
@@ -279,12 +283,16 @@ struct OwnedRowsKernel {
   __device__ __forceinline__ void run() {
     count_winners();
     place_tokens();
+    if (p.won != nullptr) {
+      uint8_t* won = p.won + first_row;
+      for (int t = threadIdx.x; t < tokens; t += kThreads) won[t] = starts[t] != starts[t + 1];
+    }
     Row zero;
     zero.clear();
     for (int t = warp; t < tokens; t += kWarps) {
       if (starts[t] != starts[t + 1]) continue;
       for (int first = 0; first < p.d; first += Row::kDims) {
-        const int64_t at = (rows + first_token + t) * p.d;
+        const int64_t at = (first_row + t) * p.d;
         if (p.grad_D_sums != nullptr) {
           zero.store(static_cast<S*>(p.grad_D_sums) + at, first, p.d);
         } else {
@@ -313,7 +321,7 @@ struct OwnedRowsKernel {
 // What a block owns.
 struct OwnedTile {
   int32_t i, j;         // i: per_query only
-  int64_t rows;         // of gradients, before the document's first
+  int64_t first_row;    // of gradients, of the tile's first token
   int32_t first_token;  // of the document
   int32_t tokens;       // none: there is nothing to do
   uint32_t entries;     // of the document
@@ -325,7 +333,7 @@ __device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int64_t b
   const auto first_token = static_cast<int32_t>(block % p.tiles) * p.tile_tokens;
   return {in_batch ? 0 : static_cast<int32_t>(document / p.N),
           static_cast<int32_t>(in_batch ? document : document % p.N),
-          document * p.Ld,
+          document * p.Ld + first_token,
           first_token,
           min(p.tile_tokens, p.Ld - first_token),
           static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
@@ -353,7 +361,7 @@ __device__ __forceinline__ OwnedTile packed_tile(const BackwardArgs& p, int64_t 
   const bool document = index > 0 && index <= p.N;
   return {0,
           static_cast<int32_t>(index - 1),
-          first,
+          first + first_token,
           static_cast<int32_t>(first_token),
           static_cast<int32_t>(max(int64_t{0}, min(int64_t{p.tile_tokens}, left))),
           document ? static_cast<uint32_t>(p.Lq) : 0};
@@ -382,7 +390,7 @@ __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 
                 static_cast<int>(threadIdx.x / 32),
                 mine.i,
                 mine.j,
-                mine.rows,
+                mine.first_row,
                 mine.first_token,
                 mine.tokens,
                 mine.entries};

@@ -2,7 +2,7 @@
 // rare rows, apply the query mask and norms, write winners, and sum each query's rows.
 //
 // A Tile says who owns what: kOwned rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of the
-// o-th, kWarpRows neighbouring rows a warp.
+// o-th, kWarpRows neighbouring rows a warp, kPacked whether its kernel takes packed queries.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -102,7 +102,7 @@ struct OwnedRows {
       query[o] = exists ? row / p.Lq : -1;
       place[o] = row - query[o] * p.Lq;
       scale[o] = exists && keeps_row(p, row) ? row_factor(p, query[o], place[o]) : -1.0f;
-      if (p.packed && exists) {
+      if (Tile::kPacked && p.packed && exists) {
         const int32_t its = p.row_queries[row];
         query[o] = max(its, ~its);
         if (its < 0) scale[o] = -1.0f;
@@ -110,7 +110,7 @@ struct OwnedRows {
     }
     const int32_t first = tile.first + warp_m * Tile::kWarpRows;
     const int32_t count = min(Tile::kWarpRows, tile.count - warp_m * Tile::kWarpRows);
-    if (p.packed) return take_packed_queries(p, first, count);
+    if (Tile::kPacked && p.packed) return take_packed_queries(p, first, count);
     first_query = first / p.Lq;
     last_query = count > 0 ? (first + count - 1) / p.Lq : -1;
     const int32_t begun = first_query * p.Lq - tile.origin;
@@ -189,7 +189,7 @@ __device__ __forceinline__ void count_rows(const ForwardArgs& p, const OwnedRows
     best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
     if constexpr (kWinners) {
       if (own.query[o] >= 0) {
-        const int64_t at = ((p.packed ? 0 : own.query[o]) * p.N + j) * p.Lq + own.place[o];
+        const int64_t at = ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.N + j) * p.Lq + own.place[o];
         store_winner(p.winners, p.wide_winners, at, counts ? best[o].token : kSentinel);
       }
     }
@@ -209,7 +209,7 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const OwnedRow
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
     // The next one begins here: its part 0.
-    at = (int64_t{query + 1} * p.parts + (p.packed ? own.first_part : 0)) * p.N + j;
+    at = (int64_t{query + 1} * p.parts + (Tile::kPacked && p.packed ? own.first_part : 0)) * p.N + j;
   }
 }
 

@@ -40,6 +40,8 @@ struct MmaTile {
   static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
   static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
+  // Documents of lengths of their own take registers that large tiles do not have.
+  static constexpr bool kPacked = kWarpsM == 1;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
   static constexpr int kRows = kWarpsM * kWarpRows, kColumns = kWarpsN * kWarpColumns;
@@ -204,14 +206,6 @@ __device__ __forceinline__ void wait_stage(int stages) {
 // tile of zeros.
 struct Cursor {
   int32_t j, t, chunk;
-  int32_t length;  // of document j
-  int64_t offset;
-
-  __device__ __forceinline__ void enter(const ForwardArgs& p, int32_t query, int32_t end_j) {
-    if (j >= end_j) return;
-    length = document_length(p, query, j);
-    offset = document_offset(p, query, j);
-  }
 };
 
 template <class Mma, class Tile, bool kWinners>
@@ -239,26 +233,29 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     OwnedRows<Tile> own;
     own.take(p, tile, warp_m);
 
+    const auto length_of = [&](int32_t j) {
+      return Tile::kPacked ? document_length(p, tile.query, j) : p.Ld;
+    };
     const auto load_q = [&](uint32_t dst, int chunk) {
       load_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, p.q_aligned, chunk, p.d, tile.count,
                                                  [&](int row) { return row_offset(p, tile.first + row); });
     };
     Cursor next{first_j, 0, 0};
-    next.enter(p, tile.query, end_j);
     const auto load_stage = [&](int stage) {
       if (next.j < end_j) {
         const uint32_t dst = ring + stage * stage_bytes;
-        const int64_t from = next.offset + next.t * p.D.token_stride;
-        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d,
-                                                      next.length - next.t,
+        const int32_t length = length_of(next.j);
+        const int64_t offset =
+            Tile::kPacked ? document_offset(p, tile.query, next.j) : dense_offset(p, tile.query, next.j);
+        const int64_t from = offset + next.t * p.D.token_stride;
+        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d, length - next.t,
                                                       [&](int row) { return from + row * p.D.token_stride; });
         if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.chunk);
         if (++next.chunk == p.chunks) {
           next.chunk = 0;
-          if ((next.t += Tile::kColumns) >= next.length) {
+          if ((next.t += Tile::kColumns) >= length) {
             next.t = 0;
             ++next.j;
-            next.enter(p, tile.query, end_j);
           }
         }
       }
@@ -275,7 +272,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     int stage = 0, free_stage = p.stages - 1;
     for (int32_t j = first_j; j < end_j; ++j) {
       const uint8_t* mask = document_mask(p, tile.query, j);
-      const int32_t length = document_length(p, tile.query, j);
+      const int32_t length = length_of(j);
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
 #pragma unroll
@@ -297,7 +294,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 #pragma unroll
           for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
             const int32_t at = first_token + w * 32 + lane;
-            kept[w] = at < length ? mask[at * p.d_mask.token_stride] : 0;
+            kept[w] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
           }
         }
 

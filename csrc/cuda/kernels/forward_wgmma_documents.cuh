@@ -46,7 +46,7 @@ struct WgmmaDocumentsTile {
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
-  static constexpr bool kWinners = kWinners_;
+  static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kQuantized = sizeof(Element) == 1;  // tokens have scales, else they may be normalized
   static constexpr int kColumns = kColumns_;
   static constexpr DocumentsShape kShape = documents_shape(kColumns, kChunks_);
@@ -473,7 +473,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   OwnedRows<Tile> own;
   DocumentWalk walk(p);
   walk.advance(p, team);
-  Visit next_visit = visit_at(p, walk);
+  int32_t next_length = visit_at(p, walk).length;
   KeptTokens<Tile> next;
   TokenFactors<Tile> next_factors;
   next_factors.clear();
@@ -500,9 +500,9 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
     }
     const int32_t j = walk.j;
     if (masked || scaled) prefetch_weights<Tile>(p, walk, ahead, thread);
-    const int32_t length = next_visit.length, document = next_visit.document;
+    const int32_t length = next_length;
     walk.advance(p, p.teams);
-    next_visit = visit_at(p, walk);
+    next_length = visit_at(p, walk).length;
     int32_t t = first_tile * Tile::kTokens;
     first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;
@@ -538,6 +538,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       float best[Tile::kOwned];
       int32_t best_token[Tile::kOwned];
       merge_warps<Tile>(maxima, p.members, best, best_token);
+      const int32_t document = p.visits == nullptr ? j : p.visits[document_index(p, held_tile, j)].document;
       finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, document, best,
                                                                     best_token);
     }

@@ -31,7 +31,7 @@ struct WgmmaExactTile {
   using Element = float;
   using Accumulator = float;
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
+  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_, kPacked = false;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 2);
   // All warps share what the launch gave the block: 128 registers for each of 512 threads. Narrow tiles leave

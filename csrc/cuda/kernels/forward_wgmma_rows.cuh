@@ -52,7 +52,7 @@ struct WgmmaRowsTile {
   using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
-  static constexpr bool kWinners = kWinners_;
+  static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
   using Best = std::conditional_t<kQuantized, RowMaximum<Similarity<Accumulator, kScaled>>,
@@ -415,7 +415,8 @@ struct RowsConsumer {
       } else {
         ptx::wait_products<0>();
       }
-      if constexpr (Tile::kScaled) weights.load(at.weights_of(folded.stage));  // rather than kept meanwhile
+      // Loaded again rather than kept: winners take the registers.
+      if constexpr (Tile::kScaled && Tile::kWinners) weights.load(at.weights_of(folded.stage));
       if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;

@@ -53,7 +53,7 @@ struct WgmmaSplitTile {
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
+  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_, kPacked = false;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;

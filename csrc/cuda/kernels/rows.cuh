@@ -49,10 +49,14 @@ __device__ __forceinline__ int64_t document_index(const ForwardArgs& p, int32_t 
   return p.layout == Layout::in_batch ? j : query * p.N + j;
 }
 
+__device__ __forceinline__ int64_t dense_offset(const ForwardArgs& p, int32_t query, int32_t j) {
+  return query * p.D.query_stride + j * p.D.item_stride;
+}
+
 // Offset, in elements, of a document's first token.
 __device__ __forceinline__ int64_t document_offset(const ForwardArgs& p, int32_t query, int32_t j) {
   if (p.packed) return p.spans[document_index(p, query, j)].first * p.D.token_stride;
-  return query * p.D.query_stride + j * p.D.item_stride;
+  return dense_offset(p, query, j);
 }
 
 __device__ __forceinline__ int32_t document_length(const ForwardArgs& p, int32_t query, int32_t j) {

@@ -18,6 +18,13 @@ __device__ __forceinline__ void load_matrix_x4(uint32_t (&r)[4], uint32_t smem) 
                : "r"(smem));
 }
 
+// The same of 16-bit elements, each 8x8 matrix transposed on its way.
+__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t smem) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(smem));
+}
+
 // Accumulator of a 16x8 block: thread (lane) holds rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}.
 using Accumulator = float[4];
 

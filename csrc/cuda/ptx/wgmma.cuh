@@ -33,6 +33,10 @@ struct WgmmaInt8 {
 template <int kN>
 struct WgmmaShape;
 
+// The same of matrices whose rows are what is summed over (16-bit elements alone).
+template <int kN>
+struct TransposedWgmmaShape;
+
 #include "wgmma_shapes.inc.h"
 
 // Describes rows of 128 bytes in shared memory, swizzled as TMA does (16-byte piece ^ row % 8), the embedding
@@ -46,6 +50,16 @@ template <int kSpacing = 1>
 __device__ __forceinline__ uint64_t matrix_of_rows(uint32_t low) {
   constexpr uint32_t kGroupOfRows = (kSpacing * 8 * 128) >> 4;  // from eight rows to the next eight
   constexpr uint32_t kSwizzle128 = 1;
+  return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
+}
+
+// Describes a matrix for TransposedWgmmaShape: columns of 64 elements, each of them rows of 128 bytes
+// swizzled in the same way, one row a summed index; `column_bytes` from one column to the next. `address`
+// must be a multiple of 1024.
+__device__ __forceinline__ uint64_t matrix_of_columns(uint32_t address, uint32_t column_bytes) {
+  constexpr uint32_t kGroupOfRows = (8 * 128) >> 4;
+  constexpr uint32_t kSwizzle128 = 1;
+  const uint32_t low = ((address & 0x3FFFF) >> 4) | (column_bytes >> 4 << 16);
   return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
 }
 

@@ -1,0 +1,96 @@
+"""The best documents of a corpus: ours and late-interaction-kernels', tokens normalized and not, beside the
+scores alone; and of a corpus that stays in the host's memory, beside the rate of the bus."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .impls import LIK, OURS
+from .inputs import draw
+from .parity import reference_scores
+from .results import Row, new_row
+from .shapes import Shape
+from .suites import Settings
+from .timing import Call
+from .together import Timed, measure, set_ratios
+
+SUITE = "retrieve"
+K = 100
+SCORES, TOP, NORMALIZED = "scores alone", "top 100", "top 100, normalized"
+HOST = "host"  # in the name of a shape: the corpus stays there
+
+
+def take(settings: Settings, shape: Shape) -> list[Row]:
+    inputs = draw(shape, settings.device, settings.dtype)
+    return (_from_host if HOST in shape.name else _on_device)(settings, shape, inputs.Q, inputs.D)
+
+
+def _row(settings: Settings, shape: Shape, impl: str, variant: str, **values: Any) -> Row:
+    return new_row(
+        SUITE, shape, "fwd", settings.dtype, impl, variant=variant,
+        floor_us=settings.floor_us(shape, "fwd"), cublas_tflops=settings.ceilings.cublas_tflops, **values,
+    )  # fmt: skip
+
+
+def _on_device(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
+    exact, _ = reference_scores(shape, Q, D)
+    best = exact.topk(min(K, shape.Nd)).values
+    maxsim = importlib.import_module("late_interaction").maxsim
+
+    def calls(f: Callable[..., object], **options: bool) -> Callable[[], list[Call]]:
+        return lambda: [lambda: f(Q, D, K, **options)]
+
+    timed = [Timed(_row(settings, shape, OURS, SCORES), lambda: [lambda: maxsim(Q, D)], exact)]
+    libraries = [(OURS, "late_interaction")]
+    if any(i.name == LIK for i in settings.implementations):
+        libraries.append((LIK, "late_interaction_kernels"))
+    for impl, package in libraries:
+        topk = importlib.import_module(f"{package}.topk").maxsim_topk
+        retrieve = importlib.import_module(f"{package}.retrieve").retrieve
+        timed.append(Timed(_row(settings, shape, impl, TOP), calls(topk), best))
+        timed.append(Timed(_row(settings, shape, impl, NORMALIZED), calls(retrieve), best))
+    rows = measure(settings, timed)
+    set_ratios(rows[1:], "over_scores", rows[0])
+    return rows
+
+
+def _from_host(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tensor) -> list[Row]:
+    """Wall time of a corpus in pinned memory, in pageable memory, and in a file mapped into memory."""
+    topk = importlib.import_module("late_interaction.topk").maxsim_topk
+    pinned, target = D.cpu().pin_memory(), torch.empty_like(D)
+    best = topk(Q, D, K)[1]
+    size = D.numel() * D.element_size()
+    bus = _wall(lambda: target.copy_(pinned, non_blocking=True))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "corpus.bin")
+        D.cpu().view(torch.int16).numpy().tofile(path)
+        mapped = torch.from_file(str(path), size=D.numel(), dtype=D.dtype).view(D.shape)
+        for variant, corpus in (("pinned", pinned), ("pageable", D.cpu()), ("memory-mapped", mapped)):
+            row = _row(settings, shape, OURS, variant, bus_gbps=size / bus * 1e-3)
+            if torch.equal(topk(Q, corpus, K)[1], best):
+                row["wall_us"] = _wall(lambda corpus=corpus: topk(Q, corpus, K))  # type: ignore[misc]
+                row["over_bus"] = row["wall_us"] / bus
+            else:
+                row["error"] = "not the documents found on the device"
+            rows.append(row)
+    return rows
+
+
+def _wall(call: Call) -> float:
+    """Best of three, in microseconds."""
+    times = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1e6 * min(times)

@@ -1,0 +1,257 @@
+// part[s] += sum over the wanted rows r of split s of grad[r]^T hidden[r]: the gradient of a weight matrix,
+// which visits only rows that hold a gradient.
+//
+// A block owns a 128 x 256 tile of the product (dims of grad by dims of hidden) and one split, an equal
+// share of the rows. It
+//   1. lists the wanted rows of its share in shared memory, in order (again for every kListed rows);
+//   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills: row by row as listed,
+//      so a row nobody wants is never read, and what it holds (NaN, say) reaches nothing;
+//   3. adds its accumulators to its part.
+//
+//      stage:  [2 + 4 columns of 64 dims][64 rows][128 bytes], 16-byte pieces XOR-swizzled by the row: two
+//              columns of grad, four of hidden. The row is the index that is summed, so both operands are
+//              transposed.
+//      warps:  eight; warp w has dims [16 w, 16 w + 16) of the tile and all its 256 columns. On sm_90a the
+//              four warps of a warpgroup issue that as one wgmma of 64 x 256; elsewhere each warp by
+//              ldmatrix and mma.sync, with the same accumulators in the same registers.
+//
+// Splits are added up by the caller. Everything happens in a fixed order: the same bits in every run.
+#include "outer_rows.h"
+
+#include "kernels/winner.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kStep = 64;
+constexpr int kColumnBytes = kStep * 128;  // of 64 dims in a stage
+constexpr int kGradColumns = kOuterRows / 64, kHiddenColumns = kOuterColumns / 64;
+constexpr int kStageBytes = (kGradColumns + kHiddenColumns) * kColumnBytes;
+constexpr int kAlignment = 1024;  // as the swizzle wants it
+constexpr int kAccumulators = kOuterColumns / 2;
+
+template <class Product>
+constexpr int kSharedBytes = kAlignment + Product::kStages * kStageBytes + Product::kListed * 2;
+
+template <class Operands>
+struct MmaProduct {
+  using T = typename Operands::Element;
+  static constexpr bool kWgmma = false;
+  static constexpr int kStages = 2, kListed = 512;  // within the 99 KB that sm_86 has
+
+  static __device__ __forceinline__ uint32_t at(uint32_t columns, int row, int piece) {
+    return columns + piece / 8 * kColumnBytes + row * 128 + ((piece ^ row) & 7) * 16;
+  }
+
+  static __device__ __forceinline__ void multiply(float (&c)[kAccumulators], uint32_t stage) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t hidden = stage + kGradColumns * kColumnBytes;
+#pragma unroll 1
+    for (int k = 0; k < kStep; k += 16) {
+      uint32_t w[4];
+      ptx::load_matrix_x4_transposed(w, at(stage, k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2));
+      const auto a = Operands::operand_a(w);
+#pragma unroll
+      for (int n = 0; n < kOuterColumns / 8; n += 2) {
+        ptx::load_matrix_x4_transposed(w, at(hidden, k + lane / 8 % 2 * 8 + lane % 8, n + lane / 16));
+        Operands::multiply(reinterpret_cast<ptx::Accumulator&>(c[4 * n]), a, Operands::operand_b(w[0], w[1]));
+        Operands::multiply(reinterpret_cast<ptx::Accumulator&>(c[4 * n + 4]), a,
+                           Operands::operand_b(w[2], w[3]));
+      }
+    }
+  }
+};
+
+template <class Type, class Element>
+struct WgmmaProduct {
+  using T = Element;
+  static constexpr bool kWgmma = true;
+  static constexpr int kStages = 4, kListed = 4096;
+
+  static __device__ __forceinline__ void multiply(float (&c)[kAccumulators], uint32_t stage) {
+    const uint32_t grad = stage + threadIdx.x / 128 * kColumnBytes;
+    const uint32_t hidden = stage + kGradColumns * kColumnBytes;
+    ptx::fence_products();
+#pragma unroll
+    for (int k = 0; k < kStep; k += 16) {
+      ptx::TransposedWgmmaShape<kOuterColumns>::issue<Type>(
+          c, ptx::matrix_of_columns(grad + k * 128, kColumnBytes),
+          ptx::matrix_of_columns(hidden + k * 128, kColumnBytes), 1);
+    }
+    ptx::commit_products();
+    ptx::wait_products<0>();
+  }
+};
+
+template <class Product>
+struct OuterRows {
+  using T = typename Product::T;
+  static constexpr int kStages = Product::kStages;
+
+  const OuterArgs& p;
+  uint32_t ring;
+  uint16_t* list;         // wanted rows, counted from first_row
+  uint32_t* warp_totals;  // [kWarps]
+  int first_dim, first_column;
+  int64_t first_row;  // of those listed
+
+  // The wanted ones of `count` rows from first_row on to the list; how many there are.
+  __device__ __forceinline__ int list_rows(int count) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int listed = 0;
+    for (int base = 0; base < count; base += kThreads) {
+      const int row = base + threadIdx.x;
+      const bool wanted = row < count && p.wanted[first_row + row] != 0;
+      const unsigned among = __ballot_sync(kFullWarp, wanted);
+      if (lane == 0) warp_totals[warp] = __popc(among);
+      __syncthreads();
+      int before = listed;
+      for (int w = 0; w < kWarps; ++w) {
+        before += w < warp ? warp_totals[w] : 0;
+        listed += warp_totals[w];
+      }
+      if (wanted) list[before + __popc(among & ((1u << lane) - 1))] = static_cast<uint16_t>(row);
+      __syncthreads();
+    }
+    return listed;
+  }
+
+  // Eight threads a row: 128 bytes of each of its columns.
+  template <int kColumns>
+  __device__ __forceinline__ void fetch_row(uint32_t to, const T* row, int first, int width,
+                                            bool exists) const {
+    const int piece = threadIdx.x % 8;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const int dim = first + column * 64 + piece * 8;
+      const bool inside = exists && dim < width;
+      ptx::copy_16_async(to + column * kColumnBytes, inside ? row + dim : row, inside ? 16 : 0);
+    }
+  }
+
+  // Rows [from, from + kStep) of the list, zeros past its end.
+  __device__ __forceinline__ void fetch_stage(int stage, int from, int listed) const {
+    if (from < listed) {
+#pragma unroll
+      for (int k0 = 0; k0 < kStep; k0 += kThreads / 8) {
+        const int k = k0 + threadIdx.x / 8;
+        const bool exists = from + k < listed;
+        const int64_t row = first_row + (exists ? list[from + k] : 0);
+        const uint32_t to = ring + stage * kStageBytes + k * 128 + ((threadIdx.x ^ k) & 7) * 16;
+        fetch_row<kGradColumns>(to, static_cast<const T*>(p.grad) + row * p.d, first_dim, p.d, exists);
+        fetch_row<kHiddenColumns>(to + kGradColumns * kColumnBytes,
+                                  static_cast<const T*>(p.hidden) + row * p.hidden_stride, first_column,
+                                  p.d_model, exists);
+      }
+    }
+    ptx::commit_copies();
+  }
+
+  __device__ __forceinline__ void walk_list(float (&c)[kAccumulators], int listed) const {
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) fetch_stage(s, s * kStep, listed);
+    int stage = 0;
+#pragma unroll 1
+    for (int from = 0; from < listed; from += kStep) {
+      ptx::wait_copies<kStages - 2>();
+      if constexpr (Product::kWgmma) ptx::publish_to_products();
+      __syncthreads();  // everybody's copies have landed, and the stage read last is free
+      fetch_stage((stage + kStages - 1) % kStages, from + (kStages - 1) * kStep, listed);
+      Product::multiply(c, ring + stage * kStageBytes);
+      stage = (stage + 1) % kStages;
+    }
+    ptx::wait_copies<0>();
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void add_to_part(const float (&c)[kAccumulators], int split) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    constexpr int kBatch = 8;  // loads on their way together
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int dim = first_dim + warp * 16 + half * 8 + lane / 4;
+      if (dim >= p.d) continue;
+      float* row = p.parts + (static_cast<int64_t>(split) * p.d + dim) * p.d_model;
+#pragma unroll
+      for (int n0 = 0; n0 < kOuterColumns / 8; n0 += kBatch) {
+        float2 total[kBatch];
+        const int column = first_column + n0 * 8 + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kBatch; ++n) {
+          const bool before = !p.fresh && column + n * 8 < p.d_model;
+          total[n] = before ? *reinterpret_cast<const float2*>(row + column + n * 8) : float2{0.0f, 0.0f};
+        }
+#pragma unroll
+        for (int n = 0; n < kBatch; ++n) {
+          if (column + n * 8 >= p.d_model) continue;
+          total[n].x += c[4 * (n0 + n) + 2 * half];
+          total[n].y += c[4 * (n0 + n) + 2 * half + 1];
+          *reinterpret_cast<float2*>(row + column + n * 8) = total[n];
+        }
+      }
+    }
+  }
+};
+
+template <class Product>
+__device__ __forceinline__ void own_tile(const OuterArgs& p) {
+  extern __shared__ uint8_t shared[];
+  __shared__ uint32_t warp_totals[kWarps];
+  const uint32_t unaligned = ptx::smem_address(shared);
+  const uint32_t ring = (unaligned + kAlignment - 1) / kAlignment * kAlignment;
+  auto* list = reinterpret_cast<uint16_t*>(shared + (ring - unaligned) + Product::kStages * kStageBytes);
+  const int split = blockIdx.z;
+  const int64_t begin = p.rows * split / p.splits, end = p.rows * (split + 1) / p.splits;
+  OuterRows<Product> tile{p,
+                          ring,
+                          list,
+                          warp_totals,
+                          static_cast<int>(blockIdx.y) * kOuterRows,
+                          static_cast<int>(blockIdx.x) * kOuterColumns,
+                          begin};
+  float c[kAccumulators] = {};
+  for (; tile.first_row < end; tile.first_row += Product::kListed) {
+    const int64_t left = end - tile.first_row;
+    tile.walk_list(c, tile.list_rows(left < Product::kListed ? static_cast<int>(left) : Product::kListed));
+  }
+  tile.add_to_part(c, split);
+}
+
+template <class Product>
+__global__ void __launch_bounds__(kThreads, 1) outer_rows(const __grid_constant__ OuterArgs p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  own_tile<Product>(p);
+#else
+  if constexpr (!Product::kWgmma) own_tile<Product>(p);
+#endif
+}
+
+template <class Product>
+cudaError_t launch(const OuterArgs& args, cudaStream_t stream) {
+  const auto kernel = outer_rows<Product>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Product>);
+  if (error != cudaSuccess) return error;
+  const dim3 grid((args.d_model + kOuterColumns - 1) / kOuterColumns, (args.d + kOuterRows - 1) / kOuterRows,
+                  args.splits);
+  kernel<<<grid, kThreads, kSharedBytes<Product>, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t launch_outer_rows(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream) {
+  if (dtype == Dtype::bf16) {
+    return wgmma ? launch<WgmmaProduct<ptx::WgmmaBf16, __nv_bfloat16>>(args, stream)
+                 : launch<MmaProduct<ptx::MmaBf16>>(args, stream);
+  }
+  return wgmma ? launch<WgmmaProduct<ptx::WgmmaFp16, __half>>(args, stream)
+               : launch<MmaProduct<ptx::MmaFp16>>(args, stream);
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,113 @@
+"""MaxSim straight from the documents' hidden states: :func:`maxsim_from_hidden`."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from late_interaction import _checks, ops
+from late_interaction._precision import float32_precision
+from late_interaction.ops.from_hidden import working_dtype
+
+__all__ = ["maxsim_from_hidden"]
+
+
+def maxsim_from_hidden(
+    Q: Tensor,
+    H_d: Tensor,
+    W: Tensor,
+    b: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    normalize: bool = True,
+    *,
+    q_mask: Tensor | None = None,
+    project_Q: bool = False,
+    precision: str | None = None,
+) -> Tensor:
+    """``maxsim(Q, normalize(linear(H_d, W, b)))``, without the projected documents as a whole.
+
+    Differentiable in ``Q``, ``H_d``, ``W`` and ``b``. A chunk of documents at a time is projected into a
+    buffer that stays in the GPU's L2 cache, normalized there and scored. The backward projects each chunk
+    again and visits only tokens that won; it is deterministic, and adds up the gradient of ``W`` in float32.
+    Masked tokens, and documents without a valid token, reach neither a score nor a gradient.
+
+    ``O(Nd Ld d (d_model + Nq Lq))`` operations; memory beside inputs, results and gradients is a few tens of
+    MiB (one document, where that is more) and, for the backward, 2 bytes a score and query token.
+
+    Args:
+        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``, projected (and normalized, if they should be) already.
+        H_d: the documents' hidden states, ``[Nd, Ld, d_model]``; bfloat16, float16, float32 or float64.
+        W: ``[d, d_model]``, as ``torch.nn.Linear.weight``.
+        b: ``[d]``, as ``torch.nn.Linear.bias``.
+        d_mask: ``[Nd, Ld]``, bool (or integer, nonzero = True), True = keep.
+        normalize: divide every projected document token by its L2 norm (eps 1e-12), with the exact gradient.
+        q_mask: ``[Nq, Lq]``, likewise; a masked query token adds 0.
+        project_Q: ``Q`` holds hidden states too, ``[..., d_model]``, and goes through the same head.
+        precision: how float32 inputs multiply in MaxSim, as in :func:`late_interaction.maxsim`;
+            ``"medium"`` is bfloat16 throughout. The projection follows PyTorch's own switch otherwise.
+
+    All tensors are on one device and of one dtype; or some are float32 and the others one half precision,
+    which then is what multiplies. Under autocast that is the autocast dtype. Gradients have the dtypes of
+    their inputs.
+
+    Returns:
+        ``[Nq, Nd]`` scores (``[Nd]`` for a 2-D ``Q``), float32 (float64 for float64 inputs).
+
+    Raises:
+        TypeError: an argument that is no tensor, or dtypes that do not mix.
+        ValueError: shapes, devices or options that do not fit.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.fused_head import maxsim_from_hidden
+        >>> Q = torch.tensor([[1.0, 0.0]])
+        >>> H_d = torch.tensor([[[3.0, 4.0, 7.0]], [[5.0, 0.0, 1.0]]])
+        >>> maxsim_from_hidden(Q, H_d, torch.eye(2, 3))
+        tensor([0.6000, 1.0000])
+    """
+    _checks.flag("normalize", normalize)
+    _checks.flag("project_Q", project_Q)
+    _checks.known_precision(precision)
+    Q3, q_mask, d_mask = _checks.from_hidden(Q, H_d, W, b, q_mask, d_mask, project_Q)
+    autocast = _checks.autocasting(Q)
+    if precision is not None and autocast:
+        with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
+            scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, False)
+    else:
+        scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, autocast)
+    return scores.squeeze(0) if Q.dim() == 2 else scores
+
+
+def _scores(
+    Q: Tensor,
+    H_d: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool,
+    project_Q: bool,
+    precision: str | None,
+    autocast: bool,
+) -> Tensor:
+    if precision is None:
+        precision = float32_precision(Q.device.type)
+    if not autocast:
+        dtype = working_dtype(precision, Q, H_d, W, b)
+    if project_Q:
+        # Queries are few: PyTorch's own operators, and its own autocast.
+        if autocast:
+            Q = F.linear(Q, W, b)
+        else:
+            Q = F.linear(Q.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
+        Q = F.normalize(Q, dim=-1, eps=1e-12) if normalize else Q
+    if forward_ad._current_level >= 0:
+        _no_forward_ad(Q, H_d, W, b)
+    scores: Tensor = ops.maxsim_from_hidden(Q, H_d, W, b, q_mask, d_mask, normalize, precision)
+    return scores
+
+
+def _no_forward_ad(*tensors: Tensor | None) -> None:
+    # An operator without a rule for tangents drops them, which reads as a derivative of zero.
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise RuntimeError("maxsim_from_hidden has no forward-mode derivative (jvp): use backward()")

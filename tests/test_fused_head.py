@@ -1,0 +1,457 @@
+"""Hidden states to scores: against float64, in chunks, with masks, and as an operator."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import late_interaction as li
+from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.ops import from_hidden
+from tests import cases, ref
+
+OPS = torch.ops.late_interaction
+# The projected tokens are rounded once to the dtype they multiply in, unit tokens once more.
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 8e-4, torch.float32: 3e-6, torch.float64: 1e-13}
+
+# Nq, Nd, Lq, Ld, d, d_model
+SHAPES = [
+    (2, 3, 32, 65, 128, 768),
+    (1, 5, 1, 300, 8, 16),
+    (5, 1, 33, 1, 40, 200),
+    (3, 4, 7, 31, 1, 7),
+    (4, 2, 64, 129, 96, 129),
+    (2, 7, 127, 257, 48, 384),
+    (1, 2, 300, 33, 200, 64),
+    (2, 3, 5, 130, 768, 1024),
+    (2, 6, 5, 40, 48, 64),
+    (1, 4, 32, 300, 128, 768),
+]
+EMPTY = [(0, 2, 3, 4, 8, 8), (2, 0, 3, 4, 8, 8), (2, 3, 0, 4, 8, 8), (2, 3, 4, 0, 8, 8)]
+
+
+def inputs(shape, dtype, device, bias=True, masks="none", form="contiguous"):
+    Nq, Nd, Lq, Ld, d, d_model = shape
+    Q = cases.tokens((Nq, Lq, d), dtype, device, form)
+    H = cases.tokens((Nd, Ld, d_model), dtype, device, form)
+    W = (torch.randn(d, d_model, device=device) / d_model**0.5).to(dtype)
+    b = torch.randn(d, device=device).to(dtype) if bias else None
+    return Q, H, W, b, cases.mask((Nq, Lq), device, masks), cases.mask((Nd, Ld), device, masks)
+
+
+def projected(H, W, b, normalize):
+    D = F.linear(H.double(), W.double(), None if b is None else b.double())
+    return ref.unit(D) if normalize else D
+
+
+def expected_gradients(grad_scores, Q, H, W, b, winners, normalize):
+    """By autograd in float64, with the winners as given; hidden states that lost cannot matter."""
+    i, j, s = (winners >= 0).nonzero(as_tuple=True)
+    t = winners[i, j, s].long()
+    leaves = [None if x is None else x.detach().double().requires_grad_() for x in (Q, H, W, b)]
+    q, h, w, bias = leaves
+    D = projected(h[j, t], w, bias, normalize)
+    total = (grad_scores.double()[i, j] * (q[i, s] * D).sum(-1)).sum()
+    wanted = [x for x in leaves if x is not None]
+    found = torch.autograd.grad(total, wanted, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
+
+
+def winners_of(Q, H, W, b, q_mask, d_mask, normalize):
+    found = OPS.maxsim_from_hidden_winners(Q, H, W, b, q_mask, d_mask, normalize)[1]
+    return li.ops.winners.widen(found, H.shape[1])
+
+
+def check(shape, dtype, device, normalize=True, bias=True, masks="none", form="contiguous"):
+    Q, H, W, b, q_mask, d_mask = inputs(shape, dtype, device, bias, masks, form)
+    leaves = [x for x in (Q, H, W, b) if x is not None]
+    for x in leaves:
+        x.requires_grad_()
+    limit = TOLERANCE[dtype]
+    scores = maxsim_from_hidden(Q, H, W, b, d_mask, normalize, q_mask=q_mask)
+    exact, _ = ref.maxsim(Q, projected(H, W, b, normalize), q_mask, d_mask)
+    assert scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    ref.assert_close(scores, exact, limit)
+    with torch.no_grad():
+        alone = maxsim_from_hidden(Q, H, W, b, d_mask, normalize, q_mask=q_mask)
+        winners = winners_of(Q, H, W, b, q_mask, d_mask, normalize)
+    ref.assert_close(alone, exact, limit)
+    grad_scores = torch.randn_like(scores)
+    got = torch.autograd.grad(scores, leaves, grad_scores)
+    wanted = expected_gradients(grad_scores, Q, H, W, b, winners, normalize)
+    for x, g, w, name in zip(leaves, got, wanted, ("Q", "H", "W", "b"), strict=False):
+        assert g.dtype == x.dtype and g.shape == x.shape
+        ref.assert_close(g, w, 4 * limit, f"grad_{name}")
+    lost = torch.ones(H.shape[:2], dtype=torch.bool, device=device)
+    i, j, s = (winners >= 0).nonzero(as_tuple=True)
+    lost[j, winners[i, j, s].long()] = False
+    assert not got[1][lost].any(), "a token that lost has a gradient"
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_against_float64(shape, dtype, device):
+    check(shape, dtype, device, normalize=shape[4] > 1)  # the direction of a number has no gradient
+
+
+@pytest.mark.parametrize("masks", cases.MASKS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_options(dtype, normalize, bias, masks, device):
+    check((3, 5, 33, 70, 96, 160), dtype, device, normalize, bias, masks)
+    check((2, 5, 7, 70, 96, 160), dtype, device, normalize, bias, masks)
+
+
+@pytest.mark.parametrize("form", cases.FORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_memory_layouts(dtype, form, device):
+    check((3, 4, 8, 24, 16, 40), dtype, device, masks="holes", form=form)
+    check((1, 4, 6, 24, 16, 40), dtype, device, masks="holes", form=form)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Two documents of 70 tokens at a time."""
+    monkeypatch.setattr(from_hidden, "_gpu", lambda index: (1 << 16, 132))
+    monkeypatch.setattr(from_hidden, "_CPU_CACHE", 1 << 16)
+
+
+@pytest.mark.parametrize("masks", ["none", "dead"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_many_chunks(dtype, masks, small_chunks, device, monkeypatch):
+    check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks)
+    monkeypatch.setattr(from_hidden, "_COPIED", 1 << 15)  # where the hidden states are copied
+    check((2, 11, 8, 70, 96, 160), dtype, device, masks=masks, form="transposed")
+
+
+@pytest.mark.parametrize("shape", EMPTY)
+@pytest.mark.parametrize("bias", [False, True])
+def test_nothing_to_score(shape, bias, device):
+    check(shape, torch.float32, device, bias=bias)
+
+
+def test_chunks_are_equal_and_fit():
+    size = from_hidden.documents_at_a_time
+    assert size(128, 256, 1024, 33 << 20) == 128
+    assert size(512, 256, 2048, 33 << 20) == 64
+    assert size(100, 256, 1024, 33 << 20) == 100
+    assert size(133, 256, 1024, 33 << 20) == 67  # not 132 and 1
+    assert size(3, 256, 1 << 20, 1) == 1 and size(0, 256, 9, 1) == 1 and size(9, 256, 0, 9) == 9
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("Nq", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_masked_hidden_states_reach_nothing(dtype, Nq, poison, device):
+    Q, H, W, b, _, d_mask = inputs((Nq, 6, 9, 40, 24, 32), dtype, device, masks="dead")
+    clean = H.masked_fill(~d_mask.unsqueeze(-1), 0.0).requires_grad_()
+    dirty = H.masked_fill(~d_mask.unsqueeze(-1), poison).requires_grad_()
+    W.requires_grad_(), b.requires_grad_()
+    grads = []
+    for x in (clean, dirty):
+        scores = maxsim_from_hidden(Q, x, W, b, d_mask)
+        grads.append((scores, *torch.autograd.grad(scores.sum(), (x, W, b))))
+    for a, c in zip(*grads, strict=True):
+        assert torch.equal(a, c)
+    assert not grads[1][1][0].any()  # a document without a valid token
+
+
+def test_a_token_of_zeros_has_a_finite_gradient(device):
+    Q, H, W, _, _, _ = inputs((2, 2, 3, 5, 8, 8), torch.float32, device, bias=False)
+    H[0] = 0
+    H.requires_grad_(), W.requires_grad_()
+    grads = torch.autograd.grad(maxsim_from_hidden(Q, H, W).sum(), (H, W))
+    assert all(g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("Lq", [4, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_same_bits_on_every_run(dtype, Lq, small_chunks, device):
+    Q, H, W, b, _, d_mask = inputs((4, 9, Lq, 70, 32, 64), dtype, device, masks="holes")
+    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
+
+    def step():
+        scores = maxsim_from_hidden(Q, H, W, b, d_mask)
+        return scores, *torch.autograd.grad(scores.square().sum(), leaves)
+
+    first = step()
+    for _ in range(20):
+        assert all(map(torch.equal, first, step()))
+
+
+@pytest.mark.parametrize("wanted", ["Q", "H", "W", "b", "QW", "Hb"])
+def test_only_the_gradients_that_are_wanted(wanted, device):
+    tensors = dict(zip("QHWb", inputs((3, 4, 5, 20, 16, 24), torch.float32, device)[:4], strict=True))
+    for name, x in tensors.items():
+        x.requires_grad_(name in wanted)
+    got = torch.autograd.grad(maxsim_from_hidden(*tensors.values()).sum(), [tensors[n] for n in wanted])
+    for x in tensors.values():
+        x.requires_grad_()
+    every = torch.autograd.grad(maxsim_from_hidden(*tensors.values()).sum(), tensors.values())
+    for name, g in zip(wanted, got, strict=True):
+        torch.testing.assert_close(g, every["QHWb".index(name)])
+    with torch.no_grad():
+        assert not maxsim_from_hidden(*tensors.values()).requires_grad
+
+
+def test_gradcheck(device):
+    Q, H, W, b, _, d_mask = inputs((2, 3, 4, 6, 5, 7), torch.float64, device, masks="holes")
+    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
+    assert torch.autograd.gradcheck(lambda *x: maxsim_from_hidden(*x, d_mask), leaves, nondet_tol=0.0)
+
+
+def test_ranks(device):
+    Q, H, W, b, _, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.float32, device, masks="holes")
+    scores = maxsim_from_hidden(Q, H, W, b, d_mask)
+    torch.testing.assert_close(maxsim_from_hidden(Q[1], H, W, b, d_mask.int()), scores[1])
+    torch.testing.assert_close(maxsim_from_hidden(Q, H[:1], W, b, d_mask[0]), scores[:, :1])
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_query_side_head(normalize, device):
+    _, H, W, b, _, _ = inputs((3, 4, 5, 20, 16, 24), torch.float32, device)
+    states = torch.randn(3, 5, 24, device=device)
+    leaves = [x.requires_grad_() for x in (states, H, W, b)]
+    got = maxsim_from_hidden(states, H, W, b, normalize=normalize, project_Q=True)
+    Q, D = F.linear(states, W, b), F.linear(H, W, b)
+    expected = li.maxsim(Q, D, normalize=normalize)
+    torch.testing.assert_close(got, expected)
+    got, expected = (torch.autograd.grad(x.logsumexp(1).sum(), leaves) for x in (got, expected))
+    torch.testing.assert_close(got, expected)
+
+
+def test_float32_weights_and_half_states(device):
+    Q, H, W, b, _, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.float32, device, masks="holes")
+    H = H.bfloat16()
+    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
+    halves = [x.detach().bfloat16().requires_grad_() for x in leaves]
+    mixed, half = (maxsim_from_hidden(*x, d_mask) for x in (leaves, halves))
+    assert torch.equal(mixed, half)
+    mixed, half = (torch.autograd.grad(s.sum(), x) for s, x in ((mixed, leaves), (half, halves)))
+    for x, m, h in zip(leaves, mixed, half, strict=True):
+        assert m.dtype == x.dtype
+        ref.assert_close(m, h, 5e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_multiplies_in_half_and_keeps_dtypes(dtype, device):
+    Q, H, W, b, _, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.float32, device, masks="holes")
+    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
+    with torch.autocast(device, dtype=dtype):
+        scores = maxsim_from_hidden(*leaves, d_mask)
+        exact = maxsim_from_hidden(*leaves, d_mask, precision="highest")
+        mixed = maxsim_from_hidden(Q, H.to(dtype), W, b, d_mask)
+    halves = [x.detach().to(dtype) for x in leaves]
+    assert torch.equal(scores, maxsim_from_hidden(*halves, d_mask)) and torch.equal(scores, mixed)
+    assert torch.equal(exact, maxsim_from_hidden(*leaves, d_mask, precision="highest"))
+    grads = torch.autograd.grad(scores.sum(), leaves)
+    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
+
+
+BAD = {
+    "Q must be a torch.Tensor": lambda a: [[1.0], *a[1:]],
+    "H_d must be a torch.Tensor": lambda a: [a[0], None, *a[2:]],
+    "W must be bfloat16, float16, float32 or float64": lambda a: [*a[:2], a[2].int(), *a[3:]],
+    r"Q must be \[Nq, Lq, d\]": lambda a: [a[0][0, 0], *a[1:]],
+    r"Q and W must be of the same d, got Q \[": lambda a: [a[0][..., :7], *a[1:]],
+    r"H_d must be \[Nd, Ld, d_model\]": lambda a: [a[0], a[1][0], *a[2:]],
+    r"W must be \[d, d_model\] with d_model = 6": lambda a: [*a[:2], a[2].t(), *a[3:]],
+    r"b must be \[d\] with d = 8": lambda a: [*a[:3], a[3][:5], a[4]],
+    r"d_mask must be \[4, 5\], the shape of H_d without d": lambda a: [*a[:4], a[4][:, :3]],
+    "share a dtype, or mix float32 with one half precision, got": lambda a: [a[0].double(), *a[1:]],
+    "got torch.bfloat16, torch.float16, torch.float32": lambda a: [a[0].half(), a[1].bfloat16(), *a[2:]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", list(BAD))
+def test_bad_input(message, device):
+    args = [torch.randn(s, device=device) for s in ((2, 3, 8), (4, 5, 6), (8, 6), (8,))]
+    args.append(torch.ones(4, 5, dtype=torch.bool, device=device))
+    maxsim_from_hidden(*args)
+    with pytest.raises((TypeError, ValueError), match=message):
+        maxsim_from_hidden(*BAD[message](args))
+
+
+def test_bad_options():
+    args = [torch.randn(s) for s in ((2, 3, 8), (4, 5, 6), (8, 6))]
+    for options, message in (
+        ({"normalize": 1}, "normalize must be True or False"),
+        ({"project_Q": None}, "project_Q must be True or False"),
+        ({"project_Q": True}, "the same d_model"),
+        ({"precision": "low"}, "precision must be one of"),
+        ({"q_mask": torch.ones(2, 4)}, "q_mask must be a dense bool"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            maxsim_from_hidden(*args, **options)
+    with pytest.raises(ValueError, match="W must be on the device of Q, cpu, got meta"):
+        maxsim_from_hidden(*args[:2], args[2].to("meta"))
+
+
+# ---- as an operator ----
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("op", ["maxsim_from_hidden", "maxsim_from_hidden_winners"])
+@pytest.mark.parametrize("full", [False, True])
+def test_opcheck_forward(full, op, grad, device):
+    Q, H, W, b, q_mask, d_mask = inputs(
+        (3, 4, 5, 7, 8, 6), torch.float32, device, full, "holes" if full else "none"
+    )
+    Q, H, W = (x.requires_grad_(grad) for x in (Q, H, W))
+    torch.library.opcheck(getattr(OPS, op).default, (Q, H, W, b, q_mask, d_mask))
+
+
+@pytest.mark.parametrize("needs", [(True,) * 4, (False, True, False, True), (True, False, True, False)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_opcheck_backward(dtype, needs, device):
+    Q, H, W, b, q_mask, d_mask = inputs((3, 4, 5, 7, 8, 16), dtype, device, masks="holes")
+    scores, winners = OPS.maxsim_from_hidden_winners(Q, H, W, b, q_mask, d_mask)
+    op = OPS.maxsim_from_hidden_backward.default
+    torch.library.opcheck(op, (scores, Q, H, W, b, winners, True, "highest", *needs))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_opcheck_steps(dtype, device):
+    x = torch.randn(50, 24, device=device).to(dtype)
+    torch.library.opcheck(OPS.unit_rows_.default, (x.clone(),))
+    unit = x.clone()
+    inverse = OPS.unit_rows_(unit)
+    Q, D = torch.randn(2, 3, 24, device=device).to(dtype), unit.view(5, 10, 24)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    for norms in (inverse, None):
+        for needs in ((True, True), (True, False), (False, True)):
+            args = (scores, Q, D.clone(), norms, winners, *needs)
+            torch.library.opcheck(OPS.maxsim_backward_unit_.default, args)
+    if dtype.itemsize == 2:
+        parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
+        wanted = torch.rand(50, device=device) < 0.5
+        for fresh in (False, True):
+            torch.library.opcheck(OPS.outer_rows_.default, (parts.clone(), x, hidden, wanted, fresh))
+
+
+def test_compile_with_dynamic_shapes(device):
+    torch._dynamo.reset()
+
+    def loss(*tensors):
+        return maxsim_from_hidden(*tensors).logsumexp(1).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in [(3, 4, 5, 20, 16, 24), (4, 3, 6, 33, 8, 40)]:
+        Q, H, W, b, _, d_mask = inputs(shape, torch.float32, device, masks="holes")
+        leaves = [x.requires_grad_() for x in (Q, H, W, b)]
+        got, expected = (torch.autograd.grad(f(*leaves, d_mask), leaves) for f in (compiled, loss))
+        torch.testing.assert_close(got, expected)
+    torch._dynamo.reset()
+
+
+def test_compile_under_autocast(device):
+    torch._dynamo.reset()
+    Q, H, W, b, _, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.float32, device, masks="holes")
+
+    def step():
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return maxsim_from_hidden(Q, H, W, b, d_mask)
+
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(), step())
+    torch._dynamo.reset()
+
+
+def test_refusals(device):
+    Q, H, W, b, _, _ = inputs((2, 3, 4, 5, 6, 7), torch.float64, device)
+    W.requires_grad_()
+    first = torch.autograd.grad(maxsim_from_hidden(Q, H, W, b).sum(), W, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        first.sum().backward()
+    with pytest.raises(RuntimeError, match="does not support vmap"):
+        torch.vmap(lambda q: OPS.maxsim_from_hidden(q, H, W.detach(), b, None, None))(Q.unsqueeze(0))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode"):
+        maxsim_from_hidden(torch.autograd.forward_ad.make_dual(Q, Q), H, W, b)
+
+
+# ---- the kernels of the steps ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [8, 40, 128, 129, 768, 1030, 2])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_unit_rows_and_back(dtype, d):
+    x = torch.randn(77 * 13, d, device="cuda").to(dtype)
+    x[3] = 0
+    unit = x.clone()
+    inverse = OPS.unit_rows_(unit)
+    ref.assert_close(unit, ref.unit(x.double()), TOLERANCE[dtype])
+    Q, D = torch.randn(2, 9, d, device="cuda").to(dtype), unit.view(77, 13, d)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    lost = torch.ones(77, 13, dtype=torch.bool, device="cuda")
+    lost.scatter_(1, winners.transpose(0, 1).flatten(1).long(), False)
+    D.masked_fill_(lost.unsqueeze(-1), float("nan"))
+    for norms in (inverse, None):
+        mine, theirs = D.clone(), D.clone()
+        grad_Q, won = OPS.maxsim_backward_unit_(scores, Q, mine, norms, winners)
+        wanted_Q, wanted_won = from_hidden.maxsim_backward_unit(scores, Q, theirs, norms, winners)
+        assert torch.equal(won, wanted_won) and torch.equal(won, ~lost.flatten())
+        assert torch.equal(grad_Q, wanted_Q) and not mine[lost].any()
+        ref.assert_close(mine[1:], theirs[1:], TOLERANCE[dtype])
+
+
+@pytest.fixture(params=[0, 80])
+def capability(request):
+    """Its own, and an older one: wgmma and mma.sync."""
+    li.ops.cuda_capability(request.param)
+    yield
+    li.ops.cuda_capability(0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 8, 8), (33, 128, 256), (5000, 128, 768), (4097, 136, 264), (300, 40, 1024), (20000, 768, 72)],
+)
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("splits", [1, 5, 44])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_outer_rows(dtype, splits, share, shape, capability):
+    rows, d, d_model = shape
+    grad, hidden = (torch.randn(rows, n, device="cuda").to(dtype) for n in (d, d_model))
+    wanted = torch.rand(rows, device="cuda") < share
+    hidden[~wanted] = float("nan")
+    parts = torch.full((splits, d, d_model), float("nan"), device="cuda")
+    OPS.outer_rows_(parts, grad, hidden, wanted, True)
+    OPS.outer_rows_(parts, grad, hidden, wanted, False)
+    exact = grad.double().t() @ hidden.double().masked_fill(~wanted.unsqueeze(-1), 0.0)
+    ref.assert_close(parts.double().sum(0), 2 * exact, 5e-5)  # tensor cores truncate as they add
+    again = torch.empty_like(parts)
+    OPS.outer_rows_(again, grad, hidden, wanted, True)
+    OPS.outer_rows_(again, grad, hidden, wanted, False)
+    assert torch.equal(again, parts)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("Nq", [1, 16])
+@pytest.mark.parametrize("train", [False, True])
+def test_memory_of_a_step(train, Nq):
+    Q, H, W, _, _, _ = inputs((Nq, 256, 32, 1024, 128, 768), torch.bfloat16, "cuda", bias=False)
+    leaves = [x.requires_grad_(train) for x in (Q, H, W)]
+
+    def step():
+        scores = maxsim_from_hidden(*leaves)
+        return torch.autograd.grad(scores.sum(), leaves) if train else ()
+
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    gradients = sum(x.numel() * x.element_size() for x in leaves) if train else 0
+    assert torch.cuda.max_memory_allocated() - before - gradients <= 64 << 20
+
+
+@pytest.mark.gpu
+def test_no_hidden_synchronization():
+    Q, H, W, b, _, d_mask = inputs((3, 40, 32, 130, 128, 256), torch.bfloat16, "cuda", masks="holes")
+    leaves = [x.requires_grad_() for x in (Q, H, W, b)]
+    torch.autograd.grad(maxsim_from_hidden(*leaves, d_mask).sum(), leaves)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(maxsim_from_hidden(*leaves, d_mask).sum(), leaves)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
