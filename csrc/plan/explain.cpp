@@ -143,8 +143,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
                                   : "\n")
               : "")
       << (plan.copied
-              ? "copied     a kernel before copies the tokens that count of documents that are not a tile's\n"
-                "           worth of neighbours\n"
+              ? "copied     by a kernel before: what counts of documents with holes, or shorter than a tile\n"
               : "")
       << (plan.dealt ? "dealt      documents go to the blocks of a row tile by length, long ones first\n"
                      : "")
