@@ -35,6 +35,8 @@ def reached(row: Row, header: Row) -> tuple[float, str] | None:
     tflops = header.get("cublas_tf32_tflops" if products == "T" else "cublas_tflops")
     if row["op"] != "fwd" or not row.get("gpu_us") or row["dtype"] not in _BYTES:
         return None
+    if row.get("nbits"):  # compressed documents: the gather of centroids from L2 bounds those
+        return None
     if not tflops or not header.get("read_tbps"):
         return None
     compute = shape_of(row).flops / tflops * 1e-6

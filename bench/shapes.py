@@ -154,6 +154,11 @@ TRAINING = (
     Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
 )
 
+# Residual-compressed documents, of so many bits a bucket.
+PLAID = (
+    Shape("plaid-2", 1, 10000, 32, 300),
+    Shape("plaid-4", 1, 10000, 32, 512),
+)
 FUSED_HEAD = (
     HiddenShape("head-32x128", 32, 128, 32, 1024),
     HiddenShape("head-32x512", 32, 512, 32, 2048),
@@ -188,6 +193,7 @@ TINY_TRAINING = (
     Shape("tiny-kd", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
 )
+TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
 TINY_FUSED_HEAD = (HiddenShape("tiny-head", 3, 4, 5, 7, d=16, d_model=24),)
 TINY_RETRIEVE = (Shape("tiny-retrieve", 3, 40, 5, 7, d=16),)
 TINY_HEADS = (

@@ -64,6 +64,32 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
       "Tensor? d_mask) -> Tensor");
 
+  // Scores of residual-compressed documents (PLAID): a token is centroids[code] + bucket_weights[bucket of
+  // each dim], with nbits (1, 2, 4, 8) a bucket, packed from the lowest bits of a byte on. codes int32 and
+  // residuals uint8 are [Nd, Ld] and [Nd, Ld, bytes] with the documents' lengths [Nd] as extents, or [tokens]
+  // and [tokens, bytes] with their offsets [Nd + 1]. Tokens are rounded to the dtype that Q multiplies in. A
+  // code that is out of range counts as 0. Differentiable in Q. On the CPU written in Python
+  // (late_interaction/ops/residual.py).
+  m.def(
+      "maxsim_residual(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
+      "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> Tensor");
+
+  // The same with winners, which are int32 for packed documents. Not differentiable.
+  m.def(
+      "maxsim_residual_winners(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
+      "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> (Tensor scores, "
+      "Tensor winners)");
+
+  // The gradient of Q from saved winners, in the dtype of Q.
+  m.def(
+      "maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tensor residuals, "
+      "Tensor extents, Tensor centroids, Tensor bucket_weights, Tensor winners, int nbits, "
+      "bool normalize=True) -> Tensor");
+
+  // Scores [B] of one query by centroids alone: query_centroid_scores [n, Lq] fp32 or fp64, codes int32
+  // [B, Ld], doc_lengths [B]. Not differentiable. On the CPU written in Python.
+  m.def("plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) -> Tensor");
+
   // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a
   // time, with H [Nd, Ld, d_model], W [d, d_model] and b [d]. Q is [Nq, Lq, d] as it is: normalize is for D
   // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden.py).

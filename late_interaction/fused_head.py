@@ -28,7 +28,7 @@ def maxsim_from_hidden(
 
     Differentiable in ``Q``, ``H_d``, ``W`` and ``b``. A chunk of documents at a time is projected into a
     buffer that stays in the GPU's L2 cache, normalized there and scored. The backward projects each chunk
-    again and visits only tokens that won; it is deterministic, and adds up the gradient of ``W`` in float32.
+    again; it is deterministic, and adds up the gradient of ``W`` in float32, over the tokens that won alone.
     Masked tokens, and documents without a valid token, reach neither a score nor a gradient.
 
     ``O(Nd Ld d (d_model + Nq Lq))`` operations; memory beside inputs, results and gradients is a few tens of

@@ -82,6 +82,24 @@ def run_copied(name, d, normalize):
         raise SystemExit(f"{name}: a score is not finite")
 
 
+# (Nq, Lq, Nd, Ld, d, nbits, dtype, precision) of residual-compressed documents.
+COMPRESSED_CALLS = {
+    "compressed, 2 bits": (1, 32, 9, 70, 128, 2, BF16, "highest"),
+    "compressed, 1 bit, 96 dims": (1, 20, 3, 70, 96, 1, FP16, "highest"),
+    "compressed, 4 bits, 64 dims, 64 rows": (3, 33, 5, 70, 64, 4, BF16, "highest"),
+    "compressed, 8 bits, 64 rows": (3, 20, 5, 140, 128, 8, FP16, "highest"),
+    "compressed, many documents": (1, 32, 900, 20, 128, 4, FP16, "highest"),
+    "compressed, long embeddings": (1, 32, 3, 40, 640, 2, BF16, "highest"),
+    "compressed, odd embeddings": (2, 9, 3, 40, 37, 2, BF16, "highest"),
+    "compressed, odd embeddings, 8 bits": (2, 9, 3, 40, 21, 8, FP16, "highest"),
+    "compressed, parts of a query": (2, 70, 3, 40, 128, 4, BF16, "highest"),
+    "compressed, tf32": (2, 9, 3, 40, 48, 4, FP32, "high"),
+    "compressed, 3xtf32": (2, 9, 3, 40, 33, 1, FP32, "highest"),
+    "compressed, fp64": (2, 9, 3, 20, 33, 2, FP64, "highest"),
+    "compressed, too long for a tile": (1, 9, 2, 20, 20000, 2, FP16, "highest"),
+}
+
+
 def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -107,6 +125,28 @@ def run(name, Nq, Nd, Lq, Ld, d, dtype, precision):
             )
         if not all(bool(result.isfinite().all()) for result in results):
             raise SystemExit(f"{name}: a result is not finite")
+
+
+def run_compressed(name, Nq, Lq, Nd, Ld, d, nbits, dtype, precision):
+    generator = torch.Generator("cuda").manual_seed(0)
+    on = {"device": "cuda", "generator": generator}
+    Q, centroids = (torch.randn(*size, d, **on).to(dtype) for size in ((Nq, Lq), (30,)))
+    weights = torch.randn(2**nbits, **on)
+    codes = torch.randint(-2, 33, (Nd, Ld), **on).int()
+    residuals = torch.randint(256, (Nd, Ld, (d * nbits + 7) // 8), **on).to(torch.uint8)
+    lengths = torch.randint(Ld + 1, (Nd,), **on)
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    packed = int(offsets[-1])
+    flat = codes.flatten()[:packed].clone(), residuals.flatten(0, 1)[:packed].clone(), offsets
+    for documents in ((codes, residuals, lengths), flat):
+        args = (Q, *documents, centroids, weights)
+        scores, winners = ops.maxsim_residual_winners(*args, nbits, True, precision)
+        results = [scores, ops.maxsim_residual(*args, nbits, True, precision)]
+        results.append(ops.maxsim_residual_backward(torch.ones_like(scores), *args, winners, nbits))
+        if not all(bool(result.isfinite().all()) for result in results):
+            raise SystemExit(f"{name}: a result is not finite")
+    for columns in (Lq, 4 * Lq):
+        ops.plaid_approx_score(torch.randn(30, columns, **on), codes, lengths)
 
 
 # Of hidden states: (Nq, Nd, Lq, Ld, d, d_model, dtype, compute capability to plan for).
@@ -179,6 +219,7 @@ if __name__ == "__main__":
         (run_copied, "query rows on the M side, copied and scaled", (128, True)),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
+        *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         (run_hot_tokens, "backward, hot tokens", ()),
     ]
     words = sys.argv[1:] or [""]

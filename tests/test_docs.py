@@ -32,6 +32,14 @@ SIGNATURES = {
     "fp8.dequantize_fp8_per_token": "X_fp8 scale | |",
     "fp8.maxsim_inference_fp8": "Q D | scale_Q scale_D q_mask=None d_mask=None |",
     "int8.maxsim_inference_int8": "Q D | | scale_Q scale_D q_mask=None d_mask=None",
+    "plaid.plaid_approx_score": "query_centroid_scores codes doc_lengths | |",
+    "plaid.maxsim_residual": (
+        "Q codes residuals doc_lengths centroids bucket_weights nbits | normalize=True |"
+    ),
+    "plaid.maxsim_residual_varlen": (
+        "Q codes_flat residuals_flat cu_seqlens_d centroids bucket_weights nbits"
+        " | max_seqlen_d=None normalize=True |"
+    ),
     "reference.maxsim_reference": "Q D q_mask=None d_mask=None | normalize=False |",
     "reference.maxsim_reference_varlen": "Q D cu_seqlens_q cu_seqlens_d | | normalize=False",
     "reference.maxsim_reference_scatter": (
@@ -138,7 +146,10 @@ def test_every_public_function_is_documented(name):
 
 
 def test_the_operators_are_documented():
-    for op in ("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized"):
+    for op in (
+        *("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_quantized", "maxsim_dequantized"),
+        *("maxsim_residual", "maxsim_residual_winners", "maxsim_residual_backward", "plaid_approx_score"),
+    ):
         assert f"``{op}(" in li.ops.__doc__
         arguments = [a.name for a in getattr(torch.ops.late_interaction, op).default._schema.arguments]
         assert all(argument in li.ops.__doc__ for argument in arguments)

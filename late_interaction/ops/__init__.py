@@ -25,6 +25,19 @@ need_grad_D=True) -> (grad_Q, grad_D)``
 ``maxsim_varlen``, ``maxsim_varlen_winners`` and ``maxsim_varlen_backward`` are those of packed tokens, see
 :mod:`late_interaction.ops.varlen`.
 
+``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
+precision="highest") -> scores``
+    ``Q`` against documents stored as centroids and residuals (:mod:`late_interaction.plaid`). ``codes``
+    (int32) and ``residuals`` (uint8) are ``[Nd, Ld]`` and ``[Nd, Ld, bytes]`` with ``extents`` ``[Nd]``, the
+    documents' lengths, or ``[tokens]`` and ``[tokens, bytes]`` with ``extents`` ``[Nd + 1]``, their offsets.
+    ``bucket_weights`` is float32, ``[2**nbits]``. Differentiable in ``Q``.
+``maxsim_residual_winners(...the same...) -> (scores, winners)``
+    ``winners`` as those of ``maxsim_winners``, int32 where documents have offsets. Not differentiable.
+``maxsim_residual_backward(grad_scores, Q, codes, residuals, extents, centroids, bucket_weights, winners,
+nbits, normalize=True) -> grad_Q``
+    Not differentiable again.
+``plaid_approx_score(query_centroid_scores, codes, doc_lengths) -> scores``
+    float32 or float64 ``[n_centroids, Lq]`` gathered by int32 codes ``[B, Ld]``. Not differentiable.
 ``maxsim_from_hidden(Q, H, W, b, q_mask, d_mask, normalize=True, precision="highest") -> scores``
     ``D`` is the rows of ``H [Nd, Ld, d_model]`` times ``W.T [d_model, d]`` plus ``b [d]``, ``normalize`` for
     it alone; a chunk of documents at a time. Differentiable in ``Q``, ``H``, ``W`` and ``b``, which share a
@@ -92,6 +105,7 @@ from late_interaction.ops import (  # noqa: E402
     dequantized,
     fake,
     from_hidden,
+    residual,
     unsupported,
     varlen,
 )
@@ -102,6 +116,7 @@ autocast.register()
 varlen.register()
 dequantized.register()
 from_hidden.register()
+residual.register()
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
@@ -112,6 +127,10 @@ maxsim_varlen_winners = torch.ops.late_interaction.maxsim_varlen_winners.default
 maxsim_varlen_backward = torch.ops.late_interaction.maxsim_varlen_backward.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
+maxsim_residual = torch.ops.late_interaction.maxsim_residual.default
+maxsim_residual_winners = torch.ops.late_interaction.maxsim_residual_winners.default
+maxsim_residual_backward = torch.ops.late_interaction.maxsim_residual_backward.default
+plaid_approx_score = torch.ops.late_interaction.plaid_approx_score.default
 maxsim_from_hidden = torch.ops.late_interaction.maxsim_from_hidden.default
 maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winners.default
 maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
@@ -130,9 +149,13 @@ __all__ = [
     "maxsim_from_hidden_backward",
     "maxsim_from_hidden_winners",
     "maxsim_quantized",
+    "maxsim_residual",
+    "maxsim_residual_backward",
+    "maxsim_residual_winners",
     "maxsim_varlen",
     "maxsim_varlen_backward",
     "maxsim_varlen_winners",
     "maxsim_winners",
+    "plaid_approx_score",
     "with_gradients",
 ]

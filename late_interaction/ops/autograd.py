@@ -140,8 +140,28 @@ class Once(Function):
         )
 
 
+class MaxSimResidual(Function):
+    """Q alone is differentiable: centroids and bucket weights are an index, which is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, *args: Any) -> Tensor:
+        with _AutoDispatchBelowAutograd():
+            found: tuple[Tensor, Tensor] = _ops.maxsim_residual_winners.default(Q, *args)
+        scores, winners = found
+        *tensors, nbits, normalize, _ = args
+        ctx.save_for_backward(Q, *tensors, winners)
+        ctx.options = nbits, normalize
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> tuple[Tensor | None, ...]:
+        grad_Q: Tensor = _ops.maxsim_residual_backward.default(grad_scores, *ctx.saved_tensors, *ctx.options)
+        return grad_Q, *[None] * 8
+
+
 _with_inputs: Any = MaxSim.apply
 _with_winners: Any = MaxSimWinners.apply
+_residual: Any = MaxSimResidual.apply
 _from_hidden: Any = MaxSimFromHidden.apply
 _once: Any = Once.apply
 _DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the dispatcher leaves these out
@@ -171,6 +191,21 @@ def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> A
         return _once(_backward_op, grad_scores, Q, D, *args)
     with _AutoDispatchBelowAutograd():
         return _backward_op(grad_scores, Q, D, *args)
+
+
+def _maxsim_residual(Q: Tensor, *args: Any) -> Any:
+    if Q.requires_grad and torch.is_grad_enabled():
+        return _residual(Q, *args, *(True, "highest")[len(args) - 6 :])  # the dispatcher leaves defaults out
+    with _AutoDispatchBelowAutograd():
+        return _ops.maxsim_residual.default(Q, *args)
+
+
+def _maxsim_residual_backward(grad_scores: Tensor, Q: Tensor, *args: Any) -> Any:
+    op = _ops.maxsim_residual_backward.default
+    if (grad_scores.requires_grad or Q.requires_grad) and torch.is_grad_enabled():
+        return _once(op, grad_scores, Q, *args)
+    with _AutoDispatchBelowAutograd():
+        return op(grad_scores, Q, *args)
 
 
 def _wanted(args: tuple[Any, ...]) -> bool:
@@ -214,9 +249,12 @@ def register() -> None:
     _library.impl("maxsim", _maxsim, "Autograd")
     _library.impl("maxsim_winners", _maxsim_winners, "Autograd")
     _library.impl("maxsim_backward", _maxsim_backward, "Autograd")
+    _library.impl("maxsim_residual", _maxsim_residual, "Autograd")
+    _library.impl("maxsim_residual_backward", _maxsim_residual_backward, "Autograd")
     _library.impl("maxsim_from_hidden", _maxsim_from_hidden, "Autograd")
     _library.impl("maxsim_from_hidden_winners", _maxsim_from_hidden_winners, "Autograd")
     _library.impl("maxsim_from_hidden_backward", _maxsim_from_hidden_backward, "Autograd")
     steps = (_ops.unit_rows_.default, _ops.maxsim_backward_unit_.default, _ops.outer_rows_.default)
-    for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default, *steps):
+    compressed = (_ops.maxsim_residual_winners.default, _ops.plaid_approx_score.default)
+    for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default, *compressed, *steps):
         _library.impl(op, _without_gradients(op), "Autograd")

@@ -70,6 +70,65 @@ def _maxsim_quantized(
     return _maxsim(Q, D, q_mask, d_mask)
 
 
+def _residual_scores(Q: Tensor, codes: Tensor, extents: Tensor) -> Tensor:
+    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
+    torch._check(
+        codes.dim() in (1, 2),
+        lambda: f"late_interaction: codes must be [tokens] or [Nd, Ld], got rank {codes.dim()}",
+    )
+    N = codes.shape[0] if codes.dim() == 2 else extents.shape[0] - 1
+    return Q.new_empty((Q.shape[0], N), dtype=torch.float64 if Q.dtype == torch.float64 else torch.float32)
+
+
+def _maxsim_residual(
+    Q: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    extents: Tensor,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    nbits: int,
+    normalize: bool = True,
+    precision: str = "highest",
+) -> Tensor:
+    return _residual_scores(Q, codes, extents)
+
+
+def _maxsim_residual_winners(
+    Q: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    extents: Tensor,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    nbits: int,
+    normalize: bool = True,
+    precision: str = "highest",
+) -> tuple[Tensor, Tensor]:
+    scores = _residual_scores(Q, codes, extents)
+    dtype = torch.int32 if codes.dim() == 1 else winner_dtype(codes.shape[1])
+    return scores, Q.new_empty((*scores.shape, Q.shape[1]), dtype=dtype)
+
+
+def _maxsim_residual_backward(
+    grad_scores: Tensor,
+    Q: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    extents: Tensor,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    winners: Tensor,
+    nbits: int,
+    normalize: bool = True,
+) -> Tensor:
+    return Q.new_empty(Q.shape)
+
+
+def _plaid_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths: Tensor) -> Tensor:
+    return query_centroid_scores.new_empty((codes.shape[0],))
+
+
 def _maxsim_from_hidden(
     Q: Tensor,
     H: Tensor,
@@ -150,6 +209,10 @@ def register() -> None:
     torch.library.register_fake("late_interaction::maxsim_backward", _maxsim_backward)
     torch.library.register_fake("late_interaction::maxsim_quantized", _maxsim_quantized)
     torch.library.register_fake("late_interaction::maxsim_dequantized", _maxsim_quantized)
+    torch.library.register_fake("late_interaction::maxsim_residual", _maxsim_residual)
+    torch.library.register_fake("late_interaction::maxsim_residual_winners", _maxsim_residual_winners)
+    torch.library.register_fake("late_interaction::maxsim_residual_backward", _maxsim_residual_backward)
+    torch.library.register_fake("late_interaction::plaid_approx_score", _plaid_approx_score)
     for name, fake in (
         ("maxsim_from_hidden", _maxsim_from_hidden),
         ("maxsim_from_hidden_winners", _maxsim_from_hidden_winners),

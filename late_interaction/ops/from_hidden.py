@@ -1,7 +1,7 @@
 """MaxSim of documents that are hidden states still: projected a chunk at a time, never as a whole.
 
 A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. The
-backward projects each chunk again and visits the tokens that won, each once however often it won:
+backward projects each chunk again; a token that won counts once, however often it won:
 
     hidden -> D = unit rows of (hidden W^T + b)
            -> grad_Q, and in the place of D its gradient, through the norm

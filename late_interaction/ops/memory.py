@@ -49,6 +49,14 @@ def varlen_failed(
     _ask_again(error, Q.device, wanted)
 
 
+def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
+    """As forward_failed, for residual-compressed documents."""
+    wanted: _Wanted = [((Q.shape[0], documents), torch.float32)]
+    if Q.requires_grad:
+        wanted.append(((Q.shape[0], documents, Q.shape[1]), torch.int32))
+    _ask_again(error, Q.device, wanted)
+
+
 def backward_failed(error: RuntimeError, Q: Tensor, D: Tensor, unified: bool) -> None:
     """Raises the allocator's exception if memory for the gradients is what was missing."""
     wanted: _Wanted = [(tuple(Q.shape), Q.dtype), (tuple(D.shape), D.dtype)]

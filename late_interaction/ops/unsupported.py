@@ -15,6 +15,10 @@ _OPS = (
     "maxsim_from_hidden",
     "maxsim_from_hidden_winners",
     "maxsim_from_hidden_backward",
+    "maxsim_residual",
+    "maxsim_residual_winners",
+    "maxsim_residual_backward",
+    "plaid_approx_score",
 )
 _PACKED_OPS = ("maxsim_varlen", "maxsim_varlen_winners", "maxsim_varlen_backward")
 

@@ -1,5 +1,6 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
 #include "../../csrc/plan/plan.h"
+#include "../../csrc/plan/residual.h"
 
 #include <string>
 
@@ -42,6 +43,36 @@ void test_automatic_is_resolved_and_the_rest_is_obeyed() {
          Backward::unified);
 }
 
+void test_a_plan_for_compressed_documents_covers_the_queries_and_fits() {
+  for (int capability : {80, 86, 89, 90}) {
+    const Device device = device_of_capability(capability, 100);
+    for (Dtype dtype : {Dtype::bf16, Dtype::fp32, Dtype::fp64}) {
+      for (int64_t Nq : {1, 5}) {
+        for (int64_t Lq : {1, 32, 33, 1030}) {
+          for (int64_t d : {1, 96, 128, 1024, 8192, 100000}) {
+            const Sizes sizes{Layout::in_batch, Nq, 70, Lq, 300, d};
+            for (bool winners : {false, true}) {
+              const ResidualPlan plan =
+                  plan_residual(sizes, dtype, Precision::highest, d % 32 == 0, winners, device);
+              EXPECT(plan.grid >= 1 && plan.grid <= plan.units);
+              if (plan.by_warp) {
+                EXPECT(dtype == Dtype::fp64 || d > 1024);
+                continue;
+              }
+              const int64_t rows = 8 * plan.column_blocks, tiles = plan.units / sizes.N;
+              EXPECT(plan.smem_bytes <= device.smem_per_block);
+              EXPECT(rows >= 8 && rows <= plan.columns);
+              EXPECT(plan.any || plan.chunks % plan.step == 0);
+              EXPECT(plan.parts * rows >= Lq && (plan.parts == 1 || rows < Lq));
+              EXPECT(Lq > rows ? tiles == Nq * plan.parts : tiles * (rows / Lq) >= Nq);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 void test_a_plan_can_be_read() {
   const Sizes sizes{Layout::in_batch, 32, 32, 32, 300, 128};
   const ForwardPlan plan = plan_forward(sizes, {}, kH200);
@@ -54,6 +85,7 @@ int main() {
   test_a_plan_fits_its_device();
   test_precision_decides_how_floats_multiply();
   test_automatic_is_resolved_and_the_rest_is_obeyed();
+  test_a_plan_for_compressed_documents_covers_the_queries_and_fits();
   test_a_plan_can_be_read();
   return failures != 0;
 }

@@ -1,0 +1,77 @@
+// Calls on residual-compressed documents: tensors checked, as tensors.h does it for the others.
+#pragma once
+
+#include "tensors.h"
+
+namespace late_interaction {
+
+struct ResidualInputs {
+  Sizes sizes;  // in_batch; Ld is the room of a padded document, or all tokens of packed ones
+  Dtype dtype = Dtype::fp32;
+  bool packed = false;  // documents behind each other; else padded
+};
+
+inline bool is_index(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Int || x.scalar_type() == ScalarType::Long;
+}
+
+inline ResidualInputs parse_residual_inputs(const Tensor& Q, const Tensor& codes, const Tensor& residuals,
+                                            const Tensor& extents, const Tensor& centroids,
+                                            const Tensor& bucket_weights, int64_t nbits) {
+  STD_TORCH_CHECK(nbits == 1 || nbits == 2 || nbits == 4 || nbits == 8,
+                  "late_interaction: nbits must be 1, 2, 4 or 8, got ", nbits);
+  STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
+  STD_TORCH_CHECK(codes.dim() == 1 || codes.dim() == 2,
+                  "late_interaction: codes must be [tokens] or [Nd, Ld], got rank ", codes.dim());
+  ResidualInputs in;
+  in.dtype = parse_dtype(Q.scalar_type());
+  in.packed = codes.dim() == 1;
+  in.sizes = {
+      Layout::in_batch, Q.size(0), in.packed ? 0 : codes.size(0), Q.size(1), codes.size(in.packed ? 0 : 1),
+      Q.size(2)};
+  STD_TORCH_CHECK(
+      extents.dim() == 1 && extents.size(0) >= (in.packed ? 1 : 0) && is_index(extents),
+      "late_interaction: extents must be int32 or int64, [Nd + 1] offsets of packed documents or [Nd]"
+      " lengths of padded ones");
+  if (in.packed) in.sizes.N = extents.size(0) - 1;
+  STD_TORCH_CHECK(in.packed || extents.size(0) == in.sizes.N,
+                  "late_interaction: extents must hold a length for each of ", in.sizes.N, " documents, got ",
+                  extents.size(0));
+  STD_TORCH_CHECK(codes.scalar_type() == ScalarType::Int, "late_interaction: codes must be int32");
+  STD_TORCH_CHECK(residuals.scalar_type() == ScalarType::Byte, "late_interaction: residuals must be uint8");
+  const int64_t bytes = (in.sizes.d * nbits + 7) / 8, r = codes.dim();
+  STD_TORCH_CHECK(one_per_token(codes, residuals) && residuals.size(r) == bytes,
+                  "late_interaction: residuals must be codes' shape by ", bytes, " bytes");
+  STD_TORCH_CHECK(centroids.dim() == 2 && centroids.size(0) > 0 && centroids.size(1) == in.sizes.d,
+                  "late_interaction: centroids must be [n, ", in.sizes.d, "] with n of at least 1");
+  parse_dtype(centroids.scalar_type());
+  STD_TORCH_CHECK(bucket_weights.dim() == 1 && bucket_weights.size(0) == int64_t{1} << nbits &&
+                      bucket_weights.scalar_type() == ScalarType::Float,
+                  "late_interaction: bucket_weights must be float32 [", int64_t{1} << nbits, "]");
+  for (const Tensor* x : {&codes, &residuals, &extents, &centroids, &bucket_weights})
+    STD_TORCH_CHECK(same_place(*x, Q), "late_interaction: all arguments must be on the device of Q");
+  STD_TORCH_CHECK(in.sizes.d >= 1 && in.sizes.Nq * in.sizes.Lq <= kMaxTokens &&
+                      in.sizes.d <= kMaxTokens / 8 && (in.packed || in.sizes.Ld <= kMaxTokens),
+                  "late_interaction: d must be at least 1; Nq * Lq and Ld at most 2^30, d at most 2^27");
+  return in;
+}
+
+// Of the token that a maximum is at. A packed document may be of any length.
+inline bool wide_winners(const ResidualInputs& in) { return in.packed || wide_winners(in.sizes.Ld); }
+
+inline void check_residual_winners(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
+                                   const ResidualInputs& in) {
+  const Sizes& s = in.sizes;
+  STD_TORCH_CHECK(grad_scores.dim() == 2 && grad_scores.size(0) == s.Nq && grad_scores.size(1) == s.N &&
+                      grad_scores.scalar_type() == score_type(in.dtype),
+                  "late_interaction: grad_scores must be [", s.Nq, ", ", s.N,
+                  "], float32 (float64 for float64 Q)");
+  STD_TORCH_CHECK(winners.dim() == 3 && winners.size(0) == s.Nq && winners.size(1) == s.N &&
+                      winners.size(2) == s.Lq && winners.is_contiguous() &&
+                      winners.scalar_type() == (wide_winners(in) ? ScalarType::Int : ScalarType::Short),
+                  "late_interaction: winners must be as maxsim_residual_winners gives them");
+  STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
+                  "late_interaction: grad_scores and winners must be on the device of Q");
+}
+
+}  // namespace late_interaction

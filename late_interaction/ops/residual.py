@@ -1,0 +1,197 @@
+"""MaxSim of residual-compressed documents on the CPU: some documents at a time are decompressed and scored by
+the operators that score embeddings.
+
+Documents go by length, so that those of one piece are padded to much the same.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from late_interaction import _plaid_checks
+from late_interaction.ops.winners import widen, winner_dtype
+
+_library = torch.library.Library("late_interaction", "IMPL")
+_ops = torch.ops.late_interaction
+
+# What is decompressed at a time takes at most this many bytes (one document always fits).
+_BYTES = 16 << 20
+
+
+class _Documents:
+    """Compressed documents as one row of tokens: where each begins, how long it is, and what tokens hold."""
+
+    def __init__(
+        self,
+        codes: Tensor,
+        residuals: Tensor,
+        extents: Tensor,
+        centroids: Tensor,
+        bucket_weights: Tensor,
+        nbits: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.packed = codes.dim() == 1
+        self.d = centroids.shape[-1]
+        self.dtype = dtype
+        room = codes.shape[-1]
+        extents = extents.long()
+        if self.packed:
+            self.first = extents[:-1]
+            self.length = extents.diff()
+        else:
+            self.first = torch.arange(len(codes)) * room
+            self.length = extents
+        self.codes = codes.reshape(-1)
+        self.width = residuals.shape[-1] * (8 // nbits)  # buckets of a token, with those past d
+        self.residuals = residuals.flatten(0, -2)
+        self.working = torch.float64 if dtype == torch.float64 else torch.float32
+        self.centroids = centroids
+        shifts = torch.arange(0, 8, nbits)
+        buckets = (torch.arange(256).unsqueeze(1) >> shifts) & (2**nbits - 1)
+        self.values = bucket_weights.to(self.working)[buckets]  # of each byte
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def tokens(self, at: Tensor) -> Tensor:
+        """Tokens by their place among all, decompressed: [..., d]."""
+        flat = at.flatten()
+        codes = self.codes.index_select(0, flat)
+        codes = torch.where((codes >= 0) & (codes < len(self.centroids)), codes, 0)
+        residuals = self.residuals.index_select(0, flat)
+        x = self.values.index_select(0, residuals.flatten().int()).view(len(flat), self.width)[:, : self.d]
+        x += self.centroids.index_select(0, codes)
+        return x.to(self.dtype).reshape(*at.shape, self.d)
+
+    def pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(indices, tokens [n, L, d], mask [n, L]) of documents that are not empty, a piece at a time."""
+        order = self.length.argsort(stable=True)
+        lengths = self.length[order].tolist()
+        begin = sum(length < 1 for length in lengths)
+        while begin < len(order):
+            end = begin + 1
+            while end < len(order) and (end + 1 - begin) * lengths[end] * self.d * 4 <= _BYTES:
+                end += 1
+            chosen = order[begin:end]
+            token = torch.arange(lengths[end - 1])
+            mask = token < self.length[chosen].unsqueeze(1)
+            yield chosen, self.tokens(self.first[chosen].unsqueeze(1) + token * mask), mask
+            begin = end
+
+
+def _documents(
+    Q: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    extents: Tensor,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    nbits: int,
+) -> _Documents:
+    kind = "_flat" if codes.dim() == 1 else ""
+    checked = ("codes" + kind, codes), ("residuals" + kind, residuals), ("extents", extents)
+    _plaid_checks.compressed(Q, *checked, centroids, bucket_weights, nbits)
+    return _Documents(codes, residuals, extents, centroids, bucket_weights, nbits, Q.dtype)
+
+
+def maxsim_residual_winners(
+    Q: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    extents: Tensor,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    nbits: int,
+    normalize: bool = True,
+    precision: str = "highest",
+) -> tuple[Tensor, Tensor]:
+    documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
+    Nq, Lq, _ = Q.shape
+    scores = Q.new_zeros((Nq, len(documents)), dtype=documents.working)
+    kept = torch.int32 if documents.packed else winner_dtype(codes.shape[-1])
+    winners = Q.new_full((Nq, len(documents), Lq), -1, dtype=kept)
+    for chosen, tokens, mask in documents.pieces():
+        with torch.autocast("cpu", enabled=False):
+            found, best = _ops.maxsim_winners.default(Q, tokens, None, mask, normalize, precision)
+        scores[:, chosen] = found
+        winners[:, chosen] = best if best.dtype == kept else widen(best, tokens.shape[1])
+    return scores, winners
+
+
+def maxsim_residual(
+    Q: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    extents: Tensor,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    nbits: int,
+    normalize: bool = True,
+    precision: str = "highest",
+) -> Tensor:
+    documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
+    scores = Q.new_zeros((Q.shape[0], len(documents)), dtype=documents.working)
+    for chosen, tokens, mask in documents.pieces():
+        with torch.autocast("cpu", enabled=False):
+            scores[:, chosen] = _ops.maxsim.default(Q, tokens, None, mask, normalize, precision)
+    return scores
+
+
+def maxsim_residual_backward(
+    grad_scores: Tensor,
+    Q: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    extents: Tensor,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    winners: Tensor,
+    nbits: int,
+    normalize: bool = True,
+) -> Tensor:
+    documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
+    best = winners if documents.packed else widen(winners, codes.shape[-1])
+    q = Q.to(documents.working)
+    grad = torch.zeros_like(q)
+    step = max(1, _BYTES // max(1, 4 * Q.numel()))
+    for begin in range(0, len(documents), step):
+        some = slice(begin, begin + step)
+        mine = best[:, some].long()
+        at = documents.first[some].view(1, -1, 1) + mine.clamp_min(0)
+        at = at.where(mine >= 0, 0)  # a token of no document that counts, for the sake of a shape
+        tokens = documents.tokens(at).to(documents.working)  # [Nq, n, Lq, d]
+        if normalize:
+            tokens = torch.nn.functional.normalize(tokens, dim=-1, eps=1e-12)
+        weight = grad_scores[:, some].unsqueeze(-1) * (mine >= 0)
+        tokens = tokens.masked_fill((mine < 0).unsqueeze(-1), 0.0)
+        grad += torch.einsum("ijs,ijsd->isd", weight, tokens)
+    if normalize:
+        norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True)
+        along = (grad * q).sum(-1, keepdim=True) / norm.square()
+        # Where eps rules the normalized token is linear in q. No gradient stays none, even for NaN.
+        grad = torch.where(norm > 1e-12, grad - along * q, grad) / norm.clamp_min(1e-12)
+    return grad.to(Q.dtype)
+
+
+def plaid_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths: Tensor) -> Tensor:
+    _plaid_checks.approximate(query_centroid_scores, codes, doc_lengths)
+    table = query_centroid_scores
+    codes = torch.where((codes >= 0) & (codes < len(table)), codes, 0)
+    B, Ld = codes.shape
+    Lq = table.shape[1]
+    scores = table.new_zeros(B)
+    step = max(1, _BYTES // max(1, 4 * Ld * Lq))
+    for begin in range(0, B if Ld else 0, step):
+        some = codes[begin : begin + step]
+        length = doc_lengths[begin : begin + step].unsqueeze(1)
+        gathered = table.index_select(0, some.flatten()).view(*some.shape, Lq)
+        gathered.masked_fill_((torch.arange(Ld) >= length).unsqueeze(-1), float("-inf"))
+        scores[begin : begin + step] = torch.where(length > 0, gathered.amax(1), 0.0).sum(-1)
+    return scores
+
+
+def register() -> None:
+    for kernel in (maxsim_residual, maxsim_residual_winners, maxsim_residual_backward, plaid_approx_score):
+        _library.impl(kernel.__name__, kernel, "CPU")
