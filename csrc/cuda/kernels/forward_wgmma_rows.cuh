@@ -415,8 +415,9 @@ struct RowsConsumer {
       } else {
         ptx::wait_products<0>();
       }
-      // Loaded again rather than kept: winners take the registers.
-      if constexpr (Tile::kScaled && Tile::kWinners) weights.load(at.weights_of(folded.stage));
+      // Loaded again rather than kept, where ptxas would run out of registers.
+      if constexpr (Tile::kScaled && (Tile::kWinners || Tile::kColumns < 152))
+        weights.load(at.weights_of(folded.stage));
       if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;
