@@ -17,6 +17,10 @@ __all__ = ["PackedBatch", "maxsim_padded", "pack_padded"]
 class PackedBatch:
     """What :func:`pack_padded` makes of padded tensors, all on their device. Unpacks like a tuple.
 
+    Args:
+        Q_packed, cu_seqlens_q, D_packed, cu_seqlens_d, pair_q_idx, pair_d_idx, max_seqlen_q, max_seqlen_d:
+            see each.
+
     Example:
         >>> import torch
         >>> from late_interaction.padded import pack_padded
