@@ -151,9 +151,9 @@ def explain(hit: int, ranking: Tensor, pairs: list[Pair], Q: Tokens, D: Tokens) 
 def train_and_compare(head: torch.nn.Linear, queries: Tokens, documents: Tokens) -> bool:
     """Train the head on one part of the pairs; print how the rest fares before and after. True if better."""
     train, held_out = split(len(queries.words))
-    before = _held_out_quality(head, queries, documents, held_out)
+    before = held_out_quality(head, queries, documents, held_out)
     losses = train_head(head, queries, documents, train)
-    after = _held_out_quality(head, queries, documents, held_out)
+    after = held_out_quality(head, queries, documents, held_out)
     print(
         f"   {len(train):,} pairs trained on, loss {losses[0]:.2f} -> {losses[-1]:.2f}; "
         f"{len(held_out):,} queries held out, {len(documents.words):,} documents"
@@ -163,7 +163,7 @@ def train_and_compare(head: torch.nn.Linear, queries: Tokens, documents: Tokens)
     return after.mrr > before.mrr
 
 
-def _held_out_quality(head: torch.nn.Module, queries: Tokens, documents: Tokens, held_out: Tensor) -> Quality:
+def held_out_quality(head: torch.nn.Module, queries: Tokens, documents: Tokens, held_out: Tensor) -> Quality:
     Q, D = project(head, queries), project(head, documents)
     held_out = held_out.to(Q.mask.device)
     _, ranking = late_interaction.retrieve(

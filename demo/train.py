@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +15,13 @@ from late_interaction import maxsim
 
 DIM = 128
 HELD_OUT = 0.3
+
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of (Q, D, q_mask, d_mask), normalizing
+
+
+def maxsim_scores(Q: Tensor, D: Tensor, q_mask: Tensor, d_mask: Tensor) -> Tensor:
+    """`maxsim`. lowmem: the same bits on every run, on a GPU too."""
+    return maxsim(Q, D, q_mask, d_mask, normalize=True, backward="lowmem")
 
 
 def new_head(width: int, device: torch.device, seed: int = 0) -> nn.Linear:
@@ -35,6 +44,7 @@ def train_head(
     documents: Tokens,
     pairs: Tensor,
     *,
+    score: Score = maxsim_scores,
     steps: int = 60,
     batch_size: int = 128,
     learning_rate: float = 1e-3,
@@ -43,7 +53,7 @@ def train_head(
     """Train `head` in place on `pairs` and return the loss of every step.
 
     Each query of a batch must score its own document above the batch's other documents: cross-entropy
-    over the rows of `maxsim`, whose backward sends gradients to the winning tokens alone.
+    over the rows of `score`, whose backward sends gradients to the winning tokens alone.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(head.parameters(), lr=learning_rate)
@@ -57,8 +67,7 @@ def train_head(
             batch, waiting = waiting[:batch_size], waiting[batch_size:]
             Q, q_mask = _take(queries, batch)
             D, d_mask = _take(documents, batch)
-            # lowmem: the same bits on every run, on a GPU too.
-            scores = maxsim(head(Q), head(D), q_mask, d_mask, normalize=True, backward="lowmem")
+            scores = score(head(Q), head(D), q_mask, d_mask)
             loss = F.cross_entropy(scores, torch.arange(len(batch), device=scores.device))
             optimizer.zero_grad()
             loss.backward()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("tqdm")
-from demo import corpus, show, steps
+from demo import corpus, curves, show, steps
 from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
@@ -119,6 +119,24 @@ def test_training_lowers_the_loss_and_repeats_bit_for_bit(device):
     assert sum(runs[0][-4:]) < sum(runs[0][:4])
     _, ranking = retrieve(project(heads[0], queries).embeddings, project(heads[0], documents).embeddings, 3)
     assert ranking.shape == (16, 3)
+
+
+def test_both_ways_to_the_scores_train_the_same_head(device):
+    queries, documents = tiny_tokens([3, 4] * 8, device=device), tiny_tokens([6, 9] * 8, device=device)
+    runs = []
+    for score in curves.SCORES.values():
+        head = new_head(8, torch.device(device))
+        runs.append(
+            train_head(head, queries, documents, torch.arange(16), score=score, steps=10, batch_size=8)
+        )
+    assert runs[0] == pytest.approx(runs[1], rel=1e-4)
+
+
+@needs_matplotlib
+def test_the_curves_are_drawn(tmp_path):
+    losses = {name: [2.0, 1.5, 1.0] for name in curves.SCORES}
+    curves.draw(tmp_path / "curves.png", losses, dict.fromkeys(losses, Quality(0.5, 0.7)), "some machine")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 class TorchEncoder:
