@@ -26,6 +26,7 @@ from . import (
     targets,
     together,
     variants,
+    varlen,
 )
 from .impls import KEYS, OURS, load
 from .suites import WINNER_KINDS, Settings, run_suite
@@ -39,6 +40,7 @@ SUITES = (
     "plaid",
     "fused-head",
     "retrieve",
+    "varlen",
     "training",
     "backward",
     "heads",
@@ -52,6 +54,7 @@ TOGETHER = {
     plaid.SUITE: (shapes.PLAID, shapes.TINY_PLAID, "over_lik", plaid.take),
     hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
     retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
+    varlen.SUITE: (shapes.VARLEN, shapes.TINY_FORWARD, "over_ours", varlen.take),
     heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -90,3 +90,22 @@ def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit
     if cache_bytes == 0 or size >= 2 * cache_bytes:
         return 1
     return min(limit, -(-3 * cache_bytes // size))
+
+
+def draw_packed(
+    shape: Shape, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(Q, D, cu_seqlens_q, cu_seqlens_d): queries of a quarter of Lq up to Lq, evenly; documents of 20 up to
+    Ld, skewed towards short ones."""
+    generator = torch.Generator().manual_seed(0)
+
+    def pack(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        offsets = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+        return _unit_tokens((int(lengths.sum()), shape.d), device, dtype), offsets.to(device)
+
+    even = torch.rand(shape.Nq, generator=generator)
+    skewed = torch.rand(shape.Nd, generator=generator) ** 2.5
+    q_least, d_least = max(shape.Lq // 4, 1), min(20, shape.Ld)
+    Q, cu_q = pack(q_least + (even * (shape.Lq - q_least + 1)).long())
+    D, cu_d = pack(d_least + (skewed * (shape.Ld - d_least + 1)).long())
+    return Q, D, cu_q, cu_d

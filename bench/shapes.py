@@ -136,6 +136,12 @@ VARIANTS = (*COMPUTE_BOUND, "text-long", "corpus-10k")
 FP32 = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "d768", "text-long")
 QUANTIZED = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "text-long", "corpus-10k")
 
+# Packed: Lq and Ld are those of the longest.
+VARLEN = (
+    Shape("varlen-128", 128, 128, 32, 1024),
+    Shape("varlen-rerank-10k", 1, 10000, 32, 512),
+)
+
 TRAINING = (
     Shape("train-32", 32, 32, 32, 300, compiled=True),
     Shape("pylate-256", 256, 256, 32, 300, compiled=True),

@@ -35,6 +35,22 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
 
+  // The same for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
+  // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
+  // device. Winners are [Nd, tokens of Q], counted from the beginning of their document; int32 where D has
+  // more than 65534 tokens.
+  m.def(
+      "maxsim_varlen(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, str precision='highest') "
+      "-> Tensor");
+  m.def(
+      "maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, "
+      "str precision='highest') -> (Tensor scores, Tensor winners)");
+  // Deterministic. Tokens that belong to no sequence get a gradient of zero.
+  m.def(
+      "maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q, "
+      "Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q=True, bool need_grad_D=True) "
+      "-> (Tensor grad_Q, Tensor grad_D)");
+
   // Scores of quantized tokens: Q and D are codes, both float8_e4m3fn, float8_e5m2 or int8, and a token is
   // code * scale. Scales are fp32, 0-dim (one for all tokens) or shaped as a mask (one a token), and not
   // negative: score = sum_s scale_Q[s] * max_t (scale_D[t] * <Q_s, D_t>). Not differentiable.

@@ -14,16 +14,20 @@ from late_interaction import ops, reference
 from late_interaction._version import __version__
 from late_interaction.autograd import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
+from late_interaction.padded import maxsim_padded
 from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.retrieve import MaxSimScorer, retrieve
+from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
     "MaxSimScorer",
     "__version__",
     "explain_plan",
     "maxsim",
+    "maxsim_padded",
     "maxsim_pairs",
+    "maxsim_varlen",
     "maxsim_with_winners",
     "ops",
     "patch_colpali_engine",

@@ -4,6 +4,7 @@ TypeError: an argument of the wrong kind or dtype. ValueError: a shape, device o
 The message names the argument, what came, and what is wanted.
 """
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -135,6 +136,137 @@ def pairs(
     if d_mask is not None:
         d_mask = mask("d_mask", d_mask, "D", D)
     return Q, D.unsqueeze(1), q_mask, None if d_mask is None else d_mask.unsqueeze(1)
+
+
+def sequences(name: str, xs: Sequence[Tensor]) -> None:
+    """At least one [L, d] tensor, all of one dtype, device and d."""
+    if not isinstance(xs, (list, tuple)) or not xs:
+        raise TypeError(f"{name} must be a list of at least one [L, d] tensor, got {type(xs).__name__}")
+    for i, x in enumerate(xs):
+        embeddings(f"{name}[{i}]", x)
+        if x.dim() != 2 or x.shape[1] != xs[0].shape[-1]:
+            raise ValueError(f"{name}[{i}] must be [L, {xs[0].shape[-1]}], got {_shape(x)}")
+        if x.dtype != xs[0].dtype:
+            raise TypeError(f"{name}[{i}] must be {xs[0].dtype} as {name}[0], got {x.dtype}")
+        if x.device != xs[0].device:
+            raise ValueError(f"{name}[{i}] must be on {xs[0].device} as {name}[0], got {x.device}")
+
+
+_MAX_TOKENS = 1 << 30
+
+
+def packed(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor) -> tuple[Tensor, Tensor]:
+    """Everything packed queries and documents must satisfy. Offsets come back as the operators take them."""
+    embeddings("Q_packed", Q)
+    embeddings("D_packed", D)
+    for name, x in (("Q_packed", Q), ("D_packed", D)):
+        if x.dim() != 2:
+            raise ValueError(
+                f"{name} must be [tokens, d], got {_shape(x)}; for padded tokens there is maxsim"
+            )
+        if x.shape[0] > _MAX_TOKENS:
+            raise ValueError(f"{name} must have at most 2**30 tokens, got {_shape(x)}")
+    if Q.device != D.device:
+        raise ValueError(f"Q_packed and D_packed must be on the same device, got {Q.device} and {D.device}")
+    if Q.dtype != D.dtype and not (autocasting(Q) and torch.float64 not in (Q.dtype, D.dtype)):
+        raise TypeError(f"Q_packed and D_packed must share a dtype, got {Q.dtype} and {D.dtype}")
+    if Q.shape[1] != D.shape[1] or Q.shape[1] == 0:
+        raise ValueError(
+            "Q_packed and D_packed must share an embedding dim d of at least 1,"
+            f" got {_shape(Q)} and {_shape(D)}"
+        )
+    return offsets("cu_seqlens_q", cu_seqlens_q, "Q_packed", Q), offsets(
+        "cu_seqlens_d", cu_seqlens_d, "D_packed", D
+    )
+
+
+def offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
+    """Where each of the packed sequences begins, and the last one ends: contiguous int32 comes back."""
+    if not isinstance(cu, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(cu).__name__}")
+    if cu.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 (or int64), got {cu.dtype}")
+    if cu.dim() != 1 or cu.shape[0] == 0:
+        raise ValueError(f"{name} must be [sequences + 1], got {_shape(cu)}")
+    if cu.device != tokens.device:
+        raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {cu.device}")
+    total = tokens.shape[0]
+    looked_at = cu.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looked_at and (int(cu[0]) < 0 or int(cu[-1]) > total or bool((cu.diff() < 0).any())):
+        raise ValueError(f"{name} must never fall and lie within [0, {total}], got {cu.tolist()}")
+    return cu.to(torch.int32).contiguous()
+
+
+def padded(
+    queries: Tensor, documents: Tensor, query_lengths: Tensor, doc_lengths: Tensor, validate: bool
+) -> tuple[Tensor, Tensor]:
+    """Everything padded queries, and candidates of each, must satisfy. Masks of the tokens that count come
+    back."""
+    flag("validate", validate)
+    embeddings("queries", queries)
+    embeddings("documents", documents)
+    if queries.dim() != 3 or documents.dim() != 4 or queries.shape[0] != documents.shape[0]:
+        raise ValueError(
+            "queries and documents must be [B, Lq, d] and [B, C, Ld, d],"
+            f" got {_shape(queries)} and {_shape(documents)}"
+        )
+    if queries.device != documents.device:
+        raise ValueError(
+            f"queries and documents must be on the same device, got {queries.device} and {documents.device}"
+        )
+    if queries.dtype != documents.dtype and not autocasting(queries):
+        raise TypeError(
+            f"queries and documents must share a dtype, got {queries.dtype} and {documents.dtype}"
+        )
+    if queries.shape[-1] != documents.shape[-1] or queries.shape[-1] == 0:
+        raise ValueError(
+            "queries and documents must share an embedding dim d of at least 1,"
+            f" got {_shape(queries)} and {_shape(documents)}"
+        )
+    return (
+        _first_tokens("query_lengths", query_lengths, "queries", queries, validate),
+        _first_tokens("doc_lengths", doc_lengths, "documents", documents, validate),
+    )
+
+
+def _first_tokens(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, validate: bool) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(lengths).__name__}")
+    if lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {lengths.dtype}")
+    if lengths.shape != tokens.shape[:-2]:
+        raise ValueError(f"{name} must be {list(tokens.shape[:-2])}, got {_shape(lengths)}")
+    if lengths.device != tokens.device:
+        raise ValueError(
+            f"{name} must be on the device of {tokens_name}, {tokens.device}, got {lengths.device}"
+        )
+    longest, least = tokens.shape[-2], int(validate)
+    looked_at = validate or (lengths.device.type == "cpu" and not torch.compiler.is_compiling())
+    if looked_at and lengths.numel() and bool(((lengths < least) | (lengths > longest)).any()):
+        raise ValueError(f"{name} must lie in [{least}, {longest}], got {lengths.tolist()}")
+    return torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+
+
+def longest(name: str, length: Any, offsets: Tensor) -> None:
+    """A length that no sequence exceeds, as far as can be seen without waiting for a device."""
+    if isinstance(length, bool) or not hasattr(length, "__index__") or isinstance(length, Tensor):
+        raise TypeError(f"{name} must be an int or None, got {type(length).__name__}")
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        most = int(offsets.diff().amax()) if len(offsets) > 1 else 0
+        if length < most:
+            raise ValueError(f"{name} must be at least {most}, the longest sequence, got {length}")
+    if length < 0:
+        raise ValueError(f"{name} must not be negative, got {length}")
+
+
+def no_forward_ad(name: str, Q: Tensor, D: Tensor) -> None:
+    # An operator without a rule for tangents drops them, which reads as a derivative of zero.
+    if forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in (Q, D)):
+        raise RuntimeError(
+            f"{name} has no forward-mode derivative (jvp): use reverse mode, as backward() does"
+        )
 
 
 def quantized(

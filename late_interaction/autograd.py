@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
-from torch.autograd import forward_ad
 
 from late_interaction import _checks, ops
 from late_interaction._precision import float32_precision
@@ -52,8 +51,7 @@ def _dispatch(
     options: tuple[bool | str, ...],
     winners: str | None,
 ) -> tuple[Tensor, Tensor | None]:
-    if forward_ad._current_level >= 0:
-        _no_forward_ad(Q, D)
+    _checks.no_forward_ad("maxsim", Q, D)
     differentiable = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
     found = winners == "return" or (differentiable and winners != "recompute")
     op: Any = ops.maxsim_winners if found else ops.maxsim
@@ -214,14 +212,6 @@ def maxsim_with_winners(
     scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
     assert winners is not None
     return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
-
-
-def _no_forward_ad(Q: Tensor, D: Tensor) -> None:
-    # An operator without a rule for tangents drops them, which reads as a derivative of zero.
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in (Q, D)):
-        raise RuntimeError(
-            "maxsim has no forward-mode derivative (jvp): use reverse mode, as backward() does"
-        )
 
 
 def _as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:

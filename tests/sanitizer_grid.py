@@ -4,6 +4,8 @@
     compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
     python -m tests.sanitizer_grid quantized fp64     # calls with one of these in their names
 
+Words after it choose the calls whose names hold one of them.
+
 Not a test of results (those are next door): it checks only that they are finite.
 """
 
@@ -44,6 +46,41 @@ CALLS = {
     "fp64": (2, 3, 9, 40, 24, FP64, "highest"),
     "fp64, long rows": (2, 2, 5, 30, 520, FP64, "highest"),
 }
+
+# (lengths of queries, lengths of documents, d, dtype, precision).
+PACKED = {
+    "packed, documents on the M side": ([32, 0, 9], [150, 0, 1, 64, 70] * 40, 128, BF16, "highest"),
+    "packed, query rows on the M side": ([33, 0, 257, 31], [150, 0, 1, 300, 80], 128, BF16, "highest"),
+    "packed, dealt out, short documents copied": ([32] * 80, [40, 300, 0, 90] * 80, 128, BF16, "highest"),
+    "packed, by mma": ([33, 0, 257, 31], [150, 0, 1, 300, 80], 200, FP16, "highest"),
+    "packed, tf32": ([33, 5], [150, 0, 1], 64, FP32, "high"),
+    "packed, fp64": ([33, 5], [150, 0, 1], 20, FP64, "highest"),
+}
+
+
+def run_packed(name, lengths_q, lengths_d, d, dtype, precision):
+    def pack(lengths):
+        offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+        return torch.randn(sum(lengths), d, device="cuda").to(dtype), offsets
+
+    (Q, cu_q), (D, cu_d) = pack(lengths_q), pack(lengths_d)
+    scores, winners = ops.maxsim_varlen_winners(Q, D, cu_q, cu_d, precision)
+    grads = ops.maxsim_varlen_backward(torch.ones_like(scores), Q, D, cu_q, cu_d, winners)
+    results = (scores, ops.maxsim_varlen(Q, D, cu_q, cu_d, precision), *grads)
+    if not all(bool(result.isfinite().all()) for result in results):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
+def run_copied(name, d, normalize):
+    # Work enough that a kernel before copies what the mask keeps.
+    Q = torch.randn(80, 32, d, device="cuda").to(BF16)
+    D = torch.randn(110, 300, d, device="cuda").to(BF16)
+    d_mask = torch.rand(110, 300, device="cuda") > 0.3
+    d_mask[0], d_mask[1, 9:], d_mask[2] = False, False, True
+    scores, _ = ops.maxsim_winners(Q, D, None, d_mask, normalize)
+    if not bool((ops.maxsim(Q, D, None, d_mask, normalize) - scores).isfinite().all()):
+        raise SystemExit(f"{name}: a score is not finite")
+
 
 # (Nq, Lq, Nd, Ld, d, nbits, dtype, precision) of residual-compressed documents.
 COMPRESSED_CALLS = {
@@ -177,6 +214,9 @@ def run_hot_tokens(name):
 if __name__ == "__main__":
     everything = [
         *((run, name, arguments) for name, arguments in CALLS.items()),
+        *((run_packed, name, arguments) for name, arguments in PACKED.items()),
+        (run_copied, "query rows on the M side, copied", (128, False)),
+        (run_copied, "query rows on the M side, copied and scaled", (128, True)),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),

@@ -52,6 +52,12 @@ SIGNATURES = {
     "reference.maxsim_residual_reference": (
         "Q codes residuals doc_lengths centroids bucket_weights nbits | normalize=True |"
     ),
+    "padded.maxsim_padded": "queries documents query_lengths doc_lengths | validate=False |",
+    "padded.pack_padded": "queries documents query_lengths doc_lengths | validate=False |",
+    "varlen.maxsim_varlen": (
+        "Q_packed D_packed cu_seqlens_q cu_seqlens_d max_seqlen_q=None max_seqlen_d=None | | precision=None"
+    ),
+    "varlen.pack_sequences": "sequences | |",
     "retrieve.retrieve": (
         "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
         " | progress=False precision=None"
@@ -104,6 +110,8 @@ def test_top_level():
         "explain_plan",
         "maxsim",
         "maxsim_pairs",
+        "maxsim_padded",
+        "maxsim_varlen",
         "maxsim_with_winners",
         "patch_colpali_engine",
         "patch_pylate",
@@ -145,6 +153,11 @@ def test_the_operators_are_documented():
         assert f"``{op}(" in li.ops.__doc__
         arguments = [a.name for a in getattr(torch.ops.late_interaction, op).default._schema.arguments]
         assert all(argument in li.ops.__doc__ for argument in arguments)
+
+
+def test_the_operators_of_packed_tokens_are_documented():
+    for op in ("maxsim_varlen", "maxsim_varlen_winners", "maxsim_varlen_backward"):
+        assert f"``{op}(" in li.ops.varlen.__doc__
 
 
 def without(library):

@@ -35,6 +35,13 @@ struct Sizes {
   int64_t documents() const { return layout == Layout::in_batch ? N : Nq * N; }
 };
 
+// Sequences of lengths of their own, end to end: i has tokens [offsets[i], offsets[i + 1]).
+struct Packed {
+  int64_t queries = 0;
+  const int32_t* q_offsets = nullptr;  // [queries + 1]
+  const int32_t* d_offsets = nullptr;  // [documents + 1]
+};
+
 // A strided view of token embeddings, strides in elements. Document (i, j) starts at
 // i * query_stride + j * item_stride; in_batch documents and queries have query_stride = 0.
 struct TokenView {

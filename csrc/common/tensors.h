@@ -77,7 +77,9 @@ inline ScalarType score_type(Dtype dtype) {
 
 inline bool same_place(const Tensor& a, const Tensor& b) { return a.device() == b.device(); }
 
+// Packed: sizes are those of one query of all query tokens, and Ld counts the tokens of all documents.
 struct Inputs {
+  std::optional<Packed> packed;
   Sizes sizes;
   Dtype dtype = Dtype::fp32;
   TokenView Q, D;
@@ -144,6 +146,36 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
   return in;
 }
 
+inline const int32_t* parse_offsets(const Tensor& offsets, const Tensor& tokens, const char* name) {
+  STD_TORCH_CHECK(offsets.scalar_type() == ScalarType::Int && offsets.dim() == 1 && offsets.size(0) >= 1 &&
+                      offsets.is_contiguous(),
+                  "late_interaction: ", name, " must be a contiguous int32 tensor of one dim and not empty");
+  STD_TORCH_CHECK(same_place(offsets, tokens), "late_interaction: ", name,
+                  " must be on the device of its tokens");
+  return static_cast<const int32_t*>(offsets.const_data_ptr());
+}
+
+// Q [tokens, d] and D [tokens, d], packed. What offsets say is not looked at.
+inline Inputs parse_packed(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,
+                           const Tensor& cu_seqlens_d) {
+  STD_TORCH_CHECK(Q.dim() == 2 && D.dim() == 2, "late_interaction: Q and D must be [tokens, d], got ranks ",
+                  Q.dim(), " and ", D.dim());
+  STD_TORCH_CHECK(Q.scalar_type() == D.scalar_type(), "late_interaction: Q and D must share a dtype");
+  STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
+  STD_TORCH_CHECK(Q.size(1) == D.size(1), "late_interaction: Q and D must share d, got ", Q.size(1), " and ",
+                  D.size(1));
+  STD_TORCH_CHECK(Q.size(0) <= kMaxTokens && D.size(0) <= kMaxTokens && Q.size(1) <= kMaxTokens,
+                  "late_interaction: Q and D must have at most 2^30 tokens and dims each");
+  Inputs in;
+  in.packed = Packed{cu_seqlens_q.size(0) - 1, parse_offsets(cu_seqlens_q, Q, "cu_seqlens_q"),
+                     parse_offsets(cu_seqlens_d, D, "cu_seqlens_d")};
+  in.sizes = {Layout::in_batch, 1, cu_seqlens_d.size(0) - 1, Q.size(0), D.size(0), Q.size(1)};
+  in.dtype = parse_dtype(Q.scalar_type());
+  in.Q = {Q.const_data_ptr(), 0, Q.size(0) * Q.stride(0), Q.stride(0), Q.stride(1)};
+  in.D = {D.const_data_ptr(), 0, 0, D.stride(0), D.stride(1)};
+  return in;
+}
+
 struct QuantizedInputs : Inputs {
   ScaleView q_scale, d_scale;
 };
@@ -181,6 +213,22 @@ inline void check_backward_inputs(const Tensor& grad_scores, const Tensor& Q, co
                   "late_interaction: winners must be a contiguous [", s.Nq, ", ", s.N, ", ", s.Lq, "]");
   STD_TORCH_CHECK(winners.scalar_type() == winner_type(s.Ld),
                   "late_interaction: winners must be int16 for Ld <= 65534 and int32 above");
+  STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
+                  "late_interaction: grad_scores, Q, D and winners must be on one device");
+}
+
+inline void check_varlen_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
+                                         const Inputs& in) {
+  const int64_t queries = in.packed->queries, documents = in.sizes.N, tokens = in.sizes.Lq;
+  STD_TORCH_CHECK(
+      grad_scores.dim() == 2 && grad_scores.size(0) == queries && grad_scores.size(1) == documents,
+      "late_interaction: grad_scores must be [", queries, ", ", documents, "]");
+  STD_TORCH_CHECK(grad_scores.scalar_type() == score_type(in.dtype),
+                  "late_interaction: grad_scores must be float32 (float64 for float64 inputs)");
+  STD_TORCH_CHECK(winners.dim() == 2 && winners.size(0) == documents && winners.size(1) == tokens &&
+                      winners.is_contiguous() && winners.scalar_type() == winner_type(in.sizes.Ld),
+                  "late_interaction: winners must be a contiguous [", documents, ", ", tokens,
+                  "], int16 for at most 65534 tokens in D and int32 above");
   STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
                   "late_interaction: grad_scores, Q, D and winners must be on one device");
 }

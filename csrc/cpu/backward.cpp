@@ -44,19 +44,32 @@ struct Context {
   // With normalize: 1 / max(norm, eps) of every query token [Nq, Lq] and document token [documents, Ld].
   const Real* query_inverse_norm = nullptr;
   const Real* document_inverse_norm = nullptr;
+  const int64_t* row_queries = nullptr;  // packed: of each query token, -1 for those of no query
+
+  // Query and token of a row of Q. A packed token is counted through all queries.
+  int64_t query_of(int64_t row) const { return row_queries ? row_queries[row] : row / s.Lq; }
+  int64_t token_of(int64_t row) const { return row_queries ? row : row % s.Lq; }
 
   // Where a token's row lies, in bytes from Q.data or D.data.
   int64_t query_offset(int64_t i, int64_t token) const {
     return (i * call.Q.item_stride + token * call.Q.token_stride) * element;
   }
   int64_t document_offset(int64_t i, int64_t j, int64_t token) const {
+    if (call.packed) return (call.packed->d_offsets[j] + token) * call.D.token_stride * element;
     return (i * call.D.query_stride + j * call.D.item_stride + token * call.D.token_stride) * element;
+  }
+  int64_t document_length(int64_t j) const {
+    return call.packed ? call.packed->d_offsets[j + 1] - call.packed->d_offsets[j] : s.Ld;
+  }
+  // The row of grad_D of a document's first token.
+  int64_t first_row(int64_t document) const {
+    return call.packed ? call.packed->d_offsets[document] : document * s.Ld;
   }
   int64_t document_index(int64_t i, int64_t j) const {
     return s.layout == Layout::per_query ? i * s.N + j : j;
   }
   const Index* winners(int64_t i, int64_t j) const {
-    return static_cast<const Index*>(call.winners) + (i * s.N + j) * s.Lq;
+    return static_cast<const Index*>(call.winners) + (call.packed ? j : i * s.N + j) * s.Lq;
   }
   Real grad(int64_t i, int64_t j) const {
     return static_cast<const Real*>(call.grad_scores)[i * call.grad_query_stride + j * call.grad_item_stride];
@@ -100,7 +113,7 @@ class QueryWorker {
     std::fill_n(won_, end - first, char{0});
     for (int64_t j = 0; j < s.N; j += documents_) {
       for (int64_t row = first; row < end; ++row) {
-        const int64_t count = gather(row / s.Lq, row % s.Lq, j, std::min(j + documents_, s.N));
+        const int64_t count = gather(x_.query_of(row), x_.token_of(row), j, std::min(j + documents_, s.N));
         won_[row - first] |= count > 0;
         x_.rows.add_rows(sums_ + (row - first) * s.d, scales_, offsets_, count, x_.call.D.data, x_.call.dtype,
                          x_.call.D.dim_stride, s.d);
@@ -108,7 +121,7 @@ class QueryWorker {
     }
     for (int64_t row = first; row < end; ++row) {
       if (won_[row - first]) {
-        x_.write(sums_ + (row - first) * s.d, x_.call.Q, x_.query_offset(row / s.Lq, row % s.Lq),
+        x_.write(sums_ + (row - first) * s.d, x_.call.Q, x_.query_offset(x_.query_of(row), x_.token_of(row)),
                  x_.query_inverse_norm, x_.call.grad_Q, row);
       } else {
         x_.write_zero(x_.call.grad_Q, row);
@@ -121,9 +134,9 @@ class QueryWorker {
   int64_t gather(int64_t i, int64_t token, int64_t j0, int64_t j1) {
     const Sizes& s = x_.s;
     int64_t count = 0;
-    for (int64_t j = j0; j < j1; ++j) {
+    for (int64_t j = j0; j < j1 && i >= 0; ++j) {
       const uint64_t t = static_cast<uint64_t>(static_cast<int64_t>(x_.winners(i, j)[token]));
-      if (t >= static_cast<uint64_t>(s.Ld)) continue;
+      if (t >= static_cast<uint64_t>(x_.document_length(j))) continue;
       scales_[count] = x_.grad(i, j);
       if (x_.call.normalize) scales_[count] *= x_.document_inverse_norm[x_.document_index(i, j) * s.Ld + t];
       offsets_[count++] = x_.document_offset(i, j, t);
@@ -142,8 +155,9 @@ class QueryWorker {
 template <class Real, class Index>
 class DocumentWorker {
  public:
-  DocumentWorker(const Context<Real, Index>& context, int64_t tokens_per_item)
-      : x_(context), tokens_per_item_(tokens_per_item), ranges_(ceil_div(x_.s.Ld, tokens_per_item)) {
+  // Documents of up to Ld tokens.
+  DocumentWorker(const Context<Real, Index>& context, int64_t Ld, int64_t tokens_per_item)
+      : x_(context), tokens_per_item_(tokens_per_item), ranges_(ceil_div(Ld, tokens_per_item)) {
     queries_ = x_.s.layout == Layout::per_query ? 1 : x_.s.Nq;
     const int64_t most = queries_ * x_.s.Lq;
     Scratch& memory = thread_scratch();
@@ -159,12 +173,13 @@ class DocumentWorker {
     const Sizes& s = x_.s;
     const int64_t document = item / ranges_;
     const int64_t first = item % ranges_ * tokens_per_item_;
-    const int64_t count = std::min(tokens_per_item_, s.Ld - first);
-    const int64_t i0 = s.layout == Layout::per_query ? document / s.N : 0;
     const int64_t j = s.layout == Layout::per_query ? document % s.N : document;
+    const int64_t count = std::min(tokens_per_item_, x_.document_length(j) - first);
+    if (count <= 0) return;
+    const int64_t i0 = s.layout == Layout::per_query ? document / s.N : 0;
     sort(i0, j, first, count);
     for (int64_t t = 0, begin = 0; t < count; begin = end_[t++]) {
-      const int64_t row = document * s.Ld + first + t;
+      const int64_t row = x_.first_row(document) + first + t;
       if (begin == end_[t]) {
         x_.write_zero(x_.call.grad_D, row);
         continue;
@@ -198,7 +213,8 @@ class DocumentWorker {
       const Index* winner = x_.winners(i, j);
       for (int64_t token = 0; token < x_.s.Lq; ++token) {
         const uint64_t t = static_cast<uint64_t>(static_cast<int64_t>(winner[token]) - first);
-        if (t < static_cast<uint64_t>(count)) f(i, token, t);
+        const int64_t query = x_.row_queries ? x_.row_queries[token] : i;
+        if (t < static_cast<uint64_t>(count) && query >= 0) f(query, token, t);
       }
     }
   }
@@ -251,18 +267,32 @@ void run(const BackwardCall& call) {
     x.document_inverse_norm = document_norms.get();
   }
 
+  std::unique_ptr<int64_t[]> row_queries;
+  int64_t Ld = s.Ld;  // the longest document's
+  if (call.packed) {
+    row_queries.reset(new int64_t[rows]);
+    std::fill_n(row_queries.get(), rows, int64_t{-1});
+    const Packed& packed = *call.packed;
+    for (int64_t i = 0; i < packed.queries; ++i)
+      std::fill(row_queries.get() + packed.q_offsets[i], row_queries.get() + packed.q_offsets[i + 1], i);
+    x.row_queries = row_queries.get();
+    Ld = 0;
+    for (int64_t j = 0; j < s.N; ++j) Ld = std::max(Ld, x.document_length(j));
+    if (call.grad_D) std::memset(call.grad_D, 0, s.Ld * s.d * x.element);  // tokens of no document, too
+  }
+
   if (call.grad_Q && rows > 0) {
     const int64_t fit = std::max<int64_t>(kSumBytes / std::max<int64_t>(s.d * sizeof(Real), 1), 1);
     const int64_t rows_per_item = std::clamp<int64_t>(ceil_div(rows, items), 1, fit);
     for_each_item(ceil_div(rows, rows_per_item), threads,
                   [&] { return QueryWorker<Real, Index>(x, rows_per_item); });
   }
-  if (call.grad_D && documents * s.Ld > 0) {
+  if (call.grad_D && documents * Ld > 0) {
     const int64_t ranges =
-        std::clamp<int64_t>(threads <= 1 ? 1 : ceil_div(items, documents), 1, ceil_div(s.Ld, 64));
-    const int64_t tokens_per_item = ceil_div(s.Ld, ranges);
-    for_each_item(documents * ceil_div(s.Ld, tokens_per_item), threads,
-                  [&] { return DocumentWorker<Real, Index>(x, tokens_per_item); });
+        std::clamp<int64_t>(threads <= 1 ? 1 : ceil_div(items, documents), 1, ceil_div(Ld, 64));
+    const int64_t tokens_per_item = ceil_div(Ld, ranges);
+    for_each_item(documents * ceil_div(Ld, tokens_per_item), threads,
+                  [&] { return DocumentWorker<Real, Index>(x, Ld, tokens_per_item); });
   }
 }
 

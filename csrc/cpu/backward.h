@@ -1,18 +1,21 @@
 #pragma once
 
+#include <optional>
+
 #include "../common/problem.h"
 
 namespace late_interaction::cpu {
 
 struct BackwardCall {
-  Sizes sizes;
+  Sizes sizes;  // of packed sequences: one query of all query tokens, Ld all documents' tokens
+  std::optional<Packed> packed;  // without normalize
   Dtype dtype = Dtype::fp32;
   bool normalize = false;
   TokenView Q, D;
   const void* grad_scores = nullptr;  // float (double for fp64), any strides (in elements)
   int64_t grad_query_stride = 0;
   int64_t grad_item_stride = 0;
-  const void* winners = nullptr;  // [Nq, N, Lq] uint16 or int32 (wide_winners), contiguous
+  const void* winners = nullptr;  // [Nq, N, Lq], packed [N, Lq]; uint16 or int32 (wide_winners), contiguous
   void* grad_Q = nullptr;         // contiguous, in dtype; null: not wanted
   void* grad_D = nullptr;         // contiguous, in dtype; null: not wanted
 };

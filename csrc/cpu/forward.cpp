@@ -139,17 +139,36 @@ class Worker {
     const int64_t j0 = item % c_.document_items * c_.documents;
     const int64_t i1 = std::min(i0 + c_.queries, s_.Nq);
     const int64_t j1 = std::min(j0 + c_.documents, s_.N);
-    if (s_.Lq > c_.block_rows) open_sums_.assign(j1 - j0, ScoreSum());
+    open_sums_.clear();
     for (int64_t query = i0, token = 0; query < i1;) {
       next_block(query, token, i1, s_.Lq);
+      if (token > 0) open_sums_.resize(j1 - j0);
       for (int64_t j = j0; j < j1; ++j) {
-        const bool scored = score_document(j, 0, s_.Ld);
+        const bool scored = score_document(j, 0, document_length(j));
         for (const Segment& segment : segments_) {
           ScoreSum fresh;
-          finish(segment, j, scored, open_sums_.empty() ? fresh : open_sums_[j - j0]);
+          const bool whole = segment.first_token == 0 && segment.end_token == query_length(segment.query);
+          finish(segment, j, scored, whole ? fresh : open_sums_[j - j0]);
         }
       }
     }
+  }
+
+  int64_t query_length(int64_t query) const {
+    return call_.packed ? call_.packed->q_offsets[query + 1] - call_.packed->q_offsets[query] : s_.Lq;
+  }
+  int64_t document_length(int64_t j) const {
+    return call_.packed ? call_.packed->d_offsets[j + 1] - call_.packed->d_offsets[j] : s_.Ld;
+  }
+  const char* query_token(int64_t query, int64_t token) const {
+    return token_at(call_.Q, element_, 0, query, token + (call_.packed ? call_.packed->q_offsets[query] : 0));
+  }
+  const char* document_token(int64_t query, int64_t j, int64_t token) const {
+    return token_at(call_.D, element_, query, j, token + (call_.packed ? call_.packed->d_offsets[j] : 0));
+  }
+  // Of a query's first token against document j.
+  int64_t winner_place(int64_t query, int64_t j) const {
+    return call_.packed ? j * s_.Lq + call_.packed->q_offsets[query] : (query * s_.N + j) * s_.Lq;
   }
 
   void score_part(int64_t item) {
@@ -174,14 +193,15 @@ class Worker {
     }
   }
 
-  // Collects and packs rows from (query, token) on, tokens below end_token of queries below end, and moves
-  // both past them.
+  // Collects and packs rows from (query, token) on, tokens below end_token (and the query's end) of queries
+  // below end, and moves both past them.
   void next_block(int64_t& query, int64_t& token, int64_t end, int64_t end_token) {
     rows_ = 0;
     segments_.clear();
     while (query < end && rows_ < c_.block_rows) {
       Segment segment{query, token, token, rows_, 0};
-      for (; token < end_token && rows_ < c_.block_rows; ++token) {
+      const int64_t its_end = std::min(end_token, query_length(query));
+      for (; token < its_end && rows_ < c_.block_rows; ++token) {
         if (!keeps(call_.q_mask, 0, query, token)) continue;
         pack_query_row(query, token);
         row_token_[rows_++] = static_cast<Index>(token);
@@ -189,7 +209,7 @@ class Worker {
       segment.end_token = token;
       segment.rows = rows_ - segment.first_row;
       segments_.push_back(segment);
-      if (token == end_token) {
+      if (token == its_end) {
         ++query;
         token = 0;
       }
@@ -199,7 +219,7 @@ class Worker {
   }
 
   void pack_query_row(int64_t query, int64_t token) {
-    const char* x = token_at(call_.Q, element_, 0, query, token);
+    const char* x = query_token(query, token);
     m_.pack_row(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
     scatter_row(rows_, packed_row_);
     if (call_.normalize) {
@@ -266,7 +286,7 @@ class Worker {
   }
 
   void score(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
-    const char* document = token_at(call_.D, element_, query, j, 0);
+    const char* document = document_token(query, j, 0);
     const int64_t token_bytes = call_.D.token_stride * element_;
     for (int64_t n = 0; n < count; ++n) offsets_[n] = ids_[n] * token_bytes;
     const int64_t padded = round_up(count, m_.token_step);
@@ -296,7 +316,7 @@ class Worker {
       tile.offsets = packed_offsets_;
     }
     // While the first panel computes, what follows this tile comes nearer.
-    tile.ahead = next < end ? document + next * token_bytes : token_at(call_.D, element_, query, j + 1, 0);
+    tile.ahead = next < end ? document + next * token_bytes : document_token(query, j + 1, 0);
     tile.ahead_step = m_.step_dims * element_;
     for (int64_t row = 0; row < rows_; row += panel_rows_) {
       tile.panel = panels_ + row * c_.row_bytes;
@@ -312,13 +332,16 @@ class Worker {
     for (int64_t row = segment.first_row; scored && row < segment.first_row + segment.rows; ++row) {
       sum.add(scales(call_) ? best_[row] * query_scale_[row] : best_[row]);
     }
-    const int64_t out = segment.query * s_.N + j;
-    if (segment.end_token == s_.Lq) static_cast<Real*>(call_.scores)[out] = static_cast<Real>(sum.total());
+    if (segment.end_token == query_length(segment.query)) {
+      static_cast<Real*>(call_.scores)[segment.query * s_.N + j] = static_cast<Real>(sum.total());
+      sum = ScoreSum();
+    }
     if (!call_.winners) return;
+    const int64_t place = winner_place(segment.query, j);
     if (wide_winners(s_.Ld)) {
-      write_winners(static_cast<int32_t*>(call_.winners) + out * s_.Lq, segment, scored);
+      write_winners(static_cast<int32_t*>(call_.winners) + place, segment, scored);
     } else {
-      write_winners(static_cast<uint16_t*>(call_.winners) + out * s_.Lq, segment, scored);
+      write_winners(static_cast<uint16_t*>(call_.winners) + place, segment, scored);
     }
   }
 
@@ -407,8 +430,9 @@ void forward(const ForwardCall& call) {
   if (s.Nq == 0 || s.N == 0) return;
   const Kernels& k = kernels();
   const Multiplier& m = choose_multiplier(k, call);
-  const int64_t threads = threads_for(double(s.Nq) * double(s.N) * double(s.Lq) * double(s.Ld) * double(s.d));
-  const Cut c = cut_forward(s, m, threads);
+  const double tokens = double(s.Lq) * double(s.Ld) * double(s.d);
+  const int64_t threads = threads_for(call.packed ? tokens : double(s.Nq) * double(s.N) * tokens);
+  const Cut c = call.packed ? cut_packed(s, m, threads) : cut_forward(s, m, threads);
   if (call.dtype == Dtype::fp64) {
     run<double, int64_t>(call, k, m, c, threads);
   } else {

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <optional>
+
 #include "../common/problem.h"
 
 namespace late_interaction::cpu {
 
 struct ForwardCall {
-  Sizes sizes;
+  Sizes sizes;                   // of packed sequences: Lq and Ld are the tokens of all of them
+  std::optional<Packed> packed;  // its queries are sizes.Nq
   Dtype dtype = Dtype::fp32;
   Precision precision = Precision::highest;
   bool normalize = false;  // with q_scale and d_scale: no
@@ -13,7 +16,8 @@ struct ForwardCall {
   MaskView q_mask, d_mask;
   ScaleView q_scale, d_scale;  // of quantized tokens: both, or neither
   void* scores = nullptr;      // [Nq, N] float (double for fp64), contiguous
-  void* winners = nullptr;     // [Nq, N, Lq] uint16 or int32 (wide_winners), contiguous; null: not wanted
+  // [Nq, N, Lq], packed [N, Lq]; uint16 or int32 (wide_winners), contiguous; null: not wanted
+  void* winners = nullptr;
 };
 
 void forward(const ForwardCall& call);

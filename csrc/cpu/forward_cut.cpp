@@ -64,4 +64,12 @@ Cut cut_forward(const Sizes& s, const Multiplier& m, int64_t threads) {
   return c;
 }
 
+Cut cut_packed(Sizes s, const Multiplier& m, int64_t threads) {
+  s.Lq = ceil_div(s.Lq, s.Nq);
+  s.Ld = ceil_div(s.Ld, s.N);
+  Cut c = cut_forward(s, m, threads);
+  c.row_parts = c.token_parts = 1;
+  return c;
+}
+
 }  // namespace late_interaction::cpu

@@ -27,4 +27,7 @@ struct Cut {
 
 Cut cut_forward(const Sizes& sizes, const Multiplier& multiplier, int64_t threads);
 
+// Of packed queries and documents, with Lq and Ld the tokens of all of them. Pairs stay whole.
+Cut cut_packed(Sizes sizes, const Multiplier& multiplier, int64_t threads);
+
 }  // namespace late_interaction::cpu

@@ -1,4 +1,6 @@
 // The CPU side of the operators in csrc/ops.cpp: tensors in, plain calls out.
+#include <cstring>
+
 #include "../common/tensors.h"
 #include "backward.h"
 #include "forward.h"
@@ -44,6 +46,57 @@ Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, 
 std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask,
                                           bool normalize, std::string precision, std::string backward) {
   return score(Q, D, q_mask, d_mask, normalize, precision, backward, true);
+}
+
+// On the CPU what offsets say can be looked at.
+void check_offsets(const int32_t* offsets, int64_t sequences, int64_t tokens, const char* name) {
+  bool fit = offsets[0] >= 0 && offsets[sequences] <= tokens;
+  for (int64_t i = 0; i < sequences; ++i) fit = fit && offsets[i] <= offsets[i + 1];
+  STD_TORCH_CHECK(fit, "late_interaction: ", name, " must never fall and lie within [0, ", tokens, "]");
+}
+
+Inputs parse_checked(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,
+                     const Tensor& cu_seqlens_d) {
+  const Inputs in = parse_packed(Q, D, cu_seqlens_q, cu_seqlens_d);
+  check_offsets(in.packed->q_offsets, in.packed->queries, in.sizes.Lq, "cu_seqlens_q");
+  check_offsets(in.packed->d_offsets, in.sizes.N, in.sizes.Ld, "cu_seqlens_d");
+  return in;
+}
+
+std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,
+                                        const Tensor& cu_seqlens_d, const std::string& precision,
+                                        bool with_winners) {
+  const Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
+  ForwardCall call;
+  call.sizes = in.sizes;
+  call.sizes.Nq = in.packed->queries;
+  call.packed = in.packed;
+  call.dtype = in.dtype;
+  call.precision = parse_precision(precision);
+  call.Q = in.Q;
+  call.Q.item_stride = 0;  // offsets say where queries begin
+  call.D = in.D;
+  Tensor scores = new_tensor(Q, {in.packed->queries, in.sizes.N}, score_type(in.dtype));
+  call.scores = scores.mutable_data_ptr();
+  if (!with_winners) {
+    forward(call);
+    return {scores, scores};
+  }
+  Tensor winners = new_tensor(Q, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
+  std::memset(winners.mutable_data_ptr(), 0xFF,
+              winners.numel() * winners.element_size());  // tokens of no query
+  call.winners = winners.mutable_data_ptr();
+  forward(call);
+  return {scores, winners};
+}
+
+Tensor maxsim_varlen(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, std::string precision) {
+  return std::get<0>(score_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                 std::string precision) {
+  return score_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, true);
 }
 
 Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
@@ -96,6 +149,34 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
   return {grad_Q, grad_D};
 }
 
+std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                                  Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q,
+                                                  bool need_grad_D) {
+  const Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
+  check_varlen_backward_inputs(grad_scores, Q, winners, in);
+  const auto gradient = [&](bool needed, int64_t tokens) {
+    const std::vector<int64_t> size =
+        needed ? std::vector<int64_t>{tokens, in.sizes.d} : std::vector<int64_t>{0};
+    return new_tensor(Q, size, Q.scalar_type());
+  };
+  Tensor grad_Q = gradient(need_grad_Q, in.sizes.Lq), grad_D = gradient(need_grad_D, in.sizes.Ld);
+  BackwardCall call;
+  call.sizes = in.sizes;
+  call.packed = in.packed;
+  call.dtype = in.dtype;
+  call.Q = in.Q;
+  call.Q.item_stride = 0;
+  call.D = in.D;
+  call.grad_scores = grad_scores.const_data_ptr();
+  call.grad_query_stride = grad_scores.stride(0);
+  call.grad_item_stride = grad_scores.stride(1);
+  call.winners = winners.const_data_ptr();
+  call.grad_Q = need_grad_Q ? grad_Q.mutable_data_ptr() : nullptr;
+  call.grad_D = need_grad_D ? grad_D.mutable_data_ptr() : nullptr;
+  backward(call);
+  return {grad_Q, grad_D};
+}
+
 // For tests: forces the kernels of one instruction set.
 std::string cpu_isa(std::string force) { return force_isa(force); }
 
@@ -107,6 +188,9 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::cpu::maxsim_quantized));
+  m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::cpu::maxsim_varlen));
+  m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_winners));
+  m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {

@@ -53,8 +53,10 @@ cudaError_t launch_wgmma_split_int8(const ForwardArgs& args, const TensorMaps& m
 // The same for fp32 at full accuracy.
 cudaError_t launch_wgmma_exact(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                cudaStream_t stream);
-// The span of each of [documents] that the mask leaves.
-cudaError_t launch_spans(const ForwardArgs& args, int64_t documents, Span* spans, cudaStream_t stream);
+// What the mask leaves of each of [documents]: the tokens from the first that it keeps to the last. Where
+// `copies` has room, only those that count; tokens then lie in whole 16 bytes, at most 16 of them.
+cudaError_t launch_visits(const ForwardArgs& args, int64_t documents, const CopyRoom& copies, Visit* visits,
+                          cudaStream_t stream);
 
 // scores[i, j] = sum over p of parts[i, p, j], in order.
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "forward.h"
 #include "outer_rows.h"
+#include "packed.h"
 #include "stream.h"
 #include "tensor_map.h"
 #include "unit_rows.h"
@@ -20,6 +21,17 @@ using OptionalTensor = std::optional<Tensor>;
 
 void check(cudaError_t error, const char* what) {
   STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: ", what, ": ", cudaGetErrorString(error));
+}
+
+void fill_zero(const Tensor& x, cudaStream_t stream) {
+  if (x.numel() == 0) return;
+  check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "zeros");
+}
+
+void fill_sentinel(const Tensor& winners, cudaStream_t stream) {
+  if (winners.numel() == 0) return;
+  const int64_t bytes = winners.numel() * winners.element_size();
+  check(cudaMemsetAsync(winners.data_ptr(), 0xFF, bytes, stream), "winners");
 }
 
 int64_t element_bytes(Dtype dtype) {
@@ -132,6 +144,80 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
   }
 }
 
+// Room for what index_packed works out.
+struct PackedRoom {
+  Tensor spans, row_queries;
+
+  PackedRoom(const Inputs& in, const Tensor& like)
+      : spans(new_tensor(like, {in.sizes.N, 2}, ScalarType::Int)),
+        row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)) {}
+
+  PackedIndex index(const Inputs& in) const {
+    PackedIndex index{};
+    index.q_offsets = in.packed->q_offsets;
+    index.d_offsets = in.packed->d_offsets;
+    index.queries = in.packed->queries;
+    index.documents = in.sizes.N;
+    index.q_tokens = static_cast<int32_t>(in.sizes.Lq);
+    index.d_tokens = static_cast<int32_t>(in.sizes.Ld);
+    index.spans = static_cast<Span*>(spans.data_ptr());
+    index.row_queries = static_cast<int32_t*>(row_queries.data_ptr());
+    return index;
+  }
+};
+
+// Room for the visits of documents, and for the copies that some of them read.
+struct VisitRoom {
+  Tensor visits;
+  OptionalTensor tokens, factors, origins;
+  CopyRoom copies{};
+
+  VisitRoom(const Inputs& in, const ForwardPlan& plan, const Tensor& like)
+      : visits(new_tensor(like, {in.sizes.documents(), 4}, ScalarType::Int)) {
+    if (!plan.copied) return;
+    const int64_t documents = in.sizes.documents(), least = plan.columns;
+    const int64_t slot = in.packed ? least : std::max(in.sizes.Ld, least);
+    const int64_t bytes = in.sizes.d * element_bytes(in.dtype);
+    tokens = new_tensor(like, {documents, slot, bytes}, ScalarType::Byte);
+    origins = new_tensor(like, {documents, slot}, ScalarType::Int);
+    if (plan.scaled) factors = new_tensor(like, {documents, slot}, ScalarType::Float);
+    copies = {static_cast<uint4*>(tokens->data_ptr()),
+              factors ? static_cast<float*>(factors->data_ptr()) : nullptr,
+              static_cast<int32_t*>(origins->data_ptr()),
+              static_cast<int32_t>(slot),
+              static_cast<int32_t>(least),
+              static_cast<int32_t>(bytes / 16)};
+  }
+  Visit* data() const { return static_cast<Visit*>(visits.data_ptr()); }
+};
+
+// Works out where packed documents lie, whose each query token is, and how blocks share them.
+void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedRoom& room, const VisitRoom& visits,
+                  const Tensor& unit_ends, ForwardArgs& args, cudaStream_t stream) {
+  PackedIndex index = room.index(in);
+  if (plan.tile == Tile::wgmma_rows || plan.tile == Tile::wgmma_documents) {
+    index.visits = visits.data();
+    index.unit_ends = unit_ends.numel() > 0 ? static_cast<int32_t*>(unit_ends.data_ptr()) : nullptr;
+    index.blocks = plan.grid;
+    index.row_tiles = plan.row_tiles;
+    // Half of its last tile, and its end.
+    index.document_tokens = 16 + (plan.tile == Tile::wgmma_rows ? plan.columns / 2 : 16);
+    index.dealt = plan.dealt;
+    index.copies = visits.copies;
+    index.rows = static_cast<const uint4*>(in.D.data);
+    index.row_stride = in.D.token_stride * element_bytes(in.dtype) / 16;
+  }
+  check(launch_packed_index(index, stream), "index of packed sequences");
+  args.packed = true;
+  args.queries = static_cast<int32_t>(index.queries);
+  args.q_offsets = index.q_offsets;
+  args.row_queries = index.row_queries;
+  args.spans = index.spans;
+  args.unit_ends = index.unit_ends;
+  args.visits = index.visits;
+  args.copies = index.copies;
+}
+
 // What similarities are multiplied by, as kernels/factors.cuh has it.
 struct Factors {
   ScaleView q, d;
@@ -146,8 +232,18 @@ ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled) {
   return {.dtype = in.dtype,
           .precision = precision,
           .masked = in.d_mask.data != nullptr,
+          .packed = in.packed.has_value(),
           .scaled = scaled,
           .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
+}
+
+// A document of mean length stands for all of them.
+ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device) {
+  if (!in.packed) return plan_forward(in.sizes, traits, device_properties(device));
+  Sizes mean = in.sizes;
+  mean.Ld = std::max<int64_t>(1, mean.Ld / mean.N);
+  if (in.dtype == Dtype::fp64) mean.Nq = in.packed->queries;
+  return plan_forward(mean, traits, device_properties(device));
 }
 
 // Fills scores, and winners where given. The inputs are in the dtype that they multiply in.
@@ -156,17 +252,14 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   const Sizes& s = in.sizes;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);
-  if (scores.numel() == 0) return;
-  if (s.Lq == 0 || s.Ld == 0) {  // nothing to find: every score is an empty sum, every winner the sentinel
-    check(cudaMemsetAsync(scores.data_ptr(), 0, scores.numel() * scores.element_size(), stream), "scores");
-    if (winners && winners->numel() > 0) {
-      check(cudaMemsetAsync(winners->data_ptr(), 0xFF, winners->numel() * winners->element_size(), stream),
-            "winners");
-    }
+  // Nothing to find: every score is an empty sum, every winner the sentinel.
+  if (scores.numel() == 0 || s.Lq == 0 || s.Ld == 0) {
+    fill_zero(scores, stream);
+    if (winners) fill_sentinel(*winners, stream);
     return;
   }
   const ForwardTraits traits = traits_of(in, precision, normalize || factors.d.data != nullptr);
-  const ForwardPlan plan = plan_forward(s, traits, device_properties(device));
+  const ForwardPlan plan = plan_call(in, traits, device);
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
   args.layout = s.layout;
@@ -194,12 +287,6 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   args.cluster = plan.cluster;
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
-  OptionalTensor spans;
-  if (plan.trimmed) {
-    spans = new_tensor(scores, {s.documents(), 2}, ScalarType::Int);
-    args.spans = static_cast<Span*>(spans->data_ptr());
-    check(launch_spans(args, s.documents(), static_cast<Span*>(spans->data_ptr()), stream), "spans");
-  }
   OptionalTensor q_inverse, d_inverse;
   if (normalize && plan.tile != Tile::none && plan.tile != Tile::wgmma_documents) {  // which do it themselves
     BackwardArgs rows{};
@@ -224,9 +311,37 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
       args.d_factors = {static_cast<const float*>(d_inverse->data_ptr()), query_stride, s.Ld, 1};
     }
   }
-  if (plan.parts == 1) {
+  std::optional<PackedRoom> packed;
+  std::optional<VisitRoom> visits;
+  OptionalTensor unit_ends;
+  if (in.packed) {
+    packed.emplace(in, scores);
+    visits.emplace(in, plan, scores);
+    unit_ends = new_tensor(scores, {plan.units <= INT32_MAX ? plan.grid : 0}, ScalarType::Int);
+    index_packed(in, plan, *packed, *visits, *unit_ends, args, stream);
+    // A block of its own for each query and document: tokens of no query have none.
+    if (plan.tile == Tile::none && winners) fill_sentinel(*winners, stream);
+  } else if (plan.trimmed || plan.copied) {
+    visits.emplace(in, plan, scores);
+    check(launch_visits(args, s.documents(), visits->copies, visits->data(), stream), "visits");
+    args.visits = visits->data();
+    args.copies = visits->copies;
+  }
+  // Of packed queries no one knows how many parts they have, but where these lie they need no more than this.
+  const bool in_parts = in.packed ? plan.tile != Tile::none && s.Lq > plan.part_rows : plan.parts > 1;
+  if (in.packed) args.parts = 1;
+  if (!in_parts) {
     args.scores = scores.data_ptr();
     check(launch_forward(args, plan, stream), "forward");
+    return;
+  }
+  if (in.packed) {
+    const int64_t warps = (s.Lq + plan.part_rows - 1) / plan.part_rows;
+    const Tensor parts = new_tensor(scores, {warps + in.packed->queries, s.N}, ScalarType::Float);
+    args.scores = parts.data_ptr();
+    check(launch_forward(args, plan, stream), "forward");
+    float* sums = static_cast<float*>(scores.data_ptr());
+    check(launch_sum_packed_parts(args, plan.part_rows, sums, stream), "sum of parts");
     return;
   }
   const Tensor parts = new_tensor(scores, {s.Nq, plan.parts, s.N}, ScalarType::Float);
@@ -253,6 +368,35 @@ std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, con
     forward_into(in, normalize, {}, precision, Q, scores, winners);
   }
   return {scores, winners};
+}
+
+std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor& D,
+                                                  const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
+                                                  const std::string& precision_name, bool want_winners) {
+  const Precision precision = parse_precision(precision_name);
+  Inputs in = parse_packed(Q, D, cu_seqlens_q, cu_seqlens_d);
+  const DeviceGuard guard(Q.get_device_index());
+  const Tensor scores = new_tensor(Q, {in.packed->queries, in.sizes.N}, score_type(in.dtype));
+  OptionalTensor winners;
+  if (want_winners) winners = new_tensor(Q, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
+  if (const auto type = converted(in.dtype, precision)) {
+    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
+    in = parse_packed(half_Q, half_D, cu_seqlens_q, cu_seqlens_d);
+    forward_into(in, false, {}, precision, Q, scores, winners);
+  } else {
+    forward_into(in, false, {}, precision, Q, scores, winners);
+  }
+  return {scores, winners};
+}
+
+Tensor maxsim_varlen(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, std::string precision) {
+  return std::get<0>(forward_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                 std::string precision) {
+  auto [scores, winners] = forward_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, true);
+  return {scores, *winners};
 }
 
 Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, bool normalize,
@@ -304,11 +448,6 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
   forward_into(in, false, factors, Precision::highest, Q, scores, std::nullopt);
   return scores;
-}
-
-void fill_zero(const Tensor& x, cudaStream_t stream) {
-  if (x.numel() == 0) return;
-  check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "gradient");
 }
 
 // Where the gradients of a backward go, and how D comes.
@@ -502,6 +641,70 @@ void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool f
         "outer rows");
 }
 
+std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                                  Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q,
+                                                  bool need_grad_D) {
+  const Inputs in = parse_packed(Q, D, cu_seqlens_q, cu_seqlens_d);
+  check_varlen_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const ScalarType type = Q.scalar_type();
+  const auto shape = [&](bool needed, int64_t tokens) {
+    return needed ? std::vector<int64_t>{tokens, s.d} : std::vector<int64_t>{0};
+  };
+  const Tensor grad_Q = new_tensor(Q, shape(need_grad_Q, s.Lq), type);
+  const Tensor grad_D = new_tensor(D, shape(need_grad_D, s.Ld), type);
+  if (grad_scores.numel() == 0 || winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
+    fill_zero(grad_Q, stream);
+    fill_zero(grad_D, stream);
+    return {grad_Q, grad_D};
+  }
+
+  const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
+  const bool vectors =
+      reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
+  Sizes mean = s;
+  mean.Ld = std::max<int64_t>(1, s.Ld / s.N);
+  BackwardPlan plan =
+      plan_backward(mean, in.dtype, vectors, false, Backward::lowmem, device_properties(device));
+  plan.owned_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see PackedTile in kernels/backward_owned.cuh
+  STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
+                  "late_interaction: more than 2^31 - 1 blocks in one backward");
+
+  const PackedRoom room(in, Q);
+  const PackedIndex index = room.index(in);
+  check(launch_packed_index(index, stream), "index of packed sequences");
+  BackwardArgs args{};
+  args.layout = s.layout;
+  args.N = s.N;
+  args.Nq = 1;
+  args.Lq = static_cast<int32_t>(s.Lq);
+  args.Ld = static_cast<int32_t>(s.Ld);
+  args.d = static_cast<int32_t>(s.d);
+  args.Q = in.Q;
+  args.D = in.D;
+  args.grad = grad_scores.const_data_ptr();
+  args.grad_query_stride = grad_scores.stride(0);
+  args.grad_item_stride = grad_scores.stride(1);
+  args.winners = winners.const_data_ptr();
+  args.wide_winners = wide_winners(s.Ld);
+  args.packed = true;
+  args.spans = index.spans;
+  args.row_queries = index.row_queries;
+  args.split = plan.split;
+  args.segments = plan.segments;
+  args.tile_tokens = plan.tile_tokens;
+  args.tiles = plan.tiles;
+  args.list_capacity = plan.list_capacity;
+  args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
+  args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
+  if (need_grad_Q) check(launch_gather(args, in.dtype, plan, stream), "grad_Q");
+  if (need_grad_D) check(launch_owned(args, in.dtype, plan, stream), "grad_D");
+  return {grad_Q, grad_D};
+}
+
 }  // namespace
 
 }  // namespace late_interaction
@@ -513,6 +716,9 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+  m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::maxsim_varlen));
+  m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::maxsim_varlen_winners));
+  m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::maxsim_varlen_backward));
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::maxsim_quantized));
 }
 

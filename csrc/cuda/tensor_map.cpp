@@ -77,9 +77,11 @@ bool fits_tensor_maps(const Inputs& in) {
   const bool even =
       s.layout == Layout::per_query || s.Nq == 1 || in.Q.item_stride == s.Lq * in.Q.token_stride;
   return even && fits(s.Lq, in.Q.token_stride) && fits(s.Nq, in.Q.item_stride) &&
-         fits(s.Ld, in.D.token_stride) && fits(s.N, in.D.item_stride) &&
+         fits(s.Ld, in.D.token_stride) && (in.packed || fits(s.N, in.D.item_stride)) &&
          (s.layout == Layout::in_batch || fits(s.Nq, in.D.query_stride));
 }
+
+static int64_t documents_of(const ForwardArgs& p) { return p.layout == Layout::in_batch ? p.N : p.Nq * p.N; }
 
 TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   const bool in_batch = p.layout == Layout::in_batch, documents = plan.tile == Tile::wgmma_documents;
@@ -88,12 +90,20 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   // Rows of one query lie token_stride apart; with one token each, the queries do.
   const int64_t row_stride = p.Lq == 1 ? p.Q.item_stride : p.Q.token_stride;
   const Axis one{1, 0};
-  TensorMaps maps;
+  TensorMaps maps{};
   maps.Q = in_batch ? encode(p.Q.data, plan.compute, p.d, {rows, row_stride}, one, one, q_box)
                     : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride},
                              one, q_box);
-  maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, {p.N, p.D.item_stride},
+  const Axis items = p.packed ? one : Axis{p.N, p.D.item_stride};
+  maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, items,
                   in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? plan.tokens : plan.columns);
+  if (p.copies.tokens != nullptr) {
+    maps.copies = encode(p.copies.tokens, plan.compute, p.d, {p.copies.slot * documents_of(p), p.d}, one, one,
+                         plan.columns);
+  }
+  if (p.packed && documents) {
+    maps.D_tail = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, one, one, kTailTokens);
+  }
   return maps;
 }
 

@@ -85,6 +85,8 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("cluster", &li::ForwardPlan::cluster)
       .def_readonly("masked", &li::ForwardPlan::masked)
       .def_readonly("trimmed", &li::ForwardPlan::trimmed)
+      .def_readonly("copied", &li::ForwardPlan::copied)
+      .def_readonly("dealt", &li::ForwardPlan::dealt)
       .def_readonly("scaled", &li::ForwardPlan::scaled)
       .def_readonly("teams", &li::ForwardPlan::teams)
       .def_readonly("members", &li::ForwardPlan::members)
@@ -97,11 +99,13 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("part_rows", &li::ForwardPlan::part_rows)
       .def_readonly("parts", &li::ForwardPlan::parts);
   py::class_<li::ForwardTraits>(m, "ForwardTraits")
-      .def(py::init([](li::Dtype dtype, li::Precision precision, bool masked, bool scaled, bool copy_engine) {
-             return li::ForwardTraits{dtype, precision, masked, scaled, copy_engine};
+      .def(py::init([](li::Dtype dtype, li::Precision precision, bool masked, bool scaled, bool copy_engine,
+                       bool packed) {
+             return li::ForwardTraits{dtype, precision, masked, packed, scaled, copy_engine};
            }),
            py::arg("dtype") = li::Dtype::bf16, py::arg("precision") = li::Precision::highest,
-           py::arg("masked") = false, py::arg("scaled") = false, py::arg("copy_engine") = true);
+           py::arg("masked") = false, py::arg("scaled") = false, py::arg("copy_engine") = true,
+           py::arg("packed") = false);
   m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("traits"), py::arg("device"));
 
   py::class_<li::BackwardPlan>(m, "BackwardPlan")

@@ -142,6 +142,11 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
                     (plan.trimmed ? ", of what a kernel before finds between the first and the last kept\n"
                                   : "\n")
               : "")
+      << (plan.copied
+              ? "copied     by a kernel before: what counts of documents with holes, or shorter than a tile\n"
+              : "")
+      << (plan.dealt ? "dealt      documents go to the blocks of a row tile by length, long ones first\n"
+                     : "")
       << (plan.scaled ? "scaled     columns have factors of their own\n" : "") << "grid       " << plan.grid
       << " blocks share " << plan.units << " (row tile, document) units\n"
       << "sum        "

@@ -112,6 +112,28 @@ int fit_columns(const Sizes& s, Compute compute, Allowed allowed) {
   return best;
 }
 
+// Whether a kernel before copies the tokens that count of documents with a mask, of documents shorter than a
+// tile, and of packed ones, which may be. A token costs the copy 2 * 256 bytes, and products without a mask
+// save about a quarter of what its products with the query rows take, which at 1000 of them is as long;
+// beside that, no time goes to masked tokens. And the copy is a kernel more.
+bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
+  constexpr int64_t kEnoughRows = 1024, kWidestTile = 176, kMostRoom = int64_t{1} << 30;
+  constexpr double kEnoughWork = 2e10;
+  const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
+  const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
+  return (traits.masked || traits.packed || s.Ld < 80) && rows >= kEnoughRows &&
+         2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kEnoughWork &&
+         s.documents() * slot * s.d * element_bytes(compute) <= kMostRoom;
+}
+
+// Documents of different lengths. Dealing them out takes a rank, which reads all lengths for each.
+void deal(const Sizes& s, ForwardPlan& plan, const Device& device) {
+  constexpr int64_t kMostRanked = 2048;
+  const int64_t hands = device.sm_count / std::max<int64_t>(plan.row_tiles, 1);
+  plan.dealt = hands >= 4 && s.N >= hands && s.N <= kMostRanked;
+  if (plan.dealt) plan.grid = hands * plan.row_tiles;
+}
+
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
 ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits& traits,
                             const Device& device) {
@@ -122,13 +144,16 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   plan.rows = 256;
   plan.part_rows = 32;
   plan.scaled = traits.scaled;
-  const auto masked = [&](int columns) { return traits.masked || s.Ld < columns; };
+  plan.copied = worth_copying(s, compute, traits);
+  const auto masked = [&](int columns) {
+    return !plan.copied && (traits.masked || traits.packed || s.Ld < columns);
+  };
   plan.columns = fit_columns(
       s, compute, [&](int columns) { return columns <= widest_tile(masked(columns), plan.scaled); });
   plan.masked = masked(plan.columns);
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
-  plan.trimmed = traits.masked && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kWorthTrimming;
+  plan.trimmed = traits.masked && !plan.copied && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kWorthTrimming;
   constexpr int64_t kFinish = 256 * 32;  // what the kernel keeps of each consumer's rows
   const int64_t q = plan.chunks * plan.rows * kChunkBytes + kFinish;
   const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
@@ -137,6 +162,7 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);
   share_out(s, plan, device);
+  if (traits.packed) deal(s, plan, device);
   return plan;
 }
 
@@ -312,14 +338,17 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   if (device.wgmma && traits.copy_engine) {
     const int64_t element = element_bytes(compute), bytes = s.d * element;
     if (rows_together <= 128 && element <= 2) {
-      const ForwardPlan plan = plan_wgmma_documents(s, compute, rows_together, device);
+      ForwardPlan plan = plan_wgmma_documents(s, compute, rows_together, device);
+      if (traits.packed) deal(s, plan, device);
       if (plan.stages >= 4) return plan;
     } else if (bytes <= 2 * kChunkBytes && element <= 2 && s.Ld <= kMaxExactToken) {
       return plan_wgmma_rows(s, compute, traits, device);
     }
     // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
     const ForwardPlan split = plan_wgmma_split(s, compute, traits, device);
-    if (rows_together > split.rows / 4 && split.units <= INT32_MAX && s.Ld <= kMaxExactToken) return split;
+    if (!traits.packed && rows_together > split.rows / 4 && split.units <= INT32_MAX &&
+        s.Ld <= kMaxExactToken)
+      return split;
   }
   if (is_quantized(traits.dtype)) {
     ForwardPlan plan;
@@ -327,7 +356,9 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     plan.tile = Tile::copies;
     return plan;
   }
-  if (rows_together <= tile_shape(Tile::thin, compute).rows) return plan_tile(s, compute, Tile::thin, device);
+  if (traits.packed || rows_together <= tile_shape(Tile::thin, compute).rows) {
+    return plan_tile(s, compute, Tile::thin, device);
+  }
   const ForwardPlan mid = plan_tile(s, compute, Tile::mid, device);
   if (rows_together <= tile_shape(Tile::mid, compute).rows) return mid;
   // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.

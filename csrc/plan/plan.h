@@ -58,6 +58,8 @@ struct ForwardPlan {
   int cluster = 1;        // wgmma_split: blocks that bring each other's query rows
   bool masked = false;    // wgmma_rows, wgmma_split: columns of a tile may be left out one by one
   bool trimmed = false;   // wgmma_rows: a kernel before finds where each masked document begins and ends
+  bool copied = false;    // wgmma_rows: or copies what counts of it, so that no column is left out
+  bool dealt = false;     // packed: documents are dealt to the blocks of a row tile, long ones first
   int teams = 0;          // wgmma_documents: teams of warpgroups, each with documents of its own
   int members = 0;        // wgmma_documents: warpgroups of a team, which share a document's tiles
   bool scaled = false;    // wgmma_rows, wgmma_split: columns of a tile have factors of their own
@@ -76,6 +78,7 @@ struct ForwardTraits {
   Dtype dtype = Dtype::bf16;
   Precision precision = Precision::highest;
   bool masked = false;  // documents have a mask
+  bool packed = false;  // and lengths of their own: sizes are those of a document of mean length
   bool scaled = false;  // documents' tokens have factors of their own (normalize, a scale a token)
   // The inputs are as the wgmma tiles need them, with strides of whole 16 bytes and rows of Q that lie evenly
   // behind each other.

@@ -22,6 +22,9 @@ need_grad_D=True) -> (grad_Q, grad_D)``
 ``maxsim_dequantized(...the same...) -> scores``
     The same by way of float32 copies: what the former does where a GPU has no kernel for the call.
 
+``maxsim_varlen``, ``maxsim_varlen_winners`` and ``maxsim_varlen_backward`` are those of packed tokens, see
+:mod:`late_interaction.ops.varlen`.
+
 ``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
 precision="highest") -> scores``
     ``Q`` against documents stored as centroids and residuals (:mod:`late_interaction.plaid`). ``codes``
@@ -104,11 +107,13 @@ from late_interaction.ops import (  # noqa: E402
     from_hidden,
     residual,
     unsupported,
+    varlen,
 )
 
 fake.register()
 autograd.register()
 autocast.register()
+varlen.register()
 dequantized.register()
 from_hidden.register()
 residual.register()
@@ -117,6 +122,9 @@ unsupported.register(cuda_missing)
 maxsim = torch.ops.late_interaction.maxsim.default
 maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
+maxsim_varlen = torch.ops.late_interaction.maxsim_varlen.default
+maxsim_varlen_winners = torch.ops.late_interaction.maxsim_varlen_winners.default
+maxsim_varlen_backward = torch.ops.late_interaction.maxsim_varlen_backward.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
 maxsim_residual = torch.ops.late_interaction.maxsim_residual.default
@@ -144,6 +152,9 @@ __all__ = [
     "maxsim_residual",
     "maxsim_residual_backward",
     "maxsim_residual_winners",
+    "maxsim_varlen",
+    "maxsim_varlen_backward",
+    "maxsim_varlen_winners",
     "maxsim_winners",
     "plaid_approx_score",
     "with_gradients",

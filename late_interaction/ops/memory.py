@@ -35,6 +35,20 @@ def forward_failed(error: RuntimeError, Q: Tensor, D: Tensor, winners: bool) -> 
     _ask_again(error, Q.device, wanted)
 
 
+def varlen_failed(
+    error: RuntimeError, Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, winners: bool
+) -> None:
+    """The same for packed tokens."""
+    Nq, Nd = len(cu_q) - 1, len(cu_d) - 1
+    # Scores, and the parts of queries that several warps share.
+    wanted: _Wanted = [((2 * Nq + Q.shape[0] // 16, Nd), torch.float32)]
+    if winners:
+        wanted.append(((Nd, Q.shape[0]), winner_dtype(D.shape[0])))
+    if Q.dtype == torch.float32:
+        wanted += [(tuple(Q.shape), torch.bfloat16), (tuple(D.shape), torch.bfloat16)]
+    _ask_again(error, Q.device, wanted)
+
+
 def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
     """As forward_failed, for residual-compressed documents."""
     wanted: _Wanted = [((Q.shape[0], documents), torch.float32)]

@@ -20,14 +20,18 @@ _OPS = (
     "maxsim_residual_backward",
     "plaid_approx_score",
 )
+_PACKED_OPS = ("maxsim_varlen", "maxsim_varlen_winners", "maxsim_varlen_backward")
 
 
 def _no_vmap(name: str) -> Callable[..., NoReturn]:
     def vmap(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(
-            f"late_interaction::{name} does not support vmap: it is batched already, so pass Q as [Nq, Lq, d]"
+        how = (
+            "pack all sequences"
+            if name in _PACKED_OPS
+            else "pass Q as [Nq, Lq, d]"
             " and D as [Nd, Ld, d], or [Nq, K, Ld, d] for documents of each query's own"
         )
+        raise RuntimeError(f"late_interaction::{name} does not support vmap: it is batched already, so {how}")
 
     return vmap
 
@@ -47,7 +51,7 @@ def _no_capability(reason: str) -> Callable[..., NoReturn]:
 
 
 def register(cuda_missing: str | None) -> None:
-    for name in _OPS:
+    for name in _OPS + _PACKED_OPS:
         torch.library.register_vmap(f"late_interaction::{name}", _no_vmap(name))
         if cuda_missing is not None:
             _library.impl(name, _no_cuda(cuda_missing), "CUDA")

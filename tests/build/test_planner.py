@@ -145,3 +145,20 @@ def test_float32_multiplies_as_its_precision_says():
         plan.Precision.medium: "bf16",
         plan.Precision.fp16: "fp16",
     }
+
+
+def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
+    def packed(rows, documents, Ld, d=128):
+        size = plan.Sizes(plan.Layout.in_batch, 1, documents, rows, Ld, d)
+        return plan.plan_forward(size, plan.ForwardTraits(packed=True), H200)
+
+    few = packed(2560, 128, 300)
+    assert few.tile == plan.Tile.wgmma_rows and few.dealt and few.grid == 13 * 10
+    assert few.copied and not few.masked  # short documents are copied, so that no column is left out
+    small = packed(200, 128, 300)
+    assert small.masked and not small.copied
+    assert not packed(20000, 128, 300).dealt  # a row tile has a block or two
+    rerank = packed(32, 700, 300)
+    assert rerank.tile == plan.Tile.wgmma_documents and rerank.dealt and rerank.grid == 132
+    assert not packed(32, 10000, 300).dealt
+    assert packed(2560, 128, 300, d=200).tile == plan.Tile.thin

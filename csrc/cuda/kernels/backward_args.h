@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../../common/problem.h"
+#include "visits.h"
 
 namespace late_interaction {
 
@@ -16,6 +17,11 @@ struct BackwardArgs {
   int64_t grad_query_stride, grad_item_stride;
   const void* winners;  // [Nq, N, Lq]
   bool wide_winners;
+  // Packed (varlen): as in forward_args.h. `grad` is [queries, N]; the others count all query tokens as one
+  // query's.
+  bool packed;
+  const Span* spans;
+  const int32_t* row_queries;
   // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization.
   const void* q_inverse;
   const void* d_inverse;

@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kGatherWarps * 32, kPieces > 1 || sizeof(T) ==
 
   const T* q = static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + s * p.Q.token_stride;
   const T* documents = static_cast<const T*>(p.D.data) + i * p.D.query_stride;
-  const S* grad = static_cast<const S*>(p.grad) + i * p.grad_query_stride;
+  const int32_t query = !p.packed ? i : exists ? p.row_queries[row] : 0;
+  const S* grad = static_cast<const S*>(p.grad) + max(query, ~query) * p.grad_query_stride;
   const S q_inverse = p.q_inverse != nullptr ? static_cast<const S*>(p.q_inverse)[row] : S(1);
 
   for (int first = 0; first < p.d; first += Row::kDims) {
@@ -62,9 +63,10 @@ __global__ void __launch_bounds__(kGatherWarps * 32, kPieces > 1 || sizeof(T) ==
       int64_t destination = 0;
       if (j < end_j) {
         const int32_t token = load_winner(p.winners, p.wide_winners, (i * p.N + j) * p.Lq + s);
-        if (token >= 0 && token < p.Ld) {  // what no forward wrote reads nothing
+        const Span span = p.packed ? p.spans[j] : Span{0, p.Ld};
+        if (token >= 0 && token < span.length) {  // what no forward wrote reads nothing
           const int64_t document = p.layout == Layout::in_batch ? j : i * p.N + j;
-          mine.offset = j * p.D.item_stride + token * p.D.token_stride;
+          mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
           mine.grad = mine.scale = grad[j * p.grad_item_stride];
           if (p.d_inverse != nullptr && !p.unit_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];

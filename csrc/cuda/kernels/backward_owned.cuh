@@ -41,7 +41,10 @@ struct OwnedRowsKernel {
   using Row = RowVector<T, kPieces, kVectors>;
   using S = typename Row::S;
   static constexpr int kWarps = kOwnedWarps, kThreads = 32 * kWarps;
-  static constexpr int kUnroll = !kVectors ? 1 : kPieces >= 4 ? 2 : 8 / kPieces;
+  static constexpr int kUnroll = !kVectors                        ? 1
+                                 : kPieces >= 4                   ? 2
+                                 : sizeof(T) == 4 && kPieces == 1 ? 7  // by the registers there are
+                                                                  : 8 / kPieces;
 
   const BackwardArgs& p;
   // Shared memory.
@@ -53,7 +56,7 @@ struct OwnedRowsKernel {
 
   int lane, warp;
   int32_t i, j;         // i: per_query only
-  int64_t document;     // among all documents
+  int64_t first_row;    // of gradients, of the tile's first token
   int32_t first_token;  // of the tile
   int32_t tokens;       // of the tile
   uint32_t entries;     // of the document
@@ -64,7 +67,7 @@ struct OwnedRowsKernel {
       const uint32_t query = e / static_cast<uint32_t>(p.Lq);
       at = (query * p.N + j) * p.Lq + (e - query * p.Lq);
     } else {
-      at = document * p.Lq + e;
+      at = (i * p.N + j) * p.Lq + e;
     }
     // The sentinel, and tokens of other tiles, end up outside [0, tokens).
     const int32_t token = load_winner(p.winners, p.wide_winners, at);
@@ -156,7 +159,8 @@ struct OwnedRowsKernel {
 
   __device__ __forceinline__ S scale_of(uint32_t e) const {
     const uint32_t query = query_of(e);
-    S scale = static_cast<const S*>(p.grad)[query * p.grad_query_stride + j * p.grad_item_stride];
+    const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(query);
+    S scale = static_cast<const S*>(p.grad)[whose * p.grad_query_stride + j * p.grad_item_stride];
     if (p.q_inverse != nullptr) {
       scale *= static_cast<const S*>(p.q_inverse)[query * static_cast<int64_t>(p.Lq) + token_of(e, query)];
     }
@@ -173,7 +177,7 @@ struct OwnedRowsKernel {
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
-    const int64_t row = document * p.Ld + first_token + t;
+    const int64_t row = first_row + t;
     if (p.grad_D_sums != nullptr) {
       sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
       return;
@@ -280,7 +284,7 @@ struct OwnedRowsKernel {
     count_winners();
     place_tokens();
     if (p.won != nullptr) {
-      uint8_t* won = p.won + document * p.Ld + first_token;
+      uint8_t* won = p.won + first_row;
       for (int t = threadIdx.x; t < tokens; t += kThreads) won[t] = starts[t] != starts[t + 1];
     }
     Row zero;
@@ -288,7 +292,7 @@ struct OwnedRowsKernel {
     for (int t = warp; t < tokens; t += kWarps) {
       if (starts[t] != starts[t + 1]) continue;
       for (int first = 0; first < p.d; first += Row::kDims) {
-        const int64_t at = (document * p.Ld + first_token + t) * p.d;
+        const int64_t at = (first_row + t) * p.d;
         if (p.grad_D_sums != nullptr) {
           zero.store(static_cast<S*>(p.grad_D_sums) + at, first, p.d);
         } else {
@@ -314,6 +318,55 @@ struct OwnedRowsKernel {
   }
 };
 
+// What a block owns.
+struct OwnedTile {
+  int32_t i, j;         // i: per_query only
+  int64_t first_row;    // of gradients, of the tile's first token
+  int32_t first_token;  // of the document
+  int32_t tokens;       // none: there is nothing to do
+  uint32_t entries;     // of the document
+};
+
+__device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int64_t block) {
+  const bool in_batch = p.layout == Layout::in_batch;
+  const int64_t document = block / p.tiles;
+  const auto first_token = static_cast<int32_t>(block % p.tiles) * p.tile_tokens;
+  return {in_batch ? 0 : static_cast<int32_t>(document / p.N),
+          static_cast<int32_t>(in_batch ? document : document % p.N),
+          document * p.Ld + first_token,
+          first_token,
+          min(p.tile_tokens, p.Ld - first_token),
+          static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
+}
+
+// Where stretch `index` of packed tokens begins: those before the first document (0), a document (from 1 on),
+// those behind the last one. So no gradient row goes unwritten.
+__device__ __forceinline__ int64_t stretch_begin(const BackwardArgs& p, int64_t index) {
+  if (index == 0) return 0;
+  if (index <= p.N) return p.spans[index - 1].first;
+  return index == p.N + 1 ? p.spans[p.N - 1].first + p.spans[p.N - 1].length : int64_t{p.Ld};
+}
+
+// Tile t of a stretch that begins at token `begin` belongs to block begin / tile_tokens + index + t. From
+// stretch to stretch that leaves blocks enough, whatever their lengths, and some blocks nothing to do.
+__device__ __forceinline__ OwnedTile packed_tile(const BackwardArgs& p, int64_t block) {
+  int64_t index = 0, end = p.N + 2;  // the last stretch whose first block is this one or before it
+  while (end - index > 1) {
+    const int64_t middle = (index + end) / 2;
+    (stretch_begin(p, middle) / p.tile_tokens + middle <= block ? index : end) = middle;
+  }
+  const int64_t first = stretch_begin(p, index);
+  const int64_t first_token = (block - first / p.tile_tokens - index) * p.tile_tokens;
+  const int64_t left = stretch_begin(p, index + 1) - first - first_token;
+  const bool document = index > 0 && index <= p.N;
+  return {0,
+          static_cast<int32_t>(index - 1),
+          first + first_token,
+          static_cast<int32_t>(first_token),
+          static_cast<int32_t>(max(int64_t{0}, min(int64_t{p.tile_tokens}, left))),
+          document ? static_cast<uint32_t>(p.Lq) : 0};
+}
+
 // The planner counts the same bytes of shared memory.
 template <class T, int kPieces, bool kVectors>
 __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 8 ? 1 : 3)
@@ -321,14 +374,12 @@ __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 
   using Kernel = OwnedRowsKernel<T, kPieces, kVectors>;
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ uint32_t warp_totals[kOwnedWarps];
-  const int64_t document = blockIdx.x / p.tiles;
-  const int32_t first_token = static_cast<int32_t>(blockIdx.x % p.tiles) * p.tile_tokens;
-  const int32_t tokens = min(p.tile_tokens, p.Ld - first_token);
   auto* carry = reinterpret_cast<typename Kernel::S*>(shared);
   auto* list = reinterpret_cast<Listed<typename Kernel::S>*>(carry + kOwnedWarps * Kernel::Row::kDims);
   auto* starts = reinterpret_cast<uint32_t*>(list + p.list_capacity);
   auto* cursors = starts + p.tile_tokens + 1;
-  const bool in_batch = p.layout == Layout::in_batch;
+  const OwnedTile mine = p.packed ? packed_tile(p, blockIdx.x) : dense_tile(p, blockIdx.x);
+  if (mine.tokens == 0) return;
   Kernel kernel{p,
                 carry,
                 starts,
@@ -337,12 +388,12 @@ __global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 
                 warp_totals,
                 static_cast<int>(threadIdx.x % 32),
                 static_cast<int>(threadIdx.x / 32),
-                in_batch ? 0 : static_cast<int32_t>(document / p.N),
-                static_cast<int32_t>(in_batch ? document : document % p.N),
-                document,
-                first_token,
-                tokens,
-                static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
+                mine.i,
+                mine.j,
+                mine.first_row,
+                mine.first_token,
+                mine.tokens,
+                mine.entries};
   kernel.run();
 }
 

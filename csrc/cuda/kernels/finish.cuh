@@ -2,7 +2,7 @@
 // rare rows, apply the query mask and norms, write winners, and sum each query's rows.
 //
 // A Tile says who owns what: kOwned rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of the
-// o-th, kWarpRows neighbouring rows a warp.
+// o-th, kWarpRows neighbouring rows a warp, kPacked whether its kernel takes packed queries.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,10 +25,10 @@ struct Maximum {
 // The exact answer for one row against one document, in plain fp32 and token order. All lanes of the warp
 // work on the same row.
 template <class E>
-__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* document, const uint8_t* mask,
-                                 const float* factors) {
+__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* document, int32_t length,
+                                 const uint8_t* mask, const float* factors) {
   Maximum best{-INFINITY, kSentinel};
-  for (int32_t t = 0; t < p.Ld; ++t) {
+  for (int32_t t = 0; t < length; ++t) {
     if (mask != nullptr && mask[t * p.d_mask.token_stride] == 0) continue;
     const E* x = document + t * p.D.token_stride;
     float dot = 0.0f, squares = 0.0f;
@@ -50,8 +50,8 @@ __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* docu
   return best;
 }
 
-__device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const uint8_t* mask) {
-  if (mask == nullptr) return true;
+__device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, int32_t length, const uint8_t* mask) {
+  if (mask == nullptr) return length > 0;
   for (int32_t first = 0; first < p.Ld; first += 32) {
     const int32_t t = first + threadIdx.x % 32;
     if (__any_sync(kFullWarp, t < p.Ld && mask[t * p.d_mask.token_stride] != 0)) return true;
@@ -67,19 +67,23 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
                                                   int32_t j) {
   const uint8_t* mask = document_mask(p, query, j);
   Maximum mine{-INFINITY, kSentinel};
-  if (!any_token_kept(p, mask)) return mine;
+  const int32_t length = document_length(p, query, j);
+  if (!any_token_kept(p, length, mask)) return mine;
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
     const int32_t its_row = __shfl_sync(kFullWarp, row, who);
     const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
-                                        static_cast<const E*>(p.D.data) + document_offset(p, query, j), mask,
-                                        document_factors(p, query, j));
+                                        static_cast<const E*>(p.D.data) + document_offset(p, query, j),
+                                        length, mask, document_factors(p, query, j));
     if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
   }
   return mine;
 }
 
 // The rows a lane owns, and the queries its warp sums, for as long as its block stays on one row tile.
+//
+// What a warp has of a query is a part of its score. Of packed queries, part (warp, query) lies at place warp
+// + query of the parts: from row to row the warp, the query or both go up, so no two parts share a place.
 template <class Tile>
 struct OwnedRows {
   // What a row's maximum counts; negative if it is masked, or does not exist.
@@ -98,13 +102,27 @@ struct OwnedRows {
       query[o] = exists ? row / p.Lq : -1;
       place[o] = row - query[o] * p.Lq;
       scale[o] = exists && keeps_row(p, row) ? row_factor(p, query[o], place[o]) : -1.0f;
+      if (Tile::kPacked && p.packed && exists) {
+        const int32_t its = p.row_queries[row];
+        query[o] = max(its, ~its);
+        if (its < 0) scale[o] = -1.0f;
+      }
     }
     const int32_t first = tile.first + warp_m * Tile::kWarpRows;
     const int32_t count = min(Tile::kWarpRows, tile.count - warp_m * Tile::kWarpRows);
+    if (Tile::kPacked && p.packed) return take_packed_queries(p, first, count);
     first_query = first / p.Lq;
     last_query = count > 0 ? (first + count - 1) / p.Lq : -1;
     const int32_t begun = first_query * p.Lq - tile.origin;
     first_part = (first - tile.origin) / Tile::kWarpRows - begun / Tile::kWarpRows;
+  }
+
+  __device__ __forceinline__ void take_packed_queries(const ForwardArgs& p, int32_t first, int32_t count) {
+    const auto query_of = [&](int32_t row) { return max(p.row_queries[row], ~p.row_queries[row]); };
+    const bool alone = p.Lq <= Tile::kWarpRows;  // then its parts are the scores, and none may be missing
+    first_query = count <= 0 || alone ? 0 : query_of(first);
+    last_query = count <= 0 ? -1 : alone ? p.queries - 1 : query_of(first + count - 1);
+    first_part = first / Tile::kWarpRows;
   }
 };
 
@@ -171,7 +189,7 @@ __device__ __forceinline__ void count_rows(const ForwardArgs& p, const OwnedRows
     best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
     if constexpr (kWinners) {
       if (own.query[o] >= 0) {
-        const int64_t at = (own.query[o] * p.N + j) * p.Lq + own.place[o];
+        const int64_t at = ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.N + j) * p.Lq + own.place[o];
         store_winner(p.winners, p.wide_winners, at, counts ? best[o].token : kSentinel);
       }
     }
@@ -190,7 +208,8 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const OwnedRow
     for (int o = 0; o < Tile::kOwned; ++o) sum += own.query[o] == query ? best[o].value : 0.0f;
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
-    at = int64_t{query + 1} * p.parts * p.N + j;  // the next one begins here: its part 0
+    // The next one begins here: its part 0.
+    at = (int64_t{query + 1} * p.parts + (Tile::kPacked && p.packed ? own.first_part : 0)) * p.N + j;
   }
 }
 

@@ -4,14 +4,12 @@
 #include <cstdint>
 
 #include "../../common/problem.h"
+#include "visits.h"
 
 namespace late_interaction {
 
-// Tokens [first, first + length) of a document.
-struct Span {
-  int32_t first, length;
-};
-
+// Packed calls (varlen) have their query tokens behind each other, as the Lq tokens of one query (Nq = 1),
+// and their documents likewise. Which query a token belongs to matters only where a row's maximum is counted.
 struct ForwardArgs {
   Layout layout;
   int64_t N;  // documents each query meets
@@ -21,8 +19,17 @@ struct ForwardArgs {
   bool normalize;
   bool q_aligned, d_aligned;  // 16-byte copies are possible
   bool wide_winners;
-  void* scores;   // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
-  void* winners;  // [Nq, N, Lq] or null
+  void* scores;                // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
+  void* winners;               // [Nq, N, Lq] or null
+  bool packed;                 // documents lie where spans say
+  const Span* spans;           // packed: of each document
+  int32_t queries;             // packed: how many
+  const int32_t* q_offsets;    // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
+  const int32_t* row_queries;  // packed: the query of each row; of a row of none, what ~ makes a query of it
+  const int32_t* unit_ends;    // packed: where each block's units end; null: all get equally many
+  // wgmma_rows, wgmma_documents: documents [Nq or 1, N] as they are visited; null: in order, each whole.
+  const Visit* visits;
+  CopyRoom copies;  // wgmma_rows: what some visits read
   int32_t parts;
   int32_t chunks, stages;
   int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team
@@ -31,7 +38,6 @@ struct ForwardArgs {
   int64_t row_tiles, units;
   // Inverse norms of tokens, or their scales: see factors.cuh. Null: 1.
   ScaleView q_factors;
-  const Span* spans;           // of every document; null: all are whole
   float zeros[4];              // zeros that the compiler does not know to be such
   ScaleView d_factors;         // wgmma only
   const float* shared_factor;  // wgmma only: of all documents' tokens

@@ -35,16 +35,18 @@ __global__ void __launch_bounds__(kFp64Threads) maxsim_forward_fp64(const __grid
   const int32_t i = static_cast<int32_t>(blockIdx.x / p.N);
   const int32_t j = static_cast<int32_t>(blockIdx.x % p.N);
   const double* document = static_cast<const double*>(p.D.data) + document_offset(p, i, j);
+  const int32_t length = document_length(p, i, j);
+  const Span rows = p.packed ? packed_span(p.q_offsets, i, p.Lq) : Span{i * p.Lq, p.Lq};
   const uint8_t* mask = document_mask(p, i, j);
 
   double sum = 0.0;
-  for (int32_t s = warp; s < p.Lq; s += kFp64Threads / 32) {
-    const int32_t row = i * p.Lq + s;
+  for (int32_t s = warp; s < rows.length; s += kFp64Threads / 32) {
+    const int32_t row = rows.first + s;
     const double* q = static_cast<const double*>(p.Q.data) + row_offset(p, row);
     double best = 0.0;
     int32_t token = kSentinel;
     if (keeps_row(p, row)) {
-      for (int32_t t = lane; t < p.Ld; t += 32) {
+      for (int32_t t = lane; t < length; t += 32) {
         if (mask != nullptr && mask[t * p.d_mask.token_stride] == 0) continue;
         const double* x = document + t * p.D.token_stride;
         double dot = 0.0;
@@ -69,7 +71,8 @@ __global__ void __launch_bounds__(kFp64Threads) maxsim_forward_fp64(const __grid
       sum += p.normalize ? best * inverse_norm(squared_norm(q, p.Q.dim_stride, p.d)) : best;
     }
     if (p.winners != nullptr && lane == 0) {
-      store_winner(p.winners, p.wide_winners, (i * p.N + j) * p.Lq + s, token);
+      const int64_t at = p.packed ? j * int64_t{p.Lq} + row : (i * p.N + j) * p.Lq + s;
+      store_winner(p.winners, p.wide_winners, at, token);
     }
   }
   if (lane == 0) sums[warp] = sum;

@@ -40,6 +40,8 @@ struct MmaTile {
   static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
   static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
+  // Documents of lengths of their own take registers that large tiles do not have.
+  static constexpr bool kPacked = kWarpsM == 1;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
   static constexpr int kRows = kWarpsM * kWarpRows, kColumns = kWarpsN * kWarpColumns;
@@ -200,7 +202,8 @@ __device__ __forceinline__ void wait_stage(int stages) {
   }
 }
 
-// The next chunk to load: a place in (document, token tile, chunk) order.
+// The next chunk to load: a place in (document, token tile, chunk) order. A document without tokens has a
+// tile of zeros.
 struct Cursor {
   int32_t j, t, chunk;
 };
@@ -230,6 +233,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     OwnedRows<Tile> own;
     own.take(p, tile, warp_m);
 
+    const auto length_of = [&](int32_t j) {
+      return Tile::kPacked ? document_length(p, tile.query, j) : p.Ld;
+    };
     const auto load_q = [&](uint32_t dst, int chunk) {
       load_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, p.q_aligned, chunk, p.d, tile.count,
                                                  [&](int row) { return row_offset(p, tile.first + row); });
@@ -238,13 +244,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     const auto load_stage = [&](int stage) {
       if (next.j < end_j) {
         const uint32_t dst = ring + stage * stage_bytes;
-        const int64_t from = document_offset(p, tile.query, next.j) + next.t * p.D.token_stride;
-        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d, p.Ld - next.t,
+        const int32_t length = length_of(next.j);
+        const int64_t offset =
+            Tile::kPacked ? document_offset(p, tile.query, next.j) : dense_offset(p, tile.query, next.j);
+        const int64_t from = offset + next.t * p.D.token_stride;
+        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d, length - next.t,
                                                       [&](int row) { return from + row * p.D.token_stride; });
         if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.chunk);
         if (++next.chunk == p.chunks) {
           next.chunk = 0;
-          if ((next.t += Tile::kColumns) >= p.Ld) {
+          if ((next.t += Tile::kColumns) >= length) {
             next.t = 0;
             ++next.j;
           }
@@ -263,6 +272,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     int stage = 0, free_stage = p.stages - 1;
     for (int32_t j = first_j; j < end_j; ++j) {
       const uint8_t* mask = document_mask(p, tile.query, j);
+      const int32_t length = length_of(j);
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
 #pragma unroll
@@ -271,12 +281,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         token[h] = kSentinel;
       }
 
-      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
+      for (int32_t t = 0; t < max(length, 1); t += Tile::kColumns) {
         const int32_t first_token = t + warp_n * Tile::kWarpColumns;
         // Bit c: column c of this warp's tokens counts.
         uint64_t valid = ~uint64_t{0} >> (64 - Tile::kWarpColumns);
-        if (first_token + Tile::kWarpColumns > p.Ld) {
-          const int32_t left = p.Ld - first_token;
+        if (first_token + Tile::kWarpColumns > length) {
+          const int32_t left = length - first_token;
           valid = left > 0 ? (uint64_t{1} << left) - 1 : 0;
         }
         uint32_t kept[Tile::kWarpColumns / 32];

@@ -23,7 +23,8 @@
 //   block      one a multiprocessor, persistent: a contiguous range of (query, document). With one query for
 //              all documents there is one row tile; else a row tile is a query, with documents of its own.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
-//   producer   one thread of the last warpgroup, which keeps few registers: TMA loads, for all teams in turn.
+//   producer   one thread a team, each of another warp of the last warpgroup, which keeps few registers: TMA
+//              loads. Teams with documents of other lengths do not wait for each other.
 //   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
 //              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
 //   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one merges the
@@ -45,7 +46,7 @@ struct WgmmaDocumentsTile {
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
-  static constexpr bool kWinners = kWinners_;
+  static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kQuantized = sizeof(Element) == 1;  // tokens have scales, else they may be normalized
   static constexpr int kColumns = kColumns_;
   static constexpr DocumentsShape kShape = documents_shape(kColumns, kChunks_);
@@ -58,7 +59,8 @@ struct WgmmaDocumentsTile {
   static constexpr int kGroupThreads = 32 * kWarps;
   static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;
   // Of a lane that multiplies, once the producer's warpgroup has given up most of its own.
-  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 240;
+  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
   static constexpr int kHeld = kColumns / 4, kOwned = kColumns / 32;
   static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
@@ -146,31 +148,45 @@ struct DocumentWalk {
   }
 };
 
-// ---- producer ----
+// The document that a walk has come to.
+__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const DocumentWalk& walk) {
+  if (p.visits == nullptr || walk.left <= 0) return {0, p.Ld, walk.j, 0};
+  return p.visits[document_index(p, walk.row_tile, walk.j)];
+}
 
-// A round is a document for each team, tile by tile: all shares of the ring fill at the same pace.
+// ---- producers ----
+
 template <class Tile>
 __device__ __forceinline__ void load_documents(const ForwardArgs& p, const TensorMaps& maps,
-                                               const DocumentsMemory<Tile>& memory) {
+                                               const DocumentsMemory<Tile>& memory, int team) {
+  constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
   RingPlace first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
-  for (DocumentWalk walk(p); walk.left > 0; walk.advance(p, p.teams)) {
-    const int teams = min(walk.left, p.teams);
-    for (int32_t t = 0; t < p.Ld; t += Tile::kTokens) {
+  DocumentWalk walk(p);
+  walk.advance(p, team);
+  for (; walk.left > 0; walk.advance(p, p.teams)) {
+    const Visit visit = visit_at(p, walk);
+    for (int32_t t = 0; t < visit.length; t += Tile::kTokens) {
       RingPlace at = first;
+      // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
+      // has tokens for.
+      const int tails = p.packed ? min((visit.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
+      const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
+      const int boxes = tails == kTails ? 1 : tails;
       for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
-        DocumentWalk document = walk;
-        for (int team = 0; team < teams; ++team) {
-          const int warpgroup = team * p.members + member;
-          const uint32_t full = memory.full(warpgroup, at);
-          ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
-          ptx::arrive_expecting(full, Tile::kStageBytes);
+        const int warpgroup = team * p.members + member;
+        const uint32_t full = memory.full(warpgroup, at);
+        ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
+        ptx::arrive_expecting(full, tails * (Tile::kStageBytes / kTails));
+#pragma unroll 1
+        for (int i = 0; i < boxes; ++i) {
 #pragma unroll
           for (int c = 0; c < Tile::kChunks; ++c) {
-            ptx::copy_box(memory.stage(warpgroup, at) + c * Tile::kDChunkBytes, &maps.D, full,
-                          (chunk + c) * Tile::kChunkElements, t, document.j, document.row_tile);
+            ptx::copy_box(
+                memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
+                full, (chunk + c) * Tile::kChunkElements, visit.first + t + i * kTailTokens,
+                p.packed ? 0 : walk.j, walk.row_tile);
           }
-          document.advance(p, 1);
         }
         at.advance(memory.share);
       }
@@ -232,9 +248,10 @@ struct KeptTokens {
   static __device__ __forceinline__ int32_t token(int32_t first_token, int block, int half) {
     return first_token + 64 * block + 8 * half;
   }
-  __device__ __forceinline__ void all(const ForwardArgs& p, int32_t first_token) {
+  __device__ __forceinline__ void all(int32_t length, int32_t first_token) {
 #pragma unroll
-    for (int i = 0; i < 2 * Tile::kBlocks; ++i) keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < p.Ld;
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i)
+      keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < length;
   }
   // Loads: asked for a tile ahead of their use.
   __device__ __forceinline__ void by_mask(const ForwardArgs& p, const uint8_t* mask, int32_t first_token) {
@@ -446,8 +463,6 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   const bool masked = p.d_mask.data != nullptr, scaled = Tile::kQuantized && p.d_factors.data != nullptr;
 
   // Tiles go round among the members without regard to where a document ends.
-  const int tiles = (p.Ld + Tile::kTokens - 1) / Tile::kTokens;
-  const int shift = tiles % p.members;
   int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
 
   RingPlace at;
@@ -458,6 +473,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   OwnedRows<Tile> own;
   DocumentWalk walk(p);
   walk.advance(p, team);
+  int32_t next_length = visit_at(p, walk).length;
   KeptTokens<Tile> next;
   TokenFactors<Tile> next_factors;
   next_factors.clear();
@@ -484,9 +500,11 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
     }
     const int32_t j = walk.j;
     if (masked || scaled) prefetch_weights<Tile>(p, walk, ahead, thread);
+    const int32_t length = next_length;
     walk.advance(p, p.teams);
+    next_length = visit_at(p, walk).length;
     int32_t t = first_tile * Tile::kTokens;
-    first_tile -= shift;
+    first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;
 
     float maximum[Tile::kHeld];
@@ -496,11 +514,11 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       maximum[h] = -INFINITY;
       token[h] = kSentinel;
     }
-    for (; t < p.Ld; t += step) {
+    for (; t < length; t += step) {
       KeptTokens<Tile> kept = next;
-      if (!masked) kept.all(p, t + lane_token);
+      if (!masked) kept.all(length, t + lane_token);
       const TokenFactors<Tile> factors = next_factors;
-      if (t + step < p.Ld) fetch(held_tile, j, t + step);
+      if (t + step < length) fetch(held_tile, j, t + step);
       typename Tile::Products products;
       TokenSquares<Tile> squares;
       multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares);
@@ -520,7 +538,9 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       float best[Tile::kOwned];
       int32_t best_token[Tile::kOwned];
       merge_warps<Tile>(maxima, p.members, best, best_token);
-      finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, j, best, best_token);
+      const int32_t document = p.visits == nullptr ? j : p.visits[document_index(p, held_tile, j)].document;
+      finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, document, best,
+                                                                    best_token);
     }
     if (++turn == team_threads / 32) turn = 0;
   }
@@ -538,15 +558,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   constexpr int kBarriersReady = 15;
 
   if (warpgroup == Tile::kWarpgroups) {
-    ptx::give_registers<24>();
-    const bool producer = threadIdx.x == Tile::kWarpgroups * Tile::kGroupThreads;
-    if (producer) memory.init_barriers();
+    ptx::give_registers<Tile::kProducerRegisters>();
+    const int thread = threadIdx.x - Tile::kWarpgroups * Tile::kGroupThreads, team = thread / 32;
+    if (thread == 0) memory.init_barriers();
     __syncwarp();
-    ptx::arrive_some(kBarriersReady, Tile::kThreads);  // and go on: the barriers are its own work
-    if (!producer) return;
+    ptx::sync_some(kBarriersReady, Tile::kThreads);
+    if (thread % 32 != 0 || team >= p.teams) return;
     ptx::wait_for_earlier_kernels();
-    load_documents<Tile>(p, maps, memory);
-    ptx::let_next_kernel_start();
+    load_documents<Tile>(p, maps, memory, team);
+    if (team == 0) ptx::let_next_kernel_start();
   } else {
     ptx::take_registers<Tile::kRegisters>();
     ptx::sync_some(kBarriersReady, Tile::kThreads);

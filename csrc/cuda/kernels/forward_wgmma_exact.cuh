@@ -31,7 +31,7 @@ struct WgmmaExactTile {
   using Element = float;
   using Accumulator = float;
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
+  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_, kPacked = false;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 2);
   // All warps share what the launch gave the block: 128 registers for each of 512 threads. Narrow tiles leave
@@ -98,8 +98,7 @@ __device__ void cut_stages(const ForwardArgs& p, const SplitShared<Tile>& at) {
           }
         }
         ptx::publish_to_products();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::arrive(at.cut(place.stage));
+        ptx::arrive(at.cut(place.stage));
         place.advance(p.stages);
       }
     }

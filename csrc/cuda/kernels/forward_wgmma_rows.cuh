@@ -26,12 +26,14 @@
 // Products may not be in flight over the back edge of a loop (ptxas would serialize them all), so the body of
 // the loop takes kTogether tiles, and only behind the last of them nothing of this warpgroup is in flight.
 //
-// Of a masked document the tokens from the first to the last that counts are visited. The last tile is moved
-// back to end with them: a token that is seen twice changes neither the maximum nor, since ties keep the
-// earlier one, the winner. So columns are left out one by one only where a document has a mask, or is shorter
-// than a tile.
+// Of a document the tokens are visited that its Visit names (kernels/visits.h): of a masked one those from
+// the first to the last that counts; or, from a copy, only those that do. The last tile is moved back to end
+// with them: a token that is seen twice changes neither the maximum nor, since ties keep the earlier one, the
+// winner. So columns are left out one by one only where a document that was not copied has a mask, or is
+// shorter than a tile.
 //
-// Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier.
+// Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier; where
+// columns are weighed, each lane does, which has read weights of its own. So does each lane of the weigher.
 #pragma once
 
 #include "fold.cuh"
@@ -50,7 +52,7 @@ struct WgmmaRowsTile {
   using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
-  static constexpr bool kWinners = kWinners_;
+  static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
   using Best = std::conditional_t<kQuantized, RowMaximum<Similarity<Accumulator, kScaled>>,
@@ -60,7 +62,8 @@ struct WgmmaRowsTile {
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // All warps share what the launch gave the block: 168 registers for each of 384 threads.
-  static constexpr int kConsumerRegisters = kMasked ? 224 : 232, kHelperRegisters = kMasked ? 56 : 40;
+  static constexpr int kConsumerRegisters = kMasked ? 224 : kScaled ? 232 : 240;
+  static constexpr int kHelperRegisters = kMasked ? 56 : kScaled ? 40 : 24;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
   static constexpr int kHeld = 4, kOwned = 1;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
@@ -78,7 +81,8 @@ struct WgmmaRowsTile {
 };
 
 // Shared memory of a block, in this order: the Q tile, the ring, what its columns count, the consumers'
-// own rows (read once a document: in registers they would crowd out the accumulators), barriers.
+// own rows (read once a document: in registers they would crowd out the accumulators), barriers, and notes
+// that consumers take for the same reason.
 template <class Tile>
 struct RowsShared {
   uint32_t q, ring, weights, barriers;
@@ -91,6 +95,9 @@ struct RowsShared {
         barriers(weights + stages * Tile::kWeightBytes + 128 * Tile::kConsumers * sizeof(OwnedRows<Tile>)),
         own(reinterpret_cast<OwnedRows<Tile>*>(base + (weights - q) + stages * Tile::kWeightBytes)) {}
 
+  __device__ __forceinline__ uint32_t note(int i) const {
+    return barriers + 256 + 12 * ptx::thread() + 4 * i;
+  }
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t weights_of(int i) const { return weights + i * Tile::kWeightBytes; }
   __device__ __forceinline__ uint32_t q_full() const { return barriers; }
@@ -99,11 +106,10 @@ struct RowsShared {
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 24 + 16 * i; }
 };
 
-// The tokens of a document from the first to the last that counts.
-template <class Tile>
-__device__ __forceinline__ Span span_of(const ForwardArgs& p, const RowTile& tile, int32_t j) {
-  if (!Tile::kMasked || p.spans == nullptr) return {0, p.Ld};
-  return p.spans[document_index(p, tile, j)];
+// The document that is visited at place j.
+__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
+  if (p.visits == nullptr || j >= p.N) return {0, p.Ld, j, 0};
+  return p.visits[document_index(p, tile.query, j)];
 }
 
 // Tiles of a document; an empty one has one too, whose maxima are dropped.
@@ -112,10 +118,10 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
   return max(1, (length + Tile::kColumns - 1) / Tile::kColumns);
 }
 
-// The token that tile t of a span begins with: the last tile is moved back to end with the span.
+// Where in its visit tile t begins: the last tile is moved back to end with the document.
 template <class Tile>
-__device__ __forceinline__ int32_t tile_begin(Span span, int32_t t) {
-  return span.first + max(0, min(t, span.length - Tile::kColumns));
+__device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t) {
+  return max(0, min(t, length - Tile::kColumns));
 }
 
 // What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
@@ -126,7 +132,7 @@ struct ColumnWeights {
   float2 factor[Tile::kScaled ? Tile::kColumns / 8 : 1];
 
   __device__ __forceinline__ void load(uint32_t weights) {
-    const int quad = threadIdx.x % 4;
+    const int quad = ptx::thread() % 4;
     if constexpr (Tile::kMasked) {
 #pragma unroll
       for (int w = 0; w < Tile::kMaskWords; ++w) {
@@ -221,13 +227,17 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
     const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
     load_rows<Tile>(p, maps, part.tile, at, q_parity);
     for (int32_t j = part.first_j; j < part.end_j; ++j) {
-      const Span span = span_of<Tile>(p, part.tile, j);
-      for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
+      const Visit visit = visit_at(p, part.tile, j);
+      const CUtensorMap* map = visit.copied() ? &maps.copies : &maps.D;
+      const int32_t item = visit.copied() || p.packed ? 0 : visit.document;
+      const int32_t outer = visit.copied() ? 0 : part.tile.query;
+      for (int32_t t = 0; t < max(visit.length, 1); t += Tile::kColumns) {
         ptx::wait(at.empty(place.stage), place.parity ^ 1);
         ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-          ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, &maps.D, at.full(place.stage),
-                        chunk * Tile::kChunkElements, tile_begin<Tile>(span, t), j, part.tile.query);
+          ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
+                        chunk * Tile::kChunkElements, visit.begin() + tile_begin<Tile>(visit.length, t), item,
+                        outer);
         }
         place.advance(p.stages);
       }
@@ -249,17 +259,17 @@ struct Weigher {
     float factor[kRounds];
   };
 
-  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, Span span,
+  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, int64_t stride, Span span,
                                          int32_t t) const {
     Looked looked;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      const int32_t token = tile_begin<Tile>(span, t) + 32 * i + ptx::thread() % 32;
+      const int32_t token = span.first + tile_begin<Tile>(span.length, t) + 32 * i + ptx::thread() % 32;
       const bool exists = token < span.first + span.length && 32 * i + ptx::thread() % 32 < Tile::kColumns;
       if constexpr (Tile::kMasked) {
         looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
-      if constexpr (Tile::kScaled) looked.factor[i] = exists ? token_factor(p, factors, token) : 0.0f;
+      if constexpr (Tile::kScaled) looked.factor[i] = exists ? usable_factor(factors[token * stride]) : 0.0f;
     }
     return looked;
   }
@@ -291,8 +301,7 @@ struct Weigher {
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) ptx::arrive(at.full(place.stage));
+    ptx::arrive(at.full(place.stage));
     place.advance(p.stages);
   }
 
@@ -303,11 +312,14 @@ struct Weigher {
     for (; documents > 0; ++tile, j = 0) {
       const RowTile rows = row_tile(p, tile, Tile::kRows);
       for (; j < p.N && documents > 0; ++j, --documents) {
-        const Span span = span_of<Tile>(p, rows, j);
-        const uint8_t* mask = document_mask(p, rows.query, j);
-        const float* factors = document_factors(p, rows.query, j);
+        const Visit visit = visit_at(p, rows, j);
+        const uint8_t* mask = document_mask(p, rows.query, visit.document);
+        const float* factors =
+            visit.copied() ? p.copies.factors : document_factors(p, rows.query, visit.document);
+        const int64_t stride = visit.copied() ? 1 : p.d_factors.token_stride;
+        const Span span{visit.begin(), visit.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
-          const Looked looked = look(mask, factors, span, t);
+          const Looked looked = look(mask, factors, stride, span, t);
           ptx::wait(at.empty(place.stage), place.parity ^ 1);
           store(looked);
         }
@@ -325,8 +337,7 @@ struct RowsConsumer {
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
   RingPlace place;
   typename Tile::Best best[Tile::kHeld];
-  int32_t tile, j, t;
-  Span span;  // of document j
+  int32_t t;
 
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block) {
     const uint32_t q = ptx::matrix_at(q_blocks + block * 64 * kChunkRowBytes),
@@ -341,13 +352,26 @@ struct RowsConsumer {
     ptx::commit_products();
   }
 
-  __device__ __forceinline__ Span span_of_document(int32_t its_j) const {
-    if (!Tile::kMasked || its_j >= p.N) return {0, p.Ld};
-    return span_of<Tile>(p, row_tile(p, tile, Tile::kRows), its_j);
+  // Notes: of the visit at hand its place and its length, and the row tile.
+  enum Note { kPlace, kLength, kTile };
+  __device__ __forceinline__ void note(Note what, uint32_t value) const {
+    ptx::store_shared(at.note(what), value);
+  }
+  __device__ __forceinline__ int32_t noted(Note what) const {
+    return static_cast<int32_t>(ptx::load_shared(at.note(what)));
   }
 
-  __device__ __forceinline__ void finish_document_j() {
-    const RowTile rows = row_tile(p, tile, Tile::kRows);
+  __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, noted(kTile), Tile::kRows); }
+
+  __device__ __forceinline__ void enter(int32_t j) {
+    note(kPlace, j);
+    note(kLength, visit_at(p, rows_at_hand(), j).length);
+    t = 0;
+  }
+
+  __device__ __forceinline__ void finish_document_at_hand() {
+    const RowTile rows = rows_at_hand();
+    const Visit visit = visit_at(p, rows, noted(kPlace));
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
 #pragma unroll
@@ -357,9 +381,13 @@ struct RowsConsumer {
       best[h].clear();
     }
     reduce_quad<Tile::kHeld, Tile::kWinners>(maximum, token);
-    if (Tile::kMasked && span.length == 0) maximum[0] = -INFINITY;
-    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, rows, at.own[threadIdx.x],
-                                                                  threadIdx.x / 32, j, maximum, token);
+    if (noted(kLength) == 0) maximum[0] = -INFINITY;
+    if constexpr (Tile::kWinners) {
+      token[0] =
+          visit.origin < 0 ? p.copies.origins[~visit.origin + max(token[0], 0)] : token[0] + visit.origin;
+    }
+    finish_document<typename Tile::Element, Tile, Tile::kWinners>(
+        p, rows, at.own[ptx::thread()], ptx::thread() / 32, visit.document, maximum, token);
   }
 
   template <int kTiles>
@@ -370,7 +398,10 @@ struct RowsConsumer {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply(c[1], 1);
-      const float first_token = static_cast<float>(tile_begin<Tile>(span, t) + 2 * (threadIdx.x % 4));
+      const int32_t length = noted(kLength);
+      const float first_token = static_cast<float>(tile_begin<Tile>(length, t) + 2 * (ptx::thread() % 4));
+      // Known before the next tile waits for it; factors leave no room to keep it.
+      const bool ends = t + Tile::kColumns >= length;
       ColumnWeights<Tile> weights;
       if constexpr (Tile::kWeighed) weights.load(at.weights_of(place.stage));
       ptx::wait_products<1>();
@@ -384,48 +415,47 @@ struct RowsConsumer {
       } else {
         ptx::wait_products<0>();
       }
-      if (Tile::kWeighed) __syncwarp();  // all lanes have read the weights
-      if (threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
+      // Loaded again rather than kept, where ptxas would run out of registers.
+      if constexpr (Tile::kScaled && (Tile::kWinners || Tile::kColumns < 152))
+        weights.load(at.weights_of(folded.stage));
+      if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
       t += Tile::kColumns;
-      if (t >= span.length) {
-        const Span next = span_of_document(j + 1);  // on its way while this one is finished
-        finish_document_j();
-        span = next;
-        ++j;
-        t = 0;
+      if (Tile::kScaled ? t >= noted(kLength) : ends) {
+        finish_document_at_hand();
+        enter(noted(kPlace) + 1);
       }
     }
   }
 
-  // Tiles of documents [j, end) that lie before this block.
-  __device__ __forceinline__ int64_t count_tiles_to(int64_t end) const {
-    if constexpr (!Tile::kMasked) return (end - j) * count_tiles<Tile>(p.Ld);
-    int64_t tiles = 0;
-    for (int64_t i = j + threadIdx.x % 32; i < end; i += 32) {
-      tiles += count_tiles<Tile>(span_of_document(static_cast<int32_t>(i)).length);
+  // Tiles of documents [first, end).
+  __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
+    if (p.visits == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
+    int32_t tiles = 0;
+    for (int32_t j = first + ptx::thread() % 32; j < end; j += 32) {
+      tiles += count_tiles<Tile>(visit_at(p, rows_at_hand(), j).length);
     }
     return warp_sum(tiles);
   }
 
   __device__ __forceinline__ void run() {
-    const int64_t first = UnitRange::mine(p).unit;
-    tile = static_cast<int32_t>(first / p.N);
-    j = static_cast<int32_t>(first % p.N);
-    for (uint32_t q_parity = 0;; q_parity ^= 1, ++tile, j = 0) {
+    const int64_t begin = UnitRange::mine(p).unit;
+    note(kTile, static_cast<int32_t>(begin / p.N));
+    int32_t first = static_cast<int32_t>(begin % p.N);
+    for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
       // Worked out anew for each row tile, which is rarer than a register is dear.
-      const int64_t documents = UnitRange::mine(p, ptx::block()).end - int64_t{tile} * p.N - j;
+      const int64_t documents = UnitRange::mine(p, ptx::block()).end - noted(kTile) * p.N - first;
       if (documents <= 0) break;
-      at.own[threadIdx.x].take(p, row_tile(p, tile, Tile::kRows), threadIdx.x / 32);
+      at.own[ptx::thread()].take(p, rows_at_hand(), ptx::thread() / 32);
       ptx::wait(at.q_full(), q_parity);
-      span = span_of_document(j);
-      t = 0;
+      enter(first);
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-      int64_t left = count_tiles_to(min(p.N, j + documents));
+      int32_t left = count_all_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       for (; left >= Tile::kTogether; left -= Tile::kTogether) take_tiles<Tile::kTogether>();
       for (; left > 0; --left) take_tiles<1>();
       if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
+      note(kTile, noted(kTile) + 1);
     }
   }
 };
@@ -439,8 +469,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const RowsShared<Tile> at(shared, p.stages);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::init_barrier(at.full(stage), Tile::kWeighed ? 2 : 1);
-      ptx::init_barrier(at.empty(stage), 4 * Tile::kConsumers);
+      ptx::init_barrier(at.full(stage), Tile::kWeighed ? 1 + 32 : 1);
+      ptx::init_barrier(at.empty(stage), (Tile::kWeighed ? 128 : 4) * Tile::kConsumers);
     }
     ptx::init_barrier(at.q_full(), 1);
     ptx::init_barrier(at.q_empty(), 4 * Tile::kConsumers);

@@ -36,6 +36,7 @@
 //
 // Barriers: full/empty for each stage, for the resident Q tile, and for what tokens count. The empty barrier
 // of a stage hears from each consumer warp of the whole cluster, since the next copies go to all its blocks.
+// Of what tokens count each lane says itself that it has written or read it.
 #pragma once
 
 #include "../ptx/cluster.cuh"
@@ -52,7 +53,7 @@ struct WgmmaSplitTile {
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_;
+  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_, kPacked = false;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
@@ -302,8 +303,7 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
                                                     : all              ? Weights::kPlain
                                                                        : Weights::kLimited);
       }
-      __syncwarp();
-      if (lane == 0) ptx::arrive(at.weight_full(place.stage));
+      ptx::arrive(at.weight_full(place.stage));
       place.advance(Weights::kStages);
     }
   }
@@ -324,8 +324,7 @@ __device__ __forceinline__ uint32_t take_weights(const SplitShared<Tile>& at, co
 template <class Tile>
 __device__ __forceinline__ void return_weights(const SplitShared<Tile>& at, RingPlace& place) {
   if constexpr (Tile::kWeighed) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(at.weight_empty(place.stage));
+    ptx::arrive(at.weight_empty(place.stage));
     place.advance(SplitWeights<Tile>::kStages);
   }
 }
@@ -445,11 +444,11 @@ __device__ __forceinline__ void begin_split(const ForwardArgs& p, const SplitSha
     for (int stage = 0; stage < p.stages; ++stage) {
       ptx::init_barrier(at.full(stage), 1);
       ptx::init_barrier(at.empty(stage), 4 * Tile::kConsumers * p.cluster);
-      if (Tile::kCopies > 1) ptx::init_barrier(at.cut(stage), 4);
+      if (Tile::kCopies > 1) ptx::init_barrier(at.cut(stage), 128);
     }
     for (int stage = 0; stage < SplitWeights<Tile>::kStages; ++stage) {
-      ptx::init_barrier(at.weight_full(stage), 1);
-      ptx::init_barrier(at.weight_empty(stage), 4 * Tile::kConsumers);
+      ptx::init_barrier(at.weight_full(stage), 32);
+      ptx::init_barrier(at.weight_empty(stage), 128 * Tile::kConsumers);
     }
     ptx::init_barrier(at.q_full(), 1);
     ptx::init_barrier(at.q_empty(), 4 * Tile::kConsumers);

@@ -23,11 +23,13 @@ struct RingPlace {
   }
 };
 
-// A block's units: a contiguous range of (row tile, document).
+// A block's units: a contiguous range of (row tile, document), equally many for each, or as many as have
+// equally many tokens.
 struct UnitRange {
   int64_t unit, end;
 
   static __device__ __forceinline__ UnitRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
+    if (p.unit_ends != nullptr) return {block == 0 ? 0 : p.unit_ends[block - 1], p.unit_ends[block]};
     return {p.units * block / gridDim.x, p.units * (block + 1) / gridDim.x};
   }
 };
@@ -50,10 +52,6 @@ struct RowTileUnits {
 // Rows of a tile start here in the Q map.
 __device__ __forceinline__ int first_query_token(const ForwardArgs& p, const RowTile& tile) {
   return p.layout == Layout::in_batch ? tile.first : tile.first - tile.query * p.Lq;
-}
-
-__device__ __forceinline__ int64_t document_index(const ForwardArgs& p, const RowTile& tile, int32_t j) {
-  return p.layout == Layout::in_batch ? j : tile.query * p.N + j;
 }
 
 }  // namespace late_interaction

@@ -3,6 +3,8 @@
 //   in_batch   the rows of all queries lie behind each other, [Nq * Lq], and are cut into tiles wherever
 //              a tile is full: short queries share one, long queries span several. All tiles meet all
 //              documents.
+//   packed     in_batch, with one query of all tokens: documents lie where spans say, and rows are told apart
+//              where their maxima are counted (finish.cuh).
 //   per_query  each query is cut on its own, since no other query meets its documents.
 //
 // Everything after the choice of a tile (loads, products, maxima, sums) is the same for both.
@@ -30,14 +32,35 @@ __device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index,
   return {query * p.Lq + offset, min(tile_rows, p.Lq - offset), query * p.Lq, query};
 }
 
+// Sequence i of `total` tokens packed end to end. Offsets that lead elsewhere give less, never another's
+// memory.
+__device__ __forceinline__ Span packed_span(const int32_t* offsets, int64_t i, int32_t total) {
+  const int32_t first = min(max(offsets[i], 0), total);
+  return {first, max(0, min(offsets[i + 1], total) - first)};
+}
+
 // Offset, in elements, of a row of Q.
 __device__ __forceinline__ int64_t row_offset(const ForwardArgs& p, int32_t row) {
   const int32_t query = row / p.Lq;
   return query * p.Q.item_stride + (row - query * p.Lq) * p.Q.token_stride;
 }
 
-__device__ __forceinline__ int64_t document_offset(const ForwardArgs& p, int32_t query, int32_t j) {
+__device__ __forceinline__ int64_t document_index(const ForwardArgs& p, int32_t query, int32_t j) {
+  return p.layout == Layout::in_batch ? j : query * p.N + j;
+}
+
+__device__ __forceinline__ int64_t dense_offset(const ForwardArgs& p, int32_t query, int32_t j) {
   return query * p.D.query_stride + j * p.D.item_stride;
+}
+
+// Offset, in elements, of a document's first token.
+__device__ __forceinline__ int64_t document_offset(const ForwardArgs& p, int32_t query, int32_t j) {
+  if (p.packed) return p.spans[document_index(p, query, j)].first * p.D.token_stride;
+  return dense_offset(p, query, j);
+}
+
+__device__ __forceinline__ int32_t document_length(const ForwardArgs& p, int32_t query, int32_t j) {
+  return p.packed ? p.spans[document_index(p, query, j)].length : p.Ld;
 }
 
 __device__ __forceinline__ bool keeps_row(const ForwardArgs& p, int32_t row) {

@@ -1,0 +1,183 @@
+// What kernels need to know of packed queries and documents, worked out on the device from their offsets, so
+// that the host waits for none of it: where each document lies, whose each query token is, and which units a
+// block takes. And the sums of packed queries.
+//
+// Documents differ in length, and blocks are to end together. Where a row tile has several blocks for itself
+// and there are not many documents, these are dealt to the blocks like cards, long ones first, there and
+// back:
+//
+//     block 0   1st   8th   9th  ...        Else documents keep their order, and each block takes a stretch
+//     of block 1   2nd   7th  10th             (row tile, document) units with an equal share of the tokens.
+//     block 2   3rd   6th  11th
+//     block 3   4th   5th  12th
+#include "packed.h"
+
+#include <algorithm>
+
+#include "kernels/copy_rows.cuh"
+#include "kernels/rows.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kThreads = kCopyThreads;
+
+// The first i in [0, count) with at(i) > x, else count. `at` never falls.
+template <class At>
+__device__ int64_t first_above(int64_t count, int64_t x, At at) {
+  int64_t from = 0;
+  while (from < count) {
+    const int64_t middle = (from + count) / 2;
+    if (at(middle) > x) {
+      count = middle;
+    } else {
+      from = middle + 1;
+    }
+  }
+  return from;
+}
+
+// The query that a row belongs to; of a row between or behind the queries, ~ of one before it.
+__device__ int32_t query_of(const PackedIndex& p, int64_t row) {
+  const int64_t above = first_above(p.queries, row, [&](int64_t i) { return p.q_offsets[i]; });
+  const int32_t query = static_cast<int32_t>(max(above - 1, int64_t{0}));
+  return above > 0 && row < p.q_offsets[query + 1] ? query : ~query;
+}
+
+// Where a block's units end, if each gets about equally many tokens; a document counts `document_tokens` more
+// than it has. Of the two ends between documents the nearer one.
+__device__ int32_t unit_end(const PackedIndex& p, int64_t block) {
+  if (block + 1 == p.blocks) return static_cast<int32_t>(p.row_tiles * p.documents);
+  const auto before = [&](int64_t j) {
+    const int32_t first = min(max(p.d_offsets[j], 0), p.d_tokens);
+    return first - min(max(p.d_offsets[0], 0), p.d_tokens) + j * p.document_tokens;
+  };
+  const int64_t in_all = before(p.documents);
+  const int64_t wanted = in_all * p.row_tiles / p.blocks * (block + 1) +
+                         in_all * p.row_tiles % p.blocks * (block + 1) / p.blocks;
+  const int64_t tile = wanted / in_all, rest = wanted % in_all;
+  int64_t j = first_above(p.documents, rest, before);  // document j - 1 begins at `rest` or before it
+  if (j > 0 && rest - before(j - 1) < before(j) - rest) --j;
+  return static_cast<int32_t>(tile * p.documents + j);
+}
+
+// Documents dealt to the `hands` blocks of a row tile: where the visits of a hand begin.
+struct Deal {
+  int64_t hands, rounds, rest;  // full rounds, and documents of the last one
+
+  __device__ explicit Deal(const PackedIndex& p)
+      : hands(p.blocks / p.row_tiles), rounds(p.documents / hands), rest(p.documents % hands) {}
+
+  __device__ int64_t begin(int64_t hand) const {
+    const bool back = rounds % 2 == 1;  // the last round begins with the last hand
+    return hand * rounds + (back ? max(int64_t{0}, hand - (hands - rest)) : min(hand, rest));
+  }
+  // The place among the visits of the document of this rank.
+  __device__ int64_t place(int64_t rank) const {
+    const int64_t round = rank / hands, turn = rank % hands;
+    return begin(round % 2 == 1 ? hands - 1 - turn : turn) + round;
+  }
+};
+
+__device__ int32_t dealt_end(const PackedIndex& p, int64_t block) {
+  const Deal deal(p);
+  const int64_t tile = block / deal.hands, hand = block % deal.hands;
+  return static_cast<int32_t>(tile * p.documents + deal.begin(hand + 1));
+}
+
+// How many documents are longer, or as long and before this one. All threads of a block help each other to
+// read lengths.
+__device__ int64_t rank_of(const PackedIndex& p, int64_t document) {
+  __shared__ int32_t lengths[kThreads];
+  const auto length_of = [&](int64_t j) { return packed_span(p.d_offsets, j, p.d_tokens).length; };
+  const int32_t mine = document < p.documents ? length_of(document) : 0;
+  int64_t rank = 0;
+  for (int64_t first = 0; first < p.documents; first += kThreads) {
+    __syncthreads();
+    if (first + threadIdx.x < p.documents) lengths[threadIdx.x] = length_of(first + threadIdx.x);
+    __syncthreads();
+    const int count = static_cast<int>(min(int64_t{kThreads}, p.documents - first));
+    for (int k = 0; k < count; ++k) {
+      rank += lengths[k] > mine || (lengths[k] == mine && first + k < document);
+    }
+  }
+  return rank;
+}
+
+// A document shorter than a tile has a copy of its own, in the place of its number.
+__device__ Visit visit_of(const PackedIndex& p, int64_t document) {
+  const Span span = packed_span(p.d_offsets, document, p.d_tokens);
+  const bool copied = p.copies.tokens != nullptr && span.length > 0 && span.length < p.copies.least;
+  const auto number = static_cast<int32_t>(document);
+  const int32_t slot = ~(number * p.copies.slot);
+  if (copied) return {slot, p.copies.least, number, slot};
+  return {span.first, span.length, number, 0};
+}
+
+__device__ void copy_short_document(const PackedIndex& p, int64_t document) {
+  const Span span = packed_span(p.d_offsets, document, p.d_tokens);
+  if (span.length == 0 || span.length >= p.copies.least) return;
+  const int64_t first = span.first * p.row_stride, slot = document * p.copies.slot;
+  const auto source = [&](int k) { return min(k, span.length - 1); };
+  copy_rows({p.rows + first, p.row_stride, p.copies.pieces}, p.copies.tokens + slot * p.copies.pieces,
+            p.copies.least, source, [](int k) { return k; });
+  for (int k = threadIdx.x; k < p.copies.least; k += kThreads) p.copies.origins[slot + k] = source(k);
+}
+
+__global__ void __launch_bounds__(kThreads) index_packed(const __grid_constant__ PackedIndex p) {
+  const int64_t each = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads;
+  for (int64_t at = first + threadIdx.x; at < p.q_tokens; at += each) p.row_queries[at] = query_of(p, at);
+  for (int64_t begin = first; begin < p.documents; begin += each) {  // whole blocks stay together
+    const int64_t at = begin + threadIdx.x;
+    const int64_t rank = p.visits != nullptr && p.dealt ? rank_of(p, at) : 0;
+    if (at >= p.documents) continue;
+    p.spans[at] = packed_span(p.d_offsets, at, p.d_tokens);
+    if (p.visits != nullptr) p.visits[p.dealt ? Deal(p).place(rank) : at] = visit_of(p, at);
+  }
+  for (int64_t at = first + threadIdx.x; p.unit_ends != nullptr && at < p.blocks; at += each) {
+    p.unit_ends[at] = p.dealt ? dealt_end(p, at) : unit_end(p, at);
+  }
+  if (p.copies.tokens == nullptr) return;
+  for (int64_t document = blockIdx.x; document < p.documents; document += gridDim.x) {
+    copy_short_document(p, document);
+  }
+}
+
+// scores[i, j]: the parts of query i, in order. They lie as OwnedRows (kernels/finish.cuh) says.
+__global__ void __launch_bounds__(kThreads)
+    sum_packed_parts(const __grid_constant__ ForwardArgs p, int part_rows, float* scores) {
+  const int64_t count = p.queries * p.N;
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kThreads) {
+    const int64_t query = at / p.N, j = at - query * p.N;
+    const Span rows = packed_span(p.q_offsets, query, p.Lq);
+    const int64_t end = rows.first + rows.length;
+    float sum = 0.0f;
+    for (int64_t part = rows.first / part_rows; part * part_rows < end && rows.length > 0; ++part) {
+      sum += static_cast<const float*>(p.scores)[(part + query) * p.N + j];
+    }
+    scores[at] = sum;
+  }
+}
+
+unsigned blocks_for(int64_t threads) {
+  return static_cast<unsigned>(std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, 4096));
+}
+
+}  // namespace
+
+cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
+  const int64_t count = std::max({int64_t{index.q_tokens}, index.documents, index.blocks});
+  const int64_t copies = index.copies.tokens != nullptr ? index.documents * kThreads : 0;
+  index_packed<<<blocks_for(std::max(count, copies)), kThreads, 0, stream>>>(index);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_sum_packed_parts(const ForwardArgs& args, int part_rows, float* scores,
+                                    cudaStream_t stream) {
+  sum_packed_parts<<<blocks_for(args.queries * args.N), kThreads, 0, stream>>>(args, part_rows, scores);
+  return cudaGetLastError();
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,156 @@
+"""What PyTorch needs to know of the operators on packed tokens: shapes, gradients, autocast.
+
+``maxsim_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision="highest") -> scores``
+    ``Q`` and ``D`` are ``[tokens, d]``, sequences end to end; offsets are int32 and read on the device.
+    ``scores`` is ``[Nq, Nd]``. Differentiable; the backward finds the winners again.
+``maxsim_varlen_winners(...the same...) -> (scores, winners)``
+    ``winners`` is ``[Nd, tokens of Q]``, counted from the beginning of each document.
+``maxsim_varlen_backward(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, winners, need_grad_Q=True,
+need_grad_D=True) -> (grad_Q, grad_D)``
+    Deterministic. Not differentiable again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
+from torch.autograd import Function
+
+from late_interaction.ops.winners import winner_dtype
+
+_library = torch.library.Library("late_interaction", "IMPL")
+_ops = torch.ops.late_interaction
+_AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
+
+
+# ---- shapes ----
+
+
+def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, precision: str = "") -> Tensor:
+    torch._check(
+        Q.dim() == 2 and D.dim() == 2,
+        lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
+    )
+    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
+    return Q.new_empty((cu_seqlens_q.shape[0] - 1, cu_seqlens_d.shape[0] - 1), dtype=dtype)
+
+
+def _fake_winners(
+    Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, precision: str = ""
+) -> tuple[Tensor, Tensor]:
+    scores = _fake(Q, D, cu_seqlens_q, cu_seqlens_d)
+    return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=winner_dtype(D.shape[0]))
+
+
+def _fake_backward(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_d: Tensor,
+    winners: Tensor,
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:
+    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty(D.shape if need_grad_D else (0,))
+
+
+# ---- gradients ----
+
+_Grads = tuple[Tensor | None, Tensor | None, None, None, None]
+
+
+def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
+    need_Q, need_D = ctx.needs_input_grad[:2]
+    grad_Q, grad_D = _ops.maxsim_varlen_backward.default(grad_scores, *saved, need_Q, need_D)
+    return grad_Q if need_Q else None, grad_D if need_D else None, None, None, None
+
+
+class _VarlenWinners(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        with _AutoDispatchBelowAutograd():
+            scores, winners = _ops.maxsim_varlen_winners.default(*args)
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*args[:4], winners)
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
+        if grad_scores is None:
+            return None, None, None, None, None
+        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
+
+
+class _Varlen(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        with _AutoDispatchBelowAutograd():
+            scores: Tensor = _ops.maxsim_varlen.default(*args)
+        ctx.save_for_backward(*args[:4])
+        ctx.precision = args[4]
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        inputs = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+            _, winners = _ops.maxsim_varlen_winners.default(*inputs, ctx.precision)
+        return _gradients(ctx, grad_scores, *inputs, winners)
+
+
+class _VarlenBackward(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        with _AutoDispatchBelowAutograd():
+            grads: tuple[Tensor, Tensor] = _ops.maxsim_varlen_backward.default(*args)
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError("double backward of maxsim_varlen is not supported: its gradients have none")
+
+
+def _autograd(op: Any, function: Any) -> Any:
+    def kernel(*args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            return function(*args) if len(args) > 4 else function(*args, "highest")
+        with _AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return kernel
+
+
+# ---- autocast: float32 tokens stay float32 and multiply in the autocast dtype, as in ops/autocast.py ----
+
+
+def _autocast(op: Any, device_type: str, key: DispatchKey) -> Any:
+    exclude = DispatchKeySet(key)
+
+    def kernel(Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, precision: str = "highest") -> Any:
+        dtype = torch.get_autocast_dtype(device_type)
+        if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
+            Q, D = Q.to(dtype), D.to(dtype)
+        elif Q.dtype == torch.float32:
+            precision = _AUTOCAST_PRECISION.get(dtype, precision)
+        with _ExcludeDispatchKeyGuard(exclude):
+            return op(Q, D, cu_q, cu_d, precision)
+
+    return kernel
+
+
+def register() -> None:
+    forwards: tuple[tuple[Any, Any, Any], ...] = (
+        (_ops.maxsim_varlen.default, _fake, _Varlen.apply),
+        (_ops.maxsim_varlen_winners.default, _fake_winners, _VarlenWinners.apply),
+    )
+    for op, fake, function in forwards:
+        torch.library.register_fake(op.name(), fake)
+        _library.impl(op, _autograd(op, function), "Autograd")
+        for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
+            _library.impl(op, _autocast(op, device_type, key), key.name)
+    backward = _ops.maxsim_varlen_backward.default
+    torch.library.register_fake(backward.name(), _fake_backward)
+    _library.impl(backward, _autograd(backward, _VarlenBackward.apply), "Autograd")

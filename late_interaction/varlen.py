@@ -1,0 +1,123 @@
+"""MaxSim of sequences of lengths of their own, packed end to end: :func:`maxsim_varlen`.
+
+The layout is FlashAttention's: tokens ``[total, d]`` and offsets ``cu_seqlens``, sequence ``i`` being
+``tokens[cu_seqlens[i] : cu_seqlens[i + 1]]``. No token is padding, so none is read, multiplied or kept.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
+
+from late_interaction import _checks, ops
+from late_interaction._precision import float32_precision
+from late_interaction.ops import memory
+
+__all__ = ["maxsim_varlen", "pack_sequences"]
+
+
+def pack_sequences(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sequences of their own lengths -> what :func:`maxsim_varlen` takes of them.
+
+    Args:
+        sequences: at least one tensor, each ``[L_i, d]``, of one dtype and device. Differentiable.
+
+    Returns:
+        ``(tokens, cu_seqlens)``: ``[sum(L_i), d]``, one copy, and int32 ``[len(sequences) + 1]``, on the same
+        device.
+
+    Raises:
+        TypeError, ValueError: no sequence, or one of another kind, dtype, device or ``d``.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.varlen import pack_sequences
+        >>> tokens, cu_seqlens = pack_sequences([torch.ones(2, 4), torch.ones(0, 4), torch.ones(3, 4)])
+        >>> tokens.shape, cu_seqlens
+        (torch.Size([5, 4]), tensor([0, 2, 2, 5], dtype=torch.int32))
+    """
+    _checks.sequences("sequences", sequences)
+    offsets = list(accumulate((len(x) for x in sequences), initial=0))
+    tokens = torch.cat(tuple(sequences))
+    return tokens, torch.tensor(offsets, dtype=torch.int32, device=tokens.device)
+
+
+def maxsim_varlen(
+    Q_packed: Tensor,
+    D_packed: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_d: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_d: int | None = None,
+    *,
+    precision: str | None = None,
+) -> Tensor:
+    """Scores of every packed query with every packed document, differentiable in both, deterministic.
+
+    Args:
+        Q_packed: the tokens of all queries, ``[sum(Lq_i), d]``; bfloat16, float16, float32 or float64.
+        D_packed: the tokens of all documents, ``[sum(Ld_j), d]``, of the same dtype and device.
+        cu_seqlens_q: ``[Nq + 1]``, int32 (or int64): query ``i`` has the tokens from ``cu_seqlens_q[i]`` up
+            to ``cu_seqlens_q[i + 1]``. Offsets never fall and stay within the tokens. On a CPU that is
+            checked; a GPU's are not waited for, and offsets that lead elsewhere give scores without meaning,
+            though never another tensor's memory.
+        cu_seqlens_d: ``[Nd + 1]``, likewise.
+        max_seqlen_q, max_seqlen_d: accepted and not needed: every token counts whatever they say. On a CPU
+            one that is smaller than the longest sequence is a ValueError.
+        precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
+
+    Returns:
+        ``[Nq, Nd]`` scores, float32 (float64 for float64 inputs). An empty query or document scores 0 and
+        gets no gradient.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value.
+
+    Complexity: ``2 * sum(Lq_i) * sum(Ld_j) * d`` operations, of which padding would have been part. With
+    gradients the winners are kept, ``Nd * sum(Lq_i)`` of 2 bytes (4 if ``D_packed`` has more than 65,534
+    tokens). The host waits for nothing.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.varlen import maxsim_varlen
+        >>> Q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> D = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
+        >>> maxsim_varlen(Q, D, torch.tensor([0, 2, 3]), torch.tensor([0, 2, 3]))
+        tensor([[5., 2.],
+                [3., 2.]])
+    """
+    cu_q, cu_d = _checks.packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d)
+    for name, longest, offsets in (
+        ("max_seqlen_q", max_seqlen_q, cu_q),
+        ("max_seqlen_d", max_seqlen_d, cu_d),
+    ):
+        if longest is not None:
+            _checks.longest(name, longest, offsets)
+    if precision is None:
+        precision = float32_precision(Q_packed.device.type) if Q_packed.dtype is torch.float32 else "highest"
+    else:
+        _checks.known_precision(precision)
+        if _checks.autocasting(Q_packed) and Q_packed.dtype is D_packed.dtype:
+            with torch.autocast(Q_packed.device.type, enabled=False):  # what the caller says beats autocast
+                return _score(Q_packed, D_packed, cu_q, cu_d, precision)
+    return _score(Q_packed, D_packed, cu_q, cu_d, precision)
+
+
+def _score(Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, precision: str) -> Tensor:
+    _checks.no_forward_ad("maxsim_varlen", Q, D)
+    learns = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
+    op: Any = ops.maxsim_varlen_winners if learns else ops.maxsim_varlen
+    try:
+        if learns or torch.compiler.is_compiling():
+            result = op(Q, D, cu_q, cu_d, precision)
+        else:
+            with _AutoDispatchBelowAutograd():
+                result = op(Q, D, cu_q, cu_d, precision)
+    except RuntimeError as error:
+        memory.varlen_failed(error, Q, D, cu_q, cu_d, learns)
+        raise
+    scores: Tensor = result[0] if learns else result
+    return scores

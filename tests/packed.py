@@ -1,0 +1,68 @@
+"""Packed queries and documents for tests, and the judge of their scores and gradients."""
+
+import itertools
+
+import torch
+
+from tests import ref
+
+# Lengths of queries and documents: what each is there for.
+LENGTHS = {
+    "one of each": ([5], [7]),
+    "short and empty": ([3, 0, 5, 1, 0], [7, 0, 2, 30, 1]),
+    "one query, many documents": ([32], [1, 64, 65, 300, 0, 129, 20, 512, 63, 2, 128, 17] * 9),
+    "several short queries": ([32, 1, 31, 9, 0, 20], [70, 0, 1, 300, 128, 65]),
+    "rows past a tile": ([33, 257, 0, 1, 64, 31, 300], [80, 104, 1, 0, 152, 153, 700, 33]),
+    "warps shared by queries": ([1] * 40 + [0] * 3 + [7] * 40, [19, 176, 3, 2000, 81]),
+    "long query": ([1030, 2], [1030, 5, 127]),
+    "only empty documents": ([4, 9], [0, 0]),
+    "only empty queries": ([0, 0], [5, 6]),
+    "no query": ([], [3]),
+    "no document": ([3], []),
+}
+DIMS = [128, 8, 64, 40, 7, 200, 96, 1024]
+
+
+def offsets(lengths, stray=0):
+    """cu_seqlens; with `stray` tokens before the first sequence that belong to none."""
+    return torch.tensor([stray, *lengths]).cumsum(0).to(torch.int32)
+
+
+def pack(lengths, d, dtype, device="cpu", stray=0):
+    tokens = torch.randn(sum(lengths) + 2 * stray, d, device=device).to(dtype)
+    return tokens, offsets(lengths, stray).to(device)
+
+
+def slices(tokens, cu):
+    cu = cu.tolist()
+    return [tokens[begin:end] for begin, end in itertools.pairwise(cu)]
+
+
+def scores_and_winners(Q, D, cu_q, cu_d):
+    """([Nq, Nd] float64, [Nd, tokens of Q] int64), pair by pair."""
+    queries, documents = slices(Q, cu_q), slices(D, cu_d)
+    scores = torch.zeros(len(queries), len(documents), dtype=torch.float64, device=Q.device)
+    winners = torch.full((len(documents), len(Q)), -1, device=Q.device)
+    for i, q in enumerate(queries):
+        for j, d in enumerate(documents):
+            score, winner = ref.maxsim(q[None], d[None])
+            scores[i, j] = score[0, 0]
+            winners[j, cu_q[i] : cu_q[i + 1]] = winner[0, 0]
+    return scores, winners
+
+
+def gradients(grad_scores, Q, D, cu_q, cu_d, winners):
+    """(grad_Q, grad_D) in float64, with the winners as given."""
+    grad_Q = torch.zeros(Q.shape, dtype=torch.float64, device=Q.device)
+    grad_D = torch.zeros(D.shape, dtype=torch.float64, device=Q.device)
+    for i in range(len(cu_q) - 1):
+        rows = slice(int(cu_q[i]), int(cu_q[i + 1]))
+        for j in range(len(cu_d) - 1):
+            found = winners[j, rows].long()
+            tokens = int(cu_d[j]) + found.clamp_min(0)
+            weight = grad_scores[i, j].double() * (found >= 0).unsqueeze(-1)
+            if found.numel() == 0 or not bool((found >= 0).any()):
+                continue
+            grad_Q[rows] += weight * D[tokens].double()
+            grad_D.index_add_(0, tokens, weight * Q[rows].double())
+    return grad_Q, grad_D

@@ -1,0 +1,113 @@
+"""maxsim_padded and pack_padded against the definition, query by query."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction.padded import PackedBatch, pack_padded
+from late_interaction.reference import maxsim_padded_reference
+from tests import ref
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+def inputs(B, C, Lq, Ld, d, dtype, device, least=0):
+    queries = torch.randn(B, Lq, d, device=device).to(dtype)
+    documents = torch.randn(B, C, Ld, d, device=device).to(dtype)
+    query_lengths = torch.randint(least, Lq + 1, (B,), device=device)
+    return queries, documents, query_lengths, torch.randint(least, Ld + 1, (B, C), device=device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes", [(3, 4, 9, 40, 16), (1, 1, 1, 1, 8), (2, 5, 33, 300, 128), (0, 3, 4, 5, 8), (2, 0, 4, 5, 8)]
+)
+def test_scores_and_gradients(sizes, dtype, device):
+    queries, documents, *lengths = inputs(*sizes, dtype, device)
+    q, d = queries.double().requires_grad_(), documents.double().requires_grad_()
+    expected = maxsim_padded_reference(q, d, *lengths)
+    queries.requires_grad_(), documents.requires_grad_()
+    out = li.maxsim_padded(queries, documents, *lengths)
+    ref.assert_close(out, expected.detach(), ref.tolerance(dtype))
+    if not out.numel():
+        return
+    grad = torch.randn_like(out)
+    got = torch.autograd.grad(out, (queries, documents), grad)
+    wanted = torch.autograd.grad(expected, (q, d), grad.double())
+    if dtype == torch.float64:  # elsewhere another token may win by rounding
+        for x, y in zip(got, wanted, strict=True):
+            ref.assert_close(x, y, 1e-12, "gradient")
+
+
+def test_packing_drops_the_padding_and_nothing_else(device):
+    queries, documents, query_lengths, doc_lengths = inputs(3, 4, 9, 40, 16, torch.float32, device)
+    batch = pack_padded(queries, documents, query_lengths, doc_lengths)
+    assert isinstance(batch, PackedBatch) and len(list(batch)) == 8
+    assert batch.cu_seqlens_q.diff().tolist() == query_lengths.tolist()
+    assert batch.cu_seqlens_d.diff().tolist() == doc_lengths.flatten().tolist()
+    assert batch.pair_q_idx.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert batch.pair_d_idx.tolist() == list(range(12))
+    assert (batch.max_seqlen_q, batch.max_seqlen_d) == (int(query_lengths.max()), int(doc_lengths.max()))
+    for i, begin in enumerate(batch.cu_seqlens_d[:-1].tolist()):
+        length = doc_lengths.flatten()[i]
+        kept = batch.D_packed[begin : begin + length]
+        assert torch.equal(kept, documents.flatten(0, 1)[i, :length])
+    scores = li.maxsim_varlen(batch.Q_packed, batch.D_packed, batch.cu_seqlens_q, batch.cu_seqlens_d)
+    own = scores[batch.pair_q_idx.long(), batch.pair_d_idx.long()].view(3, 4)
+    ref.assert_close(own, li.maxsim_padded(queries, documents, query_lengths, doc_lengths), 1e-5)
+
+
+def test_packing_is_differentiable():
+    queries, documents, *lengths = inputs(2, 3, 4, 5, 8, torch.float32, "cpu")
+    queries.requires_grad_(), documents.requires_grad_()
+    batch = pack_padded(queries, documents, *lengths)
+    (batch.Q_packed.sum() + batch.D_packed.sum()).backward()
+    kept = torch.arange(5) < lengths[1][..., None]
+    assert torch.equal(documents.grad[..., 0] == 1, kept)
+
+
+@pytest.mark.gpu
+def test_lengths_on_a_gpu_are_looked_at_only_when_asked():
+    queries, documents, query_lengths, doc_lengths = inputs(2, 3, 4, 5, 8, torch.float32, "cuda", 1)
+    whole = torch.full_like(doc_lengths, 5)
+    assert torch.equal(
+        li.maxsim_padded(queries, documents, query_lengths, whole + 9),
+        li.maxsim_padded(queries, documents, query_lengths, whole),
+    )
+    with pytest.raises(ValueError, match="doc_lengths"):
+        li.maxsim_padded(queries, documents, query_lengths, whole + 9, validate=True)
+
+
+Q, D, LQ, LD = (
+    torch.randn(2, 4, 8),
+    torch.randn(2, 3, 5, 8),
+    torch.tensor([4, 2]),
+    torch.tensor([[5, 0, 1]] * 2),
+)
+BAD = {
+    "queries is a list": ({"queries": Q.tolist()}, TypeError, ["queries", "torch.Tensor"]),
+    "documents of rank 3": ({"documents": D[0]}, ValueError, ["[B, C, Ld, d]", "[3, 5, 8]"]),
+    "batch": ({"documents": D[:1]}, ValueError, ["[B, Lq, d]", "[1, 3, 5, 8]"]),
+    "d": ({"queries": Q[..., :7]}, ValueError, ["[2, 4, 7]", "[2, 3, 5, 8]"]),
+    "dtype": ({"queries": Q.half()}, TypeError, ["float16", "float32"]),
+    "device": ({"queries": Q.to("meta")}, ValueError, ["meta", "cpu"]),
+    "lengths are a list": ({"query_lengths": [4, 2]}, TypeError, ["query_lengths", "list"]),
+    "lengths are floats": ({"doc_lengths": LD.float()}, TypeError, ["doc_lengths", "int32", "float32"]),
+    "lengths of another shape": ({"doc_lengths": LD[:1]}, ValueError, ["doc_lengths", "[2, 3]", "[1, 3]"]),
+    "lengths elsewhere": ({"query_lengths": LQ.to("meta")}, ValueError, ["query_lengths", "cpu", "meta"]),
+    "too long": ({"query_lengths": LQ + 1}, ValueError, ["query_lengths", "[0, 4]", "5"]),
+    "negative": ({"doc_lengths": LD - 1}, ValueError, ["doc_lengths", "[0, 5]", "-1"]),
+    "empty, with validate": ({"validate": True}, ValueError, ["doc_lengths", "[1, 5]", "0"]),
+    "validate": ({"validate": 1}, TypeError, ["validate", "True or False"]),
+}
+
+
+@pytest.mark.parametrize("function", [li.maxsim_padded, pack_padded])
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_input(bad, function):
+    change, error, words = BAD[bad]
+    good = {"queries": Q, "documents": D, "query_lengths": LQ, "doc_lengths": LD}
+    with pytest.raises(error) as caught:
+        function(**(good | change))
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,302 @@
+"""maxsim_varlen: packed sequences against float64, pair by pair."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction.varlen import maxsim_varlen, pack_sequences
+from tests import packed, ref
+
+OPS = torch.ops.late_interaction
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+CASES = [
+    (name, packed.DIMS[(i + shift) % len(packed.DIMS)], DTYPES[(i + 3 * shift) % 4], shift % 2 * 3)
+    for shift in range(6)
+    for i, name in enumerate(packed.LENGTHS)
+]
+
+
+def widened(winners, tokens):
+    return torch.where(winners < -1, winners.int() + 65536, winners.int()) if tokens <= 65534 else winners
+
+
+@pytest.mark.parametrize(("name", "d", "dtype", "stray"), CASES)
+def test_scores_winners_and_gradients(name, d, dtype, stray, device):
+    lengths_q, lengths_d = packed.LENGTHS[name]
+    Q, cu_q = packed.pack(lengths_q, d, dtype, device, stray)
+    D, cu_d = packed.pack(lengths_d, d, dtype, device, stray)
+    scores, winners = packed.scores_and_winners(Q, D, cu_q, cu_d)
+
+    out = maxsim_varlen(Q, D, cu_q, cu_d)
+    ref.assert_close(out, scores, ref.tolerance(dtype))
+    again, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
+    ref.assert_close(again, scores, ref.tolerance(dtype))
+    found = widened(found, len(D)).long()
+    assert torch.equal(found == -1, winners == -1), "sentinels differ"
+    assert (found != winners).sum() <= 0.01 * found.numel()  # two similarities within rounding
+
+    Q.requires_grad_(), D.requires_grad_()
+    grad_scores = torch.randn_like(out)
+    maxsim_varlen(Q, D, cu_q, cu_d).backward(grad_scores)
+    grad_Q, grad_D = packed.gradients(grad_scores, Q.detach(), D.detach(), cu_q, cu_d, found)
+    ref.assert_close(Q.grad, grad_Q, ref.GRAD_TOLERANCE[dtype], "grad_Q")
+    ref.assert_close(D.grad, grad_D, ref.GRAD_TOLERANCE[dtype], "grad_D")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [16, 136])
+def test_ties_go_to_the_lowest_token(dtype, d, device):
+    # Small integers multiply and add exactly: all ties are real.
+    lengths_q, lengths_d = [200, 3, 64], [5, 64, 300, 81, 2, 700]
+    Q = torch.randint(-2, 3, (sum(lengths_q), d), device=device).to(dtype)
+    D = torch.randint(-1, 2, (sum(lengths_d), d), device=device).to(dtype)
+    cu_q, cu_d = packed.offsets(lengths_q).to(device), packed.offsets(lengths_d).to(device)
+    scores, winners = packed.scores_and_winners(Q, D, cu_q, cu_d)
+    out, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
+    assert torch.equal(out.double(), scores)
+    assert torch.equal(found.long(), winners)
+
+
+@pytest.mark.parametrize("rows", [20, 200])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_not_finite_stays_with_its_document(value, rows, device):
+    Q, cu_q = packed.pack([rows, 7], 64, torch.bfloat16, device)
+    D, cu_d = packed.pack([9, 70, 0, 300, 5], 64, torch.bfloat16, device)
+    D[9 + 40, 3] = value
+    D[9 + 69, 3] = value
+    scores, winners = packed.scores_and_winners(Q, D, cu_q, cu_d)
+    out, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
+    ref.assert_close(out, scores, 1e-5)
+    assert torch.equal(found.long(), winners)
+
+
+def test_equals_the_padded_call(device):
+    lengths_q, lengths_d = [8, 31, 17, 32], [200, 1, 33, 64, 90]
+    Q, cu_q = packed.pack(lengths_q, 128, torch.bfloat16, device)
+    D, cu_d = packed.pack(lengths_d, 128, torch.bfloat16, device)
+
+    def pad(tokens, cu):
+        return torch.nn.utils.rnn.pad_sequence(packed.slices(tokens, cu), batch_first=True)
+
+    q_mask = torch.arange(32, device=device) < torch.tensor(lengths_q, device=device)[:, None]
+    d_mask = torch.arange(200, device=device) < torch.tensor(lengths_d, device=device)[:, None]
+    padded = li.maxsim(pad(Q, cu_q), pad(D, cu_d), q_mask, d_mask)
+    ref.assert_close(maxsim_varlen(Q, D, cu_q, cu_d), padded, 1e-6)
+
+
+def test_views_and_long_offsets(device):
+    Q, cu_q = packed.pack([5, 40], 24, torch.float32, device)
+    D, cu_d = packed.pack([70, 3], 24, torch.float32, device)
+    expected = maxsim_varlen(Q, D, cu_q, cu_d)
+    wide_Q, wide_D = Q.repeat(1, 2), D.repeat_interleave(2, 0)
+    out = maxsim_varlen(wide_Q[:, :24], wide_D[::2], cu_q.long(), cu_d.repeat_interleave(2)[::2])
+    ref.assert_close(out, expected, 1e-6)
+    transposed = maxsim_varlen(Q.t().contiguous().t(), D.t().contiguous().t(), cu_q, cu_d)
+    ref.assert_close(transposed, expected, 1e-6)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_precision_of_float32(precision, device):
+    Q, cu_q = packed.pack([50, 3, 90], 64, torch.float32, device)
+    D, cu_d = packed.pack([70, 3, 150], 64, torch.float32, device)
+    scores, _ = packed.scores_and_winners(Q, D, cu_q, cu_d)
+    out = maxsim_varlen(Q, D, cu_q, cu_d, precision=precision)
+    ref.assert_close(out, scores, ref.tolerance(torch.float32, precision))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        half = maxsim_varlen(Q, D, cu_q, cu_d)
+        assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d, precision=precision), out)
+    ref.assert_close(half, scores, ref.tolerance(torch.float32, "medium"))
+
+
+@pytest.mark.parametrize("rows", [[20], [8, 31, 250]])
+def test_the_same_bits_in_every_run(rows, device):
+    Q, cu_q = packed.pack(rows, 64, torch.bfloat16, device)
+    D, cu_d = packed.pack([300, 1, 65, 20], 64, torch.bfloat16, device)
+    D[7] *= 8  # a token that wins often
+    Q.requires_grad_(), D.requires_grad_()
+
+    def run():
+        scores = maxsim_varlen(Q, D, cu_q, cu_d)
+        return (scores, *torch.autograd.grad(scores.square().sum(), (Q, D)))
+
+    first = run()
+    for _ in range(100 if device == "cuda" else 10):
+        assert all(map(torch.equal, first, run()))
+
+
+def test_only_one_gradient_is_asked_for(device):
+    Q, cu_q = packed.pack([5, 9], 16, torch.float32, device)
+    D, cu_d = packed.pack([7, 4], 16, torch.float32, device)
+    for leaf, other in ((Q, D), (D, Q)):
+        leaf.requires_grad_()
+        maxsim_varlen(Q, D, cu_q, cu_d).sum().backward()
+        assert leaf.grad is not None and other.grad is None
+        leaf.requires_grad_(False)
+        leaf.grad = None
+
+
+def test_gradcheck(device):
+    Q, cu_q = packed.pack([3, 0, 2], 5, torch.float64, device)
+    D, cu_d = packed.pack([4, 1, 0, 6], 5, torch.float64, device)
+    Q.requires_grad_(), D.requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, d: maxsim_varlen(q, d, cu_q, cu_d), (Q, D))
+    assert torch.autograd.gradcheck(lambda q, d: OPS.maxsim_varlen(q, d, cu_q, cu_d), (Q, D))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("op", ["maxsim_varlen", "maxsim_varlen_winners"])
+def test_opcheck(op, grad, device):
+    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
+    D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
+    Q.requires_grad_(grad), D.requires_grad_(grad)
+    torch.library.opcheck(getattr(OPS, op).default, (Q, D, cu_q, cu_d, "highest"))
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_opcheck_backward(needs, device):
+    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
+    D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
+    scores, winners = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
+    torch.library.opcheck(OPS.maxsim_varlen_backward.default, (scores, Q, D, cu_q, cu_d, winners, *needs))
+
+
+def test_no_second_derivative(device):
+    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
+    Q.requires_grad_()
+    scores = maxsim_varlen(Q, Q, cu_q, cu_q)
+    (grad,) = torch.autograd.grad(scores.sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        grad.sum().backward()
+
+
+def test_compiles_whole(device):
+    def loss(Q, D, cu_q, cu_d):
+        return maxsim_varlen(Q, D, cu_q, cu_d).logsumexp(-1).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lengths_q, lengths_d in (([3, 5], [7, 2, 9]), ([4, 1, 12], [30, 2, 9, 1])):
+        Q, cu_q = packed.pack(lengths_q, 16, torch.float32, device)
+        D, cu_d = packed.pack(lengths_d, 16, torch.float32, device)
+        Q.requires_grad_(), D.requires_grad_()
+        grads = torch.autograd.grad(compiled(Q, D, cu_q, cu_d), (Q, D))
+        expected = torch.autograd.grad(loss(Q, D, cu_q, cu_d), (Q, D))
+        assert all(map(torch.allclose, grads, expected))
+
+
+@pytest.mark.gpu
+def test_captured_in_a_cuda_graph_follows_new_offsets():
+    Q, cu_q = packed.pack([20, 12, 200], 64, torch.bfloat16, "cuda")
+    D, cu_d = packed.pack([70, 200, 30], 64, torch.bfloat16, "cuda")
+    maxsim_varlen(Q, D, cu_q, cu_d)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = maxsim_varlen(Q, D, cu_q, cu_d)
+    for lengths_q, lengths_d in (([1, 0, 231], [300, 0, 0]), ([100, 100, 32], [1, 298, 1])):
+        cu_q.copy_(packed.offsets(lengths_q))
+        cu_d.copy_(packed.offsets(lengths_d))
+        graph.replay()
+        ref.assert_close(out, packed.scores_and_winners(Q, D, cu_q, cu_d)[0], 5e-6)
+
+
+@pytest.mark.gpu
+def test_offsets_that_lead_elsewhere_harm_nothing():
+    Q, _ = packed.pack([300], 64, torch.bfloat16, "cuda")
+    D, _ = packed.pack([400], 64, torch.bfloat16, "cuda")
+    Q.requires_grad_(), D.requires_grad_()
+    for wrong in ([0, 1 << 30], [-9, 40, 20, 300], [300, 200, 100, 0], [500, 600, 700]):
+        cu = torch.tensor(wrong, dtype=torch.int32, device="cuda")
+        scores = maxsim_varlen(Q, D, cu, cu)
+        torch.autograd.grad(scores.sum(), (Q, D))
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+def test_older_kernels_agree(monkeypatch):
+    lengths_q, lengths_d = packed.LENGTHS["rows past a tile"]
+    for dtype, d in ((torch.bfloat16, 128), (torch.float32, 40), (torch.float16, 768)):
+        Q, cu_q = packed.pack(lengths_q, d, dtype, "cuda", 2)
+        D, cu_d = packed.pack(lengths_d, d, dtype, "cuda", 1)
+        out = maxsim_varlen(Q, D, cu_q, cu_d)
+        try:
+            OPS.cuda_capability(80)
+            ref.assert_close(maxsim_varlen(Q, D, cu_q, cu_d), out, 1e-5)
+        finally:
+            OPS.cuda_capability(0)
+
+
+def test_sequences_are_packed(device):
+    sequences = [torch.randn(L, 6, device=device, requires_grad=True) for L in (3, 0, 7)]
+    tokens, cu_seqlens = pack_sequences(sequences)
+    assert cu_seqlens.tolist() == [0, 3, 3, 10] and cu_seqlens.dtype == torch.int32
+    assert cu_seqlens.device == tokens.device
+    tokens.square().sum().backward()
+    assert all(torch.equal(x.grad, 2 * x) for x in sequences)
+
+
+Q, CU_Q = packed.pack([3, 5], 8, torch.float32)
+D, CU_D = packed.pack([7, 4], 8, torch.float32)
+BAD = {
+    "Q is a list": ({"Q_packed": Q.tolist()}, TypeError, ["Q_packed", "torch.Tensor", "list"]),
+    "D of integers": ({"D_packed": D.int()}, TypeError, ["D_packed", "bfloat16", "int32"]),
+    "Q is padded": ({"Q_packed": Q[None]}, ValueError, ["Q_packed", "[tokens, d]", "[1, 8, 8]"]),
+    "D is one token": ({"D_packed": D[0]}, ValueError, ["D_packed", "[tokens, d]", "[8]"]),
+    "dtypes": ({"D_packed": D.half()}, TypeError, ["Q_packed and D_packed", "float32", "float16"]),
+    "devices": ({"D_packed": D.to("meta")}, ValueError, ["Q_packed and D_packed", "cpu", "meta"]),
+    "d": ({"D_packed": D[:, :7]}, ValueError, ["Q_packed and D_packed", "[8, 8]", "[11, 7]"]),
+    "d is 0": ({"Q_packed": Q[:, :0], "D_packed": D[:, :0]}, ValueError, ["at least 1", "[8, 0]"]),
+    "offsets are a list": ({"cu_seqlens_q": [0, 3, 8]}, TypeError, ["cu_seqlens_q", "list"]),
+    "offsets are floats": ({"cu_seqlens_d": CU_D.float()}, TypeError, ["cu_seqlens_d", "int32", "float32"]),
+    "offsets of rank 2": ({"cu_seqlens_d": CU_D[None]}, ValueError, ["cu_seqlens_d", "[1, 3]"]),
+    "no offset": ({"cu_seqlens_q": CU_Q[:0]}, ValueError, ["cu_seqlens_q", "sequences + 1", "[0]"]),
+    "offsets elsewhere": ({"cu_seqlens_q": CU_Q.to("meta")}, ValueError, ["cu_seqlens_q", "cpu", "meta"]),
+    "offsets fall": ({"cu_seqlens_q": torch.tensor([0, 5, 3])}, ValueError, ["cu_seqlens_q", "never fall"]),
+    "offsets past the end": ({"cu_seqlens_d": CU_D + 1}, ValueError, ["cu_seqlens_d", "[0, 11]", "12"]),
+    "offsets below 0": ({"cu_seqlens_d": CU_D - 1}, ValueError, ["cu_seqlens_d", "[0, 11]", "-1"]),
+    "max_seqlen_q too small": ({"max_seqlen_q": 4}, ValueError, ["max_seqlen_q", "at least 5", "4"]),
+    "max_seqlen_d too small": ({"max_seqlen_d": 6}, ValueError, ["max_seqlen_d", "at least 7", "6"]),
+    "max_seqlen_d a float": ({"max_seqlen_d": 9.5}, TypeError, ["max_seqlen_d", "int", "float"]),
+    "precision": ({"precision": "low"}, ValueError, ["precision", "'low'"]),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_input(bad):
+    change, error, words = BAD[bad]
+    good = {"Q_packed": Q, "D_packed": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D}
+    with pytest.raises(error) as caught:
+        maxsim_varlen(**(good | change))
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+SEQUENCES = {
+    "a tensor": (Q, TypeError, ["sequences", "list", "Tensor"]),
+    "nothing": ([], TypeError, ["sequences", "at least one"]),
+    "rank 3": ([Q, Q[None]], ValueError, ["sequences[1]", "[L, 8]", "[1, 8, 8]"]),
+    "another d": ([Q, Q[:, :7]], ValueError, ["sequences[1]", "[L, 8]", "[8, 7]"]),
+    "another dtype": ([Q, Q.half()], TypeError, ["sequences[1]", "float32", "float16"]),
+    "another device": ([Q, Q.to("meta")], ValueError, ["sequences[1]", "cpu", "meta"]),
+}
+
+
+@pytest.mark.parametrize("bad", SEQUENCES)
+def test_bad_sequences(bad):
+    sequences, error, words = SEQUENCES[bad]
+    with pytest.raises(error) as caught:
+        pack_sequences(sequences)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_seqlens_q": CU_Q.long()}, "int32"),
+        ({"cu_seqlens_d": CU_D + 1}, "never fall"),
+        ({"Q": Q[None]}, "ranks 3 and 2"),
+        ({"D": D[:, :3]}, "share d"),
+    ],
+)
+def test_the_operator_checks_for_itself(change, message):
+    good = {"Q": Q, "D": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D}
+    with pytest.raises(RuntimeError, match=message):
+        OPS.maxsim_varlen(**(good | change))
