@@ -340,7 +340,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const bool through_norm = normalize || to.unit_inverse;
   const BackwardPlan plan =
       plan_backward(s, in.dtype, vectors, through_norm, method, device_properties(device));
-  STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
+  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
   BackwardArgs args{};
@@ -350,6 +350,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   args.Lq = static_cast<int32_t>(s.Lq);
   args.Ld = static_cast<int32_t>(s.Ld);
   args.d = static_cast<int32_t>(s.d);
+  args.by_Lq = Divider(static_cast<uint32_t>(s.Lq));
   args.Q = in.Q;
   args.D = in.D;
   args.grad = grad_scores.const_data_ptr();
@@ -357,8 +358,14 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   args.grad_item_stride = grad_scores.stride(1);
   args.winners = winners.const_data_ptr();
   args.wide_winners = wide_winners(s.Ld);
+  args.winners_in_fours =
+      !args.wide_winners && s.Lq % 4 == 0 && reinterpret_cast<uintptr_t>(args.winners) % 8 == 0;
   args.split = plan.split;
   args.segments = plan.segments;
+  args.chunk = plan.chunk;
+  args.grads_kept = plan.grads_kept;
+  args.narrow_list = plan.narrow_list;
+  args.memory = plan.memory;
   args.tile_tokens = plan.tile_tokens;
   args.tiles = plan.tiles;
   args.list_capacity = plan.list_capacity;
@@ -390,9 +397,20 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     args.grad_D_sums = d_sums->data_ptr();
   }
 
-  // grad_D comes last, for it may take the place of D.
-  if (need_grad_Q || scatter) check(launch_gather(args, in.dtype, plan, stream), "grad_Q");
-  if (need_grad_D && !scatter) check(launch_owned(args, in.dtype, plan, stream), "grad_D");
+  if (scatter) {
+    check(launch_unified(args, in.dtype, plan, stream), "gradients");
+  } else {
+    const auto launch = [&](bool grad_Q, bool grad_D) {
+      if (!grad_Q && !grad_D) return;
+      BackwardArgs part = args;
+      if (!grad_Q) part.grad_Q = nullptr;
+      part.owned_blocks = grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
+      check(launch_lowmem(part, in.dtype, plan, stream), "gradients");
+    };
+    const bool in_place = need_grad_D && to.grad_D.data_ptr() == in.D.data;
+    if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
+    launch(need_grad_Q && !in_place, need_grad_D);
+  }
   if (q_sums) check(launch_finish(args, in.dtype, false, stream), "normalization of grad_Q");
   if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
 }
