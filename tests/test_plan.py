@@ -115,7 +115,7 @@ def test_precision_decides_what_is_multiplied():
 
 
 def test_deterministic_algorithms_decide_for_lowmem_and_say_so():
-    shapes = (2, 8, 16), (2, 9, 16)
+    shapes = (2, 800, 16), (2, 900, 16)
     assert sections(li.explain_plan(*shapes))["backward"]["method"] == "unified"
     torch.use_deterministic_algorithms(True)
     plan = sections(li.explain_plan(*shapes))["backward"]

@@ -33,14 +33,14 @@ cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool doc
   return with_type(dtype, [&](auto launcher) { return launcher.norms(args, documents, inverse, stream); });
 }
 
-cudaError_t launch_gather(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+cudaError_t launch_lowmem(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
                           cudaStream_t stream) {
-  return with_type(dtype, [&](auto launcher) { return launcher.gather(args, plan, stream); });
+  return with_type(dtype, [&](auto launcher) { return launcher.lowmem(args, plan, stream); });
 }
 
-cudaError_t launch_owned(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
-                         cudaStream_t stream) {
-  return with_type(dtype, [&](auto launcher) { return launcher.owned(args, plan, stream); });
+cudaError_t launch_unified(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                           cudaStream_t stream) {
+  return with_type(dtype, [&](auto launcher) { return launcher.unified(args, plan, stream); });
 }
 
 cudaError_t launch_finish(const BackwardArgs& args, Dtype dtype, bool documents, cudaStream_t stream) {

@@ -12,13 +12,13 @@ namespace late_interaction {
 cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool documents, void* inverse,
                                  cudaStream_t stream);
 
-// grad_Q; in unified also adds up grad_D_sums, which the caller has set to zero.
-cudaError_t launch_gather(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+// In one launch: grad_D of args.owned_blocks, grad_Q unless args.grad_Q is null.
+cudaError_t launch_lowmem(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
                           cudaStream_t stream);
 
-// grad_D in lowmem.
-cudaError_t launch_owned(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
-                         cudaStream_t stream);
+// grad_Q unless it is null, and grad_D_sums, which the caller has set to zero.
+cudaError_t launch_unified(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                           cudaStream_t stream);
 
 // grad_Q_sums -> grad_Q, or grad_D_sums -> grad_D.
 cudaError_t launch_finish(const BackwardArgs& args, Dtype dtype, bool documents, cudaStream_t stream);

@@ -450,6 +450,37 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   return scores;
 }
 
+// What the backward kernels take from their plan.
+void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
+  args.split = plan.split;
+  args.segments = plan.segments;
+  args.chunk = plan.chunk;
+  args.grads_kept = plan.grads_kept;
+  args.narrow_list = plan.narrow_list;
+  args.memory = plan.memory;
+  args.tile_tokens = plan.tile_tokens;
+  args.tiles = plan.tiles;
+  args.list_capacity = plan.list_capacity;
+}
+
+// And from the sizes, the gradients of the scores and the winners.
+void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores, const Tensor& winners) {
+  args.layout = s.layout;
+  args.N = s.N;
+  args.Nq = static_cast<int32_t>(s.Nq);
+  args.Lq = static_cast<int32_t>(s.Lq);
+  args.Ld = static_cast<int32_t>(s.Ld);
+  args.d = static_cast<int32_t>(s.d);
+  args.by_Lq = Divider(static_cast<uint32_t>(s.Lq));
+  args.grad = grad_scores.const_data_ptr();
+  args.grad_query_stride = grad_scores.stride(0);
+  args.grad_item_stride = grad_scores.stride(1);
+  args.winners = winners.const_data_ptr();
+  args.wide_winners = wide_winners(s.Ld);
+  args.winners_in_fours =
+      !args.wide_winners && s.Lq % 4 == 0 && reinterpret_cast<uintptr_t>(args.winners) % 8 == 0;
+}
+
 // Where the gradients of a backward go, and how D comes.
 struct Destinations {
   Tensor grad_Q, grad_D;        // with zero elements: not needed
@@ -479,28 +510,14 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const bool through_norm = normalize || to.unit_inverse;
   const BackwardPlan plan =
       plan_backward(s, in.dtype, vectors, through_norm, method, device_properties(device));
-  STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
+  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
   BackwardArgs args{};
-  args.layout = s.layout;
-  args.N = s.N;
-  args.Nq = static_cast<int32_t>(s.Nq);
-  args.Lq = static_cast<int32_t>(s.Lq);
-  args.Ld = static_cast<int32_t>(s.Ld);
-  args.d = static_cast<int32_t>(s.d);
+  take_winners(args, s, grad_scores, winners);
+  take_plan(args, plan);
   args.Q = in.Q;
   args.D = in.D;
-  args.grad = grad_scores.const_data_ptr();
-  args.grad_query_stride = grad_scores.stride(0);
-  args.grad_item_stride = grad_scores.stride(1);
-  args.winners = winners.const_data_ptr();
-  args.wide_winners = wide_winners(s.Ld);
-  args.split = plan.split;
-  args.segments = plan.segments;
-  args.tile_tokens = plan.tile_tokens;
-  args.tiles = plan.tiles;
-  args.list_capacity = plan.list_capacity;
   args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
   args.won = to.won ? static_cast<uint8_t*>(to.won->data_ptr()) : nullptr;
@@ -529,9 +546,20 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     args.grad_D_sums = d_sums->data_ptr();
   }
 
-  // grad_D comes last, for it may take the place of D.
-  if (need_grad_Q || scatter) check(launch_gather(args, in.dtype, plan, stream), "grad_Q");
-  if (need_grad_D && !scatter) check(launch_owned(args, in.dtype, plan, stream), "grad_D");
+  if (scatter) {
+    check(launch_unified(args, in.dtype, plan, stream), "gradients");
+  } else {
+    const auto launch = [&](bool grad_Q, bool grad_D) {
+      if (!grad_Q && !grad_D) return;
+      BackwardArgs part = args;
+      if (!grad_Q) part.grad_Q = nullptr;
+      part.owned_blocks = grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
+      check(launch_lowmem(part, in.dtype, plan, stream), "gradients");
+    };
+    const bool in_place = need_grad_D && to.grad_D.data_ptr() == in.D.data;
+    if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
+    launch(need_grad_Q && !in_place, need_grad_D);
+  }
   if (q_sums) check(launch_finish(args, in.dtype, false, stream), "normalization of grad_Q");
   if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
 }
@@ -669,39 +697,26 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   mean.Ld = std::max<int64_t>(1, s.Ld / s.N);
   BackwardPlan plan =
       plan_backward(mean, in.dtype, vectors, false, Backward::lowmem, device_properties(device));
-  plan.owned_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see PackedTile in kernels/backward_owned.cuh
-  STD_TORCH_CHECK(plan.gather_grid <= INT32_MAX && plan.owned_grid <= INT32_MAX,
+  plan.owned_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see packed_tile in kernels/backward_owned.cuh
+  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
   const PackedRoom room(in, Q);
   const PackedIndex index = room.index(in);
   check(launch_packed_index(index, stream), "index of packed sequences");
   BackwardArgs args{};
-  args.layout = s.layout;
-  args.N = s.N;
-  args.Nq = 1;
-  args.Lq = static_cast<int32_t>(s.Lq);
-  args.Ld = static_cast<int32_t>(s.Ld);
-  args.d = static_cast<int32_t>(s.d);
+  take_winners(args, s, grad_scores, winners);
+  take_plan(args, plan);
+  args.grads_kept = 0;  // those of all queries with a document: too many
   args.Q = in.Q;
   args.D = in.D;
-  args.grad = grad_scores.const_data_ptr();
-  args.grad_query_stride = grad_scores.stride(0);
-  args.grad_item_stride = grad_scores.stride(1);
-  args.winners = winners.const_data_ptr();
-  args.wide_winners = wide_winners(s.Ld);
   args.packed = true;
   args.spans = index.spans;
   args.row_queries = index.row_queries;
-  args.split = plan.split;
-  args.segments = plan.segments;
-  args.tile_tokens = plan.tile_tokens;
-  args.tiles = plan.tiles;
-  args.list_capacity = plan.list_capacity;
   args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
   args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
-  if (need_grad_Q) check(launch_gather(args, in.dtype, plan, stream), "grad_Q");
-  if (need_grad_D) check(launch_owned(args, in.dtype, plan, stream), "grad_D");
+  args.owned_blocks = need_grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
+  if (need_grad_Q || need_grad_D) check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
   return {grad_Q, grad_D};
 }
 

@@ -6,14 +6,15 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int kGatherWarps = 8;
-constexpr int kOwnedWarps = 8;
+constexpr int kWarps = 8;          // of a block, whatever it does
 constexpr int kMaxPieces = 8;      // that a warp holds of a row read in vectors
 constexpr int kElementPieces = 4;  // and of one read element by element
-constexpr int kMaxTileTokens = 1024;
-constexpr int kMinTileTokens = 64;
-constexpr int kFewEntries = 512;
-constexpr int kMaxList = 8192;
+constexpr int kPieceBytes = 512;   // of a piece in the type of sums
+constexpr int kMaxTileTokens = 2048;
+constexpr int kMinTileTokens = 32;
+constexpr int64_t kMaxChunk = 8192;
+constexpr int kCacheBytes = 64 * 1024;  // that a multiprocessor's rows in flight and rows read again want
+constexpr int kReservedBytes = 1024;    // of shared memory, that a block takes beside its own
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -30,41 +31,70 @@ int pieces_for(int64_t d, Dtype dtype) {
 int gather_split(const Sizes& s, const Device& device) {
   const int64_t wanted = 32 * static_cast<int64_t>(device.sm_count);
   int split = 1;
-  while (split < kGatherWarps && s.Nq * s.Lq * split < wanted && s.N >= 16 * split) split *= 2;
+  while (split < kWarps && s.Nq * s.Lq * split < wanted && s.N >= 16 * split) split *= 2;
   return split;
 }
 
-void plan_owned(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
-  const int64_t entries = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
-  const int64_t documents = s.documents();
-  plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 64, 1, kOwnedWarps));
-  // Documents are cut into tiles of tokens where there are few of them, so that every multiprocessor has two
-  // blocks. Each tile reads all winners of its document again, two bytes each; where those are few, and a
-  // block does little but write zeros, smaller blocks even out the last wave.
-  const int64_t for_size = ceil_div(s.Ld, kMaxTileTokens);
-  const int64_t wanted_blocks = (entries <= kFewEntries ? 12 : 2) * static_cast<int64_t>(device.sm_count);
-  const int64_t for_blocks =
-      std::min(ceil_div(wanted_blocks, std::max<int64_t>(documents, 1)), ceil_div(s.Ld, kMinTileTokens));
-  const int64_t tiles = std::max<int64_t>({for_size, for_blocks, 1});
-  plan.tile_tokens = static_cast<int>(std::max<int64_t>(1, ceil_div(s.Ld, tiles)));
-  plan.tiles = static_cast<int>(ceil_div(s.Ld, plan.tile_tokens));
-  const int64_t carry = static_cast<int64_t>(kOwnedWarps) * plan.pieces * 512;
-  const int64_t order = 4 * (plan.tile_tokens + 1 + static_cast<int64_t>(plan.segments) * plan.tile_tokens);
-  const int64_t listed = dtype == Dtype::fp64 ? 16 : 8;  // an entry and what it counts
-  const int64_t room = device.smem_per_block - carry - order - 1024;
-  plan.list_capacity =
-      static_cast<int>(std::max<int64_t>(1, std::min({entries, int64_t{kMaxList}, room / listed})));
-  plan.owned_smem_bytes = static_cast<int>(carry + order + listed * plan.list_capacity);
-  plan.owned_grid = documents * plan.tiles;
+// Blocks that the kernels leave registers for on a multiprocessor.
+int resident_blocks(Dtype dtype, int pieces) { return pieces > 1 || dtype == Dtype::fp64 ? 1 : 3; }
+
+// Sums and picks of the warps (backward_picks.cuh); in unified, where picks are added to as well.
+int block_smem(int pieces, bool scatter) {
+  return kWarps * (pieces * kPieceBytes + 32 * 16 * (scatter ? 2 : 1));
 }
 
-// Measured on an H200 (bench/results): ordering winners does not pay for a small step, nor where each
-// document has so many query tokens that a block orders them in several rounds. Documents of one query alone
-// are mostly rows of zeros, which lowmem writes once and unified three times.
+// Cuts documents into tiles of tokens, a block each. Every tile orders all winners of its document, so tiles
+// are as large as they can be while every multiprocessor has two blocks and the winners that fall to a tile,
+// if they spread evenly, fit the list in one round.
+void plan_owned(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
+  const int64_t entries = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
+  const int64_t documents = std::max<int64_t>(s.documents(), 1);
+  // Rows in flight pass through L1, which has what shared memory leaves of the same memory.
+  const int64_t shared_memory = std::max(device.smem_per_sm - kCacheBytes, device.smem_per_sm / 2);
+  const int64_t room = std::min<int64_t>(
+      device.smem_per_block, shared_memory / resident_blocks(dtype, plan.pieces) - kReservedBytes);
+  plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 64, 1, kWarps));
+  plan.narrow_list = entries <= 65536;
+  plan.chunk = static_cast<int>(std::min({(entries + 7) / 8 * 8, room / 48 * 8, kMaxChunk}));
+  const int64_t grads = s.layout == Layout::in_batch ? s.Nq : 1;
+  const int64_t sum_bytes = dtype == Dtype::fp64 ? 8 : 4;
+  plan.grads_kept = static_cast<int>(sum_bytes * grads <= room / 8 ? grads : 0);
+
+  const int64_t listed = plan.narrow_list ? 2 : 4;
+  OwnedMemory& memory = plan.memory;
+  memory.staged = block_smem(plan.pieces, false);
+  memory.kept = memory.staged + 2 * plan.chunk;
+  memory.starts = memory.kept + static_cast<int>(sum_bytes) * plan.grads_kept;
+  // Winners that a list has room for beside tiles of so many tokens.
+  const auto capacity = [&](int64_t tokens) {
+    return (room - memory.starts - 4 * (2 * tokens + 1 + plan.segments * tokens)) / listed;
+  };
+  // A quarter more than an even share, for winners that are not spread so evenly.
+  const auto wanted = [&](int64_t tiles) { return std::min(entries, 5 * ceil_div(entries, 4 * tiles) + 64); };
+
+  const int64_t least = std::max<int64_t>(1, ceil_div(s.Ld, kMaxTileTokens));
+  const int64_t most = std::max(ceil_div(s.Ld, kMinTileTokens), least);
+  const int64_t for_blocks = (2 * int64_t{device.sm_count} + documents / 2) / documents;
+  int64_t tiles = std::clamp(for_blocks, least, most);
+  while (tiles < most && capacity(ceil_div(s.Ld, tiles)) < wanted(tiles)) ++tiles;
+  const int tokens = static_cast<int>(std::max<int64_t>(1, ceil_div(s.Ld, tiles)));
+  plan.tile_tokens = tokens;
+  plan.tiles = static_cast<int>(ceil_div(s.Ld, tokens));
+  plan.owned_grid = documents * plan.tiles;
+  plan.list_capacity = static_cast<int>(std::max<int64_t>(1, std::min(capacity(tokens), wanted(plan.tiles))));
+  memory.next = memory.starts + 4 * (tokens + 1);
+  memory.cursors = memory.next + 4 * tokens;
+  memory.list = memory.cursors + 4 * tokens * plan.segments;
+  const int owned = memory.list + static_cast<int>(listed) * plan.list_capacity;
+  plan.lowmem_smem_bytes = std::max((owned + 15) / 16 * 16, plan.gather_smem_bytes);
+}
+
+// Measured on an H200: ordering winners does not pay where each document has so many query tokens that every
+// tile reads far more winners than fall to it. Documents of one query alone are mostly rows of zeros, which
+// lowmem writes once and unified three times.
 Backward faster_method(const Sizes& s) {
-  constexpr int64_t kSmallStep = 65536, kLongQuery = 512;
-  if (s.layout == Layout::per_query) return Backward::lowmem;
-  return s.Nq * s.N * s.Lq <= kSmallStep || s.Lq >= kLongQuery ? Backward::unified : Backward::lowmem;
+  constexpr int64_t kLongQuery = 512;
+  return s.layout == Layout::in_batch && s.Lq >= kLongQuery ? Backward::unified : Backward::lowmem;
 }
 
 }  // namespace
@@ -78,7 +108,9 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   // The Jacobian of the normalization needs a whole row; longer rows are summed first.
   plan.finish_later = normalize && s.d > plan.pieces * piece_dims(dtype);
   plan.split = gather_split(s, device);
-  plan.gather_grid = ceil_div(s.Nq * s.Lq * plan.split, kGatherWarps);
+  plan.gather_grid = ceil_div(s.Nq * s.Lq * plan.split, kWarps);
+  plan.gather_smem_bytes = block_smem(plan.pieces, plan.method == Backward::unified);
+  plan.early = device.capability >= 90;
   plan_owned(s, dtype, device, plan);
   return plan;
 }

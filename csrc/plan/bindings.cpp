@@ -119,8 +119,10 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("tile_tokens", &li::BackwardPlan::tile_tokens)
       .def_readonly("tiles", &li::BackwardPlan::tiles)
       .def_readonly("list_capacity", &li::BackwardPlan::list_capacity)
-      .def_readonly("owned_smem_bytes", &li::BackwardPlan::owned_smem_bytes)
-      .def_readonly("owned_grid", &li::BackwardPlan::owned_grid);
+      .def_readonly("chunk", &li::BackwardPlan::chunk)
+      .def_readonly("owned_grid", &li::BackwardPlan::owned_grid)
+      .def_readonly("gather_smem_bytes", &li::BackwardPlan::gather_smem_bytes)
+      .def_readonly("lowmem_smem_bytes", &li::BackwardPlan::lowmem_smem_bytes);
   m.def("plan_backward", &li::plan_backward, py::arg("sizes"), py::arg("dtype"), py::arg("vectors"),
         py::arg("normalize"), py::arg("method"), py::arg("device"));
 

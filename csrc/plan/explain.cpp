@@ -167,7 +167,7 @@ std::string explain(const Sizes& s, const BackwardPlan& plan) {
     out << "owned      " << plan.owned_grid << " blocks of 8 warps, each " << plan.tile_tokens << " of "
         << s.Ld << " tokens of a document\n"
         << "ordering   " << plan.segments << (plan.segments == 1 ? " warp" : " warps") << ", up to "
-        << plan.list_capacity << " winners at a time, " << plan.owned_smem_bytes
+        << plan.list_capacity << " winners at a time, " << plan.lowmem_smem_bytes
         << " bytes of shared memory a block\n";
   }
   if (plan.finish_later) out << "normalize  by a second kernel: a row is longer than a warp's registers\n";

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../common/owned_memory.h"
 #include "../common/problem.h"
 
 namespace late_interaction {
@@ -102,16 +103,22 @@ struct BackwardPlan {
   bool vectors = true;                 // rows are read in vectors; else element by element
   int pieces = 1;                      // of an embedding, that a warp holds in registers
   bool finish_later = false;           // gradients are summed in fp32 first and normalized by a second kernel
+  bool early = false;                  // its blocks may start while the kernel before it ends
   // gather: grad_Q, and in unified grad_D with it
   int split = 1;  // warps that share a query token's documents
   int64_t gather_grid = 0;
+  int gather_smem_bytes = 0;
   // owned: grad_D in lowmem
-  int segments = 1;       // warps that take part in the ordering of winners
-  int tile_tokens = 0;    // document tokens a block owns
-  int tiles = 0;          // blocks a document is cut into
-  int list_capacity = 0;  // winners it orders at a time
-  int owned_smem_bytes = 0;
+  int segments = 1;         // warps that take part in the ordering of winners
+  int chunk = 0;            // winners that it has in shared memory at a time
+  int tile_tokens = 0;      // document tokens a block owns
+  int tiles = 0;            // blocks a document is cut into
+  int list_capacity = 0;    // winners it orders at a time
+  bool narrow_list = true;  // in 16 bits each
+  int grads_kept = 0;       // gradients of scores that a block keeps in shared memory
+  OwnedMemory memory;       // of a block
   int64_t owned_grid = 0;
+  int lowmem_smem_bytes = 0;  // of a block of either kind: one kernel has both
 };
 
 // vectors: Q and D are aligned and dense enough for vector loads.

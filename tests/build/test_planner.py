@@ -60,8 +60,20 @@ def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, m
     assert backward.method in {plan.Backward.lowmem, plan.Backward.unified}
     assert method in {backward.method, plan.Backward.automatic}
     assert backward.gather_grid >= 1
-    assert 0 <= backward.owned_smem_bytes <= device.smem_per_block
+    assert 0 < backward.lowmem_smem_bytes <= device.smem_per_block
+    assert 0 < backward.gather_smem_bytes <= device.smem_per_block
+    assert backward.tiles >= 1 and backward.tile_tokens >= 1
+    assert backward.list_capacity >= 1 and backward.chunk >= 1
     assert backward.method.name in plan.explain(size, backward)
+
+
+@pytest.mark.parametrize("Nq, N, Lq, Ld", [(256, 256, 32, 300), (512, 512, 32, 300), (128, 128, 128, 1024)])
+def test_owned_documents_leave_l1_to_the_rows_in_flight(Nq, N, Lq, Ld):
+    size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
+    backward = plan.plan_backward(size, plan.Dtype.bf16, True, False, plan.Backward.lowmem, H200)
+    assert 3 * (backward.lowmem_smem_bytes + 1024) <= (228 - 64) * 1024
+    # And an even spread of winners is put in order in one round.
+    assert backward.list_capacity * backward.tiles >= Nq * Lq
 
 
 def test_one_short_query_has_its_own_tile_and_many_rows_another():

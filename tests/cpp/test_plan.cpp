@@ -23,7 +23,7 @@ void test_a_plan_fits_its_device() {
         EXPECT(forward.grid >= 1 && forward.grid <= forward.units);
         const BackwardPlan backward =
             plan_backward(sizes, Dtype::bf16, true, false, Backward::lowmem, device);
-        EXPECT(backward.owned_smem_bytes <= device.smem_per_block);
+        EXPECT(backward.lowmem_smem_bytes <= device.smem_per_block);
       }
     }
   }

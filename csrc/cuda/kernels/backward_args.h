@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
+#include "../../common/owned_memory.h"
 #include "../../common/problem.h"
+#include "divider.h"
 #include "visits.h"
 
 namespace late_interaction {
@@ -12,11 +14,14 @@ struct BackwardArgs {
   Layout layout;
   int64_t N;  // documents each query meets
   int32_t Nq, Lq, Ld, d;
+  Divider by_Lq;
   TokenView Q, D;
   const void* grad;  // [Nq, N], strided
   int64_t grad_query_stride, grad_item_stride;
   const void* winners;  // [Nq, N, Lq]
   bool wide_winners;
+  bool winners_in_fours;  // four neighbouring ones are of one (query, document), and aligned to be read at
+                          // once
   // Packed (varlen): as in forward_args.h. `grad` is [queries, N]; the others count all query tokens as one
   // query's.
   bool packed;
@@ -35,10 +40,15 @@ struct BackwardArgs {
   uint8_t* won;  // [documents * Ld], or null: which tokens hold a gradient (lowmem)
   // The plan's numbers.
   int32_t split;          // warps that share a query token
+  int32_t owned_blocks;   // of the grid, the first ones: those that own documents
   int32_t segments;       // warps that order winners
+  int32_t chunk;          // winners in shared memory at a time
   int32_t tile_tokens;    // document tokens of a block
   int32_t tiles;          // blocks a document is cut into
   int32_t list_capacity;  // winners ordered at a time
+  bool narrow_list;       // their numbers fit 16 bits
+  OwnedMemory memory;
+  int32_t grads_kept;  // gradients of scores that a block keeps in shared memory; 0: read where they lie
 };
 
 }  // namespace late_interaction

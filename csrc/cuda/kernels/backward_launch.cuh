@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "../backward_launcher.h"
-#include "backward_gather.cuh"
-#include "backward_owned.cuh"
+#include "backward_kernels.cuh"
 #include "backward_rows.cuh"
+#include "launch.cuh"
 
 namespace late_interaction {
 
@@ -38,29 +38,22 @@ inline unsigned rows_grid(int64_t rows) {
 }
 
 template <class T>
-cudaError_t BackwardLauncher<T>::gather(const BackwardArgs& args, const BackwardPlan& plan,
+cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const BackwardPlan& plan,
                                         cudaStream_t stream) {
   return with_rows(plan, [&]<int kPieces, bool kVectors>() {
-    const auto grid = static_cast<unsigned>(plan.gather_grid);
-    if (plan.method == Backward::unified && args.grad_D_sums != nullptr) {
-      gather_winners<T, kPieces, kVectors, true><<<grid, kGatherWarps * 32, 0, stream>>>(args);
-    } else {
-      gather_winners<T, kPieces, kVectors, false><<<grid, kGatherWarps * 32, 0, stream>>>(args);
-    }
-    return cudaGetLastError();
+    const int64_t gather_blocks = args.grad_Q != nullptr ? plan.gather_grid : 0;
+    const int smem = args.owned_blocks > 0 ? plan.lowmem_smem_bytes : plan.gather_smem_bytes;
+    const LaunchShape shape{args.owned_blocks + gather_blocks, kBackwardThreads, smem, plan.early};
+    return launch(backward_lowmem<T, kPieces, kVectors>, shape, stream, args);
   });
 }
 
 template <class T>
-cudaError_t BackwardLauncher<T>::owned(const BackwardArgs& args, const BackwardPlan& plan,
-                                       cudaStream_t stream) {
+cudaError_t BackwardLauncher<T>::unified(const BackwardArgs& args, const BackwardPlan& plan,
+                                         cudaStream_t stream) {
   return with_rows(plan, [&]<int kPieces, bool kVectors>() {
-    const auto kernel = own_documents<T, kPieces, kVectors>;
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.owned_smem_bytes);
-    if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(plan.owned_grid), kOwnedWarps * 32, plan.owned_smem_bytes, stream>>>(args);
-    return cudaGetLastError();
+    const LaunchShape shape{plan.gather_grid, kBackwardThreads, plan.gather_smem_bytes, plan.early};
+    return launch(backward_unified<T, kPieces, kVectors>, shape, stream, args);
   });
 }
 

@@ -2,189 +2,74 @@
 //
 //   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
 //
-// A block owns `tile_tokens` tokens of one document, reads the document's winners (entry e = (i, s), in
-// order) and
-//   1. counts them by token: `segments` warps take a contiguous share of the entries each;
-//   2. turns the counts into places: tokens in order, and within a token the segments in order;
-//   3. puts every entry in its place in a list in shared memory: a stable counting sort;
-//   4. walks the list: each warp an equal share of it, whatever tokens it covers, so that a token that
-//      wins often (real winners are skewed) is worked on by many warps. A row that lies within one share
-//      is written by that warp. Of a row that spans shares, the warp in whose share it starts keeps its
-//      sum in registers, the others leave theirs in `carry`, and the first one adds them, in order.
+// A block owns `tile_tokens` tokens of one document. It lists the document's winners in the order of those
+// tokens (backward_order.cuh), walks the list, and last writes zeros to the tokens that nobody won: a row
+// read after them would wait behind all those writes. Of the list each warp walks an equal share, whatever
+// tokens it covers, so that a token that wins often (real winners are skewed) is worked on by many warps. A
+// row that lies within one share is written by that warp. Of a row that spans shares, the warp in whose share
+// it starts keeps its sum in registers, the others leave theirs in shared memory, and the first one adds
+// them, in order.
 //
-//        list:  |t0 t0 t0 t1 t3 t3|t3 t3 t3 t3 t3 t3|t3 t4 t5 t5 ...
-//                share of warp 0    share of warp 1    share of warp 2
-//               writes t0, t1;      carry: t3          carry: t3; writes t4, ...
-//               t3 = own + carry of warps 1 and 2
+//      list:  |t0 t0 t0 t1 t3 t3|t3 t3 t3 t3 t3 t3|t3 t4 t5 t5 ...
+//              share of warp 0    share of warp 1    share of warp 2
+//             writes t0, t1;      leaves t3          leaves t3; writes t4, ...
+//             t3 = own + what warps 1 and 2 left
 //
 // If more winners fall to a block than the list holds, it takes its tokens in several rounds; a single token
 // with more than that is summed straight from the winners, by all warps. Everything is a function of the
 // input alone: the same bits in every run.
 #pragma once
 
-#include "backward_args.h"
-#include "row_vector.cuh"
+#include "backward_order.cuh"
+#include "backward_picks.cuh"
 
 namespace late_interaction {
 
-inline constexpr int kOwnedWarps = 8;
-
-// An entry, and what its query token counts: grad, times its inverse norm if normalized.
-template <class S>
-struct Listed {
-  uint32_t entry;
-  S scale;
-};
-
 template <class T, int kPieces, bool kVectors>
-struct OwnedRowsKernel {
-  using Row = RowVector<T, kPieces, kVectors>;
-  using S = typename Row::S;
-  static constexpr int kWarps = kOwnedWarps, kThreads = 32 * kWarps;
-  static constexpr int kUnroll = !kVectors                        ? 1
-                                 : kPieces >= 4                   ? 2
-                                 : sizeof(T) == 4 && kPieces == 1 ? 7  // by the registers there are
-                                                                  : 8 / kPieces;
+struct OwnedRows {
+  using Shared = BackwardShared<T, kPieces, kVectors>;
+  using Row = typename Shared::Row;
+  using S = typename Shared::S;
+  static constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
 
   const BackwardArgs& p;
-  // Shared memory.
-  S* carry;           // [kWarps][Row::kDims]
-  uint32_t* starts;   // [tile_tokens + 1] first place of each token
-  uint32_t* cursors;  // [segments][tile_tokens] counts, then next free places
-  Listed<S>* list;    // [list_capacity] entries in the order of their tokens
-  uint32_t* warp_totals;
+  const OwnedTile& tile;
+  WinnerOrder order;
+  Shared& shared;
+  const S* kept;  // [grads_kept] gradients of the scores with this document, in shared memory
 
-  int lane, warp;
-  int32_t i, j;         // i: per_query only
-  int64_t first_row;    // of gradients, of the tile's first token
-  int32_t first_token;  // of the tile
-  int32_t tokens;       // of the tile
-  uint32_t entries;     // of the document
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  __device__ __forceinline__ int32_t winner(uint32_t e) const {
-    int64_t at;
-    if (p.layout == Layout::in_batch) {
-      const uint32_t query = e / static_cast<uint32_t>(p.Lq);
-      at = (query * p.N + j) * p.Lq + (e - query * p.Lq);
-    } else {
-      at = (i * p.N + j) * p.Lq + e;
-    }
-    // The sentinel, and tokens of other tiles, end up outside [0, tokens).
-    const int32_t token = load_winner(p.winners, p.wide_winners, at);
-    return token < 0 ? -1 : token - first_token;
+  static __device__ __forceinline__ uint32_t share(uint32_t count, int part) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(count) * part / kBackwardWarps);
   }
 
-  __device__ __forceinline__ uint32_t share(uint32_t count, int part, int parts) const {
-    return static_cast<uint32_t>(static_cast<uint64_t>(count) * part / parts);
-  }
-
-  __device__ __forceinline__ void count_winners() {
-    for (int at = threadIdx.x; at < p.segments * tokens; at += kThreads) cursors[at] = 0;
-    __syncthreads();
-    if (warp < p.segments) {
-      uint32_t* counts = cursors + warp * tokens;
-      const uint32_t end = share(entries, warp + 1, p.segments);
-#pragma unroll 4
-      for (uint32_t e = share(entries, warp, p.segments) + lane; e < end; e += 32) {
-        const int32_t t = winner(e);
-        if (t >= 0 && t < tokens) atomicAdd(counts + t, 1u);
-      }
-    }
-    __syncthreads();
-  }
-
-  // Exclusive sums over tokens, and within a token over segments.
-  __device__ __forceinline__ void place_tokens() {
-    const int each = (tokens + kThreads - 1) / kThreads;
-    const int begin = min(static_cast<int>(threadIdx.x) * each, tokens), end = min(begin + each, tokens);
-    uint32_t mine = 0;
-    for (int t = begin; t < end; ++t) {
-      for (int segment = 0; segment < p.segments; ++segment) mine += cursors[segment * tokens + t];
-    }
-    uint32_t before = mine;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const uint32_t other = __shfl_up_sync(kFullWarp, before, offset);
-      if (lane >= offset) before += other;
-    }
-    if (lane == 31) warp_totals[warp] = before;
-    before -= mine;
-    __syncthreads();
-    for (int w = 0; w < warp; ++w) before += warp_totals[w];
-    for (int t = begin; t < end; ++t) {
-      starts[t] = before;
-      for (int segment = 0; segment < p.segments; ++segment) {
-        const uint32_t count = cursors[segment * tokens + t];
-        cursors[segment * tokens + t] = before;
-        before += count;
-      }
-    }
-    if (static_cast<int>(threadIdx.x) == kThreads - 1) starts[tokens] = before;
-    __syncthreads();
-  }
-
-  // Entries of tokens [from, to) to their places. Within a batch of 32 the lower lane comes first.
-  __device__ __forceinline__ void list_entries(int from, int to) {
-    if (warp < p.segments) {
-      uint32_t* next = cursors + warp * tokens;
-      const uint32_t base = starts[from];
-      const uint32_t end = share(entries, warp + 1, p.segments);
-      const uint32_t begin = share(entries, warp, p.segments) + lane;
-      int32_t ahead = begin < end ? winner(begin) : -1;
-      for (uint32_t e = begin; e - lane < end; e += 32) {
-        int32_t t = ahead;
-        ahead = e + 32 < end ? winner(e + 32) : -1;  // under way while this batch finds its places
-        if (t < from || t >= to) t = -1;
-        const unsigned same = __match_any_sync(kFullWarp, t);
-        const unsigned lower = same & ((1u << lane) - 1);
-        const uint32_t place = t >= 0 ? next[t] : 0;
-        __syncwarp();
-        if (t >= 0) {
-          list[place - base + __popc(lower)] = {e, scale_of(e)};
-          if (lower == 0) next[t] = place + __popc(same);
-        }
-        __syncwarp();
-      }
-    }
-    __syncthreads();
-  }
-
-  // Query and query token of an entry.
-  __device__ __forceinline__ uint32_t query_of(uint32_t e) const {
-    return p.layout == Layout::in_batch ? e / static_cast<uint32_t>(p.Lq) : i;
-  }
-  __device__ __forceinline__ uint32_t token_of(uint32_t e, uint32_t query) const {
-    return p.layout == Layout::in_batch ? e - query * p.Lq : e;
-  }
-
-  __device__ __forceinline__ S scale_of(uint32_t e) const {
-    const uint32_t query = query_of(e);
-    const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(query);
-    S scale = static_cast<const S*>(p.grad)[whose * p.grad_query_stride + j * p.grad_item_stride];
+  // The row of Q of an entry, and what it counts: grad, times its inverse norm if normalized.
+  __device__ __forceinline__ Pick<S> pick(uint32_t e) const {
+    const uint32_t query = p.by_Lq.quotient(e), i = tile.i + query, s = e - query * p.Lq;
+    const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(i);
+    const S* grad = static_cast<const S*>(p.grad) + whose * p.grad_query_stride + tile.j * p.grad_item_stride;
+    Pick<S> picked{i * p.Q.item_stride + s * p.Q.token_stride, p.grads_kept > 0 ? kept[query] : *grad};
     if (p.q_inverse != nullptr) {
-      scale *= static_cast<const S*>(p.q_inverse)[query * static_cast<int64_t>(p.Lq) + token_of(e, query)];
+      picked.scale *= static_cast<const S*>(p.q_inverse)[i * static_cast<int64_t>(p.Lq) + s];
     }
-    return scale;
+    return picked;
   }
 
-  // The row of Q of an entry. Rows that lie evenly behind each other, the usual case, need no division.
-  __device__ __forceinline__ const T* row_of(uint32_t e) const {
-    const T* queries = static_cast<const T*>(p.Q.data);
-    if (p.layout == Layout::per_query) return queries + i * p.Q.item_stride + e * p.Q.token_stride;
-    if (p.Q.item_stride == p.Lq * p.Q.token_stride) return queries + e * p.Q.token_stride;
-    const uint32_t query = query_of(e);
-    return queries + query * p.Q.item_stride + token_of(e, query) * p.Q.token_stride;
+  __device__ __forceinline__ RawRow<T, kPieces> fetch(const Pick<S>& picked, int first) const {
+    return Row::fetch(static_cast<const T*>(p.Q.data) + picked.offset, p.Q.dim_stride, first, p.d,
+                      picked.offset >= 0);
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
-    const int64_t row = first_row + t;
+    const int64_t row = tile.first_row + t;
     if (p.grad_D_sums != nullptr) {
       sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
       return;
     }
     if (p.d_inverse != nullptr) {
-      const T* x = static_cast<const T*>(p.D.data) + i * p.D.query_stride + j * p.D.item_stride +
-                   (first_token + t) * p.D.token_stride;
+      const T* x = static_cast<const T*>(p.D.data) + tile.i * p.D.query_stride + tile.j * p.D.item_stride +
+                   (tile.first_token + t) * p.D.token_stride;
       Row own;
       own.load(x, p.D.dim_stride, first, p.d);
       const S inverse = static_cast<const S*>(p.d_inverse)[row];
@@ -193,63 +78,57 @@ struct OwnedRowsKernel {
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
   }
 
-  // The token at a place of the list: the last one that starts there or before.
-  __device__ __forceinline__ int token_at(uint32_t place, int from, int to) const {
-    while (to - from > 1) {
-      const int middle = (from + to) / 2;
-      (starts[middle] <= place ? from : to) = middle;
-    }
-    return from;
-  }
-
   __device__ __forceinline__ void walk_list(int from, int to, int first) {
+    const uint32_t* starts = order.starts;
+    Pick<S>* picks = shared.picks[warp];
     const uint32_t base = starts[from], count = starts[to] - base;
-    const uint32_t begin = base + share(count, warp, kWarps), end = base + share(count, warp + 1, kWarps);
+    const uint32_t begin = base + share(count, warp), end = base + share(count, warp + 1);
     Row sum;
     sum.clear();
     int t = from;
-    uint32_t row_end = base;
     bool started_here = true;
     if (begin < end) {
-      t = token_at(begin, from, to);
-      row_end = starts[t + 1];
+      t = order.token_at(begin, from, to);
       started_here = starts[t] == begin;
-      for (uint32_t group = begin; group < end; group += kUnroll) {
-        RawRow<T, kPieces> rows[kUnroll];
-        S scales[kUnroll];
+      uint32_t next_row = starts[t + 1];  // where the next row begins; of no use past the end
+      for (uint32_t batch = begin; batch < end; batch += 32) {
+        __syncwarp();
+        picks[lane] = batch + lane < end ? pick(order.listed(batch + lane - base)) : Pick<S>{};
+        __syncwarp();
+        for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kTogether) {
+          RawRow<T, kPieces> rows[kTogether];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const Listed<S> listed = list[min(group + u, end - 1) - base];
-          scales[u] = listed.scale;
-          rows[u] = Row::fetch(row_of(listed.entry), p.Q.dim_stride, first, p.d);
-        }
+          for (int u = 0; u < kTogether; ++u) rows[u] = fetch(picks[k0 + u], first);
+          S scale = picks[k0].scale;
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const uint32_t place = group + u;
-          if (place >= end) break;
-          if (place == row_end) {  // the row before is complete
-            if (started_here) {
-              write_row(t, sum, first);
-            } else {
-              sum.put(carry + warp * Row::kDims);
+          for (int u = 0; u < kTogether; ++u) {
+            const S next_scale = u + 1 < kTogether ? picks[k0 + u + 1].scale : S(0);  // under way early
+            const uint32_t place = batch + k0 + u;
+            if (place == next_row && place < end) {  // the row before is complete
+              if (started_here) {
+                write_row(t, sum, first);
+              } else {
+                sum.put(shared.sums[warp]);
+              }
+              sum.clear();
+              started_here = true;
+              do {
+                next_row = starts[++t + 1];
+              } while (next_row == place);
             }
-            sum.clear();
-            started_here = true;
-            do {
-              row_end = starts[++t + 1];
-            } while (row_end == place);
+            sum.add_scaled(rows[u], scale);
+            scale = next_scale;
           }
-          sum.add_scaled(rows[u], scales[u]);
         }
       }
-      if (!started_here) sum.put(carry + warp * Row::kDims);
+      if (!started_here) sum.put(shared.sums[warp]);
     }
     __syncthreads();
     if (begin < end && started_here) {
-      for (int other = warp + 1; other < kWarps; ++other) {
-        const uint32_t its_begin = base + share(count, other, kWarps);
-        if (its_begin >= row_end) break;
-        if (its_begin < base + share(count, other + 1, kWarps)) sum.add(carry + other * Row::kDims);
+      for (int other = warp + 1; other < kBackwardWarps; ++other) {
+        const uint32_t its_begin = base + share(count, other);
+        if (its_begin >= starts[t + 1]) break;
+        if (its_begin < base + share(count, other + 1)) sum.add(shared.sums[other]);
       }
       write_row(t, sum, first);
     }
@@ -258,41 +137,44 @@ struct OwnedRowsKernel {
 
   // One token with more winners than the list holds: every warp searches its share of the entries.
   __device__ __forceinline__ void sum_hot_token(int t, int first) {
+    Pick<S>* picks = shared.picks[warp];
     Row sum;
     sum.clear();
-    const uint32_t end = share(entries, warp + 1, kWarps);
-    for (uint32_t batch = share(entries, warp, kWarps); batch < end; batch += 32) {
+    const uint32_t end = share(order.entries, warp + 1);
+    for (uint32_t batch = share(order.entries, warp); batch < end; batch += 32) {
       const uint32_t e = batch + lane;
-      const bool hit = e < end && winner(e) == t;
-      const S scale = hit ? scale_of(e) : S(0);
-      for (unsigned left = __ballot_sync(kFullWarp, hit); left != 0; left &= left - 1) {
-        const int who = __ffs(left) - 1;
-        const auto row = Row::fetch(row_of(batch + who), p.Q.dim_stride, first, p.d);
-        sum.add_scaled(row, __shfl_sync(kFullWarp, scale, who));
+      const bool hit =
+          e < end && load_winner(p.winners, p.wide_winners, order.winner_at(e)) == tile.first_token + t;
+      const unsigned hits = __ballot_sync(kFullWarp, hit);
+      picks[lane] = Pick<S>{};
+      __syncwarp();
+      if (hit) picks[__popc(hits & ((1u << lane) - 1))] = pick(e);
+      __syncwarp();
+      for (int k0 = 0; k0 < __popc(hits); k0 += kTogether) {
+        RawRow<T, kPieces> rows[kTogether];
+#pragma unroll
+        for (int u = 0; u < kTogether; ++u) rows[u] = fetch(picks[k0 + u], first);
+#pragma unroll
+        for (int u = 0; u < kTogether; ++u) sum.add_scaled(rows[u], picks[k0 + u].scale);
       }
+      __syncwarp();
     }
-    if (warp > 0) sum.put(carry + warp * Row::kDims);
+    if (warp > 0) sum.put(shared.sums[warp]);
     __syncthreads();
     if (warp == 0) {
-      for (int other = 1; other < kWarps; ++other) sum.add(carry + other * Row::kDims);
+      for (int other = 1; other < kBackwardWarps; ++other) sum.add(shared.sums[other]);
       write_row(t, sum, first);
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ void run() {
-    count_winners();
-    place_tokens();
-    if (p.won != nullptr) {
-      uint8_t* won = p.won + first_row;
-      for (int t = threadIdx.x; t < tokens; t += kThreads) won[t] = starts[t] != starts[t + 1];
-    }
+  __device__ __forceinline__ void write_zeros() const {
     Row zero;
     zero.clear();
-    for (int t = warp; t < tokens; t += kWarps) {
-      if (starts[t] != starts[t + 1]) continue;
+    for (int t = warp; t < tile.tokens; t += kBackwardWarps) {
+      if (order.starts[t] != order.starts[t + 1]) continue;
+      const int64_t at = (tile.first_row + t) * p.d;
       for (int first = 0; first < p.d; first += Row::kDims) {
-        const int64_t at = (first_row + t) * p.d;
         if (p.grad_D_sums != nullptr) {
           zero.store(static_cast<S*>(p.grad_D_sums) + at, first, p.d);
         } else {
@@ -300,14 +182,23 @@ struct OwnedRowsKernel {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ void run(uint32_t* warp_totals) {
+    order.count(warp_totals);
+    const uint32_t* starts = order.starts;
+    if (p.won != nullptr) {
+      uint8_t* won = p.won + tile.first_row;
+      for (int t = threadIdx.x; t < tile.tokens; t += kBackwardThreads) won[t] = starts[t] != starts[t + 1];
+    }
     const uint32_t capacity = p.list_capacity;
-    for (int from = 0; from < tokens;) {
+    for (int from = 0; from < tile.tokens;) {
       // The longest run of tokens whose winners fit the list.
-      const int to = starts[tokens] - starts[from] <= capacity
-                         ? tokens
-                         : token_at(starts[from] + capacity, from, tokens);
+      const int to = starts[tile.tokens] - starts[from] <= capacity
+                         ? tile.tokens
+                         : order.token_at(starts[from] + capacity, from, tile.tokens);
       if (to > from) {
-        list_entries(from, to);
+        order.list_tokens(from, to);
         for (int first = 0; first < p.d; first += Row::kDims) walk_list(from, to, first);
         from = to;
       } else {
@@ -315,25 +206,19 @@ struct OwnedRowsKernel {
         ++from;
       }
     }
+    write_zeros();
   }
 };
 
-// What a block owns.
-struct OwnedTile {
-  int32_t i, j;         // i: per_query only
-  int64_t first_row;    // of gradients, of the tile's first token
-  int32_t first_token;  // of the document
-  int32_t tokens;       // none: there is nothing to do
-  uint32_t entries;     // of the document
-};
-
-__device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int64_t block) {
+__device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int32_t block) {
   const bool in_batch = p.layout == Layout::in_batch;
-  const int64_t document = block / p.tiles;
-  const auto first_token = static_cast<int32_t>(block % p.tiles) * p.tile_tokens;
-  return {in_batch ? 0 : static_cast<int32_t>(document / p.N),
-          static_cast<int32_t>(in_batch ? document : document % p.N),
-          document * p.Ld + first_token,
+  const int32_t N = static_cast<int32_t>(p.N), document = block / p.tiles;
+  const int32_t first_token = (block - document * p.tiles) * p.tile_tokens;
+  const int32_t i = in_batch ? 0 : document / N, j = document - i * N;
+  return {int64_t{document} * p.Ld + first_token,
+          (i * p.N + j) * p.Lq,
+          i,
+          j,
           first_token,
           min(p.tile_tokens, p.Ld - first_token),
           static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
@@ -359,42 +244,41 @@ __device__ __forceinline__ OwnedTile packed_tile(const BackwardArgs& p, int64_t 
   const int64_t first_token = (block - first / p.tile_tokens - index) * p.tile_tokens;
   const int64_t left = stretch_begin(p, index + 1) - first - first_token;
   const bool document = index > 0 && index <= p.N;
-  return {0,
+  return {first + first_token,
+          (index - 1) * p.Lq,
+          0,
           static_cast<int32_t>(index - 1),
-          first + first_token,
           static_cast<int32_t>(first_token),
           static_cast<int32_t>(max(int64_t{0}, min(int64_t{p.tile_tokens}, left))),
           document ? static_cast<uint32_t>(p.Lq) : 0};
 }
 
-// The planner counts the same bytes of shared memory.
+// What a block of the grid owns, and where it works.
 template <class T, int kPieces, bool kVectors>
-__global__ void __launch_bounds__(32 * kOwnedWarps, kPieces > 1 || sizeof(T) == 8 ? 1 : 3)
-    own_documents(const __grid_constant__ BackwardArgs p) {
-  using Kernel = OwnedRowsKernel<T, kPieces, kVectors>;
-  extern __shared__ __align__(16) uint8_t shared[];
-  __shared__ uint32_t warp_totals[kOwnedWarps];
-  auto* carry = reinterpret_cast<typename Kernel::S*>(shared);
-  auto* list = reinterpret_cast<Listed<typename Kernel::S>*>(carry + kOwnedWarps * Kernel::Row::kDims);
-  auto* starts = reinterpret_cast<uint32_t*>(list + p.list_capacity);
-  auto* cursors = starts + p.tile_tokens + 1;
-  const OwnedTile mine = p.packed ? packed_tile(p, blockIdx.x) : dense_tile(p, blockIdx.x);
-  if (mine.tokens == 0) return;
-  Kernel kernel{p,
-                carry,
-                starts,
-                cursors,
-                list,
-                warp_totals,
-                static_cast<int>(threadIdx.x % 32),
-                static_cast<int>(threadIdx.x / 32),
-                mine.i,
-                mine.j,
-                mine.first_row,
-                mine.first_token,
-                mine.tokens,
-                mine.entries};
-  kernel.run();
+__device__ __forceinline__ void own_documents(const BackwardArgs& p, int64_t block, uint8_t* memory) {
+  using Kernel = OwnedRows<T, kPieces, kVectors>;
+  using Shared = typename Kernel::Shared;
+  using S = typename Kernel::S;
+  __shared__ uint32_t warp_totals[kBackwardWarps];
+  __shared__ OwnedTile tile;
+  if (threadIdx.x == 0) tile = p.packed ? packed_tile(p, block) : dense_tile(p, static_cast<int32_t>(block));
+  __syncthreads();
+  if (tile.tokens == 0) return;
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto* kept = reinterpret_cast<S*>(memory + p.memory.kept);
+  const S* grad = static_cast<const S*>(p.grad) + tile.i * p.grad_query_stride + tile.j * p.grad_item_stride;
+  for (int query = threadIdx.x; query < p.grads_kept; query += kBackwardThreads) {
+    kept[query] = grad[query * p.grad_query_stride];
+  }
+  const auto words = [&](int32_t at) { return reinterpret_cast<uint32_t*>(memory + at); };
+  const WinnerOrder order{p,
+                          tile,
+                          memory + p.memory.list,
+                          words(p.memory.starts),
+                          words(p.memory.next),
+                          words(p.memory.cursors),
+                          reinterpret_cast<uint16_t*>(memory + p.memory.staged)};
+  Kernel{p, tile, order, shared, kept}.run(warp_totals);
 }
 
 }  // namespace late_interaction
