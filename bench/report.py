@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import heads, hidden, performance, retrieval, targets
+from . import heads, hidden, performance, plaid, retrieval, targets, varlen
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
@@ -125,13 +125,16 @@ def hidden_table(rows: Sequence[Row]) -> str:
     return _table(head, body, left=2) if body else ""
 
 
-def retrieval_table(rows: Sequence[Row]) -> str:
+def beside_lik_table(rows: Sequence[Row], suite: str) -> str:
+    """A line a shape and variant."""
     body = []
-    for group in groups(r for r in rows if r["suite"] == retrieval.SUITE).values():
+    for group in groups(r for r in rows if r["suite"] == suite).values():
         for variant in dict.fromkeys(r["variant"] for r in group):
             ours, lik = (_variant(group, impl, variant) for impl in (OURS, LIK))
             if ours is not None:
-                body.append([_size(ours), variant, _us(ours), _us(lik), _speedup(ours, lik)])
+                whole = not ours.get("nbits") or variant == plaid.CENTROIDS
+                bits = "" if whole else f", {ours['nbits']} bit"
+                body.append([_size(ours), variant + bits, _us(ours), _us(lik), _speedup(ours, lik)])
     head = ["Nq x Nd, Lq, Ld", "", OURS, LIK, "over LIK"]
     return _table(head, body, left=2) if body else ""
 
@@ -210,7 +213,16 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
         " normalizing and scoring.",
         hidden_table(rows),
     )
-    parts += _section("The best 100 documents.", "GPU / wall microseconds.", retrieval_table(rows))
+    for title, suite, note in (
+        (
+            "Packed sequences,",
+            varlen.SUITE,
+            "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often.",
+        ),
+        ("Residual-compressed documents,", plaid.SUITE, "65,536 centroids, random codes."),
+        ("The best 100 documents.", retrieval.SUITE, ""),
+    ):
+        parts += _section(title, f"{note} GPU / wall microseconds.".strip(), beside_lik_table(rows, suite))
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
     verdicts = targets.grouped(targets.judge([*headers, *rows]))
     parts += _section(

@@ -532,5 +532,5 @@ def test_tables_of_hidden_states_and_retrieval() -> None:
     ]
     table = report.hidden_table(rows)
     assert "202 / 282 / 32.5 | 1,891 / 1,971 / 32.5 | 132 / 212 / 32.5 | 1.53x |" in table
-    assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.retrieval_table(rows)
-    assert report.hidden_table([]) == report.retrieval_table([]) == ""
+    assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.beside_lik_table(rows, "retrieve")
+    assert report.hidden_table([]) == report.beside_lik_table([], "retrieve") == ""
