@@ -13,6 +13,8 @@
 namespace late_interaction {
 
 inline constexpr int kFp64Threads = 256;
+// Blocks a multiprocessor: unasked, ptxas spills to fit in one more.
+inline constexpr int kFp64Blocks = 2;
 
 __device__ __forceinline__ double squared_norm(const double* x, int64_t stride, int d) {
   double squares = 0.0;
@@ -29,7 +31,8 @@ __device__ __forceinline__ bool beats(double value, int32_t token, double best, 
   return value > best;
 }
 
-__global__ void __launch_bounds__(kFp64Threads) maxsim_forward_fp64(const __grid_constant__ ForwardArgs p) {
+__global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
+    maxsim_forward_fp64(const __grid_constant__ ForwardArgs p) {
   __shared__ double sums[kFp64Threads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t i = static_cast<int32_t>(blockIdx.x / p.N);
