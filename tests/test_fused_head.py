@@ -10,9 +10,8 @@ from late_interaction.ops import from_hidden
 from tests import cases, ref
 
 OPS = torch.ops.late_interaction
-# The projected tokens are rounded once to the dtype they multiply in, unit tokens once more: in bfloat16 that
-# is 7.5e-3 of a single maximum over some tens of random tokens, and less the more of them a score sums.
-TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.3e-3, torch.float32: 3e-6, torch.float64: 1e-13}
+# The projected tokens are rounded once to the dtype they multiply in, unit tokens once more.
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 8e-4, torch.float32: 3e-6, torch.float64: 1e-13}
 
 # Nq, Nd, Lq, Ld, d, d_model
 SHAPES = [
@@ -122,7 +121,8 @@ def small_chunks(monkeypatch):
 def test_many_chunks(dtype, masks, small_chunks, device, monkeypatch):
     check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks)
     monkeypatch.setattr(from_hidden, "_COPIED", 1 << 15)  # where the hidden states are copied
-    check((2, 11, 8, 70, 96, 160), dtype, device, masks=masks, form="transposed")
+    # As many query tokens as above: of a few, rounding is up to 7.5e-3 of a score in bfloat16.
+    check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks, form="transposed")
 
 
 @pytest.mark.parametrize("shape", EMPTY)

@@ -4,6 +4,7 @@
 
 #include "../common/tensors.h"
 #include "backward.h"
+#include "check.h"
 #include "device.h"
 #include "forward.h"
 #include "outer_rows.h"
@@ -18,10 +19,6 @@ namespace {
 
 using torch::stable::accelerator::DeviceGuard;
 using OptionalTensor = std::optional<Tensor>;
-
-void check(cudaError_t error, const char* what) {
-  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: ", what, ": ", cudaGetErrorString(error));
-}
 
 void fill_zero(const Tensor& x, cudaStream_t stream) {
   if (x.numel() == 0) return;

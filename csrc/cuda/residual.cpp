@@ -6,6 +6,7 @@
 
 #include "../common/residual_tensors.h"
 #include "backward.h"
+#include "check.h"
 #include "device.h"
 #include "forward.h"
 #include "stream.h"
@@ -16,10 +17,6 @@ namespace {
 
 using torch::stable::accelerator::DeviceGuard;
 using OptionalTensor = std::optional<Tensor>;
-
-void check(cudaError_t error, const char* what) {
-  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: ", what, ": ", cudaGetErrorString(error));
-}
 
 constexpr int64_t kCentroidBytes = 64;  // what a row of centroids is a multiple of, for the tile kernel
 
