@@ -243,7 +243,8 @@ def _first_tokens(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, 
     longest, least = tokens.shape[-2], int(validate)
     looked_at = validate or (lengths.device.type == "cpu" and not torch.compiler.is_compiling())
     if looked_at and lengths.numel() and bool(((lengths < least) | (lengths > longest)).any()):
-        raise ValueError(f"{name} must lie in [{least}, {longest}], got {lengths.tolist()}")
+        lower = "> 0" if validate else ">= 0"
+        raise ValueError(f"{name} must all be {lower} and <= {longest}, got {lengths.tolist()}")
     return torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
 
 
