@@ -111,3 +111,11 @@ def test_bad_input(bad, function):
         function(**(good | change))
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"query_lengths": LQ + 1}, {"doc_lengths": LD - 1}])
+def test_packing_refuses_lengths_out_of_range(change, device):
+    good = {"queries": Q, "documents": D, "query_lengths": LQ, "doc_lengths": LD}
+    given = {name: x.to(device) for name, x in (good | change).items()}
+    with pytest.raises(ValueError, match="must all be >= 0 and <= "):
+        pack_padded(**given)
