@@ -492,6 +492,31 @@ def test_targets_are_judged_by_the_ceilings_of_their_run() -> None:
     assert targets.table(targets.judge([{"kind": "header", **RUN}])) == ""
 
 
+def test_training_steps_are_judged_as_they_are_by_default() -> None:
+    def step(shape: str, us: float, winners: str, backward: str = "auto") -> results.Row:
+        given = next(s for s in shapes.TRAINING if s.name == shape)
+        row = results.new_row(
+            "training", given, "fwd+bwd", torch.bfloat16, OURS, backward=backward, winners=winners
+        )
+        return {**row, "gpu_us": us, "wall_us": us + 60}
+
+    rows = [
+        {"kind": "header", **RUN},
+        step("pylate-256", 500.0, "uniform"),
+        step("pylate-256", 500.0, "skewed"),
+        step("kd-128x8", 149.0, "uniform"),
+        step("colpali-128", 100.0, "uniform", "unified"),  # fast, but not what a user gets
+    ]
+    judged = {(v.group, v.shape): v.met for v in targets.judge(rows)}
+    assert judged == {
+        ("training step, uniform", "pylate-256"): False,
+        ("training step, uniform", "kd-128x8"): True,
+        ("training step, skewed", "pylate-256"): True,
+        ("training step, wall above GPU", "pylate-256"): False,
+        ("training step, wall above GPU", "kd-128x8"): False,
+    }
+
+
 def test_one_variant_that_fails_costs_its_row_alone() -> None:
     from bench import suites, together
 

@@ -103,7 +103,7 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     line = (
         "| pylate-256 | 256 x 256, 32, 300, d=128 | products | 205 | 1,024 | 410 | 50% | 430 | 419 | 26.0 |"
     )
-    assert f"{line} 820 | 2.00x |" in text and "kd-128x8" not in text
+    assert f"{line} 820 | 2.00x |" in text and "| kd-128x8 | 128 x 8" not in text
 
     profile = results.Results(tmp_path / "ncu-some-gpu.json", header)
     profile.rows = [{**r, "run": header["run"]} for r in ncu.extract(CSV, ["train-256", "text-long"])]
