@@ -234,8 +234,8 @@ inline void check_varlen_backward_inputs(const Tensor& grad_scores, const Tensor
                   "late_interaction: grad_scores, Q, D and winners must be on one device");
 }
 
-// A new contiguous tensor beside `like`: same device, given dtype. Straight to the allocator: new_empty would
-// look its own operator up by name, and fill what it gives under torch.use_deterministic_algorithms(True).
+// A new contiguous tensor beside `like`: same device, given dtype. Not by new_empty, which looks its operator
+// up by name each time.
 inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& size, ScalarType dtype) {
   std::vector<int64_t> strides(size.size());
   int64_t stride = 1;

@@ -173,8 +173,8 @@ _DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the
 
 
 def with_gradients(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
-    """What ``maxsim_winners`` does for inputs that require gradients, without the dispatcher's way there, where
-    no transform of torch.func is active."""
+    """What ``maxsim_winners`` does for inputs that require gradients, without the dispatcher's way there; not
+    where a transform of torch.func is active."""
     return _with_winners_alone(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
 
 
