@@ -72,7 +72,7 @@ def documents_at_a_time(Nd: int, token_bytes: int, Ld: int, room: float) -> int:
 def chunk_size(
     Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, cache_bytes: int, backward: bool
 ) -> int:
-    """Documents of a chunk. An element has `each` bytes; one of the copy of hidden states, if any, `copied`."""
+    """Documents of a chunk. An element has `each` bytes; one of copied hidden states, `copied`."""
     room = cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE)
     size = documents_at_a_time(Nd, d * each, Ld, room)
     return min(size, documents_at_a_time(Nd, d_model * copied, Ld, _COPIED)) if copied else size
