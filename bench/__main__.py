@@ -17,6 +17,7 @@ from . import (
     fp32,
     heads,
     hidden,
+    pairs,
     plaid,
     plot,
     quantized,
@@ -41,6 +42,7 @@ SUITES = (
     "fused-head",
     "retrieve",
     "varlen",
+    "pairs-packed",
     "training",
     "backward",
     "heads",
@@ -55,6 +57,7 @@ TOGETHER = {
     hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
     retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
     varlen.SUITE: (shapes.VARLEN, shapes.TINY_FORWARD, "over_ours", varlen.take),
+    pairs.SUITE: (shapes.PAIR_LISTS, shapes.TINY_PAIR_LISTS, "over_ours", pairs.take),
     heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
