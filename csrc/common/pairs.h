@@ -5,9 +5,9 @@
 
 namespace late_interaction {
 
-// Pair p is query `query[p]` with document `document[p]`; an index may be of none, and pairs may repeat. Query i
-// has rows [q_offsets[i], q_offsets[i + 1]) of q_tokens, documents likewise. Scattered ones are no list: pair p is
-// all rows with the document of `lengths[p]` tokens from starts[p] on.
+// Pair p is query `query[p]` with document `document[p]`; an index may be of none, and pairs may repeat.
+// Query i has rows [q_offsets[i], q_offsets[i + 1]) of q_tokens, documents likewise. Scattered ones are no
+// list: pair p is all rows with the document of `lengths[p]` tokens from starts[p] on.
 struct Pairs {
   int64_t count = 0, queries = 0, documents = 0;
   int32_t q_tokens = 0, d_tokens = 0;

@@ -1,7 +1,7 @@
 // Listed pairs of packed queries and documents: who owns what.
 //
-//   forward   Most of all there are: every query meets every document in one call, and the list is picked from
-//             those scores. Else a pair is a call of its own, and a thread takes one after the other.
+//   forward   Most of all there are: every query meets every document in one call, and the list is picked
+//             from those scores. Else a pair is a call of its own, and a thread takes one after the other.
 //   grad_Q    A thread owns a query, and walks its pairs in the order of the list for each of its tokens.
 //   grad_D    A thread owns a document. It sorts the winners of its pairs by token (stable: within a token by
 //             pair, then by query token), and forms one token's sum after the other.
@@ -147,7 +147,10 @@ template <class Real>
 class PairBackward {
  public:
   PairBackward(const PairInputs& in, const PairGradients& call)
-      : in_(in), p_(in.pairs), call_(call), rows_(row_kernels<Real>(kernels())),
+      : in_(in),
+        p_(in.pairs),
+        call_(call),
+        rows_(row_kernels<Real>(kernels())),
         element_(element_bytes(in.dtype)) {}
 
   void query(const Runs& runs, int64_t i) const {
@@ -213,8 +216,7 @@ class PairBackward {
     std::fill(sum.begin(), sum.end(), Real{0});
     rows_.add_rows(sum.data(), picked.scales.data() + begin, picked.offsets.data() + begin, end - begin,
                    x.data, in_.dtype, x.dim_stride, in_.sizes.d);
-    rows_.write(sum.data(), in_.sizes.d, in_.dtype,
-                static_cast<char*>(grad) + row * in_.sizes.d * element_);
+    rows_.write(sum.data(), in_.sizes.d, in_.dtype, static_cast<char*>(grad) + row * in_.sizes.d * element_);
   }
 
   const PairInputs& in_;

@@ -1,8 +1,8 @@
 // Before and behind the kernels that score listed pairs.
 //
 //   index_pairs    where each pair's rows and tokens lie, and what each chunk of pairs costs
-//   share_pairs    a block of threads for each block of the scoring kernel, whose pairs are to cost as much as
-//                  any other's: the chunk in which they end, by the sums of chunks, and the pair within it
+//   share_pairs    a block of threads for each block of the scoring kernel, whose pairs are to cost as much
+//                  as any other's: the chunk in which they end, by the sums of chunks, and the pair within it
 //   pick_pairs     listed scores out of the grid of all
 //
 // A pair that names no query or no document that there is, or a document that does not lie within the tokens,
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ 
   if (threadIdx.x == 0) p.chunk_costs[blockIdx.x] = all;
 }
 
-// Among `count` costs, a run of them a thread, the place before which `wanted` is reached; and by how much the
-// places before it fall short. One thread finds it. Each thread leaves with both.
+// Among `count` costs, a run of them a thread, the place before which `wanted` is reached; and by how much
+// the places before it fall short. One thread finds it. Each thread leaves with both.
 struct Found {
   int64_t place, rest;
 };

@@ -26,8 +26,8 @@ int64_t chunks_of(int64_t pairs);
 cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream);
 
 // scores[p] and winners[p, 0 .. stride) of listed pairs, from those of every query with every document: grid
-// [queries, documents] and grid_winners [documents, q_tokens]. Winners may be null; so may what is picked from,
-// where there are no tokens to score.
+// [queries, documents] and grid_winners [documents, q_tokens]. Winners may be null; so may what is picked
+// from, where there are no tokens to score.
 struct PairPick {
   Pairs pairs;
   int32_t longest_query;

@@ -125,8 +125,10 @@ Scored score_grid(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q, 
                   const std::string& precision, bool want_winners) {
   using torch::stable::detail::from;
   using torch::stable::detail::to;
-  std::array<StableIValue, 5> stack{from(Q), from(D), from(cu_seqlens_q), from(cu_seqlens_d), from(precision)};
-  const char* op = want_winners ? "late_interaction::maxsim_varlen_winners" : "late_interaction::maxsim_varlen";
+  std::array<StableIValue, 5> stack{from(Q), from(D), from(cu_seqlens_q), from(cu_seqlens_d),
+                                    from(precision)};
+  const char* op =
+      want_winners ? "late_interaction::maxsim_varlen_winners" : "late_interaction::maxsim_varlen";
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
   Scored grid{to<Tensor>(stack[0]), std::nullopt};
   if (want_winners) grid.winners = to<Tensor>(stack[1]);
@@ -188,7 +190,8 @@ Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::stri
     pick(in, longest, {new_tensor(Q, {0}, ScalarType::Float), std::nullopt}, {scores, std::nullopt}, stream);
   } else if (const auto type = converted(in.dtype, precision)) {
     const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
-    score_list(parse_spans(half_Q, half_D, starts, lengths), longest, precision, scores, std::nullopt, stream);
+    score_list(parse_spans(half_Q, half_D, starts, lengths), longest, precision, scores, std::nullopt,
+               stream);
   } else {
     score_list(in, longest, precision, scores, std::nullopt, stream);
   }
@@ -201,8 +204,7 @@ Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::stri
 struct Runs {
   Tensor order, begins;
 
-  Runs(const Tensor& keys, int64_t count, cudaStream_t stream)
-      : Runs(sorted(keys), count, stream) {}
+  Runs(const Tensor& keys, int64_t count, cudaStream_t stream) : Runs(sorted(keys), count, stream) {}
 
   const int64_t* places() const { return static_cast<const int64_t*>(order.const_data_ptr()); }
   const int32_t* first() const { return static_cast<const int32_t*>(begins.const_data_ptr()); }

@@ -11,8 +11,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 // A listed pair reads its document, from L2 at best, and multiplies it while it waits. The grid reads each
-// document once and multiplies it with the tokens of all queries; in the time that it takes to read a document
-// token, the tensor cores multiply it with some 130 query tokens.
+// document once and multiplies it with the tokens of all queries; in the time that it takes to read a
+// document token, the tensor cores multiply it with some 130 query tokens.
 bool score_as_grid(const PairSizes& s, Dtype dtype) {
   constexpr double kProductsARead = 130.0, kLeastReads = 1.2;
   if (dtype == Dtype::fp64) return false;

@@ -1,7 +1,7 @@
 // Who met whom, for the backward: the layout policy of its kernels.
 //
 //   BackwardArgs       query i met documents 0 .. N - 1, all of them or those of its own
-//   PairBackwardArgs   query i met the documents of the pairs that list it, in their order; document j likewise
+//   PairBackwardArgs   query i met the documents of the pairs that list it, in their order
 #pragma once
 
 #include <type_traits>

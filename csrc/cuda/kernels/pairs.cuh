@@ -1,11 +1,11 @@
-// Listed pairs of packed queries and documents: the layout policy for kernels whose query rows change with the
-// document.
+// Listed pairs of packed queries and documents: the layout policy for kernels whose query rows change with
+// the document.
 //
 // A kernel sees an in_batch call whose documents are the pairs: N of them, in the order of the list, and
-// spans[j] is where the document of pair j lies. What differs is the row tile. It is not one for all documents:
-// rows[j] is where the query of pair j lies among the packed rows. Neighbouring pairs of one query find its rows
-// loaded. A query of more rows than a tile takes its document as often as it has tiles, one behind the other,
-// and adds its score up in that order.
+// spans[j] is where the document of pair j lies. What differs is the row tile. It is not one for all
+// documents: rows[j] is where the query of pair j lies among the packed rows. Neighbouring pairs of one query
+// find its rows loaded. A query of more rows than a tile takes its document as often as it has tiles, one
+// behind the other, and adds its score up in that order.
 #pragma once
 
 #include "finish.cuh"
