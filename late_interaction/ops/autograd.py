@@ -254,7 +254,12 @@ def register() -> None:
     _library.impl("maxsim_from_hidden", _maxsim_from_hidden, "Autograd")
     _library.impl("maxsim_from_hidden_winners", _maxsim_from_hidden_winners, "Autograd")
     _library.impl("maxsim_from_hidden_backward", _maxsim_from_hidden_backward, "Autograd")
-    steps = (_ops.unit_rows_.default, _ops.maxsim_backward_unit_.default, _ops.outer_rows_.default)
+    steps = (
+        _ops.project_rows_.default,
+        _ops.unit_rows_.default,
+        _ops.maxsim_backward_unit_.default,
+        _ops.outer_rows_.default,
+    )
     compressed = (_ops.maxsim_residual_winners.default, _ops.plaid_approx_score.default)
     for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default, *compressed, *steps):
         _library.impl(op, _without_gradients(op), "Autograd")
