@@ -24,6 +24,7 @@ from . import (
     results,
     retrieval,
     shapes,
+    steps,
     targets,
     together,
     variants,
@@ -44,6 +45,7 @@ SUITES = (
     "varlen",
     "pairs-packed",
     "training",
+    "steps",
     "backward",
     "heads",
     "first-call",
@@ -58,6 +60,7 @@ TOGETHER = {
     retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
     varlen.SUITE: (shapes.VARLEN, shapes.TINY_FORWARD, "over_ours", varlen.take),
     pairs.SUITE: (shapes.PAIR_LISTS, shapes.TINY_PAIR_LISTS, "over_ours", pairs.take),
+    steps.SUITE: (shapes.TRAINING, shapes.TINY_TRAINING, "over_plain", steps.take),
     heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

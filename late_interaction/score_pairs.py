@@ -49,8 +49,8 @@ def score_pairs_packed(
     Raises:
         TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value.
 
-    Complexity: ``2 * Lq * Ld * d`` operations a pair, and one read of its document; neighbours in the list that
-    share a query load it once. Where the pairs are a large part of all there could be, every query is
+    Complexity: ``2 * Lq * Ld * d`` operations a pair, and one read of its document; neighbours in the list
+    that share a query load it once. Where the pairs are a large part of all there could be, every query is
     scored with every document, each of which is then read once, and the list picked from that. With
     gradients the winners are kept, ``pairs * max_seqlen_q`` of 2 bytes (4 if ``D_packed`` has more than
     65,534 tokens).

@@ -26,6 +26,7 @@ from bench import (
     report,
     results,
     shapes,
+    steps,
     targets,
     timing,
     variants,
@@ -378,6 +379,17 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     assert {r["Nq"] for r in by_suite["retrieve"] if "fp8" in r["shape"]} == {1, 3}
     for r in by_suite["quantized"]:  # what is not there is said, not failed
         assert r["wall_us"] or "there is no" in r["skipped"]
+
+
+def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    assert main(["--dry-run", "--suite", "steps", "--impl", "ours", "--out", str(out)]) == 0
+    _, rows = results.split(results.read(out))
+    timed = [steps.PLAIN, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST, steps.ONE_THREAD]
+    assert [r["variant"] for r in rows] == 3 * timed
+    for r in rows:
+        assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2 and r["grad_err"] < 0.6
+        assert (r.get("over_plain") is None) == (r["variant"] in (steps.PLAIN, steps.ONE_THREAD))
 
 
 def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
