@@ -573,4 +573,10 @@ def test_tables_of_hidden_states_and_retrieval() -> None:
     table = report.hidden_table(rows)
     assert "202 / 282 / 32.5 | 1,891 / 1,971 / 32.5 | 132 / 212 / 32.5 | 1.53x |" in table
     assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.beside_lik_table(rows, "retrieve")
-    assert report.hidden_table([]) == report.beside_lik_table([], "retrieve") == ""
+    rows = [row("plaid", OURS, "search", 93.0), row("plaid", "fast-plaid", "search", 4667.0)]
+    searched = report.beside_lik_table(rows, "plaid")
+    assert "search | 93.0 / 173 | 4,667 / 4,747 (fast-plaid) | 50.18x |" in searched
+    host = row("retrieve", OURS, "pinned", 0.0)
+    host |= {"gpu_us": None, "wall_us": 25e3, "over_bus": 1.25, "bus_gbps": 50.0}
+    assert "| pinned | 25,000 | 40.0 | 80% |" in report.host_table([host])
+    assert report.hidden_table([]) == report.beside_lik_table([], "retrieve") == report.host_table([]) == ""
