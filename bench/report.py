@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import heads, hidden, performance, plaid, retrieval, targets, varlen
+from . import heads, hidden, pairs, performance, plaid, retrieval, targets, varlen
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
@@ -232,6 +232,12 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
             "Packed sequences,",
             varlen.SUITE,
             "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often.",
+        ),
+        (
+            "Listed pairs,",
+            pairs.SUITE,
+            "`score_pairs_packed`: each of 10,000 documents with one of 100 queries; all pairs of a dense"
+            " batch, and a tenth of those.",
         ),
         (
             "Residual-compressed documents,",
