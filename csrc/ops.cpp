@@ -35,7 +35,15 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
 
-  // The same for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
+  // The same, with winners found again as a forward with these masks and this precision finds them, a part at
+  // a time where those of all would take over 16 MiB. "auto" is "lowmem" here. On the CPU written in Python
+  // (late_interaction/ops/recompute.py), all winners at once.
+  m.def(
+      "maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, "
+      "bool normalize=False, str precision='highest', str backward='auto', bool need_grad_Q=True, "
+      "bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
+
+  // Those three for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
   // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
   // device. Winners are [Nd, tokens of Q], counted from the beginning of their document; int32 where D has
   // more than 65534 tokens.

@@ -112,7 +112,8 @@ def maxsim(
             ``torch.get_float32_matmul_precision()``. Other dtypes multiply as they are.
         winners: what the backward needs beside the inputs. ``"save"`` / None keeps the winning token of each
             (query token, document), two bytes each, from the forward to the backward; ``"recompute"`` keeps
-            nothing and finds them again, which costs the forward's time once more.
+            nothing and finds them again, which costs the forward's time once more; ``"auto"`` is
+            ``"lowmem"`` then, and on a GPU all beside the gradients takes at most 16 MiB.
 
     Returns:
         float32 scores (float64 for float64 inputs), accumulated in that dtype: ``[Nq, Nd]`` or ``[Nq, K]``;

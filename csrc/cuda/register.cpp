@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../common/tensors.h"
+#include "../plan/recompute.h"
 #include "backward.h"
 #include "check.h"
 #include "device.h"
@@ -21,6 +22,7 @@ namespace {
 
 using torch::stable::accelerator::DeviceGuard;
 using OptionalTensor = std::optional<Tensor>;
+using Parts = RecomputePlan::Parts;
 
 void fill_zero(const Tensor& x, cudaStream_t stream) {
   if (x.numel() == 0) return;
@@ -349,23 +351,30 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   check(launch_sum_parts(args, plan, static_cast<float*>(scores.data_ptr()), stream), "sum of parts");
 }
 
+// The same for inputs in any dtype.
+void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
+                const Inputs& in, bool normalize, Precision precision, const Tensor& scores,
+                const OptionalTensor& winners) {
+  if (const auto type = converted(in.dtype, precision)) {
+    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
+    const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    forward_into(halves, normalize, {}, precision, Q, scores, winners);
+  } else {
+    forward_into(in, normalize, {}, precision, Q, scores, winners);
+  }
+}
+
 std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
                                            const OptionalTensor& d_mask, bool normalize,
                                            const std::string& precision_name, bool want_winners) {
   const Precision precision = parse_precision(precision_name);
-  Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
   const DeviceGuard guard(Q.get_device_index());
   const Sizes& s = in.sizes;
   const Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));
   OptionalTensor winners;
   if (want_winners) winners = new_tensor(Q, {s.Nq, s.N, s.Lq}, winner_type(s.Ld));
-  if (const auto type = converted(in.dtype, precision)) {
-    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
-    in = parse_inputs(half_Q, half_D, q_mask, d_mask);
-    forward_into(in, normalize, {}, precision, Q, scores, winners);
-  } else {
-    forward_into(in, normalize, {}, precision, Q, scores, winners);
-  }
+  score_into(Q, D, q_mask, d_mask, in, normalize, precision, scores, winners);
   return {scores, winners};
 }
 
@@ -485,6 +494,9 @@ struct Destinations {
   Tensor grad_Q, grad_D;        // with zero elements: not needed
   OptionalTensor unit_inverse;  // D holds unit rows, these are the inverse norms that they had
   OptionalTensor won;           // which tokens hold a gradient
+  // grad_Q of several calls with documents of their own: summed up here, and finished by the last one.
+  OptionalTensor q_sums = std::nullopt;
+  bool first = true, last = true;
 };
 
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
@@ -521,7 +533,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
   args.won = to.won ? static_cast<uint8_t*>(to.won->data_ptr()) : nullptr;
 
-  OptionalTensor q_inverse, d_inverse, q_sums, d_sums;
+  OptionalTensor q_inverse, d_inverse, q_sums = to.q_sums, d_sums;
   if (normalize) {
     q_inverse = new_tensor(like, {s.Nq * s.Lq}, sum_type);
     d_inverse = new_tensor(like, {s.documents() * s.Ld}, sum_type);
@@ -534,9 +546,10 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     args.d_inverse = to.unit_inverse->data_ptr();
     args.unit_documents = true;
   }
-  if (need_grad_Q && plan.finish_later) {
-    q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
+  if (need_grad_Q && plan.finish_later && !q_sums) q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
+  if (q_sums) {
     args.grad_Q_sums = q_sums->data_ptr();
+    args.adds_to_sums = !to.first;
   }
   const bool scatter = need_grad_D && plan.method == Backward::unified;
   if (scatter || (need_grad_D && plan.finish_later)) {
@@ -559,8 +572,19 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
     launch(need_grad_Q && !in_place, need_grad_D);
   }
-  if (q_sums) check(launch_finish(args, in.dtype, false, stream), "normalization of grad_Q");
+  const bool finished = normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
+  if (!finished && to.last) check(launch_finish(args, in.dtype, false, stream), "grad_Q in the dtype of Q");
   if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+}
+
+// Room for the gradients that are needed; the others have no elements.
+std::tuple<Tensor, Tensor> new_gradients(const Tensor& Q, const Tensor& D, const Sizes& s, bool need_grad_Q,
+                                         bool need_grad_D) {
+  std::vector<int64_t> shape_Q{0}, shape_D{0};
+  if (need_grad_Q) shape_Q = {s.Nq, s.Lq, s.d};
+  if (need_grad_D && s.layout == Layout::in_batch) shape_D = {s.N, s.Ld, s.d};
+  if (need_grad_D && s.layout == Layout::per_query) shape_D = {s.Nq, s.N, s.Ld, s.d};
+  return {new_tensor(Q, shape_Q, Q.scalar_type()), new_tensor(D, shape_D, D.scalar_type())};
 }
 
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
@@ -568,20 +592,112 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
                                            bool need_grad_D) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   check_backward_inputs(grad_scores, Q, winners, in);
-  const Sizes& s = in.sizes;
   const DeviceGuard guard(Q.get_device_index());
-  const ScalarType type = Q.scalar_type();
+  const auto [grad_Q, grad_D] = new_gradients(Q, D, in.sizes, need_grad_Q, need_grad_D);
+  backward_into(in, grad_scores, winners, normalize, parse_backward(backward),
+                {.grad_Q = grad_Q, .grad_D = grad_D, .unit_inverse = std::nullopt, .won = std::nullopt});
+  return {grad_Q, grad_D};
+}
+
+Tensor part_of(const Tensor& x, int64_t start, int64_t length) {
+  if (length == x.size(0)) return x;
+  Tensor whole = x;
+  return torch::stable::narrow(whole, 0, start, length);
+}
+
+OptionalTensor part_of(const OptionalTensor& x, int64_t start, int64_t length) {
+  return x ? OptionalTensor(part_of(*x, start, length)) : std::nullopt;
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D,
+                                                     OptionalTensor q_mask, OptionalTensor d_mask,
+                                                     bool normalize, std::string precision_name,
+                                                     std::string backward, bool need_grad_Q,
+                                                     bool need_grad_D) {
+  const Precision precision = parse_precision(precision_name);
+  // Who keeps no winners wants the memory.
+  const Backward method =
+      parse_backward(backward) == Backward::unified ? Backward::unified : Backward::lowmem;
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const Sizes& s = in.sizes;
+  check_grad_scores(grad_scores, Q, in);
+  const DeviceGuard guard(Q.get_device_index());
   const bool in_batch = s.layout == Layout::in_batch;
-  const auto shape_D =
-      in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
-  const Destinations to{
-      .grad_Q =
-          new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type),
-      .grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type),
-      .unit_inverse = std::nullopt,
-      .won = std::nullopt};
-  backward_into(in, grad_scores, winners, normalize, parse_backward(backward), to);
-  return {to.grad_Q, to.grad_D};
+  const ScalarType sum_type = score_type(in.dtype);
+  const bool summed_in_place = sum_type == Q.scalar_type();
+  // Half-precision copies, and copies of the tokens that a mask keeps.
+  const bool halved = converted(in.dtype, precision).has_value();
+  const int64_t copy = s.Ld * (2 * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
+  const RecomputeBytes bytes{.sum = summed_in_place ? 0 : 4,
+                             .query = halved ? s.Lq * (2 * s.d + 4) : 0,
+                             .forward = norms + (int64_t{halved} + d_mask.has_value()) * copy,
+                             .backward = norms};
+  const RecomputePlan plan = method == Backward::unified
+                                 ? RecomputePlan{Parts::none, s.Nq, s.N}
+                                 : plan_recompute(s, bytes, need_grad_Q && need_grad_D);
+
+  Tensor grad_Q, grad_D;
+  OptionalTensor sums;
+  bool allocated = false;
+  // Winners of some queries with some documents, found again, and what follows from them.
+  const auto take = [&](int64_t i, int64_t queries, int64_t j, int64_t documents, bool to_Q, bool to_D) {
+    const auto of_documents = [&](const auto& x) {
+      return in_batch ? part_of(x, j, documents) : part_of(x, i, queries);
+    };
+    const Tensor part_Q = part_of(Q, i, queries), part_D = of_documents(D);
+    const OptionalTensor part_q_mask = part_of(q_mask, i, queries), part_d_mask = of_documents(d_mask);
+    const Inputs part = parse_inputs(part_Q, part_D, part_q_mask, part_d_mask);
+    const Tensor winners = new_tensor(Q, {queries, documents, s.Lq}, winner_type(s.Ld));
+    {
+      const Tensor scores = new_tensor(Q, {queries, documents}, sum_type);
+      score_into(part_Q, part_D, part_q_mask, part_d_mask, part, normalize, precision, scores, winners);
+    }
+    if (!allocated) {
+      std::tie(grad_Q, grad_D) = new_gradients(Q, D, s, need_grad_Q, need_grad_D);
+      if (plan.parts == Parts::documents) {
+        sums = summed_in_place ? grad_Q : new_tensor(Q, {s.Nq, s.Lq, s.d}, sum_type);
+      }
+      allocated = true;
+    }
+    Tensor grads = part_of(grad_scores, i, queries);
+    if (documents < s.N) grads = torch::stable::narrow(grads, 1, j, documents);
+    const Tensor none = new_tensor(Q, {0}, Q.scalar_type());
+    backward_into(part, grads, winners, normalize, method,
+                  {.grad_Q = to_Q ? part_of(grad_Q, i, queries) : none,
+                   .grad_D = to_D ? of_documents(grad_D) : none,
+                   .unit_inverse = std::nullopt,
+                   .won = std::nullopt,
+                   .q_sums = sums,
+                   .first = j == 0,
+                   .last = j + documents == s.N});
+  };
+  const auto take_queries = [&](bool to_Q, bool to_D) {
+    for (int64_t i = 0; i < s.Nq; i += plan.queries) {
+      take(i, std::min(plan.queries, s.Nq - i), 0, s.N, to_Q, to_D);
+    }
+  };
+  const auto take_documents = [&](bool to_Q, bool to_D) {
+    for (int64_t j = 0; j < s.N; j += plan.documents) {
+      take(0, s.Nq, j, std::min(plan.documents, s.N - j), to_Q, to_D);
+    }
+  };
+
+  switch (plan.parts) {
+    case Parts::none:
+      take(0, s.Nq, 0, s.N, need_grad_Q, need_grad_D);
+      break;
+    case Parts::queries:
+      take_queries(need_grad_Q, need_grad_D);
+      break;
+    case Parts::documents:
+      take_documents(true, true);
+      break;
+    case Parts::apart:
+      if (need_grad_Q) take_queries(true, false);
+      if (need_grad_D) take_documents(false, true);
+      break;
+  }
+  return {grad_Q, grad_D};
 }
 
 std::tuple<Tensor, Tensor> maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D,
@@ -798,6 +914,7 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+  m.impl("maxsim_backward_recompute", TORCH_BOX(&late_interaction::maxsim_backward_recompute));
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::maxsim_varlen_backward));
