@@ -42,7 +42,8 @@ CALLS = {
     "3xtf32, long rows": (2, 3, 70, 170, 200, FP32, "highest"),
     "3xtf32, one query": (1, 3, 20, 70, 64, FP32, "highest"),
     "3xtf32 by mma": (5, 3, 40, 70, 63, FP32, "highest"),
-    "fp32 as bf16": (3, 3, 20, 40, 128, FP32, "medium"),
+    "fp32 as bf16": (70, 3, 30, 40, 128, FP32, "medium"),
+    "fp32 as scaled fp16": (70, 3, 30, 40, 64, FP32, "high"),
     "fp64": (2, 3, 9, 40, 24, FP64, "highest"),
     "fp64, long rows": (2, 2, 5, 30, 520, FP64, "highest"),
 }

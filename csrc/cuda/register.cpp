@@ -3,11 +3,13 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../common/tensors.h"
+#include "../plan/copies.h"
 #include "../plan/recompute.h"
 #include "backward.h"
 #include "check.h"
 #include "device.h"
 #include "forward.h"
+#include "half_copies.h"
 #include "outer_rows.h"
 #include "packed.h"
 #include "project_rows.h"
@@ -48,8 +50,13 @@ bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, int64_t 
          reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
 }
 
-// fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read half
-// as much.
+Multiplied multiplied(const Inputs& in, const std::string& precision, int device) {
+  return plan_copies(in.sizes, in.dtype, parse_precision(precision), in.d_mask.data != nullptr,
+                     device_properties(device));
+}
+
+// Packed fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read
+// half as much.
 std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   if (dtype != Dtype::fp32) return std::nullopt;
   if (precision == Precision::medium) return ScalarType::BFloat16;
@@ -143,6 +150,11 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
     default:
       return launch_mma(args, plan, stream);
   }
+}
+
+std::vector<int64_t> shape_of_documents(const Sizes& s) {
+  if (s.layout == Layout::in_batch) return {s.N, s.Ld, s.d};
+  return {s.Nq, s.N, s.Ld, s.d};
 }
 
 // Room for what index_packed works out.
@@ -351,30 +363,52 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   check(launch_sum_parts(args, plan, static_cast<float*>(scores.data_ptr()), stream), "sum of parts");
 }
 
-// The same for inputs in any dtype.
+// The same for inputs that multiply as they are or as copies.
 void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
-                const Inputs& in, bool normalize, Precision precision, const Tensor& scores,
+                const Inputs& in, bool normalize, const Multiplied& how, const Tensor& scores,
                 const OptionalTensor& winners) {
-  if (const auto type = converted(in.dtype, precision)) {
-    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
-    const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
-    forward_into(halves, normalize, {}, precision, Q, scores, winners);
-  } else {
-    forward_into(in, normalize, {}, precision, Q, scores, winners);
+  if (how.copies == Copies::none) {
+    forward_into(in, normalize, {}, how.precision, Q, scores, winners);
+    return;
   }
+  if (how.copies != Copies::scaled_fp16) {
+    const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
+    const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
+    const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    forward_into(copies, normalize, {}, how.precision, Q, scores, winners);
+    return;
+  }
+  const Sizes& s = in.sizes;
+  const Tensor half_Q = new_tensor(Q, {s.Nq, s.Lq, s.d}, ScalarType::Half);
+  const Tensor half_D = new_tensor(D, shape_of_documents(s), ScalarType::Half);
+  const Tensor factors = new_tensor(Q, {s.Nq * s.Lq + 2}, ScalarType::Float);
+  float* of_rows = static_cast<float*>(factors.data_ptr());
+  float* of_documents = of_rows + s.Nq * s.Lq;
+  const HalfCopies copies{.Q = in.Q,
+                          .D = in.D,
+                          .d_mask = in.d_mask,
+                          .half_Q = half_Q.data_ptr(),
+                          .half_D = half_D.data_ptr(),
+                          .q_factors = of_rows,
+                          .d_factor = of_documents,
+                          .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
+  check(launch_half_copies(copies, s, normalize, current_stream(Q.get_device_index())), "fp16 copies");
+  const Factors scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
+  const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
+  forward_into(halves, false, normalize ? Factors{} : scales, how.precision, Q, scores, winners);
 }
 
 std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
                                            const OptionalTensor& d_mask, bool normalize,
                                            const std::string& precision_name, bool want_winners) {
-  const Precision precision = parse_precision(precision_name);
   const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const Multiplied how = multiplied(in, precision_name, Q.get_device_index());
   const DeviceGuard guard(Q.get_device_index());
   const Sizes& s = in.sizes;
   const Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));
   OptionalTensor winners;
   if (want_winners) winners = new_tensor(Q, {s.Nq, s.N, s.Lq}, winner_type(s.Ld));
-  score_into(Q, D, q_mask, d_mask, in, normalize, precision, scores, winners);
+  score_into(Q, D, q_mask, d_mask, in, normalize, how, scores, winners);
   return {scores, winners};
 }
 
@@ -580,11 +614,9 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
 // Room for the gradients that are needed; the others have no elements.
 std::tuple<Tensor, Tensor> new_gradients(const Tensor& Q, const Tensor& D, const Sizes& s, bool need_grad_Q,
                                          bool need_grad_D) {
-  std::vector<int64_t> shape_Q{0}, shape_D{0};
-  if (need_grad_Q) shape_Q = {s.Nq, s.Lq, s.d};
-  if (need_grad_D && s.layout == Layout::in_batch) shape_D = {s.N, s.Ld, s.d};
-  if (need_grad_D && s.layout == Layout::per_query) shape_D = {s.Nq, s.N, s.Ld, s.d};
-  return {new_tensor(Q, shape_Q, Q.scalar_type()), new_tensor(D, shape_D, D.scalar_type())};
+  const std::vector<int64_t> shape_Q{s.Nq, s.Lq, s.d}, none{0};
+  return {new_tensor(Q, need_grad_Q ? shape_Q : none, Q.scalar_type()),
+          new_tensor(D, need_grad_D ? shape_of_documents(s) : none, D.scalar_type())};
 }
 
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
@@ -611,10 +643,9 @@ OptionalTensor part_of(const OptionalTensor& x, int64_t start, int64_t length) {
 
 std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D,
                                                      OptionalTensor q_mask, OptionalTensor d_mask,
-                                                     bool normalize, std::string precision_name,
+                                                     bool normalize, std::string precision,
                                                      std::string backward, bool need_grad_Q,
                                                      bool need_grad_D) {
-  const Precision precision = parse_precision(precision_name);
   // Who keeps no winners wants the memory.
   const Backward method =
       parse_backward(backward) == Backward::unified ? Backward::unified : Backward::lowmem;
@@ -626,7 +657,8 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   const ScalarType sum_type = score_type(in.dtype);
   const bool summed_in_place = sum_type == Q.scalar_type();
   // Half-precision copies, and copies of the tokens that a mask keeps.
-  const bool halved = converted(in.dtype, precision).has_value();
+  const Multiplied how = multiplied(in, precision, Q.get_device_index());
+  const bool halved = how.copies != Copies::none;
   const int64_t copy = s.Ld * (2 * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
   const RecomputeBytes bytes{.sum = summed_in_place ? 0 : 4,
                              .query = halved ? s.Lq * (2 * s.d + 4) : 0,
@@ -650,7 +682,7 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
     const Tensor winners = new_tensor(Q, {queries, documents, s.Lq}, winner_type(s.Ld));
     {
       const Tensor scores = new_tensor(Q, {queries, documents}, sum_type);
-      score_into(part_Q, part_D, part_q_mask, part_d_mask, part, normalize, precision, scores, winners);
+      score_into(part_Q, part_D, part_q_mask, part_d_mask, part, normalize, how, scores, winners);
     }
     if (!allocated) {
       std::tie(grad_Q, grad_D) = new_gradients(Q, D, s, need_grad_Q, need_grad_D);

@@ -52,8 +52,9 @@ nbits, normalize=True) -> grad_Q``
 need_grad_Q=True, need_grad_H=True, need_grad_W=True, need_grad_b=True) -> (grad_Q, grad_H, grad_W, grad_b)``
     Deterministic. A gradient that is not needed comes back with zero elements. Not differentiable again.
 
-``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
-``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
+``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32's significant bits),
+``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
+inputs keep their dtype and multiply in the autocast dtype, likewise.
 
 >>> import torch, late_interaction
 >>> Q, D = torch.eye(2).unsqueeze(0), torch.eye(2).flip(0).unsqueeze(0)
