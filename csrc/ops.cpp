@@ -10,12 +10,13 @@
 //   winners  [Nq, N, Lq]  token index of each maximum. int16 while Ld <= 65534: the 16 bits are the
 //                         unsigned index, 0xFFFF (-1) the sentinel "no winner". int32 above that.
 //
-// precision says how fp32 inputs multiply: "highest" (fp32 accuracy), "high" (TF32), "medium" (bf16),
-// "fp16" (what autocast to float16 asks for). Other dtypes multiply as they are.
-// backward names the gradient strategy: "auto", "lowmem", "unified".
+// precision says how fp32 inputs multiply: "highest" (fp32 accuracy), "high" (the significant bits of TF32),
+// "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32 (plan/copies.h).
+// Other dtypes multiply as they are. backward names the gradient strategy: "auto", "lowmem", "unified".
 #include <torch/csrc/stable/library.h>
 
 #include "common/tensors.h"
+#include "plan/copies.h"
 #include "plan/plan.h"
 
 STABLE_TORCH_LIBRARY(late_interaction, m) {
@@ -35,7 +36,15 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
 
-  // The same for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
+  // The same, with winners found again as a forward with these masks and this precision finds them, a part at
+  // a time where those of all would take over 16 MiB. "auto" is "lowmem" here. On the CPU written in Python
+  // (late_interaction/ops/recompute.py), all winners at once.
+  m.def(
+      "maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, "
+      "bool normalize=False, str precision='highest', str backward='auto', bool need_grad_Q=True, "
+      "bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
+
+  // Those three for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
   // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
   // device. Winners are [Nd, tokens of Q], counted from the beginning of their document; int32 where D has
   // more than 65534 tokens.
@@ -193,14 +202,15 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const Device device = device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
   const Dtype type = dtype_named(dtype);
   if (step == "forward") {
-    const Precision multiplied = parse_precision(precision);
-    const int64_t row_bytes = d * element_bytes(compute_for(type, multiplied));
-    const ForwardTraits traits{.dtype = type,
-                               .precision = multiplied,
+    const Multiplied how = plan_copies(sizes, type, parse_precision(precision), masked, device);
+    const int64_t row_bytes = d * element_bytes(compute_for(how.dtype, how.precision));
+    const bool unit_copies = how.copies == Copies::scaled_fp16 && normalize;
+    const ForwardTraits traits{.dtype = how.dtype,
+                               .precision = how.precision,
                                .masked = masked,
-                               .scaled = normalize || is_quantized(type),
+                               .scaled = (normalize && !unit_copies) || is_quantized(type),
                                .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
-    return explain(sizes, plan_forward(sizes, traits, device));
+    return explain(how.copies, normalize) + explain(sizes, plan_forward(sizes, traits, device));
   }
   STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step,
                   "'");

@@ -107,12 +107,14 @@ def maxsim(
         backward: ``"lowmem"`` (deterministic, gradients written once), ``"unified"`` (one pass, float32
             atomics), or ``"auto"`` / None: the faster for the shape, and lowmem under
             ``torch.use_deterministic_algorithms(True)``.
-        precision: how float32 inputs multiply: ``"highest"`` (float32), ``"high"`` (TF32), ``"medium"``
-            (bfloat16). None follows PyTorch: the autocast dtype under autocast, else
-            ``torch.get_float32_matmul_precision()``. Other dtypes multiply as they are.
+        precision: how float32 inputs multiply: ``"highest"`` (float32), ``"high"`` (the 11 significant bits
+            of TF32), ``"medium"`` (bfloat16; on a GPU TF32 where reading the inputs takes longer than
+            multiplying them). None follows PyTorch: the autocast dtype under autocast (or TF32, likewise),
+            else ``torch.get_float32_matmul_precision()``. Other dtypes multiply as they are.
         winners: what the backward needs beside the inputs. ``"save"`` / None keeps the winning token of each
             (query token, document), two bytes each, from the forward to the backward; ``"recompute"`` keeps
-            nothing and finds them again, which costs the forward's time once more.
+            nothing and finds them again, which costs the forward's time once more; ``"auto"`` is
+            ``"lowmem"`` then, and on a GPU all beside the gradients takes at most 16 MiB.
 
     Returns:
         float32 scores (float64 for float64 inputs), accumulated in that dtype: ``[Nq, Nd]`` or ``[Nq, K]``;

@@ -42,7 +42,8 @@ CALLS = {
     "3xtf32, long rows": (2, 3, 70, 170, 200, FP32, "highest"),
     "3xtf32, one query": (1, 3, 20, 70, 64, FP32, "highest"),
     "3xtf32 by mma": (5, 3, 40, 70, 63, FP32, "highest"),
-    "fp32 as bf16": (3, 3, 20, 40, 128, FP32, "medium"),
+    "fp32 as bf16": (70, 3, 30, 40, 128, FP32, "medium"),
+    "fp32 as scaled fp16": (70, 3, 30, 40, 64, FP32, "high"),
     "fp64": (2, 3, 9, 40, 24, FP64, "highest"),
     "fp64, long rows": (2, 2, 5, 30, 520, FP64, "highest"),
 }
@@ -243,6 +244,17 @@ def run_hot_tokens(name):
     ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
 
 
+def run_in_parts(name, *shape_d):
+    # More winners than are found again at a time.
+    Q, D = torch.randn(64, 1030, 8, device="cuda"), torch.randn(*shape_d, 8, device="cuda")
+    grad = torch.ones(64, shape_d[-2], device="cuda")
+    for dtype, needs in ((BF16, (True, True)), (FP32, (True, True)), (BF16, (True, False))):
+        args = Q.to(dtype), D.to(dtype), None, None, True, "highest", "lowmem"
+        grads = ops.maxsim_backward_recompute(grad, *args, *needs)
+        if not all(bool(x.isfinite().all()) for x in grads):
+            raise SystemExit(f"{name}: a gradient is not finite")
+
+
 if __name__ == "__main__":
     everything = [
         *((run, name, arguments) for name, arguments in CALLS.items()),
@@ -254,6 +266,8 @@ if __name__ == "__main__":
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         (run_hot_tokens, "backward, hot tokens", ()),
+        (run_in_parts, "backward in parts", (120, 8)),
+        (run_in_parts, "backward in parts of the queries", (64, 120, 8)),
     ]
     words = sys.argv[1:] or [""]
     wanted = [call for call in everything if any(word in call[1] for word in words)]

@@ -45,6 +45,15 @@ def test_opcheck_backward(dtype, needs, device):
     torch.library.opcheck(OPS.maxsim_backward.default, (scores, Q, D, winners, True, "lowmem", *needs))
 
 
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+def test_opcheck_backward_recompute(layout, needs, device):
+    Q, D, q_mask, d_mask = arguments(device, layout, grad=False)
+    grads = torch.randn(3, D.shape[-3], device=device)
+    args = (grads, Q, D, q_mask, d_mask, True, "high", "lowmem", *needs)
+    torch.library.opcheck(OPS.maxsim_backward_recompute.default, args)
+
+
 @pytest.mark.parametrize("Ld", [65534, 65535])
 def test_fake_winners_have_the_width_of_real_ones(Ld):
     Q, D = torch.empty(2, 3, 8, device="meta"), torch.empty(4, Ld, 8, device="meta")

@@ -109,10 +109,28 @@ def test_precision_decides_what_is_multiplied():
         ]
 
     assert "3xtf32" in kernel(precision="highest")["kernel"]
-    assert "in tf32" in kernel(precision="high")["kernel"]
-    assert "in bf16" in kernel(precision="medium")["kernel"]
+    assert "in fp16" in kernel(precision="high")["kernel"]
+    assert "scaled" in kernel(precision="high")["copies"]
+    assert "normalized" in kernel(precision="high", normalize=True)["copies"]
+    assert (
+        "in bf16" in kernel(precision="medium")["kernel"] and "bf16" in kernel(precision="medium")["copies"]
+    )
     torch.set_float32_matmul_precision("high")
     assert kernel() == kernel(precision="high")
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.parametrize(
+    "shapes",
+    [((8, 32, 128), (64, 300, 128)), ((64, 32, 128), (64, 8, 300, 128)), ((64, 32, 127), (64, 300, 127))],
+)
+def test_few_rows_multiply_as_they_are(shapes, precision):
+    text = li.explain_plan(*shapes, dtype=torch.float32, precision=precision, sm=90, sm_count=132)
+    forward = sections(text)["forward"]
+    if precision == "medium" and shapes[0][-1] == 127:
+        assert "in bf16" in forward["kernel"]
+    else:
+        assert "in tf32" in forward["kernel"] and "copies" not in forward
 
 
 def test_deterministic_algorithms_decide_for_lowmem_and_say_so():

@@ -12,16 +12,17 @@ from tests import ref
 OPS = torch.ops.late_interaction
 
 
-def problem(device, d=128, dtype=torch.float32):
-    Q, D = torch.randn(9, 33, d, device=device), torch.randn(7, 130, d, device=device)
+def problem(device, d=128, dtype=torch.float32, queries=9):
+    Q, D = torch.randn(queries, 33, d, device=device), torch.randn(7, 130, d, device=device)
     return tuple(torch.nn.functional.normalize(x, dim=-1).to(dtype) for x in (Q, D))
 
 
-@pytest.mark.parametrize("d", [24, 128, 768])
+@pytest.mark.parametrize("queries", [9, 70])  # 70: rows enough that a GPU multiplies half-precision copies
+@pytest.mark.parametrize("d", [20, 24, 128, 768])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])
-def test_error_level(precision, normalize, d, device):
-    Q, D = problem(device, d)
+def test_error_level(precision, normalize, d, queries, device):
+    Q, D = problem(device, d, queries=queries)
     scores, winners = ref.maxsim(Q, D, normalize=normalize)
     out, kept = OPS.maxsim_winners(Q, D, None, None, normalize, precision)
     limit = ref.tolerance(torch.float32, precision)
@@ -41,7 +42,7 @@ def test_the_keyword_and_the_switch_say_the_same(precision, device):
 
 @pytest.mark.gpu
 def test_each_level_is_worth_its_name():
-    Q, D = problem("cuda", 768)
+    Q, D = problem("cuda", 768, queries=70)
     exact = ref.maxsim(Q, D)[0]
     highest, high, medium = (
         ref.relative_error(li.maxsim(Q, D, precision=p), exact) for p in ("highest", "high", "medium")
@@ -49,6 +50,86 @@ def test_each_level_is_worth_its_name():
     assert highest < high / 10 and high < medium
     einsum = torch.einsum("isd,jtd->ijst", Q, D).amax(-1).sum(-1)
     assert highest <= 2 * ref.relative_error(einsum, exact)
+
+
+# ---- "high" by fp16 copies ----
+
+
+def high(Q, D, d_mask=None, normalize=False):
+    return li.maxsim_with_winners(Q, D, None, d_mask, normalize=normalize, precision="high")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("exponents", [(0, 0), (-18, 18), (18, -18), (-12, -12), (10, 10)])
+def test_copies_have_the_range_of_float32(exponents):
+    # Rows of Q over sixteen orders of magnitude, tokens of D over four, around these.
+    Q, D = problem("cuda", queries=70)
+    Q = Q * 10.0 ** (exponents[0] + torch.linspace(-8, 8, 33, device="cuda")).view(1, -1, 1)
+    D = D * 10.0 ** (exponents[1] + torch.linspace(-2, 2, 130, device="cuda")).view(1, -1, 1)
+    scores, winners = ref.maxsim(Q, D)
+    out, found = high(Q, D)
+    ref.assert_close(out, scores, 1e-3)
+    ref.assert_winners_close(found, winners, Q, D, 1e-3)
+    # Row by row: the large ones of a query hide nothing here.
+    lone = Q.flatten(0, 1).unsqueeze(1)
+    out, exact = high(lone, D)[0].double(), ref.maxsim(lone, D)[0]
+    errors = (out - exact).norm(dim=1) / exact.norm(dim=1)
+    assert errors.max() < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
+def test_masked_tokens_have_no_say_in_a_scale(garbage, normalize):
+    Q, D = problem("cuda", queries=70)
+    d_mask = torch.rand(7, 130, device="cuda") < 0.7
+    d_mask[3] = False
+    clean = high(Q, D, d_mask, normalize)
+    dirty = high(Q, D.masked_fill(~d_mask.unsqueeze(-1), garbage), d_mask, normalize)
+    assert all(map(torch.equal, clean, dirty))
+
+
+@pytest.mark.gpu
+def test_copies_of_what_is_zero_or_not_finite():
+    Q, D = problem("cuda", queries=70)
+    Q[0, 0], D[0], D[1, 2] = 0, 0, 0
+    Q[1, 1, 0], D[2, 5, 3], D[4, 9, 1] = float("inf"), -float("inf"), float("nan")
+    exact = ref.maxsim(Q, D)[0]
+    out = high(Q, D)[0]
+    ref.assert_close(out, exact, 1e-3)
+    assert torch.equal(high(Q, torch.zeros_like(D))[0].isnan(), ref.maxsim(Q, torch.zeros_like(D))[0].isnan())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
+def test_copies_of_inputs_that_lie_otherwise(form):
+    Q, D = problem("cuda", queries=70)
+    if form == "transposed":
+        laid = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (Q, D)]
+    elif form == "sliced":
+        laid = [torch.nn.functional.pad(x, (3, 2))[..., 3:-2] for x in (Q, D)]
+    elif form == "offset":
+        laid = [torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in (Q, D)]
+    else:
+        Q, D = Q[:1].expand(70, -1, -1), D[:1].expand(7, -1, -1)
+        laid = [Q, D]
+        Q, D = Q.contiguous(), D.contiguous()
+    assert all(map(torch.equal, high(*laid), high(Q, D)))
+
+
+@pytest.mark.gpu
+def test_copies_of_documents_of_each_query():
+    Q, D = torch.randn(2, 2100, 64, device="cuda"), torch.randn(2, 3, 90, 64, device="cuda")
+    scores, winners = ref.maxsim(Q, D)
+    out, found = high(Q, D)
+    ref.assert_close(out, scores, 1e-3)
+    ref.assert_winners_close(found, winners, Q, D, 1e-3)
+
+
+@pytest.mark.gpu
+def test_few_rows_multiply_in_tf32():
+    Q, D = problem("cuda")
+    assert torch.equal(li.maxsim(Q, D, precision="medium"), li.maxsim(Q, D, precision="high"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

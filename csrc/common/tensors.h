@@ -214,20 +214,25 @@ inline QuantizedInputs parse_quantized_inputs(const Tensor& Q, const Tensor& D, 
 
 inline ScalarType winner_type(int64_t Ld) { return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short; }
 
-inline void check_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
-                                  const Inputs& in) {
+inline void check_grad_scores(const Tensor& grad_scores, const Tensor& Q, const Inputs& in) {
   const Sizes& s = in.sizes;
   STD_TORCH_CHECK(grad_scores.dim() == 2 && grad_scores.size(0) == s.Nq && grad_scores.size(1) == s.N,
                   "late_interaction: grad_scores must be [", s.Nq, ", ", s.N, "]");
   STD_TORCH_CHECK(grad_scores.scalar_type() == score_type(in.dtype),
                   "late_interaction: grad_scores must be float32 (float64 for float64 inputs)");
+  STD_TORCH_CHECK(same_place(grad_scores, Q), "late_interaction: grad_scores, Q and D must be on one device");
+}
+
+inline void check_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,
+                                  const Inputs& in) {
+  const Sizes& s = in.sizes;
+  check_grad_scores(grad_scores, Q, in);
   STD_TORCH_CHECK(winners.dim() == 3 && winners.size(0) == s.Nq && winners.size(1) == s.N &&
                       winners.size(2) == s.Lq && winners.is_contiguous(),
                   "late_interaction: winners must be a contiguous [", s.Nq, ", ", s.N, ", ", s.Lq, "]");
   STD_TORCH_CHECK(winners.scalar_type() == winner_type(s.Ld),
                   "late_interaction: winners must be int16 for Ld <= 65534 and int32 above");
-  STD_TORCH_CHECK(same_place(grad_scores, Q) && same_place(winners, Q),
-                  "late_interaction: grad_scores, Q, D and winners must be on one device");
+  STD_TORCH_CHECK(same_place(winners, Q), "late_interaction: Q, D and winners must be on one device");
 }
 
 inline void check_varlen_backward_inputs(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,

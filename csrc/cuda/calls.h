@@ -38,8 +38,8 @@ inline bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, i
          reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
 }
 
-// fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read half
-// as much.
+// Packed fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read
+// half as much.
 inline std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   if (dtype != Dtype::fp32) return std::nullopt;
   if (precision == Precision::medium) return ScalarType::BFloat16;

@@ -3,10 +3,13 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../common/tensors.h"
+#include "../plan/copies.h"
+#include "../plan/recompute.h"
 #include "backward.h"
 #include "calls.h"
 #include "device.h"
 #include "forward.h"
+#include "half_copies.h"
 #include "outer_rows.h"
 #include "project_rows.h"
 #include "stream.h"
@@ -18,6 +21,12 @@ namespace late_interaction {
 namespace {
 
 using torch::stable::accelerator::DeviceGuard;
+using Parts = RecomputePlan::Parts;
+
+Multiplied multiplied(const Inputs& in, const std::string& precision, int device) {
+  return plan_copies(in.sizes, in.dtype, parse_precision(precision), in.d_mask.data != nullptr,
+                     device_properties(device));
+}
 
 cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   switch (plan.compute) {
@@ -105,6 +114,11 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
     default:
       return launch_mma(args, plan, stream);
   }
+}
+
+std::vector<int64_t> shape_of_documents(const Sizes& s) {
+  if (s.layout == Layout::in_batch) return {s.N, s.Ld, s.d};
+  return {s.Nq, s.N, s.Ld, s.d};
 }
 
 // Room for the visits of documents, and for the copies that some of them read.
@@ -278,23 +292,52 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   check(launch_sum_parts(args, plan, static_cast<float*>(scores.data_ptr()), stream), "sum of parts");
 }
 
+// The same for inputs that multiply as they are or as copies.
+void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
+                const Inputs& in, bool normalize, const Multiplied& how, const Tensor& scores,
+                const OptionalTensor& winners) {
+  if (how.copies == Copies::none) {
+    forward_into(in, normalize, {}, how.precision, Q, scores, winners);
+    return;
+  }
+  if (how.copies != Copies::scaled_fp16) {
+    const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
+    const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
+    const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    forward_into(copies, normalize, {}, how.precision, Q, scores, winners);
+    return;
+  }
+  const Sizes& s = in.sizes;
+  const Tensor half_Q = new_tensor(Q, {s.Nq, s.Lq, s.d}, ScalarType::Half);
+  const Tensor half_D = new_tensor(D, shape_of_documents(s), ScalarType::Half);
+  const Tensor factors = new_tensor(Q, {s.Nq * s.Lq + 2}, ScalarType::Float);
+  float* of_rows = static_cast<float*>(factors.data_ptr());
+  float* of_documents = of_rows + s.Nq * s.Lq;
+  const HalfCopies copies{.Q = in.Q,
+                          .D = in.D,
+                          .d_mask = in.d_mask,
+                          .half_Q = half_Q.data_ptr(),
+                          .half_D = half_D.data_ptr(),
+                          .q_factors = of_rows,
+                          .d_factor = of_documents,
+                          .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
+  check(launch_half_copies(copies, s, normalize, current_stream(Q.get_device_index())), "fp16 copies");
+  const Factors scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
+  const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
+  forward_into(halves, false, normalize ? Factors{} : scales, how.precision, Q, scores, winners);
+}
+
 std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
                                            const OptionalTensor& d_mask, bool normalize,
                                            const std::string& precision_name, bool want_winners) {
-  const Precision precision = parse_precision(precision_name);
-  Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const Multiplied how = multiplied(in, precision_name, Q.get_device_index());
   const DeviceGuard guard(Q.get_device_index());
   const Sizes& s = in.sizes;
   const Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));
   OptionalTensor winners;
   if (want_winners) winners = new_tensor(Q, {s.Nq, s.N, s.Lq}, winner_type(s.Ld));
-  if (const auto type = converted(in.dtype, precision)) {
-    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
-    in = parse_inputs(half_Q, half_D, q_mask, d_mask);
-    forward_into(in, normalize, {}, precision, Q, scores, winners);
-  } else {
-    forward_into(in, normalize, {}, precision, Q, scores, winners);
-  }
+  score_into(Q, D, q_mask, d_mask, in, normalize, how, scores, winners);
   return {scores, winners};
 }
 
@@ -401,6 +444,9 @@ struct Destinations {
   Tensor grad_Q, grad_D;        // with zero elements: not needed
   OptionalTensor unit_inverse;  // D holds unit rows, these are the inverse norms that they had
   OptionalTensor won;           // which tokens hold a gradient
+  // grad_Q of several calls with documents of their own: summed up here, and finished by the last one.
+  OptionalTensor q_sums = std::nullopt;
+  bool first = true, last = true;
 };
 
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
@@ -437,7 +483,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
   args.won = to.won ? static_cast<uint8_t*>(to.won->data_ptr()) : nullptr;
 
-  OptionalTensor q_inverse, d_inverse, q_sums, d_sums;
+  OptionalTensor q_inverse, d_inverse, q_sums = to.q_sums, d_sums;
   if (normalize) {
     q_inverse = new_tensor(like, {s.Nq * s.Lq}, sum_type);
     d_inverse = new_tensor(like, {s.documents() * s.Ld}, sum_type);
@@ -450,9 +496,10 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     args.d_inverse = to.unit_inverse->data_ptr();
     args.unit_documents = true;
   }
-  if (need_grad_Q && plan.finish_later) {
-    q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
+  if (need_grad_Q && plan.finish_later && !q_sums) q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
+  if (q_sums) {
     args.grad_Q_sums = q_sums->data_ptr();
+    args.adds_to_sums = !to.first;
   }
   const bool scatter = need_grad_D && plan.method == Backward::unified;
   if (scatter || (need_grad_D && plan.finish_later)) {
@@ -475,8 +522,17 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
     launch(need_grad_Q && !in_place, need_grad_D);
   }
-  if (q_sums) check(launch_finish(args, in.dtype, false, stream), "normalization of grad_Q");
+  const bool finished = normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
+  if (!finished && to.last) check(launch_finish(args, in.dtype, false, stream), "grad_Q in the dtype of Q");
   if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+}
+
+// Room for the gradients that are needed; the others have no elements.
+std::tuple<Tensor, Tensor> new_gradients(const Tensor& Q, const Tensor& D, const Sizes& s, bool need_grad_Q,
+                                         bool need_grad_D) {
+  const std::vector<int64_t> shape_Q{s.Nq, s.Lq, s.d}, none{0};
+  return {new_tensor(Q, need_grad_Q ? shape_Q : none, Q.scalar_type()),
+          new_tensor(D, need_grad_D ? shape_of_documents(s) : none, D.scalar_type())};
 }
 
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
@@ -484,20 +540,112 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
                                            bool need_grad_D) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   check_backward_inputs(grad_scores, Q, winners, in);
-  const Sizes& s = in.sizes;
   const DeviceGuard guard(Q.get_device_index());
-  const ScalarType type = Q.scalar_type();
+  const auto [grad_Q, grad_D] = new_gradients(Q, D, in.sizes, need_grad_Q, need_grad_D);
+  backward_into(in, grad_scores, winners, normalize, parse_backward(backward),
+                {.grad_Q = grad_Q, .grad_D = grad_D, .unit_inverse = std::nullopt, .won = std::nullopt});
+  return {grad_Q, grad_D};
+}
+
+Tensor part_of(const Tensor& x, int64_t start, int64_t length) {
+  if (length == x.size(0)) return x;
+  Tensor whole = x;
+  return torch::stable::narrow(whole, 0, start, length);
+}
+
+OptionalTensor part_of(const OptionalTensor& x, int64_t start, int64_t length) {
+  return x ? OptionalTensor(part_of(*x, start, length)) : std::nullopt;
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D,
+                                                     OptionalTensor q_mask, OptionalTensor d_mask,
+                                                     bool normalize, std::string precision,
+                                                     std::string backward, bool need_grad_Q,
+                                                     bool need_grad_D) {
+  // Who keeps no winners wants the memory.
+  const Backward method =
+      parse_backward(backward) == Backward::unified ? Backward::unified : Backward::lowmem;
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const Sizes& s = in.sizes;
+  check_grad_scores(grad_scores, Q, in);
+  const DeviceGuard guard(Q.get_device_index());
   const bool in_batch = s.layout == Layout::in_batch;
-  const auto shape_D =
-      in_batch ? std::vector<int64_t>{s.N, s.Ld, s.d} : std::vector<int64_t>{s.Nq, s.N, s.Ld, s.d};
-  const Destinations to{
-      .grad_Q =
-          new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, type),
-      .grad_D = new_tensor(D, need_grad_D ? shape_D : std::vector<int64_t>{0}, type),
-      .unit_inverse = std::nullopt,
-      .won = std::nullopt};
-  backward_into(in, grad_scores, winners, normalize, parse_backward(backward), to);
-  return {to.grad_Q, to.grad_D};
+  const ScalarType sum_type = score_type(in.dtype);
+  const bool summed_in_place = sum_type == Q.scalar_type();
+  // Half-precision copies, and copies of the tokens that a mask keeps.
+  const Multiplied how = multiplied(in, precision, Q.get_device_index());
+  const bool halved = how.copies != Copies::none;
+  const int64_t copy = s.Ld * (2 * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
+  const RecomputeBytes bytes{.sum = summed_in_place ? 0 : 4,
+                             .query = halved ? s.Lq * (2 * s.d + 4) : 0,
+                             .forward = norms + (int64_t{halved} + d_mask.has_value()) * copy,
+                             .backward = norms};
+  const RecomputePlan plan = method == Backward::unified
+                                 ? RecomputePlan{Parts::none, s.Nq, s.N}
+                                 : plan_recompute(s, bytes, need_grad_Q && need_grad_D);
+
+  Tensor grad_Q, grad_D;
+  OptionalTensor sums;
+  bool allocated = false;
+  // Winners of some queries with some documents, found again, and what follows from them.
+  const auto take = [&](int64_t i, int64_t queries, int64_t j, int64_t documents, bool to_Q, bool to_D) {
+    const auto of_documents = [&](const auto& x) {
+      return in_batch ? part_of(x, j, documents) : part_of(x, i, queries);
+    };
+    const Tensor part_Q = part_of(Q, i, queries), part_D = of_documents(D);
+    const OptionalTensor part_q_mask = part_of(q_mask, i, queries), part_d_mask = of_documents(d_mask);
+    const Inputs part = parse_inputs(part_Q, part_D, part_q_mask, part_d_mask);
+    const Tensor winners = new_tensor(Q, {queries, documents, s.Lq}, winner_type(s.Ld));
+    {
+      const Tensor scores = new_tensor(Q, {queries, documents}, sum_type);
+      score_into(part_Q, part_D, part_q_mask, part_d_mask, part, normalize, how, scores, winners);
+    }
+    if (!allocated) {
+      std::tie(grad_Q, grad_D) = new_gradients(Q, D, s, need_grad_Q, need_grad_D);
+      if (plan.parts == Parts::documents) {
+        sums = summed_in_place ? grad_Q : new_tensor(Q, {s.Nq, s.Lq, s.d}, sum_type);
+      }
+      allocated = true;
+    }
+    Tensor grads = part_of(grad_scores, i, queries);
+    if (documents < s.N) grads = torch::stable::narrow(grads, 1, j, documents);
+    const Tensor none = new_tensor(Q, {0}, Q.scalar_type());
+    backward_into(part, grads, winners, normalize, method,
+                  {.grad_Q = to_Q ? part_of(grad_Q, i, queries) : none,
+                   .grad_D = to_D ? of_documents(grad_D) : none,
+                   .unit_inverse = std::nullopt,
+                   .won = std::nullopt,
+                   .q_sums = sums,
+                   .first = j == 0,
+                   .last = j + documents == s.N});
+  };
+  const auto take_queries = [&](bool to_Q, bool to_D) {
+    for (int64_t i = 0; i < s.Nq; i += plan.queries) {
+      take(i, std::min(plan.queries, s.Nq - i), 0, s.N, to_Q, to_D);
+    }
+  };
+  const auto take_documents = [&](bool to_Q, bool to_D) {
+    for (int64_t j = 0; j < s.N; j += plan.documents) {
+      take(0, s.Nq, j, std::min(plan.documents, s.N - j), to_Q, to_D);
+    }
+  };
+
+  switch (plan.parts) {
+    case Parts::none:
+      take(0, s.Nq, 0, s.N, need_grad_Q, need_grad_D);
+      break;
+    case Parts::queries:
+      take_queries(need_grad_Q, need_grad_D);
+      break;
+    case Parts::documents:
+      take_documents(true, true);
+      break;
+    case Parts::apart:
+      if (need_grad_Q) take_queries(true, false);
+      if (need_grad_D) take_documents(false, true);
+      break;
+  }
+  return {grad_Q, grad_D};
 }
 
 std::tuple<Tensor, Tensor> maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D,
@@ -714,6 +862,7 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+  m.impl("maxsim_backward_recompute", TORCH_BOX(&late_interaction::maxsim_backward_recompute));
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::maxsim_varlen_backward));

@@ -14,6 +14,10 @@ Masks are bool, True = keep, shaped as their tokens without ``d``.
 ``maxsim_backward(grad_scores, Q, D, winners, normalize=False, backward="auto", need_grad_Q=True,
 need_grad_D=True) -> (grad_Q, grad_D)``
     A gradient that is not needed comes back with zero elements. Not differentiable again.
+``maxsim_backward_recompute(grad_scores, Q, D, q_mask, d_mask, normalize=False, precision="highest",
+backward="auto", need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D)``
+    The same without winners, which it finds again as a forward with these options does; on a GPU in parts
+    that take at most 16 MiB (one document's, if those take more). ``"auto"`` is ``"lowmem"`` here.
 
 ``maxsim_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask) -> scores``
     ``Q`` and ``D`` hold codes, both float8_e4m3fn, float8_e5m2 or int8; scales are float32, 0-dim (one for
@@ -50,8 +54,9 @@ nbits, normalize=True) -> grad_Q``
 need_grad_Q=True, need_grad_H=True, need_grad_W=True, need_grad_b=True) -> (grad_Q, grad_H, grad_W, grad_b)``
     Deterministic. A gradient that is not needed comes back with zero elements. Not differentiable again.
 
-``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32), ``"medium"`` (bfloat16) or
-``"fp16"``. Under autocast, float32 inputs keep their dtype and multiply in the autocast dtype.
+``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32's significant bits),
+``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
+inputs keep their dtype and multiply in the autocast dtype, likewise.
 
 >>> import torch, late_interaction
 >>> Q, D = torch.eye(2).unsqueeze(0), torch.eye(2).flip(0).unsqueeze(0)
@@ -108,6 +113,7 @@ from late_interaction.ops import (  # noqa: E402
     fake,
     from_hidden,
     pairs,
+    recompute,
     residual,
     unsupported,
     varlen,
@@ -120,12 +126,14 @@ varlen.register()
 pairs.register()
 dequantized.register()
 from_hidden.register()
+recompute.register()
 residual.register()
 unsupported.register(cuda_missing)
 
 maxsim = torch.ops.late_interaction.maxsim.default
 maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
 maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
+maxsim_backward_recompute = torch.ops.late_interaction.maxsim_backward_recompute.default
 maxsim_varlen = torch.ops.late_interaction.maxsim_varlen.default
 maxsim_varlen_winners = torch.ops.late_interaction.maxsim_varlen_winners.default
 maxsim_varlen_backward = torch.ops.late_interaction.maxsim_varlen_backward.default
@@ -152,6 +160,7 @@ __all__ = [
     "explain_plan",
     "maxsim",
     "maxsim_backward",
+    "maxsim_backward_recompute",
     "maxsim_dequantized",
     "maxsim_from_hidden",
     "maxsim_from_hidden_backward",

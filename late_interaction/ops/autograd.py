@@ -1,7 +1,7 @@
 """Gradients of the operators.
 
-``maxsim_winners`` keeps its winners; ``maxsim`` keeps only its inputs and finds the winners again. Both end
-in ``maxsim_backward``, which has no gradient of its own.
+``maxsim_winners`` keeps its winners and ends in ``maxsim_backward``; ``maxsim`` keeps only its inputs and
+ends in ``maxsim_backward_recompute``, which finds the winners again. Neither has a gradient of its own.
 
 These are kernels of the Autograd dispatch key, as ``torch.library.register_autograd`` would make them, but
 without its generality: the host's time bounds a small training step.
@@ -20,6 +20,7 @@ _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
 _maxsim_op, _winners_op = _ops.maxsim.default, _ops.maxsim_winners.default
 _backward_op = _ops.maxsim_backward.default
+_recompute_op = _ops.maxsim_backward_recompute.default
 _Grads = tuple[Tensor | None, Tensor | None, None, None, None, None, None]
 _NOTHING: _Grads = (None, None, None, None, None, None, None)
 
@@ -27,23 +28,28 @@ _NOTHING: _Grads = (None, None, None, None, None, None, None)
 def _gradients(
     ctx: Any, grad_scores: Tensor, Q: Tensor, D: Tensor, winners: Tensor, normalize: bool, backward: str
 ) -> _Grads:
-    needs = ctx.needs_input_grad
-    need_Q, need_D = needs[0], needs[1]
+    needs = ctx.needs_input_grad[:2]
     if backward == "auto" and torch.are_deterministic_algorithms_enabled():
         backward = "lowmem"
     args: tuple[Any, ...] = (grad_scores, Q, D, winners, normalize)
-    if not (backward == "auto" and need_Q and need_D):  # defaults that are said take the dispatcher's time
-        args += (backward, need_Q, need_D)
+    if not (backward == "auto" and needs[0] and needs[1]):  # a default that is said takes time
+        args += (backward, *needs)
+    return _called(_backward_op, args, Q, D, needs, backward != "lowmem")
+
+
+def _called(
+    op: Any, args: tuple[Any, ...], Q: Tensor, D: Tensor, needs: tuple[bool, bool], unified: bool
+) -> _Grads:
     try:
         if torch.is_grad_enabled():  # create_graph=True
-            grad_Q, grad_D = _backward_op(*args)
+            grad_Q, grad_D = op(*args)
         else:
             with _AutoDispatchBelowAutograd():
-                grad_Q, grad_D = _backward_op(*args)
+                grad_Q, grad_D = op(*args)
     except RuntimeError as error:
-        memory.backward_failed(error, Q, D, backward != "lowmem")
+        memory.backward_failed(error, Q, D, unified)
         raise
-    return grad_Q if need_Q else None, grad_D if need_D else None, None, None, None, None, None
+    return grad_Q if needs[0] else None, grad_D if needs[1] else None, None, None, None, None, None
 
 
 class MaxSimWinners(Function):
@@ -96,10 +102,9 @@ class MaxSim(Function):
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         Q, D, q_mask, d_mask = ctx.saved_tensors
         normalize, precision, backward = ctx.options
-        # The forward's precision already says what autocast wanted; autocast must not change it here.
-        with torch.no_grad(), torch.autocast(Q.device.type, enabled=False):
-            _, winners = _winners_op(Q, D, q_mask, d_mask, normalize, precision)
-        return _gradients(ctx, grad_scores, Q, D, winners, normalize, backward)
+        needs = ctx.needs_input_grad[:2]
+        args = (grad_scores, Q, D, q_mask, d_mask, normalize, precision, backward, *needs)
+        return _called(_recompute_op, args, Q, D, needs, backward == "unified")
 
 
 class MaxSimFromHidden(Function):
@@ -199,6 +204,13 @@ def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> A
         return _backward_op(grad_scores, Q, D, *args)
 
 
+def _maxsim_backward_recompute(*args: Any) -> Any:
+    if _wanted(args):
+        return _once(_recompute_op, *args)
+    with _AutoDispatchBelowAutograd():
+        return _recompute_op(*args)
+
+
 def _maxsim_residual(Q: Tensor, *args: Any) -> Any:
     if Q.requires_grad and torch.is_grad_enabled():
         return _residual(Q, *args, *(True, "highest")[len(args) - 6 :])  # the dispatcher leaves defaults out
@@ -255,6 +267,7 @@ def register() -> None:
     _library.impl("maxsim", _maxsim, "Autograd")
     _library.impl("maxsim_winners", _maxsim_winners, "Autograd")
     _library.impl("maxsim_backward", _maxsim_backward, "Autograd")
+    _library.impl("maxsim_backward_recompute", _maxsim_backward_recompute, "Autograd")
     _library.impl("maxsim_residual", _maxsim_residual, "Autograd")
     _library.impl("maxsim_residual_backward", _maxsim_residual_backward, "Autograd")
     _library.impl("maxsim_from_hidden", _maxsim_from_hidden, "Autograd")

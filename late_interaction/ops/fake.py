@@ -59,6 +59,21 @@ def _maxsim_backward(
     return grad_Q, grad_D
 
 
+def _maxsim_backward_recompute(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool = False,
+    precision: str = "highest",
+    backward: str = "auto",
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:
+    return _maxsim_backward(grad_scores, Q, D, grad_scores, normalize, backward, need_grad_Q, need_grad_D)
+
+
 def _maxsim_quantized(
     Q: Tensor,
     D: Tensor,
@@ -221,6 +236,7 @@ def register() -> None:
     torch.library.register_fake("late_interaction::maxsim", _maxsim)
     torch.library.register_fake("late_interaction::maxsim_winners", _maxsim_winners)
     torch.library.register_fake("late_interaction::maxsim_backward", _maxsim_backward)
+    torch.library.register_fake("late_interaction::maxsim_backward_recompute", _maxsim_backward_recompute)
     torch.library.register_fake("late_interaction::maxsim_quantized", _maxsim_quantized)
     torch.library.register_fake("late_interaction::maxsim_dequantized", _maxsim_quantized)
     torch.library.register_fake("late_interaction::maxsim_residual", _maxsim_residual)

@@ -10,6 +10,7 @@ _OPS = (
     "maxsim",
     "maxsim_winners",
     "maxsim_backward",
+    "maxsim_backward_recompute",
     "maxsim_quantized",
     "maxsim_dequantized",
     "maxsim_from_hidden",

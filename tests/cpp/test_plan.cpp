@@ -1,8 +1,10 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
 #include "../../csrc/plan/pairs.h"
 #include "../../csrc/plan/plan.h"
+#include "../../csrc/plan/recompute.h"
 #include "../../csrc/plan/residual.h"
 
+#include <algorithm>
 #include <string>
 
 #include "check.h"
@@ -12,6 +14,38 @@ using namespace late_interaction;
 namespace {
 
 const Device kH200 = device_of_capability(90, 132);
+
+// Bytes beside the gradients that the parts of a plan take, by its own account.
+int64_t taken(const Sizes& s, const RecomputePlan& plan, int64_t sum_bytes) {
+  const bool summed = plan.parts == RecomputePlan::Parts::documents;
+  const int64_t pairs = plan.parts == RecomputePlan::Parts::apart
+                            ? std::max(plan.queries * s.N, s.Nq * plan.documents)
+                            : plan.queries * plan.documents;
+  return 2 * pairs * s.Lq + (summed ? sum_bytes * s.Nq * s.Lq * s.d : 0);
+}
+
+void test_recomputed_winners_have_their_room() {
+  using Parts = RecomputePlan::Parts;
+  const RecomputeBytes half{.sum = 4}, single{};
+  const Sizes small{Layout::in_batch, 256, 256, 32, 300, 128},
+      large{Layout::in_batch, 512, 512, 32, 300, 128};
+  const Sizes huge{Layout::in_batch, 4096, 4096, 32, 300, 128};
+  const Sizes own{Layout::per_query, 4096, 64, 128, 300, 128};
+  EXPECT(plan_recompute(small, half, true).parts == Parts::none);
+  EXPECT(plan_recompute(large, half, true).parts == Parts::documents);
+  EXPECT(plan_recompute(large, half, false).parts == Parts::apart);
+  EXPECT(plan_recompute(huge, half, true).parts == Parts::apart);
+  EXPECT(plan_recompute(huge, single, true).parts == Parts::documents);
+  EXPECT(plan_recompute(own, half, true).parts == Parts::queries);
+  EXPECT(plan_recompute({Layout::in_batch, 0, 9, 32, 300, 128}, half, true).parts == Parts::none);
+  for (const Sizes& s : {small, large, huge, own}) {
+    EXPECT(taken(s, plan_recompute(s, half, true), 4) <= 16 << 20);
+    EXPECT(taken(s, plan_recompute(s, single, true), 0) <= 16 << 20);
+  }
+  // A part is never less than a query or a document.
+  const RecomputePlan one = plan_recompute({Layout::in_batch, 1 << 16, 3, 1024, 300, 128}, half, true);
+  EXPECT(one.documents == 1 && one.queries >= 1);
+}
 
 void test_a_plan_fits_its_device() {
   for (int capability : {80, 86, 89, 90}) {
@@ -112,6 +146,7 @@ void test_a_plan_can_be_read() {
 }  // namespace
 
 int main() {
+  test_recomputed_winners_have_their_room();
   test_a_plan_fits_its_device();
   test_precision_decides_how_floats_multiply();
   test_automatic_is_resolved_and_the_rest_is_obeyed();

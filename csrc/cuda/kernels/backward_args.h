@@ -35,6 +35,7 @@ struct BackwardArgs {
   // that finish_rows turns into gradients later. A null pair is not computed.
   void* grad_Q;
   void* grad_Q_sums;
+  bool adds_to_sums;  // grad_Q_sums holds those over other documents already
   void* grad_D;
   void* grad_D_sums;
   uint8_t* won;  // [documents * Ld], or null: which tokens hold a gradient (lowmem)

@@ -110,6 +110,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
     if (share != 0 || !exists) continue;
     const int64_t at = int64_t{row} * p.d;
     if (p.grad_Q_sums != nullptr) {
+      if (p.adds_to_sums) sum.add_stored(static_cast<const S*>(p.grad_Q_sums) + at, first, p.d);
       sum.store(static_cast<S*>(p.grad_Q_sums) + at, first, p.d);
     } else {
       if (p.q_inverse != nullptr) {

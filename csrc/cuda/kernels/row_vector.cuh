@@ -122,6 +122,17 @@ struct RowVector {
     }
   }
 
+  // Adds what `store` wrote.
+  __device__ __forceinline__ void add_stored(const S* row, int first, int d) {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+      for (int k = 0; k < kLanes; ++k) {
+        if (dim(first, p) + k < d) x[p][k] += row[dim(first, p) + k];
+      }
+    }
+  }
+
   // Adds scale * this to a row in global memory, by reductions that return nothing.
   __device__ __forceinline__ void add_product_to(S* row, S scale, int first, int d) const {
 #pragma unroll

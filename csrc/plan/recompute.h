@@ -1,0 +1,30 @@
+// Winners that were not kept are found again in the backward: of some queries with some documents at a time,
+// where those of all, and what finding them takes, would be too much memory beside the gradients.
+#pragma once
+
+#include "../common/problem.h"
+
+namespace late_interaction {
+
+struct RecomputeBytes {
+  int64_t sum = 0;       // of an element of grad_Q that is summed over parts, beside grad_Q itself
+  int64_t query = 0;     // of a query, while its winners are found
+  int64_t forward = 0;   // of a document, while its winners are found
+  int64_t backward = 0;  // of a document, while its gradient is
+};
+
+struct RecomputePlan {
+  enum class Parts {
+    none,       // all at once
+    queries,    // some queries with all they meet give both gradients: documents are each query's own
+    documents,  // some documents with all queries give both; grad_Q is summed over the parts
+    apart,      // some queries give grad_Q, then some documents grad_D: no room for those sums
+  };
+  Parts parts = Parts::none;
+  int64_t queries = 0, documents = 0;  // of a part
+};
+
+// both: gradients are wanted, not one of them alone.
+RecomputePlan plan_recompute(const Sizes& sizes, const RecomputeBytes& bytes, bool both);
+
+}  // namespace late_interaction
