@@ -2,6 +2,8 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include <bit>
+
 #include "../common/tensors.h"
 #include "backward.h"
 #include "check.h"
@@ -449,14 +451,18 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
 
 // What the backward kernels take from their plan.
 void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
-  args.split = plan.split;
+  args.split_bits = std::bit_width(static_cast<unsigned>(plan.split)) - 1;
   args.segments = plan.segments;
   args.chunk = plan.chunk;
   args.grads_kept = plan.grads_kept;
   args.narrow_list = plan.narrow_list;
   args.memory = plan.memory;
+  args.few = plan.segments == 0;
   args.tile_tokens = plan.tile_tokens;
   args.tiles = plan.tiles;
+  // Every so-many-th token of a document of many queries; else, and packed, neighbours.
+  args.token_step = args.layout == Layout::in_batch && !args.packed ? plan.tiles : 1;
+  args.by_step = Divider(static_cast<uint32_t>(args.token_step));
   args.list_capacity = plan.list_capacity;
 }
 
@@ -702,12 +708,12 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   const PackedIndex index = room.index(in);
   check(launch_packed_index(index, stream), "index of packed sequences");
   BackwardArgs args{};
+  args.packed = true;
   take_winners(args, s, grad_scores, winners);
   take_plan(args, plan);
   args.grads_kept = 0;  // those of all queries with a document: too many
   args.Q = in.Q;
   args.D = in.D;
-  args.packed = true;
   args.spans = index.spans;
   args.row_queries = index.row_queries;
   args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;

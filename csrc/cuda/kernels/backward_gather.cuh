@@ -2,7 +2,7 @@
 //
 //   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
 //
-// A query token belongs to `split` neighbouring warps of one block, each with a contiguous share of its
+// A query token belongs to 2^split_bits neighbouring warps of one block, each with a contiguous share of its
 // documents. The shares are added in order: grad_Q is the same bits in every run.
 //
 // kScatter: while the warp has grad[i, j] and Q[i, s] in hand it adds their product to row winner[i, j, s] of
@@ -36,13 +36,13 @@ __device__ __forceinline__ void gather_winners(const BackwardArgs& p, int64_t bl
   auto& shared = *reinterpret_cast<Shared*>(memory);
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int share = warp % p.split;
-  const int64_t index = (block * kBackwardWarps + warp) / p.split;
+  const int share = warp & ((1 << p.split_bits) - 1);
+  const int64_t index = (block * kBackwardWarps + warp) >> p.split_bits;
   const bool exists = index < int64_t{p.Nq} * p.Lq;
   const int32_t row = exists ? static_cast<int32_t>(index) : 0;
   const int32_t i = p.by_Lq.quotient(row), s = row - i * p.Lq;
-  const int32_t first_j = static_cast<int32_t>(p.N * share / p.split);
-  const int32_t end_j = exists ? static_cast<int32_t>(p.N * (share + 1) / p.split) : first_j;
+  const int32_t first_j = static_cast<int32_t>(p.N * share >> p.split_bits);
+  const int32_t end_j = exists ? static_cast<int32_t>(p.N * (share + 1) >> p.split_bits) : first_j;
 
   const T* q = static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + s * p.Q.token_stride;
   const T* documents = static_cast<const T*>(p.D.data) + i * p.D.query_stride;
@@ -61,11 +61,12 @@ __device__ __forceinline__ void gather_winners(const BackwardArgs& p, int64_t bl
       Destination<S> destination{};
       if (j < end_j) {
         const int32_t token = load_winner(p.winners, p.wide_winners, (i * p.N + j) * p.Lq + s);
+        const S scale = grad[j * p.grad_item_stride];  // asked for before the winner is known
         const Span span = p.packed ? p.spans[j] : Span{0, p.Ld};
         if (token >= 0 && token < span.length) {  // what no forward wrote reads nothing
           const int64_t document = p.layout == Layout::in_batch ? j : i * p.N + j;
           mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
-          mine.scale = grad[j * p.grad_item_stride];
+          mine.scale = scale;
           destination = {(document * p.Ld + token) * p.d, mine.scale * q_inverse};
           if (p.d_inverse != nullptr && !p.unit_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
@@ -97,11 +98,11 @@ __device__ __forceinline__ void gather_winners(const BackwardArgs& p, int64_t bl
     }
     if (p.grad_Q == nullptr && p.grad_Q_sums == nullptr) continue;
 
-    if (p.split > 1) {
+    if (p.split_bits > 0) {
       sum.put(shared.sums[warp]);
       __syncthreads();
       if (share == 0) {
-        for (int other = 1; other < p.split; ++other) sum.add(shared.sums[warp + other]);
+        for (int other = 1; other < 1 << p.split_bits; ++other) sum.add(shared.sums[warp + other]);
       }
       __syncthreads();  // before the next block of dims is put
     }
