@@ -54,6 +54,16 @@ SKEWED = [
     Case("in-batch", 50, 2, 31, 7, 96, torch.float32, "dead"),
     Case("KD", 9, 5, 65, 127, 64, torch.float32, "holes"),
     Case("pairs", 20, 20, 129, 33, 768, torch.bfloat16),
+    # Documents of one query are cut into tiles, and the order of up to 256 winners is found by comparing them.
+    Case("KD", 3, 5, 32, 1030, 128, torch.bfloat16),
+    Case("KD", 2, 2, 256, 517, 72, torch.float16, "dead", normalize=True),
+    Case("KD", 2, 2, 257, 517, 72, torch.float32, "holes"),
+    Case("KD", 2, 3, 31, 70, 7, torch.bfloat16, "holes"),
+    Case("pairs", 3, 3, 8, 1031, 515, torch.float16, normalize=True),
+    Case("pairs", 2, 2, 1, 300, 1024, torch.float64, normalize=True),
+    # Several blocks share a document of many queries.
+    Case("in-batch", 32, 3, 32, 301, 128, torch.bfloat16, "holes", normalize=True),
+    Case("in-batch", 9, 1, 33, 67, 48, torch.float64),
 ]
 LARGE = [
     Case("in-batch", 128, 128, 32, 300, 128, torch.bfloat16, "holes"),
@@ -297,9 +307,12 @@ def test_strategies_take_the_argmax_of_maxsim_forward(device):
     torch.testing.assert_close(maxsim_backward_lowmem(grad, Q, D, argmax), expected)
 
 
-def test_winners_that_are_no_tokens_send_nothing(device):
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+def test_winners_that_are_no_tokens_send_nothing(layout, device):
     # Raw winners may come from anywhere; reading outside a document is not an option.
     Q, D = torch.randn(2, 3, 8, device=device), torch.randn(2, 4, 8, device=device)
+    if layout == "KD":
+        D = D.expand(2, -1, -1, -1)
     winners = torch.full((2, 2, 3), -1, dtype=torch.int16, device=device)
     winners[0, 0, 0], winners[1, 1, 1], winners[1, 0, 2] = 4, 30000, -2
     for backward in STRATEGIES:

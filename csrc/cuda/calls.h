@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
+
 #include "../common/tensors.h"
 #include "../plan/plan.h"
 #include "check.h"
@@ -84,14 +86,18 @@ inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scale
 
 // What the backward kernels take from their plan.
 inline void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
-  args.split = plan.split;
+  args.split_bits = std::bit_width(static_cast<unsigned>(plan.split)) - 1;
   args.segments = plan.segments;
   args.chunk = plan.chunk;
   args.grads_kept = plan.grads_kept;
   args.narrow_list = plan.narrow_list;
   args.memory = plan.memory;
+  args.few = plan.segments == 0;
   args.tile_tokens = plan.tile_tokens;
   args.tiles = plan.tiles;
+  // Every so-many-th token of a document of many queries; else, and packed, neighbours.
+  args.token_step = args.layout == Layout::in_batch && !args.packed ? plan.tiles : 1;
+  args.by_step = Divider(static_cast<uint32_t>(args.token_step));
   args.list_capacity = plan.list_capacity;
 }
 

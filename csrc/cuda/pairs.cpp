@@ -265,8 +265,9 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   check(launch_packed_index(index, stream), "index of packed sequences");
   const Runs by_query(pair_q, in.pairs.queries, stream), by_document(pair_d, s.N, stream);
   PairBackwardArgs args{};
-  take_plan(args, plan);
   args.layout = Layout::in_batch;
+  args.packed = true;
+  take_plan(args, plan);
   args.N = s.N;
   args.Nq = 1;
   args.Lq = static_cast<int32_t>(stride);
@@ -281,7 +282,6 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   args.wide_winners = wide_winners(s.Ld);
   args.winners_in_fours =
       !args.wide_winners && stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.winners) % 8 == 0;
-  args.packed = true;
   args.spans = index.spans;
   args.row_queries = index.row_queries;
   args.queries = static_cast<int32_t>(in.pairs.queries);

@@ -833,12 +833,12 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   const PackedIndex index = room.index(in);
   check(launch_packed_index(index, stream), "index of packed sequences");
   BackwardArgs args{};
+  args.packed = true;
   take_winners(args, s, grad_scores, winners);
   take_plan(args, plan);
   args.grads_kept = 0;  // those of all queries with a document: too many
   args.Q = in.Q;
   args.D = in.D;
-  args.packed = true;
   args.spans = index.spans;
   args.row_queries = index.row_queries;
   args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;

@@ -12,6 +12,9 @@ constexpr int kElementPieces = 4;  // and of one read element by element
 constexpr int kPieceBytes = 512;   // of a piece in the type of sums
 constexpr int kMaxTileTokens = 2048;
 constexpr int kMinTileTokens = 32;
+constexpr int kFewWinners = 32 * kWarps;  // of a document: a thread each
+constexpr int64_t kFewBytes = 64 * 1024;  // of gradients, of a tile of such a document
+constexpr int64_t kMaxFewTokens = 32768;  // whose places take 16 bits
 constexpr int64_t kMaxChunk = 8192;
 constexpr int kCacheBytes = 64 * 1024;  // that a multiprocessor's rows in flight and rows read again want
 constexpr int kReservedBytes = 1024;    // of shared memory, that a block takes beside its own
@@ -20,6 +23,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Dims of one piece of an embedding: 32 lanes by 4 elements, or 2 in fp64.
 int piece_dims(Dtype dtype) { return dtype == Dtype::fp64 ? 64 : 128; }
+
+int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
 int pieces_for(int64_t d, Dtype dtype) {
   int pieces = 1;
@@ -43,16 +48,51 @@ int block_smem(int pieces, bool scatter) {
   return kWarps * (pieces * kPieceBytes + 32 * 16 * (scatter ? 2 : 1));
 }
 
+// Winners that fall to a document.
+int64_t winners_of_document(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
+
+// Blocks of a document: `least` to `most`, and within those as few as give every multiprocessor two.
+int64_t clamp_tiles(const Sizes& s, const Device& device, int64_t least, int64_t most) {
+  const int64_t documents = std::max<int64_t>(s.documents(), 1);
+  const int64_t for_blocks = (2 * int64_t{device.sm_count} + documents / 2) / documents;
+  return std::clamp(for_blocks, least, std::max(least, most));
+}
+
+void cut_documents(const Sizes& s, int64_t tiles, BackwardPlan& plan) {
+  const int64_t tokens = std::max<int64_t>(1, ceil_div(s.Ld, tiles));
+  plan.tile_tokens = static_cast<int>(tokens);
+  plan.tiles = static_cast<int>(ceil_div(s.Ld, tokens));
+  plan.owned_grid = std::max<int64_t>(s.documents(), 1) * plan.tiles;
+}
+
+// Documents of one query alone: no warp counts their winners, and nearly all gradients are zeros. Small
+// blocks, one of which writes while another reads.
+void plan_few(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
+  const int64_t bytes = s.Ld * s.d * element_bytes(dtype);
+  const int64_t least = std::max({int64_t{1}, ceil_div(s.Ld, kMaxFewTokens), bytes / kFewBytes});
+  cut_documents(s, clamp_tiles(s, device, least, ceil_div(s.Ld, kMinTileTokens)), plan);
+  plan.segments = 0;
+  plan.narrow_list = true;
+  plan.chunk = plan.list_capacity = static_cast<int>(ceil_div(s.Lq, 8) * 8);
+  plan.grads_kept = 1;
+  OwnedMemory& memory = plan.memory;
+  memory.staged = block_smem(plan.pieces, false);
+  memory.list = memory.staged + 2 * plan.chunk;
+  memory.kept = memory.list + 2 * plan.list_capacity;
+  plan.lowmem_smem_bytes = std::max(memory.kept + 16, plan.gather_smem_bytes);
+}
+
 // Cuts documents into tiles of tokens, a block each. Every tile orders all winners of its document, so tiles
 // are as large as they can be while every multiprocessor has two blocks and the winners that fall to a tile,
 // if they spread evenly, fit the list in one round.
-void plan_owned(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
-  const int64_t entries = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
-  const int64_t documents = std::max<int64_t>(s.documents(), 1);
+void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
+  const int64_t entries = winners_of_document(s);
   // Rows in flight pass through L1, which has what shared memory leaves of the same memory.
   const int64_t shared_memory = std::max(device.smem_per_sm - kCacheBytes, device.smem_per_sm / 2);
-  const int64_t room = std::min<int64_t>(
-      device.smem_per_block, shared_memory / resident_blocks(dtype, plan.pieces) - kReservedBytes);
+  const int64_t room =
+      std::min<int64_t>(device.smem_per_block,
+                        shared_memory / resident_blocks(dtype, plan.pieces) - kReservedBytes) /
+      16 * 16;
   plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 64, 1, kWarps));
   plan.narrow_list = entries <= 65536;
   plan.chunk = static_cast<int>(std::min({(entries + 7) / 8 * 8, room / 48 * 8, kMaxChunk}));
@@ -74,14 +114,13 @@ void plan_owned(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan&
 
   const int64_t least = std::max<int64_t>(1, ceil_div(s.Ld, kMaxTileTokens));
   const int64_t most = std::max(ceil_div(s.Ld, kMinTileTokens), least);
-  const int64_t for_blocks = (2 * int64_t{device.sm_count} + documents / 2) / documents;
-  int64_t tiles = std::clamp(for_blocks, least, most);
+  int64_t tiles = clamp_tiles(s, device, least, most);
   while (tiles < most && capacity(ceil_div(s.Ld, tiles)) < wanted(tiles)) ++tiles;
-  const int tokens = static_cast<int>(std::max<int64_t>(1, ceil_div(s.Ld, tiles)));
-  plan.tile_tokens = tokens;
-  plan.tiles = static_cast<int>(ceil_div(s.Ld, tokens));
-  plan.owned_grid = documents * plan.tiles;
-  plan.list_capacity = static_cast<int>(std::max<int64_t>(1, std::min(capacity(tokens), wanted(plan.tiles))));
+  cut_documents(s, tiles, plan);
+  const int tokens = plan.tile_tokens;
+  // Where there is room, for twice as many: one token may win often.
+  plan.list_capacity =
+      static_cast<int>(std::max<int64_t>(1, std::min({capacity(tokens), entries, 2 * wanted(plan.tiles)})));
   memory.next = memory.starts + 4 * (tokens + 1);
   memory.cursors = memory.next + 4 * tokens;
   memory.list = memory.cursors + 4 * tokens * plan.segments;
@@ -111,7 +150,11 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   plan.gather_grid = ceil_div(s.Nq * s.Lq * plan.split, kWarps);
   plan.gather_smem_bytes = block_smem(plan.pieces, plan.method == Backward::unified);
   plan.early = device.capability >= 90;
-  plan_owned(s, dtype, device, plan);
+  if (s.layout == Layout::per_query && s.Lq <= kFewWinners) {
+    plan_few(s, dtype, device, plan);
+  } else {
+    plan_many(s, dtype, device, plan);
+  }
   return plan;
 }
 

@@ -58,7 +58,8 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def(py::init([](li::Layout layout, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d) {
              return li::Sizes{layout, Nq, N, Lq, Ld, d};
            }),
-           py::arg("layout"), py::arg("Nq"), py::arg("N"), py::arg("Lq"), py::arg("Ld"), py::arg("d"));
+           py::arg("layout"), py::arg("Nq"), py::arg("N"), py::arg("Lq"), py::arg("Ld"), py::arg("d"))
+      .def_readonly("Ld", &li::Sizes::Ld);
 
   py::class_<li::Device>(m, "Device")
       .def_readonly("capability", &li::Device::capability)

@@ -166,9 +166,14 @@ std::string explain(const Sizes& s, const BackwardPlan& plan) {
   if (plan.method == Backward::lowmem) {
     out << "owned      " << plan.owned_grid << " blocks of 8 warps, each " << plan.tile_tokens << " of "
         << s.Ld << " tokens of a document\n"
-        << "ordering   " << plan.segments << (plan.segments == 1 ? " warp" : " warps") << ", up to "
-        << plan.list_capacity << " winners at a time, " << plan.lowmem_smem_bytes
-        << " bytes of shared memory a block\n";
+        << "ordering   ";
+    if (plan.segments == 0) {
+      out << "by comparing winners";
+    } else {
+      out << plan.segments << (plan.segments == 1 ? " warp" : " warps") << ", up to " << plan.list_capacity
+          << " winners at a time";
+    }
+    out << ", " << plan.lowmem_smem_bytes << " bytes of shared memory a block\n";
   }
   if (plan.finish_later) out << "normalize  by a second kernel: a row is longer than a warp's registers\n";
   return out.str();

@@ -63,6 +63,7 @@ def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, m
     assert 0 < backward.lowmem_smem_bytes <= device.smem_per_block
     assert 0 < backward.gather_smem_bytes <= device.smem_per_block
     assert backward.tiles >= 1 and backward.tile_tokens >= 1
+    assert backward.tiles * backward.tile_tokens >= size.Ld
     assert backward.list_capacity >= 1 and backward.chunk >= 1
     assert backward.method.name in plan.explain(size, backward)
 
@@ -74,6 +75,20 @@ def test_owned_documents_leave_l1_to_the_rows_in_flight(Nq, N, Lq, Ld):
     assert 3 * (backward.lowmem_smem_bytes + 1024) <= (228 - 64) * 1024
     # And an even spread of winners is put in order in one round.
     assert backward.list_capacity * backward.tiles >= Nq * Lq
+
+
+def test_few_winners_are_compared_and_many_are_counted():
+    def backward(layout, Nq, N, Lq, Ld, d=128, dtype=plan.Dtype.bf16):
+        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
+        return plan.plan_backward(size, dtype, True, False, plan.Backward.lowmem, H200)
+
+    kd = backward(plan.Layout.per_query, 128, 8, 32, 1030)
+    assert kd.segments == 0 and kd.tiles == 4
+    assert backward(plan.Layout.per_query, 128, 8, 32, 1030, dtype=plan.Dtype.fp32).tiles == 8
+    assert backward(plan.Layout.per_query, 8, 1, 32, 1030).tiles == 33  # else most multiprocessors would idle
+    assert backward(plan.Layout.per_query, 128, 8, 256, 1030).segments == 0
+    assert backward(plan.Layout.per_query, 128, 8, 257, 1030).segments > 0
+    assert backward(plan.Layout.in_batch, 1, 8, 32, 1030).segments > 0
 
 
 def test_one_short_query_has_its_own_tile_and_many_rows_another():

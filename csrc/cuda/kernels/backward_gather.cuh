@@ -2,7 +2,7 @@
 //
 //   grad_Q[i, s] = sum over j of grad[i, j] * D[j, winner[i, j, s]]
 //
-// A query token belongs to `split` neighbouring warps of one block, each with a contiguous share of its
+// A query token belongs to 2^split_bits neighbouring warps of one block, each with a contiguous share of its
 // documents. The shares are added in order: grad_Q is the same bits in every run.
 //
 // kScatter: while the warp has grad[i, j] and Q[i, s] in hand it adds their product to row winner[i, j, s] of
@@ -36,15 +36,15 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
   auto& shared = *reinterpret_cast<Shared*>(memory);
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int share = warp % p.split;
-  const int64_t index = (block * kBackwardWarps + warp) / p.split;
+  const int share = warp & ((1 << p.split_bits) - 1);
+  const int64_t index = (block * kBackwardWarps + warp) >> p.split_bits;
   const bool exists = index < count_query_rows(p);
   const int32_t row = exists ? static_cast<int32_t>(index) : 0;
   const auto mine_of_Q = query_row(p, row, exists);
   const int32_t i = mine_of_Q.i;
   const int64_t count = mine_of_Q.documents(p);
-  const int32_t first_j = static_cast<int32_t>(count * share / p.split);
-  const int32_t end_j = exists ? static_cast<int32_t>(count * (share + 1) / p.split) : first_j;
+  const int32_t first_j = static_cast<int32_t>(count * share >> p.split_bits);
+  const int32_t end_j = exists ? static_cast<int32_t>(count * (share + 1) >> p.split_bits) : first_j;
 
   const T* q = static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + mine_of_Q.s * p.Q.token_stride;
   const T* documents = static_cast<const T*>(p.D.data) + i * p.D.query_stride;
@@ -63,11 +63,12 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
         const MetDocument met = mine_of_Q.meets(p, j0 + lane);
         const int32_t j = met.j;
         const int32_t token = load_winner(p.winners, p.wide_winners, met.winner);
+        const S scale = grad[met.grad];  // asked for before the winner is known
         const Span span = p.packed ? p.spans[j] : Span{0, p.Ld};
         if (token >= 0 && token < span.length) {  // what no forward wrote reads nothing
           const int64_t document = p.layout == Layout::in_batch ? j : i * p.N + j;
           mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
-          mine.scale = grad[met.grad];
+          mine.scale = scale;
           destination = {(document * p.Ld + token) * p.d, mine.scale * q_inverse};
           if (p.d_inverse != nullptr && !p.unit_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
@@ -99,11 +100,11 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
     }
     if (p.grad_Q == nullptr && p.grad_Q_sums == nullptr) continue;
 
-    if (p.split > 1) {
+    if (p.split_bits > 0) {
       sum.put(shared.sums[warp]);
       __syncthreads();
       if (share == 0) {
-        for (int other = 1; other < p.split; ++other) sum.add(shared.sums[warp + other]);
+        for (int other = 1; other < 1 << p.split_bits; ++other) sum.add(shared.sums[warp + other]);
       }
       __syncthreads();  // before the next block of dims is put
     }

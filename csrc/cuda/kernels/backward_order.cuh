@@ -16,7 +16,7 @@
 
 namespace late_interaction {
 
-inline constexpr int kMaxTileBits = 11;         // of a token's index within a tile
+inline constexpr int kMaxTileBits = 11;         // of a token's place within a tile
 inline constexpr uint16_t kElsewhere = 0xFFFF;  // a winner of another tile, or none
 
 template <class Args>
@@ -28,7 +28,7 @@ struct WinnerOrder {
   uint32_t* starts;   // [tokens + 1] first place of each token
   uint32_t* next;     // [tokens] winners of each token; then the place of the next one
   uint32_t* cursors;  // [segments][tokens] the same, for each warp and one chunk
-  uint16_t* staged;   // [chunk] tokens of the entries of a chunk, counted from first_token
+  uint16_t* staged;   // [chunk] tokens of the entries of a chunk, counted within the tile
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t entries = tile.entries;
@@ -48,8 +48,11 @@ struct WinnerOrder {
   __device__ __forceinline__ int64_t winner_at(uint32_t e) const { return winner_of_entry(p, tile, e); }
 
   __device__ __forceinline__ uint16_t within_tile(int32_t token) const {
-    const uint32_t t = static_cast<uint32_t>(token - tile.first_token);  // the sentinel becomes huge
-    return t < static_cast<uint32_t>(tile.tokens) ? static_cast<uint16_t>(t) : kElsewhere;
+    const uint32_t behind = static_cast<uint32_t>(token - tile.first_token);  // the sentinel becomes huge
+    if (behind >= static_cast<uint32_t>(p.Ld)) return kElsewhere;
+    const uint32_t t = p.by_step.quotient(behind);
+    const bool here = t < static_cast<uint32_t>(tile.tokens) && t * p.token_step == behind;
+    return here ? static_cast<uint16_t>(t) : kElsewhere;
   }
 
   template <int kWidth>

@@ -2,13 +2,14 @@
 //
 //   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
 //
-// A block owns `tile_tokens` tokens of one document. It lists the document's winners in the order of those
-// tokens (backward_order.cuh), walks the list, and last writes zeros to the tokens that nobody won: a row
-// read after them would wait behind all those writes. Of the list each warp walks an equal share, whatever
-// tokens it covers, so that a token that wins often (real winners are skewed) is worked on by many warps. A
-// row that lies within one share is written by that warp. Of a row that spans shares, the warp in whose share
-// it starts keeps its sum in registers, the others leave theirs in shared memory, and the first one adds
-// them, in order.
+// A block owns tokens of one document: where many queries share the document and it has several blocks, every
+// so-many-th, since tokens that win often may be neighbours (a document's first ones are). It lists the
+// document's winners in the order of its tokens (backward_order.cuh), walks the list, and last writes zeros
+// to the tokens that nobody won: a row read after them would wait behind all those writes. Of the list each
+// warp walks an equal share, whatever tokens it covers, so that a token that wins often (real winners are
+// skewed) is worked on by many warps. A row that lies within one share is written by that warp. Of a row that
+// spans shares, the warp in whose share it starts keeps its sum in registers, the others leave theirs in
+// shared memory, and the first one adds them, in order.
 //
 //      list:  |t0 t0 t0 t1 t3 t3|t3 t3 t3 t3 t3 t3|t3 t4 t5 t5 ...
 //              share of warp 0    share of warp 1    share of warp 2
@@ -16,12 +17,17 @@
 //             t3 = own + what warps 1 and 2 left
 //
 // If more winners fall to a block than the list holds, it takes its tokens in several rounds; a single token
-// with more than that is summed straight from the winners, by all warps. Everything is a function of the
-// input alone: the same bits in every run.
+// with more than that is summed straight from the winners, by all warps.
+//
+// A document of one query alone has few winners, and nearly all its gradients are zeros. There the order
+// comes from comparing the winners (backward_few.cuh), a warp sums up whole rows, and the zeros between one
+// row and the next are written by all threads, 16 bytes each.
+//
+// Everything is a function of the input alone: the same bits in every run.
 #pragma once
 
+#include "backward_few.cuh"
 #include "backward_order.cuh"
-#include "backward_picks.cuh"
 
 namespace late_interaction {
 
@@ -67,14 +73,15 @@ struct OwnedRows {
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
-    const int64_t row = tile.first_row + t;
+    const int behind = t * p.token_step;
+    const int64_t row = tile.first_row + behind;
     if (p.grad_D_sums != nullptr) {
       sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
       return;
     }
     if (p.d_inverse != nullptr) {
       const T* x = static_cast<const T*>(p.D.data) + tile.i * p.D.query_stride + tile.j * p.D.item_stride +
-                   (tile.first_token + t) * p.D.token_stride;
+                   (tile.first_token + behind) * p.D.token_stride;
       Row own;
       own.load(x, p.D.dim_stride, first, p.d);
       const S inverse = static_cast<const S*>(p.d_inverse)[row];
@@ -117,9 +124,14 @@ struct OwnedRows {
               }
               sum.clear();
               started_here = true;
+              int passed = 0;
               do {
                 next_row = starts[++t + 1];
-              } while (next_row == place);
+              } while (next_row == place && ++passed < 4);
+              if (next_row == place) {  // many tokens in a row that nobody won
+                t = order.token_at(place, t, to);
+                next_row = starts[t + 1];
+              }
             }
             sum.add_scaled(rows[u], scale);
             scale = next_scale;
@@ -140,28 +152,34 @@ struct OwnedRows {
     __syncthreads();
   }
 
+  // The first `count` rows that this warp has picked.
+  __device__ __forceinline__ void add_picks(Row& sum, int count, int first) const {
+    const Pick<S>* picks = shared.picks[warp];
+    for (int k0 = 0; k0 < count; k0 += kTogether) {
+      RawRow<T, kPieces> rows[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) rows[u] = fetch(picks[k0 + u], first);
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) sum.add_scaled(rows[u], picks[k0 + u].scale);
+    }
+  }
+
   // One token with more winners than the list holds: every warp searches its share of the entries.
   __device__ __forceinline__ void sum_hot_token(int t, int first) {
     Pick<S>* picks = shared.picks[warp];
     Row sum;
     sum.clear();
+    const int token = tile.first_token + t * p.token_step;
     const uint32_t end = share(order.entries, warp + 1);
     for (uint32_t batch = share(order.entries, warp); batch < end; batch += 32) {
       const uint32_t e = batch + lane;
-      const bool hit =
-          e < end && load_winner(p.winners, p.wide_winners, order.winner_at(e)) == tile.first_token + t;
+      const bool hit = e < end && load_winner(p.winners, p.wide_winners, order.winner_at(e)) == token;
       const unsigned hits = __ballot_sync(kFullWarp, hit);
       picks[lane] = Pick<S>{};
       __syncwarp();
       if (hit) picks[__popc(hits & ((1u << lane) - 1))] = pick(e);
       __syncwarp();
-      for (int k0 = 0; k0 < __popc(hits); k0 += kTogether) {
-        RawRow<T, kPieces> rows[kTogether];
-#pragma unroll
-        for (int u = 0; u < kTogether; ++u) rows[u] = fetch(picks[k0 + u], first);
-#pragma unroll
-        for (int u = 0; u < kTogether; ++u) sum.add_scaled(rows[u], picks[k0 + u].scale);
-      }
+      add_picks(sum, __popc(hits), first);
       __syncwarp();
     }
     if (warp > 0) sum.put(shared.sums[warp]);
@@ -178,7 +196,7 @@ struct OwnedRows {
     zero.clear();
     for (int t = warp; t < tile.tokens; t += kBackwardWarps) {
       if (order.starts[t] != order.starts[t + 1]) continue;
-      const int64_t at = (tile.first_row + t) * p.d;
+      const int64_t at = (tile.first_row + int64_t{t} * p.token_step) * p.d;
       for (int first = 0; first < p.d; first += Row::kDims) {
         if (p.grad_D_sums != nullptr) {
           zero.store(static_cast<S*>(p.grad_D_sums) + at, first, p.d);
@@ -189,12 +207,63 @@ struct OwnedRows {
     }
   }
 
+  // Zeros to neighbouring tokens [from, to): 16 bytes a thread, from the first place that is aligned for
+  // them.
+  template <class Out>
+  __device__ __forceinline__ void clear(void* gradients, int from, int to) const {
+    constexpr int kEach = 16 / sizeof(Out);
+    Out* rows = static_cast<Out*>(gradients) + (tile.first_row + from) * p.d;
+    const int64_t count = int64_t{to - from} * p.d;
+    const int64_t unaligned = (16 - reinterpret_cast<uintptr_t>(rows) % 16) % 16 / sizeof(Out);
+    const int64_t head = min(unaligned, count), vectors = (count - head) / kEach;
+    const int64_t tail = head + vectors * kEach, at = threadIdx.x;
+#pragma unroll 4
+    for (int64_t v = at; v < vectors; v += kBackwardThreads) {
+      reinterpret_cast<uint4*>(rows + head)[v] = uint4{};
+    }
+    if (at < head) rows[at] = Out{};
+    if (tail + at < count) rows[tail + at] = Out{};
+  }
+
+  __device__ __forceinline__ void run_few() {
+    const FewWinners<Args> few{p, order};
+    const uint32_t count = few.list();
+    for (uint32_t begin = warp; begin < count; begin += kBackwardWarps) {
+      const int t = few.token(begin);
+      if (begin > 0 && few.token(begin - 1) == t) continue;  // a row that another warp sums up
+      for (int first = 0; first < p.d; first += Row::kDims) {
+        Row sum;
+        sum.clear();
+        for (uint32_t batch = begin; batch < count && few.token(batch) == t; batch += 32) {
+          const uint32_t at = batch + lane;
+          const bool here = at < count && few.token(at) == t;
+          shared.picks[warp][lane] = here ? pick(order.listed(at)) : Pick<S>{};
+          __syncwarp();
+          add_picks(sum, __popc(__ballot_sync(kFullWarp, here)), first);
+          __syncwarp();
+        }
+        write_row(t, sum, first);
+      }
+    }
+    for (uint32_t gap = 0; gap <= count; ++gap) {  // between one row that won and the next
+      const int from = gap > 0 ? few.token(gap - 1) + 1 : 0, to = gap < count ? few.token(gap) : tile.tokens;
+      if (from >= to) continue;
+      if (p.grad_D_sums != nullptr) {
+        clear<S>(p.grad_D_sums, from, to);
+      } else {
+        clear<T>(p.grad_D, from, to);
+      }
+    }
+  }
+
   __device__ __forceinline__ void run(uint32_t* warp_totals) {
     order.count(warp_totals);
     const uint32_t* starts = order.starts;
     if (p.won != nullptr) {
       uint8_t* won = p.won + tile.first_row;
-      for (int t = threadIdx.x; t < tile.tokens; t += kBackwardThreads) won[t] = starts[t] != starts[t + 1];
+      for (int t = threadIdx.x; t < tile.tokens; t += kBackwardThreads) {
+        won[int64_t{t} * p.token_step] = starts[t] != starts[t + 1];
+      }
     }
     const uint32_t capacity = p.list_capacity;
     for (int from = 0; from < tile.tokens;) {
@@ -217,15 +286,16 @@ struct OwnedRows {
 
 __device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int32_t block) {
   const bool in_batch = p.layout == Layout::in_batch;
-  const int32_t N = static_cast<int32_t>(p.N), document = block / p.tiles;
-  const int32_t first_token = (block - document * p.tiles) * p.tile_tokens;
+  const int32_t N = static_cast<int32_t>(p.N), document = block / p.tiles, tile = block - document * p.tiles;
+  const int32_t first_token = p.token_step > 1 ? tile : tile * p.tile_tokens;
+  const int32_t behind = p.Ld - first_token;  // document tokens from there on
   const int32_t i = in_batch ? 0 : document / N, j = document - i * N;
   return {int64_t{document} * p.Ld + first_token,
           (i * p.N + j) * p.Lq,
           i,
           j,
           first_token,
-          min(p.tile_tokens, p.Ld - first_token),
+          min(p.tile_tokens, (behind + p.token_step - 1) / p.token_step),
           static_cast<uint32_t>(in_batch ? p.Nq * p.Lq : p.Lq)};
 }
 
@@ -285,7 +355,12 @@ __device__ __forceinline__ void own_documents(const Args& p, int64_t block, uint
                                 words(p.memory.next),
                                 words(p.memory.cursors),
                                 reinterpret_cast<uint16_t*>(memory + p.memory.staged)};
-  Kernel{p, tile, order, shared, kept}.run(warp_totals);
+  Kernel kernel{p, tile, order, shared, kept};
+  if (p.few) {
+    kernel.run_few();
+  } else {
+    kernel.run(warp_totals);
+  }
 }
 
 }  // namespace late_interaction

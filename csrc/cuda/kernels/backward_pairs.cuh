@@ -68,8 +68,9 @@ __device__ __forceinline__ PairedRow query_row(const PairBackwardArgs& p, int32_
 
 // ---- what a document met ----
 
-// Which document, and which of its tokens, a block owns. Of a document of one query alone, `i` is that query;
-// else it is 0, and a quotient by Lq counts the queries from it.
+// Which document, and which of its tokens, a block owns: the first one and every `token_step`-th behind it.
+// Of a document of one query alone, `i` is that query; else it is 0, and a quotient by Lq counts the queries
+// from it.
 struct OwnedTile {
   int64_t first_row;     // of gradients, of the tile's first token
   int64_t first_winner;  // of the document with query i, among all winners; of listed pairs: the document's

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../ptx/reduce.cuh"
+#include "../ptx/store.cuh"
 #include "element.cuh"
 #include "winner.cuh"
 
@@ -19,18 +20,18 @@ inline constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
 // As loaded: words, not widened yet, so that many rows in flight take few registers and nothing touches a
 // word before its row is added.
-template <class T>
-using RowWords = std::conditional_t<sizeof(T) * kVector<T> == 8, uint2, uint4>;
+template <class T, int kCount = kVector<T>>
+using RowWords = std::conditional_t<sizeof(T) * kCount == 8, uint2, uint4>;
 
 template <class T, int kPieces>
 struct RawRow {
   RowWords<T> v[kPieces];
 };
 
-template <class T>
+template <class T, int kCount = kVector<T>>
 union RowElements {
-  RowWords<T> words;
-  T element[kVector<T>];
+  RowWords<T, kCount> words;
+  T element[kCount];
 };
 
 template <class T, int kPieces, bool kVectors>
@@ -106,13 +107,10 @@ struct RowVector {
     for (int p = 0; p < kPieces; ++p) {
       const int at = dim(first, p);
       if constexpr (kVectors) {
-        struct alignas(sizeof(Out) * kLanes) Vector {
-          Out element[kLanes];
-        };
-        Vector v;
+        RowElements<Out, kLanes> stored{};
 #pragma unroll
-        for (int k = 0; k < kLanes; ++k) v.element[k] = narrow<Out>(x[p][k]);
-        if (at < d) *reinterpret_cast<Vector*>(row + at) = v;
+        for (int k = 0; k < kLanes; ++k) stored.element[k] = narrow<Out>(x[p][k]);
+        if (at < d) ptx::store_words(row + at, stored.words);
       } else {
 #pragma unroll
         for (int k = 0; k < kLanes; ++k) {
