@@ -6,9 +6,10 @@
 
 namespace late_interaction {
 
+template <class Args>
 struct FewWinners {
-  const BackwardArgs& p;
-  const WinnerOrder& order;  // its memory: `staged` holds tokens by entry, `list` entries in order
+  const Args& p;
+  const WinnerOrder<Args>& order;  // its memory: `staged` holds tokens by entry, `list` entries in order
 
   // Returns how many there are.
   __device__ __forceinline__ uint32_t list() const {
