@@ -39,14 +39,14 @@ struct BackwardArgs {
   void* grad_D_sums;
   uint8_t* won;  // [documents * Ld], or null: which tokens hold a gradient (lowmem)
   // The plan's numbers.
-  int32_t split_bits;     // 2^split_bits warps share a query token
-  int32_t owned_blocks;   // of the grid, the first ones: those that own documents
-  int32_t segments;       // warps that order winners
-  int32_t chunk;          // winners in shared memory at a time
-  bool few;               // winners are put in order by comparing them (backward_few.cuh)
-  int32_t tile_tokens;    // document tokens of a block
-  int32_t tiles;          // blocks a document is cut into
-  int32_t token_step;     // from a token of a block to its next
+  int32_t split_bits;    // 2^split_bits warps share a query token
+  int32_t owned_blocks;  // of the grid, the first ones: those that own documents
+  int32_t segments;      // warps that order winners
+  int32_t chunk;         // winners in shared memory at a time
+  bool few;              // winners are put in order by comparing them (backward_few.cuh)
+  int32_t tile_tokens;   // document tokens of a block
+  int32_t tiles;         // blocks a document is cut into
+  int32_t token_step;    // from a token of a block to its next
   Divider by_step;
   int32_t list_capacity;  // winners ordered at a time
   bool narrow_list;       // their numbers fit 16 bits
