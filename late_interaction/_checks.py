@@ -57,11 +57,12 @@ def alike(Q: Tensor, D: Tensor) -> None:
     """Q and D of one dtype (autocast aside) and one d."""
     if Q.dtype != D.dtype and not (autocasting(Q) and torch.float64 not in (Q.dtype, D.dtype)):
         raise TypeError(f"Q and D must share a dtype, got {Q.dtype} and {D.dtype}")
-    if Q.shape[-1] != D.shape[-1]:
+    d = Q.shape[-1]
+    if d != D.shape[-1]:
         raise ValueError(
             f"Q and D must share the embedding dim d (their last), got {_shape(Q)} and {_shape(D)}"
         )
-    if Q.shape[-1] == 0:
+    if d == 0:
         raise ValueError(f"Q and D need an embedding dim d of at least 1, got {_shape(Q)} and {_shape(D)}")
 
 
