@@ -54,7 +54,7 @@ SKEWED = [
     Case("in-batch", 50, 2, 31, 7, 96, torch.float32, "dead"),
     Case("KD", 9, 5, 65, 127, 64, torch.float32, "holes"),
     Case("pairs", 20, 20, 129, 33, 768, torch.bfloat16),
-    # Documents of one query are cut into tiles, and the order of up to 256 winners is found by comparing them.
+    # Documents of one query, in tiles: up to 256 winners are put in order by comparing them.
     Case("KD", 3, 5, 32, 1030, 128, torch.bfloat16),
     Case("KD", 2, 2, 256, 517, 72, torch.float16, "dead", normalize=True),
     Case("KD", 2, 2, 257, 517, 72, torch.float32, "holes"),

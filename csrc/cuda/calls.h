@@ -84,7 +84,7 @@ inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scale
           .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
 }
 
-// What the backward kernels take from their plan.
+// What the backward kernels take from their plan. A block's tokens are neighbours.
 inline void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
   args.split_bits = std::bit_width(static_cast<unsigned>(plan.split)) - 1;
   args.segments = plan.segments;
@@ -95,9 +95,8 @@ inline void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
   args.few = plan.segments == 0;
   args.tile_tokens = plan.tile_tokens;
   args.tiles = plan.tiles;
-  // Every so-many-th token of a document of many queries; else, and packed, neighbours.
-  args.token_step = args.layout == Layout::in_batch && !args.packed ? plan.tiles : 1;
-  args.by_step = Divider(static_cast<uint32_t>(args.token_step));
+  args.token_step = 1;
+  args.by_step = Divider(1);
   args.list_capacity = plan.list_capacity;
 }
 

@@ -477,6 +477,10 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   BackwardArgs args{};
   take_winners(args, s, grad_scores, winners);
   take_plan(args, plan);
+  if (s.layout == Layout::in_batch) {  // tokens that win often may be neighbours: each goes to another block
+    args.token_step = plan.tiles;
+    args.by_step = Divider(static_cast<uint32_t>(plan.tiles));
+  }
   args.Q = in.Q;
   args.D = in.D;
   args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
@@ -833,12 +837,12 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   const PackedIndex index = room.index(in);
   check(launch_packed_index(index, stream), "index of packed sequences");
   BackwardArgs args{};
-  args.packed = true;
   take_winners(args, s, grad_scores, winners);
   take_plan(args, plan);
   args.grads_kept = 0;  // those of all queries with a document: too many
   args.Q = in.Q;
   args.D = in.D;
+  args.packed = true;
   args.spans = index.spans;
   args.row_queries = index.row_queries;
   args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;

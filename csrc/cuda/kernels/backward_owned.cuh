@@ -356,7 +356,7 @@ __device__ __forceinline__ void own_documents(const Args& p, int64_t block, uint
                                 words(p.memory.cursors),
                                 reinterpret_cast<uint16_t*>(memory + p.memory.staged)};
   Kernel kernel{p, tile, order, shared, kept};
-  if (p.few) {
+  if (!kListedArgs<Args> && p.few) {
     kernel.run_few();
   } else {
     kernel.run(warp_totals);
