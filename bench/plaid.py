@@ -1,17 +1,21 @@
 """Residual-compressed documents: decompression and MaxSim in one, and scores by centroids alone, beside
-late-interaction-kernels. Every library gets the same index, of random codes."""
+late-interaction-kernels: every library gets the same index, of random codes. And an index that fast-plaid
+built, beside its search with every document a candidate that it decompresses."""
 
 from __future__ import annotations
 
 import importlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from .impls import LIK, OURS
+from .plaid_index import Files, missing
 from .results import Row, new_row
 from .shapes import Shape
 from .suites import Settings
@@ -20,6 +24,9 @@ from .together import Timed, measure, set_ratios
 
 SUITE = "plaid"
 PACKED, CENTROIDS = "packed", "centroids alone"
+SEARCH = "search"  # in the name of a shape, and what fast-plaid does
+FAST_PLAID = "fast-plaid"
+TOP = 10
 N_CENTROIDS = 65536
 _DOCUMENTS = 250  # whose fp64 tokens are in memory at a time
 
@@ -77,7 +84,45 @@ def _calls(module: Any, variant: str, x: Index) -> Callable[[], list[Call]]:
     return lambda: [lambda: module.maxsim_residual_varlen(*flat, max_seqlen_d=longest)]
 
 
+def _searched(settings: Settings, shape: Shape) -> list[Row]:
+    """The best documents by fast-plaid's search, and by scoring the same files here."""
+    nbits = bits(shape)
+    row = new_row(SUITE, shape, "fwd", torch.bfloat16, FAST_PLAID, variant=SEARCH, nbits=nbits)
+    if reason := missing():
+        return [{**row, "skipped": reason}]
+    centres = torch.randn(200, shape.d)
+    picks = torch.randint(200, (shape.Nd, shape.Ld))
+    documents = [F.normalize(centres[i] + 0.6 * torch.randn(shape.Ld, shape.d), dim=-1) for i in picks]
+    Q = F.normalize(documents[0][: shape.Lq] + 0.05 * torch.randn(shape.Lq, shape.d), dim=-1).unsqueeze(0)
+    engines = importlib.import_module("fast_plaid.search")
+    with tempfile.TemporaryDirectory() as folder:
+        engine = engines.FastPlaid(index=folder, device=str(settings.device))
+        engine.create(documents_embeddings=documents, nbits=nbits)
+        files = Files.read(Path(folder), settings.device)
+        queries = Q.to(settings.device, torch.bfloat16)
+        wanted = files.exact(queries)[0].topk(TOP).values
+        wide = {"n_ivf_probe": 64, "n_full_scores": 4 * shape.Nd, "show_progress": False}
+
+        def search() -> torch.Tensor:
+            found = engine.search(Q, top_k=TOP, **wide)
+            return torch.tensor([score for _, score in found[0]], device=settings.device)
+
+        def score() -> torch.Tensor:
+            return files.score(queries)[0].topk(TOP).values
+
+        mine = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=SEARCH, nbits=nbits)
+        timed = [
+            Timed(mine, lambda: [score], wanted),
+            Timed(row, lambda: [search], wanted, capture=False),
+        ]
+        rows = measure(settings, timed)
+    set_ratios(rows[:1], "over_fast_plaid", rows[1])
+    return rows
+
+
 def take(settings: Settings, shape: Shape) -> list[Row]:
+    if SEARCH in shape.name:
+        return _searched(settings, shape)
     small = settings.device.type != "cuda"
     index = draw(shape, settings.device, torch.bfloat16, 64 if small else N_CENTROIDS)
     by_centroids = importlib.import_module("late_interaction").reference.plaid_approx_score_reference

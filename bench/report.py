@@ -166,20 +166,20 @@ def cpu_table(rows: Sequence[Row]) -> str:
 
 
 def _stamp(headers: Sequence[Row]) -> str:
-    """What the figures were measured with."""
-    out = []
+    """What the figures were measured with: one paragraph for runs that differ in commit and command alone."""
+    runs: dict[str, list[str]] = {}
     for h in headers:
         device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"
         packages = ", ".join(f"{k} {v}" for k, v in h["versions"].items())
         ceilings = ""
         if h.get("cublas_tflops"):
             ceilings = (
-                f" In the same run: cuBLAS bf16 8192^3 {h['cublas_tflops']:.0f} TFLOP/s, "
-                f"reads {h['read_tbps']:.2f} TB/s, copies {h['copy_tbps']:.2f} TB/s."
+                f", beside cuBLAS bf16 8192^3 at {h['cublas_tflops']:.0f} TFLOP/s, "
+                f"reads at {h['read_tbps']:.2f} TB/s"
             )
-        when = f"commit {h['commit']}; `{h['command']}`, {h['run'][:10]}"
-        out.append(f"{device}; {packages}; {when}.{ceilings}")
-    return "\n\n".join(out)
+        when = f"commit {h['commit'][:7]}, {h['run'][:10]}: `{h['command']}`{ceilings}"
+        runs.setdefault(f"{device}; {packages}.", []).append(f"- {when}")
+    return "\n\n".join("\n".join([f"{made_with} Runs:", "", *lines]) for made_with, lines in runs.items())
 
 
 def _section(title: str, note: str, table: str) -> list[str]:
@@ -226,7 +226,7 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
     verdicts = targets.grouped(targets.judge([*headers, *rows]))
     parts += _section(
-        "Targets", "of the forward, by the ceilings of the same run ([shape by shape](docs/performance.md)).",
+        "Targets", "by the ceilings of the same run ([shape by shape](docs/performance.md)).",
         _table(targets.GROUPED_HEAD, verdicts) if verdicts else "",
     )  # fmt: skip
     return [*parts, _stamp(headers)] if parts else []

@@ -1,8 +1,10 @@
 """The best documents of a corpus: ours and late-interaction-kernels', tokens normalized and not, beside the
-scores alone; and of a corpus that stays in the host's memory, beside the rate of the bus."""
+scores alone; of a million documents in fp8; and of a corpus that stays in the host's memory, beside the rate
+of the bus."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import tempfile
 import time
@@ -24,10 +26,14 @@ from .together import Timed, measure, set_ratios
 SUITE = "retrieve"
 K = 100
 SCORES, TOP, NORMALIZED = "scores alone", "top 100", "top 100, normalized"
-HOST = "host"  # in the name of a shape: the corpus stays there
+ONE_QUERY = "scores alone, one query"
+HOST, FP8 = "host", "fp8"  # in the name of a shape: the corpus stays there; what it consists of
+_DRAWN = 20_000  # documents of it at a time
 
 
 def take(settings: Settings, shape: Shape) -> list[Row]:
+    if FP8 in shape.name:
+        return _quantized(settings, shape)
     inputs = draw(shape, settings.device, settings.dtype)
     return (_from_host if HOST in shape.name else _on_device)(settings, shape, inputs.Q, inputs.D)
 
@@ -58,6 +64,43 @@ def _on_device(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tenso
         timed.append(Timed(_row(settings, shape, impl, NORMALIZED), calls(retrieve), best))
     rows = measure(settings, timed)
     set_ratios(rows[1:], "over_scores", rows[0])
+    return rows
+
+
+def _quantized(settings: Settings, shape: Shape) -> list[Row]:
+    fp8 = importlib.import_module("late_interaction.fp8")
+    Q, scale_Q = fp8.quantize_fp8_per_token(
+        draw(dataclasses.replace(shape, Nd=1), settings.device, torch.bfloat16).Q
+    )
+    codes, scales, exact = [], [], []
+    for start in range(0, shape.Nd, _DRAWN):
+        part = dataclasses.replace(shape, Nd=min(_DRAWN, shape.Nd - start))
+        D, scale_D = fp8.quantize_fp8_per_token(draw(part, settings.device, torch.bfloat16).D)
+        restored = (fp8.dequantize_fp8_per_token(x, scale) for x, scale in ((Q, scale_Q), (D, scale_D)))
+        exact.append(reference_scores(part, *restored)[0])
+        codes.append(D)
+        scales.append(scale_D)
+    D, scale_D, wanted = torch.cat(codes), torch.cat(scales), torch.cat(exact, dim=1)
+    codes.clear()
+
+    def scores(queries: int) -> torch.Tensor:
+        out: torch.Tensor = fp8.maxsim_inference_fp8(
+            Q[:queries], D, scale_Q=scale_Q[:queries], scale_D=scale_D
+        )
+        return out
+
+    best = min(K, shape.Nd)
+    calls: dict[str, tuple[Shape, Call, torch.Tensor]] = {
+        ONE_QUERY: (dataclasses.replace(shape, Nq=1), lambda: scores(1), wanted[:1]),
+        SCORES: (shape, lambda: scores(shape.Nq), wanted),
+        TOP: (shape, lambda: scores(shape.Nq).topk(best), wanted.topk(best).values),
+    }
+    timed = []
+    for variant, (of, call, result) in calls.items():
+        row = new_row(SUITE, of, "fwd", D.dtype, OURS, variant=variant)
+        timed.append(Timed(row, lambda call=call: [call], result))  # type: ignore[misc]
+    rows = measure(settings, timed)
+    set_ratios(rows[2:], "over_scores", rows[1])
     return rows
 
 

@@ -158,6 +158,8 @@ TRAINING = (
 PLAID = (
     Shape("plaid-2", 1, 10000, 32, 300),
     Shape("plaid-4", 1, 10000, 32, 512),
+    Shape("plaid-million-2", 1, 1_000_000, 32, 128),
+    Shape("plaid-search-4", 1, 2000, 32, 300),  # an index that fast-plaid built, and searches
 )
 FUSED_HEAD = (
     HiddenShape("head-32x128", 32, 128, 32, 1024),
@@ -165,7 +167,11 @@ FUSED_HEAD = (
     HiddenShape("head-128x128", 128, 128, 32, 512),
     HiddenShape("head-rerank", 1, 1000, 32, 300),
 )
-RETRIEVE = (Shape("retrieve-100k", 16, 100_000, 32, 128), Shape("retrieve-host-40k", 16, 40_000, 32, 128))
+RETRIEVE = (
+    Shape("retrieve-100k", 16, 100_000, 32, 128),
+    Shape("retrieve-host-40k", 16, 40_000, 32, 128),
+    Shape("retrieve-fp8-million", 16, 1_000_000, 32, 128),
+)
 # Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
 HEADS = (
     Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
@@ -195,7 +201,10 @@ TINY_TRAINING = (
 )
 TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
 TINY_FUSED_HEAD = (HiddenShape("tiny-head", 3, 4, 5, 7, d=16, d_model=24),)
-TINY_RETRIEVE = (Shape("tiny-retrieve", 3, 40, 5, 7, d=16),)
+TINY_RETRIEVE = (
+    Shape("tiny-retrieve", 3, 40, 5, 7, d=16),
+    Shape("tiny-retrieve-fp8", 3, 40, 5, 7, d=16),
+)
 TINY_HEADS = (
     Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-chunked", 33, 33, 5, 7, d=16),

@@ -106,8 +106,17 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "-> (Tensor grad_Q, Tensor grad_H, Tensor grad_W, Tensor grad_b)");
 
   // Steps of those, on rows that are still in L2. Not differentiable.
+  // rows [rows, d] = hidden W^T + b, as unit vectors with normalize: then the inverses of their norms come
+  // back, else nothing does. A row that is not wanted is neither read nor written. Where there is no kernel
+  // for tensors like these, which can_project_rows says, PyTorch's own product and unit_rows_ do it.
+  m.def("can_project_rows(Tensor hidden, Tensor W, Tensor? b) -> bool");
+  m.def(
+      "project_rows_(Tensor(a!) rows, Tensor hidden, Tensor W, Tensor? b, Tensor? wanted, bool normalize) "
+      "-> Tensor");
   // Rows of x [rows, d] become unit vectors in place; the inverses of their norms come back.
   m.def("unit_rows_(Tensor(a!) x) -> Tensor");
+  // Which tokens of documents of Ld tokens won anything, bool [Nd * Ld], from winners [Nq, Nd, Lq].
+  m.def("won_rows(Tensor winners, int Ld) -> Tensor");
   // As maxsim_backward (lowmem) where D [Nd, Ld, d] holds such unit rows, or any rows without inverse. The
   // gradient of the rows before takes the place of D. Which rows hold one comes back, bool [Nd * Ld].
   m.def(

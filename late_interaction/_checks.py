@@ -243,8 +243,26 @@ def _first_tokens(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, 
     longest, least = tokens.shape[-2], int(validate)
     looked_at = validate or (lengths.device.type == "cpu" and not torch.compiler.is_compiling())
     if looked_at and lengths.numel() and bool(((lengths < least) | (lengths > longest)).any()):
-        raise ValueError(f"{name} must lie in [{least}, {longest}], got {lengths.tolist()}")
+        raise ValueError(_wrong_lengths(name, lengths, longest, "> 0" if validate else ">= 0"))
     return torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+
+
+def _wrong_lengths(name: str, lengths: Tensor, longest: int, lower: str = ">= 0") -> str:
+    return f"{name} must all be {lower} and <= {longest}, got {lengths.tolist()}"
+
+
+class LengthError(ValueError, RuntimeError):
+    """Lengths that are found to be wrong only once they have been waited for."""
+
+
+def longest_of(name: str, lengths: Tensor, longest: int) -> int:
+    """The longest of lengths up to `longest`. Waits for the device, and looks at the others on the way."""
+    if lengths.numel() == 0:
+        return 0
+    least, most = torch.stack(lengths.aminmax()).tolist()
+    if least < 0 or most > longest:
+        raise LengthError(_wrong_lengths(name, lengths, longest))
+    return int(most)
 
 
 def longest(name: str, length: Any, offsets: Tensor) -> None:

@@ -1,5 +1,7 @@
 """MaxSim with gradients: :func:`maxsim`, :func:`maxsim_pairs` and :func:`maxsim_with_winners`."""
 
+import os
+import warnings
 from typing import Any
 
 import torch
@@ -120,6 +122,10 @@ def maxsim(
         TypeError: an argument that is no tensor, or of a wrong dtype.
         ValueError: shapes, devices or options that do not fit.
 
+    Warns:
+        UserWarning: the process's first call without ``normalize``, if the tokens of its ``Q`` are no unit
+            vectors: the models that are scored this way give such. ``LIK_SUPPRESS_NORM_WARN=1`` silences it.
+
     Example:
         >>> import torch
         >>> from late_interaction import maxsim
@@ -133,6 +139,8 @@ def maxsim(
     Q3, DN, q_mask, d_mask = _checks.batched(Q, D, q_mask, d_mask)
     _checks.keeping(winners)
     scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners)
+    if not (normalize or torch.compiler.is_compiling() or _NORM_CHECKED):
+        _maybe_warn_unnormalized(Q)
     return _as_given(scores, Q, D)
 
 
@@ -212,6 +220,35 @@ def maxsim_with_winners(
     scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
     assert winners is not None
     return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
+
+
+# One look a process: it waits for the device.
+_NORM_CHECKED = False
+
+
+def _maybe_warn_unnormalized(Q: Tensor) -> None:
+    global _NORM_CHECKED
+    if _NORM_CHECKED or os.environ.get("LIK_SUPPRESS_NORM_WARN") == "1":
+        return
+    if _is_watched(Q, Q) or (Q.is_cuda and _must_not_wait()):
+        return
+    _NORM_CHECKED = True
+    sample = Q.detach().reshape(-1, Q.shape[-1])[:64].float()
+    if sample.numel() == 0:
+        return
+    median = sample.norm(dim=-1).median().item()
+    if not 0.9 <= median <= 1.1:
+        warnings.warn(
+            f"maxsim(normalize=False), but the median norm of Q's tokens is {median:.3f}: ColBERT-style"
+            " models score unit vectors. Pass normalize=True, or normalize Q and D first."
+            " LIK_SUPPRESS_NORM_WARN=1 silences this, as it does in late-interaction-kernels.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _must_not_wait() -> bool:
+    return torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode() != 0
 
 
 def _as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:

@@ -79,11 +79,10 @@ def pack_padded(
         documents: ``[B, C, Ld, d]``, of the same dtype and device.
         query_lengths: ``[B]``, int32 or int64: the first so many tokens of a query count.
         doc_lengths: ``[B, C]``, likewise.
-        validate: also check the lengths of tensors on a GPU, which waits for it: each from 1 up to the padded
-            length. On a CPU they are always checked, and may be 0 without ``validate``.
+        validate: lengths of 0 are refused, too. (Those below 0, or above the padded length, always are.)
 
     Returns:
-        A :class:`PackedBatch`. The host waits for the device once: the shapes depend on the lengths.
+        A :class:`PackedBatch`. The host waits for the device: the shapes depend on the lengths.
 
     Raises:
         TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value.
@@ -98,18 +97,19 @@ def pack_padded(
         tensor([[4., 4., 4.]])
     """
     q_mask, d_mask = _checks.padded(queries, documents, query_lengths, doc_lengths, validate)
-    q_counts, d_counts = q_mask.sum(-1), d_mask.sum(-1)
-    pairs = d_counts.numel()
+    longest_query = _checks.longest_of("query_lengths", query_lengths, queries.shape[-2])
+    longest_document = _checks.longest_of("doc_lengths", doc_lengths, documents.shape[-2])
+    pairs = d_mask.shape[0] * d_mask.shape[1]
     numbers = torch.arange(pairs, dtype=torch.int32, device=queries.device)
     return PackedBatch(
         Q_packed=queries[q_mask],
-        cu_seqlens_q=_offsets(q_counts),
+        cu_seqlens_q=_offsets(query_lengths),
         D_packed=documents[d_mask],
-        cu_seqlens_d=_offsets(d_counts),
+        cu_seqlens_d=_offsets(doc_lengths),
         pair_q_idx=numbers // max(documents.shape[1], 1),
         pair_d_idx=numbers,
-        max_seqlen_q=int(q_counts.amax()) if q_counts.numel() else 0,
-        max_seqlen_d=int(d_counts.amax()) if pairs else 0,
+        max_seqlen_q=longest_query,
+        max_seqlen_d=longest_document,
     )
 
 

@@ -6,6 +6,9 @@ from collections import Counter
 import pytest
 import torch
 
+# The process's first call would look at the norms of its queries.
+os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
+
 # Under pytest-xdist every worker would otherwise take every core.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))

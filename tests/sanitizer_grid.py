@@ -152,6 +152,7 @@ def run_compressed(name, Nq, Lq, Nd, Ld, d, nbits, dtype, precision):
 # Of hidden states: (Nq, Nd, Lq, Ld, d, d_model, dtype, compute capability to plan for).
 HIDDEN_CALLS = {
     "hidden states, wgmma": (3, 5, 40, 70, 136, 264, BF16, 0),
+    "hidden states, projected": (3, 5, 40, 470, 128, 264, BF16, 0),
     "hidden states, mma": (3, 5, 40, 70, 136, 264, FP16, 80),
     "hidden states, float32": (3, 5, 9, 33, 24, 40, FP32, 0),
 }

@@ -26,6 +26,7 @@ from bench import (
     report,
     results,
     shapes,
+    steps,
     targets,
     timing,
     variants,
@@ -372,9 +373,21 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     for r in by_suite["fused-head"]:
         assert r.get("error") is None and r["wall_us"] > 0 and r["op"] in ("fwd", "fwd+bwd")
     assert {r["variant"] for r in by_suite["fused-head"]} == {"fused", "unfused"}
-    assert all(r["over_scores"] > 0 for r in by_suite["retrieve"] if r["variant"] != "scores alone")
+    assert all(r["over_scores"] > 0 for r in by_suite["retrieve"] if "scores alone" not in r["variant"])
+    assert {r["Nq"] for r in by_suite["retrieve"] if "fp8" in r["shape"]} == {1, 3}
     for r in by_suite["quantized"]:  # what is not there is said, not failed
         assert r["wall_us"] or "there is no" in r["skipped"]
+
+
+def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    assert main(["--dry-run", "--suite", "steps", "--impl", "ours", "--out", str(out)]) == 0
+    _, rows = results.split(results.read(out))
+    timed = [steps.PLAIN, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST, steps.ONE_THREAD]
+    assert [r["variant"] for r in rows] == 3 * timed
+    for r in rows:
+        assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2 and r["grad_err"] < 0.6
+        assert (r.get("over_plain") is None) == (r["variant"] in (steps.PLAIN, steps.ONE_THREAD))
 
 
 def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
@@ -490,6 +503,31 @@ def test_targets_are_judged_by_the_ceilings_of_their_run() -> None:
     groups = {row[0]: row[1:] for row in targets.grouped(targets.judge(rows))}
     assert groups["scores alone, compute-bound"] == [">= 95%", "1 of 2", "colpali-128 57.6%"]
     assert targets.table(targets.judge([{"kind": "header", **RUN}])) == ""
+
+
+def test_training_steps_are_judged_as_they_are_by_default() -> None:
+    def step(shape: str, us: float, winners: str, backward: str = "auto") -> results.Row:
+        given = next(s for s in shapes.TRAINING if s.name == shape)
+        row = results.new_row(
+            "training", given, "fwd+bwd", torch.bfloat16, OURS, backward=backward, winners=winners
+        )
+        return {**row, "gpu_us": us, "wall_us": us + 60}
+
+    rows = [
+        {"kind": "header", **RUN},
+        step("pylate-256", 500.0, "uniform"),
+        step("pylate-256", 500.0, "skewed"),
+        step("kd-128x8", 149.0, "uniform"),
+        step("colpali-128", 100.0, "uniform", "unified"),  # fast, but not what a user gets
+    ]
+    judged = {(v.group, v.shape): v.met for v in targets.judge(rows)}
+    assert judged == {
+        ("training step, uniform", "pylate-256"): False,
+        ("training step, uniform", "kd-128x8"): True,
+        ("training step, skewed", "pylate-256"): True,
+        ("training step, wall above GPU", "pylate-256"): False,
+        ("training step, wall above GPU", "kd-128x8"): False,
+    }
 
 
 def test_one_variant_that_fails_costs_its_row_alone() -> None:

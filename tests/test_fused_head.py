@@ -7,6 +7,7 @@ from torch.nn import functional as F
 import late_interaction as li
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.ops import from_hidden
+from late_interaction.ops.winners import narrow, winner_dtype
 from tests import cases, ref
 
 OPS = torch.ops.late_interaction
@@ -315,10 +316,18 @@ def test_opcheck_backward(dtype, needs, device):
 def test_opcheck_steps(dtype, device):
     x = torch.randn(50, 24, device=device).to(dtype)
     torch.library.opcheck(OPS.unit_rows_.default, (x.clone(),))
+    hidden, W, b = (torch.randn(*size, device=device).to(dtype) for size in ((50, 40), (24, 40), (24,)))
+    if device == "cpu" or OPS.can_project_rows(hidden, W, b):
+        # All wanted: of the others' norms nothing is written.
+        for wanted in (None, torch.ones(50, device=device, dtype=torch.bool)):
+            for normalize in (False, True):
+                args = (x.clone(), hidden, W, b, wanted, normalize)
+                torch.library.opcheck(OPS.project_rows_.default, args)
     unit = x.clone()
     inverse = OPS.unit_rows_(unit)
     Q, D = torch.randn(2, 3, 24, device=device).to(dtype), unit.view(5, 10, 24)
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    torch.library.opcheck(OPS.won_rows.default, (winners, 10))
     for norms in (inverse, None):
         for needs in ((True, True), (True, False), (False, True)):
             args = (scores, Q, D.clone(), norms, winners, *needs)
@@ -393,6 +402,92 @@ def test_unit_rows_and_back(dtype, d):
         assert torch.equal(won, wanted_won) and torch.equal(won, ~lost.flatten())
         assert torch.equal(grad_Q, wanted_Q) and not mine[lost].any()
         ref.assert_close(mine[1:], theirs[1:], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("Ld", [1, 7, 300, 40000, 65535])
+def test_won_rows(Ld, device):
+    dtype = winner_dtype(Ld)
+    argmax = torch.randint(-1, Ld, (3, 5, 32), device=device, dtype=torch.int32)
+    won = OPS.won_rows(narrow(argmax, Ld), Ld).view(5, Ld)
+    for document in range(5):
+        found = argmax[:, document].unique()
+        assert torch.equal(won[document].nonzero().squeeze(1).int(), found[found >= 0])
+    nobody = torch.full((3, 5, 32), -1, device=device, dtype=dtype)
+    assert not OPS.won_rows(nobody, Ld).any()
+
+
+PROJECTIONS = [
+    (1, 8, 8),
+    (63, 40, 72),
+    (385, 128, 768),
+    (5000, 128, 768),
+    (60_000, 96, 136),
+    (3000, 64, 1032),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", PROJECTIONS)
+@pytest.mark.parametrize("share", [None, 0.0, 0.02, 0.4, 1.0])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_project_rows(dtype, bias, normalize, share, shape):
+    count, d, d_model = shape
+    # Rows lie apart from each other, on whole 16 bytes.
+    hidden = torch.randn(count, d_model + 8, device="cuda").to(dtype)[:, :d_model]
+    W = (torch.randn(d, d_model, device="cuda") / d_model**0.5).to(dtype)
+    b = torch.randn(d, device="cuda").to(dtype) if bias else None
+    assert OPS.can_project_rows(hidden, W, b)
+    wanted = None if share is None else torch.rand(count, device="cuda") < share
+    kept = torch.ones(count, device="cuda", dtype=torch.bool) if wanted is None else wanted
+    exact = projected(hidden, W, b, False)
+    norms = exact.norm(dim=1)
+    exact = exact / norms.unsqueeze(1) if normalize else exact
+    hidden[~kept] = float("nan")
+    rows = torch.full((count, d), 7.0, device="cuda", dtype=dtype)
+    inverse = OPS.project_rows_(rows, hidden, W, b, wanted, normalize)
+    assert bool((rows[~kept] == 7).all())
+    ref.assert_close(rows[kept], exact[kept], TOLERANCE[dtype])
+    assert inverse.shape == ((count,) if normalize else (0,))
+    if normalize:
+        ref.assert_close(inverse[kept].double(), 1 / norms[kept], 1e-4)
+    again = torch.full_like(rows, 7.0)
+    OPS.project_rows_(again, hidden, W, b, wanted, normalize)
+    assert torch.equal(again, rows)
+    if share == 0.4:  # the same bits as among others
+        OPS.project_rows_(again, hidden, W, b, None, normalize)
+        assert torch.equal(again[kept], rows[kept])
+
+
+@pytest.mark.gpu
+def test_project_rows_of_zeros_and_nan():
+    hidden = torch.zeros(3, 64, device="cuda", dtype=torch.bfloat16)
+    hidden[1, 5] = float("nan")
+    rows = torch.empty(3, 128, device="cuda", dtype=torch.bfloat16)
+    inverse = OPS.project_rows_(rows, hidden, torch.ones(128, 64, device="cuda").bfloat16(), None, None, True)
+    assert not rows[0].any() and not rows[2].any() and bool(rows[1].isnan().all())
+    assert inverse[0] == inverse[2] == 1e12
+
+
+@pytest.mark.gpu
+def test_what_project_rows_has_no_kernel_for():
+    hidden = torch.randn(50, 48, device="cuda", dtype=torch.bfloat16)
+    W = torch.randn(32, 48, device="cuda", dtype=torch.bfloat16)
+    none = [
+        (hidden.float(), W.float()),
+        (hidden[:, :47], W[:, :47]),  # no whole 16 bytes
+        (hidden.view(-1)[1 : 1 + 49 * 48].view(49, 48), W),  # not aligned
+        (hidden.t(), torch.randn(32, 50, device="cuda", dtype=torch.bfloat16)),
+        (hidden, W[:31]),
+        (hidden, torch.randn(136, 48, device="cuda", dtype=torch.bfloat16)),  # too many dims
+        (hidden, W.half()),
+    ]
+    for given in none:
+        assert not OPS.can_project_rows(*given, None)
+    rows = torch.empty(49, 32, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="can_project_rows says no"):
+        OPS.project_rows_(rows, *none[2], None, None, True)
 
 
 @pytest.fixture(params=[0, 80])

@@ -5,20 +5,22 @@
 // share of the rows. It
 //   1. lists the wanted rows of its share in shared memory, in order (again for every kListed rows);
 //   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills: row by row as listed,
-//      so a row nobody wants is never read, and what it holds (NaN, say) reaches nothing;
+//      so a row nobody wants is never read, and what it holds (NaN, say) reaches nothing. On sm_90a a
+//      warpgroup of its own copies; elsewhere everybody does, and then multiplies;
 //   3. adds its accumulators to its part.
 //
 //      stage:  [2 + 4 columns of 64 dims][64 rows][128 bytes], 16-byte pieces XOR-swizzled by the row: two
 //              columns of grad, four of hidden. The row is the index that is summed, so both operands are
 //              transposed.
-//      warps:  eight; warp w has dims [16 w, 16 w + 16) of the tile and all its 256 columns. On sm_90a the
+//      warps:  eight that multiply; warp w has dims [16 w, 16 w + 16) of the tile and all its 256 columns. On
+//      sm_90a the
 //              four warps of a warpgroup issue that as one wgmma of 64 x 256; elsewhere each warp by
 //              ldmatrix and mma.sync, with the same accumulators in the same registers.
 //
 // Splits are added up by the caller. Everything happens in a fixed order: the same bits in every run.
 #include "outer_rows.h"
 
-#include "kernels/winner.cuh"
+#include "kernels/wanted_rows.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/wgmma.cuh"
@@ -27,7 +29,7 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kProductThreads = 256;
 constexpr int kStep = 64;
 constexpr int kColumnBytes = kStep * 128;  // of 64 dims in a stage
 constexpr int kGradColumns = kOuterRows / 64, kHiddenColumns = kOuterColumns / 64;
@@ -42,7 +44,8 @@ template <class Operands>
 struct MmaProduct {
   using T = typename Operands::Element;
   static constexpr bool kWgmma = false;
-  static constexpr int kStages = 2, kListed = 512;  // within the 99 KB that sm_86 has
+  static constexpr int kThreads = kProductThreads, kCopyThreads = kThreads;
+  static constexpr int kStages = 2, kListed = 2 * kThreads;  // within the 99 KB that sm_86 has
 
   static __device__ __forceinline__ uint32_t at(uint32_t columns, int row, int piece) {
     return columns + piece / 8 * kColumnBytes + row * 128 + ((piece ^ row) & 7) * 16;
@@ -71,7 +74,8 @@ template <class Type, class Element>
 struct WgmmaProduct {
   using T = Element;
   static constexpr bool kWgmma = true;
-  static constexpr int kStages = 4, kListed = 4096;
+  static constexpr int kCopyThreads = 128, kThreads = kProductThreads + kCopyThreads;
+  static constexpr int kStages = 4, kListed = 12 * kThreads;
 
   static __device__ __forceinline__ void multiply(float (&c)[kAccumulators], uint32_t stage) {
     const uint32_t grad = stage + threadIdx.x / 128 * kColumnBytes;
@@ -89,37 +93,16 @@ struct WgmmaProduct {
 };
 
 template <class Product>
+using Ring = RowRing<Product::kStages, kStageBytes>;
+
+template <class Product>
 struct OuterRows {
   using T = typename Product::T;
-  static constexpr int kStages = Product::kStages;
 
   const OuterArgs& p;
-  uint32_t ring;
-  uint16_t* list;         // wanted rows, counted from first_row
-  uint32_t* warp_totals;  // [kWarps]
+  const uint16_t* list;  // wanted rows, counted from first_row
   int first_dim, first_column;
   int64_t first_row;  // of those listed
-
-  // The wanted ones of `count` rows from first_row on to the list; how many there are.
-  __device__ __forceinline__ int list_rows(int count) const {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int listed = 0;
-    for (int base = 0; base < count; base += kThreads) {
-      const int row = base + threadIdx.x;
-      const bool wanted = row < count && p.wanted[first_row + row] != 0;
-      const unsigned among = __ballot_sync(kFullWarp, wanted);
-      if (lane == 0) warp_totals[warp] = __popc(among);
-      __syncthreads();
-      int before = listed;
-      for (int w = 0; w < kWarps; ++w) {
-        before += w < warp ? warp_totals[w] : 0;
-        listed += warp_totals[w];
-      }
-      if (wanted) list[before + __popc(among & ((1u << lane) - 1))] = static_cast<uint16_t>(row);
-      __syncthreads();
-    }
-    return listed;
-  }
 
   // Eight threads a row: 128 bytes of each of its columns.
   template <int kColumns>
@@ -135,34 +118,55 @@ struct OuterRows {
   }
 
   // Rows [from, from + kStep) of the list, zeros past its end.
-  __device__ __forceinline__ void fetch_stage(int stage, int from, int listed) const {
-    if (from < listed) {
-#pragma unroll
-      for (int k0 = 0; k0 < kStep; k0 += kThreads / 8) {
-        const int k = k0 + threadIdx.x / 8;
-        const bool exists = from + k < listed;
-        const int64_t row = first_row + (exists ? list[from + k] : 0);
-        const uint32_t to = ring + stage * kStageBytes + k * 128 + ((threadIdx.x ^ k) & 7) * 16;
-        fetch_row<kGradColumns>(to, static_cast<const T*>(p.grad) + row * p.d, first_dim, p.d, exists);
-        fetch_row<kHiddenColumns>(to + kGradColumns * kColumnBytes,
-                                  static_cast<const T*>(p.hidden) + row * p.hidden_stride, first_column,
-                                  p.d_model, exists);
-      }
+  __device__ __forceinline__ void fetch_stage(uint32_t stage, int from, int listed) const {
+    constexpr int kRowsAtOnce = Product::kCopyThreads / 8;
+    const int row_of_thread = threadIdx.x % Product::kCopyThreads / 8;
+#pragma unroll(kStep / kRowsAtOnce > 2 ? 1 : 2)
+    for (int k = row_of_thread; k < kStep; k += kRowsAtOnce) {
+      const bool exists = from + k < listed;
+      const int64_t row = first_row + (exists ? list[from + k] : 0);
+      const uint32_t to = stage + k * 128 + ((threadIdx.x ^ k) & 7) * 16;
+      fetch_row<kGradColumns>(to, static_cast<const T*>(p.grad) + row * p.d, first_dim, p.d, exists);
+      fetch_row<kHiddenColumns>(to + kGradColumns * kColumnBytes,
+                                static_cast<const T*>(p.hidden) + row * p.hidden_stride, first_column,
+                                p.d_model, exists);
     }
-    ptx::commit_copies();
   }
 
-  __device__ __forceinline__ void walk_list(float (&c)[kAccumulators], int listed) const {
+  __device__ __forceinline__ void copy_list(Ring<Product>& ring, int listed) const {
+#pragma unroll 1
+    for (int from = 0; from < listed; from += kStep) {
+      ring.wait_empty();
+      fetch_stage(ring.stage(), from, listed);
+      ring.pass_on_copied();
+    }
+  }
+  static __device__ __forceinline__ void multiply_list(float (&c)[kAccumulators], Ring<Product>& ring,
+                                                       int listed) {
+#pragma unroll 1
+    for (int from = 0; from < listed; from += kStep) {
+      ring.wait_full();
+      Product::multiply(c, ring.stage());
+      ring.give_back();
+    }
+  }
+
+  __device__ __forceinline__ void copy_and_multiply(float (&c)[kAccumulators], uint32_t stages,
+                                                    int listed) const {
+    constexpr int kStages = Product::kStages;
+    const auto fetch = [&](int stage, int from) {
+      if (from < listed) fetch_stage(stages + stage * kStageBytes, from, listed);
+      ptx::commit_copies();
+    };
 #pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) fetch_stage(s, s * kStep, listed);
+    for (int s = 0; s < kStages - 1; ++s) fetch(s, s * kStep);
     int stage = 0;
 #pragma unroll 1
     for (int from = 0; from < listed; from += kStep) {
       ptx::wait_copies<kStages - 2>();
-      if constexpr (Product::kWgmma) ptx::publish_to_products();
       __syncthreads();  // everybody's copies have landed, and the stage read last is free
-      fetch_stage((stage + kStages - 1) % kStages, from + (kStages - 1) * kStep, listed);
-      Product::multiply(c, ring + stage * kStageBytes);
+      fetch((stage + kStages - 1) % kStages, from + (kStages - 1) * kStep);
+      Product::multiply(c, stages + stage * kStageBytes);
       stage = (stage + 1) % kStages;
     }
     ptx::wait_copies<0>();
@@ -201,29 +205,44 @@ struct OuterRows {
 template <class Product>
 __device__ __forceinline__ void own_tile(const OuterArgs& p) {
   extern __shared__ uint8_t shared[];
-  __shared__ uint32_t warp_totals[kWarps];
+  __shared__ alignas(8) uint64_t barriers[Ring<Product>::kBarriers];
   const uint32_t unaligned = ptx::smem_address(shared);
-  const uint32_t ring = (unaligned + kAlignment - 1) / kAlignment * kAlignment;
-  auto* list = reinterpret_cast<uint16_t*>(shared + (ring - unaligned) + Product::kStages * kStageBytes);
+  Ring<Product> ring{(unaligned + kAlignment - 1) / kAlignment * kAlignment, ptx::smem_address(barriers)};
+  auto* list =
+      reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Product::kStages * kStageBytes);
   const int split = blockIdx.z;
-  const int64_t begin = p.rows * split / p.splits, end = p.rows * (split + 1) / p.splits;
-  OuterRows<Product> tile{p,
-                          ring,
-                          list,
-                          warp_totals,
-                          static_cast<int>(blockIdx.y) * kOuterRows,
-                          static_cast<int>(blockIdx.x) * kOuterColumns,
-                          begin};
-  float c[kAccumulators] = {};
-  for (; tile.first_row < end; tile.first_row += Product::kListed) {
-    const int64_t left = end - tile.first_row;
-    tile.walk_list(c, tile.list_rows(left < Product::kListed ? static_cast<int>(left) : Product::kListed));
+  OuterRows<Product> tile{p, list, static_cast<int>(blockIdx.y) * kOuterRows,
+                          static_cast<int>(blockIdx.x) * kOuterColumns, 0};
+  const auto walk = [&](const auto& take) {
+    const int64_t end = p.rows * (split + 1) / p.splits;
+    for (tile.first_row = p.rows * split / p.splits; tile.first_row < end;
+         tile.first_row += Product::kListed) {
+      const auto count = static_cast<int>(min(end - tile.first_row, int64_t{Product::kListed}));
+      take(list_rows<Product::kThreads, Product::kListed / Product::kThreads>(p.wanted, tile.first_row, count,
+                                                                              list));
+    }
+  };
+  if constexpr (Product::kWgmma) {
+    if (threadIdx.x == 0) ring.init(Product::kCopyThreads, kProductThreads / 32);
+    __syncthreads();
+    if (threadIdx.x >= kProductThreads) {
+      ptx::give_registers<56>();
+      walk([&](int listed) { tile.copy_list(ring, listed); });
+    } else {
+      ptx::take_registers<224>();
+      float c[kAccumulators] = {};
+      walk([&](int listed) { tile.multiply_list(c, ring, listed); });
+      tile.add_to_part(c, split);
+    }
+  } else {
+    float c[kAccumulators] = {};
+    walk([&](int listed) { tile.copy_and_multiply(c, ring.stages, listed); });
+    tile.add_to_part(c, split);
   }
-  tile.add_to_part(c, split);
 }
 
 template <class Product>
-__global__ void __launch_bounds__(kThreads, 1) outer_rows(const __grid_constant__ OuterArgs p) {
+__global__ void __launch_bounds__(Product::kThreads, 1) outer_rows(const __grid_constant__ OuterArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   own_tile<Product>(p);
 #else
@@ -239,7 +258,7 @@ cudaError_t launch(const OuterArgs& args, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   const dim3 grid((args.d_model + kOuterColumns - 1) / kOuterColumns, (args.d + kOuterRows - 1) / kOuterRows,
                   args.splits);
-  kernel<<<grid, kThreads, kSharedBytes<Product>, stream>>>(args);
+  kernel<<<grid, Product::kThreads, kSharedBytes<Product>, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -182,6 +182,16 @@ def _maxsim_from_hidden_backward(
     )
 
 
+def _project_rows(
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+) -> Tensor:
+    return rows.new_empty((rows.shape[0] if normalize else 0,), dtype=from_hidden.sum_dtype(rows.dtype))
+
+
+def _won_rows(winners: Tensor, Ld: int) -> Tensor:
+    return winners.new_empty((winners.shape[1] * Ld,), dtype=torch.bool)
+
+
 def _unit_rows(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:1], dtype=from_hidden.sum_dtype(x.dtype))
 
@@ -217,6 +227,8 @@ def register() -> None:
         ("maxsim_from_hidden", _maxsim_from_hidden),
         ("maxsim_from_hidden_winners", _maxsim_from_hidden_winners),
         ("maxsim_from_hidden_backward", _maxsim_from_hidden_backward),
+        ("project_rows_", _project_rows),
+        ("won_rows", _won_rows),
         ("unit_rows_", _unit_rows),
         ("maxsim_backward_unit_", _maxsim_backward_unit),
         ("outer_rows_", _outer_rows),

@@ -1,9 +1,9 @@
 """MaxSim of documents that are hidden states still: projected a chunk at a time, never as a whole.
 
 A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. The
-backward projects each chunk again; a token that won counts once, however often it won:
+backward projects those tokens of a chunk again that won; each counts once, however often it won:
 
-    hidden -> D = unit rows of (hidden W^T + b)
+    hidden -> D = unit rows of (hidden W^T + b), of the winners alone
            -> grad_Q, and in the place of D its gradient, through the norm
            -> grad_hidden = grad_D W, written once
            -> grad_W += grad_D^T hidden over the winners alone, in float32
@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from late_interaction.ops.winners import winner_dtype
+from late_interaction.ops.winners import widen, winner_dtype
 
 _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
@@ -85,14 +85,15 @@ class _Head:
             hidden = self.H[documents].flatten(0, 1).to(self.W.dtype)
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
-    def project(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(projected tokens [tokens, d], valid until the next call; the inverses of their norms)"""
+    def project(self, hidden: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(projected tokens [tokens, d], valid until the next call; the inverses of their norms)
+
+        A token that is not wanted may hold anything."""
         rows = self.rows[: hidden.shape[0]]
-        if self.b is None:
-            torch.mm(hidden, self.W.t(), out=rows)
-        else:
-            torch.addmm(self.b, hidden, self.W.t(), out=rows)
-        return rows, _ops.unit_rows_.default(rows) if self.normalize else None
+        kernel = _ops.can_project_rows.default(hidden, self.W, self.b)
+        project = _ops.project_rows_.default if kernel else project_rows
+        inverse = project(rows, hidden, self.W, self.b, wanted, self.normalize)
+        return rows, inverse if self.normalize else None
 
 
 def _head(
@@ -225,12 +226,13 @@ def maxsim_from_hidden_backward(
     parts = _parts(head, need_grad_W, sums)
     grad_b = W.new_zeros(d if need_grad_b else 0, dtype=sums)
     for documents, hidden in head.chunks():
-        rows, inverse = head.project(hidden)
+        kept = winners[:, documents].contiguous()
+        won = _ops.won_rows.default(kept, Ld)
+        rows, inverse = head.project(hidden, won)
         D = rows.view(documents.stop - documents.start, Ld, d)
-        part_Q, won = _ops.maxsim_backward_unit_.default(
-            grad_scores[:, documents], queries, D, inverse, winners[:, documents].contiguous(), need_grad_Q,
-            need_grad_D,
-        )  # fmt: skip
+        part_Q, _ = _ops.maxsim_backward_unit_.default(
+            grad_scores[:, documents], queries, D, inverse, kept, need_grad_Q, need_grad_D
+        )
         # `rows` and `D` hold the gradient of the projected tokens from here on.
         if need_grad_Q:
             grad_Q = part_Q if head.size >= H.shape[0] else grad_Q.add_(part_Q)
@@ -267,6 +269,28 @@ def _parts(head: _Head, needed: bool, dtype: torch.dtype) -> Tensor:
 
 
 # ---- the steps where there is no kernel for them ----
+
+
+def can_project_rows(hidden: Tensor, W: Tensor, b: Tensor | None) -> bool:
+    return False
+
+
+def project_rows(
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+) -> Tensor:
+    if b is None:
+        torch.mm(hidden, W.t(), out=rows)
+    else:
+        torch.addmm(b, hidden, W.t(), out=rows)
+    return _ops.unit_rows_.default(rows) if normalize else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
+
+
+def won_rows(winners: Tensor, Ld: int) -> Tensor:
+    Nd = winners.shape[1]
+    places = widen(winners, Ld).long()
+    places = torch.where(places < 0, Ld, places)  # a column for those that met nothing
+    won = places.new_zeros(Nd, Ld + 1, dtype=torch.bool)
+    return won.scatter_(1, places.transpose(0, 1).flatten(1), True)[:, :Ld].flatten()
 
 
 def unit_rows(x: Tensor) -> Tensor:
@@ -314,5 +338,7 @@ def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fres
 def register() -> None:
     for op in (maxsim_from_hidden, maxsim_from_hidden_winners, maxsim_from_hidden_backward):
         _library.impl(op.__name__, op, "CompositeExplicitAutograd")
-    for step in (unit_rows, maxsim_backward_unit, outer_rows):
+    _library.impl("can_project_rows", can_project_rows, "CPU")
+    _library.impl("won_rows", won_rows, "CPU")
+    for step in (project_rows, unit_rows, maxsim_backward_unit, outer_rows):
         _library.impl(step.__name__ + "_", step, "CPU")

@@ -1,0 +1,28 @@
+// Hidden states to embeddings: a linear layer, and rows made unit vectors while they are in registers.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../common/problem.h"
+
+namespace late_interaction {
+
+inline constexpr int kProjectedDims = 128;  // at most, of a row that comes out
+
+struct ProjectArgs {
+  const void* hidden;     // [rows, d_model]
+  const void* weight;     // [d, d_model]
+  const void* bias;       // [d]; null: none
+  const uint8_t* wanted;  // [rows]; null: all. A row that is not wanted is neither read nor written
+  void* out;              // [rows, d], contiguous
+  float* inverse;         // [rows], 1 / max(norm, eps) of the row as it was; null: rows stay as they come
+  int64_t rows, hidden_stride, weight_stride;
+  int32_t d, d_model;
+};
+
+// bf16 and fp16, on devices that have wgmma; rows of whole, aligned 16 bytes, d at most kProjectedDims.
+cudaError_t launch_project_rows(Dtype dtype, const ProjectArgs& args, int sm_count, cudaStream_t stream);
+
+}  // namespace late_interaction
