@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import heads, hidden, performance, plaid, retrieval, targets, varlen
+from . import heads, hidden, pairs, performance, plaid, retrieval, targets, varlen
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
@@ -134,8 +134,24 @@ def beside_lik_table(rows: Sequence[Row], suite: str) -> str:
             if ours is not None:
                 whole = not ours.get("nbits") or variant == plaid.CENTROIDS
                 bits = "" if whole else f", {ours['nbits']} bit"
-                body.append([_size(ours), variant + bits, _us(ours), _us(lik), _speedup(ours, lik)])
+                listed = f", {ours['pairs']:,} pairs" if ours.get("pairs") else ""
+                others = (_variant(group, impl, variant) for impl in (plaid.FAST_PLAID, FLASH))
+                peer = lik or next((other for other in others if other is not None), None)
+                theirs = _us(peer) + (f" ({peer['impl']})" if peer is not None and lik is None else "")
+                body.append([_size(ours), variant + bits + listed, _us(ours), theirs, _speedup(ours, peer)])
     head = ["Nq x Nd, Lq, Ld", "", OURS, LIK, "over LIK"]
+    return _table(head, body, left=2) if body else ""
+
+
+def host_table(rows: Sequence[Row]) -> str:
+    """Corpora that stay in the host's memory."""
+    body = []
+    for row in rows:
+        if row["suite"] == retrieval.SUITE and row.get("over_bus"):
+            rate = row["bus_gbps"] / row["over_bus"]
+            share = f"{100 / row['over_bus']:.0f}%"
+            body.append([_size(row), row["variant"], number(row["wall_us"]), f"{rate:.1f}", share])
+    head = ["Nq x Nd, Lq, Ld", "memory", "wall us", "GB/s", "of the bus"]
     return _table(head, body, left=2) if body else ""
 
 
@@ -219,10 +235,24 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
             varlen.SUITE,
             "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often.",
         ),
-        ("Residual-compressed documents,", plaid.SUITE, "65,536 centroids, random codes."),
+        (
+            "Listed pairs,",
+            pairs.SUITE,
+            "`score_pairs_packed`: each of 10,000 documents with one of 100 queries; all pairs of a dense"
+            " batch, and a tenth of those. One query: `rerank_direct`, documents in no order.",
+        ),
+        (
+            "Residual-compressed documents,",
+            plaid.SUITE,
+            "65,536 centroids, random codes; `search`: an index that fast-plaid built, all of it candidates.",
+        ),
         ("The best 100 documents.", retrieval.SUITE, ""),
     ):
         parts += _section(title, f"{note} GPU / wall microseconds.".strip(), beside_lik_table(rows, suite))
+    parts += _section(
+        "The best 100 documents of a corpus in the host's memory,", "beside one copy from pinned memory.",
+        host_table(rows),
+    )  # fmt: skip
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
     verdicts = targets.grouped(targets.judge([*headers, *rows]))
     parts += _section(

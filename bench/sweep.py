@@ -227,6 +227,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--no-warm", action="store_true", help="let the peers compile and tune at their first calls"
     )
+    p.add_argument(
+        "--processes", type=int, default=triton_tuning.spare_cores(),
+        help="that compile for the peers ahead; 0 where TRITON_CACHE_DIR holds it all from an earlier run",
+    )  # fmt: skip
     p.add_argument("--no-plot", action="store_true")
     p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, beside the einsum")
     return p
@@ -239,13 +243,15 @@ def _measure(
     peers = {k: i for k, cls in KEYS.items() for i in implementations if type(i) is cls and i.name != OURS}
     tuned = {k: i for k, i in peers.items() if k in ("lik", "flash")}
 
+    start = time.perf_counter()
+
     def log(line: str) -> None:
-        print(line, flush=True)
+        print(f"{time.perf_counter() - start:4.0f} s  {line}", flush=True)
 
     with contextlib.ExitStack() as stack:
         compilers = None
         if tuned and device.type == "cuda" and not args.no_warm:
-            compilers = stack.enter_context(triton_tuning.Compilers(tuple(tuned)))
+            compilers = stack.enter_context(triton_tuning.Compilers(tuple(tuned), args.processes))
         for first in range(0, len(shapes), BATCH):
             batch = shapes[first : first + BATCH]
             if compilers is not None:

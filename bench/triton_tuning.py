@@ -176,12 +176,17 @@ def _compile(job: Job) -> str | None:
     return None
 
 
+def spare_cores() -> int:
+    return max(1, min(14, (os.cpu_count() or 2) - 2))
+
+
 @dataclass
 class Compilers:
-    """A pool of processes that compile; started once, idle while the GPU is timed."""
+    """A pool of processes that compile; started once, idle while the GPU is timed. Without any, all is left
+    to the calls, which is no loss where Triton's cache on disk holds it already."""
 
     peers: Sequence[str]
-    processes: int = field(default_factory=lambda: max(1, min(14, (os.cpu_count() or 2) - 2)))
+    processes: int = field(default_factory=spare_cores)
     _pool: Any = None
 
     def __enter__(self) -> Compilers:
@@ -192,15 +197,20 @@ class Compilers:
         self._close()
 
     def _open(self) -> None:
+        if self.processes == 0:
+            return
         context = multiprocessing.get_context("spawn")
         self._pool = context.Pool(self.processes, _start_worker, (tuple(self.peers),))
 
     def _close(self) -> None:
-        self._pool.terminate()
-        self._pool.join()
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
 
     def run(self, jobs: Sequence[Job], seconds: float) -> str:
         """Compiles until all is done, the time is up or nothing moves; says how far it came."""
+        if self.processes == 0:
+            return "left to the calls"
         start = moved = time.perf_counter()
         pending = [self._pool.apply_async(_compile, (job,)) for job in jobs]
         done = 0
@@ -236,6 +246,7 @@ def _shorten_tuning() -> None:
 
     for kernel in autotuners().values():
         kernel.do_bench = quick
+        kernel.cache_results = True  # a second run finds them beside what was compiled
 
 
 def prepare(

@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
+from torch._C import (
+    _are_functorch_transforms_active,
+    _AutoDispatchBelowAutograd,
+    _is_any_autocast_enabled,
+)
 
 from late_interaction import _checks, ops
 from late_interaction._precision import float32_precision
@@ -74,10 +78,9 @@ def _dispatch(
 def _is_watched(Q: Tensor, D: Tensor) -> bool:
     """Whether something between the call and the operator's autograd has a say: a subclass of Tensor, another
     device, autocast, a transform of torch.func. Else the call goes straight there and saves 3 us."""
-    kind = Q.device.type
-    if type(Q) not in _PLAIN or type(D) not in _PLAIN or kind not in ("cuda", "cpu"):
+    if type(Q) not in _PLAIN or type(D) not in _PLAIN or not (Q.is_cuda or Q.is_cpu):
         return True
-    return torch.is_autocast_enabled(kind) or _are_functorch_transforms_active()
+    return _is_any_autocast_enabled() or _are_functorch_transforms_active()
 
 
 def maxsim(

@@ -357,7 +357,7 @@ def test_masked_reference_agrees_with_the_package(shape: Shape, normalize: bool)
 
 def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    suites = ("variants", "fp32", "quantized", "plaid", "fused-head", "retrieve", "varlen")
+    suites = ("variants", "fp32", "quantized", "plaid", "fused-head", "retrieve", "varlen", "pairs-packed")
     assert main(["--dry-run", "--suite", ",".join(suites), "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
     by_suite = {s: [r for r in rows if r["suite"] == s] for s in suites}
@@ -369,7 +369,9 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     assert all(r["over_plain"] > 0 for r in by_suite["variants"] if r["variant"] != "plain")
     assert all(r["winners_wrong"] == 0 for r in by_suite["variants"] if r["variant"] == "winners")
     assert {r["variant"] for r in by_suite["varlen"]} == {"forward", "forward + backward"}
-    assert all(r["wall_us"] > 0 and r["rel_err"] < 1e-6 for r in by_suite["varlen"])
+    assert {r["variant"] for r in by_suite["pairs-packed"]} == {"forward", "forward + backward", "dense call"}
+    for r in [*by_suite["varlen"], *by_suite["pairs-packed"]]:
+        assert r["wall_us"] > 0 and r["rel_err"] < 1e-6
     for r in by_suite["fused-head"]:
         assert r.get("error") is None and r["wall_us"] > 0 and r["op"] in ("fwd", "fwd+bwd")
     assert {r["variant"] for r in by_suite["fused-head"]} == {"fused", "unfused"}
@@ -571,4 +573,10 @@ def test_tables_of_hidden_states_and_retrieval() -> None:
     table = report.hidden_table(rows)
     assert "202 / 282 / 32.5 | 1,891 / 1,971 / 32.5 | 132 / 212 / 32.5 | 1.53x |" in table
     assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.beside_lik_table(rows, "retrieve")
-    assert report.hidden_table([]) == report.beside_lik_table([], "retrieve") == ""
+    rows = [row("plaid", OURS, "search", 93.0), row("plaid", "fast-plaid", "search", 4667.0)]
+    searched = report.beside_lik_table(rows, "plaid")
+    assert "search | 93.0 / 173 | 4,667 / 4,747 (fast-plaid) | 50.18x |" in searched
+    host = row("retrieve", OURS, "pinned", 0.0)
+    host |= {"gpu_us": None, "wall_us": 25e3, "over_bus": 1.25, "bus_gbps": 50.0}
+    assert "| pinned | 25,000 | 40.0 | 80% |" in report.host_table([host])
+    assert report.hidden_table([]) == report.beside_lik_table([], "retrieve") == report.host_table([]) == ""

@@ -144,6 +144,12 @@ class InProcess(triton_tuning.Compilers):
         return f"{len(jobs)}, {sum(p is not None for p in problems)} failed"
 
 
+def test_without_processes_all_is_left_to_the_calls() -> None:
+    job: triton_tuning.Job = ("flash", SHAPES[0], None, {})
+    with triton_tuning.Compilers(("flash",), processes=0) as compilers:
+        assert compilers.run([job], 1.0) == "left to the calls"
+
+
 def test_every_configuration_is_compiled_once_and_the_chosen_one_for_the_rest(
     peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

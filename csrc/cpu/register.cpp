@@ -3,8 +3,10 @@
 
 #include "../common/tensors.h"
 #include "backward.h"
+#include "copy_past_cache.h"
 #include "forward.h"
 #include "kernels.h"
+#include "pairs.h"
 
 namespace late_interaction::cpu {
 namespace {
@@ -99,6 +101,15 @@ std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_s
   return score_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, true);
 }
 
+void copy_past_cache_(Tensor to, Tensor source) {
+  STD_TORCH_CHECK(to.scalar_type() == ScalarType::Byte && source.scalar_type() == ScalarType::Byte &&
+                      to.dim() == 1 && source.dim() == 1 && to.is_contiguous() && source.is_contiguous() &&
+                      to.numel() == source.numel(),
+                  "late_interaction: to and source must be contiguous uint8 [n], of one n");
+  copy_past_cache(static_cast<uint8_t*>(to.mutable_data_ptr()),
+                  static_cast<const uint8_t*>(source.const_data_ptr()), to.numel());
+}
+
 Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
                         OptionalTensor d_mask) {
   const QuantizedInputs in = parse_quantized_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask);
@@ -177,6 +188,65 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   return {grad_Q, grad_D};
 }
 
+std::tuple<Tensor, Tensor> score_listed(const PairInputs& in, const Tensor& Q,
+                                        std::optional<int64_t> max_seqlen_q, const std::string& precision,
+                                        bool with_winners) {
+  if (!in.pairs.scattered) {
+    check_offsets(in.pairs.q_offsets, in.pairs.queries, in.sizes.Lq, "cu_seqlens_q");
+    check_offsets(in.pairs.d_offsets, in.pairs.documents, in.sizes.Ld, "cu_seqlens_d");
+  }
+  check_pairs(in, max_seqlen_q.value_or(in.sizes.Lq));
+  const int64_t pairs = in.pairs.count, stride = with_winners ? *max_seqlen_q : 0;
+  check_winner_stride(in, stride);
+  Tensor scores = new_tensor(Q, {pairs}, score_type(in.dtype));
+  Tensor winners = new_tensor(Q, {pairs, stride}, winner_type(in.sizes.Ld));
+  std::memset(winners.mutable_data_ptr(), 0xFF, winners.numel() * winners.element_size());
+  forward_pairs(in, parse_precision(precision), scores.mutable_data_ptr(),
+                with_winners ? winners.mutable_data_ptr() : nullptr, stride);
+  return {scores, winners};
+}
+
+Tensor maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q,
+                           Tensor pair_d, std::optional<int64_t> max_seqlen_q, std::string precision) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  return std::get<0>(score_listed(in, Q, max_seqlen_q, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                                       Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
+                                                       int64_t max_seqlen_q, std::string precision) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  return score_listed(in, Q, max_seqlen_q, precision, true);
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D,
+                                                        Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                        Tensor pair_q, Tensor pair_d, Tensor winners,
+                                                        bool need_grad_Q, bool need_grad_D) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  check_offsets(in.pairs.q_offsets, in.pairs.queries, in.sizes.Lq, "cu_seqlens_q");
+  check_offsets(in.pairs.d_offsets, in.pairs.documents, in.sizes.Ld, "cu_seqlens_d");
+  check_pairs(in, in.sizes.Lq);
+  check_pair_backward_inputs(grad_scores, Q, winners, in);
+  const auto gradient = [&](bool needed, int64_t tokens) {
+    const std::vector<int64_t> size =
+        needed ? std::vector<int64_t>{tokens, in.sizes.d} : std::vector<int64_t>{0};
+    return new_tensor(Q, size, Q.scalar_type());
+  };
+  Tensor grad_Q = gradient(need_grad_Q, in.sizes.Lq), grad_D = gradient(need_grad_D, in.sizes.Ld);
+  backward_pairs(in, {.grad_scores = grad_scores.const_data_ptr(),
+                      .grad_stride = grad_scores.stride(0),
+                      .winners = winners.const_data_ptr(),
+                      .winner_stride = winners.size(1),
+                      .grad_Q = need_grad_Q ? grad_Q.mutable_data_ptr() : nullptr,
+                      .grad_D = need_grad_D ? grad_D.mutable_data_ptr() : nullptr});
+  return {grad_Q, grad_D};
+}
+
+Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision) {
+  return std::get<0>(score_listed(parse_spans(Q, D, starts, lengths), Q, std::nullopt, precision, false));
+}
+
 // For tests: forces the kernels of one instruction set.
 std::string cpu_isa(std::string force) { return force_isa(force); }
 
@@ -184,6 +254,7 @@ std::string cpu_isa(std::string force) { return force_isa(force); }
 }  // namespace late_interaction::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
+  m.impl("copy_past_cache_", TORCH_BOX(&late_interaction::cpu::copy_past_cache_));
   m.impl("maxsim", TORCH_BOX(&late_interaction::cpu::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
@@ -191,6 +262,10 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::cpu::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_backward));
+  m.impl("maxsim_pairs_packed", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed));
+  m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_winners));
+  m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_backward));
+  m.impl("maxsim_spans", TORCH_BOX(&late_interaction::cpu::maxsim_spans));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
