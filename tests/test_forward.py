@@ -41,6 +41,9 @@ LARGE = [
     Case("KD", 128, 8, 48, 180, 40, torch.float32, "holes", "expanded"),
     Case("pairs", 500, 500, 32, 300, 128, torch.bfloat16, "holes"),
     Case("in-batch", 20, 30, 100, 200, 768, torch.bfloat16, "holes"),
+    Case("in-batch", 700, 9, 1, 90, 64, torch.bfloat16),
+    Case("in-batch", 100, 9, 7, 300, 128, torch.float16, "dead"),
+    Case("in-batch", 9, 20, 129, 160, 128, torch.bfloat16, normalize=True),
     Case("in-batch", 9, 11, 70, 90, 2000, torch.float16),
     Case("in-batch", 17, 19, 70, 90, 128, torch.float64, "holes", normalize=True),
 ]
@@ -118,8 +121,9 @@ def test_negative_scores(dtype, device):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", ["Q", "D"])
-def test_not_finite(dtype, value, where, device):
-    Q, D = torch.randn(3, 9, 24, device=device).to(dtype), torch.randn(4, 70, 24, device=device).to(dtype)
+@pytest.mark.parametrize(("rows", "Ld"), [((3, 9), 70), ((5, 33), 170)])
+def test_not_finite(dtype, value, where, rows, Ld, device):
+    Q, D = torch.randn(*rows, 24, device=device).to(dtype), torch.randn(4, Ld, 24, device=device).to(dtype)
     if where == "Q":
         Q[1, 3, 5] = value
     else:

@@ -40,7 +40,7 @@ COPIED = [(9, 33, 12, 70, 24), (1, 8, 5, 70, 8192)]
 # Few query rows of a document, and many.
 ROWS = [(3, 9), (5, 33)]
 # Document tokens about the edges of one tile, and behind two: of fp8 and int8, of every kernel.
-WIDTHS = (64, 80, 104, 112, 128, 144, 152, 160, 176)
+WIDTHS = (64, 80, 104, 112, 128, 144, 152, 160)
 EDGES = sorted({w + e for w in WIDTHS for e in (-1, 0, 1)} | {2 * w + 1 for w in WIDTHS})
 
 

@@ -7,7 +7,7 @@ The instruction names every accumulator register in its text, so the text has to
 
 from pathlib import Path
 
-WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160, 176)
+WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160)
 TRANSPOSED_WIDTHS = (256,)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 

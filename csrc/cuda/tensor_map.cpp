@@ -85,7 +85,7 @@ static int64_t documents_of(const ForwardArgs& p) { return p.layout == Layout::i
 
 TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   const bool in_batch = p.layout == Layout::in_batch, documents = plan.tile == Tile::wgmma_documents;
-  const int q_box = documents ? plan.columns : plan.tile == Tile::wgmma_split ? 128 : 16;
+  const int q_box = documents ? plan.columns : 128;
   const int64_t rows = int64_t{p.Nq} * p.Lq;
   // Rows of one query lie token_stride apart; with one token each, the queries do.
   const int64_t row_stride = p.Lq == 1 ? p.Q.item_stride : p.Q.token_stride;

@@ -117,7 +117,7 @@ int fit_columns(const Sizes& s, Compute compute, Allowed allowed) {
 // save about a quarter of what its products with the query rows take, which at 1000 of them is as long;
 // beside that, no time goes to masked tokens. And the copy is a kernel more.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
-  constexpr int64_t kEnoughRows = 1024, kWidestTile = 176, kMostRoom = int64_t{1} << 30;
+  constexpr int64_t kEnoughRows = 1024, kWidestTile = 160, kMostRoom = int64_t{1} << 30;
   constexpr double kEnoughWork = 2e10;
   const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
@@ -142,7 +142,7 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   plan.tile = Tile::wgmma_rows;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = 256;
-  plan.part_rows = 32;
+  plan.part_rows = 128;
   plan.scaled = traits.scaled;
   plan.copied = worth_copying(s, compute, traits);
   const auto masked = [&](int columns) {
@@ -154,13 +154,12 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
   plan.trimmed = traits.masked && !plan.copied && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kWorthTrimming;
-  constexpr int64_t kFinish = 256 * 32;  // what the kernel keeps of each consumer's rows
-  const int64_t q = plan.chunks * plan.rows * kChunkBytes + kFinish;
+  const int64_t q = plan.chunks * plan.rows * kChunkBytes;
   const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
                         (plan.scaled ? 4 * plan.columns : 0);
   plan.stages =
-      static_cast<int>(std::min<int64_t>((device.smem_per_block - kWgmmaReserve - q) / stage, kMaxStages));
-  plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kWgmmaReserve);
+      static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMaxStages));
+  plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kRowsKept);
   share_out(s, plan, device);
   if (traits.packed) deal(s, plan, device);
   return plan;

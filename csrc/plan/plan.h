@@ -89,14 +89,15 @@ struct ForwardTraits {
 ForwardPlan plan_forward(const Sizes& sizes, const ForwardTraits& traits, const Device& device);
 
 // Tokens of a tile of wgmma_rows, or wgmma_split. wgmma multiplies int8 in widths of whole 16.
-inline constexpr std::array kTileWidths = {176, 152, 128, 104, 80};
-inline constexpr std::array kInt8TileWidths = {176, 160, 144, 128, 112, 80};
+inline constexpr std::array kTileWidths = {152, 128, 104, 80};
+inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
+
+// wgmma_rows: bytes of shared memory beside the rows, the ring and what its columns count.
+inline constexpr int kRowsKept = 18 * 1024;
 
 // The widest tiles that leave their kernels the registers they need.
 inline constexpr int kWidestSplitTile = 152;
-constexpr int widest_tile(bool masked, bool scaled) {
-  return masked && scaled ? 104 : masked ? 152 : scaled ? 160 : 176;
-}
+constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
 
 struct BackwardPlan {
   Backward method = Backward::lowmem;  // lowmem or unified, never automatic

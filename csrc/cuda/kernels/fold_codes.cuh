@@ -34,6 +34,7 @@ __device__ __forceinline__ int32_t larger(int32_t a, int32_t b) { return max(a, 
 // The largest similarity of one query row so far, over the columns that its lane sees.
 template <class T>
 struct RowMaximum {
+  using Value = T;
   static constexpr T kNone = std::is_same_v<T, float> ? -INFINITY : INT_MIN;  // less than every similarity
   T value;
 
@@ -46,26 +47,37 @@ struct RowMaximum {
     if (keep) value = larger(value, x);
   }
 
-  // at(i) is the i-th of kCount similarities, an even number. The bits of floats, as integers, are in the
-  // order of the floats where none is negative, or one is not; a NaN that an instruction makes is the
-  // largest. So floats meet as integers too, and only a row that has seen nothing but negative ones is folded
-  // again.
-  template <int kCount, class At>
-  __device__ __forceinline__ void fold(At at) {
+  // The bits of floats, as integers, are in the order of the floats where one of them is not negative; a NaN
+  // that an instruction makes is the largest. Where all are negative it is the other way around. So floats
+  // meet as integers too, and rows that have seen nothing but negative ones are folded again.
+  __device__ __forceinline__ int32_t order() const {
+    if constexpr (std::is_same_v<T, float>) return __float_as_int(value);
+    return value;
+  }
+  static __device__ __forceinline__ int32_t highest(int32_t top, T a, T b) {
+    return __vimax3_s32(top, RowMaximum{a}.order(), RowMaximum{b}.order());
+  }
+
+  // top: of each row the highest of its value and x.
+  template <int kCount>
+  static __device__ __forceinline__ void take(RowMaximum* rows, const int32_t (&top)[2],
+                                              const T (&x)[2][kCount]) {
     if constexpr (std::is_same_v<T, int32_t>) {
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2) value = __vimax3_s32(value, at(i), at(i + 1));
+      rows[0].value = top[0];
+      rows[1].value = top[1];
     } else {
-      int32_t bits = __float_as_int(value);
+      const bool negative = min(top[0], top[1]) < 0;
 #pragma unroll
-      for (int i = 0; i < kCount; i += 2) {
-        bits = __vimax3_s32(bits, __float_as_int(at(i)), __float_as_int(at(i + 1)));
-      }
-      if (bits >= 0) {
-        value = __int_as_float(bits);
-      } else {
+      for (int row = 0; row < 2; ++row) {
+        int32_t bits = top[row];
+        if (negative && bits < 0) {
+          bits = rows[row].order();
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) value = larger(value, at(i));
+          for (int i = 0; i < kCount; i += 2) {
+            bits = __vimin3_s32(bits, __float_as_int(x[row][i]), __float_as_int(x[row][i + 1]));
+          }
+        }
+        rows[row].value = __int_as_float(bits);
       }
     }
   }

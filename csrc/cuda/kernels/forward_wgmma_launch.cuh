@@ -65,6 +65,7 @@ cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, co
   } else {
     const auto launch = [&]<bool kWinners>() {
       using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
+      static_assert(RowsShared<Tile>::kKept <= kRowsKept);
       return launch_early(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
     };
     if constexpr (kMayWantWinners<Element>) {

@@ -9,19 +9,20 @@
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
-//   warp       32 neighbouring query rows: 16 of either block. Q is loaded in boxes of 16 rows to
-//              make it so, and a query of 32 tokens is summed inside one warp.
 //   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
 //              ring's stages.
 //   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
 //              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms, or
 //              scales).
+//   finishers  the other two warps of it, one for each consumer: at the end of a document a consumer leaves
+//              the maxima of its 128 rows in shared memory and goes on, and its finisher treats, sums and
+//              stores them under the products of the next document.
 //
 // The tensor cores need not wait for a fold: inside the body of its loop a consumer has one block in flight
 // while it folds the other.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
-//     block 1              | multiply t     | fold t, end of document?      ...
+//     block 1              | multiply t     | fold t, hand over? | multiply t+1 ...
 //
 // Products may not be in flight over the back edge of a loop (ptxas would serialize them all), so the body of
 // the loop takes kTogether tiles, and only behind the last of them nothing of this warpgroup is in flight.
@@ -39,6 +40,7 @@
 #include "fold.cuh"
 #include "fold_codes.cuh"
 #include "hopper.cuh"
+#include "rows_finisher.cuh"
 
 namespace late_interaction {
 
@@ -57,15 +59,17 @@ struct WgmmaRowsTile {
   static constexpr bool kQuantized = sizeof(Element) == 1;
   using Best = std::conditional_t<kQuantized, RowMaximum<Similarity<Accumulator, kScaled>>,
                                   RowBest<kWinners>>;  // of a row, so far
-  // Factors leave no registers for four, and masked tiles are no faster by four.
+  // Factors are read a tile ahead where there are registers for it.
+  static constexpr bool kReadsAhead = kScaled && !kMasked && kQuantized && kChunks == 1;
+  // Masked tiles are no faster by four.
   static constexpr int kTogether = kWeighed ? 2 : 4;
   static constexpr int kConsumers = 2;  // warpgroups
-  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kThreads = 128 * (kConsumers + 1),
+                       kFirstFinisher = kThreads / 32 - kConsumers;  // a warp
   // All warps share what the launch gave the block: 168 registers for each of 384 threads.
-  static constexpr int kConsumerRegisters = kMasked ? 224 : kScaled ? 232 : 240;
-  static constexpr int kHelperRegisters = kMasked ? 56 : kScaled ? 40 : 24;
-  static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
-  static constexpr int kHeld = 4, kOwned = 1;
+  static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
+  static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
+  static constexpr int kHeld = 4, kOwned = 4;  // rows of a consumer's lane, of a finisher's
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
   static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
@@ -76,41 +80,43 @@ struct WgmmaRowsTile {
   static constexpr uint32_t kWeightBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
-    return slot_after_quad<kWarpRows, kOwned>(warp, lane, o);
+    return kWarpRows * warp + 32 * o + lane;
   }
 };
 
-// Shared memory of a block, in this order: the Q tile, the ring, what its columns count, the consumers'
-// own rows (read once a document: in registers they would crowd out the accumulators), barriers, and notes
-// that consumers take for the same reason.
+// Shared memory of a block, in this order: the Q tile, the ring, what its columns count, what consumers hand
+// over, what finishers note, barriers, and what consumers note.
 template <class Tile>
 struct RowsShared {
-  uint32_t q, ring, weights, barriers;
-  OwnedRows<Tile>* own;
+  static constexpr uint32_t kFinishBytes =
+      Tile::kConsumers * (Handover<Tile>::kBytes + 32 * sizeof(FinishersNotes<Tile>));
+  static constexpr uint32_t kBarrierBytes = 256, kNoteBytes = 12;  // of all stages; of a thread
+  static constexpr uint32_t kKept = kFinishBytes + kBarrierBytes + 128 * Tile::kConsumers * kNoteBytes;
+  uint32_t q, ring, weights, handovers, barriers;
+  FinishersNotes<Tile>* finishers;
 
   __device__ __forceinline__ RowsShared(uint8_t* base, int stages)
       : q(ptx::smem_address(base)),
         ring(q + Tile::kChunks * Tile::kQChunkBytes),
         weights(ring + stages * Tile::kStageBytes),
-        barriers(weights + stages * Tile::kWeightBytes + 128 * Tile::kConsumers * sizeof(OwnedRows<Tile>)),
-        own(reinterpret_cast<OwnedRows<Tile>*>(base + (weights - q) + stages * Tile::kWeightBytes)) {}
+        handovers(weights + stages * Tile::kWeightBytes),
+        barriers(handovers + kFinishBytes),
+        finishers(reinterpret_cast<FinishersNotes<Tile>*>(base + (handovers - q) +
+                                                          Tile::kConsumers * Handover<Tile>::kBytes)) {}
 
   __device__ __forceinline__ uint32_t note(int i) const {
-    return barriers + 256 + 12 * ptx::thread() + 4 * i;
+    return barriers + kBarrierBytes + kNoteBytes * ptx::thread() + 4 * i;
   }
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t weights_of(int i) const { return weights + i * Tile::kWeightBytes; }
   __device__ __forceinline__ uint32_t q_full() const { return barriers; }
   __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 16 + 16 * i; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 24 + 16 * i; }
+  __device__ __forceinline__ Handover<Tile> handover(int consumer) const {
+    return {handovers + consumer * Handover<Tile>::kBytes, barriers + 16 + 16 * consumer};
+  }
+  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
 };
-
-// The document that is visited at place j.
-__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
-  if (p.visits == nullptr || j >= p.N) return {0, p.Ld, j, 0};
-  return p.visits[document_index(p, tile.query, j)];
-}
 
 // Tiles of a document; an empty one has one too, whose maxima are dropped.
 template <class Tile>
@@ -125,49 +131,51 @@ __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t) {
 }
 
 // What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
-// n + e of `kept` says whether they do, factor[n] by what they are multiplied.
+// n + e of `kept` says whether they do, factors(n) by what they are multiplied. Shared memory is busy with
+// the products, so where there are registers for it a factor is read a tile ahead, in the place of the one
+// that was used last.
 template <class Tile>
 struct ColumnWeights {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
-  float2 factor[Tile::kScaled ? Tile::kColumns / 8 : 1];
+  float2 ahead[Tile::kReadsAhead ? Tile::kColumns / 8 : 1];
+  uint32_t mine;  // where the factors of this lane's columns lie
 
-  __device__ __forceinline__ void load(uint32_t weights) {
-    const int quad = ptx::thread() % 4;
+  __device__ __forceinline__ void enter(uint32_t weights) {
+    const uint32_t quad = ptx::thread() % 4;
     if constexpr (Tile::kMasked) {
 #pragma unroll
       for (int w = 0; w < Tile::kMaskWords; ++w) {
         kept[w] = ptx::load_shared(weights + (quad * Tile::kMaskWords + w) * 4);
       }
     }
-    if constexpr (Tile::kScaled) {
-#pragma unroll
-      for (int n = 0; n < Tile::kColumns / 8; ++n) {
-        factor[n] = ptx::load_shared_pair(weights + Tile::kMaskBytes + quad * 8 + n * 32);
-      }
-    }
+    if constexpr (Tile::kScaled) mine = weights + Tile::kMaskBytes + quad * 8;
   }
+
+  __device__ __forceinline__ float2 load(int n) const { return ptx::load_shared_pair(mine + n * 32); }
+  __device__ __forceinline__ float2 factors(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
 
   __device__ __forceinline__ bool keeps(int n, int e) const {
     return (kept[n / 16] & (1u << (n % 16 * 2 + e))) != 0;
   }
 };
 
-// Folds a block of 64 rows: the lane's two rows of it.
-template <class Tile>
+// Folds a block of 64 rows: the lane's two rows of it. used(n): factors(n) have been.
+template <class Tile, class Used>
 __device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2],
                                            RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                           const ColumnWeights<Tile>& weights) {
+                                           const ColumnWeights<Tile>& weights, Used used) {
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
 #pragma unroll
   for (int n = 0; n < Tile::kColumns / 8; ++n) {
+    float2 factors;
+    if constexpr (Tile::kScaled) factors = weights.factors(n);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float x[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         x[e] = c[4 * n + 2 * half + e];
-        if constexpr (Tile::kScaled)
-          x[e] = multiply_now(x[e], e == 0 ? weights.factor[n].x : weights.factor[n].y);
+        if constexpr (Tile::kScaled) x[e] = multiply_now(x[e], e == 0 ? factors.x : factors.y);
       }
       if constexpr (Tile::kMasked) {
         rows[half].fold_kept(x[0], x[1], weights.keeps(n, 0), weights.keeps(n, 1), first_token[half],
@@ -176,29 +184,36 @@ __device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2],
         rows[half].fold(x[0], x[1], first_token[half], 8.0f * n, zeros[0]);
       }
     }
+    used(n);
   }
 }
 
 // The same for quantized tokens.
-template <class Tile>
+template <class Tile, class Used>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            typename Tile::Best* rows, float, const float*,
-                                           const ColumnWeights<Tile>& weights) {
+                                           const ColumnWeights<Tile>& weights, Used used) {
+  using Best = typename Tile::Best;
+  typename Best::Value x[2][Tile::kColumns / 4];
+  int32_t top[2] = {rows[0].order(), rows[1].order()};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const auto column = [&](int i) {
-      float factor = 1.0f;
-      if constexpr (Tile::kScaled) factor = i % 2 == 0 ? weights.factor[i / 2].x : weights.factor[i / 2].y;
-      return similarity<Tile::kScaled>(c[4 * (i / 2) + 2 * half + i % 2], factor);
-    };
-    if constexpr (Tile::kMasked) {
+  for (int n = 0; n < Tile::kColumns / 8; ++n) {
+    float2 factors{1.0f, 1.0f};
+    if constexpr (Tile::kScaled) factors = weights.factors(n);
 #pragma unroll
-      for (int i = 0; i < Tile::kColumns / 4; ++i)
-        rows[half].fold_kept(column(i), weights.keeps(i / 2, i % 2));
-    } else {
-      rows[half].template fold<Tile::kColumns / 4>(column);
+    for (int half = 0; half < 2; ++half) {
+      x[half][2 * n] = similarity<Tile::kScaled>(c[4 * n + 2 * half], factors.x);
+      x[half][2 * n + 1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], factors.y);
+      if constexpr (Tile::kMasked) {
+        rows[half].fold_kept(x[half][2 * n], weights.keeps(n, 0));
+        rows[half].fold_kept(x[half][2 * n + 1], weights.keeps(n, 1));
+      } else {
+        top[half] = Best::highest(top[half], x[half][2 * n], x[half][2 * n + 1]);
+      }
     }
+    used(n);
   }
+  if constexpr (!Tile::kMasked) Best::take(rows, top, x);
 }
 
 template <class Tile>
@@ -207,13 +222,10 @@ __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps
   ptx::wait(at.q_empty(), q_parity ^ 1);
   ptx::arrive_expecting(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
   const int first = first_query_token(p, tile);
-  for (int box = 0; box < Tile::kRows / 16; ++box) {
-    // Box (warpgroup, block of 64, warp) of shared memory holds 16 rows of that warp's 32.
-    const int group = box / 8, block = box / 4 % 2, of_warp = box % 4;
-    const int row = group * 128 + of_warp * 32 + block * 16;
+  for (int group = 0; group < Tile::kConsumers; ++group) {
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      ptx::copy_box(at.q + chunk * Tile::kQChunkBytes + box * 16 * kChunkRowBytes, &maps.Q, at.q_full(),
-                    chunk * Tile::kChunkElements, first + row, tile.query, 0);
+      ptx::copy_box(at.q + chunk * Tile::kQChunkBytes + group * 128 * kChunkRowBytes, &maps.Q, at.q_full(),
+                    chunk * Tile::kChunkElements, first + 128 * group, tile.query, 0);
     }
   }
 }
@@ -334,10 +346,13 @@ struct RowsConsumer {
   using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
   const RowsShared<Tile>& at;
+  const Handover<Tile> handover;
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
   RingPlace place;
   typename Tile::Best best[Tile::kHeld];
-  int32_t t;
+  ColumnWeights<Tile> weights;
+  int32_t t;        // where in the visit at hand
+  uint32_t handed;  // documents, so far
 
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block) {
     const uint32_t q = ptx::matrix_at(q_blocks + block * 64 * kChunkRowBytes),
@@ -352,7 +367,8 @@ struct RowsConsumer {
     ptx::commit_products();
   }
 
-  // Notes: of the visit at hand its place and its length, and the row tile.
+  // Notes, for what would crowd out accumulators: of the visit at hand its place and its length, and the row
+  // tile.
   enum Note { kPlace, kLength, kTile };
   __device__ __forceinline__ void note(Note what, uint32_t value) const {
     ptx::store_shared(at.note(what), value);
@@ -360,7 +376,6 @@ struct RowsConsumer {
   __device__ __forceinline__ int32_t noted(Note what) const {
     return static_cast<int32_t>(ptx::load_shared(at.note(what)));
   }
-
   __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, noted(kTile), Tile::kRows); }
 
   __device__ __forceinline__ void enter(int32_t j) {
@@ -369,31 +384,13 @@ struct RowsConsumer {
     t = 0;
   }
 
-  __device__ __forceinline__ void finish_document_at_hand() {
-    const RowTile rows = rows_at_hand();
-    const Visit visit = visit_at(p, rows, noted(kPlace));
-    float maximum[Tile::kHeld];
-    int32_t token[Tile::kHeld];
-#pragma unroll
-    for (int h = 0; h < Tile::kHeld; ++h) {
-      maximum[h] = best[h].maximum();
-      token[h] = best[h].token();
-      best[h].clear();
-    }
-    reduce_quad<Tile::kHeld, Tile::kWinners>(maximum, token);
-    if (noted(kLength) == 0) maximum[0] = -INFINITY;
-    if constexpr (Tile::kWinners) {
-      token[0] =
-          visit.origin < 0 ? p.copies.origins[~visit.origin + max(token[0], 0)] : token[0] + visit.origin;
-    }
-    finish_document<typename Tile::Element, Tile, Tile::kWinners>(
-        p, rows, at.own[ptx::thread()], ptx::thread() / 32, visit.document, maximum, token);
-  }
+  __device__ __forceinline__ void wait_for_stage() const { ptx::wait(at.full(place.stage), place.parity); }
 
+  // The next kTiles tiles; behind them there are `more`.
   template <int kTiles>
-  __device__ __forceinline__ void take_tiles() {
+  __device__ __forceinline__ void take_tiles(bool more) {
     Accumulator c[2][kAccumulators];
-    ptx::wait(at.full(place.stage), place.parity);
+    if constexpr (!Tile::kReadsAhead) wait_for_stage();
     multiply(c[0], 0);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -402,27 +399,36 @@ struct RowsConsumer {
       const float first_token = static_cast<float>(tile_begin<Tile>(length, t) + 2 * (ptx::thread() % 4));
       // Known before the next tile waits for it; factors leave no room to keep it.
       const bool ends = t + Tile::kColumns >= length;
-      ColumnWeights<Tile> weights;
-      if constexpr (Tile::kWeighed) weights.load(at.weights_of(place.stage));
+      if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
       ptx::wait_products<1>();
-      fold_block<Tile>(c[0], best, first_token, p.zeros, weights);
+      // The compiler may not know that this is always so: a fold without a branch before it would be moved,
+      // in part, behind the wait for the products that it is to overlap; or its factors before it, all of
+      // them.
+      if ((i + 1 < kTiles && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
+        fold_block<Tile>(c[0], best, first_token, p.zeros, weights, [](int) {});
       const RingPlace folded = place;
       place.advance(p.stages);
       if (i + 1 < kTiles) {
-        ptx::wait(at.full(place.stage), place.parity);
+        wait_for_stage();
         multiply(c[0], 0);
         ptx::wait_products<1>();
       } else {
+        if (Tile::kReadsAhead && more) wait_for_stage();
         ptx::wait_products<0>();
       }
-      // Loaded again rather than kept, where ptxas would run out of registers.
-      if constexpr (Tile::kScaled && (Tile::kWinners || Tile::kColumns < 152))
-        weights.load(at.weights_of(folded.stage));
-      if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
-      fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights);
+      constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
+      if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
+      if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
+      fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
+        if constexpr (Tile::kReadsAhead) {
+          if (i + 1 < kTiles || more) weights.ahead[n] = weights.load(n);
+          if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
+        }
+      });
+      if (kReadsHere) ptx::arrive(at.empty(folded.stage));
       t += Tile::kColumns;
       if (Tile::kScaled ? t >= noted(kLength) : ends) {
-        finish_document_at_hand();
+        handover.give(best, handed++ & 1);
         enter(noted(kPlace) + 1);
       }
     }
@@ -442,18 +448,27 @@ struct RowsConsumer {
     const int64_t begin = UnitRange::mine(p).unit;
     note(kTile, static_cast<int32_t>(begin / p.N));
     int32_t first = static_cast<int32_t>(begin % p.N);
+    handed = 0;
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
       // Worked out anew for each row tile, which is rarer than a register is dear.
       const int64_t documents = UnitRange::mine(p, ptx::block()).end - noted(kTile) * p.N - first;
       if (documents <= 0) break;
-      at.own[ptx::thread()].take(p, rows_at_hand(), ptx::thread() / 32);
       ptx::wait(at.q_full(), q_parity);
       enter(first);
+      // From lane 0: so the compiler knows that all take as many.
+      int32_t left = __shfl_sync(
+          kFullWarp, count_all_tiles(first, static_cast<int32_t>(min(p.N, first + documents))), 0);
+      if constexpr (Tile::kReadsAhead) {
+        wait_for_stage();
+        weights.enter(at.weights_of(place.stage));
 #pragma unroll
-      for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-      int32_t left = count_all_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
-      for (; left >= Tile::kTogether; left -= Tile::kTogether) take_tiles<Tile::kTogether>();
-      for (; left > 0; --left) take_tiles<1>();
+        for (int n = 0; n < Tile::kColumns / 8; ++n) weights.ahead[n] = weights.load(n);
+      }
+      for (; left >= Tile::kTogether; left -= Tile::kTogether)
+        take_tiles<Tile::kTogether>(left > Tile::kTogether);
+      for (; left > 0; --left) take_tiles<1>(left > 1);
       if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
       note(kTile, noted(kTile) + 1);
     }
@@ -472,6 +487,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::init_barrier(at.full(stage), Tile::kWeighed ? 1 + 32 : 1);
       ptx::init_barrier(at.empty(stage), (Tile::kWeighed ? 128 : 4) * Tile::kConsumers);
     }
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) at.handover(consumer).init_barriers();
     ptx::init_barrier(at.q_full(), 1);
     ptx::init_barrier(at.q_empty(), 4 * Tile::kConsumers);
     ptx::publish_barriers();
@@ -492,9 +508,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if constexpr (Tile::kWeighed) {
       if (helper / 32 == 1) Weigher<Tile>{p, at}.run();
     }
+    const int consumer = threadIdx.x / 32 - Tile::kFirstFinisher;
+    if (consumer >= 0) {
+      finish_documents<Tile>(p, at.handover(consumer), at.finishers[32 * consumer + threadIdx.x % 32]);
+    }
   } else {
     ptx::take_registers<Tile::kConsumerRegisters>();
-    RowsConsumer<Tile> consumer{p, at, at.q + 2 * warpgroup * 64 * kChunkRowBytes};
+    RowsConsumer<Tile> consumer{p, at, at.handover(warpgroup), at.q + 2 * warpgroup * 64 * kChunkRowBytes};
     consumer.run();
   }
 #endif

@@ -296,36 +296,6 @@ struct WgmmaShape<160> {
 };
 #undef LATE_INTERACTION_WGMMA_160
 
-#define LATE_INTERACTION_WGMMA_176(TYPES, SIGNS, REGISTER) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n" \
-               "wgmma.mma_async.sync.aligned.m64n176" TYPES " " \
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87}, " \
-               "%88, %89, p" SIGNS ";\n}\n" \
-               : REGISTER(c[0]), REGISTER(c[1]), REGISTER(c[2]), REGISTER(c[3]), REGISTER(c[4]), REGISTER(c[5]), REGISTER(c[6]), REGISTER(c[7]), REGISTER(c[8]), REGISTER(c[9]), REGISTER(c[10]), REGISTER(c[11]), REGISTER(c[12]), REGISTER(c[13]), REGISTER(c[14]), REGISTER(c[15]), REGISTER(c[16]), REGISTER(c[17]), REGISTER(c[18]), REGISTER(c[19]), REGISTER(c[20]), REGISTER(c[21]), REGISTER(c[22]), REGISTER(c[23]), REGISTER(c[24]), REGISTER(c[25]), REGISTER(c[26]), REGISTER(c[27]), REGISTER(c[28]), REGISTER(c[29]), REGISTER(c[30]), REGISTER(c[31]), REGISTER(c[32]), REGISTER(c[33]), REGISTER(c[34]), REGISTER(c[35]), REGISTER(c[36]), REGISTER(c[37]), REGISTER(c[38]), REGISTER(c[39]), REGISTER(c[40]), REGISTER(c[41]), REGISTER(c[42]), REGISTER(c[43]), REGISTER(c[44]), REGISTER(c[45]), REGISTER(c[46]), REGISTER(c[47]), REGISTER(c[48]), REGISTER(c[49]), REGISTER(c[50]), REGISTER(c[51]), REGISTER(c[52]), REGISTER(c[53]), REGISTER(c[54]), REGISTER(c[55]), REGISTER(c[56]), REGISTER(c[57]), REGISTER(c[58]), REGISTER(c[59]), REGISTER(c[60]), REGISTER(c[61]), REGISTER(c[62]), REGISTER(c[63]), REGISTER(c[64]), REGISTER(c[65]), REGISTER(c[66]), REGISTER(c[67]), REGISTER(c[68]), REGISTER(c[69]), REGISTER(c[70]), REGISTER(c[71]), REGISTER(c[72]), REGISTER(c[73]), REGISTER(c[74]), REGISTER(c[75]), REGISTER(c[76]), REGISTER(c[77]), REGISTER(c[78]), REGISTER(c[79]), REGISTER(c[80]), REGISTER(c[81]), REGISTER(c[82]), REGISTER(c[83]), REGISTER(c[84]), REGISTER(c[85]), REGISTER(c[86]), REGISTER(c[87]) \
-               : "l"(a), "l"(b), "r"(accumulate))
-
-template <>
-struct WgmmaShape<176> {
-  template <class Type>
-  static __device__ __forceinline__ void issue(typename Type::Accumulator (&c)[88], uint64_t a,
-                                               uint64_t b, int accumulate) {
-    if constexpr (std::is_same_v<Type, WgmmaBf16>) {
-      LATE_INTERACTION_WGMMA_176("k16.f32.bf16.bf16", ", 1, 1, 0, 0", "+f");
-    } else if constexpr (std::is_same_v<Type, WgmmaFp16>) {
-      LATE_INTERACTION_WGMMA_176("k16.f32.f16.f16", ", 1, 1, 0, 0", "+f");
-    } else if constexpr (std::is_same_v<Type, WgmmaTf32>) {
-      LATE_INTERACTION_WGMMA_176("k8.f32.tf32.tf32", ", 1, 1", "+f");
-    } else if constexpr (std::is_same_v<Type, WgmmaE4m3>) {
-      LATE_INTERACTION_WGMMA_176("k32.f32.e4m3.e4m3", ", 1, 1", "+f");
-    } else if constexpr (std::is_same_v<Type, WgmmaE5m2>) {
-      LATE_INTERACTION_WGMMA_176("k32.f32.e5m2.e5m2", ", 1, 1", "+f");
-    } else if constexpr (std::is_same_v<Type, WgmmaInt8>) {
-      LATE_INTERACTION_WGMMA_176("k32.s32.s8.s8", "", "+r");
-    }
-  }
-};
-#undef LATE_INTERACTION_WGMMA_176
-
 #define LATE_INTERACTION_WGMMA_256(TYPES, SIGNS, REGISTER) \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n" \
                "wgmma.mma_async.sync.aligned.m64n256" TYPES " " \
