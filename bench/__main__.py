@@ -23,6 +23,7 @@ from . import (
     results,
     retrieval,
     shapes,
+    steps,
     targets,
     together,
     variants,
@@ -42,6 +43,7 @@ SUITES = (
     "retrieve",
     "varlen",
     "training",
+    "steps",
     "backward",
     "heads",
     "first-call",
@@ -55,6 +57,7 @@ TOGETHER = {
     hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
     retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
     varlen.SUITE: (shapes.VARLEN, shapes.TINY_FORWARD, "over_ours", varlen.take),
+    steps.SUITE: (shapes.TRAINING, shapes.TINY_TRAINING, "over_plain", steps.take),
     heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

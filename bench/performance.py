@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import fp32, quantized, sweep, targets, variants
+from . import fp32, quantized, steps, sweep, targets, variants
 from .ceilings import NAMES, reached
 from .impls import EINSUM, FLASH, LIK, OURS
 from .inputs import SKEWED, UNIFORM
@@ -171,6 +171,60 @@ def _training(record: _Record, table: Table) -> list[str]:
     return ["## Training step, bf16", note, table(head, body, 3)] if body else []
 
 
+def _steps(record: _Record, table: Table) -> list[str]:
+    body = []
+    for shape in TRAINING:
+        found = {
+            r["variant"]: r for r in record.rows if r["suite"] == steps.SUITE and r["shape"] == shape.name
+        }
+        plain = found.get(steps.PLAIN)
+        if plain is None or not plain["gpu_us"]:
+            continue
+        gradients = shape.input_bytes(2) / 2**20
+        cells = [shape.name, number(plain["gpu_us"])]
+        for name in (steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST):
+            cells.append(_times(found.get(name), plain))
+        again = found.get(steps.RECOMPUTE)
+        cells.append(number(again["peak_mib"] - gradients) if again and again["peak_mib"] else "-")
+        for name in (steps.PLAIN, steps.ONE_THREAD, steps.GRAPH):
+            row = found.get(name)
+            cells.append(number(row["wall_us"] - plain["gpu_us"]) if row and row["wall_us"] else "-")
+        body.append(cells)
+    note = (
+        'The bf16 step in the same turns as others: `winners="recompute"`, with the MiB that it takes beside '
+        'the gradients; float32 inputs at "high" and under bf16 autocast, which are twice the bytes. Then '
+        "wall time above GPU time: eager; eager without autograd's own thread for the device "
+        "(`torch.autograd.set_multithreading_enabled(False)`); as a CUDA graph."
+    )
+    head = [
+        "shape", "bf16 us", "recompute", "float32 high", "float32 autocast", "recompute MiB", "host us",
+        "one thread", "CUDA graph",
+    ]  # fmt: skip
+    return ["## What a step's options cost", note, table(head, body, 1)] if body else []
+
+
+def _negatives(record: _Record, table: Table) -> list[str]:
+    """The largest step with documents of each query's own, library by library."""
+    shape = next(s for s in TRAINING if s.name == "kd-256x16")
+    wanted = [
+        r for r in record.rows
+        if (r["suite"], r["shape"], r["winners"]) == ("training", shape.name, UNIFORM) and r["gpu_us"]
+    ]  # fmt: skip
+    if len({r["impl"] for r in wanted}) < 2:
+        return []
+    body = []
+    for row in sorted(wanted, key=lambda r: float(r["gpu_us"]), reverse=True):
+        name = row["impl"] + (f", {row['backward']}" if row["backward"] else "")
+        total = (row["peak_mib"] * 2**20 + shape.input_bytes(2)) * 1e-9
+        body.append([name, f"{row['gpu_us'] * 1e-3:.2f}", f"{total:.1f}", number(row["peak_mib"])])
+    note = (
+        f"Forward and both gradients of {_size(wanted[0])}, bf16: GPU time, the peak of allocated memory "
+        "with the inputs, and MiB above them."
+    )
+    head = ["library", "ms", "GB with inputs", "MiB above"]
+    return ["## Sixteen negatives a query, library by library", note, table(head, body, 1)]
+
+
 def _targets(rows: Sequence[Row], table: Table) -> list[str]:
     body = targets.body(targets.judge(rows))
     return ["## Targets", table(targets.HEAD, body, 2)] if body else []
@@ -233,7 +287,8 @@ def build(directory: Path, table: Table, stamp: Callable[[Sequence[Row]], str]) 
         rows = read(path)
         record = _Record(rows)
         measured = [*_forward(record, table), *_variants(record, table), *_fp32(record, table)]
-        measured += [*_quantized(record, table), *_training(record, table), *_targets(rows, table)]
+        measured += [*_quantized(record, table), *_training(record, table), *_steps(record, table)]
+        measured += [*_negatives(record, table), *_targets(rows, table)]
         measured += _profile(directory / f"ncu-{path.name}", table)
         measured += _sweep(directory / f"sweep-{path.name}", table)
         if measured:

@@ -130,12 +130,26 @@ def beside_lik_table(rows: Sequence[Row], suite: str) -> str:
     body = []
     for group in groups(r for r in rows if r["suite"] == suite).values():
         for variant in dict.fromkeys(r["variant"] for r in group):
-            ours, lik = (_variant(group, impl, variant) for impl in (OURS, LIK))
+            ours, lik, other = (_variant(group, impl, variant) for impl in (OURS, LIK, plaid.FAST_PLAID))
             if ours is not None:
                 whole = not ours.get("nbits") or variant == plaid.CENTROIDS
                 bits = "" if whole else f", {ours['nbits']} bit"
-                body.append([_size(ours), variant + bits, _us(ours), _us(lik), _speedup(ours, lik)])
+                peer = lik or other
+                theirs = _us(peer) + (f" ({plaid.FAST_PLAID})" if peer is not None and lik is None else "")
+                body.append([_size(ours), variant + bits, _us(ours), theirs, _speedup(ours, peer)])
     head = ["Nq x Nd, Lq, Ld", "", OURS, LIK, "over LIK"]
+    return _table(head, body, left=2) if body else ""
+
+
+def host_table(rows: Sequence[Row]) -> str:
+    """Corpora that stay in the host's memory."""
+    body = []
+    for row in rows:
+        if row["suite"] == retrieval.SUITE and row.get("over_bus"):
+            rate = row["bus_gbps"] / row["over_bus"]
+            share = f"{100 / row['over_bus']:.0f}%"
+            body.append([_size(row), row["variant"], number(row["wall_us"]), f"{rate:.1f}", share])
+    head = ["Nq x Nd, Lq, Ld", "memory", "wall us", "GB/s", "of the bus"]
     return _table(head, body, left=2) if body else ""
 
 
@@ -219,10 +233,18 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
             varlen.SUITE,
             "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often.",
         ),
-        ("Residual-compressed documents,", plaid.SUITE, "65,536 centroids, random codes."),
+        (
+            "Residual-compressed documents,",
+            plaid.SUITE,
+            "65,536 centroids, random codes; `search`: an index that fast-plaid built, all of it candidates.",
+        ),
         ("The best 100 documents.", retrieval.SUITE, ""),
     ):
         parts += _section(title, f"{note} GPU / wall microseconds.".strip(), beside_lik_table(rows, suite))
+    parts += _section(
+        "The best 100 documents of a corpus in the host's memory,", "beside one copy from pinned memory.",
+        host_table(rows),
+    )  # fmt: skip
     parts += _section("First call,", "CUDA initialised, library not yet imported.", first_call_table(rows))
     verdicts = targets.grouped(targets.judge([*headers, *rows]))
     parts += _section(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import fp32, hidden, plaid, quantized, retrieval, variants, varlen
+from . import fp32, hidden, plaid, quantized, retrieval, steps, variants, varlen
 from .ceilings import NAMES, reached
 from .impls import EINSUM, OURS
 from .inputs import SKEWED, UNIFORM
@@ -20,6 +20,7 @@ _STEP_US = {
 }  # fmt: skip
 _SKEWED = 1.25  # times the uniform limit
 _STEP_HOST_US = 50.0  # that a training step may take above its GPU time
+_STEP_RATIOS = {steps.RECOMPUTE: 1.7, steps.HIGH: 1.6, steps.AUTOCAST: 1.6}  # over the bf16 step
 _VARLEN_US = {
     ("varlen-128", varlen.FORWARD): 60.0, ("varlen-128", varlen.STEP): 150.0,
     ("varlen-rerank-10k", varlen.FORWARD): 116.0,
@@ -126,6 +127,14 @@ def _training(rows: _Rows) -> Iterator[Verdict]:
             yield Verdict("training step, wall above GPU", shape, host, _STEP_HOST_US, True, "us")
 
 
+def _steps(rows: _Rows) -> Iterator[Verdict]:
+    for variant, limit in _STEP_RATIOS.items():
+        for shape in _STEP_US:
+            row = rows.find(steps.SUITE, shape, variant, op="fwd+bwd")
+            if row and row.get("over_plain"):
+                yield Verdict(f"training step, {variant}", shape, row["over_plain"], limit, True, "x")
+
+
 def _surface(rows: _Rows) -> Iterator[Verdict]:
     for (shape, op), limit in _HEAD_US.items():
         if row := rows.find(hidden.SUITE, shape, hidden.FUSED, op=op):
@@ -185,7 +194,7 @@ def judge(record: Iterable[Row]) -> list[Verdict]:
     out += _ratios("float32, highest: einsum over ours", exact, False)
     for name in (quantized.PER_TOKEN, quantized.PER_TENSOR, quantized.INT8_PER_TOKEN):
         out += _ratios(f"{name} over bf16", narrow(name), True)
-    return [*out, *_training(rows), *_surface(rows)]
+    return [*out, *_training(rows), *_steps(rows), *_surface(rows)]
 
 
 def _cells(v: Verdict) -> list[str]:

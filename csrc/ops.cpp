@@ -126,6 +126,9 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // fresh parts are overwritten. A row that is not wanted reaches nothing, whatever it holds.
   m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");
 
+  // to = source, uint8 [n] in host memory, by all threads and past the cache: for what a device reads next.
+  m.def("copy_past_cache_(Tensor(a!) to, Tensor source) -> ()");
+
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
   // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward" or "backward" (which
   // quantized tokens have not); sm is the compute capability as 10 * major + minor.

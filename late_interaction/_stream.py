@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+_copy_past_cache = torch.ops.late_interaction.copy_past_cache_.default
+
 Chunk = tuple[int, Tensor, Tensor | None]  # the first document's index, the documents, their mask
 
 
@@ -39,6 +41,13 @@ class _Slot:
         self.used = torch.cuda.Event()
 
 
+def _fill(host: Tensor, piece: Tensor) -> Tensor:
+    if piece.is_contiguous():
+        _copy_past_cache(host.flatten().view(torch.uint8), piece.flatten().view(torch.uint8))
+        return host
+    return host.copy_(piece)
+
+
 def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -> Iterator[Chunk]:
     """Copies on a stream of their own: while one chunk is scored, the next one travels."""
     sources = [D] if d_mask is None else [D, d_mask]
@@ -58,7 +67,7 @@ def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -
             for source, host, target in zip(sources, slot.host, slot.device, strict=True):
                 piece = source[start:stop]
                 if host is not None:
-                    piece = host[: stop - start].copy_(piece)
+                    piece = _fill(host[: stop - start], piece)
                 with torch.cuda.stream(copier):
                     target[: stop - start].copy_(piece, non_blocking=True)
             slot.copied.record(copier)

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from late_interaction import _checks, ops
 from late_interaction._precision import float32_precision
+from late_interaction.ops import from_hidden
 
 __all__ = ["explain_plan"]
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 _CODES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 _H200 = (90, 132)  # compute capability and multiprocessors, where no GPU is at hand
+_H200_L2 = 60 << 20
 
 
 def explain_plan(
@@ -25,6 +27,7 @@ def explain_plan(
     normalize: bool = False,
     precision: str | None = None,
     backward: str | None = None,
+    d_model: int | None = None,
     sm: int | None = None,
     sm_count: int | None = None,
 ) -> str:
@@ -39,6 +42,8 @@ def explain_plan(
         winners: whether there is a backward to plan, too.
         d_mask: whether documents have a mask.
         normalize, precision, backward: as in :func:`late_interaction.maxsim`.
+        d_model: the documents are projected from hidden states of so many dims, as by
+            :func:`late_interaction.fused_head.maxsim_from_hidden`: how, and what a chunk of them gets.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper.
         sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
             a GPU, an H200's.
@@ -75,6 +80,7 @@ def explain_plan(
     sm, sm_count = _device(sm, sm_count)
     Nq, Lq, d = (1, *q_shape)[-3:]
     N, Ld = (1, *d_shape)[-3:-1]
+    chunks = {"forward": N, "backward": N}
 
     if precision is None:
         precision = float32_precision("cuda")
@@ -86,11 +92,19 @@ def explain_plan(
             strategy, reason = "lowmem", "torch.use_deterministic_algorithms is on"
 
     lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
+    if d_model is not None:
+        _checks.positive("d_model", d_model)
+        if len(d_shape) == 4 or dtype in _CODES:
+            raise ValueError(f"no hidden states of {d_model} dims become {dtype} D {list(d_shape)}")
+        dtype = from_hidden.multiplied_in(precision, dtype)
+        chunks = _chunks(N, Ld, d, d_model, dtype.itemsize)
+        lines += ["hidden states", *_projected(N, chunks, d, d_model, dtype, normalize, sm)]
+        normalize = False  # they are, before MaxSim
     for step in ("forward", "backward") if winners and dtype in _DTYPES else ("forward",):
         text: str = ops.explain_plan(
             len(d_shape) == 4,
             Nq,
-            N,
+            chunks[step],
             Lq,
             Ld,
             d,
@@ -107,6 +121,38 @@ def explain_plan(
         if step == "backward" and "method" in text:
             lines.append(f"  why        {reason}")
     return "\n".join(lines)
+
+
+def _l2_bytes() -> int:
+    if not torch.cuda.is_available():
+        return _H200_L2
+    size: int = torch.cuda.get_device_properties().L2_cache_size
+    return size
+
+
+def _chunks(N: int, Ld: int, d: int, d_model: int, each: int) -> dict[str, int]:
+    """Documents of a chunk, by step, of hidden states that multiply as they are."""
+    outer_kernel = each == 2 and d % 8 == 0 and d_model % 8 == 0
+    sizes = {}
+    for step in ("forward", "backward"):
+        backward = step == "backward"
+        copied = from_hidden.copied_bytes(True, outer_kernel, each, backward)
+        sizes[step] = from_hidden.chunk_size(N, Ld, d, d_model, each, copied, _l2_bytes(), backward)
+    return sizes
+
+
+def _projected(
+    N: int, chunks: dict[str, int], d: int, d_model: int, dtype: torch.dtype, normalize: bool, sm: int
+) -> list[str]:
+    sizes = ", ".join(f"{size} of {N} documents in the {step}" for step, size in chunks.items())
+    kernel = sm == 90 and dtype.itemsize == 2 and d <= 128 and d % 8 == 0 and d_model % 8 == 0
+    done = "project_rows" if kernel else "PyTorch's product" + (", then unit_rows" if normalize else "")
+    return [
+        f"  chunk      {sizes}",
+        f"  projection {done}, {d_model} to {d} dims in {_DTYPES[dtype]}; in the backward, of "
+        + ("the tokens that won" if kernel else "all tokens"),
+        f"  why        the projected tokens of a chunk stay in {_l2_bytes() >> 20} MiB of L2",
+    ]
 
 
 def _shape(name: str, x: Tensor | Sequence[int], ranks: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import late_interaction as li
+from bench.inputs import SKEWED as SKEWED_WINNERS
+from bench.inputs import draw
+from bench.shapes import KD, Shape
 from late_interaction.backward import (
     maxsim_backward_lowmem,
     maxsim_backward_unified,
@@ -154,6 +157,62 @@ def test_bit_for_bit_the_same(dtype, layout, backward, device):
         assert all(map(torch.equal, first, step()))
 
 
+def real_step(shape, device, backward="lowmem", winners="save"):
+    """A step on winners as skewed as the benchmark's: the hottest token wins Ld^(3/4) times the mean."""
+    torch.manual_seed(0)
+    x = draw(shape, torch.device("cpu"), torch.bfloat16, SKEWED_WINNERS)
+    Q, D = leaves(x.Q.to(device), x.D.to(device))
+    grad_scores = x.grad_scores.to(device)
+
+    def step():
+        scores = li.maxsim(Q, D, backward=backward, winners=winners)
+        return scores.detach(), *torch.autograd.grad(scores, (Q, D), grad_scores)
+
+    return step
+
+
+REAL = [
+    Shape("in-batch", 128, 128, 32, 300),
+    Shape("long", 16, 16, 1030, 1030),
+    Shape("KD", 64, 4, 32, 1030, layout=KD),
+    Shape("in parts", 512, 512, 32, 180),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("shape", REAL, ids=lambda shape: shape.name)
+def test_skewed_steps_are_the_same_bits_on_any_stream(shape, winners):
+    # Whatever else the GPU does meanwhile, and so whichever blocks run first, and together.
+    step = real_step(shape, "cuda", winners=winners)
+    first = step()
+    other, side = torch.cuda.Stream(), torch.cuda.Stream()
+    noise = torch.randn(2048, 2048, device="cuda")
+    torch.cuda.synchronize()
+    for run in range(100):
+        with torch.cuda.stream(other):
+            for _ in range(run % 4):
+                noise = noise @ noise
+        with torch.cuda.stream(side if run % 2 else torch.cuda.default_stream()):
+            again = step()
+            same = [torch.equal(a, b) for a, b in zip(first, again, strict=True)]
+        assert all(same), f"run {run}"
+        torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("shape", REAL, ids=lambda shape: shape.name)
+def test_two_gpus_of_a_kind_give_the_same_bits(shape, winners):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    if torch.cuda.get_device_name(0) != torch.cuda.get_device_name(1):
+        pytest.skip("needs two GPUs of a kind")
+    here, there = (real_step(shape, f"cuda:{i}", winners=winners)() for i in (0, 1))
+    for a, b in zip(here, there, strict=True):
+        assert a.device != b.device and torch.equal(a.cpu(), b.cpu())
+
+
 def test_the_number_of_threads_changes_no_bit():
     Q, D = leaves(torch.randn(9, 33, 40), torch.randn(7, 65, 40))
     results = []
@@ -259,6 +318,42 @@ def test_recomputing_is_saving_without_keeping(normalize, layout, device):
         scores = call(li.maxsim, case, Q, D, q_mask, d_mask, winners=winners, backward="lowmem")
         results.append((scores, *torch.autograd.grad(scores.square().sum(), (Q, D))))
     assert all(map(torch.equal, *results))
+
+
+# Of so many winners that they are found again a part at a time: grad_Q summed over parts of the documents,
+# found apart, summed where it lies; and parts of the queries.
+IN_PARTS = [
+    Case("in-batch", 96, 2800, 128, 20, 128, torch.bfloat16, "holes", normalize=True),
+    Case("in-batch", 1024, 1030, 32, 33, 128, torch.bfloat16, "dead"),
+    Case("in-batch", 64, 520, 1030, 20, 64, torch.float32, normalize=True),
+    Case("in-batch", 64, 520, 1030, 20, 1100, torch.float16, normalize=True),
+    Case("KD", 128, 260, 1000, 12, 64, torch.bfloat16, "holes", normalize=True),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("needs", ["QD", "Q", "D"])
+@pytest.mark.parametrize("case", IN_PARTS, ids=str)
+def test_recomputing_in_parts(case, needs):
+    Q, D, q_mask, d_mask = inputs(case, "cuda")
+    Q, D = leaves(Q, D)
+    wanted = [x for name, x in zip("QD", (Q, D), strict=True) if name in needs]
+    for x in (Q, D):
+        x.requires_grad_(any(x is w for w in wanted))
+
+    def step(winners):
+        scores = li.maxsim(Q, D, q_mask, d_mask, normalize=case.normalize, winners=winners, backward="lowmem")
+        grad_scores = torch.randn(
+            scores.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)
+        )
+        return torch.autograd.grad(scores, wanted, grad_scores)
+
+    saved, first = step("save"), step("recompute")
+    for a, b in zip(first, saved, strict=True):
+        # Two roundings to the input's dtype, of sums taken in another order.
+        ref.assert_close(a, b.double(), 2 * ref.GRAD_TOLERANCE[case.dtype])
+    for _ in range(3):
+        assert all(map(torch.equal, first, step("recompute")))
 
 
 @pytest.mark.parametrize("backward", ["lowmem", "unified"])

@@ -26,6 +26,7 @@ from bench import (
     report,
     results,
     shapes,
+    steps,
     targets,
     timing,
     variants,
@@ -378,6 +379,17 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
         assert r["wall_us"] or "there is no" in r["skipped"]
 
 
+def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    assert main(["--dry-run", "--suite", "steps", "--impl", "ours", "--out", str(out)]) == 0
+    _, rows = results.split(results.read(out))
+    timed = [steps.PLAIN, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST, steps.ONE_THREAD]
+    assert [r["variant"] for r in rows] == 3 * timed
+    for r in rows:
+        assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2 and r["grad_err"] < 0.6
+        assert (r.get("over_plain") is None) == (r["variant"] in (steps.PLAIN, steps.ONE_THREAD))
+
+
 def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
     assert main(["--dry-run", "--suite", "heads", "--impl", "ours,einsum", "--out", str(out)]) == 0
@@ -559,4 +571,10 @@ def test_tables_of_hidden_states_and_retrieval() -> None:
     table = report.hidden_table(rows)
     assert "202 / 282 / 32.5 | 1,891 / 1,971 / 32.5 | 132 / 212 / 32.5 | 1.53x |" in table
     assert "top 100 | 2,485 / 2,565 | 12,446 / 12,526 | 5.01x |" in report.beside_lik_table(rows, "retrieve")
-    assert report.hidden_table([]) == report.beside_lik_table([], "retrieve") == ""
+    rows = [row("plaid", OURS, "search", 93.0), row("plaid", "fast-plaid", "search", 4667.0)]
+    searched = report.beside_lik_table(rows, "plaid")
+    assert "search | 93.0 / 173 | 4,667 / 4,747 (fast-plaid) | 50.18x |" in searched
+    host = row("retrieve", OURS, "pinned", 0.0)
+    host |= {"gpu_us": None, "wall_us": 25e3, "over_bus": 1.25, "bus_gbps": 50.0}
+    assert "| pinned | 25,000 | 40.0 | 80% |" in report.host_table([host])
+    assert report.hidden_table([]) == report.beside_lik_table([], "retrieve") == report.host_table([]) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import ncu, performance, report, results, timing
+from bench import ncu, performance, report, results, steps, timing
 from bench.impls import EINSUM, LIK, OURS
 from bench.shapes import FORWARD, TRAINING
 
@@ -104,6 +104,22 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
         "| pylate-256 | 256 x 256, 32, 300, d=128 | products | 205 | 1,024 | 410 | 50% | 430 | 419 | 26.0 |"
     )
     assert f"{line} 820 | 2.00x |" in text and "| kd-128x8 | 128 x 8" not in text
+
+    def variant(name: str, us: float, mib: float) -> results.Row:
+        more = {"wall_us": us + 60, "peak_mib": mib, "over_plain": us / 400}
+        return row("steps", "pylate-256", us, name, op="fwd+bwd", **more)
+
+    record.add([variant(steps.PLAIN, 400.0, 25.0), variant(steps.RECOMPUTE, 640.0, 26.75)])
+    record.add([variant(steps.HIGH, 720.0, 46.0), variant(steps.GRAPH, 400.0, 25.0)])
+    record.add([
+        row("training", "kd-256x16", us, impl=impl, winners="uniform", backward="lowmem", floor_us=503.0,
+            peak_mib=1032.0)
+        for impl, us in ((LIK, 800.0), (OURS, 640.0))
+    ])  # fmt: skip
+    text = build(tmp_path)
+    assert "| pylate-256 | 400 | 1.60x | 1.80x | - | 6.00 | 60.0 | - | 60.0 |" in text
+    assert f"| {LIK}, lowmem | 0.80 | 2.2 | 1,032 |\n| {OURS}, lowmem | 0.64 |" in text
+    assert "| training step, float32, high | pylate-256 | 1.800x | <= 1.600x | not yet |" in text
 
     profile = results.Results(tmp_path / "ncu-some-gpu.json", header)
     profile.rows = [{**r, "run": header["run"]} for r in ncu.extract(CSV, ["train-256", "text-long"])]

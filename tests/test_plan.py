@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction.ops import from_hidden
 from tests.cases import QUANTIZED, walk
 
 DEVICES = [(80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
@@ -137,3 +138,46 @@ def test_a_mask_is_planned_for():
     assert "copied" in masked and "masked" not in masked  # where many rows read what is copied once
     assert "a kernel before finds" in few_rows  # padding is skipped where that pays for a kernel of its own
     assert "masked" in small and "a kernel before" not in small
+
+
+@pytest.mark.parametrize("sm, sm_count", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
+    options = {"dtype": dtype, "sm": sm, "sm_count": sm_count}
+    plan = sections(
+        li.explain_plan((32, 32, 128), (512, 2048, 128), d_model=768, normalize=normalize, **options)
+    )
+    assert list(plan) == ["device", "hidden states", "forward", "backward"]
+    forward, backward = map(int, re.findall(r"(\d+) of 512 documents", plan["hidden states"]["chunk"]))
+    assert 0 < backward <= forward < 512
+    of_a_chunk = sections(li.explain_plan((32, 32, 128), (forward, 2048, 128), **options))
+    assert plan["forward"] == of_a_chunk["forward"]
+    kernel = sm == 90 and dtype == torch.bfloat16
+    how = plan["hidden states"]["projection"]
+    assert how.startswith("project_rows" if kernel else "PyTorch's product")
+    assert ("unit_rows" in how) == (normalize and not kernel)
+    assert how.endswith("of the tokens that won" if kernel else "of all tokens")
+
+
+def test_hidden_states_that_no_call_could_have():
+    with pytest.raises(ValueError, match="d_model must be at least 1"):
+        li.explain_plan((4, 5, 8), (3, 7, 8), d_model=0)
+    with pytest.raises(ValueError, match="no hidden states of 24 dims"):
+        li.explain_plan((4, 5, 8), (4, 3, 7, 8), d_model=24)
+    with pytest.raises(ValueError, match="no hidden states of 24 dims"):
+        li.explain_plan((4, 5, 8), (3, 7, 8), d_model=24, dtype=torch.int8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("backward", [False, True])
+def test_chunks_of_hidden_states_are_those_of_the_call(backward, dtype):
+    H = torch.empty(300, 700, 256, device="cuda", dtype=dtype)
+    W = torch.empty(128, 256, device="cuda", dtype=dtype)
+    size = from_hidden._head(H, W, None, True, dtype, backward).size
+    plan = sections(li.explain_plan((4, 32, 128), (300, 700, 128), dtype=dtype, d_model=256))
+    assert (
+        f"{size} of 300 documents in the {'backward' if backward else 'forward'}"
+        in (plan["hidden states"]["chunk"])
+    )

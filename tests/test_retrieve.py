@@ -238,6 +238,33 @@ def test_streamed_corpus(chunk, masked, strided, pinned):
         close(got, expected)
 
 
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4097, (1 << 20) - 1, (1 << 20) + 1, (5 << 20) + 77])
+@pytest.mark.parametrize("to_offset, from_offset", [(0, 0), (1, 0), (0, 3), (63, 17)])
+def test_copy_past_cache(to_offset, from_offset, size):
+    source = torch.randint(256, (size + from_offset,), dtype=torch.uint8)[from_offset:]
+    room = torch.full((to_offset + size + 100,), 7, dtype=torch.uint8)
+    torch.ops.late_interaction.copy_past_cache_(room[to_offset : to_offset + size], source)
+    assert torch.equal(room[to_offset : to_offset + size], source)
+    assert bool((room[:to_offset] == 7).all()) and bool((room[to_offset + size :] == 7).all())
+
+
+def test_copy_past_cache_as_an_operator():
+    op = torch.ops.late_interaction.copy_past_cache_
+    to, source = torch.zeros(100, dtype=torch.uint8), torch.arange(100, dtype=torch.uint8)
+    torch.library.opcheck(op.default, (to, source))
+    for bad in (source[:99], source.float(), source.view(10, 10), source.repeat(2)[::2]):
+        with pytest.raises(RuntimeError, match="contiguous uint8"):
+            op(to, bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.float64])
+def test_filling_a_buffer(dtype):
+    pieces = torch.randn(6, 7, 5).to(dtype)
+    for piece in (pieces, pieces[::2], pieces[:3].transpose(1, 2).contiguous().transpose(1, 2), pieces[:0]):
+        host = torch.zeros(6, 7, 5, dtype=dtype)[: len(piece)]
+        assert torch.equal(_stream._fill(host, piece), piece) and torch.equal(host, piece)
+
+
 @pytest.mark.gpu
 def test_streaming_in_bounded_memory():
     Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)

@@ -9,6 +9,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -233,9 +234,20 @@ inline void check_varlen_backward_inputs(const Tensor& grad_scores, const Tensor
                   "late_interaction: grad_scores, Q, D and winners must be on one device");
 }
 
-// A new contiguous tensor beside `like`: same device, given dtype.
-inline Tensor new_tensor(const Tensor& like, std::vector<int64_t> size, ScalarType dtype) {
-  return torch::stable::new_empty(like, size, dtype);
+// A new contiguous tensor beside `like`: same device, given dtype. Not by new_empty, which looks its operator
+// up by name each time.
+inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& size, ScalarType dtype) {
+  std::vector<int64_t> strides(size.size());
+  int64_t stride = 1;
+  for (size_t k = size.size(); k-- > 0; stride *= std::max<int64_t>(size[k], 1)) strides[k] = stride;
+  int32_t device_type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  const auto type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(),
+                                                         strides.data(), type, device_type,
+                                                         like.get_device_index(), &made));
+  return Tensor(made);
 }
 
 }  // namespace late_interaction

@@ -31,7 +31,9 @@ def _gradients(
     need_Q, need_D = needs[0], needs[1]
     if backward == "auto" and torch.are_deterministic_algorithms_enabled():
         backward = "lowmem"
-    args = (grad_scores, Q, D, winners, normalize, backward, need_Q, need_D)
+    args: tuple[Any, ...] = (grad_scores, Q, D, winners, normalize)
+    if not (backward == "auto" and need_Q and need_D):  # defaults that are said take the dispatcher's time
+        args += (backward, need_Q, need_D)
     try:
         if torch.is_grad_enabled():  # create_graph=True
             grad_Q, grad_D = _backward_op(*args)
@@ -56,8 +58,9 @@ class MaxSimWinners(Function):
         precision: str,
         backward: str,
     ) -> tuple[Tensor, Tensor]:
+        options = (normalize,) if precision == "highest" else (normalize, precision)
         with _AutoDispatchBelowAutograd():
-            scores, winners = _winners_op(Q, D, q_mask, d_mask, normalize, precision)
+            scores, winners = _winners_op(Q, D, q_mask, d_mask, *options)
         ctx.mark_non_differentiable(winners)
         ctx.set_materialize_grads(False)  # or a zero tensor as large as the winners would come in for them
         ctx.save_for_backward(Q, D, winners)
@@ -161,6 +164,8 @@ class MaxSimResidual(Function):
 
 _with_inputs: Any = MaxSim.apply
 _with_winners: Any = MaxSimWinners.apply
+# Function.apply without the questions that it asks about transforms of torch.func first.
+_with_winners_alone: Any = super(Function, MaxSimWinners).apply
 _residual: Any = MaxSimResidual.apply
 _from_hidden: Any = MaxSimFromHidden.apply
 _once: Any = Once.apply
@@ -168,8 +173,9 @@ _DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the
 
 
 def with_gradients(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
-    """What ``maxsim_winners`` does for inputs that require gradients, without the dispatcher's way there."""
-    return _with_winners(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+    """What ``maxsim_winners`` does for inputs that require gradients, without the dispatcher's way there; not
+    where a transform of torch.func is active."""
+    return _with_winners_alone(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
 
 
 def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
@@ -181,7 +187,7 @@ def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, 
 
 def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
     if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return with_gradients(Q, D, q_mask, d_mask, *options)
+        return _with_winners(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
     with _AutoDispatchBelowAutograd():
         return _winners_op(Q, D, q_mask, d_mask, *options)
 

@@ -213,6 +213,10 @@ def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fre
     pass
 
 
+def _copy_past_cache(to: Tensor, source: Tensor) -> None:
+    pass
+
+
 def register() -> None:
     torch.library.register_fake("late_interaction::maxsim", _maxsim)
     torch.library.register_fake("late_interaction::maxsim_winners", _maxsim_winners)
@@ -227,6 +231,7 @@ def register() -> None:
         ("maxsim_from_hidden", _maxsim_from_hidden),
         ("maxsim_from_hidden_winners", _maxsim_from_hidden_winners),
         ("maxsim_from_hidden_backward", _maxsim_from_hidden_backward),
+        ("copy_past_cache_", _copy_past_cache),
         ("project_rows_", _project_rows),
         ("won_rows", _won_rows),
         ("unit_rows_", _unit_rows),

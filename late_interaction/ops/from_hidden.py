@@ -40,6 +40,11 @@ def _gpu(index: int | None) -> tuple[int, int]:
     return properties.L2_cache_size, properties.multi_processor_count
 
 
+def multiplied_in(precision: str, dtype: torch.dtype) -> torch.dtype:
+    """What tensors that are all of one dtype multiply in."""
+    return _HALF.get(precision, dtype) if dtype == torch.float32 else dtype
+
+
 def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
     """The dtype that everything multiplies in: that of the tensors where they agree, else (or where precision
     asks float32 for it) the half precision among them."""
@@ -62,6 +67,21 @@ def documents_at_a_time(Nd: int, token_bytes: int, Ld: int, room: float) -> int:
     """As many documents as fit, one at least, in chunks of equal size."""
     most = max(1, min(Nd, int(room / max(1, Ld * token_bytes))))
     return -(-Nd // -(-Nd // most)) if Nd else 1
+
+
+def chunk_size(
+    Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, cache_bytes: int, backward: bool
+) -> int:
+    """Documents of a chunk. An element has `each` bytes; one of copied hidden states, `copied`."""
+    room = cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE)
+    size = documents_at_a_time(Nd, d * each, Ld, room)
+    return min(size, documents_at_a_time(Nd, d_model * copied, Ld, _COPIED)) if copied else size
+
+
+def copied_bytes(in_place: bool, outer_kernel: bool, each: int, backward: bool) -> int:
+    if in_place and (outer_kernel or not backward):
+        return 0
+    return max(each, 4) if backward else each
 
 
 @dataclass
@@ -102,14 +122,12 @@ def _head(
     Nd, Ld, d_model = H.shape
     d, each = W.shape[0], dtype.itemsize
     cache_bytes = _gpu(H.device.index)[0] if H.is_cuda else _CPU_CACHE
-    room = cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE)
-    size = documents_at_a_time(Nd, d * each, Ld, room)
     in_place = H.dtype == dtype and H.stride(2) == 1 and (Nd < 2 or H.stride(0) == Ld * H.stride(1))
     # Half precision in whole, aligned 16-byte pieces.
     aligned = not in_place or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
     outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
-    if not in_place or (backward and not outer_kernel):  # a copy of the hidden states is made
-        size = min(size, documents_at_a_time(Nd, d_model * max(each, 4 if backward else each), Ld, _COPIED))
+    copied = copied_bytes(in_place, outer_kernel, each, backward)
+    size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward)
     return _Head(H, W.to(dtype), None if b is None else b.to(dtype), normalize, size, outer_kernel)
 
 
