@@ -17,6 +17,7 @@ from . import (
     fp32,
     heads,
     hidden,
+    pairs,
     plaid,
     plot,
     quantized,
@@ -42,6 +43,7 @@ SUITES = (
     "fused-head",
     "retrieve",
     "varlen",
+    "pairs-packed",
     "training",
     "steps",
     "backward",
@@ -57,6 +59,7 @@ TOGETHER = {
     hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
     retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
     varlen.SUITE: (shapes.VARLEN, shapes.TINY_FORWARD, "over_ours", varlen.take),
+    pairs.SUITE: (shapes.PAIR_LISTS, shapes.TINY_PAIR_LISTS, "over_ours", pairs.take),
     steps.SUITE: (shapes.TRAINING, shapes.TINY_TRAINING, "over_plain", steps.take),
     heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
 }

@@ -93,10 +93,10 @@ def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit
 
 
 def draw_packed(
-    shape: Shape, device: torch.device, dtype: torch.dtype
+    shape: Shape, device: torch.device, dtype: torch.dtype, full: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(Q, D, cu_seqlens_q, cu_seqlens_d): queries of a quarter of Lq up to Lq, evenly; documents of 20 up to
-    Ld, skewed towards short ones."""
+    Ld, skewed towards short ones. full: all of Lq and Ld tokens."""
     generator = torch.Generator().manual_seed(0)
 
     def pack(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +105,7 @@ def draw_packed(
 
     even = torch.rand(shape.Nq, generator=generator)
     skewed = torch.rand(shape.Nd, generator=generator) ** 2.5
-    q_least, d_least = max(shape.Lq // 4, 1), min(20, shape.Ld)
+    q_least, d_least = (shape.Lq, shape.Ld) if full else (max(shape.Lq // 4, 1), min(20, shape.Ld))
     Q, cu_q = pack(q_least + (even * (shape.Lq - q_least + 1)).long())
     D, cu_d = pack(d_least + (skewed * (shape.Ld - d_least + 1)).long())
     return Q, D, cu_q, cu_d

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import heads, hidden, performance, plaid, retrieval, targets, varlen
+from . import heads, hidden, pairs, performance, plaid, retrieval, targets, varlen
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
@@ -130,13 +130,15 @@ def beside_lik_table(rows: Sequence[Row], suite: str) -> str:
     body = []
     for group in groups(r for r in rows if r["suite"] == suite).values():
         for variant in dict.fromkeys(r["variant"] for r in group):
-            ours, lik, other = (_variant(group, impl, variant) for impl in (OURS, LIK, plaid.FAST_PLAID))
+            ours, lik = (_variant(group, impl, variant) for impl in (OURS, LIK))
             if ours is not None:
                 whole = not ours.get("nbits") or variant == plaid.CENTROIDS
                 bits = "" if whole else f", {ours['nbits']} bit"
-                peer = lik or other
-                theirs = _us(peer) + (f" ({plaid.FAST_PLAID})" if peer is not None and lik is None else "")
-                body.append([_size(ours), variant + bits, _us(ours), theirs, _speedup(ours, peer)])
+                listed = f", {ours['pairs']:,} pairs" if ours.get("pairs") else ""
+                others = (_variant(group, impl, variant) for impl in (plaid.FAST_PLAID, FLASH))
+                peer = lik or next((other for other in others if other is not None), None)
+                theirs = _us(peer) + (f" ({peer['impl']})" if peer is not None and lik is None else "")
+                body.append([_size(ours), variant + bits + listed, _us(ours), theirs, _speedup(ours, peer)])
     head = ["Nq x Nd, Lq, Ld", "", OURS, LIK, "over LIK"]
     return _table(head, body, left=2) if body else ""
 
@@ -232,6 +234,12 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
             "Packed sequences,",
             varlen.SUITE,
             "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often.",
+        ),
+        (
+            "Listed pairs,",
+            pairs.SUITE,
+            "`score_pairs_packed`: each of 10,000 documents with one of 100 queries; all pairs of a dense"
+            " batch, and a tenth of those. One query: `rerank_direct`, documents in no order.",
         ),
         (
             "Residual-compressed documents,",

@@ -105,6 +105,14 @@ class HiddenShape(Shape):
         return (self.Nq * self.Lq * self.d + (self.Nd * self.Ld + self.d) * self.d_model) * itemsize
 
 
+@dataclass(frozen=True)
+class PairShape(Shape):
+    """Packed queries and documents of up to Lq and Ld tokens, and how many pairs of them are listed."""
+
+    pairs: int = 0
+    even: bool = False  # all of Lq and Ld tokens
+
+
 FORWARD = (
     Shape("text-short", 1, 1000, 32, 300, compiled=True),
     Shape("text-long", 1, 1000, 32, 1024),
@@ -140,6 +148,14 @@ QUANTIZED = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "text-long
 VARLEN = (
     Shape("varlen-128", 128, 128, 32, 1024),
     Shape("varlen-rerank-10k", 1, 10000, 32, 512),
+)
+# Listed pairs: each document with a query of 100; all there are of a dense batch, and a tenth of those; and
+# one query with documents that lie anywhere.
+PAIR_LISTS = (
+    PairShape("pairs-10k", 100, 10000, 32, 512, pairs=10000),
+    PairShape("pairs-grid", 128, 128, 32, 300, pairs=128 * 128, even=True),
+    PairShape("pairs-tenth", 128, 128, 32, 300, pairs=1638, even=True),
+    PairShape("direct-10k", 1, 10000, 32, 512, pairs=10000),
 )
 
 TRAINING = (
@@ -201,6 +217,11 @@ TINY_TRAINING = (
 )
 TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
 TINY_FUSED_HEAD = (HiddenShape("tiny-head", 3, 4, 5, 7, d=16, d_model=24),)
+TINY_PAIR_LISTS = (
+    PairShape("tiny-list", 3, 4, 5, 7, d=16, pairs=9),
+    PairShape("tiny-grid", 3, 4, 5, 7, d=16, pairs=12, even=True),
+    PairShape("tiny-direct", 1, 6, 5, 7, d=16, pairs=6),
+)
 TINY_RETRIEVE = (
     Shape("tiny-retrieve", 3, 40, 5, 7, d=16),
     Shape("tiny-retrieve-fp8", 3, 40, 5, 7, d=16),

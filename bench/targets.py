@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import fp32, hidden, plaid, quantized, retrieval, steps, variants, varlen
+from . import fp32, hidden, pairs, plaid, quantized, retrieval, steps, variants, varlen
 from .ceilings import NAMES, reached
 from .impls import EINSUM, OURS
 from .inputs import SKEWED, UNIFORM
@@ -25,6 +25,8 @@ _VARLEN_US = {
     ("varlen-128", varlen.FORWARD): 60.0, ("varlen-128", varlen.STEP): 150.0,
     ("varlen-rerank-10k", varlen.FORWARD): 116.0,
 }  # fmt: skip
+_PAIRS_US = 130.0  # of the sparse list, pairs-10k
+_LISTED = 1.1  # times the dense call, of the list of all pairs
 _PLAID_US = {"plaid-2": 300.0, "plaid-4": 550.0}
 _HEAD_US = {
     ("head-32x128", "fwd"): 140.0, ("head-32x128", "fwd+bwd"): 420.0,
@@ -143,6 +145,11 @@ def _surface(rows: _Rows) -> Iterator[Verdict]:
         op = "fwd" if variant == varlen.FORWARD else "fwd+bwd"
         if row := rows.find(varlen.SUITE, shape, variant, op=op):
             yield Verdict(f"packed, {op}", shape, row["gpu_us"], limit, True, "us")
+    if row := rows.find(pairs.SUITE, "pairs-10k", pairs.FORWARD):
+        yield Verdict("listed pairs, sparse", "pairs-10k", row["gpu_us"], _PAIRS_US, True, "us")
+    listed = rows.find(pairs.SUITE, "pairs-grid", pairs.FORWARD)
+    dense = rows.find(pairs.SUITE, "pairs-grid", pairs.DENSE)
+    yield from _ratios("listed pairs, all of them, over the dense call", [(listed, dense, _LISTED)], True)
     for shape, limit in _PLAID_US.items():
         if row := rows.find(plaid.SUITE, shape, plaid.PACKED):
             yield Verdict("residuals, packed", shape, row["gpu_us"], limit, True, "us")

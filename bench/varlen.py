@@ -29,7 +29,7 @@ def _function(impl: str) -> Callable[..., torch.Tensor]:
     return function
 
 
-def _reference(Q: torch.Tensor, D: torch.Tensor, cu_q: torch.Tensor, cu_d: torch.Tensor) -> torch.Tensor:
+def reference(Q: torch.Tensor, D: torch.Tensor, cu_q: torch.Tensor, cu_d: torch.Tensor) -> torch.Tensor:
     """Scores in float64, a document at a time."""
     bounds = cu_d.tolist()
     queries = torch.repeat_interleave(torch.arange(len(cu_q) - 1, device=Q.device), cu_q.diff())
@@ -45,7 +45,7 @@ def _reference(Q: torch.Tensor, D: torch.Tensor, cu_q: torch.Tensor, cu_d: torch
 def take(settings: Settings, shape: Shape) -> list[Row]:
     """Queries of up to Lq tokens, documents of up to Ld, most of them short."""
     Q, D, cu_q, cu_d = draw_packed(shape, settings.device, settings.dtype)
-    wanted = _reference(Q, D, cu_q, cu_d)
+    wanted = reference(Q, D, cu_q, cu_d)
     grad = torch.randn_like(wanted, dtype=torch.float32)
     longest = {"max_seqlen_q": int(cu_q.diff().max()), "max_seqlen_d": int(cu_d.diff().max())}
 

@@ -51,6 +51,27 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q=True, bool need_grad_D=True) "
       "-> (Tensor grad_Q, Tensor grad_D)");
 
+  // Scores [pairs] of listed pairs of those: pair p is query pair_q[p] with document pair_d[p], int32. One
+  // that names none, or whose query has more than max_seqlen_q tokens, scores NaN (on the CPU it is an
+  // error). Winners are [pairs, max_seqlen_q].
+  m.def(
+      "maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q, "
+      "Tensor pair_d, int? max_seqlen_q=None, str precision='highest') -> Tensor");
+  m.def(
+      "maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, "
+      "Tensor pair_q, Tensor pair_d, int max_seqlen_q, str precision='highest') -> (Tensor scores, "
+      "Tensor winners)");
+  // Deterministic.
+  m.def(
+      "maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q, "
+      "Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d, Tensor winners, bool need_grad_Q=True, "
+      "bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
+
+  // Scores [documents] of one query, Q [tokens, d], with documents that lie anywhere in D [tokens, d]:
+  // document j has lengths[j] tokens from starts[j] on, int32. One that does not lie within D scores NaN (on
+  // the CPU it is an error). Not differentiable.
+  m.def("maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, str precision='highest') -> Tensor");
+
   // Scores of quantized tokens: Q and D are codes, both float8_e4m3fn, float8_e5m2 or int8, and a token is
   // code * scale. Scales are fp32, 0-dim (one for all tokens) or shaped as a mask (one a token), and not
   // negative: score = sum_s scale_Q[s] * max_t (scale_D[t] * <Q_s, D_t>). Not differentiable.

@@ -155,11 +155,11 @@ def sequences(name: str, xs: Sequence[Tensor]) -> None:
 _MAX_TOKENS = 1 << 30
 
 
-def packed(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor) -> tuple[Tensor, Tensor]:
-    """Everything packed queries and documents must satisfy. Offsets come back as the operators take them."""
-    embeddings("Q_packed", Q)
-    embeddings("D_packed", D)
-    for name, x in (("Q_packed", Q), ("D_packed", D)):
+def _flat_tokens(q_name: str, Q: Tensor, d_name: str, D: Tensor) -> None:
+    """[tokens, d] of one dtype (autocast aside), device and d."""
+    embeddings(q_name, Q)
+    embeddings(d_name, D)
+    for name, x in ((q_name, Q), (d_name, D)):
         if x.dim() != 2:
             raise ValueError(
                 f"{name} must be [tokens, d], got {_shape(x)}; for padded tokens there is maxsim"
@@ -167,14 +167,19 @@ def packed(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor) -> 
         if x.shape[0] > _MAX_TOKENS:
             raise ValueError(f"{name} must have at most 2**30 tokens, got {_shape(x)}")
     if Q.device != D.device:
-        raise ValueError(f"Q_packed and D_packed must be on the same device, got {Q.device} and {D.device}")
+        raise ValueError(f"{q_name} and {d_name} must be on the same device, got {Q.device} and {D.device}")
     if Q.dtype != D.dtype and not (autocasting(Q) and torch.float64 not in (Q.dtype, D.dtype)):
-        raise TypeError(f"Q_packed and D_packed must share a dtype, got {Q.dtype} and {D.dtype}")
+        raise TypeError(f"{q_name} and {d_name} must share a dtype, got {Q.dtype} and {D.dtype}")
     if Q.shape[1] != D.shape[1] or Q.shape[1] == 0:
         raise ValueError(
-            "Q_packed and D_packed must share an embedding dim d of at least 1,"
+            f"{q_name} and {d_name} must share an embedding dim d of at least 1,"
             f" got {_shape(Q)} and {_shape(D)}"
         )
+
+
+def packed(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor) -> tuple[Tensor, Tensor]:
+    """Everything packed queries and documents must satisfy. Offsets come back as the operators take them."""
+    _flat_tokens("Q_packed", Q, "D_packed", D)
     return offsets("cu_seqlens_q", cu_seqlens_q, "Q_packed", Q), offsets(
         "cu_seqlens_d", cu_seqlens_d, "D_packed", D
     )
@@ -195,6 +200,60 @@ def offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
     if looked_at and (int(cu[0]) < 0 or int(cu[-1]) > total or bool((cu.diff() < 0).any())):
         raise ValueError(f"{name} must never fall and lie within [0, {total}], got {cu.tolist()}")
     return cu.to(torch.int32).contiguous()
+
+
+def _integers(name: str, x: Tensor, wanted: str, tokens_name: str, tokens: Tensor) -> Tensor:
+    """[wanted] int32 or int64 beside the tokens; contiguous int32 comes back."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {x.dtype}")
+    if x.dim() != 1 or x.shape[0] > _MAX_TOKENS:
+        raise ValueError(f"{name} must be [{wanted}], at most 2**30 of them, got {_shape(x)}")
+    if x.device != tokens.device:
+        raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {x.device}")
+    if x.dtype is torch.int64:  # what int32 cannot hold stays out of range
+        x = x.clamp(-1, _MAX_TOKENS + 1)
+    return x.to(torch.int32).contiguous()
+
+
+def _equally_long(first: str, x: Tensor, second: str, y: Tensor) -> None:
+    if x.shape != y.shape:
+        raise ValueError(f"{first} and {second} must be equally long, got {_shape(x)} and {_shape(y)}")
+
+
+def _looked_at(x: Tensor) -> bool:
+    """Whether values can be seen without waiting for a device."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def listed_pairs(
+    pair_q: Tensor, pair_d: Tensor, Q: Tensor, queries: int, documents: int
+) -> tuple[Tensor, Tensor]:
+    """Which packed queries meet which documents. Indices come back as the operators take them."""
+    names, counts = ("pair_q_idx", "pair_d_idx"), (queries, documents)
+    pair_q = _integers(names[0], pair_q, "pairs", "Q_packed", Q)
+    pair_d = _integers(names[1], pair_d, "pairs", "Q_packed", Q)
+    _equally_long(names[0], pair_q, names[1], pair_d)
+    for name, index, count in zip(names, (pair_q, pair_d), counts, strict=True):
+        if _looked_at(index) and bool(((index < 0) | (index >= count)).any()):
+            raise ValueError(f"{name} must lie in [0, {count}), got {index.tolist()}")
+    return pair_q, pair_d
+
+
+def spans(Q: Tensor, tokens: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """A query, and where documents lie in a buffer of tokens. Both come back as the operators take them."""
+    _flat_tokens("Q", Q, "batch_tensor", tokens)
+    starts = _integers("doc_offsets", starts, "documents", "batch_tensor", tokens)
+    lengths = _integers("doc_lengths", lengths, "documents", "batch_tensor", tokens)
+    _equally_long("doc_offsets", starts, "doc_lengths", lengths)
+    total = tokens.shape[0]
+    if _looked_at(starts) and bool(((starts < 0) | (lengths < 0) | (starts.long() + lengths > total)).any()):
+        raise ValueError(
+            f"doc_offsets and doc_lengths must lie within the {total} tokens of batch_tensor,"
+            f" got {starts.tolist()} and {lengths.tolist()}"
+        )
+    return starts, lengths
 
 
 def padded(
@@ -266,11 +325,17 @@ def longest_of(name: str, lengths: Tensor, longest: int) -> int:
 
 
 def longest(name: str, length: Any, offsets: Tensor) -> None:
-    """A length that no sequence exceeds, as far as can be seen without waiting for a device."""
-    if isinstance(length, bool) or not hasattr(length, "__index__") or isinstance(length, Tensor):
+    """A length that no packed sequence exceeds, as far as can be seen without waiting for a device."""
+    bound(name, length, offsets.diff() if _looked_at(offsets) else offsets)
+
+
+def bound(name: str, length: Any, lengths: Tensor) -> None:
+    """The same of sequences whose lengths are given."""
+    number = torch.compiler.is_compiling() or hasattr(length, "__index__")  # it may be a symbol
+    if isinstance(length, (bool, Tensor)) or not number:
         raise TypeError(f"{name} must be an int or None, got {type(length).__name__}")
-    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        most = int(offsets.diff().amax()) if len(offsets) > 1 else 0
+    if _looked_at(lengths):
+        most = int(lengths.amax()) if lengths.numel() else 0
         if length < most:
             raise ValueError(f"{name} must be at least {most}, the longest sequence, got {length}")
     if length < 0:

@@ -71,6 +71,37 @@ def run_packed(name, lengths_q, lengths_d, d, dtype, precision):
         raise SystemExit(f"{name}: a result is not finite")
 
 
+# Pairs: (lengths of queries, lengths of documents, pairs, d, dtype, precision); and documents anywhere.
+PAIR_LISTS = {
+    "pairs, documents on the M side": ([32, 0, 9], [150, 0, 1, 64, 70] * 40, 150, 128, BF16, "highest"),
+    "pairs, a few, longer queries": ([33, 0, 257, 31], [150, 0, 1, 300, 80] * 9, 20, 64, FP16, "highest"),
+    "pairs, picked from all": ([33, 0, 25, 31], [150, 0, 1, 300, 80], 40, 128, BF16, "highest"),
+    "pairs, by mma": ([33, 0, 57, 31], [150, 0, 1, 300, 80] * 9, 20, 129, FP16, "highest"),
+    "pairs, tf32": ([33, 5], [150, 0, 1] * 9, 20, 64, FP32, "high"),
+    "pairs, 3xtf32": ([33, 5], [150, 0, 1] * 9, 20, 64, FP32, "highest"),
+    "pairs, fp64": ([33, 5], [150, 0, 1], 9, 20, FP64, "highest"),
+}
+
+
+def run_pairs(name, lengths_q, lengths_d, pairs, d, dtype, precision):
+    def pack(lengths):
+        offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+        return torch.randn(sum(lengths), d, device="cuda").to(dtype), offsets
+
+    (Q, cu_q), (D, cu_d) = pack(lengths_q), pack(lengths_d)
+    pair_q = torch.randint(len(lengths_q), (pairs,), device="cuda").int()
+    pair_d = torch.randint(len(lengths_d), (pairs,), device="cuda").int()
+    inputs = (Q, D, cu_q, cu_d, pair_q, pair_d)
+    scores, winners = ops.maxsim_pairs_packed_winners(*inputs, max(lengths_q), precision)
+    results = [scores, *ops.maxsim_pairs_packed_backward(torch.ones_like(scores), *inputs, winners)]
+    results.append(ops.maxsim_pairs_packed(*inputs, None, precision))
+    results.append(ops.maxsim_spans(Q[:40], D, cu_d[:-1].contiguous(), cu_d.diff(), precision))
+    if not all(bool(result.isfinite().all()) for result in results):
+        raise SystemExit(f"{name}: a result is not finite")
+    pair_q[0], pair_d[1] = -1, 1 << 30  # of none
+    ops.maxsim_pairs_packed_winners(*inputs, max(lengths_q) // 2, precision)
+
+
 def run_copied(name, d, normalize):
     # Work enough that a kernel before copies what the mask keeps.
     Q = torch.randn(80, 32, d, device="cuda").to(BF16)
@@ -216,6 +247,7 @@ if __name__ == "__main__":
     everything = [
         *((run, name, arguments) for name, arguments in CALLS.items()),
         *((run_packed, name, arguments) for name, arguments in PACKED.items()),
+        *((run_pairs, name, arguments) for name, arguments in PAIR_LISTS.items()),
         (run_copied, "query rows on the M side, copied", (128, False)),
         (run_copied, "query rows on the M side, copied and scaled", (128, True)),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),

@@ -357,7 +357,7 @@ def test_masked_reference_agrees_with_the_package(shape: Shape, normalize: bool)
 
 def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    suites = ("variants", "fp32", "quantized", "plaid", "fused-head", "retrieve", "varlen")
+    suites = ("variants", "fp32", "quantized", "plaid", "fused-head", "retrieve", "varlen", "pairs-packed")
     assert main(["--dry-run", "--suite", ",".join(suites), "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
     by_suite = {s: [r for r in rows if r["suite"] == s] for s in suites}
@@ -369,7 +369,9 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     assert all(r["over_plain"] > 0 for r in by_suite["variants"] if r["variant"] != "plain")
     assert all(r["winners_wrong"] == 0 for r in by_suite["variants"] if r["variant"] == "winners")
     assert {r["variant"] for r in by_suite["varlen"]} == {"forward", "forward + backward"}
-    assert all(r["wall_us"] > 0 and r["rel_err"] < 1e-6 for r in by_suite["varlen"])
+    assert {r["variant"] for r in by_suite["pairs-packed"]} == {"forward", "forward + backward", "dense call"}
+    for r in [*by_suite["varlen"], *by_suite["pairs-packed"]]:
+        assert r["wall_us"] > 0 and r["rel_err"] < 1e-6
     for r in by_suite["fused-head"]:
         assert r.get("error") is None and r["wall_us"] > 0 and r["op"] in ("fwd", "fwd+bwd")
     assert {r["variant"] for r in by_suite["fused-head"]} == {"fused", "unfused"}

@@ -58,6 +58,13 @@ SIGNATURES = {
         "Q_packed D_packed cu_seqlens_q cu_seqlens_d max_seqlen_q=None max_seqlen_d=None | | precision=None"
     ),
     "varlen.pack_sequences": "sequences | |",
+    "score_pairs.score_pairs_packed": (
+        "Q_packed D_packed cu_seqlens_q cu_seqlens_d pair_q_idx pair_d_idx"
+        " | max_seqlen_q=None max_seqlen_d=None | precision=None"
+    ),
+    "score_pairs.rerank_direct": (
+        "Q batch_tensor doc_offsets doc_lengths max_seqlen_d=None | | precision=None"
+    ),
     "retrieve.retrieve": (
         "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
         " | progress=False precision=None"
@@ -158,6 +165,9 @@ def test_the_operators_are_documented():
 def test_the_operators_of_packed_tokens_are_documented():
     for op in ("maxsim_varlen", "maxsim_varlen_winners", "maxsim_varlen_backward"):
         assert f"``{op}(" in li.ops.varlen.__doc__
+    for op in ("", "_winners", "_backward"):
+        assert f"``maxsim_pairs_packed{op}(" in li.ops.pairs.__doc__
+    assert "``maxsim_spans(" in li.ops.pairs.__doc__
 
 
 def without(library):

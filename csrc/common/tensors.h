@@ -156,9 +156,8 @@ inline const int32_t* parse_offsets(const Tensor& offsets, const Tensor& tokens,
   return static_cast<const int32_t*>(offsets.const_data_ptr());
 }
 
-// Q [tokens, d] and D [tokens, d], packed. What offsets say is not looked at.
-inline Inputs parse_packed(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,
-                           const Tensor& cu_seqlens_d) {
+// Q [tokens, d] and D [tokens, d], packed.
+inline void check_tokens(const Tensor& Q, const Tensor& D) {
   STD_TORCH_CHECK(Q.dim() == 2 && D.dim() == 2, "late_interaction: Q and D must be [tokens, d], got ranks ",
                   Q.dim(), " and ", D.dim());
   STD_TORCH_CHECK(Q.scalar_type() == D.scalar_type(), "late_interaction: Q and D must share a dtype");
@@ -167,13 +166,26 @@ inline Inputs parse_packed(const Tensor& Q, const Tensor& D, const Tensor& cu_se
                   D.size(1));
   STD_TORCH_CHECK(Q.size(0) <= kMaxTokens && D.size(0) <= kMaxTokens && Q.size(1) <= kMaxTokens,
                   "late_interaction: Q and D must have at most 2^30 tokens and dims each");
+}
+
+// All but where sequences begin, and how many there are.
+inline Inputs packed_inputs(const Tensor& Q, const Tensor& D) {
   Inputs in;
-  in.packed = Packed{cu_seqlens_q.size(0) - 1, parse_offsets(cu_seqlens_q, Q, "cu_seqlens_q"),
-                     parse_offsets(cu_seqlens_d, D, "cu_seqlens_d")};
-  in.sizes = {Layout::in_batch, 1, cu_seqlens_d.size(0) - 1, Q.size(0), D.size(0), Q.size(1)};
+  in.sizes = {Layout::in_batch, 1, 0, Q.size(0), D.size(0), Q.size(1)};
   in.dtype = parse_dtype(Q.scalar_type());
   in.Q = {Q.const_data_ptr(), 0, Q.size(0) * Q.stride(0), Q.stride(0), Q.stride(1)};
   in.D = {D.const_data_ptr(), 0, 0, D.stride(0), D.stride(1)};
+  return in;
+}
+
+// What offsets say is not looked at.
+inline Inputs parse_packed(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,
+                           const Tensor& cu_seqlens_d) {
+  check_tokens(Q, D);
+  Inputs in = packed_inputs(Q, D);
+  in.packed = Packed{cu_seqlens_q.size(0) - 1, parse_offsets(cu_seqlens_q, Q, "cu_seqlens_q"),
+                     parse_offsets(cu_seqlens_d, D, "cu_seqlens_d")};
+  in.sizes.N = cu_seqlens_d.size(0) - 1;
   return in;
 }
 

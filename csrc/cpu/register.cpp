@@ -6,6 +6,7 @@
 #include "copy_past_cache.h"
 #include "forward.h"
 #include "kernels.h"
+#include "pairs.h"
 
 namespace late_interaction::cpu {
 namespace {
@@ -187,6 +188,65 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   return {grad_Q, grad_D};
 }
 
+std::tuple<Tensor, Tensor> score_listed(const PairInputs& in, const Tensor& Q,
+                                        std::optional<int64_t> max_seqlen_q, const std::string& precision,
+                                        bool with_winners) {
+  if (!in.pairs.scattered) {
+    check_offsets(in.pairs.q_offsets, in.pairs.queries, in.sizes.Lq, "cu_seqlens_q");
+    check_offsets(in.pairs.d_offsets, in.pairs.documents, in.sizes.Ld, "cu_seqlens_d");
+  }
+  check_pairs(in, max_seqlen_q.value_or(in.sizes.Lq));
+  const int64_t pairs = in.pairs.count, stride = with_winners ? *max_seqlen_q : 0;
+  check_winner_stride(in, stride);
+  Tensor scores = new_tensor(Q, {pairs}, score_type(in.dtype));
+  Tensor winners = new_tensor(Q, {pairs, stride}, winner_type(in.sizes.Ld));
+  std::memset(winners.mutable_data_ptr(), 0xFF, winners.numel() * winners.element_size());
+  forward_pairs(in, parse_precision(precision), scores.mutable_data_ptr(),
+                with_winners ? winners.mutable_data_ptr() : nullptr, stride);
+  return {scores, winners};
+}
+
+Tensor maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q,
+                           Tensor pair_d, std::optional<int64_t> max_seqlen_q, std::string precision) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  return std::get<0>(score_listed(in, Q, max_seqlen_q, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                                       Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
+                                                       int64_t max_seqlen_q, std::string precision) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  return score_listed(in, Q, max_seqlen_q, precision, true);
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D,
+                                                        Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                        Tensor pair_q, Tensor pair_d, Tensor winners,
+                                                        bool need_grad_Q, bool need_grad_D) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  check_offsets(in.pairs.q_offsets, in.pairs.queries, in.sizes.Lq, "cu_seqlens_q");
+  check_offsets(in.pairs.d_offsets, in.pairs.documents, in.sizes.Ld, "cu_seqlens_d");
+  check_pairs(in, in.sizes.Lq);
+  check_pair_backward_inputs(grad_scores, Q, winners, in);
+  const auto gradient = [&](bool needed, int64_t tokens) {
+    const std::vector<int64_t> size =
+        needed ? std::vector<int64_t>{tokens, in.sizes.d} : std::vector<int64_t>{0};
+    return new_tensor(Q, size, Q.scalar_type());
+  };
+  Tensor grad_Q = gradient(need_grad_Q, in.sizes.Lq), grad_D = gradient(need_grad_D, in.sizes.Ld);
+  backward_pairs(in, {.grad_scores = grad_scores.const_data_ptr(),
+                      .grad_stride = grad_scores.stride(0),
+                      .winners = winners.const_data_ptr(),
+                      .winner_stride = winners.size(1),
+                      .grad_Q = need_grad_Q ? grad_Q.mutable_data_ptr() : nullptr,
+                      .grad_D = need_grad_D ? grad_D.mutable_data_ptr() : nullptr});
+  return {grad_Q, grad_D};
+}
+
+Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision) {
+  return std::get<0>(score_listed(parse_spans(Q, D, starts, lengths), Q, std::nullopt, precision, false));
+}
+
 // For tests: forces the kernels of one instruction set.
 std::string cpu_isa(std::string force) { return force_isa(force); }
 
@@ -202,6 +262,10 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::cpu::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_backward));
+  m.impl("maxsim_pairs_packed", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed));
+  m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_winners));
+  m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_backward));
+  m.impl("maxsim_spans", TORCH_BOX(&late_interaction::cpu::maxsim_spans));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {

@@ -38,6 +38,11 @@ cudaError_t launch_lowmem(const BackwardArgs& args, Dtype dtype, const BackwardP
   return with_type(dtype, [&](auto launcher) { return launcher.lowmem(args, plan, stream); });
 }
 
+cudaError_t launch_lowmem_pairs(const PairBackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                                cudaStream_t stream) {
+  return with_type(dtype, [&](auto launcher) { return launcher.lowmem_pairs(args, plan, stream); });
+}
+
 cudaError_t launch_unified(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
                            cudaStream_t stream) {
   return with_type(dtype, [&](auto launcher) { return launcher.unified(args, plan, stream); });

@@ -16,6 +16,10 @@ cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool doc
 cudaError_t launch_lowmem(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
                           cudaStream_t stream);
 
+// The same of listed pairs.
+cudaError_t launch_lowmem_pairs(const PairBackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
+                                cudaStream_t stream);
+
 // grad_Q unless it is null, and grad_D_sums, which the caller has set to zero.
 cudaError_t launch_unified(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
                            cudaStream_t stream);

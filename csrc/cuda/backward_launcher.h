@@ -12,6 +12,8 @@ namespace late_interaction {
 template <class T>
 struct BackwardLauncher {
   static cudaError_t lowmem(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
+  static cudaError_t lowmem_pairs(const PairBackwardArgs& args, const BackwardPlan& plan,
+                                  cudaStream_t stream);
   static cudaError_t unified(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
   static cudaError_t norms(const BackwardArgs& args, bool documents, void* inverse, cudaStream_t stream);
   static cudaError_t finish(const BackwardArgs& args, bool documents, cudaStream_t stream);

@@ -4,7 +4,7 @@
 namespace late_interaction {
 
 cudaError_t launch_forward_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  maxsim_forward_fp64<<<static_cast<unsigned>(plan.grid), kFp64Threads, 0, stream>>>(args);
+  maxsim_forward_fp64<ForwardArgs><<<static_cast<unsigned>(plan.grid), kFp64Threads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

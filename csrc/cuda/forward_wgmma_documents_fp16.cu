@@ -1,4 +1,4 @@
-#include "kernels/forward_wgmma_launch.cuh"
+#include "kernels/forward_wgmma_documents_launch.cuh"
 
 namespace late_interaction {
 

@@ -4,14 +4,12 @@
 
 #include "../common/tensors.h"
 #include "backward.h"
-#include "check.h"
+#include "calls.h"
 #include "device.h"
 #include "forward.h"
 #include "outer_rows.h"
-#include "packed.h"
 #include "project_rows.h"
 #include "stream.h"
-#include "tensor_map.h"
 #include "unit_rows.h"
 #include "won_rows.h"
 
@@ -20,40 +18,6 @@ namespace late_interaction {
 namespace {
 
 using torch::stable::accelerator::DeviceGuard;
-using OptionalTensor = std::optional<Tensor>;
-
-void fill_zero(const Tensor& x, cudaStream_t stream) {
-  if (x.numel() == 0) return;
-  check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "zeros");
-}
-
-void fill_sentinel(const Tensor& winners, cudaStream_t stream) {
-  if (winners.numel() == 0) return;
-  const int64_t bytes = winners.numel() * winners.element_size();
-  check(cudaMemsetAsync(winners.data_ptr(), 0xFF, bytes, stream), "winners");
-}
-
-int64_t element_bytes(Dtype dtype) {
-  if (is_quantized(dtype)) return 1;
-  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
-}
-
-// Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
-bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
-  const auto whole = [&](int64_t elements) { return elements * element % bytes == 0; };
-  return (view.dim_stride == 1 || d == 1) && whole(d) && whole(view.token_stride) &&
-         whole(view.item_stride) && whole(view.query_stride) &&
-         reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
-}
-
-// fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read half
-// as much.
-std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
-  if (dtype != Dtype::fp32) return std::nullopt;
-  if (precision == Precision::medium) return ScalarType::BFloat16;
-  if (precision == Precision::fp16) return ScalarType::Half;
-  return std::nullopt;
-}
 
 cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   switch (plan.compute) {
@@ -143,28 +107,6 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
   }
 }
 
-// Room for what index_packed works out.
-struct PackedRoom {
-  Tensor spans, row_queries;
-
-  PackedRoom(const Inputs& in, const Tensor& like)
-      : spans(new_tensor(like, {in.sizes.N, 2}, ScalarType::Int)),
-        row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)) {}
-
-  PackedIndex index(const Inputs& in) const {
-    PackedIndex index{};
-    index.q_offsets = in.packed->q_offsets;
-    index.d_offsets = in.packed->d_offsets;
-    index.queries = in.packed->queries;
-    index.documents = in.sizes.N;
-    index.q_tokens = static_cast<int32_t>(in.sizes.Lq);
-    index.d_tokens = static_cast<int32_t>(in.sizes.Ld);
-    index.spans = static_cast<Span*>(spans.data_ptr());
-    index.row_queries = static_cast<int32_t*>(row_queries.data_ptr());
-    return index;
-  }
-};
-
 // Room for the visits of documents, and for the copies that some of them read.
 struct VisitRoom {
   Tensor visits;
@@ -222,19 +164,6 @@ struct Factors {
   ScaleView q, d;
   const float* shared = nullptr;
 };
-
-bool aligned(const TokenView& view, const Inputs& in) {
-  return reads_in_pieces(view, in.sizes.d, element_bytes(in.dtype), 16);
-}
-
-ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled) {
-  return {.dtype = in.dtype,
-          .precision = precision,
-          .masked = in.d_mask.data != nullptr,
-          .packed = in.packed.has_value(),
-          .scaled = scaled,
-          .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
-}
 
 // A document of mean length stands for all of them.
 ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device) {
@@ -447,19 +376,6 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
   forward_into(in, false, factors, Precision::highest, Q, scores, std::nullopt);
   return scores;
-}
-
-// What the backward kernels take from their plan.
-void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
-  args.split = plan.split;
-  args.segments = plan.segments;
-  args.chunk = plan.chunk;
-  args.grads_kept = plan.grads_kept;
-  args.narrow_list = plan.narrow_list;
-  args.memory = plan.memory;
-  args.tile_tokens = plan.tile_tokens;
-  args.tiles = plan.tiles;
-  args.list_capacity = plan.list_capacity;
 }
 
 // And from the sizes, the gradients of the scores and the winners.

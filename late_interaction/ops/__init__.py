@@ -23,7 +23,9 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     The same by way of float32 copies: what the former does where a GPU has no kernel for the call.
 
 ``maxsim_varlen``, ``maxsim_varlen_winners`` and ``maxsim_varlen_backward`` are those of packed tokens, see
-:mod:`late_interaction.ops.varlen`.
+:mod:`late_interaction.ops.varlen`; ``maxsim_pairs_packed``, ``maxsim_pairs_packed_winners``,
+``maxsim_pairs_packed_backward`` and ``maxsim_spans`` those of listed pairs of them, see
+:mod:`late_interaction.ops.pairs`.
 
 ``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
 precision="highest") -> scores``
@@ -105,6 +107,7 @@ from late_interaction.ops import (  # noqa: E402
     dequantized,
     fake,
     from_hidden,
+    pairs,
     residual,
     unsupported,
     varlen,
@@ -114,6 +117,7 @@ fake.register()
 autograd.register()
 autocast.register()
 varlen.register()
+pairs.register()
 dequantized.register()
 from_hidden.register()
 residual.register()
@@ -125,6 +129,10 @@ maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
 maxsim_varlen = torch.ops.late_interaction.maxsim_varlen.default
 maxsim_varlen_winners = torch.ops.late_interaction.maxsim_varlen_winners.default
 maxsim_varlen_backward = torch.ops.late_interaction.maxsim_varlen_backward.default
+maxsim_pairs_packed = torch.ops.late_interaction.maxsim_pairs_packed.default
+maxsim_pairs_packed_winners = torch.ops.late_interaction.maxsim_pairs_packed_winners.default
+maxsim_pairs_packed_backward = torch.ops.late_interaction.maxsim_pairs_packed_backward.default
+maxsim_spans = torch.ops.late_interaction.maxsim_spans.default
 maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
 maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
 maxsim_residual = torch.ops.late_interaction.maxsim_residual.default
@@ -148,10 +156,14 @@ __all__ = [
     "maxsim_from_hidden",
     "maxsim_from_hidden_backward",
     "maxsim_from_hidden_winners",
+    "maxsim_pairs_packed",
+    "maxsim_pairs_packed_backward",
+    "maxsim_pairs_packed_winners",
     "maxsim_quantized",
     "maxsim_residual",
     "maxsim_residual_backward",
     "maxsim_residual_winners",
+    "maxsim_spans",
     "maxsim_varlen",
     "maxsim_varlen_backward",
     "maxsim_varlen_winners",

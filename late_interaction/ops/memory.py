@@ -49,6 +49,14 @@ def varlen_failed(
     _ask_again(error, Q.device, wanted)
 
 
+def pairs_failed(error: RuntimeError, Q: Tensor, D: Tensor, pairs: int, longest_query: int) -> None:
+    """The same for listed pairs, with winners."""
+    wanted: _Wanted = [((6 * pairs,), torch.float32), ((pairs, longest_query), winner_dtype(D.shape[0]))]
+    if Q.dtype == torch.float32:
+        wanted += [(tuple(Q.shape), torch.bfloat16), (tuple(D.shape), torch.bfloat16)]
+    _ask_again(error, Q.device, wanted)
+
+
 def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
     """As forward_failed, for residual-compressed documents."""
     wanted: _Wanted = [((Q.shape[0], documents), torch.float32)]

@@ -20,7 +20,15 @@ _OPS = (
     "maxsim_residual_backward",
     "plaid_approx_score",
 )
-_PACKED_OPS = ("maxsim_varlen", "maxsim_varlen_winners", "maxsim_varlen_backward")
+_PACKED_OPS = (
+    "maxsim_varlen",
+    "maxsim_varlen_winners",
+    "maxsim_varlen_backward",
+    "maxsim_pairs_packed",
+    "maxsim_pairs_packed_winners",
+    "maxsim_pairs_packed_backward",
+    "maxsim_spans",
+)
 
 
 def _no_vmap(name: str) -> Callable[..., NoReturn]:

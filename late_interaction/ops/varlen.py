@@ -21,7 +21,7 @@ from late_interaction.ops.winners import winner_dtype
 
 _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
-_AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
+AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
 # ---- shapes ----
@@ -134,7 +134,7 @@ def _autocast(op: Any, device_type: str, key: DispatchKey) -> Any:
         if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
             Q, D = Q.to(dtype), D.to(dtype)
         elif Q.dtype == torch.float32:
-            precision = _AUTOCAST_PRECISION.get(dtype, precision)
+            precision = AUTOCAST_PRECISION.get(dtype, precision)
         with _ExcludeDispatchKeyGuard(exclude):
             return op(Q, D, cu_q, cu_d, precision)
 

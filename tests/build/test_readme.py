@@ -16,7 +16,7 @@ def test_examples_run():
     blocks = [
         block for block in examples() if "import pylate" not in block
     ]  # tests/test_pylate.py runs that one
-    assert len(blocks) == 7, "score, train, pack, retrieve, project, compile, quantize"
+    assert len(blocks) == 8, "score, train, pack, list, retrieve, project, compile, quantize"
     torch.manual_seed(0)
     names: dict[str, object] = {}
     for number, block in enumerate(blocks):

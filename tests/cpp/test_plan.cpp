@@ -1,4 +1,5 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
+#include "../../csrc/plan/pairs.h"
 #include "../../csrc/plan/plan.h"
 #include "../../csrc/plan/residual.h"
 
@@ -73,6 +74,35 @@ void test_a_plan_for_compressed_documents_covers_the_queries_and_fits() {
   }
 }
 
+void test_listed_pairs_become_the_grid_where_that_is_sooner() {
+  // 128 queries of 32 tokens, 128 documents of 300.
+  const auto grid_of = [](int64_t pairs) { return PairSizes{pairs, 128, 128, 4096, 38400, 128, 32}; };
+  EXPECT(score_as_grid(grid_of(128 * 128), Dtype::bf16));
+  EXPECT(!score_as_grid(grid_of(128 * 12), Dtype::bf16));
+  // One query reads as much either way, until documents are listed again.
+  const auto rerank = [](int64_t pairs) { return PairSizes{pairs, 1, 10000, 32, 1000000, 128, 32}; };
+  EXPECT(!score_as_grid(rerank(10000), Dtype::bf16));
+  EXPECT(score_as_grid(rerank(20000), Dtype::bf16));
+}
+
+void test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits() {
+  for (int capability : {80, 89, 90}) {
+    const Device device = device_of_capability(capability, 100);
+    for (int64_t pairs : {1, 99, 10000}) {
+      for (int64_t longest : {1, 32, 1030}) {
+        const PairSizes sizes{pairs, 50, 200, 50 * longest, 60000, 128, longest};
+        const ForwardPlan forward = plan_pairs(sizes, {.packed = true}, device);
+        EXPECT(forward.smem_bytes <= device.smem_per_block);
+        EXPECT(forward.units == pairs && forward.grid >= 1 && forward.grid <= pairs);
+        EXPECT(forward.tile == (capability == 90 ? Tile::wgmma_documents : Tile::thin));
+        const BackwardPlan backward = plan_pairs_backward(sizes, longest, Dtype::bf16, true, device);
+        EXPECT(backward.lowmem_smem_bytes <= device.smem_per_block);
+        EXPECT(!backward.narrow_list || pairs * longest <= 65536);  // one document may meet them all
+      }
+    }
+  }
+}
+
 void test_a_plan_can_be_read() {
   const Sizes sizes{Layout::in_batch, 32, 32, 32, 300, 128};
   const ForwardPlan plan = plan_forward(sizes, {}, kH200);
@@ -86,6 +116,8 @@ int main() {
   test_precision_decides_how_floats_multiply();
   test_automatic_is_resolved_and_the_rest_is_obeyed();
   test_a_plan_for_compressed_documents_covers_the_queries_and_fits();
+  test_listed_pairs_become_the_grid_where_that_is_sooner();
+  test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits();
   test_a_plan_can_be_read();
   return failures != 0;
 }

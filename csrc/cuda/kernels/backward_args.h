@@ -51,4 +51,19 @@ struct BackwardArgs {
   int32_t grads_kept;  // gradients of scores that a block keeps in shared memory; 0: read where they lie
 };
 
+// Listed pairs of packed queries and documents (backward_pairs.cuh): grad is [pairs], strided by
+// grad_item_stride, winners are [pairs, Lq].
+struct PairBackwardArgs : BackwardArgs {
+  int32_t queries, q_tokens;
+  const int32_t* q_offsets;      // [queries + 1]
+  const int32_t* pair_query;     // [pairs]
+  const int32_t* pair_document;  // [pairs]
+  // The pairs in the order of their queries, those of query i in their own order from query_begins[i] up to
+  // query_begins[i + 1]; and in that of their documents.
+  const int64_t* by_query;
+  const int32_t* query_begins;
+  const int64_t* by_document;
+  const int32_t* document_begins;
+};
+
 }  // namespace late_interaction

@@ -9,7 +9,7 @@
 // grad_D_sums by vector reductions. One pass over everything, but the order of those sums is the hardware's.
 #pragma once
 
-#include "backward_args.h"
+#include "backward_pairs.cuh"
 #include "backward_picks.cuh"
 
 namespace late_interaction {
@@ -26,8 +26,8 @@ struct ScatterShared : BackwardShared<T, kPieces, kVectors> {
   Destination<Sum<T>> destinations[kBackwardWarps][32];
 };
 
-template <class T, int kPieces, bool kVectors, bool kScatter>
-__device__ __forceinline__ void gather_winners(const BackwardArgs& p, int64_t block, uint8_t* memory) {
+template <class T, int kPieces, bool kVectors, bool kScatter, class Args>
+__device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uint8_t* memory) {
   using Shared =
       std::conditional_t<kScatter, ScatterShared<T, kPieces, kVectors>, BackwardShared<T, kPieces, kVectors>>;
   using Row = typename Shared::Row;
@@ -38,16 +38,17 @@ __device__ __forceinline__ void gather_winners(const BackwardArgs& p, int64_t bl
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int share = warp % p.split;
   const int64_t index = (block * kBackwardWarps + warp) / p.split;
-  const bool exists = index < int64_t{p.Nq} * p.Lq;
+  const bool exists = index < count_query_rows(p);
   const int32_t row = exists ? static_cast<int32_t>(index) : 0;
-  const int32_t i = p.by_Lq.quotient(row), s = row - i * p.Lq;
-  const int32_t first_j = static_cast<int32_t>(p.N * share / p.split);
-  const int32_t end_j = exists ? static_cast<int32_t>(p.N * (share + 1) / p.split) : first_j;
+  const auto mine_of_Q = query_row(p, row, exists);
+  const int32_t i = mine_of_Q.i;
+  const int64_t count = mine_of_Q.documents(p);
+  const int32_t first_j = static_cast<int32_t>(count * share / p.split);
+  const int32_t end_j = exists ? static_cast<int32_t>(count * (share + 1) / p.split) : first_j;
 
-  const T* q = static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + s * p.Q.token_stride;
+  const T* q = static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + mine_of_Q.s * p.Q.token_stride;
   const T* documents = static_cast<const T*>(p.D.data) + i * p.D.query_stride;
-  const int32_t query = !p.packed ? i : exists ? p.row_queries[row] : 0;
-  const S* grad = static_cast<const S*>(p.grad) + max(query, ~query) * p.grad_query_stride;
+  const S* grad = static_cast<const S*>(p.grad) + mine_of_Q.first_grad(p);
   Pick<S>* picks = shared.picks[warp];
   const S q_inverse = p.q_inverse != nullptr ? static_cast<const S*>(p.q_inverse)[row] : S(1);
 
@@ -56,16 +57,17 @@ __device__ __forceinline__ void gather_winners(const BackwardArgs& p, int64_t bl
     sum.clear();
     if (kScatter) own.load(q, p.Q.dim_stride, first, p.d);
     for (int32_t j0 = first_j; j0 < end_j; j0 += 32) {
-      const int32_t j = j0 + lane;
       Pick<S> mine;
       Destination<S> destination{};
-      if (j < end_j) {
-        const int32_t token = load_winner(p.winners, p.wide_winners, (i * p.N + j) * p.Lq + s);
+      if (j0 + lane < end_j) {
+        const MetDocument met = mine_of_Q.meets(p, j0 + lane);
+        const int32_t j = met.j;
+        const int32_t token = load_winner(p.winners, p.wide_winners, met.winner);
         const Span span = p.packed ? p.spans[j] : Span{0, p.Ld};
         if (token >= 0 && token < span.length) {  // what no forward wrote reads nothing
           const int64_t document = p.layout == Layout::in_batch ? j : i * p.N + j;
           mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
-          mine.scale = grad[j * p.grad_item_stride];
+          mine.scale = grad[met.grad];
           destination = {(document * p.Ld + token) * p.d, mine.scale * q_inverse};
           if (p.d_inverse != nullptr && !p.unit_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];

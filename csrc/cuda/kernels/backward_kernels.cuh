@@ -24,9 +24,10 @@ __device__ __forceinline__ void take_turns() {
 template <class T, int kPieces>
 inline constexpr int kBackwardBlocks = kPieces > 1 || sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
 
-template <class T, int kPieces, bool kVectors>
+// Args: BackwardArgs, or PairBackwardArgs for listed pairs.
+template <class T, int kPieces, bool kVectors, class Args>
 __global__ void __launch_bounds__(kBackwardThreads, (kBackwardBlocks<T, kPieces>))
-    backward_lowmem(const __grid_constant__ BackwardArgs p) {
+    backward_lowmem(const __grid_constant__ Args p) {
   extern __shared__ __align__(16) uint8_t shared[];
   take_turns();
   if (blockIdx.x < p.owned_blocks) {

@@ -37,15 +37,26 @@ inline unsigned rows_grid(int64_t rows) {
   return static_cast<unsigned>(std::min<int64_t>((rows + 7) / 8, 65536));
 }
 
-template <class T>
-cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const BackwardPlan& plan,
-                                        cudaStream_t stream) {
+template <class T, class Args>
+cudaError_t launch_lowmem_kernel(const Args& args, const BackwardPlan& plan, cudaStream_t stream) {
   return with_rows(plan, [&]<int kPieces, bool kVectors>() {
     const int64_t gather_blocks = args.grad_Q != nullptr ? plan.gather_grid : 0;
     const int smem = args.owned_blocks > 0 ? plan.lowmem_smem_bytes : plan.gather_smem_bytes;
     const LaunchShape shape{args.owned_blocks + gather_blocks, kBackwardThreads, smem, plan.early};
-    return launch(backward_lowmem<T, kPieces, kVectors>, shape, stream, args);
+    return launch(backward_lowmem<T, kPieces, kVectors, Args>, shape, stream, args);
   });
+}
+
+template <class T>
+cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const BackwardPlan& plan,
+                                        cudaStream_t stream) {
+  return launch_lowmem_kernel<T>(args, plan, stream);
+}
+
+template <class T>
+cudaError_t BackwardLauncher<T>::lowmem_pairs(const PairBackwardArgs& args, const BackwardPlan& plan,
+                                              cudaStream_t stream) {
+  return launch_lowmem_kernel<T>(args, plan, stream);
 }
 
 template <class T>

@@ -11,7 +11,7 @@
 // by some number of calls. One chunk, the usual case, stays in shared memory from `count` to `list`.
 #pragma once
 
-#include "backward_args.h"
+#include "backward_pairs.cuh"
 #include "backward_picks.cuh"
 
 namespace late_interaction {
@@ -19,19 +19,9 @@ namespace late_interaction {
 inline constexpr int kMaxTileBits = 11;         // of a token's index within a tile
 inline constexpr uint16_t kElsewhere = 0xFFFF;  // a winner of another tile, or none
 
-// Which document, and which of its tokens, a block owns. Of a document of one query alone, `i` is that query;
-// else it is 0, and a quotient by Lq counts the queries from it.
-struct OwnedTile {
-  int64_t first_row;     // of gradients, of the tile's first token
-  int64_t first_winner;  // of the document with query i, among all winners
-  int32_t i, j;          // first query that meets it, and its place among that query's documents
-  int32_t first_token;   // of the tile, within its document
-  int32_t tokens;        // of the tile; none: there is nothing to do
-  uint32_t entries;      // winners of the document
-};
-
+template <class Args>
 struct WinnerOrder {
-  const BackwardArgs& p;
+  const Args& p;
   // Shared memory. The tile too: registers go to rows in flight.
   const OwnedTile& tile;
   void* list;         // [list_capacity] entries in the order of their tokens, in 16 bits where those do
@@ -54,11 +44,8 @@ struct WinnerOrder {
     return p.narrow_list ? static_cast<const uint16_t*>(list)[at] : static_cast<const uint32_t*>(list)[at];
   }
 
-  // Where the winner of an entry is. There are fewer than 2^31 documents: a block owns one.
-  __device__ __forceinline__ int64_t winner_at(uint32_t e) const {
-    const uint64_t others = uint64_t{p.by_Lq.quotient(e)} * (static_cast<uint32_t>(p.N) - 1);
-    return tile.first_winner + others * static_cast<uint32_t>(p.Lq) + e;
-  }
+  // Where the winner of an entry is.
+  __device__ __forceinline__ int64_t winner_at(uint32_t e) const { return winner_of_entry(p, tile, e); }
 
   __device__ __forceinline__ uint16_t within_tile(int32_t token) const {
     const uint32_t t = static_cast<uint32_t>(token - tile.first_token);  // the sentinel becomes huge

@@ -25,16 +25,16 @@
 
 namespace late_interaction {
 
-template <class T, int kPieces, bool kVectors>
+template <class T, int kPieces, bool kVectors, class Args>
 struct OwnedRows {
   using Shared = BackwardShared<T, kPieces, kVectors>;
   using Row = typename Shared::Row;
   using S = typename Shared::S;
   static constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
 
-  const BackwardArgs& p;
+  const Args& p;
   const OwnedTile& tile;
-  WinnerOrder order;
+  WinnerOrder<Args> order;
   Shared& shared;
   const S* kept;  // [grads_kept] gradients of the scores with this document, in shared memory
 
@@ -46,6 +46,11 @@ struct OwnedRows {
 
   // The row of Q of an entry, and what it counts: grad, times its inverse norm if normalized.
   __device__ __forceinline__ Pick<S> pick(uint32_t e) const {
+    if constexpr (kListedArgs<Args>) {
+      const EntryOfPair entry = entry_of_pair(p, tile, e);
+      if (entry.row < 0) return {};
+      return {entry.row * p.Q.token_stride, static_cast<const S*>(p.grad)[entry.pair * p.grad_item_stride]};
+    }
     const uint32_t query = p.by_Lq.quotient(e), i = tile.i + query, s = e - query * p.Lq;
     const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(i);
     const S* grad = static_cast<const S*>(p.grad) + whose * p.grad_query_stride + tile.j * p.grad_item_stride;
@@ -234,7 +239,8 @@ __device__ __forceinline__ int64_t stretch_begin(const BackwardArgs& p, int64_t 
 
 // Tile t of a stretch that begins at token `begin` belongs to block begin / tile_tokens + index + t. From
 // stretch to stretch that leaves blocks enough, whatever their lengths, and some blocks nothing to do.
-__device__ __forceinline__ OwnedTile packed_tile(const BackwardArgs& p, int64_t block) {
+template <class Args>
+__device__ __forceinline__ OwnedTile packed_tile(const Args& p, int64_t block) {
   int64_t index = 0, end = p.N + 2;  // the last stretch whose first block is this one or before it
   while (end - index > 1) {
     const int64_t middle = (index + end) / 2;
@@ -243,20 +249,21 @@ __device__ __forceinline__ OwnedTile packed_tile(const BackwardArgs& p, int64_t 
   const int64_t first = stretch_begin(p, index);
   const int64_t first_token = (block - first / p.tile_tokens - index) * p.tile_tokens;
   const int64_t left = stretch_begin(p, index + 1) - first - first_token;
-  const bool document = index > 0 && index <= p.N;
+  const int32_t document = static_cast<int32_t>(index - 1);
+  const EntryRange entries = document >= 0 && document < p.N ? entries_of(p, document) : EntryRange{0, 0};
   return {first + first_token,
-          (index - 1) * p.Lq,
+          entries.first,
           0,
-          static_cast<int32_t>(index - 1),
+          document,
           static_cast<int32_t>(first_token),
           static_cast<int32_t>(max(int64_t{0}, min(int64_t{p.tile_tokens}, left))),
-          document ? static_cast<uint32_t>(p.Lq) : 0};
+          entries.count};
 }
 
 // What a block of the grid owns, and where it works.
-template <class T, int kPieces, bool kVectors>
-__device__ __forceinline__ void own_documents(const BackwardArgs& p, int64_t block, uint8_t* memory) {
-  using Kernel = OwnedRows<T, kPieces, kVectors>;
+template <class T, int kPieces, bool kVectors, class Args>
+__device__ __forceinline__ void own_documents(const Args& p, int64_t block, uint8_t* memory) {
+  using Kernel = OwnedRows<T, kPieces, kVectors, Args>;
   using Shared = typename Kernel::Shared;
   using S = typename Kernel::S;
   __shared__ uint32_t warp_totals[kBackwardWarps];
@@ -271,13 +278,13 @@ __device__ __forceinline__ void own_documents(const BackwardArgs& p, int64_t blo
     kept[query] = grad[query * p.grad_query_stride];
   }
   const auto words = [&](int32_t at) { return reinterpret_cast<uint32_t*>(memory + at); };
-  const WinnerOrder order{p,
-                          tile,
-                          memory + p.memory.list,
-                          words(p.memory.starts),
-                          words(p.memory.next),
-                          words(p.memory.cursors),
-                          reinterpret_cast<uint16_t*>(memory + p.memory.staged)};
+  const WinnerOrder<Args> order{p,
+                                tile,
+                                memory + p.memory.list,
+                                words(p.memory.starts),
+                                words(p.memory.next),
+                                words(p.memory.cursors),
+                                reinterpret_cast<uint16_t*>(memory + p.memory.staged)};
   Kernel{p, tile, order, shared, kept}.run(warp_totals);
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "element.cuh"
-#include "forward_args.h"
+#include "pair_args.h"
 #include "rows.cuh"
 #include "winner.cuh"
 
@@ -31,15 +31,31 @@ __device__ __forceinline__ bool beats(double value, int32_t token, double best, 
   return value > best;
 }
 
+// The rows of query i, or of pair j, and where winner s of it goes.
+__device__ __forceinline__ Span query_rows(const ForwardArgs& p, int32_t i, int32_t) {
+  return p.packed ? packed_span(p.q_offsets, i, p.Lq) : Span{i * p.Lq, p.Lq};
+}
+__device__ __forceinline__ Span query_rows(const PairArgs& p, int32_t, int32_t j) { return p.rows[j]; }
+
+__device__ __forceinline__ int64_t winner_place(const ForwardArgs& p, Span rows, int32_t i, int32_t j,
+                                                int32_t s) {
+  return p.packed ? j * int64_t{p.Lq} + rows.first + s : (i * p.N + j) * p.Lq + s;
+}
+__device__ __forceinline__ int64_t winner_place(const PairArgs& p, Span, int32_t, int32_t j, int32_t s) {
+  return j * int64_t{p.winner_stride} + s;
+}
+
+// Args: ForwardArgs, or PairArgs for listed pairs.
+template <class Args>
 __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
-    maxsim_forward_fp64(const __grid_constant__ ForwardArgs p) {
+    maxsim_forward_fp64(const __grid_constant__ Args p) {
   __shared__ double sums[kFp64Threads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int32_t i = static_cast<int32_t>(blockIdx.x / p.N);
   const int32_t j = static_cast<int32_t>(blockIdx.x % p.N);
   const double* document = static_cast<const double*>(p.D.data) + document_offset(p, i, j);
   const int32_t length = document_length(p, i, j);
-  const Span rows = p.packed ? packed_span(p.q_offsets, i, p.Lq) : Span{i * p.Lq, p.Lq};
+  const Span rows = query_rows(p, i, j);
   const uint8_t* mask = document_mask(p, i, j);
 
   double sum = 0.0;
@@ -74,8 +90,7 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
       sum += p.normalize ? best * inverse_norm(squared_norm(q, p.Q.dim_stride, p.d)) : best;
     }
     if (p.winners != nullptr && lane == 0) {
-      const int64_t at = p.packed ? j * int64_t{p.Lq} + row : (i * p.N + j) * p.Lq + s;
-      store_winner(p.winners, p.wide_winners, at, token);
+      store_winner(p.winners, p.wide_winners, winner_place(p, rows, i, j, s), token);
     }
   }
   if (lane == 0) sums[warp] = sum;
@@ -83,7 +98,8 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
   if (threadIdx.x == 0) {
     double total = 0.0;
     for (int w = 0; w < kFp64Threads / 32; ++w) total += sums[w];
-    static_cast<double*>(p.scores)[i * p.N + j] = total;
+    static_cast<double*>(p.scores)[i * p.N + j] =
+        rows.length < 0 ? __longlong_as_double(0x7FF8000000000000) : total;
   }
 }
 

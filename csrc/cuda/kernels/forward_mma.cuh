@@ -30,12 +30,15 @@
 #include "../ptx/async_copy.cuh"
 #include "../ptx/mma.cuh"
 #include "finish.cuh"
+#include "pairs.cuh"
 #include "rows.cuh"
 
 namespace late_interaction {
 
 template <int kWarpsM_, int kWarpsN_, int kRowBlocks_, int kColumnBlocks_, int kBlocksPerSm_>
 struct MmaTile {
+  using Args = ForwardArgs;
+  static constexpr bool kListed = false;
   static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
   static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
   static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
@@ -182,6 +185,37 @@ __device__ __forceinline__ void fold_tile(
   }
 }
 
+// What a block does at a time: a row tile, and the documents [first_j, end_j) that it meets.
+struct Visited {
+  RowTile tile;
+  int32_t first_j, end_j;
+  int32_t begun;  // listed pairs: rows of the query that went before
+};
+
+// The next of the units [unit, end).
+template <class Tile>
+__device__ __forceinline__ Visited visit_units(const ForwardArgs& p, int64_t& unit, int64_t end, int32_t&) {
+  const int32_t first_j = static_cast<int32_t>(unit % p.N);
+  const int32_t end_j = static_cast<int32_t>(min(p.N, first_j + (end - unit)));
+  const RowTile tile = row_tile(p, unit / p.N, Tile::kRows);
+  unit += end_j - first_j;
+  return {tile, first_j, end_j, 0};
+}
+
+// Of listed pairs: a tile of the rows that are left, from `begun` on, of the pair's query.
+template <class Tile>
+__device__ __forceinline__ Visited visit_units(const PairArgs& p, int64_t& unit, int64_t, int32_t& begun) {
+  const int32_t j = static_cast<int32_t>(unit);
+  const Span rows = p.rows[j];
+  const Visited visited{pair_tile<Tile>(rows, begun), j, j + 1, begun};
+  begun += Tile::kRows;
+  if (begun >= rows.length) {
+    begun = 0;
+    ++unit;
+  }
+  return visited;
+}
+
 // Waits for the oldest stage of a ring with stages - 1 loads under way. The instruction takes an immediate.
 __device__ __forceinline__ void wait_stage(int stages) {
   switch (stages) {
@@ -210,7 +244,7 @@ struct Cursor {
 
 template <class Mma, class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
-    maxsim_forward_mma(const __grid_constant__ ForwardArgs p) {
+    maxsim_forward_mma(const __grid_constant__ typename Tile::Args p) {
   using E = typename Mma::Element;
   extern __shared__ __align__(128) uint8_t shared[];
   auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
@@ -224,14 +258,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 
   int64_t unit = p.units * blockIdx.x / gridDim.x;
   const int64_t end_unit = p.units * (blockIdx.x + 1) / gridDim.x;
+  int32_t begun = 0;
   while (unit < end_unit) {
-    const RowTile tile = row_tile(p, unit / p.N, Tile::kRows);
-    const int32_t first_j = static_cast<int32_t>(unit % p.N);
-    const int32_t end_j = static_cast<int32_t>(min(p.N, first_j + (end_unit - unit)));
-    unit += end_j - first_j;
-
+    const auto [tile, first_j, end_j, before] = visit_units<Tile>(p, unit, end_unit, begun);
     OwnedRows<Tile> own;
-    own.take(p, tile, warp_m);
+    if constexpr (!Tile::kListed) own.take(p, tile, warp_m);
 
     const auto length_of = [&](int32_t j) {
       return Tile::kPacked ? document_length(p, tile.query, j) : p.Ld;
@@ -400,8 +431,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           }
         }
       }
-      if (j % Tile::kWarpsN == warp_n)
+      if (j % Tile::kWarpsN != warp_n) continue;
+      if constexpr (Tile::kListed) {
+        finish_pair<E, Tile, kWinners>(p, tile, before, j, maximum, token);
+      } else {
         finish_document<E, Tile, kWinners>(p, tile, own, warp_m, j, maximum, token);
+      }
     }
   }
 }

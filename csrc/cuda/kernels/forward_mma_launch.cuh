@@ -8,7 +8,7 @@
 namespace late_interaction {
 
 template <class Mma, class Tile, bool kWinners>
-cudaError_t launch_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_tile(const typename Tile::Args& args, const ForwardPlan& plan, cudaStream_t stream) {
   const auto kernel = maxsim_forward_mma<Mma, Tile, kWinners>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
@@ -36,6 +36,14 @@ cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStr
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+// Listed pairs: each pair's rows are a tile of their own.
+template <class Mma>
+cudaError_t launch_listed_mma(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  using Thin = Listed<typename Tiles<Mma>::Thin>;
+  return args.winners != nullptr ? launch_tile<Mma, Thin, true>(args, plan, stream)
+                                 : launch_tile<Mma, Thin, false>(args, plan, stream);
 }
 
 }  // namespace late_interaction

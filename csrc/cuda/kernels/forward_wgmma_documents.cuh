@@ -21,7 +21,8 @@
 //
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (query, document). With one query for
-//              all documents there is one row tile; else a row tile is a query, with documents of its own.
+//              all documents there is one row tile; else a row tile is a query, with documents of its own, or
+//              with each document comes the row tile of its listed pair (pairs.cuh).
 //   team       p.members warpgroups, and every p.teams-th document of the block.
 //   producer   one thread a team, each of another warp of the last warpgroup, which keeps few registers: TMA
 //              loads. Teams with documents of other lengths do not wait for each other.
@@ -38,11 +39,17 @@
 #include "../ptx/mma.cuh"
 #include "fold_codes.cuh"
 #include "hopper.cuh"
+#include "pairs.cuh"
 
 namespace late_interaction {
 
+struct DocumentWalk;
+
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_>
 struct WgmmaDocumentsTile {
+  using Args = ForwardArgs;
+  using Walk = DocumentWalk;
+  static constexpr bool kListed = false;
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
@@ -132,11 +139,12 @@ struct DocumentWalk {
   int32_t left;  // units from here to the end of the range
   int32_t row_tile, j;
 
-  __device__ __forceinline__ explicit DocumentWalk(const ForwardArgs& p) {
+  __device__ __forceinline__ DocumentWalk(const ForwardArgs& p, int first) {
     const UnitRange range = UnitRange::mine(p);
     left = static_cast<int32_t>(range.end - range.unit);
     row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.unit / p.N);
     j = static_cast<int32_t>(range.unit - row_tile * p.N);
+    advance(p, first);
   }
   __device__ __forceinline__ void advance(const ForwardArgs& p, int units) {
     left -= units;
@@ -146,6 +154,49 @@ struct DocumentWalk {
       ++row_tile;
     }
   }
+  // What tells its rows from others.
+  __device__ __forceinline__ int32_t rows_id() const { return row_tile; }
+};
+
+// A (tile of its query's rows, pair) on its way through a block's range.
+template <int kRows>
+struct PairWalk {
+  static constexpr int32_t row_tile = 0;
+  int32_t left, j;  // pairs from here to the end of the range; the pair
+  int32_t begun;    // of its query's rows: those that went before
+  Span rows, tokens;
+
+  __device__ __forceinline__ PairWalk(const PairArgs& p, int first) {
+    const UnitRange range = UnitRange::mine(p);
+    left = static_cast<int32_t>(range.end - range.unit);
+    j = static_cast<int32_t>(range.unit);
+    step(p, first);
+  }
+  __device__ __forceinline__ void step(const PairArgs& p, int pairs) {
+    left -= pairs;
+    j += pairs;
+    begun = 0;
+    rows = tokens = Span{0, 0};
+    if (left <= 0) return;
+    rows = p.rows[j];
+    tokens = p.spans[j];
+  }
+  __device__ __forceinline__ void advance(const PairArgs& p, int pairs) {
+    begun += kRows;
+    if (begun >= rows.length) step(p, pairs);
+  }
+  __device__ __forceinline__ int64_t rows_id() const {
+    return static_cast<int64_t>(rows.first + begun) << 32 | static_cast<uint32_t>(rows.length - begun);
+  }
+};
+
+// Its producers look up where pairs lie, in registers that those who multiply can spare.
+template <class Tile>
+struct ListedDocumentsTile : Listed<Tile> {
+  using Walk = PairWalk<Tile::kRows>;
+  static constexpr int kRegisters = Tile::kRegisters - (Tile::kWarpgroups > 2 ? 8 : 0);
+  static constexpr int kProducerRegisters =
+      Tile::kProducerRegisters + (Tile::kWarpgroups > 2 ? 8 * Tile::kWarpgroups : 0);
 };
 
 // The document that a walk has come to.
@@ -154,17 +205,20 @@ __device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const DocumentWa
   return p.visits[document_index(p, walk.row_tile, walk.j)];
 }
 
+template <int kRows>
+__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const PairWalk<kRows>& walk) {
+  return {walk.tokens.first, walk.tokens.length, walk.j, 0};
+}
+
 // ---- producers ----
 
 template <class Tile>
-__device__ __forceinline__ void load_documents(const ForwardArgs& p, const TensorMaps& maps,
+__device__ __forceinline__ void load_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                const DocumentsMemory<Tile>& memory, int team) {
   constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
   RingPlace first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
-  DocumentWalk walk(p);
-  walk.advance(p, team);
-  for (; walk.left > 0; walk.advance(p, p.teams)) {
+  for (typename Tile::Walk walk(p, team); walk.left > 0; walk.advance(p, p.teams)) {
     const Visit visit = visit_at(p, walk);
     for (int32_t t = 0; t < visit.length; t += Tile::kTokens) {
       RingPlace at = first;
@@ -317,8 +371,8 @@ struct TokenSquares {
 // Brings the mask and the factors of a document that the team comes to later as far as L2: behind the copies
 // of D that are under way, a load from memory takes several microseconds.
 template <class Tile>
-__device__ __forceinline__ void prefetch_weights(const ForwardArgs& p, DocumentWalk at, int documents,
-                                                 int thread) {
+__device__ __forceinline__ void prefetch_weights(const typename Tile::Args& p, typename Tile::Walk at,
+                                                 int documents, int thread) {
   at.advance(p, documents * p.teams);
   if (at.left <= 0) return;
   const uint8_t* mask = document_mask(p, at.row_tile, at.j);
@@ -453,14 +507,15 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
 }
 
 template <class Tile>
-__device__ __forceinline__ void score_documents(const ForwardArgs& p, const TensorMaps& maps,
+__device__ __forceinline__ void score_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                 const DocumentsMemory<Tile>& memory, int warpgroup) {
   const int team = warpgroup / p.members, member = warpgroup % p.members;
   const int barrier = 1 + team, team_threads = p.members * Tile::kGroupThreads;
   const int thread = threadIdx.x - team * team_threads;  // of the team
   const int32_t lane_token = 16 * (thread / 32 % Tile::kWarps) + thread % 32 / 4;
   const int32_t step = p.members * Tile::kTokens;
-  const bool masked = p.d_mask.data != nullptr, scaled = Tile::kQuantized && p.d_factors.data != nullptr;
+  const bool masked = !Tile::kListed && p.d_mask.data != nullptr;
+  const bool scaled = Tile::kQuantized && p.d_factors.data != nullptr;
 
   // Tiles go round among the members without regard to where a document ends.
   int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
@@ -468,11 +523,10 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
   RingPlace at;
   uint32_t q_parity = 0;
   int turn = 0;  // of the team's warps
-  int32_t held_tile = -1;
   RowTile tile;
   OwnedRows<Tile> own;
-  DocumentWalk walk(p);
-  walk.advance(p, team);
+  typename Tile::Walk walk(p, team);
+  decltype(walk.rows_id()) held_rows = -1;
   int32_t next_length = visit_at(p, walk).length;
   KeptTokens<Tile> next;
   TokenFactors<Tile> next_factors;
@@ -488,19 +542,24 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       prefetch_weights<Tile>(p, walk, documents, thread);
   }
   while (walk.left > 0) {
-    if (walk.row_tile != held_tile) {
-      held_tile = walk.row_tile;
-      tile = row_tile(p, held_tile, Tile::kRows);
-      own.take(p, tile, 0);
+    if constexpr (Tile::kListed) tile = pair_tile<Tile>(walk.rows, walk.begun);
+    if (walk.rows_id() != held_rows) {
+      held_rows = walk.rows_id();
+      if constexpr (!Tile::kListed) {
+        tile = row_tile(p, held_rows, Tile::kRows);
+        own.take(p, tile, 0);
+      }
       ptx::sync_some(barrier, team_threads);
       if (memory.q_owner(team) == team && thread == 0) load_query<Tile>(p, maps, memory, team, tile);
       ptx::wait(memory.q_full(team), q_parity);
       q_parity ^= 1;
       if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
     }
-    const int32_t j = walk.j;
+    const int32_t j = walk.j, rows = Tile::kListed ? 0 : static_cast<int32_t>(held_rows);
     if (masked || scaled) prefetch_weights<Tile>(p, walk, ahead, thread);
     const int32_t length = next_length;
+    int32_t begun = 0;
+    if constexpr (Tile::kListed) begun = walk.begun;
     walk.advance(p, p.teams);
     next_length = visit_at(p, walk).length;
     int32_t t = first_tile * Tile::kTokens;
@@ -518,7 +577,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       KeptTokens<Tile> kept = next;
       if (!masked) kept.all(length, t + lane_token);
       const TokenFactors<Tile> factors = next_factors;
-      if (t + step < length) fetch(held_tile, j, t + step);
+      if (t + step < length) fetch(rows, j, t + step);
       typename Tile::Products products;
       TokenSquares<Tile> squares;
       multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares);
@@ -538,9 +597,13 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
       float best[Tile::kOwned];
       int32_t best_token[Tile::kOwned];
       merge_warps<Tile>(maxima, p.members, best, best_token);
-      const int32_t document = p.visits == nullptr ? j : p.visits[document_index(p, held_tile, j)].document;
-      finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, document, best,
-                                                                    best_token);
+      if constexpr (Tile::kListed) {
+        finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
+      } else {
+        const int32_t document = p.visits == nullptr ? j : p.visits[document_index(p, rows, j)].document;
+        finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, document, best,
+                                                                      best_token);
+      }
     }
     if (++turn == team_threads / 32) turn = 0;
   }
@@ -548,7 +611,7 @@ __device__ __forceinline__ void score_documents(const ForwardArgs& p, const Tens
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_wgmma_documents(const __grid_constant__ ForwardArgs p,
+    maxsim_forward_wgmma_documents(const __grid_constant__ typename Tile::Args p,
                                    const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];

@@ -1,4 +1,5 @@
-// Launches the wgmma forwards for one element type. csrc/cuda/forward_wgmma_*.cu instantiate it.
+// Launches the wgmma forwards with query rows on the M side for one element type.
+// csrc/cuda/forward_wgmma_*.cu instantiate it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +11,6 @@
 #include <utility>
 
 #include "../forward.h"
-#include "forward_wgmma_documents.cuh"
 #include "forward_wgmma_rows.cuh"
 #include "forward_wgmma_split.cuh"
 
@@ -38,8 +38,8 @@ cudaError_t choose_columns(const ForwardPlan& plan, Launch launch) {
 }
 
 // The kernels call wait_for_earlier_kernels: their blocks start while the kernel before them ends.
-template <class Kernel>
-cudaError_t launch_early(Kernel kernel, int threads, const ForwardArgs& args, const TensorMaps& maps,
+template <class Kernel, class Args>
+cudaError_t launch_early(Kernel kernel, int threads, const Args& args, const TensorMaps& maps,
                          const ForwardPlan& plan, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
@@ -136,47 +136,6 @@ cudaError_t launch_split(const ForwardArgs& args, const TensorMaps& maps, const 
     using Tile = WgmmaSplitTile<Type, Element, kColumns, kWinners, kWeighed>;
     return launch_clusters(maxsim_forward_wgmma_split<Tile>, Tile::kThreads, args, maps, plan, stream);
   });
-}
-
-template <class Tile>
-cudaError_t launch_documents_tile(ForwardArgs args, const TensorMaps& maps, const ForwardPlan& plan,
-                                  cudaStream_t stream) {
-  // A kernel that keeps winners may have room for fewer warpgroups than the plan counted on.
-  args.teams = std::min(plan.teams, std::max(1, Tile::kWarpgroups / plan.members));
-  args.members = std::min(plan.members, Tile::kWarpgroups);
-  return launch_early(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
-}
-
-template <class Type, class Element, int kColumns>
-cudaError_t launch_documents_columns(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream) {
-  const auto launch = [&]<bool kWinners>() {
-    return plan.chunks == 1 ? launch_documents_tile<WgmmaDocumentsTile<Type, Element, kColumns, 1, kWinners>>(
-                                  args, maps, plan, stream)
-                            : launch_documents_tile<WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners>>(
-                                  args, maps, plan, stream);
-  };
-  if constexpr (kMayWantWinners<Element>) {
-    if (args.winners != nullptr) return launch.template operator()<true>();
-  }
-  return launch.template operator()<false>();
-}
-
-template <class Type, class Element>
-cudaError_t launch_documents(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                             cudaStream_t stream) {
-  switch (plan.columns) {
-    case 32:
-      return launch_documents_columns<Type, Element, 32>(args, maps, plan, stream);
-    case 64:
-      return launch_documents_columns<Type, Element, 64>(args, maps, plan, stream);
-    case 96:
-      return launch_documents_columns<Type, Element, 96>(args, maps, plan, stream);
-    case 128:
-      return launch_documents_columns<Type, Element, 128>(args, maps, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
 }
 
 }  // namespace late_interaction

@@ -1,0 +1,98 @@
+// What the CUDA side of several operators needs: how tensors come, and what their launches share.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../common/tensors.h"
+#include "../plan/plan.h"
+#include "check.h"
+#include "kernels/backward_args.h"
+#include "packed.h"
+#include "tensor_map.h"
+
+namespace late_interaction {
+
+using OptionalTensor = std::optional<Tensor>;
+
+inline void fill_zero(const Tensor& x, cudaStream_t stream) {
+  if (x.numel() == 0) return;
+  check(cudaMemsetAsync(x.data_ptr(), 0, x.numel() * x.element_size(), stream), "zeros");
+}
+
+inline void fill_sentinel(const Tensor& winners, cudaStream_t stream) {
+  if (winners.numel() == 0) return;
+  const int64_t bytes = winners.numel() * winners.element_size();
+  check(cudaMemsetAsync(winners.data_ptr(), 0xFF, bytes, stream), "winners");
+}
+
+inline int64_t element_bytes(Dtype dtype) {
+  if (is_quantized(dtype)) return 1;
+  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
+}
+
+// Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
+inline bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
+  const auto whole = [&](int64_t elements) { return elements * element % bytes == 0; };
+  return (view.dim_stride == 1 || d == 1) && whole(d) && whole(view.token_stride) &&
+         whole(view.item_stride) && whole(view.query_stride) &&
+         reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+}
+
+// fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read half
+// as much.
+inline std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
+  if (dtype != Dtype::fp32) return std::nullopt;
+  if (precision == Precision::medium) return ScalarType::BFloat16;
+  if (precision == Precision::fp16) return ScalarType::Half;
+  return std::nullopt;
+}
+
+// Room for what index_packed works out.
+struct PackedRoom {
+  Tensor spans, row_queries;
+
+  PackedRoom(const Inputs& in, const Tensor& like)
+      : spans(new_tensor(like, {in.sizes.N, 2}, ScalarType::Int)),
+        row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)) {}
+
+  PackedIndex index(const Inputs& in) const {
+    PackedIndex index{};
+    index.q_offsets = in.packed->q_offsets;
+    index.d_offsets = in.packed->d_offsets;
+    index.queries = in.packed->queries;
+    index.documents = in.sizes.N;
+    index.q_tokens = static_cast<int32_t>(in.sizes.Lq);
+    index.d_tokens = static_cast<int32_t>(in.sizes.Ld);
+    index.spans = static_cast<Span*>(spans.data_ptr());
+    index.row_queries = static_cast<int32_t*>(row_queries.data_ptr());
+    return index;
+  }
+};
+
+inline bool aligned(const TokenView& view, const Inputs& in) {
+  return reads_in_pieces(view, in.sizes.d, element_bytes(in.dtype), 16);
+}
+
+inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled) {
+  return {.dtype = in.dtype,
+          .precision = precision,
+          .masked = in.d_mask.data != nullptr,
+          .packed = in.packed.has_value(),
+          .scaled = scaled,
+          .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
+}
+
+// What the backward kernels take from their plan.
+inline void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
+  args.split = plan.split;
+  args.segments = plan.segments;
+  args.chunk = plan.chunk;
+  args.grads_kept = plan.grads_kept;
+  args.narrow_list = plan.narrow_list;
+  args.memory = plan.memory;
+  args.tile_tokens = plan.tile_tokens;
+  args.tiles = plan.tiles;
+  args.list_capacity = plan.list_capacity;
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,55 @@
+// Launches the wgmma forward with documents on the M side for one element type.
+// csrc/cuda/forward_wgmma_documents_*.cu and pairs_wgmma_*.cu instantiate it.
+#pragma once
+
+#include "forward_wgmma_documents.cuh"
+#include "forward_wgmma_launch.cuh"
+
+namespace late_interaction {
+
+template <class Tile>
+cudaError_t launch_documents_tile(typename Tile::Args args, const TensorMaps& maps, const ForwardPlan& plan,
+                                  cudaStream_t stream) {
+  // A kernel that keeps winners may have room for fewer warpgroups than the plan counted on.
+  args.teams = std::min(plan.teams, std::max(1, Tile::kWarpgroups / plan.members));
+  args.members = std::min(plan.members, Tile::kWarpgroups);
+  return launch_early(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
+}
+
+template <class Args, class Tile>
+using DocumentsTileFor = std::conditional_t<std::is_same_v<Args, PairArgs>, ListedDocumentsTile<Tile>, Tile>;
+
+template <class Type, class Element, int kColumns, class Args>
+cudaError_t launch_documents_columns(const Args& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream) {
+  const auto launch = [&]<bool kWinners>() {
+    using One = WgmmaDocumentsTile<Type, Element, kColumns, 1, kWinners>;
+    using Two = WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners>;
+    return plan.chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(args, maps, plan, stream)
+                            : launch_documents_tile<DocumentsTileFor<Args, Two>>(args, maps, plan, stream);
+  };
+  if constexpr (kMayWantWinners<Element>) {
+    if (args.winners != nullptr) return launch.template operator()<true>();
+  }
+  return launch.template operator()<false>();
+}
+
+// Args: ForwardArgs, or PairArgs for listed pairs.
+template <class Type, class Element, class Args>
+cudaError_t launch_documents(const Args& args, const TensorMaps& maps, const ForwardPlan& plan,
+                             cudaStream_t stream) {
+  switch (plan.columns) {
+    case 32:
+      return launch_documents_columns<Type, Element, 32>(args, maps, plan, stream);
+    case 64:
+      return launch_documents_columns<Type, Element, 64>(args, maps, plan, stream);
+    case 96:
+      return launch_documents_columns<Type, Element, 96>(args, maps, plan, stream);
+    case 128:
+      return launch_documents_columns<Type, Element, 128>(args, maps, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,197 @@
+// Before and behind the kernels that score listed pairs.
+//
+//   index_pairs    where each pair's rows and tokens lie, and what each chunk of pairs costs
+//   share_pairs    a block of threads for each block of the scoring kernel, whose pairs are to cost as much
+//                  as any other's: the chunk in which they end, by the sums of chunks, and the pair within it
+//   pick_pairs     listed scores out of the grid of all
+//
+// A pair that names no query or no document that there is, or a document that does not lie within the tokens,
+// scores NaN, and its neighbours are none the worse.
+#include "pair_index.h"
+
+#include <algorithm>
+
+#include "kernels/rows.cuh"
+#include "kernels/winner.cuh"
+#include "ptx/grid.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+struct PairPlace {
+  Span rows, tokens;
+};
+
+// Of sequence i, or {0, -1}.
+__device__ Span sequence(const int32_t* offsets, int64_t count, int32_t i, int32_t total) {
+  if (i < 0 || i >= count) return {0, -1};
+  return packed_span(offsets, i, total);
+}
+
+__device__ PairPlace place_of(const Pairs& p, int64_t pair, int32_t longest_query) {
+  PairPlace place{{0, p.q_tokens}, {0, -1}};
+  if (p.scattered) {
+    const int32_t start = p.starts[pair], length = p.lengths[pair];
+    if (start >= 0 && length >= 0 && start <= p.d_tokens && length <= p.d_tokens - start) {
+      place.tokens = {start, length};
+    }
+  } else {
+    place.rows = sequence(p.q_offsets, p.queries, p.query[pair], p.q_tokens);
+    place.tokens = sequence(p.d_offsets, p.documents, p.document[pair], p.d_tokens);
+  }
+  const bool scored =
+      place.rows.length >= 0 && place.tokens.length >= 0 && place.rows.length <= longest_query;
+  return scored ? place : PairPlace{{0, -1}, {0, 0}};
+}
+
+// Sums of the threads before this one, itself not included, and `all` of the block. All threads take part.
+__device__ int64_t sum_before(int64_t mine, int64_t& all) {
+  __shared__ int64_t warp_sums[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int64_t sum = mine;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int64_t other = __shfl_up_sync(kFullWarp, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  __syncthreads();
+  if (lane == 31) warp_sums[warp] = sum;
+  __syncthreads();
+  all = 0;
+  int64_t before = sum - mine;
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) before += warp_sums[w];
+    all += warp_sums[w];
+  }
+  return before;
+}
+
+// A chunk of kThreads pairs a block.
+__global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ PairIndex p) {
+  const int64_t pair = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  int64_t cost = 0;
+  if (pair < p.pairs.count) {
+    const PairPlace place = place_of(p.pairs, pair, p.longest_query);
+    p.rows[pair] = place.rows;
+    p.spans[pair] = place.tokens;
+    cost = place.tokens.length + p.pair_tokens;
+  }
+  if (p.unit_ends == nullptr) return;
+  int64_t all;
+  sum_before(cost, all);
+  if (threadIdx.x == 0) p.chunk_costs[blockIdx.x] = all;
+}
+
+// Among `count` costs, a run of them a thread, the place before which `wanted` is reached; and by how much
+// the places before it fall short. One thread finds it. Each thread leaves with both.
+struct Found {
+  int64_t place, rest;
+};
+template <class Cost>
+__device__ Found find_place(int64_t count, int64_t wanted, Cost cost) {
+  __shared__ Found found;
+  const int64_t each = (count + kThreads - 1) / kThreads;
+  const int64_t begin = min(threadIdx.x * each, count), end = min(begin + each, count);
+  int64_t mine = 0, all;
+  for (int64_t k = begin; k < end; ++k) mine += cost(k);
+  int64_t before = sum_before(mine, all);
+  if (threadIdx.x == 0) found = {count, wanted - all};
+  __syncthreads();
+  if (before <= wanted && wanted < before + mine) {
+    int64_t k = begin;
+    for (; wanted >= before + cost(k); ++k) before += cost(k);
+    found = {k, wanted - before};
+  }
+  __syncthreads();
+  const Found result = found;
+  __syncthreads();
+  return result;
+}
+
+__global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ PairIndex p, int64_t chunks) {
+  int64_t mine = 0, all;
+  for (int64_t k = threadIdx.x; k < chunks; k += kThreads) mine += p.chunk_costs[k];
+  sum_before(mine, all);
+  const int64_t wanted = all / p.blocks * (blockIdx.x + 1) + all % p.blocks * (blockIdx.x + 1) / p.blocks;
+  int64_t end = p.pairs.count;
+  if (blockIdx.x + 1 < p.blocks) {
+    const Found chunk = find_place(chunks, wanted, [&](int64_t k) { return p.chunk_costs[k]; });
+    const int64_t first = chunk.place * kThreads, count = min(int64_t{kThreads}, p.pairs.count - first);
+    const auto cost = [&](int64_t k) { return int64_t{p.spans[first + k].length + p.pair_tokens}; };
+    const Found pair = find_place(count, chunk.rest, cost);
+    // Before the pair or behind it, whichever is nearer.
+    end = first + pair.place + (pair.place < count && 2 * pair.rest > cost(pair.place));
+  }
+  if (threadIdx.x == 0) p.unit_ends[blockIdx.x] = static_cast<int32_t>(end);
+}
+
+// A warp a pair.
+__global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ PairPick p) {
+  const int64_t pair = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+  if (pair >= p.pairs.count) return;
+  const int lane = threadIdx.x % 32;
+  const PairPlace place = place_of(p.pairs, pair, p.longest_query);
+  const int64_t query = p.grid != nullptr ? p.pairs.query[pair] : 0;
+  const int64_t document = p.grid != nullptr ? p.pairs.document[pair] : 0;
+  if (lane == 0) {
+    p.scores[pair] = place.rows.length < 0 ? __int_as_float(0x7FC00000)
+                     : p.grid == nullptr   ? 0.0f
+                                           : p.grid[query * p.pairs.documents + document];
+  }
+  if (p.winners == nullptr) return;
+  for (int32_t s = lane; s < p.winner_stride; s += 32) {
+    int32_t winner = kSentinel;
+    if (s < place.rows.length && p.grid_winners != nullptr) {
+      const int64_t from = document * p.pairs.q_tokens + place.rows.first + s;
+      winner = load_winner(p.grid_winners, p.wide_winners, from);
+    }
+    store_winner(p.winners, p.wide_winners, pair * p.winner_stride + s, winner);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    find_runs(const int32_t* sorted, int64_t keys, int64_t count, int32_t* begins) {
+  const int64_t k = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (k > count) return;
+  int64_t from = 0, end = keys;
+  while (from < end) {
+    const int64_t middle = (from + end) / 2;
+    if (sorted[middle] < k) {
+      from = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  begins[k] = static_cast<int32_t>(from);
+}
+
+unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
+
+}  // namespace
+
+int64_t chunks_of(int64_t pairs) { return blocks_for(pairs); }
+
+cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream) {
+  const int64_t chunks = chunks_of(index.pairs.count);
+  index_pairs<<<static_cast<unsigned>(chunks), kThreads, 0, stream>>>(index);
+  if (index.unit_ends != nullptr) {
+    share_pairs<<<static_cast<unsigned>(index.blocks), kThreads, 0, stream>>>(index, chunks);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream) {
+  pick_pairs<<<blocks_for(32 * pick.pairs.count), kThreads, 0, stream>>>(pick);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_find_runs(const int32_t* sorted, int64_t keys, int64_t count, int32_t* begins,
+                             cudaStream_t stream) {
+  find_runs<<<blocks_for(count + 1), kThreads, 0, stream>>>(sorted, keys, count, begins);
+  return cudaGetLastError();
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,312 @@
+// The CUDA side of the operators on listed pairs: parse, plan, allocate, launch. Nothing here waits for the
+// device.
+#include "pairs.h"
+
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../common/pair_tensors.h"
+#include "../plan/pairs.h"
+#include "backward.h"
+#include "calls.h"
+#include "device.h"
+#include "pair_index.h"
+#include "stream.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+PairSizes sizes_of(const PairInputs& in, int64_t longest_query) {
+  const Pairs& p = in.pairs;
+  return {p.count, p.queries, p.documents, p.q_tokens, p.d_tokens, in.sizes.d, longest_query};
+}
+
+cudaError_t launch_listed(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  const bool wgmma = plan.tile == Tile::wgmma_documents;
+  switch (plan.compute) {
+    case Compute::bf16:
+      return wgmma ? launch_wgmma_pairs_bf16(args, make_tensor_maps(args, plan), plan, stream)
+                   : launch_pairs_bf16(args, plan, stream);
+    case Compute::fp16:
+      return wgmma ? launch_wgmma_pairs_fp16(args, make_tensor_maps(args, plan), plan, stream)
+                   : launch_pairs_fp16(args, plan, stream);
+    case Compute::tf32:
+      return launch_pairs_tf32(args, plan, stream);
+    case Compute::tf32x3:
+      return launch_pairs_tf32x3(args, plan, stream);
+    case Compute::fp64:
+      return launch_pairs_fp64(args, plan, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+// A unit a pair, in the order of the list. The inputs are in the dtype that they multiply in.
+void score_list(const PairInputs& in, int64_t longest_query, Precision precision, const Tensor& scores,
+                const OptionalTensor& winners, cudaStream_t stream) {
+  const int64_t pairs = in.pairs.count;
+  const Device& device = device_properties(scores.get_device_index());
+  const ForwardPlan plan = plan_pairs(sizes_of(in, longest_query), traits_of(in, precision, false), device);
+  const Tensor rows = new_tensor(scores, {pairs, 2}, ScalarType::Int);
+  const Tensor spans = new_tensor(scores, {pairs, 2}, ScalarType::Int);
+  PairIndex index{};
+  index.pairs = in.pairs;
+  index.longest_query = static_cast<int32_t>(longest_query);
+  index.rows = static_cast<Span*>(rows.data_ptr());
+  index.spans = static_cast<Span*>(spans.data_ptr());
+  OptionalTensor chunk_costs, unit_ends;
+  if (plan.tile == Tile::wgmma_documents) {
+    chunk_costs = new_tensor(scores, {chunks_of(pairs)}, ScalarType::Long);
+    unit_ends = new_tensor(scores, {plan.grid}, ScalarType::Int);
+    index.chunk_costs = static_cast<int64_t*>(chunk_costs->data_ptr());
+    index.unit_ends = static_cast<int32_t*>(unit_ends->data_ptr());
+    index.blocks = plan.grid;
+    index.pair_tokens = plan.tokens / 2 + 16;  // half of its last tile, and its end
+  }
+  check(launch_pair_index(index, stream), "index of pairs");
+  if (winners) fill_sentinel(*winners, stream);  // a query may have fewer tokens than there is room for
+
+  PairArgs args{};
+  args.layout = Layout::in_batch;
+  args.N = pairs;
+  args.Nq = 1;
+  args.Lq = static_cast<int32_t>(in.sizes.Lq);
+  args.Ld = static_cast<int32_t>(in.sizes.Ld);
+  args.d = static_cast<int32_t>(in.sizes.d);
+  args.Q = in.Q;
+  args.D = in.D;
+  args.q_aligned = aligned(in.Q, in);
+  args.d_aligned = aligned(in.D, in);
+  args.wide_winners = wide_winners(in.sizes.Ld);
+  args.scores = scores.data_ptr();
+  args.winners = winners ? winners->data_ptr() : nullptr;
+  args.winner_stride = winners ? static_cast<int32_t>(winners->size(1)) : 0;
+  args.packed = true;
+  args.spans = index.spans;
+  args.rows = index.rows;
+  args.unit_ends = index.unit_ends;
+  args.parts = 1;
+  args.chunks = plan.chunks;
+  args.stages = plan.stages;
+  args.stream_q = plan.stream_q;
+  args.row_tiles = plan.row_tiles;
+  args.units = plan.units;
+  check(launch_listed(args, plan, stream), "forward");
+}
+
+// Nothing to multiply, and pairs that are of none all the same. (The kernel of fp64 needs no tokens.)
+bool is_empty(const PairInputs& in) {
+  return in.dtype != Dtype::fp64 && (in.sizes.Lq == 0 || in.sizes.Ld == 0);
+}
+
+struct Scored {
+  Tensor scores;
+  OptionalTensor winners;
+};
+
+void pick(const PairInputs& in, int64_t longest_query, const Scored& grid, const Scored& to,
+          cudaStream_t stream) {
+  PairPick pick{};
+  pick.pairs = in.pairs;
+  pick.longest_query = static_cast<int32_t>(longest_query);
+  pick.grid = grid.scores.numel() > 0 ? static_cast<const float*>(grid.scores.const_data_ptr()) : nullptr;
+  pick.grid_winners = grid.winners ? grid.winners->const_data_ptr() : nullptr;
+  pick.scores = static_cast<float*>(to.scores.data_ptr());
+  pick.winners = to.winners ? to.winners->data_ptr() : nullptr;
+  pick.wide_winners = wide_winners(in.sizes.Ld);
+  pick.winner_stride = to.winners ? static_cast<int32_t>(to.winners->size(1)) : 0;
+  check(launch_pick_pairs(pick, stream), "picked pairs");
+}
+
+// Every query with every document.
+Scored score_grid(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
+                  const std::string& precision, bool want_winners) {
+  using torch::stable::detail::from;
+  using torch::stable::detail::to;
+  std::array<StableIValue, 5> stack{from(Q), from(D), from(cu_seqlens_q), from(cu_seqlens_d),
+                                    from(precision)};
+  const char* op =
+      want_winners ? "late_interaction::maxsim_varlen_winners" : "late_interaction::maxsim_varlen";
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+  Scored grid{to<Tensor>(stack[0]), std::nullopt};
+  if (want_winners) grid.winners = to<Tensor>(stack[1]);
+  return grid;
+}
+
+Scored score_pairs(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
+                   const Tensor& pair_q, const Tensor& pair_d, std::optional<int64_t> max_seqlen_q,
+                   const std::string& precision_name, bool want_winners) {
+  const Precision precision = parse_precision(precision_name);
+  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  STD_TORCH_CHECK(!max_seqlen_q || *max_seqlen_q >= 0, "late_interaction: max_seqlen_q must not be negative");
+  if (want_winners) check_winner_stride(in, *max_seqlen_q);
+  const int64_t longest = std::min<int64_t>(max_seqlen_q.value_or(in.sizes.Lq), in.sizes.Lq);
+  const DeviceGuard guard(Q.get_device_index());
+  const cudaStream_t stream = current_stream(Q.get_device_index());
+  Scored out{new_tensor(Q, {in.pairs.count}, score_type(in.dtype)), std::nullopt};
+  if (want_winners) out.winners = new_tensor(Q, {in.pairs.count, *max_seqlen_q}, winner_type(in.sizes.Ld));
+  if (in.pairs.count == 0) return out;
+  const bool empty = is_empty(in);
+  if (empty || score_as_grid(sizes_of(in, longest), in.dtype)) {
+    const Scored grid = empty ? Scored{new_tensor(Q, {0}, ScalarType::Float), std::nullopt}
+                              : score_grid(Q, D, cu_seqlens_q, cu_seqlens_d, precision_name, want_winners);
+    pick(in, longest, grid, out, stream);
+    return out;
+  }
+  if (const auto type = converted(in.dtype, precision)) {
+    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
+    in = parse_pairs(half_Q, half_D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+    score_list(in, longest, precision, out.scores, out.winners, stream);
+  } else {
+    score_list(in, longest, precision, out.scores, out.winners, stream);
+  }
+  return out;
+}
+
+Tensor maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q,
+                           Tensor pair_d, std::optional<int64_t> max_seqlen_q, std::string precision) {
+  return score_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q, precision, false).scores;
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                                       Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
+                                                       int64_t max_seqlen_q, std::string precision) {
+  const Scored out =
+      score_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q, precision, true);
+  return {out.scores, *out.winners};
+}
+
+Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision_name) {
+  const Precision precision = parse_precision(precision_name);
+  PairInputs in = parse_spans(Q, D, starts, lengths);
+  const DeviceGuard guard(Q.get_device_index());
+  const cudaStream_t stream = current_stream(Q.get_device_index());
+  const Tensor scores = new_tensor(Q, {in.pairs.count}, score_type(in.dtype));
+  if (in.pairs.count == 0) return scores;
+  const int64_t longest = in.sizes.Lq;
+  if (is_empty(in)) {
+    pick(in, longest, {new_tensor(Q, {0}, ScalarType::Float), std::nullopt}, {scores, std::nullopt}, stream);
+  } else if (const auto type = converted(in.dtype, precision)) {
+    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
+    score_list(parse_spans(half_Q, half_D, starts, lengths), longest, precision, scores, std::nullopt,
+               stream);
+  } else {
+    score_list(in, longest, precision, scores, std::nullopt, stream);
+  }
+  return scores;
+}
+
+// ---- backward ----
+
+// The pairs in the order of what they name, stable, and where those of each name begin.
+struct Runs {
+  Tensor order, begins;
+
+  Runs(const Tensor& keys, int64_t count, cudaStream_t stream) : Runs(sorted(keys), count, stream) {}
+
+  const int64_t* places() const { return static_cast<const int64_t*>(order.const_data_ptr()); }
+  const int32_t* first() const { return static_cast<const int32_t*>(begins.const_data_ptr()); }
+
+ private:
+  using Sorted = std::tuple<Tensor, Tensor>;  // keys, and where they were
+
+  static Sorted sorted(const Tensor& keys) {
+    using torch::stable::detail::from;
+    using torch::stable::detail::to;
+    std::array<StableIValue, 4> stack{from(keys), from(std::optional<bool>(true)), from(int64_t{0}),
+                                      from(false)};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
+    return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
+  }
+
+  Runs(const Sorted& by_key, int64_t count, cudaStream_t stream)
+      : order(std::get<1>(by_key)), begins(new_tensor(order, {count + 1}, ScalarType::Int)) {
+    const Tensor& keys = std::get<0>(by_key);
+    check(launch_find_runs(static_cast<const int32_t*>(keys.const_data_ptr()), keys.size(0), count,
+                           static_cast<int32_t*>(begins.data_ptr()), stream),
+          "runs of pairs");
+  }
+};
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D,
+                                                        Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                        Tensor pair_q, Tensor pair_d, Tensor winners,
+                                                        bool need_grad_Q, bool need_grad_D) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  check_pair_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const auto gradient = [&](bool needed, const Tensor& like) {
+    const auto shape = needed ? std::vector<int64_t>{like.size(0), s.d} : std::vector<int64_t>{0};
+    return new_tensor(like, shape, like.scalar_type());
+  };
+  const Tensor grad_Q = gradient(need_grad_Q, Q), grad_D = gradient(need_grad_D, D);
+  if (winners.numel() == 0 || s.Lq == 0 || s.Ld == 0 || s.d == 0 || s.N == 0 || in.pairs.queries == 0) {
+    fill_zero(grad_Q, stream);
+    fill_zero(grad_D, stream);
+    return {grad_Q, grad_D};
+  }
+  const int64_t stride = winners.size(1);
+  const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
+  const bool vectors =
+      reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
+  BackwardPlan plan =
+      plan_pairs_backward(sizes_of(in, stride), stride, in.dtype, vectors, device_properties(device));
+  plan.owned_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see packed_tile in kernels/backward_owned.cuh
+  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
+                  "late_interaction: more than 2^31 - 1 blocks in one backward");
+
+  const PackedRoom room(in, Q);
+  const PackedIndex index = room.index(in);
+  check(launch_packed_index(index, stream), "index of packed sequences");
+  const Runs by_query(pair_q, in.pairs.queries, stream), by_document(pair_d, s.N, stream);
+  PairBackwardArgs args{};
+  take_plan(args, plan);
+  args.layout = Layout::in_batch;
+  args.N = s.N;
+  args.Nq = 1;
+  args.Lq = static_cast<int32_t>(stride);
+  args.Ld = static_cast<int32_t>(s.Ld);
+  args.d = static_cast<int32_t>(s.d);
+  args.by_Lq = Divider(static_cast<uint32_t>(stride));
+  args.Q = in.Q;
+  args.D = in.D;
+  args.grad = grad_scores.const_data_ptr();
+  args.grad_item_stride = grad_scores.stride(0);
+  args.winners = winners.const_data_ptr();
+  args.wide_winners = wide_winners(s.Ld);
+  args.winners_in_fours =
+      !args.wide_winners && stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.winners) % 8 == 0;
+  args.packed = true;
+  args.spans = index.spans;
+  args.row_queries = index.row_queries;
+  args.queries = static_cast<int32_t>(in.pairs.queries);
+  args.q_tokens = in.pairs.q_tokens;
+  args.q_offsets = in.pairs.q_offsets;
+  args.pair_query = in.pairs.query;
+  args.pair_document = in.pairs.document;
+  args.by_query = by_query.places();
+  args.query_begins = by_query.first();
+  args.by_document = by_document.places();
+  args.document_begins = by_document.first();
+  args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
+  args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
+  args.owned_blocks = need_grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
+  if (need_grad_Q || need_grad_D) check(launch_lowmem_pairs(args, in.dtype, plan, stream), "gradients");
+  return {grad_Q, grad_D};
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("maxsim_pairs_packed", TORCH_BOX(&late_interaction::maxsim_pairs_packed));
+  m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::maxsim_pairs_packed_winners));
+  m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::maxsim_pairs_packed_backward));
+  m.impl("maxsim_spans", TORCH_BOX(&late_interaction::maxsim_spans));
+}

@@ -1,0 +1,24 @@
+// How a list of pairs of packed queries and documents is scored, and its gradients found.
+#pragma once
+
+#include "plan.h"
+
+namespace late_interaction {
+
+struct PairSizes {
+  int64_t pairs, queries, documents;
+  int64_t q_tokens, d_tokens, d;
+  int64_t longest_query;  // at most; q_tokens where nobody said
+};
+
+// Whether to score all queries with all documents and pick the listed pairs from those.
+bool score_as_grid(const PairSizes& sizes, Dtype dtype);
+
+// A unit a pair.
+ForwardPlan plan_pairs(const PairSizes& sizes, const ForwardTraits& traits, const Device& device);
+
+// winner_stride: places for winners that each pair has. owned_grid is for the caller to work out.
+BackwardPlan plan_pairs_backward(const PairSizes& sizes, int64_t winner_stride, Dtype dtype, bool vectors,
+                                 const Device& device);
+
+}  // namespace late_interaction

@@ -1,0 +1,188 @@
+"""What PyTorch needs to know of the operators on listed pairs of packed tokens: shapes, gradients, autocast.
+
+``maxsim_pairs_packed(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q=None,
+precision="highest") -> scores``
+    Tokens and offsets as those of ``maxsim_varlen``; pair ``p`` is query ``pair_q[p]`` with document
+    ``pair_d[p]``, int32. ``scores`` is ``[pairs]``. Differentiable; the backward finds the winners again, and
+    needs ``max_seqlen_q`` for it.
+``maxsim_pairs_packed_winners(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q,
+precision="highest") -> (scores, winners)``
+    ``winners`` is ``[pairs, max_seqlen_q]``, counted from the beginning of each document.
+``maxsim_pairs_packed_backward(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, winners,
+need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D)``
+    Deterministic. Not differentiable again.
+``maxsim_spans(Q, D, starts, lengths, precision="highest") -> scores``
+    One query, ``Q``, with documents that lie anywhere in ``D``: document ``j`` is the ``lengths[j]`` tokens
+    from ``starts[j]`` on. Not differentiable.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
+from torch.autograd import Function
+
+from late_interaction.ops.varlen import AUTOCAST_PRECISION
+from late_interaction.ops.winners import winner_dtype
+
+_library = torch.library.Library("late_interaction", "IMPL")
+_ops = torch.ops.late_interaction
+_INPUTS = 6  # Q, D, offsets of both, pairs of both
+
+
+# ---- shapes ----
+
+
+def _scores(Q: Tensor, D: Tensor, pairs: int) -> Tensor:
+    torch._check(
+        Q.dim() == 2 and D.dim() == 2,
+        lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
+    )
+    return Q.new_empty((pairs,), dtype=torch.float64 if Q.dtype == torch.float64 else torch.float32)
+
+
+def _fake(
+    Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
+    max_seqlen_q: int | None = None, precision: str = "",
+) -> Tensor:  # fmt: skip
+    return _scores(Q, D, pair_q.shape[0])
+
+
+def _fake_winners(
+    Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
+    max_seqlen_q: int, precision: str = "",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    winners = Q.new_empty((pair_q.shape[0], max_seqlen_q), dtype=winner_dtype(D.shape[0]))
+    return _scores(Q, D, pair_q.shape[0]), winners
+
+
+def _fake_backward(
+    grad_scores: Tensor, Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
+    winners: Tensor, need_grad_Q: bool = True, need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty(D.shape if need_grad_D else (0,))
+
+
+def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, lengths: Tensor, precision: str = "") -> Tensor:
+    return _scores(Q, D, starts.shape[0])
+
+
+# ---- gradients ----
+
+_Grads = tuple[Tensor | None, ...]
+
+
+def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
+    need_Q, need_D = ctx.needs_input_grad[:2]
+    grad_Q, grad_D = _ops.maxsim_pairs_packed_backward.default(grad_scores, *saved, need_Q, need_D)
+    return grad_Q if need_Q else None, grad_D if need_D else None, *[None] * _INPUTS
+
+
+class _PairsWinners(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        with _AutoDispatchBelowAutograd():
+            scores, winners = _ops.maxsim_pairs_packed_winners.default(*args)
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*args[:_INPUTS], winners)
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
+        if grad_scores is None:
+            return (None,) * (_INPUTS + 2)
+        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
+
+
+class _Pairs(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        *inputs, max_seqlen_q, ctx.precision = args
+        with _AutoDispatchBelowAutograd():
+            scores: Tensor = _ops.maxsim_pairs_packed.default(*args)
+        ctx.longest = inputs[0].shape[0] if max_seqlen_q is None else max_seqlen_q
+        ctx.save_for_backward(*inputs)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        inputs = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+            _, winners = _ops.maxsim_pairs_packed_winners.default(*inputs, ctx.longest, ctx.precision)
+        return _gradients(ctx, grad_scores, *inputs, winners)
+
+
+class _PairsBackward(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        with _AutoDispatchBelowAutograd():
+            grads: tuple[Tensor, Tensor] = _ops.maxsim_pairs_packed_backward.default(*args)
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError("double backward of maxsim_pairs_packed is not supported: its gradients have none")
+
+
+class _Spans(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        with _AutoDispatchBelowAutograd():
+            scores: Tensor = _ops.maxsim_spans.default(*args)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError("late_interaction: maxsim_spans is not differentiable; pack the documents")
+
+
+def _complete(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with the defaults of those that were left out."""
+    return (*args, *(argument.default_value for argument in op._schema.arguments[len(args) :]))
+
+
+def _autograd(op: Any, function: Any) -> Any:
+    def kernel(*args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            return function(*_complete(op, args))
+        with _AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return kernel
+
+
+# ---- autocast: as in ops/varlen.py ----
+
+
+def _autocast(op: Any, device_type: str, key: DispatchKey) -> Any:
+    exclude = DispatchKeySet(key)
+
+    def kernel(*args: Any) -> Any:
+        Q, D, *rest, precision = _complete(op, args)
+        dtype = torch.get_autocast_dtype(device_type)
+        if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
+            Q, D = Q.to(dtype), D.to(dtype)
+        elif Q.dtype == torch.float32:
+            precision = AUTOCAST_PRECISION.get(dtype, precision)
+        with _ExcludeDispatchKeyGuard(exclude):
+            return op(Q, D, *rest, precision)
+
+    return kernel
+
+
+def register() -> None:
+    forwards: tuple[tuple[Any, Any, Any], ...] = (
+        (_ops.maxsim_pairs_packed.default, _fake, _Pairs.apply),
+        (_ops.maxsim_pairs_packed_winners.default, _fake_winners, _PairsWinners.apply),
+        (_ops.maxsim_spans.default, _fake_spans, _Spans.apply),
+    )
+    for op, fake, function in forwards:
+        torch.library.register_fake(op.name(), fake)
+        _library.impl(op, _autograd(op, function), "Autograd")
+        for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
+            _library.impl(op, _autocast(op, device_type, key), key.name)
+    backward = _ops.maxsim_pairs_packed_backward.default
+    torch.library.register_fake(backward.name(), _fake_backward)
+    _library.impl(backward, _autograd(backward, _PairsBackward.apply), "Autograd")

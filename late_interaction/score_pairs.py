@@ -1,0 +1,168 @@
+"""Scores straight from a batch that is there already: :func:`score_pairs_packed` and :func:`rerank_direct`.
+
+A server's forward pass leaves the tokens of many queries and documents behind each other. Its scheduler asks
+for some pairs of them, or has one query and documents scattered over a buffer. Neither copies a token.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
+
+from late_interaction import _checks, ops
+from late_interaction._precision import float32_precision
+from late_interaction.ops import memory
+
+__all__ = ["rerank_direct", "score_pairs_packed"]
+
+
+def score_pairs_packed(
+    Q_packed: Tensor,
+    D_packed: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_d: Tensor,
+    pair_q_idx: Tensor,
+    pair_d_idx: Tensor,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_d: int | None = None,
+    precision: str | None = None,
+) -> Tensor:
+    """Scores of the listed (query, document) pairs of packed batches, differentiable, deterministic.
+
+    Args:
+        Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d: packed queries and documents, as
+            :func:`late_interaction.maxsim_varlen` takes them.
+        pair_q_idx, pair_d_idx: ``[pairs]``, int32 (or int64), on the device of the tokens: pair ``p`` is
+            query ``pair_q_idx[p]`` with document ``pair_d_idx[p]``. In any order; pairs may repeat. An index
+            of no sequence is a ValueError on a CPU; a GPU's are not waited for, and that pair scores NaN.
+        max_seqlen_q: the longest query, where known. Only with gradients on a GPU does it matter: without it
+            the host waits for the GPU once to learn it, and under ``torch.compile`` makes room for winners as
+            if each query had all tokens. Queries longer than it score NaN (on a CPU: a ValueError).
+        max_seqlen_d: accepted and not needed: every token counts whatever it says.
+        precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
+
+    Returns:
+        ``[pairs]`` scores, float32 (float64 for float64 inputs). An empty query or document scores 0.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value.
+
+    Complexity: ``2 * Lq * Ld * d`` operations a pair, and one read of its document; neighbours in the list
+    that share a query load it once. Where the pairs are a large part of all there could be, every query is
+    scored with every document, each of which is then read once, and the list picked from that. With
+    gradients the winners are kept, ``pairs * max_seqlen_q`` of 2 bytes (4 if ``D_packed`` has more than
+    65,534 tokens).
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.score_pairs import score_pairs_packed
+        >>> Q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> D = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
+        >>> cu_seqlens = torch.tensor([0, 2, 3])
+        >>> pair_q_idx, pair_d_idx = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 0])
+        >>> score_pairs_packed(Q, D, cu_seqlens, cu_seqlens, pair_q_idx, pair_d_idx)
+        tensor([3., 2., 3.])
+    """
+    cu_q, cu_d = _checks.packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d)
+    pair_q, pair_d = _checks.listed_pairs(pair_q_idx, pair_d_idx, Q_packed, len(cu_q) - 1, len(cu_d) - 1)
+    for name, longest, offsets in (
+        ("max_seqlen_q", max_seqlen_q, cu_q),
+        ("max_seqlen_d", max_seqlen_d, cu_d),
+    ):
+        if longest is not None:
+            _checks.longest(name, longest, offsets)
+    _checks.no_forward_ad("score_pairs_packed", Q_packed, D_packed)
+    inputs = (Q_packed, D_packed, cu_q, cu_d, pair_q, pair_d)
+    learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()
+    scores: Tensor
+    if not learns:
+        scores = _call(ops.maxsim_pairs_packed, *inputs, max_seqlen_q, precision=precision)
+        return scores
+    if max_seqlen_q is None:
+        max_seqlen_q = _longest_query(Q_packed, cu_q)
+    try:
+        scores, _ = _call(ops.maxsim_pairs_packed_winners, *inputs, max_seqlen_q, precision=precision)
+    except RuntimeError as error:
+        memory.pairs_failed(error, Q_packed, D_packed, len(pair_q), max_seqlen_q)
+        raise
+    return scores
+
+
+def rerank_direct(
+    Q: Tensor,
+    batch_tensor: Tensor,
+    doc_offsets: Tensor,
+    doc_lengths: Tensor,
+    max_seqlen_d: int | None = None,
+    *,
+    precision: str | None = None,
+) -> Tensor:
+    """Scores of one query with documents that lie anywhere in one buffer of tokens. Copies nothing.
+
+    Args:
+        Q: the query, ``[Lq, d]``; bfloat16, float16, float32 or float64.
+        batch_tensor: ``[tokens, d]``, of the same dtype and device: what a model put out, say, documents
+            among whatever else there is.
+        doc_offsets: ``[documents]``, int32 (or int64): the token that each document begins with.
+        doc_lengths: ``[documents]``, likewise: its tokens. Documents may come in any order, overlap and be
+            empty. One that does not lie within ``batch_tensor`` is a ValueError on a CPU; a GPU's are not
+            waited for, and that document scores NaN.
+        max_seqlen_d: accepted and not needed.
+        precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
+
+    Returns:
+        ``[documents]`` scores, float32 (float64 for float64 inputs). An empty document scores 0. Without
+        gradients: for those there is :func:`score_pairs_packed`.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, or one that
+            requires a gradient while gradients are enabled.
+
+    Complexity: ``2 * Lq * sum(doc_lengths) * d`` operations and one read of each document. No memory beside
+    the scores but some 20 bytes a document. The host waits for nothing.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.score_pairs import rerank_direct
+        >>> batch = torch.tensor([[1.0, 0.0], [0.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
+        >>> rerank_direct(torch.tensor([[1.0, 1.0]]), batch, torch.tensor([3, 0]), torch.tensor([1, 2]))
+        tensor([4., 3.])
+    """
+    starts, lengths = _checks.spans(Q, batch_tensor, doc_offsets, doc_lengths)
+    if max_seqlen_d is not None:
+        _checks.bound("max_seqlen_d", max_seqlen_d, lengths)
+    _checks.no_forward_ad("rerank_direct", Q, batch_tensor)
+    if (Q.requires_grad or batch_tensor.requires_grad) and torch.is_grad_enabled():
+        raise ValueError(
+            "rerank_direct has no gradients, got Q or batch_tensor that requires one:"
+            " use score_pairs_packed, or torch.no_grad()"
+        )
+    scores: Tensor = _call(ops.maxsim_spans, Q, batch_tensor, starts, lengths, precision=precision)
+    return scores
+
+
+def _longest_query(Q: Tensor, cu_q: Tensor) -> int:
+    if len(cu_q) <= 2 or torch.compiler.is_compiling():
+        return Q.shape[0]
+    return max(0, int(cu_q.diff().amax()))
+
+
+def _call(op: Any, Q: Tensor, D: Tensor, *rest: Any, precision: str | None) -> Any:
+    if precision is None:
+        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
+    else:
+        _checks.known_precision(precision)
+        if _checks.autocasting(Q) and Q.dtype is D.dtype:
+            with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
+                return _below(op, Q, D, *rest, precision)
+    return _below(op, Q, D, *rest, precision)
+
+
+def _below(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Any:
+    learns = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
+    if learns or torch.compiler.is_compiling():
+        return op(Q, D, *rest)
+    with _AutoDispatchBelowAutograd():
+        return op(Q, D, *rest)

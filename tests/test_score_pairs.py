@@ -1,0 +1,471 @@
+"""score_pairs_packed and rerank_direct: listed pairs against float64, pair by pair."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from tests import packed, ref
+
+OPS = torch.ops.late_interaction
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+CASES = [
+    (name, packed.DIMS[(i + shift) % len(packed.DIMS)], DTYPES[(i + 3 * shift) % 4], shift % 2 * 3)
+    for shift in range(5)
+    for i, name in enumerate(packed.LENGTHS)
+]
+
+
+def draw_pairs(queries, documents, count, device="cpu"):
+    """Some that repeat, and no order."""
+    if queries == 0 or documents == 0:
+        count = 0
+    pair_q = torch.randint(max(queries, 1), (count,), dtype=torch.int32)
+    pair_d = torch.randint(max(documents, 1), (count,), dtype=torch.int32)
+    return pair_q.to(device), pair_d.to(device)
+
+
+def every_pair(queries, documents, device="cpu"):
+    grid = torch.cartesian_prod(torch.arange(queries), torch.arange(documents)).reshape(-1, 2).int()
+    return grid[:, 0].contiguous().to(device), grid[:, 1].contiguous().to(device)
+
+
+def widened(winners, tokens):
+    return torch.where(winners < -1, winners.int() + 65536, winners.int()) if tokens <= 65534 else winners
+
+
+def judged(Q, D, cu_q, cu_d, pair_q, pair_d, stride):
+    """([pairs] float64, [pairs, stride] with -1 behind a query's end), pair by pair."""
+    queries, documents = packed.slices(Q, cu_q), packed.slices(D, cu_d)
+    scores = torch.zeros(len(pair_q), dtype=torch.float64, device=Q.device)
+    winners = torch.full((len(pair_q), stride), -1, device=Q.device)
+    for p, (i, j) in enumerate(zip(pair_q.tolist(), pair_d.tolist(), strict=True)):
+        score, winner = ref.maxsim(queries[i][None], documents[j][None])
+        scores[p], winners[p, : len(queries[i])] = score[0, 0], winner[0, 0]
+    return scores, winners
+
+
+def gradients(grad_scores, Q, D, cu_q, cu_d, pair_q, pair_d, winners):
+    """(grad_Q, grad_D) in float64, with the winners as given."""
+    grad_Q = torch.zeros(Q.shape, dtype=torch.float64, device=Q.device)
+    grad_D = torch.zeros(D.shape, dtype=torch.float64, device=Q.device)
+    for p, (i, j) in enumerate(zip(pair_q.tolist(), pair_d.tolist(), strict=True)):
+        rows = slice(int(cu_q[i]), int(cu_q[i + 1]))
+        found = winners[p, : rows.stop - rows.start].long()
+        if not bool((found >= 0).any()):
+            continue
+        tokens = int(cu_d[j]) + found.clamp_min(0)
+        weight = grad_scores[p].double() * (found >= 0).unsqueeze(-1)
+        grad_Q[rows] += weight * D[tokens].double()
+        grad_D.index_add_(0, tokens, weight * Q[rows].double())
+    return grad_Q, grad_D
+
+
+def check(Q, D, cu_q, cu_d, pair_q, pair_d, dtype):
+    longest = int(cu_q.diff().amax()) if len(cu_q) > 1 else 0
+    args = (Q, D, cu_q, cu_d, pair_q, pair_d)
+    scores, winners = judged(*args, longest)
+    ref.assert_close(score_pairs_packed(*args), scores, ref.tolerance(dtype))
+    again, found = OPS.maxsim_pairs_packed_winners(*args, longest)
+    ref.assert_close(again, scores, ref.tolerance(dtype))
+    found = widened(found, len(D)).long()
+    assert torch.equal(found == -1, winners == -1), "sentinels differ"
+    assert (found != winners).sum() <= 0.01 * found.numel()  # two similarities within rounding
+
+    Q.requires_grad_(), D.requires_grad_()
+    out = score_pairs_packed(*args, max_seqlen_q=longest)
+    grad_scores = torch.randn_like(out)
+    out.backward(grad_scores)
+    grad_Q, grad_D = gradients(grad_scores, Q.detach(), D.detach(), cu_q, cu_d, pair_q, pair_d, found)
+    tolerance = 1.5 * ref.GRAD_TOLERANCE[dtype]  # a few pairs leave a few elements: rounding hardly averages
+    ref.assert_close(Q.grad, grad_Q, tolerance, "grad_Q")
+    ref.assert_close(D.grad, grad_D, tolerance, "grad_D")
+
+
+@pytest.mark.parametrize(("name", "d", "dtype", "stray"), CASES)
+def test_scores_winners_and_gradients(name, d, dtype, stray, device):
+    lengths_q, lengths_d = packed.LENGTHS[name]
+    Q, cu_q = packed.pack(lengths_q, d, dtype, device, stray)
+    D, cu_d = packed.pack(lengths_d, d, dtype, device, stray)
+    pairs = draw_pairs(len(lengths_q), len(lengths_d), 1 + len(lengths_d), device)
+    check(Q, D, cu_q, cu_d, *pairs, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_pair_there_is(dtype, device):
+    lengths_q, lengths_d = packed.LENGTHS["several short queries"]
+    Q, cu_q = packed.pack(lengths_q, 64, dtype, device)
+    D, cu_d = packed.pack(lengths_d, 64, dtype, device)
+    pairs = every_pair(len(lengths_q), len(lengths_d), device)
+    check(Q, D, cu_q, cu_d, *pairs, dtype)
+
+
+@pytest.mark.parametrize("count", [1, 131, 133, 700])
+def test_many_pairs_of_many_documents(count, device):
+    # Several a block, several teams; neighbours of one query, and of one document.
+    Q, cu_q = packed.pack([32, 20, 0, 9], 128, torch.bfloat16, device)
+    D, cu_d = packed.pack(torch.randint(0, 200, (2000,)).tolist(), 128, torch.bfloat16, device)
+    pair_q, pair_d = draw_pairs(4, 2000, count, device)
+    pair_q[: count // 3] = 1
+    pair_d[count // 2 :] = 77
+    check(Q, D, cu_q, cu_d, pair_q, pair_d, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_ties_go_to_the_lowest_token(dtype, device):
+    # Small integers multiply and add exactly: all ties are real.
+    lengths_q, lengths_d = [200, 3, 64], [5, 64, 300, 81, 2, 700] * 20
+    Q = torch.randint(-2, 3, (sum(lengths_q), 16), device=device).to(dtype)
+    D = torch.randint(-1, 2, (sum(lengths_d), 16), device=device).to(dtype)
+    cu_q, cu_d = packed.offsets(lengths_q).to(device), packed.offsets(lengths_d).to(device)
+    pairs = draw_pairs(3, 120, 40, device)
+    scores, winners = judged(Q, D, cu_q, cu_d, *pairs, 200)
+    out, found = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 200)
+    assert torch.equal(out.double(), scores)
+    assert torch.equal(found.long(), winners)
+
+
+@pytest.mark.parametrize("rows", [20, 200])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_not_finite_stays_with_its_pairs(value, rows, device):
+    Q, cu_q = packed.pack([rows, 7], 64, torch.bfloat16, device)
+    D, cu_d = packed.pack([9, 70, 0, 300, 5] * 20, 64, torch.bfloat16, device)
+    D[9 + 40, 3] = value
+    D[9 + 69, 3] = value
+    pair_q, pair_d = (
+        torch.tensor([1, 0, 0, 1, 0]).int().to(device),
+        torch.tensor([1, 1, 0, 3, 2]).int().to(device),
+    )
+    scores, winners = judged(Q, D, cu_q, cu_d, pair_q, pair_d, rows)
+    out, found = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, pair_q, pair_d, rows)
+    ref.assert_close(out, scores, 1e-5)
+    assert torch.equal(found.long(), winners)
+
+
+def test_equals_the_call_of_all_pairs(device):
+    Q, cu_q = packed.pack([8, 31, 17, 32], 128, torch.bfloat16, device)
+    D, cu_d = packed.pack([200, 1, 33, 64, 90] * 30, 128, torch.bfloat16, device)
+    grid = li.maxsim_varlen(Q, D, cu_q, cu_d)
+    for pairs in (every_pair(4, 150, device), draw_pairs(4, 150, 60, device)):
+        out = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
+        ref.assert_close(out, grid[pairs[0].long(), pairs[1].long()], 1e-6)
+
+
+def test_views_and_long_indices(device):
+    Q, cu_q = packed.pack([5, 40], 24, torch.float32, device)
+    D, cu_d = packed.pack([70, 3, 0, 9], 24, torch.float32, device)
+    pairs = draw_pairs(2, 4, 3, device)
+    expected = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
+    wide_Q, wide_D = Q.repeat(1, 2), D.repeat_interleave(2, 0)
+    strided = [x.repeat_interleave(2)[::2].long() for x in (cu_q, cu_d, *pairs)]
+    ref.assert_close(score_pairs_packed(wide_Q[:, :24], wide_D[::2], *strided), expected, 1e-6)
+    one = D[:1].expand(len(D), -1)
+    ref.assert_close(
+        score_pairs_packed(Q, one, cu_q, cu_d, *pairs),
+        score_pairs_packed(Q, one.contiguous(), cu_q, cu_d, *pairs),
+        1e-6,
+    )
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_precision_of_float32(precision, device):
+    Q, cu_q = packed.pack([50, 3, 90], 64, torch.float32, device)
+    D, cu_d = packed.pack([70, 3, 150], 64, torch.float32, device)
+    pairs = draw_pairs(3, 3, 2, device)
+    scores, _ = judged(Q, D, cu_q, cu_d, *pairs, 90)
+    out = score_pairs_packed(Q, D, cu_q, cu_d, *pairs, precision=precision)
+    ref.assert_close(out, scores, ref.tolerance(torch.float32, precision))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        half = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
+        assert torch.equal(score_pairs_packed(Q, D, cu_q, cu_d, *pairs, precision=precision), out)
+    ref.assert_close(half, scores, ref.tolerance(torch.float32, "medium"))
+
+
+@pytest.mark.parametrize("count", [300, 3000])
+def test_the_same_bits_in_every_run(count, device):
+    Q, cu_q = packed.pack([8, 31, 150], 64, torch.bfloat16, device)
+    D, cu_d = packed.pack([300, 1, 65, 20] * 50, 64, torch.bfloat16, device)
+    pairs = draw_pairs(3, 200, count, device)
+    pairs[1][: count // 2] = 0  # a document that many meet,
+    D[7] *= 8  # and a token of it that wins often
+    Q.requires_grad_(), D.requires_grad_()
+
+    def run():
+        scores = score_pairs_packed(Q, D, cu_q, cu_d, *pairs, max_seqlen_q=150)
+        return (scores, *torch.autograd.grad(scores.square().sum(), (Q, D)))
+
+    first = run()
+    for _ in range(100 if device == "cuda" else 10):
+        assert all(map(torch.equal, first, run()))
+
+
+def test_only_one_gradient_is_asked_for(device):
+    Q, cu_q = packed.pack([5, 9], 16, torch.float32, device)
+    D, cu_d = packed.pack([7, 4], 16, torch.float32, device)
+    pairs = draw_pairs(2, 2, 3, device)
+    for leaf, other in ((Q, D), (D, Q)):
+        leaf.requires_grad_()
+        score_pairs_packed(Q, D, cu_q, cu_d, *pairs).sum().backward()
+        assert leaf.grad is not None and other.grad is None
+        leaf.requires_grad_(False)
+        leaf.grad = None
+
+
+def test_gradcheck(device):
+    Q, cu_q = packed.pack([3, 0, 2], 5, torch.float64, device)
+    D, cu_d = packed.pack([4, 1, 0, 6], 5, torch.float64, device)
+    pairs = draw_pairs(3, 4, 7, device)
+    Q.requires_grad_(), D.requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, d: score_pairs_packed(q, d, cu_q, cu_d, *pairs), (Q, D))
+    assert torch.autograd.gradcheck(lambda q, d: OPS.maxsim_pairs_packed(q, d, cu_q, cu_d, *pairs), (Q, D))
+
+
+def small(device, grad=False):
+    Q, cu_q = packed.pack([3, 5], 8, torch.float32, device)
+    D, cu_d = packed.pack([7, 0, 4], 8, torch.float32, device)
+    Q.requires_grad_(grad), D.requires_grad_(grad)
+    return Q, D, cu_q, cu_d, *draw_pairs(2, 3, 4, device)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("op", ["maxsim_pairs_packed", "maxsim_pairs_packed_winners"])
+def test_opcheck(op, grad, device):
+    torch.library.opcheck(getattr(OPS, op).default, (*small(device, grad), 5, "highest"))
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_opcheck_backward(needs, device):
+    inputs = small(device)
+    scores, winners = OPS.maxsim_pairs_packed_winners(*inputs, 5)
+    torch.library.opcheck(OPS.maxsim_pairs_packed_backward.default, (scores, *inputs, winners, *needs))
+
+
+def test_opcheck_spans(device):
+    Q, D, *_ = small(device)
+    starts, lengths = torch.tensor([3, 0, 3]).int().to(device), torch.tensor([5, 2, 0]).int().to(device)
+    torch.library.opcheck(OPS.maxsim_spans.default, (Q, D, starts, lengths, "highest"))
+
+
+def test_no_second_derivative(device):
+    Q, D, *rest = small(device, grad=True)
+    (grad,) = torch.autograd.grad(score_pairs_packed(Q, D, *rest).sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("longest", [None, 12])
+def test_compiles_whole(longest, device):
+    def loss(Q, D, *rest):
+        return score_pairs_packed(Q, D, *rest, max_seqlen_q=longest).logsumexp(-1)
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lengths_q, lengths_d, count in (([3, 5], [7, 2, 9], 4), ([4, 1, 12], [30, 2, 9, 1], 5)):
+        Q, cu_q = packed.pack(lengths_q, 16, torch.float32, device)
+        D, cu_d = packed.pack(lengths_d, 16, torch.float32, device)
+        rest = (cu_q, cu_d, *draw_pairs(len(lengths_q), len(lengths_d), count, device))
+        Q.requires_grad_(), D.requires_grad_()
+        grads = torch.autograd.grad(compiled(Q, D, *rest), (Q, D))
+        expected = torch.autograd.grad(loss(Q, D, *rest), (Q, D))
+        assert all(map(torch.allclose, grads, expected))
+
+
+@pytest.mark.gpu
+def test_captured_in_a_cuda_graph_follows_new_pairs():
+    Q, cu_q = packed.pack([20, 12, 200], 64, torch.bfloat16, "cuda")
+    D, cu_d = packed.pack([70, 200, 30] * 40, 64, torch.bfloat16, "cuda")
+    pairs = draw_pairs(3, 120, 50, "cuda")
+    Q.requires_grad_(), D.requires_grad_()
+    grad = torch.randn(50, device="cuda")
+
+    def run():
+        scores = score_pairs_packed(Q, D, cu_q, cu_d, *pairs, max_seqlen_q=200)
+        return (scores, *torch.autograd.grad(scores, (Q, D), grad))
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for _ in range(3):
+        for x, y in zip(pairs, draw_pairs(3, 120, 50, "cuda"), strict=True):
+            x.copy_(y)
+        graph.replay()
+        assert all(map(torch.equal, out, run()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [7, 4000])  # listed, and picked from all
+def test_pairs_of_none_score_nan_and_have_no_gradient(dtype, count):
+    lengths_q, lengths_d = [20, 200, 0, 5], [70, 0, 30] * 30
+    Q, cu_q = packed.pack(lengths_q, 64, dtype, "cuda")
+    D, cu_d = packed.pack(lengths_d, 64, dtype, "cuda")
+    pair_q, pair_d = draw_pairs(4, 90, count, "cuda")
+    expected = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d)
+    wrong = torch.zeros(count, dtype=torch.bool, device="cuda")
+    wrong[:6] = True
+    pair_q[:3] = torch.tensor([-1, 4, 1 << 30])
+    pair_d[3:6] = torch.tensor([-7, 90, 1 << 30])
+    Q.requires_grad_(), D.requires_grad_()
+    out = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d)
+    assert torch.equal(out.isnan(), wrong)
+    ref.assert_close(out[~wrong], expected[~wrong], 1e-6)
+    grads = torch.autograd.grad(out[~wrong].sum(), (Q, D), retain_graph=True)
+    assert all(map(torch.equal, grads, torch.autograd.grad(out.sum(), (Q, D))))
+    far = pair_q.long() + (1 << 33)
+    assert score_pairs_packed(Q, D, cu_q, cu_d, far, pair_d).isnan().all()
+
+    # A query that winners have no room for is no different.
+    short = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d, max_seqlen_q=50)
+    assert torch.equal(short.isnan(), wrong | (pair_q == 1))
+
+
+@pytest.mark.gpu
+def test_offsets_that_lead_elsewhere_harm_nothing():
+    Q, _ = packed.pack([300], 64, torch.bfloat16, "cuda")
+    D, _ = packed.pack([400], 64, torch.bfloat16, "cuda")
+    Q.requires_grad_(), D.requires_grad_()
+    for wrong in ([0, 1 << 30], [-9, 40, 20, 300], [300, 200, 100, 0], [500, 600, 700]):
+        cu = torch.tensor(wrong, dtype=torch.int32, device="cuda")
+        for count in (2, 50):
+            pairs = draw_pairs(len(wrong) - 1, len(wrong) - 1, count, "cuda")
+            scores = score_pairs_packed(Q, D, cu, cu, *pairs)
+            torch.autograd.grad(scores.sum(), (Q, D))
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 128), (torch.float32, 40), (torch.float16, 768)])
+def test_older_kernels_agree(dtype, d):
+    lengths_q, lengths_d = [33, 257, 0, 1, 64, 31, 300], [80, 104, 1, 0, 152, 153, 700, 33] * 20
+    Q, cu_q = packed.pack(lengths_q, d, dtype, "cuda", 2)
+    D, cu_d = packed.pack(lengths_d, d, dtype, "cuda", 1)
+    pairs = draw_pairs(7, 160, 200, "cuda")
+    out = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 300)
+    try:
+        OPS.cuda_capability(80)
+        older = OPS.maxsim_pairs_packed_winners(Q, D, cu_q, cu_d, *pairs, 300)
+    finally:
+        OPS.cuda_capability(0)
+    ref.assert_close(older[0], out[0], 1e-5)
+    assert (older[1] != out[1]).sum() <= 0.001 * out[1].numel()
+
+
+# ---- documents that lie anywhere ----
+
+
+@pytest.mark.parametrize("rows", [1, 20, 32, 100, 300])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scattered_documents(rows, dtype, device):
+    d = {1: 128, 20: 8, 32: 7, 100: 64, 300: 200}[rows]
+    Q, batch = torch.randn(rows, d, device=device).to(dtype), torch.randn(900, d, device=device).to(dtype)
+    # Behind each other, over each other, out of order, empty, all there is, and the last token.
+    starts = torch.tensor([700, 0, 3, 3, 899, 0, 900, 450, *range(0, 800, 5)], device=device)
+    lengths = torch.tensor([130, 64, 65, 0, 1, 900, 0, 17, *range(160)], device=device)
+    lengths = torch.minimum(lengths, 900 - starts)
+    wanted = torch.stack(
+        [ref.maxsim(Q[None], batch[None, s : s + n])[0][0, 0] for s, n in zip(starts, lengths, strict=True)]
+    )
+    ref.assert_close(rerank_direct(Q, batch, starts, lengths), wanted, ref.tolerance(dtype))
+    out = rerank_direct(Q, batch, starts.int(), lengths.int(), 900)
+    ref.assert_close(out, wanted, ref.tolerance(dtype))
+
+
+def test_scattered_documents_copy_nothing(device):
+    batch = torch.randn(50, 16, device=device)
+    none = torch.zeros(0, dtype=torch.int32, device=device)
+    assert rerank_direct(batch[:3], batch, none, none).shape == (0,)
+    starts, lengths = torch.tensor([9, 0], device=device), torch.tensor([40, 7], device=device)
+    out = rerank_direct(batch[:3], batch, starts, lengths)
+    wide = batch.repeat(1, 2)[:, :16]
+    ref.assert_close(rerank_direct(wide[:3], wide, starts, lengths), out, 1e-6)
+    assert rerank_direct(batch[:0], batch, starts, lengths).tolist() == [0.0, 0.0]
+    with pytest.raises(RuntimeError, match="not differentiable"):
+        OPS.maxsim_spans(batch.clone().requires_grad_(), batch, starts.int(), lengths.int()).sum().backward()
+    with torch.no_grad():
+        assert torch.equal(rerank_direct(batch[:3].requires_grad_(), batch, starts, lengths), out)
+
+
+@pytest.mark.gpu
+def test_documents_outside_the_batch_score_nan():
+    batch = torch.randn(500, 64, device="cuda", dtype=torch.bfloat16)
+    starts = torch.tensor([0, -1, 499, 500, 501, 1 << 40, 10, 10], device="cuda")
+    lengths = torch.tensor([500, 5, 2, 0, 0, 1, -1, 1 << 40], device="cuda")
+    out = rerank_direct(batch[:20], batch, starts, lengths)
+    assert out.isnan().tolist() == [False, True, True, False, True, True, True, True]
+    assert rerank_direct(batch[:20], batch[:0], starts, lengths).isnan().tolist() == [True] * 8
+
+
+# ---- bad input ----
+
+Q, CU_Q = packed.pack([3, 5], 8, torch.float32)
+D, CU_D = packed.pack([7, 4], 8, torch.float32)
+INDEX = torch.tensor([0, 1, 1])
+PAIRS = {
+    "Q_packed": Q, "D_packed": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D,
+    "pair_q_idx": INDEX, "pair_d_idx": INDEX,
+}  # fmt: skip
+SPANS = {"Q": Q, "batch_tensor": D, "doc_offsets": INDEX, "doc_lengths": INDEX}
+BAD = {
+    "Q is padded": ({"Q_packed": Q[None]}, ValueError, ["Q_packed", "[tokens, d]", "[1, 8, 8]"]),
+    "dtypes": ({"D_packed": D.half()}, TypeError, ["Q_packed and D_packed", "float32", "float16"]),
+    "offsets fall": ({"cu_seqlens_q": torch.tensor([0, 5, 3])}, ValueError, ["cu_seqlens_q", "never fall"]),
+    "indices are a list": ({"pair_q_idx": [0, 1, 1]}, TypeError, ["pair_q_idx", "torch.Tensor", "list"]),
+    "indices are floats": ({"pair_d_idx": INDEX.float()}, TypeError, ["pair_d_idx", "int32", "float32"]),
+    "indices of rank 2": ({"pair_d_idx": INDEX[None]}, ValueError, ["pair_d_idx", "[pairs]", "[1, 3]"]),
+    "indices elsewhere": ({"pair_q_idx": INDEX.to("meta")}, ValueError, ["pair_q_idx", "cpu", "meta"]),
+    "one index short": ({"pair_q_idx": INDEX[1:]}, ValueError, ["equally long", "[2]", "[3]"]),
+    "no such query": ({"pair_q_idx": INDEX + 1}, ValueError, ["pair_q_idx", "[0, 2)", "[1, 2, 2]"]),
+    "no such document": ({"pair_d_idx": INDEX - 1}, ValueError, ["pair_d_idx", "[0, 2)", "-1"]),
+    "queries are longer": ({"max_seqlen_q": 4}, ValueError, ["max_seqlen_q", "at least 5", "got 4"]),
+    "documents are longer": ({"max_seqlen_d": 6}, ValueError, ["max_seqlen_d", "at least 7", "got 6"]),
+    "length is a tensor": ({"max_seqlen_q": INDEX[0]}, TypeError, ["max_seqlen_q", "int", "Tensor"]),
+    "precision": ({"precision": "exact"}, ValueError, ["precision", "highest", "exact"]),
+}
+BAD_SPANS = {
+    "Q is padded": ({"Q": Q[None]}, ValueError, ["Q must be [tokens, d]", "[1, 8, 8]"]),
+    "tokens of integers": ({"batch_tensor": D.int()}, TypeError, ["batch_tensor", "int32"]),
+    "d": ({"batch_tensor": D[:, :7]}, ValueError, ["Q and batch_tensor", "[8, 8]", "[11, 7]"]),
+    "offsets are floats": ({"doc_offsets": INDEX.float()}, TypeError, ["doc_offsets", "int32", "float32"]),
+    "lengths elsewhere": ({"doc_lengths": INDEX.to("meta")}, ValueError, ["doc_lengths", "cpu", "meta"]),
+    "one length short": ({"doc_lengths": INDEX[1:]}, ValueError, ["equally long", "[3]", "[2]"]),
+    "past the end": ({"doc_offsets": INDEX + 10}, ValueError, ["doc_offsets and doc_lengths", "11 tokens"]),
+    "before the beginning": ({"doc_offsets": INDEX - 1}, ValueError, ["doc_offsets", "11 tokens", "-1"]),
+    "length below 0": ({"doc_lengths": INDEX - 1}, ValueError, ["doc_lengths", "-1"]),
+    "documents are longer": ({"max_seqlen_d": 0}, ValueError, ["max_seqlen_d", "at least 1", "got 0"]),
+    "gradient": ({"Q": Q.clone().requires_grad_()}, ValueError, ["no gradients", "score_pairs_packed"]),
+    "precision": ({"precision": "exact"}, ValueError, ["precision", "highest", "exact"]),
+}
+
+
+def refused(function, good, change, error, words):
+    function(**good)
+    with pytest.raises(error) as raised:
+        function(**{**good, **change})
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_pairs(case):
+    refused(score_pairs_packed, PAIRS, *BAD[case])
+
+
+@pytest.mark.parametrize("case", BAD_SPANS)
+def test_bad_documents(case):
+    refused(rerank_direct, SPANS, *BAD_SPANS[case])
+
+
+RAW = {
+    "indices of int64": (lambda x: (*x[:4], x[4].long(), x[5]), "pair_q must be a contiguous int32"),
+    "one index short": (lambda x: (*x[:5], x[5][1:]), "equally long, got 4 and 3"),
+    "no such query": (lambda x: (*x[:4], x[4] + 2, x[5]), "pair 0 must be of 2 queries and 3 documents"),
+    "queries are longer": (lambda x: (*x[:4], x[4] * 0 + 1, x[5], 4), "5 tokens, more than max_seqlen_q = 4"),
+}
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_the_operator_guards_itself(case):
+    change, message = RAW[case]
+    with pytest.raises(RuntimeError, match=message):
+        OPS.maxsim_pairs_packed(*change(small("cpu")))
+    with pytest.raises(RuntimeError, match="document 1 must lie within the 11 tokens of D, got 9 from 3 on"):
+        OPS.maxsim_spans(Q, D, torch.tensor([0, 3]).int(), torch.tensor([11, 9]).int())
