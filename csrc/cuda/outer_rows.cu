@@ -138,7 +138,8 @@ struct OuterRows {
     for (int from = 0; from < listed; from += kStep) {
       ring.wait_empty();
       fetch_stage(ring.stage(), from, listed);
-      ring.pass_on_copied();
+      ptx::arrive_when_copied(ring.full());
+      ring.advance();
     }
   }
   static __device__ __forceinline__ void multiply_list(float (&c)[kAccumulators], Ring<Product>& ring,

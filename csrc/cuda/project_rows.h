@@ -1,6 +1,7 @@
 // Hidden states to embeddings: a linear layer, and rows made unit vectors while they are in registers.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -10,19 +11,25 @@
 namespace late_interaction {
 
 inline constexpr int kProjectedDims = 128;  // at most, of a row that comes out
+inline constexpr int kHiddenBoxRows = 64;
 
 struct ProjectArgs {
   const void* hidden;     // [rows, d_model]
-  const void* weight;     // [d, d_model]
   const void* bias;       // [d]; null: none
   const uint8_t* wanted;  // [rows]; null: all. A row that is not wanted is neither read nor written
   void* out;              // [rows, d], contiguous
   float* inverse;         // [rows], 1 / max(norm, eps) of the row as it was; null: rows stay as they come
-  int64_t rows, hidden_stride, weight_stride;
+  int64_t rows, hidden_stride;
   int32_t d, d_model;
 };
 
+// Both as the copy engine sees them: boxes of kHiddenBoxRows rows of hidden, of kProjectedDims rows of W.
+struct ProjectMaps {
+  CUtensorMap hidden, weight;
+};
+
 // bf16 and fp16, on devices that have wgmma; rows of whole, aligned 16 bytes, d at most kProjectedDims.
-cudaError_t launch_project_rows(Dtype dtype, const ProjectArgs& args, int sm_count, cudaStream_t stream);
+cudaError_t launch_project_rows(Dtype dtype, const ProjectArgs& args, const ProjectMaps& maps, int sm_count,
+                                cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -706,7 +706,7 @@ bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
          (dtype == ScalarType::BFloat16 || dtype == ScalarType::Half) && W.scalar_type() == dtype &&
          (!b || (b->scalar_type() == dtype && b->is_contiguous())) && hidden.dim() == 2 && W.dim() == 2 &&
          in_whole_pieces(hidden) && in_whole_pieces(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
-         W.size(1) <= INT32_MAX;
+         W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
 }
 
 Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor wanted,
@@ -729,18 +729,21 @@ Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, Opt
   const Tensor inverse = new_tensor(rows, {normalize ? rows.size(0) : 0}, ScalarType::Float);
   if (rows.numel() == 0) return inverse;
   const ProjectArgs args{.hidden = hidden.const_data_ptr(),
-                         .weight = W.const_data_ptr(),
                          .bias = b ? b->const_data_ptr() : nullptr,
                          .wanted = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr,
                          .out = rows.mutable_data_ptr(),
                          .inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr,
                          .rows = rows.size(0),
                          .hidden_stride = hidden.stride(0),
-                         .weight_stride = W.stride(0),
                          .d = static_cast<int32_t>(W.size(0)),
                          .d_model = static_cast<int32_t>(W.size(1))};
-  check(launch_project_rows(parse_dtype(rows.scalar_type()), args, device_properties(device).sm_count,
-                            current_stream(device)),
+  const Dtype dtype = parse_dtype(rows.scalar_type());
+  const Compute compute = dtype == Dtype::bf16 ? Compute::bf16 : Compute::fp16;
+  const ProjectMaps maps{
+      .hidden =
+          make_row_map(args.hidden, compute, args.rows, args.d_model, args.hidden_stride, kHiddenBoxRows),
+      .weight = make_row_map(W.const_data_ptr(), compute, args.d, args.d_model, W.stride(0), kProjectedDims)};
+  check(launch_project_rows(dtype, args, maps, device_properties(device).sm_count, current_stream(device)),
         "project rows");
   return inverse;
 }

@@ -81,6 +81,12 @@ bool fits_tensor_maps(const Inputs& in) {
          (s.layout == Layout::in_batch || fits(s.Nq, in.D.query_stride));
 }
 
+CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_t d, int64_t stride,
+                         int box_rows) {
+  const Axis one{1, 0};
+  return encode(data, compute, d, {rows, stride}, one, one, box_rows);
+}
+
 static int64_t documents_of(const ForwardArgs& p) { return p.layout == Layout::in_batch ? p.N : p.Nq * p.N; }
 
 TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {

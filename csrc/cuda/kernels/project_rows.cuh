@@ -8,8 +8,10 @@
 //      stage:        [384 rows of hidden][128 bytes], then [128 rows of W][128 bytes]; 16-byte pieces
 //                    XOR-swizzled by the row. Dims past d_model and rows past d of W are zeros; rows past the
 //                    tile's end hold whatever was there, and so do the sums that nobody writes.
-//      warpgroup 2   copies, row by row as listed: eight threads a row, 16 bytes each (cp.async). The stage's
-//                    barrier counts the threads whose copies have landed.
+//      warpgroup 2   copies. One thread has the copy engine bring W, and hidden where all rows are wanted.
+//      Else
+//                    all threads copy hidden row by row as listed, eight threads a row, 16 bytes each
+//                    (cp.async), and the stage's barrier counts the threads whose copies have landed, too.
 //      warpgroups    g = 0, 1 have rows [192 g, 192 g + 192) of the tile, as three wgmmas of 64 x 128. In the
 //                    end a row's 128 sums are in the four lanes of a quad, which add the bias, take the norm,
 //                    scale, and write 16 bytes a lane, while the next tile is on its way.
@@ -68,43 +70,58 @@ struct ProjectRows : ProjectTile {
   int64_t first_row;
   int listed;
 
-  // Tiles as equal as they get.
+  // Tiles as equal as whole boxes let them be.
   __device__ __forceinline__ int tile_rows() const {
     const int tiles = (listed + kTileRows - 1) / kTileRows;
-    return tiles > 0 ? (listed + tiles - 1) / tiles : 1;
+    const int rows = tiles > 0 ? (listed + tiles - 1) / tiles : 1;
+    return (rows + kHiddenBoxRows - 1) / kHiddenBoxRows * kHiddenBoxRows;
   }
 
-  // The dims [dim, dim + kStepDims) of rows [tile, end) of the list, and of W.
-  __device__ __forceinline__ void copy_step(uint32_t stage, int tile, int end, int dim) const {
+  // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are wanted.
+  __device__ __forceinline__ void copy_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full, int tile,
+                                             int end, int dim) const {
+    const int boxes = p.wanted == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
+    ptx::arrive_expecting(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
+    ptx::copy_box(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
+#pragma unroll 1
+    for (int box = 0; box < boxes; ++box) {
+      const int row = box * kHiddenBoxRows;
+      ptx::copy_box(stage + row * 128, &maps.hidden, full, dim, static_cast<int>(first_row) + tile + row, 0,
+                    0);
+    }
+  }
+
+  // The same dims of rows [tile, end) of the list.
+  __device__ __forceinline__ void copy_rows(uint32_t stage, int tile, int end, int dim) const {
     constexpr int kRowsAtOnce = kCopyThreads / 8;
     const int row = threadIdx.x % kCopyThreads / 8, piece = threadIdx.x % 8;
     const bool inside = dim + piece * 8 < p.d_model;
-    const int column = inside ? dim + piece * 8 : 0;
     const uint32_t to = stage + row * 128 + ((piece ^ row) & 7) * 16, bytes = inside ? 16 : 0;
-    const T* weight = static_cast<const T*>(p.weight) + column;
-#pragma unroll
-    for (int r = 0; r < kProjectedDims; r += kRowsAtOnce) {
-      const bool exists = row + r < p.d;
-      ptx::copy_16_async(to + (kTileRows + r) * 128, weight + (exists ? row + r : 0) * p.weight_stride,
-                         exists ? bytes : 0);
-    }
-    const T* hidden = static_cast<const T*>(p.hidden) + first_row * p.hidden_stride + column;
+    const T* hidden = static_cast<const T*>(p.hidden) + first_row * p.hidden_stride;
 #pragma unroll 4
     for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
       if (tile + row + r >= end) break;
-      ptx::copy_16_of_256_async(to + r * 128, hidden + list[tile + row + r] * p.hidden_stride, bytes);
+      const T* from = hidden + list[tile + row + r] * p.hidden_stride + (inside ? dim + piece * 8 : 0);
+      ptx::copy_16_of_256_async(to + r * 128, from, bytes);
     }
   }
 
-  __device__ __forceinline__ void copy_tiles(ProjectRing& ring) const {
+  __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, ProjectRing& ring) const {
     const int rows = tile_rows();
+    const bool gathered = p.wanted != nullptr, leads = threadIdx.x % kCopyThreads == 0;
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
+      const int end = min(tile + rows, listed);
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
         ring.wait_empty();
-        copy_step(ring.stage(), tile, min(tile + rows, listed), dim);
-        ring.pass_on_copied();
+        if (leads) copy_boxes(maps, ring.stage(), ring.full(), tile, end, dim);
+        __syncwarp();
+        if (gathered) {
+          copy_rows(ring.stage(), tile, end, dim);
+          ptx::arrive_when_copied(ring.full());
+        }
+        ring.advance();
       }
     }
   }
@@ -186,7 +203,7 @@ struct ProjectRows : ProjectTile {
 
 template <class Type, class T>
 __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
-    project_rows(const __grid_constant__ ProjectArgs p) {
+    project_rows(const __grid_constant__ ProjectArgs p, const __grid_constant__ ProjectMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Tile = ProjectTile;
   extern __shared__ uint8_t shared[];
@@ -200,7 +217,7 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
   for (int k = threadIdx.x; k < kProjectedDims; k += Tile::kThreads) {
     bias[k] = p.bias != nullptr && k < p.d ? widen(static_cast<const T*>(p.bias)[k]) : 0.0f;
   }
-  if (threadIdx.x == 0) ring.init(Tile::kCopyThreads, 4 * Tile::kWarpgroups);
+  if (threadIdx.x == 0) ring.init(p.wanted != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
   __syncthreads();
 
   const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
@@ -214,7 +231,7 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
   };
   if (copies) {
     ptx::give_registers<Tile::kCopyRegisters>();
-    walk([&](const auto& rows) { rows.copy_tiles(ring); });
+    walk([&](const auto& rows) { rows.copy_tiles(maps, ring); });
   } else {
     ptx::take_registers<Tile::kProductRegisters>();
     walk([&](const auto& rows) { rows.multiply_tiles(ring); });

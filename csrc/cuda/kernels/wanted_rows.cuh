@@ -47,8 +47,8 @@ __device__ __forceinline__ int list_rows(const uint8_t* wanted, int64_t first, i
   return all;
 }
 
-// Stages in shared memory, and for each a barrier that says it is full, by the threads whose copies have
-// landed, and one that says it is empty again, by the warps that have multiplied it.
+// Stages in shared memory, and for each a barrier that says it is full, which those that copy arrive on, and
+// one that says it is empty again, by the warps that have multiplied it.
 template <int kStages, int kStageBytes>
 struct RowRing {
   static constexpr int kBarriers = 2 * kStages;
@@ -56,9 +56,9 @@ struct RowRing {
   RingPlace place;
 
   // By one thread, and then __syncthreads.
-  __device__ __forceinline__ void init(int copying_threads, int multiplying_warps) const {
+  __device__ __forceinline__ void init(int copying_arrivals, int multiplying_warps) const {
     for (int s = 0; s < kStages; ++s) {
-      ptx::init_barrier(barriers + s * 16, copying_threads);
+      ptx::init_barrier(barriers + s * 16, copying_arrivals);
       ptx::init_barrier(barriers + s * 16 + 8, multiplying_warps);
     }
     ptx::publish_barriers();
@@ -69,17 +69,14 @@ struct RowRing {
   __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
 
   __device__ __forceinline__ void wait_empty() const { ptx::wait(empty(), place.parity ^ 1); }
-  __device__ __forceinline__ void pass_on_copied() {
-    ptx::arrive_when_copied(full());
-    place.advance(kStages);
-  }
+  __device__ __forceinline__ void advance() { place.advance(kStages); }
   __device__ __forceinline__ void wait_full() const {
     ptx::wait(full(), place.parity);
     ptx::publish_to_products();
   }
   __device__ __forceinline__ void give_back() {
     if (threadIdx.x % 32 == 0) ptx::arrive(empty());
-    place.advance(kStages);
+    advance();
   }
 };
 
