@@ -5,11 +5,13 @@
 
 #include <bit>
 
-#include "../common/tensors.h"
+#include "../common/pair_tensors.h"
 #include "../plan/plan.h"
 #include "check.h"
+#include "device.h"
 #include "kernels/backward_args.h"
 #include "packed.h"
+#include "pair_index.h"
 #include "tensor_map.h"
 
 namespace late_interaction {
@@ -49,6 +51,11 @@ inline std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   return std::nullopt;
 }
 
+// Whether kernels that take turns may start before the one before them has ended.
+inline bool start_early(const Tensor& like) {
+  return device_properties(like.get_device_index()).capability >= 90;
+}
+
 // Room for what index_packed works out.
 struct PackedRoom {
   Tensor spans, row_queries;
@@ -67,6 +74,7 @@ struct PackedRoom {
     index.d_tokens = static_cast<int32_t>(in.sizes.Ld);
     index.spans = static_cast<Span*>(spans.data_ptr());
     index.row_queries = static_cast<int32_t*>(row_queries.data_ptr());
+    index.early = start_early(spans);
     return index;
   }
 };
@@ -99,5 +107,8 @@ inline void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
   args.by_step = Divider(1);
   args.list_capacity = plan.list_capacity;
 }
+
+// What `pick` wants of the scores, and winners, of every query with every document. Defined in register.cpp.
+void pick_from_grid(const PairInputs& in, Precision precision, const PairPick& pick, const Tensor& like);
 
 }  // namespace late_interaction

@@ -15,7 +15,10 @@
 #include <algorithm>
 
 #include "kernels/copy_rows.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/packed_parts.cuh"
 #include "kernels/rows.cuh"
+#include "kernels/turns.cuh"
 
 namespace late_interaction {
 
@@ -39,10 +42,20 @@ __device__ int64_t first_above(int64_t count, int64_t x, At at) {
 }
 
 // The query that a row belongs to; of a row between or behind the queries, ~ of one before it.
-__device__ int32_t query_of(const PackedIndex& p, int64_t row) {
-  const int64_t above = first_above(p.queries, row, [&](int64_t i) { return p.q_offsets[i]; });
+__device__ int32_t query_of(const int32_t* offsets, int64_t queries, int64_t row) {
+  const int64_t above = first_above(queries, row, [&](int64_t i) { return offsets[i]; });
   const int32_t query = static_cast<int32_t>(max(above - 1, int64_t{0}));
-  return above > 0 && row < p.q_offsets[query + 1] ? query : ~query;
+  return above > 0 && row < offsets[query + 1] ? query : ~query;
+}
+
+// Offsets of queries in shared memory, where there are few: a search reads one after the other.
+__device__ const int32_t* near_offsets(const PackedIndex& p) {
+  constexpr int kMost = 1024;
+  __shared__ int32_t offsets[kMost];
+  if (p.queries >= kMost) return p.q_offsets;
+  for (int i = threadIdx.x; i <= p.queries; i += kThreads) offsets[i] = p.q_offsets[i];
+  __syncthreads();
+  return offsets;
 }
 
 // Where a block's units end, if each gets about equally many tokens; a document counts `document_tokens` more
@@ -126,8 +139,14 @@ __device__ void copy_short_document(const PackedIndex& p, int64_t document) {
 }
 
 __global__ void __launch_bounds__(kThreads) index_packed(const __grid_constant__ PackedIndex p) {
+  take_turns();
   const int64_t each = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads;
-  for (int64_t at = first + threadIdx.x; at < p.q_tokens; at += each) p.row_queries[at] = query_of(p, at);
+  if (first < p.q_tokens) {
+    const int32_t* offsets = near_offsets(p);
+    for (int64_t at = first + threadIdx.x; at < p.q_tokens; at += each) {
+      p.row_queries[at] = query_of(offsets, p.queries, at);
+    }
+  }
   for (int64_t begin = first; begin < p.documents; begin += each) {  // whole blocks stay together
     const int64_t at = begin + threadIdx.x;
     const int64_t rank = p.visits != nullptr && p.dealt ? rank_of(p, at) : 0;
@@ -144,7 +163,7 @@ __global__ void __launch_bounds__(kThreads) index_packed(const __grid_constant__
   }
 }
 
-// scores[i, j]: the parts of query i, in order. They lie as OwnedRows (kernels/finish.cuh) says.
+// scores[i, j] of packed queries.
 __global__ void __launch_bounds__(kThreads)
     sum_packed_parts(const __grid_constant__ ForwardArgs p, int part_rows, float* scores) {
   const int64_t count = p.queries * p.N;
@@ -152,12 +171,7 @@ __global__ void __launch_bounds__(kThreads)
        at += int64_t{gridDim.x} * kThreads) {
     const int64_t query = at / p.N, j = at - query * p.N;
     const Span rows = packed_span(p.q_offsets, query, p.Lq);
-    const int64_t end = rows.first + rows.length;
-    float sum = 0.0f;
-    for (int64_t part = rows.first / part_rows; part * part_rows < end && rows.length > 0; ++part) {
-      sum += static_cast<const float*>(p.scores)[(part + query) * p.N + j];
-    }
-    scores[at] = sum;
+    scores[at] = sum_of_parts(static_cast<const float*>(p.scores), part_rows, query, rows, j, p.N);
   }
 }
 
@@ -170,8 +184,8 @@ unsigned blocks_for(int64_t threads) {
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
   const int64_t count = std::max({int64_t{index.q_tokens}, index.documents, index.blocks});
   const int64_t copies = index.copies.tokens != nullptr ? index.documents * kThreads : 0;
-  index_packed<<<blocks_for(std::max(count, copies)), kThreads, 0, stream>>>(index);
-  return cudaGetLastError();
+  const LaunchShape shape{blocks_for(std::max(count, copies)), kThreads, 0, index.early};
+  return launch(index_packed, shape, stream, index);
 }
 
 cudaError_t launch_sum_packed_parts(const ForwardArgs& args, int part_rows, float* scores,

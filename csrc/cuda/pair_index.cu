@@ -11,9 +11,11 @@
 
 #include <algorithm>
 
+#include "kernels/launch.cuh"
+#include "kernels/packed_parts.cuh"
 #include "kernels/rows.cuh"
+#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
-#include "ptx/grid.cuh"
 
 namespace late_interaction {
 
@@ -71,6 +73,7 @@ __device__ int64_t sum_before(int64_t mine, int64_t& all) {
 
 // A chunk of kThreads pairs a block.
 __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ PairIndex p) {
+  take_turns();
   const int64_t pair = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   int64_t cost = 0;
   if (pair < p.pairs.count) {
@@ -112,6 +115,7 @@ __device__ Found find_place(int64_t count, int64_t wanted, Cost cost) {
 }
 
 __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ PairIndex p, int64_t chunks) {
+  take_turns();
   int64_t mine = 0, all;
   for (int64_t k = threadIdx.x; k < chunks; k += kThreads) mine += p.chunk_costs[k];
   sum_before(mine, all);
@@ -128,23 +132,28 @@ __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ 
   if (threadIdx.x == 0) p.unit_ends[blockIdx.x] = static_cast<int32_t>(end);
 }
 
-// A warp a pair.
+// kLanes threads a pair: one for its score, more where there are winners to copy.
+template <int kLanes>
 __global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ PairPick p) {
-  const int64_t pair = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32;
+  take_turns();
+  const int64_t pair = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   if (pair >= p.pairs.count) return;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % kLanes;
   const PairPlace place = place_of(p.pairs, pair, p.longest_query);
-  const int64_t query = p.grid != nullptr ? p.pairs.query[pair] : 0;
-  const int64_t document = p.grid != nullptr ? p.pairs.document[pair] : 0;
+  const bool scored = place.rows.length >= 0 && p.grid != nullptr;
+  const int64_t query = scored ? p.pairs.query[pair] : 0, document = scored ? p.pairs.document[pair] : 0;
   if (lane == 0) {
-    p.scores[pair] = place.rows.length < 0 ? __int_as_float(0x7FC00000)
-                     : p.grid == nullptr   ? 0.0f
-                                           : p.grid[query * p.pairs.documents + document];
+    float score = place.rows.length < 0 ? __int_as_float(0x7FC00000) : 0.0f;
+    if (scored && p.part_rows == 0) score = p.grid[query * p.pairs.documents + document];
+    if (scored && p.part_rows > 0) {
+      score = sum_of_parts(p.grid, p.part_rows, query, place.rows, document, p.pairs.documents);
+    }
+    p.scores[pair] = score;
   }
   if (p.winners == nullptr) return;
-  for (int32_t s = lane; s < p.winner_stride; s += 32) {
+  for (int32_t s = lane; s < p.winner_stride; s += kLanes) {
     int32_t winner = kSentinel;
-    if (s < place.rows.length && p.grid_winners != nullptr) {
+    if (scored && s < place.rows.length) {
       const int64_t from = document * p.pairs.q_tokens + place.rows.first + s;
       winner = load_winner(p.grid_winners, p.wide_winners, from);
     }
@@ -176,16 +185,15 @@ int64_t chunks_of(int64_t pairs) { return blocks_for(pairs); }
 
 cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream) {
   const int64_t chunks = chunks_of(index.pairs.count);
-  index_pairs<<<static_cast<unsigned>(chunks), kThreads, 0, stream>>>(index);
-  if (index.unit_ends != nullptr) {
-    share_pairs<<<static_cast<unsigned>(index.blocks), kThreads, 0, stream>>>(index, chunks);
-  }
-  return cudaGetLastError();
+  const cudaError_t error = launch(index_pairs, {chunks, kThreads, 0, index.early}, stream, index);
+  if (error != cudaSuccess || index.unit_ends == nullptr) return error;
+  return launch(share_pairs, {index.blocks, kThreads, 0, index.early}, stream, index, chunks);
 }
 
 cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream) {
-  pick_pairs<<<blocks_for(32 * pick.pairs.count), kThreads, 0, stream>>>(pick);
-  return cudaGetLastError();
+  const int lanes = pick.winners != nullptr ? 32 : 1;
+  const LaunchShape shape{blocks_for(lanes * pick.pairs.count), kThreads, 0, pick.early};
+  return lanes > 1 ? launch(pick_pairs<32>, shape, stream, pick) : launch(pick_pairs<1>, shape, stream, pick);
 }
 
 cudaError_t launch_find_runs(const int32_t* sorted, int64_t keys, int64_t count, int32_t* begins,

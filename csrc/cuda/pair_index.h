@@ -20,23 +20,25 @@ struct PairIndex {
   int32_t* unit_ends;    // [blocks], pairs with about equally many document tokens; null: not wanted
   int64_t blocks;
   int32_t pair_tokens;  // what a pair costs beside its document's tokens, in tokens
+  bool early;           // blocks may start while the kernel before them ends
 };
 
 int64_t chunks_of(int64_t pairs);
 cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream);
 
-// scores[p] and winners[p, 0 .. stride) of listed pairs, from those of every query with every document: grid
-// [queries, documents] and grid_winners [documents, q_tokens]. Winners may be null; so may what is picked
-// from, where there are no tokens to score.
+// scores[p] and winners[p, 0 .. stride) of listed pairs, from those of every query with every document.
+// Winners may be null; so may what is picked from, where there are no tokens to score.
 struct PairPick {
   Pairs pairs;
   int32_t longest_query;
-  const float* grid;
-  const void* grid_winners;
+  const float* grid;         // [queries, documents]
+  int32_t part_rows;         // not 0: `grid` holds parts of so many rows (packed_parts.cuh)
+  const void* grid_winners;  // [documents, q_tokens]
   float* scores;
   void* winners;
   bool wide_winners;
   int32_t winner_stride;
+  bool early;
 };
 
 cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream);

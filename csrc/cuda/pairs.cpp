@@ -49,24 +49,25 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   const int64_t pairs = in.pairs.count;
   const Device& device = device_properties(scores.get_device_index());
   const ForwardPlan plan = plan_pairs(sizes_of(in, longest_query), traits_of(in, precision, false), device);
-  const Tensor rows = new_tensor(scores, {pairs, 2}, ScalarType::Int);
-  const Tensor spans = new_tensor(scores, {pairs, 2}, ScalarType::Int);
+  const bool shared_out = plan.tile == Tile::wgmma_documents;
+  const int64_t chunks = shared_out ? chunks_of(pairs) : 0, blocks = shared_out ? plan.grid : 0;
+  // Rows and spans of pairs, costs of chunks, and ends of blocks, in this order.
+  const Tensor room = new_tensor(scores, {2 * pairs + chunks + (blocks + 1) / 2}, ScalarType::Long);
+  auto* words = static_cast<int64_t*>(room.data_ptr());
   PairIndex index{};
   index.pairs = in.pairs;
   index.longest_query = static_cast<int32_t>(longest_query);
-  index.rows = static_cast<Span*>(rows.data_ptr());
-  index.spans = static_cast<Span*>(spans.data_ptr());
-  OptionalTensor chunk_costs, unit_ends;
-  if (plan.tile == Tile::wgmma_documents) {
-    chunk_costs = new_tensor(scores, {chunks_of(pairs)}, ScalarType::Long);
-    unit_ends = new_tensor(scores, {plan.grid}, ScalarType::Int);
-    index.chunk_costs = static_cast<int64_t*>(chunk_costs->data_ptr());
-    index.unit_ends = static_cast<int32_t*>(unit_ends->data_ptr());
-    index.blocks = plan.grid;
+  index.rows = reinterpret_cast<Span*>(words);
+  index.spans = reinterpret_cast<Span*>(words + pairs);
+  index.early = start_early(scores);
+  if (shared_out) {
+    index.chunk_costs = words + 2 * pairs;
+    index.unit_ends = reinterpret_cast<int32_t*>(words + 2 * pairs + chunks);
+    index.blocks = blocks;
     index.pair_tokens = plan.tokens / 2 + 16;  // half of its last tile, and its end
   }
-  check(launch_pair_index(index, stream), "index of pairs");
   if (winners) fill_sentinel(*winners, stream);  // a query may have fewer tokens than there is room for
+  check(launch_pair_index(index, stream), "index of pairs");
 
   PairArgs args{};
   args.layout = Layout::in_batch;
@@ -98,7 +99,8 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
 
 // Nothing to multiply, and pairs that are of none all the same. (The kernel of fp64 needs no tokens.)
 bool is_empty(const PairInputs& in) {
-  return in.dtype != Dtype::fp64 && (in.sizes.Lq == 0 || in.sizes.Ld == 0);
+  const bool none = in.sizes.Lq == 0 || in.sizes.Ld == 0 || in.pairs.queries == 0 || in.pairs.documents == 0;
+  return in.dtype != Dtype::fp64 && none;
 }
 
 struct Scored {
@@ -106,96 +108,75 @@ struct Scored {
   OptionalTensor winners;
 };
 
-void pick(const PairInputs& in, int64_t longest_query, const Scored& grid, const Scored& to,
-          cudaStream_t stream) {
+PairPick pick_to(const PairInputs& in, int64_t longest_query, const Scored& to) {
   PairPick pick{};
   pick.pairs = in.pairs;
   pick.longest_query = static_cast<int32_t>(longest_query);
-  pick.grid = grid.scores.numel() > 0 ? static_cast<const float*>(grid.scores.const_data_ptr()) : nullptr;
-  pick.grid_winners = grid.winners ? grid.winners->const_data_ptr() : nullptr;
   pick.scores = static_cast<float*>(to.scores.data_ptr());
   pick.winners = to.winners ? to.winners->data_ptr() : nullptr;
   pick.wide_winners = wide_winners(in.sizes.Ld);
   pick.winner_stride = to.winners ? static_cast<int32_t>(to.winners->size(1)) : 0;
-  check(launch_pick_pairs(pick, stream), "picked pairs");
+  pick.early = start_early(to.scores);
+  return pick;
 }
 
-// Every query with every document.
-Scored score_grid(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
-                  const std::string& precision, bool want_winners) {
-  using torch::stable::detail::from;
-  using torch::stable::detail::to;
-  std::array<StableIValue, 5> stack{from(Q), from(D), from(cu_seqlens_q), from(cu_seqlens_d),
-                                    from(precision)};
-  const char* op =
-      want_winners ? "late_interaction::maxsim_varlen_winners" : "late_interaction::maxsim_varlen";
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
-  Scored grid{to<Tensor>(stack[0]), std::nullopt};
-  if (want_winners) grid.winners = to<Tensor>(stack[1]);
-  return grid;
-}
-
-Scored score_pairs(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
-                   const Tensor& pair_q, const Tensor& pair_d, std::optional<int64_t> max_seqlen_q,
-                   const std::string& precision_name, bool want_winners) {
-  const Precision precision = parse_precision(precision_name);
-  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  STD_TORCH_CHECK(!max_seqlen_q || *max_seqlen_q >= 0, "late_interaction: max_seqlen_q must not be negative");
-  if (want_winners) check_winner_stride(in, *max_seqlen_q);
-  const int64_t longest = std::min<int64_t>(max_seqlen_q.value_or(in.sizes.Lq), in.sizes.Lq);
-  const DeviceGuard guard(Q.get_device_index());
-  const cudaStream_t stream = current_stream(Q.get_device_index());
-  Scored out{new_tensor(Q, {in.pairs.count}, score_type(in.dtype)), std::nullopt};
-  if (want_winners) out.winners = new_tensor(Q, {in.pairs.count, *max_seqlen_q}, winner_type(in.sizes.Ld));
-  if (in.pairs.count == 0) return out;
-  const bool empty = is_empty(in);
-  if (empty || score_as_grid(sizes_of(in, longest), in.dtype)) {
-    const Scored grid = empty ? Scored{new_tensor(Q, {0}, ScalarType::Float), std::nullopt}
-                              : score_grid(Q, D, cu_seqlens_q, cu_seqlens_d, precision_name, want_winners);
-    pick(in, longest, grid, out, stream);
-    return out;
+// The inputs are in the dtype that they multiply in.
+void score_into(const PairInputs& in, int64_t longest_query, Precision precision, const Scored& to) {
+  const cudaStream_t stream = current_stream(to.scores.get_device_index());
+  if (is_empty(in)) {
+    check(launch_pick_pairs(pick_to(in, longest_query, to), stream), "empty pairs");
+  } else if (!in.pairs.scattered && score_as_grid(sizes_of(in, longest_query), in.dtype)) {
+    pick_from_grid(in, precision, pick_to(in, longest_query, to), to.scores);
+  } else {
+    score_list(in, longest_query, precision, to.scores, to.winners, stream);
   }
+}
+
+// parse(Q, D): the inputs. winner_stride: places for the winners of each pair; none: they are not wanted.
+template <class Parse>
+Scored score(const Tensor& Q, const Tensor& D, Parse parse, std::optional<int64_t> longest_query,
+             std::optional<int64_t> winner_stride, const std::string& precision_name) {
+  const Precision precision = parse_precision(precision_name);
+  const PairInputs in = parse(Q, D);
+  STD_TORCH_CHECK(longest_query.value_or(0) >= 0, "late_interaction: max_seqlen_q must not be negative");
+  const DeviceGuard guard(Q.get_device_index());
+  const int64_t longest = std::min<int64_t>(longest_query.value_or(in.sizes.Lq), in.sizes.Lq);
+  Scored out{new_tensor(Q, {in.pairs.count}, score_type(in.dtype)), std::nullopt};
+  if (winner_stride) {
+    check_winner_stride(in, *winner_stride);
+    out.winners = new_tensor(Q, {in.pairs.count, *winner_stride}, winner_type(in.sizes.Ld));
+  }
+  if (in.pairs.count == 0) return out;
   if (const auto type = converted(in.dtype, precision)) {
     const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
-    in = parse_pairs(half_Q, half_D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-    score_list(in, longest, precision, out.scores, out.winners, stream);
+    score_into(parse(half_Q, half_D), longest, precision, out);
   } else {
-    score_list(in, longest, precision, out.scores, out.winners, stream);
+    score_into(in, longest, precision, out);
   }
   return out;
 }
 
 Tensor maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q,
                            Tensor pair_d, std::optional<int64_t> max_seqlen_q, std::string precision) {
-  return score_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q, precision, false).scores;
+  const auto parse = [&](const Tensor& q, const Tensor& d) {
+    return parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  };
+  return score(Q, D, parse, max_seqlen_q, std::nullopt, precision).scores;
 }
 
 std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q,
                                                        Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
                                                        int64_t max_seqlen_q, std::string precision) {
-  const Scored out =
-      score_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q, precision, true);
+  const auto parse = [&](const Tensor& q, const Tensor& d) {
+    return parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  };
+  const Scored out = score(Q, D, parse, max_seqlen_q, max_seqlen_q, precision);
   return {out.scores, *out.winners};
 }
 
-Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision_name) {
-  const Precision precision = parse_precision(precision_name);
-  PairInputs in = parse_spans(Q, D, starts, lengths);
-  const DeviceGuard guard(Q.get_device_index());
-  const cudaStream_t stream = current_stream(Q.get_device_index());
-  const Tensor scores = new_tensor(Q, {in.pairs.count}, score_type(in.dtype));
-  if (in.pairs.count == 0) return scores;
-  const int64_t longest = in.sizes.Lq;
-  if (is_empty(in)) {
-    pick(in, longest, {new_tensor(Q, {0}, ScalarType::Float), std::nullopt}, {scores, std::nullopt}, stream);
-  } else if (const auto type = converted(in.dtype, precision)) {
-    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
-    score_list(parse_spans(half_Q, half_D, starts, lengths), longest, precision, scores, std::nullopt,
-               stream);
-  } else {
-    score_list(in, longest, precision, scores, std::nullopt, stream);
-  }
-  return scores;
+Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision) {
+  const auto parse = [&](const Tensor& q, const Tensor& d) { return parse_spans(q, d, starts, lengths); };
+  return score(Q, D, parse, std::nullopt, std::nullopt, precision).scores;
 }
 
 // ---- backward ----

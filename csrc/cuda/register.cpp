@@ -188,9 +188,11 @@ ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device)
   return plan_forward(mean, traits, device_properties(device));
 }
 
-// Fills scores, and winners where given. The inputs are in the dtype that they multiply in.
+// Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
+// the dtype that they multiply in.
 void forward_into(const Inputs& in, bool normalize, const Factors& factors, Precision precision,
-                  const Tensor& like, const Tensor& scores, const OptionalTensor& winners) {
+                  const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
+                  const PairPick* pick = nullptr) {
   const Sizes& s = in.sizes;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);
@@ -272,9 +274,17 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   // Of packed queries no one knows how many parts they have, but where these lie they need no more than this.
   const bool in_parts = in.packed ? plan.tile != Tile::none && s.Lq > plan.part_rows : plan.parts > 1;
   if (in.packed) args.parts = 1;
+  const auto pick_from = [&](const Tensor& grid, int part_rows) {
+    PairPick from = *pick;
+    from.grid = static_cast<const float*>(grid.const_data_ptr());
+    from.grid_winners = args.winners;
+    from.part_rows = part_rows;
+    check(launch_pick_pairs(from, stream), "picked pairs");
+  };
   if (!in_parts) {
     args.scores = scores.data_ptr();
     check(launch_forward(args, plan, stream), "forward");
+    if (pick != nullptr) pick_from(scores, 0);
     return;
   }
   if (in.packed) {
@@ -282,6 +292,7 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
     const Tensor parts = new_tensor(scores, {warps + in.packed->queries, s.N}, ScalarType::Float);
     args.scores = parts.data_ptr();
     check(launch_forward(args, plan, stream), "forward");
+    if (pick != nullptr) return pick_from(parts, plan.part_rows);
     float* sums = static_cast<float*>(scores.data_ptr());
     check(launch_sum_packed_parts(args, plan.part_rows, sums, stream), "sum of parts");
     return;
@@ -326,6 +337,19 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
   const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
   forward_into(halves, false, normalize ? Factors{} : scales, how.precision, Q, scores, winners);
 }
+
+}  // namespace
+
+void pick_from_grid(const PairInputs& in, Precision precision, const PairPick& pick, const Tensor& like) {
+  const Tensor grid = new_tensor(like, {in.pairs.queries, in.pairs.documents}, ScalarType::Float);
+  OptionalTensor winners;
+  if (pick.winners != nullptr) {
+    winners = new_tensor(like, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
+  }
+  forward_into(in, false, {}, precision, like, grid, winners, &pick);
+}
+
+namespace {
 
 std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
                                            const OptionalTensor& d_mask, bool normalize,

@@ -7,19 +7,11 @@
 //   backward_unified  grad_Q, and grad_D by reductions as the winners' rows go by.
 #pragma once
 
-#include "../ptx/grid.cuh"
 #include "backward_gather.cuh"
 #include "backward_owned.cuh"
+#include "turns.cuh"
 
 namespace late_interaction {
-
-// Starts early where the device can (LaunchShape::early), and lets the next kernel do the same.
-__device__ __forceinline__ void take_turns() {
-#if __CUDA_ARCH__ >= 900
-  ptx::wait_for_earlier_kernels();
-  ptx::let_next_kernel_start();
-#endif
-}
 
 template <class T, int kPieces>
 inline constexpr int kBackwardBlocks = kPieces > 1 || sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
