@@ -1,5 +1,5 @@
 // Every operator of the library, on one page. The kernels behind them are registered by
-// csrc/cpu/register.cpp (CPU) and csrc/cuda/register.cpp (CUDA); fake kernels, autograd and autocast
+// csrc/cpu/register.cpp (CPU) and csrc/cuda/*.cpp (CUDA); fake kernels, autograd and autocast
 // live in late_interaction/ops/.
 //
 // Shapes. Q is [Nq, Lq, d]. D is [Nd, Ld, d] (in-batch: every query meets every document) or

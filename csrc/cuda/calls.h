@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "../common/pair_tensors.h"
+#include "../plan/copies.h"
 #include "../plan/plan.h"
 #include "check.h"
 #include "device.h"
@@ -79,6 +80,11 @@ struct PackedRoom {
   }
 };
 
+inline std::vector<int64_t> shape_of_documents(const Sizes& s) {
+  if (s.layout == Layout::in_batch) return {s.N, s.Ld, s.d};
+  return {s.Nq, s.N, s.Ld, s.d};
+}
+
 inline bool aligned(const TokenView& view, const Inputs& in) {
   return reads_in_pieces(view, in.sizes.d, element_bytes(in.dtype), 16);
 }
@@ -108,7 +114,15 @@ inline void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
   args.list_capacity = plan.list_capacity;
 }
 
-// What `pick` wants of the scores, and winners, of every query with every document. Defined in register.cpp.
+// Defined in launch_forward.cpp: the forward that the plan names, among those that are compiled.
+cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+
+// Defined in maxsim.cpp, for the operators that score on their way: how inputs multiply; scores, and winners
+// where given, of inputs that multiply so; and what `pick` wants of those of every query with every document.
+Multiplied multiplied(const Inputs& in, const std::string& precision, int device);
+void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
+                const Inputs& in, bool normalize, const Multiplied& how, const Tensor& scores,
+                const OptionalTensor& winners);
 void pick_from_grid(const PairInputs& in, Precision precision, const PairPick& pick, const Tensor& like);
 
 }  // namespace late_interaction

@@ -1,0 +1,159 @@
+// The CUDA side of the operators on hidden states: parse, launch. Nothing here waits for the device.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../common/tensors.h"
+#include "calls.h"
+#include "device.h"
+#include "outer_rows.h"
+#include "project_rows.h"
+#include "stream.h"
+#include "unit_rows.h"
+#include "won_rows.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+void check_rows(const Tensor& x, const char* name) {
+  STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "late_interaction: ", name,
+                  " must be a contiguous [rows, d]");
+}
+
+Tensor unit_rows_(Tensor x) {
+  check_rows(x, "x");
+  const Dtype dtype = parse_dtype(x.scalar_type());
+  const int device = x.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
+  if (x.numel() > 0) {
+    check(launch_unit_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
+                           current_stream(device)),
+          "unit rows");
+  }
+  return inverse;
+}
+
+// Rows of whole, aligned 16 bytes of half precision.
+bool in_whole_pieces(const Tensor& x) {
+  return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
+  const ScalarType dtype = hidden.scalar_type();
+  return device_properties(hidden.get_device_index()).wgmma &&
+         (dtype == ScalarType::BFloat16 || dtype == ScalarType::Half) && W.scalar_type() == dtype &&
+         (!b || (b->scalar_type() == dtype && b->is_contiguous())) && hidden.dim() == 2 && W.dim() == 2 &&
+         in_whole_pieces(hidden) && in_whole_pieces(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
+         W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
+}
+
+Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor wanted,
+                     bool normalize) {
+  check_rows(rows, "rows");
+  STD_TORCH_CHECK(can_project_rows(hidden, W, b),
+                  "late_interaction: can_project_rows says no to these hidden, W and b");
+  STD_TORCH_CHECK(rows.size(0) == hidden.size(0) && rows.size(1) == W.size(0) &&
+                      hidden.size(1) == W.size(1) && rows.scalar_type() == hidden.scalar_type(),
+                  "late_interaction: rows must be [rows, d], hidden [rows, d_model] and W [d, d_model]");
+  STD_TORCH_CHECK(!b || (b->dim() == 1 && b->size(0) == W.size(0)), "late_interaction: b must be [d]");
+  STD_TORCH_CHECK(!wanted || (wanted->dim() == 1 && wanted->size(0) == rows.size(0) &&
+                              wanted->is_contiguous() && wanted->scalar_type() == ScalarType::Bool),
+                  "late_interaction: wanted must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(same_place(rows, hidden) && same_place(W, hidden) && (!b || same_place(*b, hidden)) &&
+                      (!wanted || same_place(*wanted, hidden)),
+                  "late_interaction: rows, hidden, W, b and wanted must be on one device");
+  const int device = hidden.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor inverse = new_tensor(rows, {normalize ? rows.size(0) : 0}, ScalarType::Float);
+  if (rows.numel() == 0) return inverse;
+  const ProjectArgs args{.hidden = hidden.const_data_ptr(),
+                         .bias = b ? b->const_data_ptr() : nullptr,
+                         .wanted = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr,
+                         .out = rows.mutable_data_ptr(),
+                         .inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr,
+                         .rows = rows.size(0),
+                         .hidden_stride = hidden.stride(0),
+                         .d = static_cast<int32_t>(W.size(0)),
+                         .d_model = static_cast<int32_t>(W.size(1))};
+  const Dtype dtype = parse_dtype(rows.scalar_type());
+  const Compute compute = dtype == Dtype::bf16 ? Compute::bf16 : Compute::fp16;
+  const ProjectMaps maps{
+      .hidden =
+          make_row_map(args.hidden, compute, args.rows, args.d_model, args.hidden_stride, kHiddenBoxRows),
+      .weight = make_row_map(W.const_data_ptr(), compute, args.d, args.d_model, W.stride(0), kProjectedDims)};
+  check(launch_project_rows(dtype, args, maps, device_properties(device).sm_count, current_stream(device)),
+        "project rows");
+  return inverse;
+}
+
+Tensor won_rows(Tensor winners, int64_t Ld) {
+  STD_TORCH_CHECK(winners.dim() == 3 && winners.is_contiguous(),
+                  "late_interaction: winners must be a contiguous [Nq, Nd, Lq]");
+  const bool wide = winners.element_size() == 4;
+  STD_TORCH_CHECK(wide || winners.element_size() == 2,
+                  "late_interaction: winners must be as a forward saved");
+  const int device = winners.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor won = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
+  fill_zero(won, current_stream(device));
+  if (won.numel() > 0 && winners.numel() > 0) {
+    check(launch_won_rows(winners.const_data_ptr(), wide, winners.size(0), winners.size(1), winners.size(2),
+                          Ld, static_cast<uint8_t*>(won.mutable_data_ptr()), current_stream(device)),
+          "won rows");
+  }
+  return won;
+}
+
+void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) {
+  check_rows(grad, "grad");
+  const Dtype dtype = parse_dtype(grad.scalar_type());
+  const int64_t rows = grad.size(0), d = grad.size(1);
+  STD_TORCH_CHECK(dtype == Dtype::bf16 || dtype == Dtype::fp16,
+                  "late_interaction: grad must be bfloat16 or float16");
+  STD_TORCH_CHECK(hidden.dim() == 2 && hidden.size(0) == rows && hidden.scalar_type() == grad.scalar_type(),
+                  "late_interaction: hidden must be [rows, d_model], as grad is [rows, d]");
+  const int64_t d_model = hidden.size(1);
+  STD_TORCH_CHECK(in_whole_pieces(grad) && in_whole_pieces(hidden),
+                  "late_interaction: rows of grad and hidden must be whole, aligned 16 bytes");
+  STD_TORCH_CHECK(wanted.dim() == 1 && wanted.size(0) == rows && wanted.is_contiguous() &&
+                      wanted.scalar_type() == ScalarType::Bool,
+                  "late_interaction: wanted must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(parts.dim() == 3 && parts.size(1) == d && parts.size(2) == d_model &&
+                      parts.is_contiguous() && parts.scalar_type() == ScalarType::Float,
+                  "late_interaction: parts must be a contiguous float32 [splits, d, d_model]");
+  STD_TORCH_CHECK(same_place(parts, grad) && same_place(hidden, grad) && same_place(wanted, grad),
+                  "late_interaction: parts, grad, hidden and wanted must be on one device");
+  STD_TORCH_CHECK(d <= INT32_MAX && d_model <= INT32_MAX && parts.size(0) <= 65535,
+                  "late_interaction: too many splits, or too long rows");
+  if (parts.numel() == 0) return;
+  const int device = grad.get_device_index();
+  const DeviceGuard guard(device);
+  const OuterArgs args{.grad = grad.const_data_ptr(),
+                       .hidden = hidden.const_data_ptr(),
+                       .wanted = static_cast<const uint8_t*>(wanted.const_data_ptr()),
+                       .parts = static_cast<float*>(parts.mutable_data_ptr()),
+                       .rows = rows,
+                       .hidden_stride = hidden.stride(0),
+                       .d = static_cast<int32_t>(d),
+                       .d_model = static_cast<int32_t>(d_model),
+                       .splits = static_cast<int32_t>(parts.size(0)),
+                       .fresh = fresh};
+  check(launch_outer_rows(dtype, device_properties(device).wgmma, args, current_stream(device)),
+        "outer rows");
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("can_project_rows", TORCH_BOX(&late_interaction::can_project_rows));
+  m.impl("project_rows_", TORCH_BOX(&late_interaction::project_rows_));
+  m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
+  m.impl("won_rows", TORCH_BOX(&late_interaction::won_rows));
+  m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));
+}
