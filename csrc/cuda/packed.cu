@@ -138,7 +138,8 @@ __device__ void copy_short_document(const PackedIndex& p, int64_t document) {
   for (int k = threadIdx.x; k < p.copies.least; k += kThreads) p.copies.origins[slot + k] = source(k);
 }
 
-__global__ void __launch_bounds__(kThreads) index_packed(const __grid_constant__ PackedIndex p) {
+// Two blocks a multiprocessor are enough: with three, ptxas would spill on compute capability 8.6.
+__global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constant__ PackedIndex p) {
   take_turns();
   const int64_t each = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads;
   if (first < p.q_tokens) {
