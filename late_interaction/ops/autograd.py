@@ -173,7 +173,7 @@ _with_winners: Any = MaxSimWinners.apply
 _with_winners_alone: Any = super(Function, MaxSimWinners).apply
 _residual: Any = MaxSimResidual.apply
 _from_hidden: Any = MaxSimFromHidden.apply
-_once: Any = Once.apply
+once: Any = Once.apply
 _DEFAULTS = (False, "highest", "auto")  # of normalize, precision, backward: the dispatcher leaves these out
 
 
@@ -199,14 +199,14 @@ def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor 
 
 def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
     if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return _once(_backward_op, grad_scores, Q, D, *args)
+        return once(_backward_op, grad_scores, Q, D, *args)
     with _AutoDispatchBelowAutograd():
         return _backward_op(grad_scores, Q, D, *args)
 
 
 def _maxsim_backward_recompute(*args: Any) -> Any:
     if _wanted(args):
-        return _once(_recompute_op, *args)
+        return once(_recompute_op, *args)
     with _AutoDispatchBelowAutograd():
         return _recompute_op(*args)
 
@@ -221,7 +221,7 @@ def _maxsim_residual(Q: Tensor, *args: Any) -> Any:
 def _maxsim_residual_backward(grad_scores: Tensor, Q: Tensor, *args: Any) -> Any:
     op = _ops.maxsim_residual_backward.default
     if (grad_scores.requires_grad or Q.requires_grad) and torch.is_grad_enabled():
-        return _once(op, grad_scores, Q, *args)
+        return once(op, grad_scores, Q, *args)
     with _AutoDispatchBelowAutograd():
         return op(grad_scores, Q, *args)
 
@@ -248,7 +248,7 @@ def _maxsim_from_hidden(*args: Any) -> Any:
 def _maxsim_from_hidden_backward(*args: Any) -> Any:
     op = _ops.maxsim_from_hidden_backward.default
     if _wanted(args):
-        return _once(op, *args)
+        return once(op, *args)
     with _AutoDispatchBelowAutograd():
         return op(*args)
 

@@ -16,6 +16,7 @@ need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D)``
     from ``starts[j]`` on. Not differentiable.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
 from torch.autograd import Function
 
+from late_interaction.ops.autograd import once
 from late_interaction.ops.varlen import AUTOCAST_PRECISION
 from late_interaction.ops.winners import winner_dtype
 
@@ -114,18 +116,6 @@ class _Pairs(Function):
         return _gradients(ctx, grad_scores, *inputs, winners)
 
 
-class _PairsBackward(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        with _AutoDispatchBelowAutograd():
-            grads: tuple[Tensor, Tensor] = _ops.maxsim_pairs_packed_backward.default(*args)
-        return grads
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError("double backward of maxsim_pairs_packed is not supported: its gradients have none")
-
-
 class _Spans(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
@@ -185,4 +175,4 @@ def register() -> None:
             _library.impl(op, _autocast(op, device_type, key), key.name)
     backward = _ops.maxsim_pairs_packed_backward.default
     torch.library.register_fake(backward.name(), _fake_backward)
-    _library.impl(backward, _autograd(backward, _PairsBackward.apply), "Autograd")
+    _library.impl(backward, _autograd(backward, partial(once, backward)), "Autograd")

@@ -10,6 +10,7 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
 from torch.autograd import Function
 
+from late_interaction.ops.autograd import once
 from late_interaction.ops.winners import winner_dtype
 
 _library = torch.library.Library("late_interaction", "IMPL")
@@ -101,18 +103,6 @@ class _Varlen(Function):
         return _gradients(ctx, grad_scores, *inputs, winners)
 
 
-class _VarlenBackward(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        with _AutoDispatchBelowAutograd():
-            grads: tuple[Tensor, Tensor] = _ops.maxsim_varlen_backward.default(*args)
-        return grads
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError("double backward of maxsim_varlen is not supported: its gradients have none")
-
-
 def _autograd(op: Any, function: Any) -> Any:
     def kernel(*args: Any) -> Any:
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
@@ -153,4 +143,4 @@ def register() -> None:
             _library.impl(op, _autocast(op, device_type, key), key.name)
     backward = _ops.maxsim_varlen_backward.default
     torch.library.register_fake(backward.name(), _fake_backward)
-    _library.impl(backward, _autograd(backward, _VarlenBackward.apply), "Autograd")
+    _library.impl(backward, _autograd(backward, partial(once, backward)), "Autograd")
