@@ -233,7 +233,8 @@ _NORM_CHECKED = False
 
 def _maybe_warn_unnormalized(Q: Tensor) -> None:
     global _NORM_CHECKED
-    if _NORM_CHECKED or os.environ.get("LIK_SUPPRESS_NORM_WARN") == "1":
+    if os.environ.get("LIK_SUPPRESS_NORM_WARN") == "1":
+        _NORM_CHECKED = True
         return
     if _is_watched(Q, Q) or (Q.is_cuda and _must_not_wait()):
         return

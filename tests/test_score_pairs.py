@@ -379,7 +379,7 @@ def test_scattered_documents_copy_nothing(device):
     wide = batch.repeat(1, 2)[:, :16]
     ref.assert_close(rerank_direct(wide[:3], wide, starts, lengths), out, 1e-6)
     assert rerank_direct(batch[:0], batch, starts, lengths).tolist() == [0.0, 0.0]
-    with pytest.raises(RuntimeError, match="not differentiable"):
+    with pytest.raises(RuntimeError, match=r"maxsim_spans.* has no gradients"):
         OPS.maxsim_spans(batch.clone().requires_grad_(), batch, starts.int(), lengths.int()).sum().backward()
     with torch.no_grad():
         assert torch.equal(rerank_direct(batch[:3].requires_grad_(), batch, starts, lengths), out)

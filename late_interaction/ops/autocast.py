@@ -18,23 +18,18 @@ _library = torch.library.Library("late_interaction", "IMPL")
 
 def _kernel(op: Any, device_type: str, key: DispatchKey) -> Callable[..., Any]:
     exclude = DispatchKeySet(key)
+    defaults = [argument.default_value for argument in op._schema.arguments]
+    at = [argument.name for argument in op._schema.arguments].index("precision") - 2  # behind Q and D
 
-    def autocast(
-        Q: Tensor,
-        D: Tensor,
-        q_mask: Tensor | None,
-        d_mask: Tensor | None,
-        normalize: bool = False,
-        precision: str = "highest",
-        backward: str = "auto",
-    ) -> Any:
+    def autocast(Q: Tensor, D: Tensor, *given: Any) -> Any:
+        rest = [*given, *defaults[2 + len(given) :]]
         dtype = torch.get_autocast_dtype(device_type)
         if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
             Q, D = Q.to(dtype), D.to(dtype)
         elif Q.dtype == torch.float32:
-            precision = _PRECISION.get(dtype, precision)
+            rest[at] = _PRECISION.get(dtype, rest[at])
         with _ExcludeDispatchKeyGuard(exclude):
-            return op(Q, D, q_mask, d_mask, normalize, precision, backward)
+            return op(Q, D, *rest)
 
     return autocast
 
@@ -54,10 +49,19 @@ def _from_hidden(op: Any, device_type: str, key: DispatchKey) -> Callable[..., A
     return autocast
 
 
+_KEYS = (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA))
+
+
+def register_forward(op: Any) -> None:
+    """Of an operator that takes ``(Q, D, ..., precision, ...)``."""
+    for device_type, key in _KEYS:
+        _library.impl(op, _kernel(op, device_type, key), key.name)
+
+
 def register() -> None:
     ops = torch.ops.late_interaction
-    for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
-        for op in (ops.maxsim.default, ops.maxsim_winners.default):
-            _library.impl(op, _kernel(op, device_type, key), key.name)
+    for op in (ops.maxsim.default, ops.maxsim_winners.default):
+        register_forward(op)
+    for device_type, key in _KEYS:
         for op in (ops.maxsim_from_hidden.default, ops.maxsim_from_hidden_winners.default):
             _library.impl(op, _from_hidden(op, device_type, key), key.name)

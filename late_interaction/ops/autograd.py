@@ -7,6 +7,7 @@ These are kernels of the Autograd dispatch key, as ``torch.library.register_auto
 without its generality: the host's time bounds a small training step.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -204,30 +205,11 @@ def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> A
         return _backward_op(grad_scores, Q, D, *args)
 
 
-def _maxsim_backward_recompute(*args: Any) -> Any:
-    if _wanted(args):
-        return once(_recompute_op, *args)
-    with _AutoDispatchBelowAutograd():
-        return _recompute_op(*args)
-
-
 def _maxsim_residual(Q: Tensor, *args: Any) -> Any:
     if Q.requires_grad and torch.is_grad_enabled():
         return _residual(Q, *args, *(True, "highest")[len(args) - 6 :])  # the dispatcher leaves defaults out
     with _AutoDispatchBelowAutograd():
         return _ops.maxsim_residual.default(Q, *args)
-
-
-def _maxsim_residual_backward(grad_scores: Tensor, Q: Tensor, *args: Any) -> Any:
-    op = _ops.maxsim_residual_backward.default
-    if (grad_scores.requires_grad or Q.requires_grad) and torch.is_grad_enabled():
-        return once(op, grad_scores, Q, *args)
-    with _AutoDispatchBelowAutograd():
-        return op(grad_scores, Q, *args)
-
-
-def _wanted(args: tuple[Any, ...]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
 
 def _maxsim_from_hidden_winners(*args: Any) -> Any:
@@ -245,15 +227,29 @@ def _maxsim_from_hidden(*args: Any) -> Any:
         return _ops.maxsim_from_hidden.default(*args)
 
 
-def _maxsim_from_hidden_backward(*args: Any) -> Any:
-    op = _ops.maxsim_from_hidden_backward.default
-    if _wanted(args):
-        return once(op, *args)
-    with _AutoDispatchBelowAutograd():
-        return op(*args)
+def _wanted(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
 
-def _without_gradients(op: Any) -> Any:
+def kernel(op: Any, function: Any) -> Any:
+    """The Autograd kernel of ``op``: ``function``, with every argument, where one requires gradients."""
+    defaults = [argument.default_value for argument in op._schema.arguments]  # the dispatcher leaves them out
+
+    def choose(*args: Any) -> Any:
+        if _wanted(args):
+            return function(*args, *defaults[len(args) :])
+        with _AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return choose
+
+
+def last(op: Any) -> Any:
+    """The same of a backward operator."""
+    return kernel(op, partial(once, op))
+
+
+def without_gradients(op: Any) -> Any:
     def kernel(*args: Any) -> Any:
         if _wanted(args):
             raise RuntimeError(f"{op} has no gradients: detach its arguments, or use torch.no_grad()")
@@ -267,12 +263,13 @@ def register() -> None:
     _library.impl("maxsim", _maxsim, "Autograd")
     _library.impl("maxsim_winners", _maxsim_winners, "Autograd")
     _library.impl("maxsim_backward", _maxsim_backward, "Autograd")
-    _library.impl("maxsim_backward_recompute", _maxsim_backward_recompute, "Autograd")
     _library.impl("maxsim_residual", _maxsim_residual, "Autograd")
-    _library.impl("maxsim_residual_backward", _maxsim_residual_backward, "Autograd")
     _library.impl("maxsim_from_hidden", _maxsim_from_hidden, "Autograd")
     _library.impl("maxsim_from_hidden_winners", _maxsim_from_hidden_winners, "Autograd")
-    _library.impl("maxsim_from_hidden_backward", _maxsim_from_hidden_backward, "Autograd")
+    for op in (
+        _recompute_op, _ops.maxsim_residual_backward.default, _ops.maxsim_from_hidden_backward.default
+    ):  # fmt: skip
+        _library.impl(op, last(op), "Autograd")
     steps = (
         _ops.project_rows_.default,
         _ops.unit_rows_.default,
@@ -281,4 +278,4 @@ def register() -> None:
     )
     compressed = (_ops.maxsim_residual_winners.default, _ops.plaid_approx_score.default)
     for op in (_ops.maxsim_quantized.default, _ops.maxsim_dequantized.default, *compressed, *steps):
-        _library.impl(op, _without_gradients(op), "Autograd")
+        _library.impl(op, without_gradients(op), "Autograd")

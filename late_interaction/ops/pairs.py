@@ -1,4 +1,4 @@
-"""What PyTorch needs to know of the operators on listed pairs of packed tokens: shapes, gradients, autocast.
+"""What PyTorch needs to know of the operators on listed pairs of packed tokens: shapes and gradients.
 
 ``maxsim_pairs_packed(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q=None,
 precision="highest") -> scores``
@@ -16,16 +16,14 @@ need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D)``
     from ``starts[j]`` on. Not differentiable.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
+from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
-from late_interaction.ops.autograd import once
-from late_interaction.ops.varlen import AUTOCAST_PRECISION
+from late_interaction.ops import autocast, autograd
 from late_interaction.ops.winners import winner_dtype
 
 _library = torch.library.Library("late_interaction", "IMPL")
@@ -116,63 +114,19 @@ class _Pairs(Function):
         return _gradients(ctx, grad_scores, *inputs, winners)
 
 
-class _Spans(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        with _AutoDispatchBelowAutograd():
-            scores: Tensor = _ops.maxsim_spans.default(*args)
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError("late_interaction: maxsim_spans is not differentiable; pack the documents")
-
-
-def _complete(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with the defaults of those that were left out."""
-    return (*args, *(argument.default_value for argument in op._schema.arguments[len(args) :]))
-
-
-def _autograd(op: Any, function: Any) -> Any:
-    def kernel(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            return function(*_complete(op, args))
-        with _AutoDispatchBelowAutograd():
-            return op(*args)
-
-    return kernel
-
-
-# ---- autocast: as in ops/varlen.py ----
-
-
-def _autocast(op: Any, device_type: str, key: DispatchKey) -> Any:
-    exclude = DispatchKeySet(key)
-
-    def kernel(*args: Any) -> Any:
-        Q, D, *rest, precision = _complete(op, args)
-        dtype = torch.get_autocast_dtype(device_type)
-        if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
-            Q, D = Q.to(dtype), D.to(dtype)
-        elif Q.dtype == torch.float32:
-            precision = AUTOCAST_PRECISION.get(dtype, precision)
-        with _ExcludeDispatchKeyGuard(exclude):
-            return op(Q, D, *rest, precision)
-
-    return kernel
-
-
 def register() -> None:
     forwards: tuple[tuple[Any, Any, Any], ...] = (
         (_ops.maxsim_pairs_packed.default, _fake, _Pairs.apply),
         (_ops.maxsim_pairs_packed_winners.default, _fake_winners, _PairsWinners.apply),
-        (_ops.maxsim_spans.default, _fake_spans, _Spans.apply),
     )
     for op, fake, function in forwards:
         torch.library.register_fake(op.name(), fake)
-        _library.impl(op, _autograd(op, function), "Autograd")
-        for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
-            _library.impl(op, _autocast(op, device_type, key), key.name)
+        _library.impl(op, autograd.kernel(op, function), "Autograd")
+        autocast.register_forward(op)
     backward = _ops.maxsim_pairs_packed_backward.default
     torch.library.register_fake(backward.name(), _fake_backward)
-    _library.impl(backward, _autograd(backward, partial(once, backward)), "Autograd")
+    _library.impl(backward, autograd.last(backward), "Autograd")
+    spans = _ops.maxsim_spans.default
+    torch.library.register_fake(spans.name(), _fake_spans)
+    _library.impl(spans, autograd.without_gradients(spans), "Autograd")
+    autocast.register_forward(spans)

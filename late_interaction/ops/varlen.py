@@ -1,4 +1,4 @@
-"""What PyTorch needs to know of the operators on packed tokens: shapes, gradients, autocast.
+"""What PyTorch needs to know of the operators on packed tokens: shapes and gradients.
 
 ``maxsim_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision="highest") -> scores``
     ``Q`` and ``D`` are ``[tokens, d]``, sequences end to end; offsets are int32 and read on the device.
@@ -10,20 +10,18 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
+from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
-from late_interaction.ops.autograd import once
+from late_interaction.ops import autocast, autograd
 from late_interaction.ops.winners import winner_dtype
 
 _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
-AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
 # ---- shapes ----
@@ -103,34 +101,6 @@ class _Varlen(Function):
         return _gradients(ctx, grad_scores, *inputs, winners)
 
 
-def _autograd(op: Any, function: Any) -> Any:
-    def kernel(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            return function(*args) if len(args) > 4 else function(*args, "highest")
-        with _AutoDispatchBelowAutograd():
-            return op(*args)
-
-    return kernel
-
-
-# ---- autocast: float32 tokens stay float32 and multiply in the autocast dtype, as in ops/autocast.py ----
-
-
-def _autocast(op: Any, device_type: str, key: DispatchKey) -> Any:
-    exclude = DispatchKeySet(key)
-
-    def kernel(Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, precision: str = "highest") -> Any:
-        dtype = torch.get_autocast_dtype(device_type)
-        if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
-            Q, D = Q.to(dtype), D.to(dtype)
-        elif Q.dtype == torch.float32:
-            precision = AUTOCAST_PRECISION.get(dtype, precision)
-        with _ExcludeDispatchKeyGuard(exclude):
-            return op(Q, D, cu_q, cu_d, precision)
-
-    return kernel
-
-
 def register() -> None:
     forwards: tuple[tuple[Any, Any, Any], ...] = (
         (_ops.maxsim_varlen.default, _fake, _Varlen.apply),
@@ -138,9 +108,8 @@ def register() -> None:
     )
     for op, fake, function in forwards:
         torch.library.register_fake(op.name(), fake)
-        _library.impl(op, _autograd(op, function), "Autograd")
-        for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
-            _library.impl(op, _autocast(op, device_type, key), key.name)
+        _library.impl(op, autograd.kernel(op, function), "Autograd")
+        autocast.register_forward(op)
     backward = _ops.maxsim_varlen_backward.default
     torch.library.register_fake(backward.name(), _fake_backward)
-    _library.impl(backward, _autograd(backward, partial(once, backward)), "Autograd")
+    _library.impl(backward, autograd.last(backward), "Autograd")
