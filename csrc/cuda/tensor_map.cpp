@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include "halves.h"
+
 namespace late_interaction {
 
 namespace {
@@ -110,6 +112,18 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   if (p.packed && documents) {
     maps.D_tail = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, one, one, kTailTokens);
   }
+  return maps;
+}
+
+TensorMaps make_half_maps(const ForwardArgs& p, const HalfTokens& x, const ForwardPlan& plan) {
+  constexpr int kRowsOfBox = 64;
+  const int64_t rows = int64_t{p.Nq} * p.Lq, documents = documents_of(p), w = x.width;
+  const bool in_batch = p.layout == Layout::in_batch;
+  const Axis tokens{in_batch ? rows : p.Lq, w}, queries{in_batch ? 1 : p.Nq, p.Lq * w};
+  TensorMaps maps{};
+  maps.Q = encode(x.Q, Compute::fp16, w, tokens, queries, {2, rows * w}, kRowsOfBox);
+  maps.D = encode(x.D, Compute::fp16, w, {p.Ld, w}, {documents, p.Ld * w}, {2, documents * p.Ld * w},
+                  plan.columns);
   return maps;
 }
 
