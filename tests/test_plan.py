@@ -67,7 +67,7 @@ def test_every_call_is_explained_on_every_gpu(case):
         ((1, 32, 128), (1000, 300, 128), {}, "wgmma_documents", "32 query rows meet each document"),
         ((256, 32, 128), (256, 300, 128), {}, "wgmma_rows", "8192 query rows meet each document"),
         ((64, 32, 768), (64, 300, 768), {}, "wgmma_split", "embeddings of 12 x 128 bytes"),
-        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32}, "wgmma_exact", "2 x 152 tokens"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32}, "wgmma_halves", "2 x 152 tokens"),
         ((256, 32, 128), (256, 300, 128), {"sm": 80}, "mma", "device"),
         ((256, 32, 7), (256, 300, 7), {}, "mma", "16 bytes"),
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.float64}, "fp64", "float64"),
