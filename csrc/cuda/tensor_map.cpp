@@ -59,9 +59,19 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
                              static_cast<cuuint32_t>(box_tokens), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode_tiled(&map, type_of(compute), 4, const_cast<void*>(data), sizes, strides,
-                                       box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto attempt = [&] {
+    return encode_tiled(&map, type_of(compute), 4, const_cast<void*>(data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = attempt();
+  // The first call of a thread: the driver does not know its device before the runtime has been asked.
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaSetDevice(device);
+    result = attempt();
+  }
   STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [",
                   outer.size, ", ", items.size, ", ", tokens.size, ", ", d, "], error ",
                   static_cast<int>(result));
