@@ -152,12 +152,14 @@ maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winne
 maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
+explain_residual_plan = torch.ops.late_interaction.explain_residual_plan.default
 with_gradients = autograd.with_gradients
 
 __all__ = [
     "cuda_capability",
     "cuda_missing",
     "explain_plan",
+    "explain_residual_plan",
     "maxsim",
     "maxsim_backward",
     "maxsim_backward_recompute",
