@@ -12,23 +12,24 @@ inline constexpr int kRowsThreads = 256, kNormLanes = 8;
 // A view of token rows as [outer, items, tokens, d], walked by one flat row index.
 struct RowsView {
   struct Place {
-    int64_t outer, item, token;
+    int32_t outer, item, token;
   };
   TokenView view;
   int64_t items, tokens, rows;
 
   __host__ __device__ __forceinline__ Place place(int64_t index) const {
     const int64_t item = index / tokens;
-    return {item / items, item % items, index - item * tokens};
+    return {static_cast<int32_t>(item / items), static_cast<int32_t>(item % items),
+            static_cast<int32_t>(index - item * tokens)};
   }
   // The place `step` rows on: divisions would take longer than reading a row.
   __device__ __forceinline__ void advance(Place& at, const Place& step) const {
     at.token += step.token;
     const bool next_item = at.token >= tokens;
-    at.token -= next_item ? tokens : 0;
+    at.token -= next_item ? static_cast<int32_t>(tokens) : 0;
     at.item += step.item + next_item;
     const bool next_outer = at.item >= items;
-    at.item -= next_outer ? items : 0;
+    at.item -= next_outer ? static_cast<int32_t>(items) : 0;
     at.outer += step.outer + next_outer;
   }
 
@@ -51,6 +52,7 @@ __global__ void __launch_bounds__(kRowsThreads)
     inverse_norms(const __grid_constant__ RowsView in, const __grid_constant__ RowsView::Place step, int d,
                   Sum<T>* inverse) {
   constexpr int kLanes = kNormLanes, kStep = kVectors ? 16 / sizeof(T) : 1;
+  constexpr int kAhead = 2;  // pieces on their way at a time: all that a lane has of 128 halves
   struct alignas(kStep * sizeof(T)) Piece {
     T element[kStep];
   };
@@ -64,17 +66,26 @@ __global__ void __launch_bounds__(kRowsThreads)
     Sum<T> squares = 0;
     if (r < in.rows) {
       const T* x = in.template row<T>(at);
-      for (int k = lane * kStep; k < d; k += kLanes * kStep) {
-        Piece piece;
-        if constexpr (kVectors) {
-          piece = *reinterpret_cast<const Piece*>(x + k);
-        } else {
-          piece.element[0] = x[k * in.view.dim_stride];
+#pragma unroll 1
+      for (int first = lane * kStep; first < d; first += kAhead * kLanes * kStep) {
+        Piece pieces[kAhead] = {};
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int k = first + i * kLanes * kStep;
+          if (k >= d) break;
+          if constexpr (kVectors) {
+            pieces[i] = *reinterpret_cast<const Piece*>(x + k);
+          } else {
+            pieces[i].element[0] = x[k * in.view.dim_stride];
+          }
         }
 #pragma unroll
-        for (int e = 0; e < kStep; ++e) {
-          const Sum<T> value = widen(piece.element[e]);
-          squares = fma(value, value, squares);
+        for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+          for (int e = 0; e < kStep; ++e) {
+            const Sum<T> value = widen(pieces[i].element[e]);
+            squares = fma(value, value, squares);
+          }
         }
       }
     }
