@@ -1,5 +1,7 @@
 """Scores and winners against float64 brute force."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -53,6 +55,55 @@ LARGE = [
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_large(case):
     check(case, "cuda")
+
+
+def short():
+    """Documents of up to two tiles, of rows that can and cannot be read in wide pieces."""
+    layouts = [("in-batch", 3, 700, 9), ("KD", 40, 90, 32), ("pairs", 300, 300, 5), ("KD", 3, 7, 70)]
+    lengths = [1, 7, 8, 9, 31, 32, 33, 63, 64]
+    dims = [128, 100, 8, 96, 99, 64, 24]
+    forms = ["contiguous", "contiguous", "sliced", "offset", "expanded", "transposed"]
+    walks = map(itertools.cycle, (layouts, lengths, dims, forms))
+    for index, ((layout, Nq, N, Lq), Ld, d, form) in enumerate(
+        itertools.islice(zip(*walks, strict=True), 63)
+    ):
+        dtype = (torch.bfloat16, torch.float16)[index % 2]
+        yield Case(layout, Nq, N, Lq, Ld, d, dtype, ("none", "holes", "dead")[index // 2 % 3], form)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", list(short()), ids=str)
+def test_short_documents(case):
+    check(case, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masks", ["none", "holes"])
+def test_short_documents_of_many_query_rows(masks):
+    check(Case("in-batch", 64, 300, 32, 40, 128, torch.bfloat16, masks), "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_short_documents_hold_that_is_no_number(dtype):
+    Q, D = (
+        torch.randn(3, 5, 100, device="cuda", dtype=dtype),
+        torch.randn(9, 20, 100, device="cuda", dtype=dtype),
+    )
+    D[1, 3], D[2, 19, 7], D[4, 0, 0] = float("nan"), float("inf"), float("-inf")
+    scores, _ = ref.maxsim(Q, D)
+    found, won = li.maxsim_with_winners(Q, D)
+    assert torch.equal(found.isnan(), scores.isnan()) and torch.equal(found.isinf(), scores.isinf())
+    finite = scores.isfinite()
+    ref.assert_close(found[finite], scores[finite], ref.tolerance(dtype))
+    assert (won[:, 1] == 3).all()  # the first that is not a number
+
+
+@pytest.mark.gpu
+def test_short_documents_keep_the_first_of_equals():
+    D = torch.randn(50, 1, 128, device="cuda", dtype=torch.bfloat16).expand(50, 61, 128).contiguous()
+    won = li.maxsim_with_winners(torch.randn(2, 9, 128, device="cuda", dtype=torch.bfloat16), D)[1]
+    assert (won == 0).all()
 
 
 @pytest.mark.parametrize("q_rank", [2, 3])

@@ -1,5 +1,6 @@
 #include <sstream>
 
+#include "direct.h"
 #include "plan.h"
 
 namespace late_interaction {
@@ -67,6 +68,10 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
   const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const std::string together =
       std::to_string(rows) + (rows == 1 ? " query row meets" : " query rows meet") + " each document";
+  if (is_direct(plan)) {
+    return together + ": documents of " + std::to_string(s.Ld) +
+           " tokens are read straight into operands, a warp a document";
+  }
   switch (plan.tile) {
     case Tile::none:
       return "float64 products, which no tile of the tensor cores serves";
@@ -116,24 +121,33 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   const bool documents = plan.tile == Tile::wgmma_documents;
   const bool split = plan.tile == Tile::wgmma_split, exact = plan.compute == Compute::tf32x3;
   const bool wgmma = documents || split || plan.tile == Tile::wgmma_rows;
+  const bool direct = is_direct(plan);
   const int tokens = documents ? plan.tokens : plan.columns;
   out << "kernel     maxsim_forward_"
       << (documents ? "wgmma_documents"
           : split   ? exact ? "wgmma_exact" : "wgmma_split"
           : wgmma   ? "wgmma_rows"
+          : direct  ? "direct"
                     : "mma")
       << ", products in " << name_of(plan.compute) << "\n"
       << "tile       " << name_of(plan.tile) << ": " << plan.rows << " query rows x " << tokens
       << " document tokens\n"
       << "rows       "
       << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
-      << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n") << "ring       " << plan.stages
-      << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n";
+      << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n") << "ring       ";
+  if (direct) {
+    out << "none: tokens go from memory to registers\n";
+  } else {
+    out << plan.stages << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n";
+  }
   if (documents) {
     out << "teams      " << plan.teams << " of " << plan.members
         << (plan.members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
   }
-  out << "Q          " << (plan.stream_q ? "streams through the ring with D" : "stays in shared memory")
+  out << "Q          "
+      << (direct          ? "stays in registers"
+          : plan.stream_q ? "streams through the ring with D"
+                          : "stays in shared memory")
       << (plan.cluster > 1 ? ", half of it from the other block of a cluster\n" : "\n") << "memory     "
       << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"

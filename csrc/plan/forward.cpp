@@ -87,6 +87,36 @@ ForwardPlan plan_tile(const Sizes& s, Compute compute, Tile tile, const Device& 
   return plan;
 }
 
+// Documents so short that a ring and barriers take longer than their products, against few query rows or with
+// little to do at all: kernels/forward_direct.cuh. Its plan is a thin tile without a ring.
+//
+// Without it, the sweep of random shapes shows, wgmma_documents takes 0.43 us of a multiprocessor for any
+// document of up to 64 tokens, and wgmma_rows at least 7 us for any call on a few hundred rows.
+bool worth_direct(const Sizes& s, Compute compute, const ForwardTraits& traits) {
+  constexpr int64_t kShort = 64, kShortWithoutCopyEngine = 128, kLongestEmbedding = 2 * kChunkBytes;
+  constexpr double kLittleWork = 5e8;
+  const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
+  return (compute == Compute::bf16 || compute == Compute::fp16) && !traits.packed && !traits.scaled &&
+         s.d * element_bytes(compute) <= kLongestEmbedding &&
+         s.Ld <= (traits.copy_engine ? kShort : kShortWithoutCopyEngine) &&
+         (rows <= 32 || 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d <= kLittleWork);
+}
+
+ForwardPlan plan_direct(const Sizes& s, Compute compute, const Device& device) {
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::thin;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.rows = plan.part_rows = 32;
+  plan.columns = s.Ld <= 8 ? 8 : 32;
+  plan.blocks_per_sm = plan.columns == 8 ? 3 : 2;
+  plan.row_tiles = count_row_tiles(s, plan.rows);
+  plan.units = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.units, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
+  plan.parts = plan.row_tiles == 1 ? 1 : static_cast<int>(count_parts(s, plan.part_rows));
+  return plan;
+}
+
 constexpr int64_t kMaxExactToken = int64_t{1} << 24;  // wgmma_rows and wgmma_split keep tokens in fp32
 constexpr int64_t kWgmmaReserve = 2048;               // alignment and barriers
 
@@ -333,6 +363,7 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     plan.units = plan.grid = s.Nq * s.N;
     return plan;
   }
+  if (worth_direct(s, compute, traits)) return plan_direct(s, compute, device);
   const int64_t rows_together = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   if (device.wgmma && traits.copy_engine) {
     const int64_t element = element_bytes(compute), bytes = s.d * element;

@@ -105,6 +105,23 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
         assert tile(many, copy_engine, device) in {plan.Tile.mid, plan.Tile.wide}
 
 
+def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
+    def tile(Nq, N, Lq, Ld, d=128, layout=plan.Layout.per_query, **traits):
+        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
+        made = plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
+        return "direct" if "forward_direct" in plan.explain(size, made) else made.tile.name
+
+    assert tile(161, 486, 24, 6) == tile(68, 556, 29, 29) == "direct"  # few rows, however many documents
+    assert tile(145, 1, 274, 20) == "direct"  # many rows, little to do
+    assert tile(32, 32, 32, 40, layout=plan.Layout.in_batch) == "direct"
+    assert tile(512, 512, 32, 40, layout=plan.Layout.in_batch) == "wgmma_rows"
+    assert tile(161, 486, 24, 65) == tile(161, 486, 24, 6, scaled=True) == "wgmma_documents"
+    assert tile(161, 486, 24, 6, d=136) == "wgmma_documents"  # more than a warp holds
+    assert tile(387, 50, 2, 73, d=100, copy_engine=False) == "direct"
+    assert tile(387, 50, 2, 129, d=100, copy_engine=False) == "thin"
+    assert tile(161, 486, 24, 6, packed=True) == "wgmma_documents"
+
+
 def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
     def forward(d, dtype=plan.Dtype.bf16, precision=plan.Precision.high, N=64):
         size = plan.Sizes(plan.Layout.in_batch, 64, N, 32, 300, d)
@@ -122,9 +139,9 @@ def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
 
 
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
-    def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch):
+    def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, scaled=False):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        made = plan.plan_forward(size, plan.ForwardTraits(copy_engine=True), H200)
+        made = plan.plan_forward(size, plan.ForwardTraits(scaled=scaled), H200)
         assert made.tile == plan.Tile.wgmma_documents and made.parts == 1
         assert made.stages % (made.teams * made.members) == 0
         return made.teams, made.members
@@ -134,7 +151,10 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
     assert shared(1, 200, 32, 4096, 128) == (2, 1)  # two documents a block
     assert shared(1, 100, 32, 300, 128) == (1, 4)  # one: a tile each
     assert shared(1, 100, 32, 300, 768) == (1, 1)  # a tile is many stages, and fills the ring alone
-    assert shared(5, 3, 20, 40, 128) == (1, 1)  # queries that share a tile without dividing it; one tile each
+    assert shared(5, 3, 20, 40, 128, scaled=True) == (
+        1,
+        1,
+    )  # queries that share a tile without dividing it; one tile each
     assert shared(256, 16, 32, 1030, 512, plan.Layout.per_query) == (2, 1)  # each team holds a Q of 32 KB
 
 

@@ -29,6 +29,7 @@
 
 #include "../ptx/async_copy.cuh"
 #include "../ptx/mma.cuh"
+#include "../ptx/narrow_copy.cuh"
 #include "finish.cuh"
 #include "pairs.cuh"
 #include "rows.cuh"
@@ -89,6 +90,26 @@ __device__ __forceinline__ uint32_t piece_address(uint32_t base, int row, int pi
   return base + row * kChunkBytes + ((piece ^ (row & 7)) << 4);
 }
 
+// In how many bytes at a time the rows of a view can be copied: 16, 8, 4, or 0: not by cp.async.
+template <class E>
+__device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, int d) {
+  if (aligned) return 16;
+  const int64_t strides = view.token_stride | view.item_stride | view.query_stride | d;
+  const auto bits = reinterpret_cast<uint64_t>(view.data) | static_cast<uint64_t>(strides) * sizeof(E);
+  return view.dim_stride != 1 || bits % 4 != 0 ? 0 : bits % 8 == 0 ? 8 : 4;
+}
+
+// One piece in copies of kBytes, of which `valid_bytes` exist in all.
+template <int kBytes>
+__device__ __forceinline__ void copy_piece(uint32_t dst, const void* src, int valid_bytes) {
+#pragma unroll
+  for (int at = 0; at < 16; at += kBytes) {
+    const bool exists = at < valid_bytes;
+    ptx::copy_few_async<kBytes>(dst + at, static_cast<const char*>(src) + (exists ? at : 0),
+                                exists ? kBytes : 0);
+  }
+}
+
 // One piece by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
 // line: the usual path should not pay for its registers.
 template <class E>
@@ -112,19 +133,25 @@ __device__ __noinline__ void load_piece_by_element(uint32_t dst, const E* row, i
 // Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows
 // from `valid_rows` on, and elements from d on, become zeros.
 template <class E, int kRows, int kThreads, class Source>
-__device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, bool aligned, int chunk,
-                                           int d, int valid_rows, Source source) {
+__device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, int width, int chunk, int d,
+                                           int valid_rows, Source source) {
   constexpr int kPieceElements = 16 / sizeof(E);
   const E* data = static_cast<const E*>(view.data);
   const int piece = threadIdx.x % kPiecesPerChunk;
   const int first = (chunk * kPiecesPerChunk + piece) * kPieceElements;
   if (first >= d) valid_rows = 0;
+  const int row_bytes = (d - first) * static_cast<int>(sizeof(E));  // from this piece on
 #pragma unroll 4
   for (int row = threadIdx.x / kPiecesPerChunk; row < kRows; row += kThreads / kPiecesPerChunk) {
     const uint32_t to = piece_address(dst, row, piece);
     const bool exists = row < valid_rows;
-    if (aligned) {  // d is then a multiple of a piece
-      ptx::copy_16_async(to, exists ? data + source(row) + first : data, exists ? 16 : 0);
+    const E* from = exists ? data + source(row) + first : data;
+    if (width == 16) {  // d is then a multiple of a piece
+      ptx::copy_16_async(to, from, exists ? 16 : 0);
+    } else if (width == 8) {
+      copy_piece<8>(to, from, exists ? row_bytes : 0);
+    } else if (width == 4) {
+      copy_piece<4>(to, from, exists ? row_bytes : 0);
     } else {
       load_piece_by_element(to, exists ? data + source(row) : data, view.dim_stride, first, exists ? d : 0);
     }
@@ -256,6 +283,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
 
+  const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);
+
   int64_t unit = p.units * blockIdx.x / gridDim.x;
   const int64_t end_unit = p.units * (blockIdx.x + 1) / gridDim.x;
   int32_t begun = 0;
@@ -268,7 +297,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       return Tile::kPacked ? document_length(p, tile.query, j) : p.Ld;
     };
     const auto load_q = [&](uint32_t dst, int chunk) {
-      load_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, p.q_aligned, chunk, p.d, tile.count,
+      load_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, chunk, p.d, tile.count,
                                                  [&](int row) { return row_offset(p, tile.first + row); });
     };
     Cursor next{first_j, 0, 0};
@@ -279,7 +308,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         const int64_t offset =
             Tile::kPacked ? document_offset(p, tile.query, next.j) : dense_offset(p, tile.query, next.j);
         const int64_t from = offset + next.t * p.D.token_stride;
-        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, p.d_aligned, next.chunk, p.d, length - next.t,
+        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, d_width, next.chunk, p.d, length - next.t,
                                                       [&](int row) { return from + row * p.D.token_stride; });
         if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.chunk);
         if (++next.chunk == p.chunks) {

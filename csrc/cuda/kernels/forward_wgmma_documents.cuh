@@ -37,6 +37,7 @@
 
 #include "../../plan/documents_shape.h"
 #include "../ptx/mma.cuh"
+#include "../ptx/prefetch_map.cuh"
 #include "fold_codes.cuh"
 #include "hopper.cuh"
 #include "pairs.cuh"
@@ -624,6 +625,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::give_registers<Tile::kProducerRegisters>();
     const int thread = threadIdx.x - Tile::kWarpgroups * Tile::kGroupThreads, team = thread / 32;
     if (thread == 0) memory.init_barriers();
+    if (thread == 32) {
+      ptx::prefetch_map(&maps.D);
+      ptx::prefetch_map(&maps.Q);
+    }
     __syncwarp();
     ptx::sync_some(kBarriersReady, Tile::kThreads);
     if (thread % 32 != 0 || team >= p.teams) return;

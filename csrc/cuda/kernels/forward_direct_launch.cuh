@@ -1,0 +1,36 @@
+// Launches the forward of short documents for one way of multiplying.
+#pragma once
+
+#include "../../plan/direct.h"
+#include "../forward.h"
+#include "forward_direct.cuh"
+
+namespace late_interaction {
+
+template <class Tile>
+cudaError_t launch_direct_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  const auto kernel =
+      args.winners != nullptr ? maxsim_forward_direct<Tile, true> : maxsim_forward_direct<Tile, false>;
+  kernel<<<static_cast<unsigned>(plan.grid), Tile::kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class Mma, int kColumnBlocks, int kSteps>
+cudaError_t launch_direct_steps(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  return args.q_aligned && args.d_aligned
+             ? launch_direct_tile<DirectTile<Mma, kColumnBlocks, kSteps, true>>(args, plan, stream)
+             : launch_direct_tile<DirectTile<Mma, kColumnBlocks, kSteps, false>>(args, plan, stream);
+}
+
+template <class Mma>
+cudaError_t launch_direct(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  const bool long_rows = plan.chunks > 1;
+  if (plan.columns == 8) {
+    return long_rows ? launch_direct_steps<Mma, 1, 4>(args, plan, stream)
+                     : launch_direct_steps<Mma, 1, 2>(args, plan, stream);
+  }
+  return long_rows ? launch_direct_steps<Mma, 4, 4>(args, plan, stream)
+                   : launch_direct_steps<Mma, 4, 2>(args, plan, stream);
+}
+
+}  // namespace late_interaction
