@@ -328,10 +328,14 @@ def test_opcheck_steps(dtype, device):
     Q, D = torch.randn(2, 3, 24, device=device).to(dtype), unit.view(5, 10, 24)
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
     torch.library.opcheck(OPS.won_rows.default, (winners, 10))
-    for norms in (inverse, None):
-        for needs in ((True, True), (True, False), (False, True)):
-            args = (scores, Q, D.clone(), norms, winners, *needs)
-            torch.library.opcheck(OPS.maxsim_backward_unit_.default, args)
+    sums = torch.zeros(Q.shape, device=device, dtype=inverse.dtype)
+    for need_grad_Q, need_grad_D in ((True, True), (True, False), (False, True)):
+        grad_Q, grad_D = torch.zeros_like(Q)[: 2 * need_grad_Q], torch.zeros_like(D)[: 5 * need_grad_D]
+        for order in ((None, True, True), (sums, False, False), (sums, False, True)):
+            args = (scores, Q, D, winners, grad_Q, grad_D, *order)
+            torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
+    won = OPS.won_rows(winners, 10)
+    torch.library.opcheck(OPS.unit_rows_backward_.default, (x.clone(), unit, inverse, won))
     if dtype.itemsize == 2:
         parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
         wanted = torch.rand(50, device=device) < 0.5
@@ -395,13 +399,31 @@ def test_unit_rows_and_back(dtype, d):
     lost = torch.ones(77, 13, dtype=torch.bool, device="cuda")
     lost.scatter_(1, winners.transpose(0, 1).flatten(1).long(), False)
     D.masked_fill_(lost.unsqueeze(-1), float("nan"))
-    for norms in (inverse, None):
-        mine, theirs = D.clone(), D.clone()
-        grad_Q, won = OPS.maxsim_backward_unit_(scores, Q, mine, norms, winners)
-        wanted_Q, wanted_won = from_hidden.maxsim_backward_unit(scores, Q, theirs, norms, winners)
-        assert torch.equal(won, wanted_won) and torch.equal(won, ~lost.flatten())
-        assert torch.equal(grad_Q, wanted_Q) and not mine[lost].any()
-        ref.assert_close(mine[1:], theirs[1:], TOLERANCE[dtype])
+    won = OPS.won_rows(winners, 13)
+    assert torch.equal(won, ~lost.flatten())
+    grad_Q, grad_D = torch.empty_like(Q), torch.full_like(D, 7.0)
+    OPS.maxsim_backward_into_(scores, Q, D, winners, grad_Q, grad_D, None, True, True)
+    wanted_Q, wanted_D = OPS.maxsim_backward(scores, Q, D, winners, False, "lowmem")
+    assert torch.equal(grad_Q, wanted_Q) and torch.equal(grad_D, wanted_D)
+    mine, theirs = (grad_D.view(-1, d).clone() for _ in range(2))
+    OPS.unit_rows_backward_(mine, unit, inverse, won)
+    from_hidden.unit_rows_backward(theirs, unit, inverse, won)
+    assert not mine[~won].any()
+    mine[3], theirs[3] = 0, 0  # its norm is 0
+    ref.assert_close(mine, theirs, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_sums_of_several_calls(dtype, device):
+    Q, D = torch.randn(3, 9, 24, device=device).to(dtype), torch.randn(7, 13, 24, device=device).to(dtype)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    wanted, _ = OPS.maxsim_backward(scores, Q, D, winners, False, "lowmem")
+    sums = torch.full(Q.shape, float("nan"), device=device, dtype=from_hidden.sum_dtype(dtype))
+    grad_Q, grad_D = torch.full_like(Q, float("nan")), D.new_empty(0)
+    for part, first, last in ((slice(0, 3), True, False), (slice(3, 7), False, True)):
+        kept = winners[:, part].contiguous()
+        OPS.maxsim_backward_into_(scores[:, part], Q, D[part], kept, grad_Q, grad_D, sums, first, last)
+    ref.assert_close(grad_Q, wanted, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("Ld", [1, 7, 300, 40000, 65535])

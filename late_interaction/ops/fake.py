@@ -211,17 +211,22 @@ def _unit_rows(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:1], dtype=from_hidden.sum_dtype(x.dtype))
 
 
-def _maxsim_backward_unit(
+def _maxsim_backward_into(
     grad_scores: Tensor,
     Q: Tensor,
     D: Tensor,
-    inverse: Tensor | None,
     winners: Tensor,
-    need_grad_Q: bool = True,
-    need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:
-    rows = D.shape[0] * D.shape[1] if need_grad_D else 0
-    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty((rows,), dtype=torch.bool)
+    grad_Q: Tensor,
+    grad_D: Tensor,
+    sums: Tensor | None,
+    first: bool,
+    last: bool,
+) -> None:
+    pass
+
+
+def _unit_rows_backward(grad: Tensor, unit: Tensor, inverse: Tensor, wanted: Tensor) -> None:
+    pass
 
 
 def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
@@ -251,7 +256,8 @@ def register() -> None:
         ("project_rows_", _project_rows),
         ("won_rows", _won_rows),
         ("unit_rows_", _unit_rows),
-        ("maxsim_backward_unit_", _maxsim_backward_unit),
+        ("unit_rows_backward_", _unit_rows_backward),
+        ("maxsim_backward_into_", _maxsim_backward_into),
         ("outer_rows_", _outer_rows),
     ):
         torch.library.register_fake(f"late_interaction::{name}", fake)

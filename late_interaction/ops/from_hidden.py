@@ -4,8 +4,8 @@ A chunk is what stays in the L2 cache from the product that projects it to the k
 backward projects those tokens of a chunk again that won; each counts once, however often it won:
 
     hidden -> D = unit rows of (hidden W^T + b), of the winners alone
-           -> grad_Q, and in the place of D its gradient, through the norm
-           -> grad_hidden = grad_D W, written once
+           -> grad_Q, and grad_D, which then goes through the norm
+           -> grad_hidden = grad_D W, written once; until then D waits in its place
            -> grad_W += grad_D^T hidden over the winners alone, in float32
 
 Everything is summed in a fixed order: the same bits in every run.
@@ -14,6 +14,7 @@ Everything is summed in a fixed order: the same bits in every run.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,12 +71,19 @@ def documents_at_a_time(Nd: int, token_bytes: int, Ld: int, room: float) -> int:
 
 
 def chunk_size(
-    Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, cache_bytes: int, backward: bool
-) -> int:
-    """Documents of a chunk. An element has `each` bytes; one of copied hidden states, `copied`."""
+    Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, cache_bytes: int, backward: bool,
+    buffers: int = 1,
+) -> int:  # fmt: skip
+    """Documents of a chunk, whose projected tokens take so many buffers. An element has `each` bytes; one of
+    copied hidden states, `copied`."""
     room = cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE)
-    size = documents_at_a_time(Nd, d * each, Ld, room)
+    size = documents_at_a_time(Nd, d * each * buffers, Ld, room)
     return min(size, documents_at_a_time(Nd, d_model * copied, Ld, _COPIED)) if copied else size
+
+
+def backward_buffers(d: int, d_model: int, each: int, H_each: int, need_grad_H: bool) -> int:
+    """Of projected tokens: their gradient, and themselves where grad_H has no room for them meanwhile."""
+    return 1 if need_grad_H and d * each <= d_model * H_each else 2
 
 
 def copied_bytes(in_place: bool, outer_kernel: bool, each: int, backward: bool) -> int:
@@ -94,30 +102,44 @@ class _Head:
     normalize: bool
     size: int  # documents of a chunk
     outer_kernel: bool  # outer_rows_ takes hidden states like these
+    _project: Any = None
 
-    def __post_init__(self) -> None:
-        self.rows = self.W.new_empty(self.size * self.H.shape[1], self.W.shape[0])
+    @property
+    def whole(self) -> bool:
+        """One chunk has all documents."""
+        return self.size >= self.H.shape[0]
+
+    def buffer(self) -> Tensor:
+        """Room for the projected tokens of a chunk."""
+        return self.W.new_empty(self.size * self.H.shape[1], self.W.shape[0])
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """(which documents, their hidden states as [tokens, d_model] in the dtype of W)"""
-        for start in range(0, self.H.shape[0], self.size):
-            documents = slice(start, min(start + self.size, self.H.shape[0]))
-            hidden = self.H[documents].flatten(0, 1).to(self.W.dtype)
+        Nd, dtype = self.H.shape[0], self.W.dtype
+        for start in range(0, Nd, self.size):
+            documents = slice(start, min(start + self.size, Nd))
+            hidden = (self.H if self.whole else self.H[documents]).flatten(0, 1)
+            hidden = _in(dtype, hidden)
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
-    def project(self, hidden: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(projected tokens [tokens, d], valid until the next call; the inverses of their norms)
-
-        A token that is not wanted may hold anything."""
-        rows = self.rows[: hidden.shape[0]]
-        kernel = _ops.can_project_rows.default(hidden, self.W, self.b)
-        project = _ops.project_rows_.default if kernel else project_rows
-        inverse = project(rows, hidden, self.W, self.b, wanted, self.normalize)
-        return rows, inverse if self.normalize else None
+    def project(self, rows: Tensor, hidden: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Fills rows [tokens, d]; a token that is not wanted may hold anything. Returns the inverses of the
+        norms that they had, with normalize."""
+        if self._project is None:  # chunks are alike
+            kernel = _ops.can_project_rows.default(hidden, self.W, self.b)
+            self._project = _ops.project_rows_.default if kernel else project_rows
+        inverse: Tensor = self._project(rows, hidden, self.W, self.b, wanted, self.normalize)
+        return inverse
 
 
 def _head(
-    H: Tensor, W: Tensor, b: Tensor | None, normalize: bool, dtype: torch.dtype, backward: bool
+    H: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    normalize: bool,
+    dtype: torch.dtype,
+    backward: bool,
+    buffers: int = 1,
 ) -> _Head:
     Nd, Ld, d_model = H.shape
     d, each = W.shape[0], dtype.itemsize
@@ -127,8 +149,12 @@ def _head(
     aligned = not in_place or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
     outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
     copied = copied_bytes(in_place, outer_kernel, each, backward)
-    size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward)
-    return _Head(H, W.to(dtype), None if b is None else b.to(dtype), normalize, size, outer_kernel)
+    size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward, buffers)
+    return _Head(H, _in(dtype, W), None if b is None else _in(dtype, b), normalize, size, outer_kernel)
+
+
+def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)  # even a call that changes nothing takes microseconds
 
 
 def check(Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None) -> None:
@@ -166,15 +192,19 @@ def _forward(
     check(Q, H, W, b)
     dtype = working_dtype(precision, Q, H, W, b)
     head = _head(H, W, b, normalize, dtype, False)
-    Q = Q.to(dtype)
+    Q = _in(dtype, Q)
     Nd, Ld, _ = H.shape
     op = _ops.maxsim_winners.default if winners else _ops.maxsim.default
+    options = () if precision == "highest" else (False, precision)  # a default that is said takes time
     results: tuple[Tensor, ...] = ()
+    buffer = head.buffer()
     for documents, hidden in head.chunks():
-        D = head.project(hidden)[0].view(documents.stop - documents.start, Ld, W.shape[0])
-        part = op(Q, D, q_mask, None if d_mask is None else d_mask[documents], False, precision)
+        rows = buffer[: hidden.shape[0]]
+        head.project(rows, hidden)
+        D = rows.view(documents.stop - documents.start, Ld, W.shape[0])
+        part = op(Q, D, q_mask, None if d_mask is None else d_mask[documents], *options)
         parts = part if winners else (part,)
-        if head.size >= Nd:
+        if head.whole:
             return parts
         results = results or _empty_results(Q, Nd, Ld, winners)
         for result, piece in zip(results, parts, strict=True):
@@ -235,34 +265,50 @@ def maxsim_from_hidden_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check(Q, H, W, b)
     dtype = working_dtype(precision, Q, H, W, b)
-    head = _head(H, W, b, normalize, dtype, True)
-    d, Ld, sums = W.shape[0], H.shape[1], sum_dtype(dtype)
+    (Nd, Ld, d_model), d, sum_type = H.shape, W.shape[0], sum_dtype(dtype)
     need_grad_D = need_grad_H or need_grad_W or need_grad_b
-    queries = Q.to(dtype)
-    grad_Q = Q.new_zeros(Q.shape if need_grad_Q else 0, dtype=sums)
+    buffers = backward_buffers(d, d_model, dtype.itemsize, H.itemsize, need_grad_H) if need_grad_D else 1
+    head = _head(H, W, b, normalize, dtype, True, buffers)
+    queries = _in(dtype, Q)
+    make = queries.new_empty if Nd else queries.new_zeros
+    grad_Q = make(Q.shape if need_grad_Q else 0)
+    sums = None if head.whole or not need_grad_Q else make(Q.shape, dtype=sum_type)
     grad_H = H.new_empty(H.shape if need_grad_H else 0)
-    parts = _parts(head, need_grad_W, sums)
-    grad_b = W.new_zeros(d if need_grad_b else 0, dtype=sums)
+    parts = _parts(head, need_grad_W, sum_type)
+    grad_b = W.new_zeros(d, dtype=sum_type) if need_grad_b else W.new_empty(0)
+    gradients = head.buffer() if need_grad_D else W.new_empty(0)
+    spare = head.buffer() if buffers == 2 or not need_grad_D else None
     for documents, hidden in head.chunks():
-        kept = winners[:, documents].contiguous()
+        size, tokens = (documents.stop - documents.start, Ld, d), hidden.shape[0]
+        kept = winners if head.whole else winners[:, documents]
+        kept = kept.contiguous()
         won = _ops.won_rows.default(kept, Ld)
-        rows, inverse = head.project(hidden, won)
-        D = rows.view(documents.stop - documents.start, Ld, d)
-        part_Q, _ = _ops.maxsim_backward_unit_.default(
-            grad_scores[:, documents], queries, D, inverse, kept, need_grad_Q, need_grad_D
-        )
-        # `rows` and `D` hold the gradient of the projected tokens from here on.
-        if need_grad_Q:
-            grad_Q = part_Q if head.size >= H.shape[0] else grad_Q.add_(part_Q)
+        part_H = grad_H if head.whole or not need_grad_H else grad_H[documents]
+        unit = spare[:tokens] if spare is not None else _room(part_H, dtype, tokens, d)
+        inverse = head.project(unit, hidden, won)
+        grad = gradients[:tokens]
+        grads = grad_scores if head.whole else grad_scores[:, documents]
+        grad_D = grad.view(size) if need_grad_D else grad
+        order = sums, documents.start == 0, documents.stop == Nd
+        _ops.maxsim_backward_into_.default(grads, queries, unit.view(size), kept, grad_Q, grad_D, *order)
+        if not need_grad_D:
+            continue
+        if normalize:
+            _ops.unit_rows_backward_.default(grad, unit, inverse, won)
         if need_grad_H:
-            _multiply_into(grad_H[documents].flatten(0, 1), rows, head.W)
+            _multiply_into(part_H.flatten(0, 1), grad, head.W)
         if need_grad_W:
             add_outer = _ops.outer_rows_.default if head.outer_kernel else outer_rows
-            add_outer(parts, rows, hidden, won, documents.start == 0)
-        if need_grad_b:
-            grad_b += D.sum(1, dtype=sums).sum(0)  # in two steps, for a long column is slow to add up
+            add_outer(parts, grad, hidden, won, documents.start == 0)
+        if need_grad_b:  # in two steps, for a long column is slow to add up
+            grad_b += grad.view(size).sum(1, dtype=sum_type).sum(0)
     grad_W = parts.sum(0) if need_grad_W else parts
-    return grad_Q.to(Q.dtype), grad_H, grad_W.to(W.dtype), grad_b.to(W.dtype if b is None else b.dtype)
+    return _in(Q.dtype, grad_Q), grad_H, _in(W.dtype, grad_W), _in(W.dtype if b is None else b.dtype, grad_b)
+
+
+def _room(grad_H: Tensor, dtype: torch.dtype, tokens: int, d: int) -> Tensor:
+    """[tokens, d] where the gradients of as many hidden states will be."""
+    return grad_H.view(dtype).flatten()[: tokens * d].view(tokens, d)
 
 
 def _multiply_into(out: Tensor, grad: Tensor, W: Tensor) -> None:
@@ -319,30 +365,36 @@ def unit_rows(x: Tensor) -> Tensor:
     return inverse
 
 
-def maxsim_backward_unit(
+def maxsim_backward_into(
     grad_scores: Tensor,
     Q: Tensor,
     D: Tensor,
-    inverse: Tensor | None,
     winners: Tensor,
-    need_grad_Q: bool = True,
-    need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:
-    grad_Q, grad = _ops.maxsim_backward.default(
-        grad_scores, Q, D, winners, False, "lowmem", need_grad_Q, need_grad_D
-    )
-    if not need_grad_D:
-        return grad_Q, grad.to(torch.bool)
-    won = (grad != 0).any(-1)
-    if inverse is not None:
-        inverse = inverse.view_as(won)
-        g, u = grad.to(inverse.dtype), D.to(inverse.dtype)
-        along = (g * u).sum(-1)
-        along.masked_fill_(inverse >= 1e12, 0.0)  # where eps rules, nothing is projected out
-        grad = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
-        grad = grad.masked_fill_(~won.unsqueeze(-1), 0.0)  # even for a token that holds NaN
-    D.copy_(grad)
-    return grad_Q, won.flatten()
+    grad_Q: Tensor,
+    grad_D: Tensor,
+    sums: Tensor | None,
+    first: bool,
+    last: bool,
+) -> None:
+    needs = grad_Q.numel() > 0, grad_D.numel() > 0
+    part_Q, part_D = _ops.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
+    if needs[1]:
+        grad_D.copy_(part_D)
+    if not needs[0]:
+        return
+    if sums is not None:
+        part_Q = sums.copy_(part_Q) if first else sums.add_(part_Q)
+    if last:
+        grad_Q.copy_(part_Q)
+
+
+def unit_rows_backward(grad: Tensor, unit: Tensor, inverse: Tensor, wanted: Tensor) -> None:
+    g, u = grad.to(inverse.dtype), unit.to(inverse.dtype)
+    along = (g * u).sum(-1)
+    along.masked_fill_(inverse >= 1e12, 0.0)  # where eps rules, nothing is projected out
+    before = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
+    moves = wanted & (grad != 0).any(-1)  # no gradient stays none, even for a token that holds NaN
+    grad.copy_(torch.where(moves.unsqueeze(-1), before, g))
 
 
 def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
@@ -358,5 +410,5 @@ def register() -> None:
         _library.impl(op.__name__, op, "CompositeExplicitAutograd")
     _library.impl("can_project_rows", can_project_rows, "CPU")
     _library.impl("won_rows", won_rows, "CPU")
-    for step in (project_rows, unit_rows, maxsim_backward_unit, outer_rows):
+    for step in (project_rows, unit_rows, maxsim_backward_into, unit_rows_backward, outer_rows):
         _library.impl(step.__name__ + "_", step, "CPU")

@@ -30,7 +30,6 @@ struct BackwardArgs {
   // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization.
   const void* q_inverse;
   const void* d_inverse;
-  bool unit_documents;  // D holds unit rows already; d_inverse is of the rows that they came from
   // Where gradients go: in the dtype of the inputs, finished; or, where the sum pointer is set, as plain sums
   // that finish_rows turns into gradients later. A null pair is not computed.
   void* grad_Q;
@@ -38,7 +37,6 @@ struct BackwardArgs {
   bool adds_to_sums;  // grad_Q_sums holds those over other documents already
   void* grad_D;
   void* grad_D_sums;
-  uint8_t* won;  // [documents * Ld], or null: which tokens hold a gradient (lowmem)
   // The plan's numbers.
   int32_t split_bits;    // 2^split_bits warps share a query token
   int32_t owned_blocks;  // of the grid, the first ones: those that own documents

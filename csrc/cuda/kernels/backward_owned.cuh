@@ -85,7 +85,7 @@ struct OwnedRows {
       Row own;
       own.load(x, p.D.dim_stride, first, p.d);
       const S inverse = static_cast<const S*>(p.d_inverse)[row];
-      sum.through_normalization(own, inverse, p.unit_documents ? S(1) : inverse);
+      sum.through_normalization(own, inverse);
     }
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
   }
@@ -259,12 +259,6 @@ struct OwnedRows {
   __device__ __forceinline__ void run(uint32_t* warp_totals) {
     order.count(warp_totals);
     const uint32_t* starts = order.starts;
-    if (p.won != nullptr) {
-      uint8_t* won = p.won + tile.first_row;
-      for (int t = threadIdx.x; t < tile.tokens; t += kBackwardThreads) {
-        won[int64_t{t} * p.token_step] = starts[t] != starts[t + 1];
-      }
-    }
     const uint32_t capacity = p.list_capacity;
     for (int from = 0; from < tile.tokens;) {
       // The longest run of tokens whose winners fit the list.

@@ -1,6 +1,7 @@
 // out[r] = unit(hidden[r] W^T + b) for the wanted rows r, which are the only ones that are read.
 //
-// Bound by reading the hidden states once, so a block has many rows for each time that it reads W (from L2).
+// Bound by reading the hidden states once, so a block has many rows for each time that it reads W (from L2),
+// and L2 keeps what comes out rather than them.
 // A block owns an equal share of the rows. It lists the wanted ones in shared memory, in order (again for
 // every few thousand), and walks the list in tiles of equal size, up to 384 rows, and each tile 64 dims of
 // d_model at a time, through a ring of stages that runs on from one tile into the next.
@@ -69,6 +70,7 @@ struct ProjectRows : ProjectTile {
   const uint16_t* list;  // wanted rows, counted from first_row
   int64_t first_row;
   int listed;
+  uint64_t once;  // what L2 is told of hidden states
 
   // Tiles as equal as whole boxes let them be.
   __device__ __forceinline__ int tile_rows() const {
@@ -86,8 +88,8 @@ struct ProjectRows : ProjectTile {
 #pragma unroll 1
     for (int box = 0; box < boxes; ++box) {
       const int row = box * kHiddenBoxRows;
-      ptx::copy_box(stage + row * 128, &maps.hidden, full, dim, static_cast<int>(first_row) + tile + row, 0,
-                    0);
+      ptx::copy_box_of_rows(stage + row * 128, &maps.hidden, full, dim,
+                            static_cast<int>(first_row) + tile + row, once);
     }
   }
 
@@ -102,7 +104,7 @@ struct ProjectRows : ProjectTile {
     for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
       if (tile + row + r >= end) break;
       const T* from = hidden + list[tile + row + r] * p.hidden_stride + (inside ? dim + piece * 8 : 0);
-      ptx::copy_16_of_256_async(to + r * 128, from, bytes);
+      ptx::copy_16_of_256_async(to + r * 128, from, bytes, once);
     }
   }
 
@@ -222,11 +224,12 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
 
   const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
   const int64_t end = p.rows * (blockIdx.x + 1) / gridDim.x;
+  const uint64_t once = ptx::read_once();
   const auto walk = [&](const auto& tiles) {
     for (int64_t first = p.rows * blockIdx.x / gridDim.x; first < end; first += Tile::kListed) {
       const auto count = static_cast<int>(min(end - first, int64_t{Tile::kListed}));
       const int listed = list_rows<Tile::kThreads, Tile::kRowsOfThread>(p.wanted, first, count, list);
-      tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed});
+      tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed, once});
     }
   };
   if (copies) {
