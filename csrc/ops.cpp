@@ -143,6 +143,11 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def(
       "project_rows_(Tensor(a!) rows, Tensor hidden, Tensor W, Tensor? b, Tensor? wanted, bool normalize) "
       "-> Tensor");
+  // maxsim_from_hidden's scores in one pass, of hidden [Nd * Ld, d_model] that can_project_rows takes and of
+  // at most 64 query tokens in all. CUDA alone.
+  m.def(
+      "project_scores(Tensor Q, Tensor hidden, Tensor W, Tensor? b, Tensor? q_mask, Tensor? d_mask, int Ld, "
+      "bool normalize) -> Tensor");
   // Rows of x [rows, d] become unit vectors in place; the inverses of their norms come back.
   m.def("unit_rows_(Tensor(a!) x) -> Tensor");
   // Which tokens of documents of Ld tokens won anything, bool [Nd * Ld], from winners [Nq, Nd, Lq].

@@ -482,6 +482,63 @@ def test_project_rows(dtype, bias, normalize, share, shape):
         assert torch.equal(again[kept], rows[kept])
 
 
+# Nq, Nd, Lq, Ld, d, d_model: of up to 64 query tokens; documents of less and more than a warp's 16 rows, and
+# more rows than the tiles of all blocks hold.
+SCORED = [
+    (1, 1, 1, 1, 8, 8),
+    (1, 300, 32, 1, 128, 64),
+    (3, 70, 7, 5, 40, 72),
+    (2, 9, 32, 16, 128, 768),
+    (1, 13, 64, 17, 96, 136),
+    (5, 400, 12, 300, 128, 264),
+    (1, 3, 33, 30_000, 64, 128),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SCORED)
+@pytest.mark.parametrize("masks", cases.MASKS)
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_project_scores(dtype, normalize, masks, shape):
+    Q, H, W, b, q_mask, d_mask = inputs(shape, dtype, "cuda", normalize, masks)
+    hidden, Ld = H.flatten(0, 1), shape[3]
+    rows = torch.empty(hidden.shape[0], shape[4], device="cuda", dtype=dtype)
+    OPS.project_rows_(rows, hidden, W, b, None, normalize)
+    exact, _ = ref.maxsim(Q, rows.view(*H.shape[:2], -1), q_mask, d_mask)
+    if d_mask is not None:
+        hidden[~d_mask.flatten()] = float("nan")
+    args = (Q, hidden, W, b, q_mask, d_mask, Ld, normalize)
+    scores = OPS.project_scores(*args)
+    ref.assert_close(scores, exact, 1e-5)
+    for _ in range(20):
+        assert torch.equal(OPS.project_scores(*args), scores)
+    assert torch.equal(maxsim_from_hidden(Q, H, W, b, d_mask, normalize, q_mask=q_mask), scores)
+
+
+@pytest.mark.gpu
+def test_project_scores_of_nan_and_infinity():
+    Q, H, W, _, _, _ = inputs((1, 4, 5, 40, 128, 64), torch.bfloat16, "cuda", bias=False)
+    H[1, 7, 3], H[2, 0, 0] = float("nan"), float("inf")
+    scores = maxsim_from_hidden(Q, H, W, normalize=False)
+    D = F.linear(H, W)
+    wanted = li.maxsim(Q, D)
+    assert bool(scores[0, 1].isnan()) and torch.equal(scores.isfinite(), wanted.isfinite())
+    assert torch.equal(scores.nan_to_num(7.0).isposinf(), wanted.nan_to_num(7.0).isposinf())
+    ref.assert_close(scores[:, ::3], wanted[:, ::3], TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+def test_opcheck_project_scores():
+    Q, H, W, b, q_mask, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.bfloat16, "cuda", masks="holes")
+    args = (Q, H.flatten(0, 1), W, b, q_mask, d_mask, 20, True)
+    torch.library.opcheck(OPS.project_scores.default, args)
+    with pytest.raises(RuntimeError, match="1 to 64 tokens in all"):
+        OPS.project_scores(torch.cat([Q] * 5), *args[1:])
+    with pytest.raises(RuntimeError, match="documents of Ld tokens"):
+        OPS.project_scores(*args[:6], 19, True)
+
+
 @pytest.mark.gpu
 def test_project_rows_of_zeros_and_nan():
     hidden = torch.zeros(3, 64, device="cuda", dtype=torch.bfloat16)

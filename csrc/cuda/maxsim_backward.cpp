@@ -60,8 +60,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
   const bool vectors =
       reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
-  const BackwardPlan plan =
-      plan_backward(s, in.dtype, vectors, normalize, method, device_properties(device));
+  const BackwardPlan plan = plan_backward(s, in.dtype, vectors, normalize, method, device_properties(device));
   STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 

@@ -58,8 +58,8 @@ __device__ __forceinline__ bool in_lanes_of_row(bool mine) {
   return (__ballot_sync(kFullWarp, mine) >> (threadIdx.x % 32 / kLanes * kLanes) & ((1u << kLanes) - 1)) != 0;
 }
 
-// x^ = x / max(||x||, eps): (g - <g, x^> x^) / max(||x||, eps). Where eps rules, x^ is linear in x and nothing
-// is projected out. No gradient stays none, even for a row that holds NaN.
+// x^ = x / max(||x||, eps): (g - <g, x^> x^) / max(||x||, eps). Where eps rules, x^ is linear in x and
+// nothing is projected out. No gradient stays none, even for a row that holds NaN.
 template <class T, int kElements>
 __global__ void __launch_bounds__(kThreads)
     unit_rows_backward(T* grad, const T* unit, const Sum<T>* inverse, const uint8_t* wanted, int64_t rows,

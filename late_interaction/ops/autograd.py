@@ -281,6 +281,7 @@ def register() -> None:
         _library.impl(op, last(op), "Autograd")
     steps = (
         _ops.project_rows_.default,
+        _ops.project_scores.default,
         _ops.unit_rows_.default,
         _ops.unit_rows_backward_.default,
         _ops.maxsim_backward_into_.default,

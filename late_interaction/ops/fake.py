@@ -203,6 +203,19 @@ def _project_rows(
     return rows.new_empty((rows.shape[0] if normalize else 0,), dtype=from_hidden.sum_dtype(rows.dtype))
 
 
+def _project_scores(
+    Q: Tensor,
+    hidden: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    Ld: int,
+    normalize: bool,
+) -> Tensor:
+    return Q.new_empty((Q.shape[0], hidden.shape[0] // Ld), dtype=torch.float32)
+
+
 def _won_rows(winners: Tensor, Ld: int) -> Tensor:
     return winners.new_empty((winners.shape[1] * Ld,), dtype=torch.bool)
 
@@ -254,6 +267,7 @@ def register() -> None:
         ("maxsim_from_hidden_backward", _maxsim_from_hidden_backward),
         ("copy_past_cache_", _copy_past_cache),
         ("project_rows_", _project_rows),
+        ("project_scores", _project_scores),
         ("won_rows", _won_rows),
         ("unit_rows_", _unit_rows),
         ("unit_rows_backward_", _unit_rows_backward),

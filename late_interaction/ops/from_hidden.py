@@ -1,7 +1,8 @@
 """MaxSim of documents that are hidden states still: projected a chunk at a time, never as a whole.
 
-A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. The
-backward projects those tokens of a chunk again that won; each counts once, however often it won:
+A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. (Where
+only scores of a few query tokens are asked for, one kernel projects and scores.) The backward projects those
+tokens of a chunk again that won; each counts once, however often it won:
 
     hidden -> D = unit rows of (hidden W^T + b), of the winners alone
            -> grad_Q, and grad_D, which then goes through the norm
@@ -32,6 +33,8 @@ _COPIED = 24 << 20
 # The tile that a block of outer_rows_ owns.
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 _SPLIT_TOKENS = 256
+# Query tokens, in all, that project_scores takes.
+SCORED_ROWS = 64
 
 
 @cache
@@ -101,6 +104,7 @@ class _Head:
     b: Tensor | None
     normalize: bool
     size: int  # documents of a chunk
+    in_place: bool  # hidden states are read where they lie
     outer_kernel: bool  # outer_rows_ takes hidden states like these
     _project: Any = None
 
@@ -150,7 +154,9 @@ def _head(
     outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
     copied = copied_bytes(in_place, outer_kernel, each, backward)
     size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward, buffers)
-    return _Head(H, _in(dtype, W), None if b is None else _in(dtype, b), normalize, size, outer_kernel)
+    return _Head(
+        H, _in(dtype, W), None if b is None else _in(dtype, b), normalize, size, in_place, outer_kernel
+    )
 
 
 def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
@@ -194,6 +200,11 @@ def _forward(
     head = _head(H, W, b, normalize, dtype, False)
     Q = _in(dtype, Q)
     Nd, Ld, _ = H.shape
+    if not winners and head.in_place and dtype.itemsize == 2 and 0 < Q.shape[0] * Q.shape[1] <= SCORED_ROWS:
+        hidden = H.flatten(0, 1)
+        if hidden.shape[0] and _ops.can_project_rows.default(hidden, head.W, head.b):
+            args = (Q, hidden, head.W, head.b, q_mask, d_mask, Ld, normalize)
+            return (_ops.project_scores.default(*args),)
     op = _ops.maxsim_winners.default if winners else _ops.maxsim.default
     options = () if precision == "highest" else (False, precision)  # a default that is said takes time
     results: tuple[Tensor, ...] = ()

@@ -147,26 +147,31 @@ struct ProjectRows : ProjectTile {
     ptx::wait_products<0>();
   }
 
+  // Adds the bias to a row that a quad holds; what is left to multiply it by, then.
+  __device__ __forceinline__ float scale_of_row(float (&c)[kAccumulators], int half, bool normalize) const {
+    float squares = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kProjectedDims / 8; ++n) {
+      float* x = c + 4 * n + 2 * half;
+      const float2 b = ptx::load_shared_pair(bias + (8 * n + 2 * (threadIdx.x % 4)) * sizeof(float));
+      x[0] += b.x;
+      x[1] += b.y;
+      squares = fma(x[0], x[0], fma(x[1], x[1], squares));
+    }
+    squares += __shfl_xor_sync(kFullWarp, squares, 1);
+    squares += __shfl_xor_sync(kFullWarp, squares, 2);
+    return normalize ? inverse_norm(squares) : 1.0f;
+  }
+
   // 64 rows for a warpgroup, from the first-th of the list on and before its end-th: two for each quad.
   __device__ __forceinline__ void finish(float (&c)[kAccumulators], int first, int end) const {
     const int lane = threadIdx.x % 32, quad_lane = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float squares = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kProjectedDims / 8; ++n) {
-        float* x = c + 4 * n + 2 * half;
-        const float2 b = ptx::load_shared_pair(bias + (8 * n + 2 * quad_lane) * sizeof(float));
-        x[0] += b.x;
-        x[1] += b.y;
-        squares = fma(x[0], x[0], fma(x[1], x[1], squares));
-      }
-      squares += __shfl_xor_sync(kFullWarp, squares, 1);
-      squares += __shfl_xor_sync(kFullWarp, squares, 2);
+      const float scale = scale_of_row(c, half, p.inverse != nullptr);
       const int at = first + threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
       const bool exists = at < end;
       const int64_t row = exists ? first_row + list[at] : 0;
-      const float scale = p.inverse != nullptr ? inverse_norm(squares) : 1.0f;
       if (exists && p.inverse != nullptr && quad_lane == 0) p.inverse[row] = scale;
       T* out = static_cast<T*>(p.out) + row * p.d;
 #pragma unroll
@@ -184,11 +189,13 @@ struct ProjectRows : ProjectTile {
     }
   }
 
-  __device__ __forceinline__ void multiply_tiles(ProjectRing& ring) const {
+  // finish(sums, first, end): what becomes of 64 rows.
+  template <class Finish>
+  __device__ __forceinline__ void multiply_tiles(ProjectRing& ring, const Finish& finish) const {
     const int rows = tile_rows(), mine = threadIdx.x / 128 * (kBlocks * 64);
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
-      float c[kBlocks][kAccumulators];
+      float c[kBlocks][kAccumulators] = {};  // else their registers stay taken while a tile is finished
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
         ring.wait_full();
@@ -203,6 +210,14 @@ struct ProjectRows : ProjectTile {
   }
 };
 
+// Zeros where there is none. All threads of the block.
+template <int kThreads, class T>
+__device__ __forceinline__ void fill_bias(float* bias, const ProjectArgs& p) {
+  for (int k = threadIdx.x; k < kProjectedDims; k += kThreads) {
+    bias[k] = p.bias != nullptr && k < p.d ? widen(static_cast<const T*>(p.bias)[k]) : 0.0f;
+  }
+}
+
 template <class Type, class T>
 __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
     project_rows(const __grid_constant__ ProjectArgs p, const __grid_constant__ ProjectMaps maps) {
@@ -216,9 +231,7 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
                    ptx::smem_address(barriers)};
   auto* list =
       reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Tile::kStages * Tile::kStageBytes);
-  for (int k = threadIdx.x; k < kProjectedDims; k += Tile::kThreads) {
-    bias[k] = p.bias != nullptr && k < p.d ? widen(static_cast<const T*>(p.bias)[k]) : 0.0f;
-  }
+  fill_bias<Tile::kThreads, T>(bias, p);
   if (threadIdx.x == 0) ring.init(p.wanted != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
   __syncthreads();
 
@@ -237,7 +250,10 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
     walk([&](const auto& rows) { rows.copy_tiles(maps, ring); });
   } else {
     ptx::take_registers<Tile::kProductRegisters>();
-    walk([&](const auto& rows) { rows.multiply_tiles(ring); });
+    walk([&](const auto& rows) {
+      rows.multiply_tiles(
+          ring, [&](float (&c)[Tile::kAccumulators], int first, int end) { rows.finish(c, first, end); });
+    });
   }
 #endif
 }
