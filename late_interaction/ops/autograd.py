@@ -134,7 +134,7 @@ class MaxSimFromHidden(Function):
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None, None
 
 
-def _from_hidden_backward(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _from_hidden_backward(args: tuple[Any, ...]) -> Any:
     op = _ops.maxsim_from_hidden_backward.default
     if torch.is_grad_enabled():  # create_graph=True
         return op(*args)

@@ -12,7 +12,7 @@ tokens of a chunk again that won; each counts once, however often it won:
 Everything is summed in a fixed order: the same bits in every run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -164,23 +164,24 @@ def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
 
 
 def check(Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None) -> None:
-    torch._check(
+    _require(
         Q.dim() == 3 and H.dim() == 3 and W.dim() == 2,
-        lambda: "late_interaction: Q must be [Nq, Lq, d], H [Nd, Ld, d_model] and W [d, d_model]",
+        lambda: "Q must be [Nq, Lq, d], H [Nd, Ld, d_model] and W [d, d_model]",
     )
-    torch._check(
+    _require(
         W.shape[0] == Q.shape[2] and W.shape[1] == H.shape[2],
-        lambda: f"late_interaction: W must be [{Q.shape[2]}, {H.shape[2]}], got {list(W.shape)}",
+        lambda: f"W must be [{Q.shape[2]}, {H.shape[2]}], got {list(W.shape)}",
     )
-    torch._check(
-        b is None or (b.dim() == 1 and b.shape[0] == W.shape[0]),
-        lambda: f"late_interaction: b must be [{W.shape[0]}]",
+    _require(b is None or (b.dim() == 1 and b.shape[0] == W.shape[0]), lambda: f"b must be [{W.shape[0]}]")
+    _require(
+        Q.device == H.device == W.device and (b is None or b.device == Q.device),
+        lambda: "Q, H, W and b must be on one device",
     )
-    others = (H, W) if b is None else (H, W, b)
-    torch._check(
-        all(x.device == Q.device for x in others),
-        lambda: "late_interaction: Q, H, W and b must be on one device",
-    )
+
+
+def _require(holds: Any, message: Callable[[], str]) -> None:
+    if holds is not True:  # false, or of sizes that are symbols
+        torch._check(holds, lambda: f"late_interaction: {message()}")
 
 
 def _forward(
