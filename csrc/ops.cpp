@@ -152,15 +152,13 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def("unit_rows_(Tensor(a!) x) -> Tensor");
   // Which tokens of documents of Ld tokens won anything, bool [Nd * Ld], from winners [Nq, Nd, Lq].
   m.def("won_rows(Tensor winners, int Ld) -> Tensor");
-  // maxsim_backward (lowmem) into tensors that are there: of zero elements where a gradient is not needed.
-  // With sums [Nq, Lq, d] several calls, each of documents of its own, add up grad_Q: the first one finds
-  // nothing in sums, the last one writes grad_Q.
+  // As maxsim_backward (lowmem), into tensors that are there; of zero elements where a gradient is not
+  // needed. With inverse D [Nd, Ld, d] holds such unit rows, and grad_D is the gradient of the rows before.
+  // grad_D may be D itself, at the price of a second launch. With sums [Nq, Lq, d] several calls, each of
+  // documents of its own, add up grad_Q: the first one finds nothing in sums, the last one writes grad_Q.
   m.def(
-      "maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, Tensor(a!) grad_Q, "
-      "Tensor(b!) grad_D, Tensor(c!)? sums, bool first, bool last) -> ()");
-  // The gradient of unit rows [rows, d] becomes that of the rows that unit_rows_ found, whose inverse norms
-  // those are, where wanted. The others are neither read nor written.
-  m.def("unit_rows_backward_(Tensor(a!) grad, Tensor unit, Tensor inverse, Tensor wanted) -> ()");
+      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, Tensor? inverse, Tensor winners, "
+      "Tensor(a!) grad_Q, Tensor(b!) grad_D, Tensor(c!)? sums, bool first, bool last) -> ()");
   // parts [splits, d, d_model] += grad^T hidden over the wanted rows, an equal share of the rows a split;
   // fresh parts are overwritten. A row that is not wanted reaches nothing, whatever it holds.
   m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");

@@ -137,8 +137,7 @@ def _chunks(N: int, Ld: int, d: int, d_model: int, each: int) -> dict[str, int]:
     for step in ("forward", "backward"):
         backward = step == "backward"
         copied = from_hidden.copied_bytes(True, outer_kernel, each, backward)
-        buffers = from_hidden.backward_buffers(d, d_model, each, each, True) if backward else 1
-        sizes[step] = from_hidden.chunk_size(N, Ld, d, d_model, each, copied, _l2_bytes(), backward, buffers)
+        sizes[step] = from_hidden.chunk_size(N, Ld, d, d_model, each, copied, _l2_bytes(), backward)
     return sizes
 
 

@@ -243,7 +243,7 @@ def test_autocast_multiplies_in_half_and_keeps_dtypes(dtype, device):
         scores = maxsim_from_hidden(*leaves, d_mask)
         exact = maxsim_from_hidden(*leaves, d_mask, precision="highest")
         mixed = maxsim_from_hidden(Q, H.to(dtype), W, b, d_mask)
-    halves = [x.detach().to(dtype) for x in leaves]
+    halves = [x.detach().to(dtype).requires_grad_() for x in leaves]
     assert torch.equal(scores, maxsim_from_hidden(*halves, d_mask)) and torch.equal(scores, mixed)
     assert torch.equal(exact, maxsim_from_hidden(*leaves, d_mask, precision="highest"))
     grads = torch.autograd.grad(scores.sum(), leaves)
@@ -332,10 +332,9 @@ def test_opcheck_steps(dtype, device):
     for need_grad_Q, need_grad_D in ((True, True), (True, False), (False, True)):
         grad_Q, grad_D = torch.zeros_like(Q)[: 2 * need_grad_Q], torch.zeros_like(D)[: 5 * need_grad_D]
         for order in ((None, True, True), (sums, False, False), (sums, False, True)):
-            args = (scores, Q, D, winners, grad_Q, grad_D, *order)
-            torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
-    won = OPS.won_rows(winners, 10)
-    torch.library.opcheck(OPS.unit_rows_backward_.default, (x.clone(), unit, inverse, won))
+            for norms in (inverse, None):
+                args = (scores, Q, D, norms, winners, grad_Q, grad_D, *order)
+                torch.library.opcheck(OPS.maxsim_backward_unit_.default, args)
     if dtype.itemsize == 2:
         parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
         wanted = torch.rand(50, device=device) < 0.5
@@ -399,18 +398,15 @@ def test_unit_rows_and_back(dtype, d):
     lost = torch.ones(77, 13, dtype=torch.bool, device="cuda")
     lost.scatter_(1, winners.transpose(0, 1).flatten(1).long(), False)
     D.masked_fill_(lost.unsqueeze(-1), float("nan"))
-    won = OPS.won_rows(winners, 13)
-    assert torch.equal(won, ~lost.flatten())
-    grad_Q, grad_D = torch.empty_like(Q), torch.full_like(D, 7.0)
-    OPS.maxsim_backward_into_(scores, Q, D, winners, grad_Q, grad_D, None, True, True)
-    wanted_Q, wanted_D = OPS.maxsim_backward(scores, Q, D, winners, False, "lowmem")
-    assert torch.equal(grad_Q, wanted_Q) and torch.equal(grad_D, wanted_D)
-    mine, theirs = (grad_D.view(-1, d).clone() for _ in range(2))
-    OPS.unit_rows_backward_(mine, unit, inverse, won)
-    from_hidden.unit_rows_backward(theirs, unit, inverse, won)
-    assert not mine[~won].any()
-    mine[3], theirs[3] = 0, 0  # its norm is 0
-    ref.assert_close(mine, theirs, TOLERANCE[dtype])
+    for norms in (inverse, None):
+        mine, theirs = ((torch.full_like(Q, 7.0), torch.full_like(D, 7.0)) for _ in range(2))
+        OPS.maxsim_backward_unit_(scores, Q, D, norms, winners, *mine, None, True, True)
+        from_hidden.maxsim_backward_unit(scores, Q, D, norms, winners, *theirs, None, True, True)
+        assert torch.equal(mine[0], theirs[0]) and not mine[1][lost].any()
+        grad_Q, in_place = torch.empty_like(Q), D.clone()
+        OPS.maxsim_backward_unit_(scores, Q, in_place, norms, winners, grad_Q, in_place, None, True, True)
+        assert torch.equal(grad_Q, mine[0]) and torch.equal(in_place, mine[1])
+        ref.assert_close(mine[1][1:], theirs[1][1:], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -422,7 +418,8 @@ def test_sums_of_several_calls(dtype, device):
     grad_Q, grad_D = torch.full_like(Q, float("nan")), D.new_empty(0)
     for part, first, last in ((slice(0, 3), True, False), (slice(3, 7), False, True)):
         kept = winners[:, part].contiguous()
-        OPS.maxsim_backward_into_(scores[:, part], Q, D[part], kept, grad_Q, grad_D, sums, first, last)
+        outputs = grad_Q, grad_D, sums
+        OPS.maxsim_backward_unit_(scores[:, part], Q, D[part], None, kept, *outputs, first, last)
     ref.assert_close(grad_Q, wanted, TOLERANCE[dtype])
 
 

@@ -37,30 +37,6 @@ Tensor unit_rows_(Tensor x) {
   return inverse;
 }
 
-void unit_rows_backward_(Tensor grad, Tensor unit, Tensor inverse, Tensor wanted) {
-  check_rows(grad, "grad");
-  check_rows(unit, "unit");
-  const Dtype dtype = parse_dtype(grad.scalar_type());
-  const int64_t rows = grad.size(0), d = grad.size(1);
-  STD_TORCH_CHECK(unit.size(0) == rows && unit.size(1) == d && unit.scalar_type() == grad.scalar_type(),
-                  "late_interaction: unit must be [rows, d], as grad");
-  STD_TORCH_CHECK(inverse.dim() == 1 && inverse.size(0) == rows && inverse.is_contiguous() &&
-                      inverse.scalar_type() == score_type(dtype),
-                  "late_interaction: inverse must be what unit_rows_ returned");
-  STD_TORCH_CHECK(wanted.dim() == 1 && wanted.size(0) == rows && wanted.is_contiguous() &&
-                      wanted.scalar_type() == ScalarType::Bool,
-                  "late_interaction: wanted must be a contiguous bool [rows]");
-  STD_TORCH_CHECK(same_place(unit, grad) && same_place(inverse, grad) && same_place(wanted, grad),
-                  "late_interaction: grad, unit, inverse and wanted must be on one device");
-  if (grad.numel() == 0) return;
-  const int device = grad.get_device_index();
-  const DeviceGuard guard(device);
-  check(launch_unit_rows_backward(
-            dtype, grad.mutable_data_ptr(), unit.const_data_ptr(), inverse.const_data_ptr(),
-            static_cast<const uint8_t*>(wanted.const_data_ptr()), rows, d, current_stream(device)),
-        "gradients of rows that were made unit vectors");
-}
-
 // Rows of whole, aligned 16 bytes of half precision.
 bool in_whole_pieces(const Tensor& x) {
   return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
@@ -248,7 +224,6 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("project_rows_", TORCH_BOX(&late_interaction::project_rows_));
   m.impl("project_scores", TORCH_BOX(&late_interaction::project_scores));
   m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
-  m.impl("unit_rows_backward_", TORCH_BOX(&late_interaction::unit_rows_backward_));
   m.impl("won_rows", TORCH_BOX(&late_interaction::won_rows));
   m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));
 }

@@ -36,7 +36,8 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
 
 // Where the gradients of a backward go.
 struct Destinations {
-  Tensor grad_Q, grad_D;  // with zero elements: not needed
+  Tensor grad_Q, grad_D;                       // with zero elements: not needed
+  OptionalTensor unit_inverse = std::nullopt;  // D holds unit rows, these are the inverse norms that they had
   // grad_Q of several calls with documents of their own: summed up here, and finished by the last one.
   OptionalTensor q_sums = std::nullopt;
   bool first = true, last = true;
@@ -60,7 +61,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
   const bool vectors =
       reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
-  const BackwardPlan plan = plan_backward(s, in.dtype, vectors, normalize, method, device_properties(device));
+  const BackwardPlan plan =
+      plan_backward(s, in.dtype, vectors, normalize || to.unit_inverse, method, device_properties(device));
   STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
@@ -85,6 +87,10 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     args.q_inverse = q_inverse->data_ptr();
     args.d_inverse = d_inverse->data_ptr();
   }
+  if (to.unit_inverse) {
+    args.d_inverse = to.unit_inverse->data_ptr();
+    args.unit_documents = true;
+  }
   if (need_grad_Q && plan.finish_later && !q_sums) q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
   if (q_sums) {
     args.grad_Q_sums = q_sums->data_ptr();
@@ -100,8 +106,16 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   if (scatter) {
     check(launch_unified(args, in.dtype, plan, stream), "gradients");
   } else {
-    args.owned_blocks = need_grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
-    if (need_grad_Q || need_grad_D) check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
+    const auto launch = [&](bool grad_Q, bool grad_D) {
+      if (!grad_Q && !grad_D) return;
+      BackwardArgs part = args;
+      if (!grad_Q) part.grad_Q = nullptr;
+      part.owned_blocks = grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
+      check(launch_lowmem(part, in.dtype, plan, stream), "gradients");
+    };
+    const bool in_place = need_grad_D && to.grad_D.data_ptr() == in.D.data;
+    if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
+    launch(need_grad_Q && !in_place, need_grad_D);
   }
   const bool finished = normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
   if (!finished && to.last) check(launch_finish(args, in.dtype, false, stream), "grad_Q in the dtype of Q");
@@ -227,12 +241,16 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   return {grad_Q, grad_D};
 }
 
-void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, Tensor grad_Q,
-                           Tensor grad_D, OptionalTensor sums, bool first, bool last) {
+void maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,
+                           Tensor grad_Q, Tensor grad_D, OptionalTensor sums, bool first, bool last) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   check_backward_inputs(grad_scores, Q, winners, in);
   const Sizes& s = in.sizes;
   STD_TORCH_CHECK(s.layout == Layout::in_batch, "late_interaction: D must be [Nd, Ld, d]");
+  STD_TORCH_CHECK(
+      !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
+                   same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
+      "late_interaction: inverse must be what unit_rows_ returned");
   const auto takes = [&](const Tensor& x, int64_t elements, ScalarType type) {
     return x.numel() == elements && x.is_contiguous() && x.scalar_type() == type && same_place(x, Q);
   };
@@ -245,7 +263,12 @@ void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, Tensor winner
   const DeviceGuard guard(Q.get_device_index());
   if (grad_Q.numel() == 0) sums = std::nullopt;
   backward_into(in, grad_scores, winners, false, Backward::lowmem,
-                {.grad_Q = grad_Q, .grad_D = grad_D, .q_sums = sums, .first = first, .last = last});
+                {.grad_Q = grad_Q,
+                 .grad_D = grad_D,
+                 .unit_inverse = inverse,
+                 .q_sums = sums,
+                 .first = first,
+                 .last = last});
 }
 
 std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
@@ -304,7 +327,7 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
 }  // namespace late_interaction
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
-  m.impl("maxsim_backward_into_", TORCH_BOX(&late_interaction::maxsim_backward_into_));
+  m.impl("maxsim_backward_unit_", TORCH_BOX(&late_interaction::maxsim_backward_unit_));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
   m.impl("maxsim_backward_recompute", TORCH_BOX(&late_interaction::maxsim_backward_recompute));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::maxsim_varlen_backward));

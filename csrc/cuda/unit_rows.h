@@ -1,4 +1,4 @@
-// Rows of an embedding matrix made unit vectors in place, and the way back of their gradients.
+// Rows of an embedding matrix made unit vectors in place.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,9 +12,5 @@ namespace late_interaction {
 // x [rows, d], contiguous: every row divided by its norm. inverse[row] = 1 / max(norm, eps), as it was.
 cudaError_t launch_unit_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
                              cudaStream_t stream);
-
-// grad [rows, d], of such unit rows, becomes the gradient of the rows before; wanted rows alone.
-cudaError_t launch_unit_rows_backward(Dtype dtype, void* grad, const void* unit, const void* inverse,
-                                      const uint8_t* wanted, int64_t rows, int64_t d, cudaStream_t stream);
 
 }  // namespace late_interaction

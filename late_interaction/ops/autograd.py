@@ -283,8 +283,7 @@ def register() -> None:
         _ops.project_rows_.default,
         _ops.project_scores.default,
         _ops.unit_rows_.default,
-        _ops.unit_rows_backward_.default,
-        _ops.maxsim_backward_into_.default,
+        _ops.maxsim_backward_unit_.default,
         _ops.outer_rows_.default,
     )
     compressed = (_ops.maxsim_residual_winners.default, _ops.plaid_approx_score.default)

@@ -224,10 +224,11 @@ def _unit_rows(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:1], dtype=from_hidden.sum_dtype(x.dtype))
 
 
-def _maxsim_backward_into(
+def _maxsim_backward_unit(
     grad_scores: Tensor,
     Q: Tensor,
     D: Tensor,
+    inverse: Tensor | None,
     winners: Tensor,
     grad_Q: Tensor,
     grad_D: Tensor,
@@ -235,10 +236,6 @@ def _maxsim_backward_into(
     first: bool,
     last: bool,
 ) -> None:
-    pass
-
-
-def _unit_rows_backward(grad: Tensor, unit: Tensor, inverse: Tensor, wanted: Tensor) -> None:
     pass
 
 
@@ -270,8 +267,7 @@ def register() -> None:
         ("project_scores", _project_scores),
         ("won_rows", _won_rows),
         ("unit_rows_", _unit_rows),
-        ("unit_rows_backward_", _unit_rows_backward),
-        ("maxsim_backward_into_", _maxsim_backward_into),
+        ("maxsim_backward_unit_", _maxsim_backward_unit),
         ("outer_rows_", _outer_rows),
     ):
         torch.library.register_fake(f"late_interaction::{name}", fake)

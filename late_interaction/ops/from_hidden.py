@@ -5,8 +5,8 @@ only scores of a few query tokens are asked for, one kernel projects and scores.
 tokens of a chunk again that won; each counts once, however often it won:
 
     hidden -> D = unit rows of (hidden W^T + b), of the winners alone
-           -> grad_Q, and grad_D, which then goes through the norm
-           -> grad_hidden = grad_D W, written once; until then D waits in its place
+           -> grad_Q, and grad_D through the norm
+           -> grad_hidden = grad_D W, written once
            -> grad_W += grad_D^T hidden over the winners alone, in float32
 
 Everything is summed in a fixed order: the same bits in every run.
@@ -74,19 +74,12 @@ def documents_at_a_time(Nd: int, token_bytes: int, Ld: int, room: float) -> int:
 
 
 def chunk_size(
-    Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, cache_bytes: int, backward: bool,
-    buffers: int = 1,
-) -> int:  # fmt: skip
-    """Documents of a chunk, whose projected tokens take so many buffers. An element has `each` bytes; one of
-    copied hidden states, `copied`."""
+    Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, cache_bytes: int, backward: bool
+) -> int:
+    """Documents of a chunk. An element has `each` bytes; one of copied hidden states, `copied`."""
     room = cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE)
-    size = documents_at_a_time(Nd, d * each * buffers, Ld, room)
+    size = documents_at_a_time(Nd, d * each, Ld, room)
     return min(size, documents_at_a_time(Nd, d_model * copied, Ld, _COPIED)) if copied else size
-
-
-def backward_buffers(d: int, d_model: int, each: int, H_each: int, need_grad_H: bool) -> int:
-    """Of projected tokens: their gradient, and themselves where grad_H has no room for them meanwhile."""
-    return 1 if need_grad_H and d * each <= d_model * H_each else 2
 
 
 def copied_bytes(in_place: bool, outer_kernel: bool, each: int, backward: bool) -> int:
@@ -143,7 +136,6 @@ def _head(
     normalize: bool,
     dtype: torch.dtype,
     backward: bool,
-    buffers: int = 1,
 ) -> _Head:
     Nd, Ld, d_model = H.shape
     d, each = W.shape[0], dtype.itemsize
@@ -153,7 +145,7 @@ def _head(
     aligned = not in_place or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
     outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
     copied = copied_bytes(in_place, outer_kernel, each, backward)
-    size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward, buffers)
+    size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward)
     return _Head(
         H, _in(dtype, W), None if b is None else _in(dtype, b), normalize, size, in_place, outer_kernel
     )
@@ -279,8 +271,7 @@ def maxsim_from_hidden_backward(
     dtype = working_dtype(precision, Q, H, W, b)
     (Nd, Ld, d_model), d, sum_type = H.shape, W.shape[0], sum_dtype(dtype)
     need_grad_D = need_grad_H or need_grad_W or need_grad_b
-    buffers = backward_buffers(d, d_model, dtype.itemsize, H.itemsize, need_grad_H) if need_grad_D else 1
-    head = _head(H, W, b, normalize, dtype, True, buffers)
+    head = _head(H, W, b, normalize, dtype, True)
     queries = _in(dtype, Q)
     make = queries.new_empty if Nd else queries.new_zeros
     grad_Q = make(Q.shape if need_grad_Q else 0)
@@ -288,32 +279,34 @@ def maxsim_from_hidden_backward(
     grad_H = H.new_empty(H.shape if need_grad_H else 0)
     parts = _parts(head, need_grad_W, sum_type)
     grad_b = W.new_zeros(d, dtype=sum_type) if need_grad_b else W.new_empty(0)
-    gradients = head.buffer() if need_grad_D else W.new_empty(0)
-    spare = head.buffer() if buffers == 2 or not need_grad_D else None
+    buffer = head.buffer()
+    # One launch takes both gradients where documents lie apart from theirs: in the place of grad_H, if a
+    # chunk has them all. (Beside a full-sized chunk's gradient they would not stay in L2.)
+    apart = head.whole and need_grad_H and d * dtype.itemsize <= d_model * H.itemsize
     for documents, hidden in head.chunks():
         size, tokens = (documents.stop - documents.start, Ld, d), hidden.shape[0]
         kept = winners if head.whole else winners[:, documents]
         kept = kept.contiguous()
         won = _ops.won_rows.default(kept, Ld)
-        part_H = grad_H if head.whole or not need_grad_H else grad_H[documents]
-        unit = spare[:tokens] if spare is not None else _room(part_H, dtype, tokens, d)
+        rows = buffer[:tokens]
+        unit = _room(grad_H, dtype, tokens, d) if apart else rows
         inverse = head.project(unit, hidden, won)
-        grad = gradients[:tokens]
         grads = grad_scores if head.whole else grad_scores[:, documents]
-        grad_D = grad.view(size) if need_grad_D else grad
+        grad_D = rows.view(size) if need_grad_D else rows[:0]
         order = sums, documents.start == 0, documents.stop == Nd
-        _ops.maxsim_backward_into_.default(grads, queries, unit.view(size), kept, grad_Q, grad_D, *order)
+        args = (unit.view(size), inverse if normalize else None, kept, grad_Q, grad_D, *order)
+        _ops.maxsim_backward_unit_.default(grads, queries, *args)
+        # `rows` hold the gradient of the projected tokens from here on.
         if not need_grad_D:
             continue
-        if normalize:
-            _ops.unit_rows_backward_.default(grad, unit, inverse, won)
         if need_grad_H:
-            _multiply_into(part_H.flatten(0, 1), grad, head.W)
+            part_H = grad_H if head.whole else grad_H[documents]
+            _multiply_into(part_H.flatten(0, 1), rows, head.W)
         if need_grad_W:
             add_outer = _ops.outer_rows_.default if head.outer_kernel else outer_rows
-            add_outer(parts, grad, hidden, won, documents.start == 0)
+            add_outer(parts, rows, hidden, won, documents.start == 0)
         if need_grad_b:  # in two steps, for a long column is slow to add up
-            grad_b += grad.view(size).sum(1, dtype=sum_type).sum(0)
+            grad_b += rows.view(size).sum(1, dtype=sum_type).sum(0)
     grad_W = parts.sum(0) if need_grad_W else parts
     return _in(Q.dtype, grad_Q), grad_H, _in(W.dtype, grad_W), _in(W.dtype if b is None else b.dtype, grad_b)
 
@@ -377,10 +370,11 @@ def unit_rows(x: Tensor) -> Tensor:
     return inverse
 
 
-def maxsim_backward_into(
+def maxsim_backward_unit(
     grad_scores: Tensor,
     Q: Tensor,
     D: Tensor,
+    inverse: Tensor | None,
     winners: Tensor,
     grad_Q: Tensor,
     grad_D: Tensor,
@@ -389,24 +383,23 @@ def maxsim_backward_into(
     last: bool,
 ) -> None:
     needs = grad_Q.numel() > 0, grad_D.numel() > 0
-    part_Q, part_D = _ops.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
-    if needs[1]:
-        grad_D.copy_(part_D)
-    if not needs[0]:
+    part_Q, grad = _ops.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
+    if needs[0]:
+        if sums is not None:
+            part_Q = sums.copy_(part_Q) if first else sums.add_(part_Q)
+        if last:
+            grad_Q.copy_(part_Q)
+    if not needs[1]:
         return
-    if sums is not None:
-        part_Q = sums.copy_(part_Q) if first else sums.add_(part_Q)
-    if last:
-        grad_Q.copy_(part_Q)
-
-
-def unit_rows_backward(grad: Tensor, unit: Tensor, inverse: Tensor, wanted: Tensor) -> None:
-    g, u = grad.to(inverse.dtype), unit.to(inverse.dtype)
-    along = (g * u).sum(-1)
-    along.masked_fill_(inverse >= 1e12, 0.0)  # where eps rules, nothing is projected out
-    before = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
-    moves = wanted & (grad != 0).any(-1)  # no gradient stays none, even for a token that holds NaN
-    grad.copy_(torch.where(moves.unsqueeze(-1), before, g))
+    if inverse is not None:
+        won = (grad != 0).any(-1)
+        inverse = inverse.view_as(won)
+        g, u = grad.to(inverse.dtype), D.to(inverse.dtype)
+        along = (g * u).sum(-1)
+        along.masked_fill_(inverse >= 1e12, 0.0)  # where eps rules, nothing is projected out
+        grad = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
+        grad = grad.masked_fill_(~won.unsqueeze(-1), 0.0)  # even for a token that holds NaN
+    grad_D.copy_(grad)
 
 
 def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
@@ -422,5 +415,5 @@ def register() -> None:
         _library.impl(op.__name__, op, "CompositeExplicitAutograd")
     _library.impl("can_project_rows", can_project_rows, "CPU")
     _library.impl("won_rows", won_rows, "CPU")
-    for step in (project_rows, unit_rows, maxsim_backward_into, unit_rows_backward, outer_rows):
+    for step in (project_rows, unit_rows, maxsim_backward_unit, outer_rows):
         _library.impl(step.__name__ + "_", step, "CPU")

@@ -30,6 +30,7 @@ struct BackwardArgs {
   // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization.
   const void* q_inverse;
   const void* d_inverse;
+  bool unit_documents;  // D holds unit rows already; d_inverse is of the rows that they came from
   // Where gradients go: in the dtype of the inputs, finished; or, where the sum pointer is set, as plain sums
   // that finish_rows turns into gradients later. A null pair is not computed.
   void* grad_Q;

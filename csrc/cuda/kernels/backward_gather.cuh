@@ -70,7 +70,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
           mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
           mine.scale = scale;
           destination = {(document * p.Ld + token) * p.d, mine.scale * q_inverse};
-          if (p.d_inverse != nullptr) {
+          if (p.d_inverse != nullptr && !p.unit_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
           }
         }
@@ -116,7 +116,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
     } else {
       if (p.q_inverse != nullptr) {
         own.load(q, p.Q.dim_stride, first, p.d);
-        sum.through_normalization(own, q_inverse);
+        sum.through_normalization(own, q_inverse, q_inverse);
       }
       sum.store(static_cast<T*>(p.grad_Q) + at, first, p.d);
     }

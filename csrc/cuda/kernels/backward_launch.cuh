@@ -94,7 +94,7 @@ cudaError_t BackwardLauncher<T>::finish(const BackwardArgs& args, bool documents
   finish_rows<T><<<rows_grid(view.rows), kRowsThreads, 0, stream>>>(
       view, args.d, static_cast<const Sum<T>*>(documents ? args.grad_D_sums : args.grad_Q_sums),
       static_cast<const Sum<T>*>(documents ? args.d_inverse : args.q_inverse),
-      static_cast<T*>(documents ? args.grad_D : args.grad_Q));
+      documents && args.unit_documents, static_cast<T*>(documents ? args.grad_D : args.grad_Q));
   return cudaGetLastError();
 }
 

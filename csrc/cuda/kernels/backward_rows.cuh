@@ -61,11 +61,12 @@ __global__ void __launch_bounds__(kRowsThreads)
   }
 }
 
-// Plain sums to gradients: through the normalization, if any, and into the dtype of the inputs.
+// Plain sums to gradients: through the normalization, if any, and into the dtype of the inputs. `unit`: the
+// rows are unit vectors already.
 template <class T>
 __global__ void __launch_bounds__(kRowsThreads)
     finish_rows(const __grid_constant__ RowsView in, int d, const Sum<T>* sums, const Sum<T>* inverse,
-                T* out) {
+                bool unit, T* out) {
   using S = Sum<T>;
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t{gridDim.x} * (kRowsThreads / 32);
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kRowsThreads)
       project = __any_sync(kFullWarp, any) && scale < S(1e12);  // where eps rules nothing is projected out
       if (project) {
         for (int k = lane; k < d; k += 32) along = fma(g[k], widen(x[k * in.view.dim_stride]), along);
-        along = warp_sum(along) * scale * scale;
+        along = warp_sum(along) * (unit ? S(1) : scale * scale);
       }
     }
     for (int k = lane; k < d; k += 32) {

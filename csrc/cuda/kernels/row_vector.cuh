@@ -166,10 +166,10 @@ struct RowVector {
     }
   }
 
-  // x^ = x / max(||x||, eps): turns the gradient of x^ held here into that of x, the token. `inverse` is
-  // 1 / max(||x||, eps). Where eps rules, x^ is linear in x and nothing is projected out. No gradient stays
-  // none, even for a token that holds NaN.
-  __device__ __forceinline__ void through_normalization(const RowVector& token, S inverse) {
+  // x^ = x / max(||x||, eps): turns the gradient of x^ held here into that of x. `inverse` is
+  // 1 / max(||x||, eps), and token * scale is x^. Where eps rules, x^ is linear in x and nothing is projected
+  // out. No gradient stays none, even for a token that holds NaN.
+  __device__ __forceinline__ void through_normalization(const RowVector& token, S inverse, S scale) {
     bool any = false;
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
@@ -177,7 +177,7 @@ struct RowVector {
       for (int k = 0; k < kLanes; ++k) any = any || x[p][k] != S(0);
     }
     if (!__any_sync(kFullWarp, any)) return;
-    const S along = inverse < S(1e12) ? dot(token) * inverse * inverse : S(0);
+    const S along = inverse < S(1e12) ? dot(token) * scale * scale : S(0);
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
 #pragma unroll
