@@ -17,6 +17,7 @@
 
 #include "common/tensors.h"
 #include "plan/copies.h"
+#include "plan/halves.h"
 #include "plan/plan.h"
 
 STABLE_TORCH_LIBRARY(late_interaction, m) {
@@ -210,6 +211,9 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const Dtype type = dtype_named(dtype);
   if (step == "forward") {
     const Multiplied how = plan_copies(sizes, type, parse_precision(precision), masked, device);
+    if (how.copies == Copies::halves) {
+      return explain(how.copies, normalize) + explain(sizes, *plan_halves(sizes, masked, device));
+    }
     const int64_t row_bytes = d * element_bytes(compute_for(how.dtype, how.precision));
     const bool unit_copies = how.copies == Copies::scaled_fp16 && normalize;
     const ForwardTraits traits{.dtype = how.dtype,

@@ -2,6 +2,7 @@
 #include <span>
 
 #include "documents_shape.h"
+#include "halves.h"
 #include "plan.h"
 
 namespace late_interaction {
@@ -197,27 +198,29 @@ ForwardPlan plan_wgmma_rows(const Sizes& s, Compute compute, const ForwardTraits
 
 // Query rows on the M side, and their embeddings in chunks. Q stays in shared memory where that leaves a ring
 // deep enough; else it streams, and two blocks that take neighbouring documents bring each other half of it.
-// tf32x3: half the rows, since sums take registers too, and room for the low parts of all that is in the
-// ring; three products for each chunk leave it the time to stream Q in every block.
+// Full accuracy takes half the rows, since sums take registers too, and two parts of an element.
+// tf32x3: the low parts are made in the ring, and three products for each chunk leave it the time to stream Q
+// in every block. halves: both parts are copied, of Q as well.
 ForwardPlan plan_wgmma_split(const Sizes& s, Compute compute, const ForwardTraits& traits,
-                             const Device& device) {
+                             const Device& device, bool halves = false) {
   const bool exact = compute == Compute::tf32x3;
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::wgmma_split;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  plan.rows = exact ? 128 : 256;
-  plan.part_rows = exact ? 16 : 32;
+  plan.rows = exact || halves ? 128 : 256;
+  plan.part_rows = exact || halves ? 16 : 32;
   plan.columns = fit_columns(s, compute, [](int columns) { return columns <= kWidestSplitTile; });
   plan.masked = traits.masked || s.Ld < plan.columns;
   plan.scaled = traits.scaled;
   constexpr int64_t kUnitsAndBarriers = 512;
   const int64_t weights = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
   const int64_t beside = weights + kUnitsAndBarriers, room = device.smem_per_block - beside;
-  const int64_t q = plan.chunks * plan.rows * kChunkBytes, d_stage = plan.columns * kChunkBytes;
-  plan.stream_q = exact || (room - q) / d_stage < 4;
+  const int64_t chunk = (exact || halves ? 2 : 1) * kChunkBytes;  // of a token
+  const int64_t q = plan.chunks * plan.rows * chunk, d_stage = plan.columns * chunk;
+  plan.stream_q = exact || (room - q) / d_stage < (halves ? 3 : 4);
   const int64_t resident = plan.stream_q ? 0 : q;
-  const int64_t stage = (d_stage + (plan.stream_q ? plan.rows * kChunkBytes : 0)) * (exact ? 2 : 1);
+  const int64_t stage = d_stage + (plan.stream_q ? plan.rows * chunk : 0);
   plan.stages = static_cast<int>(std::min<int64_t>((room - resident) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(resident + plan.stages * stage + beside);
   share_out(s, plan, device);
@@ -277,6 +280,13 @@ double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& devic
 }
 
 }  // namespace
+
+std::optional<ForwardPlan> plan_halves(const Sizes& s, bool masked, const Device& device) {
+  if (!device.wgmma || s.Ld > kMaxExactToken) return std::nullopt;
+  const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked};
+  const ForwardPlan plan = plan_wgmma_split(s, Compute::fp16, traits, device, true);
+  return plan.units <= INT32_MAX ? std::optional(plan) : std::nullopt;
+}
 
 Device device_of_capability(int capability, int sm_count) {
   Device device;
