@@ -104,11 +104,11 @@ def explain_plan(
 
     lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
     if nbits is not None:
-        text = ops.explain_residual_plan(
+        compressed: str = ops.explain_residual_plan(
             Nq, N, Lq, Ld, d, names[dtype], precision, nbits, winners, sm, sm_count
         )
-        lines += ["forward", *(f"  {line}" for line in text.splitlines())]
-        if winners and "kernel  " in text:
+        lines += ["forward", *(f"  {line}" for line in compressed.splitlines())]
+        if winners and "grid" in compressed:
             lines += [
                 "backward",
                 f"  gather     {Nq * Lq} blocks of 8 warps, one a query token: of grad_Q alone",
