@@ -75,6 +75,19 @@ class Clock:
     def __init__(self) -> None:
         self.stream = _cuda.Stream()
         self.pool = _cuda.graph_pool_handle()
+        self.anchor = self.capture([lambda: torch.zeros(1, device="cuda")])  # or the pool ends with its graphs
+
+    def capture(self, calls: Sequence[Call]) -> Any:
+        graph = _cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool)
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+        return graph
 
     def glance(self, calls: Sequence[Call]) -> float:
         """Microseconds of a call, or of enqueueing it."""
@@ -89,15 +102,7 @@ class Clock:
     def graph(self, calls: Sequence[Call], about_us: float) -> Callable[[], float]:
         """What replays `calls`, at least once each, and returns the microseconds of one."""
         rounds = max(1, round(GRAPH_US / about_us / len(calls)))
-        graph = _cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self.stream):
-            graph.capture_begin(pool=self.pool)
-            try:
-                for call in calls * rounds:
-                    call()
-            finally:
-                graph.capture_end()
+        graph = self.capture([*calls] * rounds)
 
         def replay() -> float:
             return self.glance([graph.replay]) / (rounds * len(calls))

@@ -6,32 +6,64 @@ namespace late_interaction {
 
 namespace {
 
-// Documents so short that a ring and barriers take longer than their products, against few query rows or with
-// little to do at all.
-//
-// Without it, the sweep of random shapes shows, wgmma_documents takes 0.43 us of a multiprocessor for any
-// document of up to 64 tokens, and wgmma_rows at least 7 us for any call on a few hundred rows.
-bool worth_direct(const Sizes& s, const ForwardTraits& traits) {
-  constexpr int64_t kShort = 64, kShortWithoutCopyEngine = 128;
-  constexpr double kLittleWork = 5e8;
-  return s.Ld <= (traits.copy_engine ? kShort : kShortWithoutCopyEngine) &&
-         (rows_together(s) <= 32 || products(s) <= kLittleWork);
+// Units of a call as kernels/forward_direct.cuh cuts it, a warp each.
+int64_t direct_units(const Sizes& s) {
+  constexpr int64_t kRows = 32;
+  return ceil_div(rows_together(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
 }
 
-// Whether a kernel before copies the tokens that count of documents with a mask, of documents shorter than a
-// tile, and of packed ones, which may be. A token costs the copy 2 * 256 bytes, and products without a mask
-// save about a quarter of what its products with the query rows take, which at 1000 of them is as long;
-// beside that, no time goes to masked tokens. And the copy is a kernel more.
+// More of them than one for each warp that is resident.
+bool fills_the_device(int64_t direct_units, const Device& device) {
+  return direct_units > 8 * device.sm_count;
+}
+
+// Documents so short that a ring and barriers take longer than their products. wgmma_documents needs 0.4 to
+// 0.6 us of a multiprocessor for any document of up to 64 tokens, wgmma_rows 1.2 us for any of up to 80
+// against 256 rows. Direct, a unit takes 0.1 us of a multiprocessor for each 8 tokens, and a launch 3 us less
+// than wgmma_rows; but a query of over 32 rows is summed by a second kernel.
+bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  constexpr double kLittle = 5e8, kSome = 5e9;  // operations
+  const int64_t rows = rows_together(s);
+  const bool many = fills_the_device(direct_units(s), device);
+  if (!device.wgmma || !traits.copy_engine) {
+    return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
+  }
+  if (rows <= 32) return s.Ld <= (many ? 80 : 64);
+  if (rows <= 128) return s.Ld <= 32 && many;
+  return s.Ld <= 16 || (s.Ld <= 32 && operations(s) <= kSome) || (s.Ld <= 64 && operations(s) <= kLittle);
+}
+
+// Where warps have more than one unit each, what counts is how many of them are resident: three blocks of a
+// multiprocessor with tiles of 8 tokens, two with 32. Rows that are no whole 16 bytes take more registers in
+// those.
+int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  const bool many = fills_the_device(direct_units(s), device);
+  return s.Ld <= 8 || (many && s.Ld <= (traits.copy_engine ? 20 : 48)) ? 8 : 32;
+}
+
+// A short document a multiprocessor takes wgmma_rows 0.5 us less against over 64 rows, though half its tile
+// is empty.
+bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  constexpr int64_t kShort = 104;
+  if (rows_together(s) > 128) return true;
+  return rows_together(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
+         !is_quantized(traits.dtype);
+}
+
+// Whether a kernel before copies the tokens that count of documents with a mask, and of packed ones, which
+// may be shorter than a tile. A token costs the copy 2 * 256 bytes, and products without a mask save about a
+// quarter of what its products with the query rows take, which at 1000 of them is as long; beside that, no
+// time goes to masked tokens. And the copy is a kernel more.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
   constexpr int64_t kEnoughRows = 1024, kWidestTile = 160, kMostRoom = int64_t{1} << 30;
-  constexpr double kEnoughWork = 2e10;
+  constexpr double kEnough = 9e7;
   const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
-  return (traits.masked || traits.packed || s.Ld < 80) && rows_together(s) >= kEnoughRows &&
-         products(s) >= kEnoughWork && s.documents() * slot * s.d * element_bytes(compute) <= kMostRoom;
+  return (traits.masked || traits.packed) && rows_together(s) >= kEnoughRows && similarities(s) >= kEnough &&
+         s.documents() * slot * s.d * element_bytes(compute) <= kMostRoom;
 }
 
 // With an odd number of documents one of two blocks idles at the end of each row tile.
-bool worth_pairing(const Sizes& s) { return s.N % 2 == 0 || s.N >= 16; }
+bool worth_pairing(const Sizes& s) { return s.N % 2 == 0 || s.N > 8; }
 
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
 double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
@@ -113,13 +145,14 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     plan.units = plan.grid = s.Nq * s.N;
     return plan;
   }
-  if (worth_direct(s, traits)) {
-    if (const auto direct = plan_direct(s, traits, device)) return *direct;
+  if (worth_direct(s, traits, device)) {
+    const int columns = direct_columns(s, traits, device);
+    if (const auto direct = plan_direct(s, traits, device, columns)) return *direct;
   }
-  if (const auto documents = plan_wgmma_documents(s, traits, device)) return *documents;
-  if (rows_together(s) > 128) {
+  if (worth_rows(s, traits, device)) {
     if (const auto rows = plan_wgmma_rows(s, traits, device, worth_copying(s, compute, traits))) return *rows;
   }
+  if (const auto documents = plan_wgmma_documents(s, traits, device)) return *documents;
   const auto split = plan_wgmma_split(s, traits, device, worth_pairing(s));
   // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
   if (split && rows_together(s) > split->rows / 4) return *split;
@@ -130,13 +163,18 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     return plan;
   }
   const auto plan = [&](Tile tile) { return *plan_mma(s, traits, device, tile); };
-  if (traits.packed || rows_together(s) <= tile_shape(Tile::thin, compute).rows) return plan(Tile::thin);
+  const ForwardPlan thin = plan(Tile::thin);
+  if (traits.packed || rows_together(s) <= thin.rows) return thin;
   const ForwardPlan mid = plan(Tile::mid);
-  if (rows_together(s) <= tile_shape(Tile::mid, compute).rows) return mid;
+  // The largest tile takes a third of the smallest one's time for its work, if it finds work at all.
+  constexpr double kThinTakes = 3.0;
+  const double middling = busiest_work(s, mid, device);
+  if (kThinTakes * busiest_work(s, thin, device) <= middling) return thin;
+  if (rows_together(s) <= mid.rows) return mid;
   // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
   const ForwardPlan wide = plan(Tile::wide);
   if (wide.stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
-  return busiest_work(s, wide, device) <= busiest_work(s, mid, device) ? wide : mid;
+  return busiest_work(s, wide, device) <= middling ? wide : mid;
 }
 
 }  // namespace late_interaction

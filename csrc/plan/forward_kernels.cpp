@@ -25,7 +25,7 @@ int blocks_by_registers(Tile tile) { return tile == Tile::thin ? 3 : 2; }
 // The pieces that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
 int64_t count_parts(const Sizes& s, int64_t rows) {
   if (s.layout == Layout::per_query || s.Lq % rows == 0) return std::max<int64_t>(1, ceil_div(s.Lq, rows));
-  if (rows % s.Lq == 0) return 1;
+  if (rows % s.Lq == 0 || s.Nq * s.Lq <= rows) return 1;
   return ceil_div(s.Lq - 1, rows) + 1;
 }
 
@@ -74,12 +74,15 @@ void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
   plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
 }
 
-// The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
-// The first of equals.
+// The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it;
+// and a block waits for its first tile and folds its last one with nothing beside that. The first of equals.
 template <class Allowed>
-int fit_columns(const Sizes& s, Compute compute, Allowed allowed) {
+int fit_columns(const Sizes& s, Compute compute, int64_t rows, const Device& device, Allowed allowed) {
   const auto widths = compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
-  const auto cost = [&](int columns) { return ceil_div(s.Ld, columns) * (columns + 16); };
+  const int64_t documents_a_block = ceil_div(count_row_tiles(s, rows) * s.N, device.sm_count);
+  const auto cost = [&](int columns) {
+    return documents_a_block * ceil_div(s.Ld, columns) * (columns + 16) + columns * 5 / 4;
+  };
   int best = 0;
   for (const int columns : widths) {
     if (allowed(columns) && (best == 0 || cost(columns) < cost(best))) best = columns;
@@ -161,7 +164,7 @@ std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& trai
   plan.row_tiles = count_row_tiles(s, plan.rows);
   plan.units = plan.row_tiles * s.N;
   plan.grid = std::min<int64_t>(plan.units, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
-  plan.parts = plan.row_tiles == 1 ? 1 : static_cast<int>(count_parts(s, plan.part_rows));
+  plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
   return plan;
 }
 
@@ -180,14 +183,14 @@ std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& 
   plan.scaled = traits.scaled;
   plan.copied = copied;
   const auto masked = [&](int width) { return !copied && (traits.masked || traits.packed || s.Ld < width); };
-  plan.columns = fit_columns(s, compute, [&](int width) {
+  plan.columns = fit_columns(s, compute, plan.rows, device, [&](int width) {
     return width <= widest_tile(masked(width), plan.scaled) && (columns == 0 || width == columns);
   });
   if (plan.columns == 0) return std::nullopt;
   plan.masked = masked(plan.columns);
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
-  plan.trimmed = traits.masked && !copied && products(s) >= kWorthTrimming;
+  plan.trimmed = traits.masked && !copied && operations(s) >= kWorthTrimming;
   const int64_t q = plan.chunks * plan.rows * kChunkBytes;
   const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
                         (plan.scaled ? 4 * plan.columns : 0);
@@ -214,8 +217,9 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = exact ? 128 : 256;
   plan.part_rows = exact ? 16 : 32;
-  plan.columns = fit_columns(
-      s, compute, [&](int width) { return width <= kWidestSplitTile && (columns == 0 || width == columns); });
+  plan.columns = fit_columns(s, compute, plan.rows, device, [&](int width) {
+    return width <= kWidestSplitTile && (columns == 0 || width == columns);
+  });
   if (plan.columns == 0) return std::nullopt;
   plan.masked = traits.masked || s.Ld < plan.columns;
   plan.scaled = traits.scaled;
@@ -260,26 +264,33 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   plan.parts = 1;  // no query is cut
   const int64_t documents_a_block =
       std::max<int64_t>(1, ceil_div(plan.units, std::max<int64_t>(plan.grid, 1)));
-  // All warpgroups on a block's only document, if a tile is one stage: then all shares of the ring fill. Else
-  // each goes its own way, for the end of a document costs every warpgroup that took part in it.
-  const bool together = documents_a_block == 1 && plan.chunks == shape.chunks && s.Ld > shape.tokens;
-  plan.members = members != 0 ? members : together ? shape.warpgroups : 1;
-  // As many teams as find work and leave enough stages to each warpgroup; wide tiles need the warpgroups
-  // more. Where every query has its own documents each team holds a Q.
-  const int64_t least_share = plan.columns > 64 ? 2 : 3;
+  const int64_t tiles = ceil_div(s.Ld, shape.tokens);
   const int64_t stage = shape.chunks * shape.tokens * kChunkBytes;
   const int64_t q = plan.chunks * plan.columns * kChunkBytes;
   const int64_t exchange = shape.warpgroups * 2 * 4 * plan.columns * 8;
+  // Where every query has its own documents each team holds a Q.
+  const auto fixed = [&](int teams) {
+    return (plan.row_tiles > 1 ? teams : 1) * q + exchange + kWgmmaReserve;
+  };
+  const auto share = [&](int teams, int of) {  // stages of a warpgroup
+    return std::max<int64_t>(device.smem_per_block - fixed(teams), 0) / stage / (teams * of);
+  };
+  // Each document costs its end every warpgroup that took part in it: so each goes its own way, but where
+  // that leaves some without work.
+  const bool uneven = documents_a_block == shape.warpgroups + 1 && tiles > 4;
+  const bool pairs = documents_a_block == 2 && shape.warpgroups == 4 && tiles > 1;
+  plan.members = members != 0 ? members : uneven ? shape.warpgroups : pairs ? 2 : 1;
+  // As many teams as find work and leave enough stages to each warpgroup; wide tiles need the warpgroups
+  // more.
+  const int64_t least_share = plan.columns > 64 ? 2 : 3;
   plan.teams = static_cast<int>(std::min<int64_t>(shape.warpgroups / plan.members, documents_a_block));
-  for (;; --plan.teams) {
-    const int64_t fixed = (plan.row_tiles > 1 ? plan.teams : 1) * q + exchange + kWgmmaReserve;
-    const int64_t warpgroups = plan.teams * plan.members;
-    const int64_t share = std::max<int64_t>(device.smem_per_block - fixed, 0) / stage / warpgroups;
-    if (share < least_share && plan.teams > 1) continue;
-    plan.stages = static_cast<int>(share * warpgroups);
-    plan.smem_bytes = static_cast<int>(fixed + plan.stages * stage);
-    break;
+  while (plan.teams > 1 && share(plan.teams, plan.members) < least_share) --plan.teams;
+  if (members == 0 && plan.teams == 1) {
+    const bool in_one_stage = plan.chunks == shape.chunks;
+    plan.members = tiles > 4 && in_one_stage ? 3 : tiles > 1 && share(1, 2) >= 3 ? 2 : 1;
   }
+  plan.stages = static_cast<int>(share(plan.teams, plan.members) * plan.teams * plan.members);
+  plan.smem_bytes = static_cast<int>(fixed(plan.teams) + plan.stages * stage);
   if (plan.stages < kFewestStages) return std::nullopt;
   if (traits.packed) deal(s, plan, device);
   return plan;

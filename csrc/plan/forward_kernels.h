@@ -13,7 +13,9 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Query rows that meet each document token together.
 inline int64_t rows_together(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
 
-inline double products(const Sizes& s) { return 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d; }
+inline double similarities(const Sizes& s) { return 1.0 * s.Nq * s.Lq * s.N * s.Ld; }
+
+inline double operations(const Sizes& s) { return 2.0 * s.d * similarities(s); }
 
 // Columns of 0 are for the kernel to choose, here and below.
 std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& traits, const Device& device,
