@@ -18,6 +18,7 @@
 #include "common/tensors.h"
 #include "plan/alternatives.h"
 #include "plan/copies.h"
+#include "plan/halves.h"
 #include "plan/plan.h"
 
 STABLE_TORCH_LIBRARY(late_interaction, m) {
@@ -216,13 +217,12 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
                                .masked = masked,
                                .scaled = (normalize && !unit_copies) || is_quantized(type),
                                .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
-    if (step == "forward") {
-      return explain(how.copies, normalize) + explain(sizes, plan_forward(sizes, traits, device));
-    }
+    const std::vector<ForwardPlan> plans = how.copies == Copies::halves
+                                               ? std::vector{*plan_halves(sizes, masked, device)}
+                                               : forward_alternatives(sizes, traits, device);
+    if (step == "forward") return explain(how.copies, normalize) + explain(sizes, plans[0]);
     std::string names;
-    for (const ForwardPlan& plan : forward_alternatives(sizes, traits, device)) {
-      names += short_name(plan) + "\n";
-    }
+    for (const ForwardPlan& plan : plans) names += short_name(plan) + "\n";
     return names;
   }
   STD_TORCH_CHECK(step == "backward",

@@ -119,6 +119,23 @@ def run_copied(name, d, normalize):
         raise SystemExit(f"{name}: a score is not finite")
 
 
+# Of float32 as two fp16 numbers, with work enough for that: (Nq, Nd, Lq, Ld, d).
+HALVES = {
+    "halves, Q resident": (70, 30, 33, 130, 128),
+    "halves, odd rows": (70, 50, 33, 90, 99),
+    "halves, two blocks share Q": (40, 19, 33, 170, 300),
+}
+
+
+def run_halves(name, Nq, Nd, Lq, Ld, d):
+    Q, D = torch.randn(Nq, Lq, d, device="cuda"), torch.randn(Nd, Ld, d, device="cuda")
+    d_mask = torch.rand(Nd, Ld, device="cuda") > 0.3
+    for mask, normalize in ((None, False), (d_mask, True)):
+        scores, _ = ops.maxsim_winners(Q, D, None, mask, normalize, "highest")
+        if not bool((ops.maxsim(Q, D, None, mask, normalize, "highest") - scores).isfinite().all()):
+            raise SystemExit(f"{name}: a score is not finite")
+
+
 # (Nq, Lq, Nd, Ld, d, nbits, dtype, precision) of residual-compressed documents.
 COMPRESSED_CALLS = {
     "compressed, 2 bits": (1, 32, 9, 70, 128, 2, BF16, "highest"),
@@ -267,6 +284,7 @@ if __name__ == "__main__":
         *((run_pairs, name, arguments) for name, arguments in PAIR_LISTS.items()),
         (run_copied, "query rows on the M side, copied", (128, False)),
         (run_copied, "query rows on the M side, copied and scaled", (128, True)),
+        *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),

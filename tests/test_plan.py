@@ -67,7 +67,7 @@ def test_every_call_is_explained_on_every_gpu(case):
         ((1, 32, 128), (1000, 300, 128), {}, "wgmma_documents", "32 query rows meet each document"),
         ((256, 32, 128), (256, 300, 128), {}, "wgmma_rows", "8192 query rows meet each document"),
         ((64, 32, 768), (64, 300, 768), {}, "wgmma_split", "embeddings of 12 x 128 bytes"),
-        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32}, "wgmma_exact", "2 x 152 tokens"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32}, "wgmma_halves", "2 x 152 tokens"),
         ((256, 32, 128), (256, 300, 128), {"sm": 80}, "mma", "device"),
         ((256, 32, 7), (256, 300, 7), {}, "mma", "16 bytes"),
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.float64}, "fp64", "float64"),
@@ -108,7 +108,8 @@ def test_precision_decides_what_is_multiplied():
             "forward"
         ]
 
-    assert "3xtf32" in kernel(precision="highest")["kernel"]
+    assert "wgmma_halves, products in 3xfp16" in kernel(precision="highest")["kernel"]
+    assert "two fp16 numbers" in kernel(precision="highest")["copies"]
     assert "in fp16" in kernel(precision="high")["kernel"]
     assert "scaled" in kernel(precision="high")["copies"]
     assert "normalized" in kernel(precision="high", normalize=True)["copies"]
@@ -131,6 +132,14 @@ def test_few_rows_multiply_as_they_are(shapes, precision):
         assert "in bf16" in forward["kernel"]
     else:
         assert "in tf32" in forward["kernel"] and "copies" not in forward
+
+
+def test_few_rows_multiply_in_three_tf32_products():
+    shapes = (4, 32, 128), (64, 300, 128)
+    text = li.explain_plan(*shapes, dtype=torch.float32, precision="highest", sm=90, sm_count=132)
+    assert "wgmma_exact, products in 3xtf32" in text and "copies  " not in text
+    text = li.explain_plan(*shapes, dtype=torch.float32, precision="highest", sm=80, sm_count=108)
+    assert "maxsim_forward_mma, products in 3xtf32" in text
 
 
 def test_deterministic_algorithms_decide_for_lowmem_and_say_so():

@@ -12,8 +12,8 @@ from tests import ref
 OPS = torch.ops.late_interaction
 
 
-def problem(device, d=128, dtype=torch.float32, queries=9):
-    Q, D = torch.randn(queries, 33, d, device=device), torch.randn(7, 130, d, device=device)
+def problem(device, d=128, dtype=torch.float32, queries=9, documents=7):
+    Q, D = torch.randn(queries, 33, d, device=device), torch.randn(documents, 130, d, device=device)
     return tuple(torch.nn.functional.normalize(x, dim=-1).to(dtype) for x in (Q, D))
 
 
@@ -52,58 +52,106 @@ def test_each_level_is_worth_its_name():
     assert highest <= 2 * ref.relative_error(einsum, exact)
 
 
-# ---- "high" by fp16 copies ----
+# ---- by fp16 copies: one number an element at "high", two at "highest" ----
 
 
-def high(Q, D, d_mask=None, normalize=False):
-    return li.maxsim_with_winners(Q, D, None, d_mask, normalize=normalize, precision="high")
+LIMITS = {"high": 1e-3, "highest": 3e-6}
+by_copies = pytest.mark.parametrize("precision", LIMITS)
+
+
+def enough():
+    """Work enough that a GPU makes copies for it."""
+    return problem("cuda", queries=70, documents=30)
+
+
+def score(precision, Q, D, d_mask=None, normalize=False):
+    return li.maxsim_with_winners(Q, D, None, d_mask, normalize=normalize, precision=precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [8, 9, 63, 64, 65, 100, 128, 129, 200, 640, 768, 1030])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_two_numbers_are_as_exact_as_float32(d, normalize):
+    Q, D = problem("cuda", d, queries=70, documents=5000 // d)
+    unit = {"normalize": normalize}
+    plan = li.explain_plan(Q, D, precision="highest", winners=False)
+    assert "wgmma_halves" in plan
+    scores, winners = ref.maxsim(Q, D, **unit)
+    out, found = score("highest", Q, D, **unit)
+    ref.assert_close(out, scores, 3e-6)
+    ref.assert_winners_close(found, winners, Q, D, 3e-6, **unit)
+    assert torch.equal(li.maxsim(Q, D, precision="highest", **unit), out)
+    if not normalize:
+        einsum = torch.einsum("isd,jtd->ijst", Q, D).amax(-1).sum(-1)
+        assert ref.relative_error(out, scores) <= 2 * ref.relative_error(einsum, scores)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("Ld", [1, 7, 79, 80, 81, 151, 152, 153, 305, 1031])
+@pytest.mark.parametrize("d", [64, 130, 768])
+def test_two_numbers_at_the_edges_of_tiles(Ld, d):
+    Q, D = torch.randn(131, 20, d, device="cuda"), torch.randn(2 + 500_000 // (Ld * d), Ld, d, device="cuda")
+    d_mask = torch.rand(D.shape[:-1], device="cuda") < 0.7
+    d_mask[0] = False
+    assert "wgmma_halves" in li.explain_plan(Q, D, precision="highest", winners=False)
+    for mask in (None, d_mask):
+        scores, winners = ref.maxsim(Q, D, d_mask=mask)
+        out, found = score("highest", Q, D, mask)
+        ref.assert_close(out, scores, 3e-6)
+        ref.assert_winners_close(found, winners, Q, D, 3e-6)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("exponents", [(0, 0), (-18, 18), (18, -18), (-12, -12), (10, 10)])
-def test_copies_have_the_range_of_float32(exponents):
+@by_copies
+def test_copies_have_the_range_of_float32(exponents, precision):
     # Rows of Q over sixteen orders of magnitude, tokens of D over four, around these.
-    Q, D = problem("cuda", queries=70)
+    Q, D = enough()
     Q = Q * 10.0 ** (exponents[0] + torch.linspace(-8, 8, 33, device="cuda")).view(1, -1, 1)
     D = D * 10.0 ** (exponents[1] + torch.linspace(-2, 2, 130, device="cuda")).view(1, -1, 1)
     scores, winners = ref.maxsim(Q, D)
-    out, found = high(Q, D)
-    ref.assert_close(out, scores, 1e-3)
-    ref.assert_winners_close(found, winners, Q, D, 1e-3)
+    out, found = score(precision, Q, D)
+    ref.assert_close(out, scores, LIMITS[precision])
+    ref.assert_winners_close(found, winners, Q, D, LIMITS[precision])
     # Row by row: the large ones of a query hide nothing here.
     lone = Q.flatten(0, 1).unsqueeze(1)
-    out, exact = high(lone, D)[0].double(), ref.maxsim(lone, D)[0]
+    out, exact = score(precision, lone, D)[0].double(), ref.maxsim(lone, D)[0]
     errors = (out - exact).norm(dim=1) / exact.norm(dim=1)
-    assert errors.max() < 1e-3
+    assert errors.max() < LIMITS[precision]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
-def test_masked_tokens_have_no_say_in_a_scale(garbage, normalize):
-    Q, D = problem("cuda", queries=70)
-    d_mask = torch.rand(7, 130, device="cuda") < 0.7
+@by_copies
+def test_masked_tokens_have_no_say_in_a_scale(garbage, normalize, precision):
+    Q, D = enough()
+    d_mask = torch.rand(D.shape[:-1], device="cuda") < 0.7
     d_mask[3] = False
-    clean = high(Q, D, d_mask, normalize)
-    dirty = high(Q, D.masked_fill(~d_mask.unsqueeze(-1), garbage), d_mask, normalize)
+    clean = score(precision, Q, D, d_mask, normalize)
+    dirty = score(precision, Q, D.masked_fill(~d_mask.unsqueeze(-1), garbage), d_mask, normalize)
     assert all(map(torch.equal, clean, dirty))
 
 
 @pytest.mark.gpu
-def test_copies_of_what_is_zero_or_not_finite():
-    Q, D = problem("cuda", queries=70)
+@by_copies
+def test_copies_of_what_is_zero_or_not_finite(precision):
+    Q, D = enough()
     Q[0, 0], D[0], D[1, 2] = 0, 0, 0
     Q[1, 1, 0], D[2, 5, 3], D[4, 9, 1] = float("inf"), -float("inf"), float("nan")
     exact = ref.maxsim(Q, D)[0]
-    out = high(Q, D)[0]
-    ref.assert_close(out, exact, 1e-3)
-    assert torch.equal(high(Q, torch.zeros_like(D))[0].isnan(), ref.maxsim(Q, torch.zeros_like(D))[0].isnan())
+    out = score(precision, Q, D)[0]
+    ref.assert_close(out, exact, LIMITS[precision])
+    assert torch.equal(
+        score(precision, Q, torch.zeros_like(D))[0].isnan(), ref.maxsim(Q, torch.zeros_like(D))[0].isnan()
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
-def test_copies_of_inputs_that_lie_otherwise(form):
-    Q, D = problem("cuda", queries=70)
+@by_copies
+def test_copies_of_inputs_that_lie_otherwise(form, precision):
+    Q, D = enough()
     if form == "transposed":
         laid = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (Q, D)]
     elif form == "sliced":
@@ -111,19 +159,20 @@ def test_copies_of_inputs_that_lie_otherwise(form):
     elif form == "offset":
         laid = [torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in (Q, D)]
     else:
-        Q, D = Q[:1].expand(70, -1, -1), D[:1].expand(7, -1, -1)
+        Q, D = Q[:1].expand(70, -1, -1), D[:1].expand(30, -1, -1)
         laid = [Q, D]
         Q, D = Q.contiguous(), D.contiguous()
-    assert all(map(torch.equal, high(*laid), high(Q, D)))
+    assert all(map(torch.equal, score(precision, *laid), score(precision, Q, D)))
 
 
 @pytest.mark.gpu
-def test_copies_of_documents_of_each_query():
-    Q, D = torch.randn(2, 2100, 64, device="cuda"), torch.randn(2, 3, 90, 64, device="cuda")
+@by_copies
+def test_copies_of_documents_of_each_query(precision):
+    Q, D = torch.randn(2, 2100, 64, device="cuda"), torch.randn(2, 45, 90, 64, device="cuda")
     scores, winners = ref.maxsim(Q, D)
-    out, found = high(Q, D)
-    ref.assert_close(out, scores, 1e-3)
-    ref.assert_winners_close(found, winners, Q, D, 1e-3)
+    out, found = score(precision, Q, D)
+    ref.assert_close(out, scores, LIMITS[precision])
+    ref.assert_winners_close(found, winners, Q, D, LIMITS[precision])
 
 
 @pytest.mark.gpu

@@ -76,6 +76,16 @@ def test_work_on_a_side_stream_is_ordered_with_it():
 
 
 @pytest.mark.gpu
+def test_a_thread_that_asked_cuda_for_nothing_before():
+    # As autograd's own thread in the first backward of a process.
+    Q, D = (torch.randn(64, n, 128, device="cuda", dtype=torch.bfloat16) for n in (32, 300))
+    expected = li.maxsim(Q, D)
+    li.maxsim(Q, D)  # leaves the allocator a block for the next one
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(li.maxsim, Q, D).result(), expected)
+
+
+@pytest.mark.gpu
 def test_the_second_gpu():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

@@ -5,6 +5,9 @@
 // maximum is found, and one for each row of Q. An element of D keeps all its bits while it is at least 2^-29
 // of the largest, and errs by 2^-40 of that below.
 //
+// A second number takes what the first leaves of an element, 2^11 times as large: so it has a range of its
+// own, and the two have 22 bits of an element down to 2^-29 of the largest.
+//
 // Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it.
 #include "half_copies.h"
 
@@ -22,14 +25,22 @@ constexpr int kThreads = 256, kLanes = 8, kElements = 4;
 constexpr int kRowsOfBlock = kThreads / kLanes;
 constexpr int kTopExponent = 14;  // copies are below 2^15
 
-enum class Scale { own, shared, unit };
+// A power of two of the row, the same with a factor that makes it a unit row, one of all rows, or unit rows.
+enum class Scale { own, own_to_unit, shared, unit };
 
 struct Rows {
   RowsView in;
   MaskView mask;
-  int d;
-  __half* out;
+  int d, width;
+  __half *out, *low;  // low: null where an element is one number
   float* factors;
+};
+
+union FourHalves {
+  __half element[kElements];
+  uint2 words;
+
+  __device__ __forceinline__ FourHalves() {}
 };
 
 // Calls f(element, place) for every element of a row that falls to this lane.
@@ -88,11 +99,33 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) atomicMax(largest, of_block);
 }
 
-template <Scale kScale, bool kVectors>
+// What a first number leaves of x; of an infinity or NaN nothing.
+__device__ __forceinline__ __half rest(float x, __half first) {
+  const float left = (x - __half2float(first)) * kLowScale;
+  return __float2half_rn(fabsf(left) < INFINITY ? left : 0.0f);
+}
+
+// The sum of the squares of a row, in all of its lanes.
+template <bool kVectors>
+__device__ __forceinline__ float squares_of(const float* x, int64_t stride, int d) {
+  float squares = 0.0f;
+  each_element<kVectors>(x, stride, d, [&](float v, int) { squares = fmaf(v, v, squares); });
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    squares += __shfl_xor_sync(kFullWarp, squares, offset);
+  }
+  return squares;
+}
+
+template <Scale kScale, bool kVectors, bool kTwo>
 __global__ void __launch_bounds__(kThreads)
     half_copies(const __grid_constant__ Rows rows, const uint32_t* largest) {
-  const int shared = kScale == Scale::shared ? scale_exponent(*largest) : 0;
-  if (kScale == Scale::shared && blockIdx.x == 0 && threadIdx.x == 0) *rows.factors = power_of_two(-shared);
+  // Unit rows need no power of two for one number; of two the second then keeps its bits.
+  const int shared = kScale == Scale::shared         ? scale_exponent(*largest)
+                     : kScale == Scale::unit && kTwo ? kTopExponent
+                                                     : 0;
+  constexpr bool kSharedFactor = kScale == Scale::shared || (kScale == Scale::unit && kTwo);
+  if (kSharedFactor && blockIdx.x == 0 && threadIdx.x == 0) *rows.factors = power_of_two(-shared);
   // Whole warps stay together for the shuffles.
   const int64_t step = int64_t{gridDim.x} * kRowsOfBlock;
   for (int64_t first = blockIdx.x * int64_t{kRowsOfBlock}; first < rows.in.rows; first += step) {
@@ -102,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t stride = rows.in.view.dim_stride;
     const int d = exists ? rows.d : 0;
     float scale = power_of_two(shared);
-    if constexpr (kScale == Scale::own) {
+    if constexpr (kScale == Scale::own || kScale == Scale::own_to_unit) {
       uint32_t largest = 0;
       each_element<kVectors>(x, stride, d, [&](float v, int) { largest = max(largest, magnitude(v)); });
 #pragma unroll
@@ -111,27 +144,38 @@ __global__ void __launch_bounds__(kThreads)
       }
       const int exponent = scale_exponent(largest);
       scale = power_of_two(exponent);
-      if (exists && threadIdx.x % kLanes == 0) rows.factors[row] = power_of_two(-exponent);
+      const float to_unit =
+          kScale == Scale::own_to_unit ? inverse_norm(squares_of<kVectors>(x, stride, d)) : 1.0f;
+      if (exists && threadIdx.x % kLanes == 0) rows.factors[row] = to_unit * power_of_two(-exponent);
     } else if constexpr (kScale == Scale::unit) {
-      float squares = 0.0f;
-      each_element<kVectors>(x, stride, d, [&](float v, int) { squares = fmaf(v, v, squares); });
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-        squares += __shfl_xor_sync(kFullWarp, squares, offset);
-      }
-      scale = inverse_norm(squares);
+      scale = inverse_norm(squares_of<kVectors>(x, stride, d)) * power_of_two(shared);
     }
-    __half* out = rows.out + row * rows.d;
+    __half* out = rows.out + row * rows.width;
+    __half* low = kTwo ? rows.low + row * rows.width : nullptr;
     if constexpr (kVectors) {
       for (int k = threadIdx.x % kLanes * kElements; k < d; k += kLanes * kElements) {
         const float4 v = *reinterpret_cast<const float4*>(x + k);
-        const __half2 low = __floats2half2_rn(v.x * scale, v.y * scale);
-        const __half2 high = __floats2half2_rn(v.z * scale, v.w * scale);
-        *reinterpret_cast<uint2*>(out + k) = {reinterpret_cast<const uint32_t&>(low),
-                                              reinterpret_cast<const uint32_t&>(high)};
+        const float scaled[kElements] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
+        FourHalves first, second;
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+          first.element[i] = __float2half_rn(scaled[i]);
+          if constexpr (kTwo) second.element[i] = rest(scaled[i], first.element[i]);
+        }
+        *reinterpret_cast<uint2*>(out + k) = first.words;
+        if constexpr (kTwo) *reinterpret_cast<uint2*>(low + k) = second.words;
       }
     } else {
-      each_element<false>(x, stride, d, [&](float v, int k) { out[k] = __float2half_rn(v * scale); });
+      each_element<false>(x, stride, d, [&](float v, int k) {
+        const __half first = __float2half_rn(v * scale);
+        out[k] = first;
+        if constexpr (kTwo) low[k] = rest(v * scale, first);
+      });
+    }
+    if constexpr (kTwo) {
+      for (int k = rows.d + threadIdx.x % kLanes; exists && k < rows.width; k += kLanes) {
+        out[k] = low[k] = __float2half_rn(0.0f);
+      }
     }
   }
 }
@@ -146,30 +190,39 @@ unsigned blocks_for(int64_t rows) {
   return static_cast<unsigned>(std::min<int64_t>((rows + kRowsOfBlock - 1) / kRowsOfBlock, 4096));
 }
 
-template <bool kVectors>
+template <bool kVectors, bool kTwo>
 cudaError_t launch(const Rows& q, const Rows& d, uint32_t* largest, bool normalize, cudaStream_t stream) {
   const unsigned q_blocks = blocks_for(q.in.rows), d_blocks = blocks_for(d.in.rows);
   if (normalize) {
-    half_copies<Scale::unit, kVectors><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
-    half_copies<Scale::unit, kVectors><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
+    constexpr Scale kRows = kTwo ? Scale::own_to_unit : Scale::unit;
+    half_copies<kRows, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
+    half_copies<Scale::unit, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
     return cudaGetLastError();
   }
   const cudaError_t error = cudaMemsetAsync(largest, 0, sizeof *largest, stream);
   if (error != cudaSuccess) return error;
   largest_magnitude<kVectors><<<d_blocks, kThreads, 0, stream>>>(d, largest);
-  half_copies<Scale::own, kVectors><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
-  half_copies<Scale::shared, kVectors><<<d_blocks, kThreads, 0, stream>>>(d, largest);
+  half_copies<Scale::own, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
+  half_copies<Scale::shared, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, largest);
   return cudaGetLastError();
+}
+
+Rows rows_of(const RowsView& in, const MaskView& mask, const HalfCopies& c, int64_t d, void* out,
+             float* factors) {
+  __half* first = static_cast<__half*>(out);
+  __half* second = c.pieces == 2 ? first + in.rows * c.width : nullptr;
+  return {in, mask, static_cast<int>(d), static_cast<int>(c.width), first, second, factors};
 }
 
 }  // namespace
 
 cudaError_t launch_half_copies(const HalfCopies& c, const Sizes& s, bool normalize, cudaStream_t stream) {
-  const int d_dims = static_cast<int>(s.d);
-  const Rows q{{c.Q, s.Nq, s.Lq, s.Nq * s.Lq}, {}, d_dims, static_cast<__half*>(c.half_Q), c.q_factors};
-  const Rows d{
-      {c.D, s.N, s.Ld, s.documents() * s.Ld}, c.d_mask, d_dims, static_cast<__half*>(c.half_D), c.d_factor};
-  const auto run = in_vectors(c.Q, s.d) && in_vectors(c.D, s.d) ? launch<true> : launch<false>;
+  const Rows q = rows_of({c.Q, s.Nq, s.Lq, s.Nq * s.Lq}, {}, c, s.d, c.half_Q, c.q_factors);
+  const Rows d = rows_of({c.D, s.N, s.Ld, s.documents() * s.Ld}, c.d_mask, c, s.d, c.half_D, c.d_factor);
+  const bool vectors = in_vectors(c.Q, s.d) && in_vectors(c.D, s.d);
+  const auto run = c.pieces == 2 ? vectors ? launch<true, true> : launch<false, true>
+                   : vectors     ? launch<true, false>
+                                 : launch<false, false>;
   return run(q, d, c.largest, normalize, stream);
 }
 

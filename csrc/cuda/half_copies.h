@@ -1,4 +1,5 @@
-// fp16 copies of fp32 tokens that lose no more than TF32 does.
+// fp16 copies of fp32 tokens: one number an element, which loses no more than TF32 does, or two, which
+// together have 22 significant bits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,16 +8,23 @@
 
 namespace late_interaction {
 
+// What a second number of an element is multiplied by beside the first.
+inline constexpr float kLowScale = 2048.0f;
+
 struct HalfCopies {
-  TokenView Q, D;         // fp32
-  MaskView d_mask;        // tokens that do not count have no say in the scale of D
-  void *half_Q, *half_D;  // fp16, contiguous
-  float* q_factors;       // [Nq * Lq]: what a row of half_Q is to be multiplied by; unused with normalize
-  float* d_factor;        // and all of half_D
-  uint32_t* largest;      // room for the scale of D
+  TokenView Q, D;   // fp32
+  MaskView d_mask;  // tokens that do not count have no say in the scale of D
+  // fp16, [pieces, rows, width]; what lies behind the d elements of a row is zero.
+  void *half_Q, *half_D;
+  int pieces = 1;
+  int64_t width = 0;
+  float*
+      q_factors;    // [Nq * Lq]: what a row of half_Q is to be multiplied by; one piece and normalize: unused
+  float* d_factor;  // and all of half_D; likewise
+  uint32_t* largest;  // room for the scale of D
 };
 
-// normalize: copies of unit rows.
+// normalize: copies of unit rows, or (two pieces, Q) factors that make them such.
 cudaError_t launch_half_copies(const HalfCopies& copies, const Sizes& sizes, bool normalize,
                                cudaStream_t stream);
 

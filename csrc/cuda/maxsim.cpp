@@ -9,6 +9,7 @@
 #include "forced_plan.h"
 #include "forward.h"
 #include "half_copies.h"
+#include "halves.h"
 #include "stream.h"
 
 namespace late_interaction {
@@ -86,10 +87,10 @@ ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device)
 }
 
 // Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
-// the dtype that they multiply in.
+// the dtype that they multiply in, or are multiplied by the halves that were made of them.
 void forward_into(const Inputs& in, bool normalize, const Factors& factors, Precision precision,
                   const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
-                  const PairPick* pick = nullptr) {
+                  const PairPick* pick = nullptr, const HalfTokens* halves = nullptr) {
   const Sizes& s = in.sizes;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);
@@ -100,7 +101,8 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
     return;
   }
   const ForwardTraits traits = traits_of(in, precision, normalize || factors.d.data != nullptr);
-  const ForwardPlan plan = plan_call(in, traits, device);
+  const ForwardPlan plan = halves != nullptr ? *plan_halves(s, traits.masked, device_properties(device))
+                                             : plan_call(in, traits, device);
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
   args.layout = s.layout;
@@ -129,7 +131,9 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
   OptionalTensor q_inverse, d_inverse;
-  if (normalize && plan.tile != Tile::none && plan.tile != Tile::wgmma_documents) {  // which do it themselves
+  // Some kernels do it themselves, and halves are copies of unit rows.
+  const bool asks_for_norms = plan.tile != Tile::none && plan.tile != Tile::wgmma_documents;
+  if (normalize && asks_for_norms && halves == nullptr) {
     BackwardArgs rows{};
     rows.layout = s.layout;
     rows.N = s.N;
@@ -178,9 +182,14 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
     from.part_rows = part_rows;
     check(launch_pick_pairs(from, stream), "picked pairs");
   };
+  const auto launch = [&] {
+    check(halves == nullptr ? launch_forward(args, plan, stream)
+                            : launch_wgmma_halves(args, make_half_maps(args, *halves, plan), plan, stream),
+          "forward");
+  };
   if (!in_parts) {
     args.scores = scores.data_ptr();
-    check(launch_forward(args, plan, stream), "forward");
+    launch();
     if (pick != nullptr) pick_from(scores, 0);
     return;
   }
@@ -188,7 +197,7 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
     const int64_t warps = (s.Lq + plan.part_rows - 1) / plan.part_rows;
     const Tensor parts = new_tensor(scores, {warps + in.packed->queries, s.N}, ScalarType::Float);
     args.scores = parts.data_ptr();
-    check(launch_forward(args, plan, stream), "forward");
+    launch();
     if (pick != nullptr) return pick_from(parts, plan.part_rows);
     float* sums = static_cast<float*>(scores.data_ptr());
     check(launch_sum_packed_parts(args, plan.part_rows, sums, stream), "sum of parts");
@@ -196,7 +205,7 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   }
   const Tensor parts = new_tensor(scores, {s.Nq, plan.parts, s.N}, ScalarType::Float);
   args.scores = parts.data_ptr();
-  check(launch_forward(args, plan, stream), "forward");
+  launch();
   check(launch_sum_parts(args, plan, static_cast<float*>(scores.data_ptr()), stream), "sum of parts");
 }
 
@@ -215,7 +224,7 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
     forward_into(in, normalize, {}, how.precision, Q, scores, winners);
     return;
   }
-  if (how.copies != Copies::scaled_fp16) {
+  if (how.copies == Copies::bf16 || how.copies == Copies::fp16) {
     const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
     const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
     const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask);
@@ -223,8 +232,16 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
     return;
   }
   const Sizes& s = in.sizes;
-  const Tensor half_Q = new_tensor(Q, {s.Nq, s.Lq, s.d}, ScalarType::Half);
-  const Tensor half_D = new_tensor(D, shape_of_documents(s), ScalarType::Half);
+  const bool two = how.copies == Copies::halves;
+  const int64_t width = two ? (s.d + 7) / 8 * 8 : s.d;  // the copy engine wants whole 16 bytes
+  std::vector<int64_t> shape_Q{s.Nq, s.Lq, width}, shape_D = shape_of_documents(s);
+  shape_D.back() = width;
+  if (two) {
+    shape_Q.insert(shape_Q.begin(), 2);
+    shape_D.insert(shape_D.begin(), 2);
+  }
+  const Tensor half_Q = new_tensor(Q, shape_Q, ScalarType::Half);
+  const Tensor half_D = new_tensor(D, shape_D, ScalarType::Half);
   const Tensor factors = new_tensor(Q, {s.Nq * s.Lq + 2}, ScalarType::Float);
   float* of_rows = static_cast<float*>(factors.data_ptr());
   float* of_documents = of_rows + s.Nq * s.Lq;
@@ -233,11 +250,18 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
                           .d_mask = in.d_mask,
                           .half_Q = half_Q.data_ptr(),
                           .half_D = half_D.data_ptr(),
+                          .pieces = two ? 2 : 1,
+                          .width = width,
                           .q_factors = of_rows,
                           .d_factor = of_documents,
                           .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
   check(launch_half_copies(copies, s, normalize, current_stream(Q.get_device_index())), "fp16 copies");
   const Factors scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
+  if (two) {
+    const HalfTokens halves{half_Q.data_ptr(), half_D.data_ptr(), width};
+    forward_into(in, normalize, scales, how.precision, Q, scores, winners, nullptr, &halves);
+    return;
+  }
   const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
   forward_into(halves, false, normalize ? Factors{} : scales, how.precision, Q, scores, winners);
 }

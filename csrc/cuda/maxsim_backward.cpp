@@ -172,12 +172,16 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   const ScalarType sum_type = score_type(in.dtype);
   const bool summed_in_place = sum_type == Q.scalar_type();
   // Half-precision copies, and copies of the tokens that a mask keeps.
-  const Multiplied how = multiplied(in, precision, Q.get_device_index());
-  const bool halved = how.copies != Copies::none;
-  const int64_t copy = s.Ld * (2 * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
+  Multiplied how = multiplied(in, precision, Q.get_device_index());
+  // All queries' copies lie beside a part of the documents': half of the room is for them.
+  constexpr int64_t kMostOfQueries = 6 << 20;
+  if (how.copies == Copies::halves && 4 * s.Nq * s.Lq * s.d > kMostOfQueries) how.copies = Copies::none;
+  const bool copied = how.copies != Copies::none;
+  const int64_t element = how.copies == Copies::halves ? 4 : 2;
+  const int64_t copy = s.Ld * (element * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
   const RecomputeBytes bytes{.sum = summed_in_place ? 0 : 4,
-                             .query = halved ? s.Lq * (2 * s.d + 4) : 0,
-                             .forward = norms + (int64_t{halved} + d_mask.has_value()) * copy,
+                             .query = copied ? s.Lq * (element * s.d + 4) : 0,
+                             .forward = norms + (int64_t{copied} + d_mask.has_value()) * copy,
                              .backward = norms};
   const RecomputePlan plan = method == Backward::unified
                                  ? RecomputePlan{Parts::none, s.Nq, s.N}

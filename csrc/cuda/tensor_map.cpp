@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include "halves.h"
+
 namespace late_interaction {
 
 namespace {
@@ -57,9 +59,19 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
                              static_cast<cuuint32_t>(box_tokens), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode_tiled(&map, type_of(compute), 4, const_cast<void*>(data), sizes, strides,
-                                       box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto attempt = [&] {
+    return encode_tiled(&map, type_of(compute), 4, const_cast<void*>(data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = attempt();
+  // The first call of a thread: the driver does not know its device before the runtime has been asked.
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaSetDevice(device);
+    result = attempt();
+  }
   STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [",
                   outer.size, ", ", items.size, ", ", tokens.size, ", ", d, "], error ",
                   static_cast<int>(result));
@@ -110,6 +122,18 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   if (p.packed && documents) {
     maps.D_tail = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, one, one, kTailTokens);
   }
+  return maps;
+}
+
+TensorMaps make_half_maps(const ForwardArgs& p, const HalfTokens& x, const ForwardPlan& plan) {
+  constexpr int kRowsOfBox = 64;
+  const int64_t rows = int64_t{p.Nq} * p.Lq, documents = documents_of(p), w = x.width;
+  const bool in_batch = p.layout == Layout::in_batch;
+  const Axis tokens{in_batch ? rows : p.Lq, w}, queries{in_batch ? 1 : p.Nq, p.Lq * w};
+  TensorMaps maps{};
+  maps.Q = encode(x.Q, Compute::fp16, w, tokens, queries, {2, rows * w}, kRowsOfBox);
+  maps.D = encode(x.D, Compute::fp16, w, {p.Ld, w}, {documents, p.Ld * w}, {2, documents * p.Ld * w},
+                  plan.columns);
   return maps;
 }
 

@@ -1,6 +1,7 @@
 #include <sstream>
 
 #include "direct.h"
+#include "halves.h"
 #include "plan.h"
 
 namespace late_interaction {
@@ -121,15 +122,16 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   const bool documents = plan.tile == Tile::wgmma_documents;
   const bool split = plan.tile == Tile::wgmma_split, exact = plan.compute == Compute::tf32x3;
   const bool wgmma = documents || split || plan.tile == Tile::wgmma_rows;
-  const bool direct = is_direct(plan);
+  const bool direct = is_direct(plan), halves = is_halves(plan);
   const int tokens = documents ? plan.tokens : plan.columns;
   out << "kernel     maxsim_forward_"
       << (documents ? "wgmma_documents"
+          : halves  ? "wgmma_halves"
           : split   ? exact ? "wgmma_exact" : "wgmma_split"
           : wgmma   ? "wgmma_rows"
           : direct  ? "direct"
                     : "mma")
-      << ", products in " << name_of(plan.compute) << "\n"
+      << ", products in " << (halves ? "3x" : "") << name_of(plan.compute) << "\n"
       << "tile       " << name_of(plan.tile) << ": " << plan.rows << " query rows x " << tokens
       << " document tokens\n"
       << "rows       "
@@ -138,7 +140,8 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   if (direct) {
     out << "none: tokens go from memory to registers\n";
   } else {
-    out << plan.stages << " stages, " << plan.chunks << " of 128 bytes a token to an embedding\n";
+    out << plan.stages << " stages, " << plan.chunks << " of " << (halves ? 2 * 128 : 128)
+        << " bytes a token to an embedding\n";
   }
   if (documents) {
     out << "teams      " << plan.teams << " of " << plan.members

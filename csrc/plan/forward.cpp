@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "forward_kernels.h"
+#include "halves.h"
 
 namespace late_interaction {
 
@@ -12,15 +13,15 @@ int64_t direct_units(const Sizes& s) {
   return ceil_div(rows_together(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
 }
 
-// More of them than one for each warp that is resident.
+// About one for each warp that is resident, or more.
 bool fills_the_device(int64_t direct_units, const Device& device) {
-  return direct_units > 8 * device.sm_count;
+  return direct_units > 6 * device.sm_count;
 }
 
 // Documents so short that a ring and barriers take longer than their products. wgmma_documents needs 0.4 to
 // 0.6 us of a multiprocessor for any document of up to 64 tokens, wgmma_rows 1.2 us for any of up to 80
-// against 256 rows. Direct, a unit takes 0.1 us of a multiprocessor for each 8 tokens, and a launch 3 us less
-// than wgmma_rows; but a query of over 32 rows is summed by a second kernel.
+// against 256 rows; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens. But a query of more rows is
+// then summed by a second kernel.
 bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
   const int64_t rows = rows_together(s);
@@ -41,13 +42,13 @@ int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& de
   return s.Ld <= 8 || (many && s.Ld <= (traits.copy_engine ? 20 : 48)) ? 8 : 32;
 }
 
-// A short document a multiprocessor takes wgmma_rows 0.5 us less against over 64 rows, though half its tile
-// is empty.
+// Up to 128 rows fit wgmma_documents. But where a multiprocessor has one document, and a short one, over 64
+// take wgmma_rows 0.5 us less, though half its tile is empty; if no kernel has to find norms for it.
 bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr int64_t kShort = 104;
   if (rows_together(s) > 128) return true;
   return rows_together(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
-         !is_quantized(traits.dtype);
+         !traits.scaled && !is_quantized(traits.dtype);
 }
 
 // Whether a kernel before copies the tokens that count of documents with a mask, and of packed ones, which
@@ -133,6 +134,11 @@ int64_t element_bytes(Compute compute) {
       break;
   }
   return 8;
+}
+
+std::optional<ForwardPlan> plan_halves(const Sizes& s, bool masked, const Device& device) {
+  const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked};
+  return plan_wgmma_split(s, traits, device, worth_pairing(s), 0, true);
 }
 
 ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Device& device) {

@@ -204,10 +204,11 @@ std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& 
 
 // Query rows on the M side, and their embeddings in chunks. Q stays in shared memory where that leaves a ring
 // deep enough; else it streams, and two blocks that take neighbouring documents bring each other half of it.
-// tf32x3: half the rows, since sums take registers too, and room for the low parts of all that is in the
-// ring; three products for each chunk leave it the time to stream Q in every block.
+// Full accuracy takes half the rows, since sums take registers too, and two parts of an element.
+// tf32x3: the low parts are made in the ring, and three products for each chunk leave it the time to stream Q
+// in every block. halves: both parts are copied, of Q as well.
 std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                            bool paired, int columns) {
+                                            bool paired, int columns, bool halves) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if (!serves_wgmma(s, traits, device) || traits.packed || compute == Compute::fp64) return std::nullopt;
   const bool exact = compute == Compute::tf32x3;
@@ -215,8 +216,8 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
   plan.compute = compute;
   plan.tile = Tile::wgmma_split;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  plan.rows = exact ? 128 : 256;
-  plan.part_rows = exact ? 16 : 32;
+  plan.rows = exact || halves ? 128 : 256;
+  plan.part_rows = exact || halves ? 16 : 32;
   plan.columns = fit_columns(s, compute, plan.rows, device, [&](int width) {
     return width <= kWidestSplitTile && (columns == 0 || width == columns);
   });
@@ -226,10 +227,11 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
   constexpr int64_t kUnitsAndBarriers = 512;
   const int64_t weights = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
   const int64_t beside = weights + kUnitsAndBarriers, room = device.smem_per_block - beside;
-  const int64_t q = plan.chunks * plan.rows * kChunkBytes, d_stage = plan.columns * kChunkBytes;
-  plan.stream_q = exact || (room - q) / d_stage < 4;
+  const int64_t chunk = (exact || halves ? 2 : 1) * kChunkBytes;  // of a token
+  const int64_t q = plan.chunks * plan.rows * chunk, d_stage = plan.columns * chunk;
+  plan.stream_q = exact || (room - q) / d_stage < (halves ? 3 : 4);
   const int64_t resident = plan.stream_q ? 0 : q;
-  const int64_t stage = (d_stage + (plan.stream_q ? plan.rows * kChunkBytes : 0)) * (exact ? 2 : 1);
+  const int64_t stage = d_stage + (plan.stream_q ? plan.rows * chunk : 0);
   plan.stages = static_cast<int>(std::min<int64_t>((room - resident) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(resident + plan.stages * stage + beside);
   share_out(s, plan, device);

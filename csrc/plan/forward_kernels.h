@@ -33,8 +33,8 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
 std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                            bool copied, int columns = 0);
 
-// paired: where query rows stream, two blocks bring each other half of them.
+// paired: where query rows stream, two blocks bring each other half of them. halves: for plan_halves.
 std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                            bool paired, int columns = 0);
+                                            bool paired, int columns = 0, bool halves = false);
 
 }  // namespace late_interaction

@@ -22,33 +22,26 @@
 #pragma once
 
 #include "forward_wgmma_split.cuh"
+#include "summing_consumer.cuh"
 
 namespace late_interaction {
 
 template <int kColumns_, bool kWinners_, bool kWeighed_, int kTogether_ = 2>
-struct WgmmaExactTile {
+struct WgmmaExactTile : RowsOf64<2> {
   using Type = ptx::WgmmaTf32;
   using Element = float;
   using Accumulator = float;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_, kPacked = false;
-  static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 2);
   // All warps share what the launch gave the block: 128 registers for each of 512 threads. Narrow tiles leave
   // their helpers some.
   static constexpr int kConsumerRegisters = kColumns <= 104 ? 200 : 216;
   static constexpr int kHelperRegisters = 256 - kConsumerRegisters;
-  static constexpr int kRows = 64 * kConsumers, kWarpRows = 16;
-  static constexpr int kHeld = 2, kOwned = 1;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
   static constexpr int kTogether = kTogether_;
   static constexpr uint32_t kQBytes = kRows * kChunkRowBytes, kDBytes = kColumns * kChunkRowBytes;  // a chunk
   static constexpr int kCopies = 2;
-
-  // The upper two lanes of a quad have the row eight below; the odd ones only repeat what the even ones have.
-  static __device__ __forceinline__ int slot(int warp, int lane, int) {
-    return lane % 2 == 0 ? warp * kWarpRows + lane % 4 * 4 + lane / 4 : kRows;
-  }
 };
 
 __device__ __forceinline__ float rounded(float x) {
@@ -106,16 +99,11 @@ __device__ void cut_stages(const ForwardArgs& p, const SplitShared<Tile>& at) {
 }
 
 template <class Tile>
-struct ExactConsumer {
-  static constexpr int kAccumulators = Tile::kColumns / 2;
-  static constexpr int kSteps = 4;         // of eight elements, in a chunk
-  static constexpr int kStartBarrier = 1;  // of warpgroup 1
-  const ForwardArgs& p;
-  const SplitShared<Tile>& at;
-  int me;      // which of the consumers
-  bool leads;  // the other one waits for this one's first products
-  RingPlace place, weight_place;
-  RowBest<Tile::kWinners> best[Tile::kHeld];
+struct ExactConsumer : SummingConsumer<Tile, ExactConsumer<Tile>> {
+  using Base = SummingConsumer<Tile, ExactConsumer<Tile>>;
+  using Base::at, Base::kAccumulators, Base::me, Base::p, Base::place;
+  static constexpr int kSteps = 4;  // of eight elements, in a chunk
+  using Base::Base;
 
   // Steps [first, first + kTogether) of the chunk in the ring.
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int first) {
@@ -137,7 +125,7 @@ struct ExactConsumer {
   }
 
   template <class Meanwhile>
-  __device__ __forceinline__ void take_chunk(float (&sum)[kAccumulators], Meanwhile meanwhile) {
+  __device__ __forceinline__ void take_chunk(float (&sum)[kAccumulators], int, Meanwhile meanwhile) {
     ptx::wait(at.full(place.stage), place.parity);
     ptx::wait(at.cut(place.stage), place.parity);
 #pragma unroll
@@ -146,10 +134,7 @@ struct ExactConsumer {
       multiply(c, first);
       if (first == 0) meanwhile();
       ptx::wait_products<0>();
-      if (leads) {
-        leads = false;
-        ptx::arrive_some(kStartBarrier, 256);
-      }
+      this->let_follow();
       if (first + Tile::kTogether == kSteps) {
         if (threadIdx.x % 32 == 0) ptx::arrive(at.empty(place.stage));
         place.advance(p.stages);
@@ -157,59 +142,6 @@ struct ExactConsumer {
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) sum[i] += c[i];
     }
-  }
-
-  // A document is finished under the products of the next one's first chunk.
-  __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
-    float sum[kAccumulators];
-#pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) sum[i] = 0.0f;
-    take_chunk(sum, [&] {
-      if (t == 0 && now != at.units.first()) finish(at.units(p, now - at.units.step()));
-    });
-    for (int chunk = 1; chunk < p.chunks; ++chunk) take_chunk(sum, [] {});
-    const float first_token = static_cast<float>(split_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
-    uint32_t weights;
-    const uint32_t kind = take_weights<Tile>(at, weight_place, p.zeros[0], weights);
-    fold_split<Tile>(sum, best, first_token, p.zeros, weights, kind);
-    return_weights<Tile>(at, weight_place);
-  }
-
-  // The quad's two rows: one to each pair of its lanes.
-  __device__ __forceinline__ Maximum reduce() {
-    float maximum[Tile::kHeld];
-    int32_t token[Tile::kHeld];
-#pragma unroll
-    for (int h = 0; h < Tile::kHeld; ++h) {
-      maximum[h] = best[h].value;
-      token[h] = best[h].token();
-      best[h].clear();
-    }
-    exchange_halves<Tile::kWinners>(maximum[0], token[0], maximum[1], token[1], threadIdx.x & 2, 2);
-    const float other = __shfl_xor_sync(kFullWarp, maximum[0], 1);
-    const int32_t other_token = Tile::kWinners ? __shfl_xor_sync(kFullWarp, token[0], 1) : 0;
-    keep_better<Tile::kWinners>(maximum[0], token[0], other, other_token);
-    return {maximum[0], token[0]};
-  }
-
-  __device__ __forceinline__ void finish(const SplitUnit& unit) {
-    const Maximum mine = reduce();
-    const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
-    OwnedRows<Tile> own;
-    own.take(p, tile, threadIdx.x / 32);
-    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, threadIdx.x / 32, unit.j,
-                                                                  &mine.value, &mine.token);
-  }
-
-  __device__ __forceinline__ void run() {
-    if (!leads) ptx::sync_some(kStartBarrier, 256);
-#pragma unroll
-    for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-    uint32_t now = at.units.first();
-    for (; now < at.units.end(); now += at.units.step()) {
-      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) take_tile(now, t);
-    }
-    finish(at.units(p, now - at.units.step()));
   }
 };
 
@@ -227,8 +159,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup < Tile::kConsumers) {
     ptx::take_registers<Tile::kConsumerRegisters>();
-    ExactConsumer<Tile> consumer{p, at, warpgroup, warpgroup == 0};
-    consumer.run();
+    ExactConsumer<Tile>(p, at, warpgroup).run();
   } else if (warpgroup == Tile::kConsumers) {
     ptx::give_registers<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;

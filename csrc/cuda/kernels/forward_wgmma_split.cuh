@@ -329,6 +329,18 @@ __device__ __forceinline__ void return_weights(const SplitShared<Tile>& at, Ring
   }
 }
 
+// The rows of a unit's tile, where they are resident.
+template <class Tile>
+__device__ __forceinline__ void await_rows(const ForwardArgs& p, const SplitShared<Tile>& at, uint32_t now) {
+  const uint32_t first = at.units.first();
+  const int32_t tile = at.units(p, now).tile;
+  if (now != first) {
+    if (tile == at.units(p, now - 1).tile) return;
+    if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
+  }
+  ptx::wait(at.q_full(), (tile - at.units(p, first).tile) & 1);
+}
+
 template <class Tile>
 struct SplitConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
@@ -413,24 +425,13 @@ struct SplitConsumer {
                                                                   maximum, token);
   }
 
-  // The rows of a unit's tile, where they are resident.
-  __device__ __forceinline__ void await_rows(uint32_t now) {
-    const uint32_t first = at.units.first();
-    const int32_t tile = at.units(p, now).tile;
-    if (now != first) {
-      if (tile == at.units(p, now - 1).tile) return;
-      if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
-    }
-    ptx::wait(at.q_full(), (tile - at.units(p, first).tile) & 1);
-  }
-
   __device__ __forceinline__ void run() {
     if (!leads) ptx::sync_some(kStartBarrier, 256);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     uint32_t now = at.units.first();
     for (; now < at.units.end(); now += at.units.step()) {
-      if (!p.stream_q) await_rows(now);
+      if (!p.stream_q) await_rows<Tile>(p, at, now);
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) take_tile(now, t);
     }
     finish(at.units(p, now - at.units.step()));

@@ -1,0 +1,16 @@
+#include "halves.h"
+#include "kernels/forward_wgmma_halves.cuh"
+#include "kernels/forward_wgmma_launch.cuh"
+
+namespace late_interaction {
+
+cudaError_t launch_wgmma_halves(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                cudaStream_t stream) {
+  const auto launch = [&]<int kColumns, bool kWinners, bool kWeighed>() {
+    using Tile = WgmmaHalvesTile<kColumns, kWinners, kWeighed>;
+    return launch_clusters(maxsim_forward_wgmma_halves<Tile>, Tile::kThreads, args, maps, plan, stream);
+  };
+  return choose_split<ptx::WgmmaFp16, float>(args, plan, launch);
+}
+
+}  // namespace late_interaction
