@@ -15,7 +15,7 @@ from . import heads, hidden, pairs, performance, plaid, retrieval, targets, varl
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
-from .results import DIRECTORY, ROOT, Row, best, groups, number, read, records, split
+from .results import DIRECTORY, ROOT, Row, best, groups, is_whole, number, read, records, split
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PLOT = "roofline.png"
@@ -274,7 +274,7 @@ def build(directory: Path = DIRECTORY) -> str:
             table = cpu_table(measured)
             note = "GFLOP/s; implementations take turns, so read each row as ratios."
             parts += [*_section("CPU,", note, table), _stamp(headers)] if table else []
-        else:
+        elif is_whole(rows):
             parts += _gpu_report(rows)
     if not parts:
         parts = ["No run is recorded yet: `make bench` on a GPU writes bench/results."]
@@ -298,7 +298,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if not args.check:
         for path in records(args.results):
-            if path.stem != "cpu" and (problem := roofline(read(path), args.results / PLOT)):
+            rows = read(path)
+            if path.stem != "cpu" and is_whole(rows) and (problem := roofline(rows, args.results / PLOT)):
                 print(f"{path.name}: {problem}")
         for path in sorted(args.results.glob("sweep-*.json")):
             if problem := sweep_plot(read(path), path.with_suffix(".png")):

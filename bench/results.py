@@ -197,6 +197,12 @@ def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
     return headers, [r for r in rows if r.get("kind") != "header"]
 
 
+def is_whole(rows: Iterable[Row]) -> bool:
+    """Whether a record has the forward suite. One that has not is of a GPU on which a few tables were taken
+    again; docs/performance.md alone shows those."""
+    return any(r.get("suite") == "forward" for r in rows)
+
+
 def best(rows: Iterable[Row], key: str = "gpu_us") -> Row | None:
     """The fastest row that was measured."""
     timed = [r for r in rows if r.get(key) is not None]

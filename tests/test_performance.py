@@ -134,6 +134,20 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     assert [p.name for p in results.records(tmp_path)] == ["some-gpu.json"]
 
 
+def test_a_table_taken_again_on_another_gpu_stands_alone(tmp_path: Path) -> None:
+    header = results.new_header(
+        torch.device("cpu"), timing.Ceilings(800.0, 400.0, 4.0, 3.0), gpu="Another GPU", driver="1"
+    )
+    record = results.Results(tmp_path / "another-gpu.json", header)
+    step = {"winners": "uniform", "floor_us": 503.0, "peak_mib": 1032.0}
+    record.add([row("training", "kd-256x16", 900.0, impl=LIK, backward="lowmem", **step)])
+    record.add([row("training", "kd-256x16", 700.0, backward="auto", **step)])
+    assert re.findall("^## (.*)$", build(tmp_path), re.MULTILINE) == [
+        "Sixteen negatives a query, on one Another GPU"
+    ]
+    assert "kd-256x16" not in report.build(tmp_path)
+
+
 def test_report_fills_both_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = f"{report.BEGIN}\n{report.END}\n"
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "performance.md"
