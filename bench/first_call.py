@@ -1,7 +1,8 @@
 """The first call in a fresh process: what a serving process or a test run waits for.
 
 Each implementation gets a process of its own, in which CUDA is initialised, PyTorch has differentiated once
-and the inputs exist before the clock starts. Triton's peers are run twice: with an empty kernel cache, and with the cache just made.
+and the inputs exist before the clock starts. Triton's peers are run twice: with an empty kernel cache, and
+with the cache just made.
 """
 
 from __future__ import annotations
