@@ -20,8 +20,8 @@ bool fills_the_device(int64_t direct_units, const Device& device) {
 
 // Documents so short that a ring and barriers take longer than their products. wgmma_documents needs 0.4 to
 // 0.6 us of a multiprocessor for any document of up to 64 tokens, wgmma_rows 1.2 us for any of up to 80
-// against 256 rows; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens. But a query of more rows is
-// then summed by a second kernel.
+// against 256 rows, and more with a mask; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens. But a
+// query of more rows is then summed by a second kernel.
 bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
   const int64_t rows = rows_together(s);
@@ -29,9 +29,10 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   if (!device.wgmma || !traits.copy_engine) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
-  if (rows <= 32) return s.Ld <= (many ? 80 : 64);
-  if (rows <= 128) return s.Ld <= 32 && many;
-  return s.Ld <= 16 || (s.Ld <= 32 && operations(s) <= kSome) || (s.Ld <= 64 && operations(s) <= kLittle);
+  if (rows <= 32) return s.Ld <= (many ? 80 : traits.masked ? 64 : 32);
+  if (rows <= 128) return traits.masked ? s.Ld <= 64 : s.Ld <= 32 && many;
+  return s.Ld <= 16 || (s.Ld <= (traits.masked ? 48 : 32) && operations(s) <= kSome) ||
+         (s.Ld <= 64 && operations(s) <= kLittle);
 }
 
 // Where warps have more than one unit each, what counts is how many of them are resident: three blocks of a
@@ -45,22 +46,24 @@ int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& de
 // Up to 128 rows fit wgmma_documents. But where a multiprocessor has one document, and a short one, over 64
 // take wgmma_rows 0.5 us less, though half its tile is empty; if no kernel has to find norms for it.
 bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& device) {
-  constexpr int64_t kShort = 104;
+  constexpr int64_t kShort = 512;
   if (rows_together(s) > 128) return true;
   return rows_together(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
          !traits.scaled && !is_quantized(traits.dtype);
 }
 
 // Whether a kernel before copies the tokens that count of documents with a mask, and of packed ones, which
-// may be shorter than a tile. A token costs the copy 2 * 256 bytes, and products without a mask save about a
-// quarter of what its products with the query rows take, which at 1000 of them is as long; beside that, no
-// time goes to masked tokens. And the copy is a kernel more.
+// may be shorter than a tile. A token costs the copy its bytes twice, and products without a mask save about
+// a quarter of what its products with the query rows take, which at four rows a byte is as long; beside
+// that, no time goes to masked tokens. And the copy is a kernel more.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
-  constexpr int64_t kEnoughRows = 1024, kWidestTile = 160, kMostRoom = int64_t{1} << 30;
-  constexpr double kEnough = 9e7;
+  constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostRoom = int64_t{1} << 30;
+  constexpr double kEnough = 8e7;
   const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
-  return (traits.masked || traits.packed) && rows_together(s) >= kEnoughRows && similarities(s) >= kEnough &&
-         s.documents() * slot * s.d * element_bytes(compute) <= kMostRoom;
+  const int64_t token = s.d * element_bytes(compute);
+  return (traits.packed || (traits.masked && s.Ld >= 80)) &&
+         rows_together(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
+         s.documents() * slot * token <= kMostRoom;
 }
 
 // With an odd number of documents one of two blocks idles at the end of each row tile.

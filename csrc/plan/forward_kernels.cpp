@@ -74,14 +74,14 @@ void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
   plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
 }
 
-// The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it;
-// and a block waits for its first tile and folds its last one with nothing beside that. The first of equals.
+// The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
+// `once`: and what a block waits for its first tile and folds its last one with nothing beside that, in
+// quarters of a column. The first of equals.
 template <class Allowed>
-int fit_columns(const Sizes& s, Compute compute, int64_t rows, const Device& device, Allowed allowed) {
+int fit_columns(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed) {
   const auto widths = compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
-  const int64_t documents_a_block = ceil_div(count_row_tiles(s, rows) * s.N, device.sm_count);
   const auto cost = [&](int columns) {
-    return documents_a_block * ceil_div(s.Ld, columns) * (columns + 16) + columns * 5 / 4;
+    return documents_a_block * ceil_div(s.Ld, columns) * (columns + 16) + columns * once / 4;
   };
   int best = 0;
   for (const int columns : widths) {
@@ -183,7 +183,8 @@ std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& 
   plan.scaled = traits.scaled;
   plan.copied = copied;
   const auto masked = [&](int width) { return !copied && (traits.masked || traits.packed || s.Ld < width); };
-  plan.columns = fit_columns(s, compute, plan.rows, device, [&](int width) {
+  const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
+  plan.columns = fit_columns(s, compute, documents_a_block, 5, [&](int width) {
     return width <= widest_tile(masked(width), plan.scaled) && (columns == 0 || width == columns);
   });
   if (plan.columns == 0) return std::nullopt;
@@ -218,7 +219,7 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = exact || halves ? 128 : 256;
   plan.part_rows = exact || halves ? 16 : 32;
-  plan.columns = fit_columns(s, compute, plan.rows, device, [&](int width) {
+  plan.columns = fit_columns(s, compute, 1, 0, [&](int width) {
     return width <= kWidestSplitTile && (columns == 0 || width == columns);
   });
   if (plan.columns == 0) return std::nullopt;
@@ -277,20 +278,27 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   const auto share = [&](int teams, int of) {  // stages of a warpgroup
     return std::max<int64_t>(device.smem_per_block - fixed(teams), 0) / stage / (teams * of);
   };
-  // Each document costs its end every warpgroup that took part in it: so each goes its own way, but where
-  // that leaves some without work.
-  const bool uneven = documents_a_block == shape.warpgroups + 1 && tiles > 4;
-  const bool pairs = documents_a_block == 2 && shape.warpgroups == 4 && tiles > 1;
-  plan.members = members != 0 ? members : uneven ? shape.warpgroups : pairs ? 2 : 1;
   // As many teams as find work and leave enough stages to each warpgroup; wide tiles need the warpgroups
   // more.
   const int64_t least_share = plan.columns > 64 ? 2 : 3;
-  plan.teams = static_cast<int>(std::min<int64_t>(shape.warpgroups / plan.members, documents_a_block));
-  while (plan.teams > 1 && share(plan.teams, plan.members) < least_share) --plan.teams;
-  if (members == 0 && plan.teams == 1) {
-    const bool in_one_stage = plan.chunks == shape.chunks;
-    plan.members = tiles > 4 && in_one_stage ? 3 : tiles > 1 && share(1, 2) >= 3 ? 2 : 1;
+  const auto teams_of = [&](int of) {
+    int teams = static_cast<int>(std::min<int64_t>(shape.warpgroups / of, documents_a_block));
+    while (teams > 1 && share(teams, of) < least_share) --teams;
+    return teams;
+  };
+  // Tiles that a warpgroup takes one after the other, and the end of a document that all who took part in it
+  // wait for.
+  const auto turns = [&](int of) {
+    return ceil_div(documents_a_block, teams_of(of)) * (ceil_div(tiles, of) + 1);
+  };
+  plan.members = std::max(members, 1);
+  const bool few = documents_a_block <= (plan.columns <= 64 ? 5 : 1) || teams_of(1) == 1;
+  const int64_t enough = plan.chunks == shape.chunks ? 3 : 4;  // stages; a tile may be several
+  for (const int more : {2, 3}) {
+    const bool possible = members == 0 && few && share(1, more) >= enough;
+    if (possible && turns(more) < turns(plan.members)) plan.members = more;
   }
+  plan.teams = teams_of(plan.members);
   plan.stages = static_cast<int>(share(plan.teams, plan.members) * plan.teams * plan.members);
   plan.smem_bytes = static_cast<int>(fixed(plan.teams) + plan.stages * stage);
   if (plan.stages < kFewestStages) return std::nullopt;

@@ -113,8 +113,8 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
 
     in_batch = plan.Layout.in_batch
     assert tile(161, 486, 24, 6) == tile(68, 556, 29, 29) == "direct"  # few rows, however many documents
-    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 64) == "direct"
-    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 65) == "wgmma_documents"
+    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 32) == tile(1, 1, 24, 64, masked=True) == "direct"
+    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 33) == "wgmma_documents"
     assert tile(373, 2188, 65, 1) == "direct"  # over 32 rows: where all warps find work
     assert tile(1, 25, 61, 8) == "wgmma_documents"
     assert tile(512, 512, 32, 16, layout=in_batch) == "direct"  # however much there is to do
@@ -142,10 +142,10 @@ def test_over_64_rows_meet_short_documents_as_rows_where_a_multiprocessor_has_on
         size = plan.Sizes(plan.Layout.in_batch, 1, N, Lq, Ld, 128)
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).tile.name
 
-    assert tile(132, 65, 104) == "wgmma_rows"
-    assert tile(132, 64, 104) == tile(133, 65, 104) == tile(132, 65, 105) == "wgmma_documents"
+    assert tile(132, 65, 512) == "wgmma_rows"
+    assert tile(132, 64, 512) == tile(133, 65, 512) == tile(132, 65, 513) == "wgmma_documents"
     for traits in ({"packed": True}, {"scaled": True}, {"dtype": plan.Dtype.int8}):
-        assert tile(132, 65, 104, **traits) == "wgmma_documents"
+        assert tile(132, 65, 512, **traits) == "wgmma_documents"
 
 
 def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_a_mask_leaves():
@@ -185,7 +185,8 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
     assert shared(1, 1000, 128, 1024, 128) == (3, 1)  # registers for three
     assert shared(1, 200, 32, 4096, 128) == (2, 2)  # two documents a block
     assert shared(1, 200, 32, 128, 64) == (2, 1)  # of a tile each
-    assert shared(1, 650, 32, 4096, 128) == (1, 3)  # five, which four teams would take in two turns
+    assert shared(1, 650, 32, 4096, 128) == (2, 2)  # five, which four teams would take in two turns
+    assert shared(1, 800, 32, 4096, 128) == (4, 1)
     assert shared(1, 100, 32, 300, 128) == (1, 3)  # one: its tiles in turn
     assert shared(1, 100, 32, 200, 128) == (1, 2)
     assert shared(1, 100, 32, 300, 768) == (1, 2)  # a tile is many stages
