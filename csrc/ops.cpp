@@ -145,15 +145,22 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def(
       "project_rows_(Tensor(a!) rows, Tensor hidden, Tensor W, Tensor? b, Tensor? wanted, bool normalize) "
       "-> Tensor");
+  // maxsim_from_hidden's scores in one pass, of hidden [Nd * Ld, d_model] that can_project_rows takes and of
+  // at most 64 query tokens in all. CUDA alone.
+  m.def(
+      "project_scores(Tensor Q, Tensor hidden, Tensor W, Tensor? b, Tensor? q_mask, Tensor? d_mask, int Ld, "
+      "bool normalize) -> Tensor");
   // Rows of x [rows, d] become unit vectors in place; the inverses of their norms come back.
   m.def("unit_rows_(Tensor(a!) x) -> Tensor");
   // Which tokens of documents of Ld tokens won anything, bool [Nd * Ld], from winners [Nq, Nd, Lq].
   m.def("won_rows(Tensor winners, int Ld) -> Tensor");
-  // As maxsim_backward (lowmem) where D [Nd, Ld, d] holds such unit rows, or any rows without inverse. The
-  // gradient of the rows before takes the place of D. Which rows hold one comes back, bool [Nd * Ld].
+  // As maxsim_backward (lowmem), into tensors that are there; of zero elements where a gradient is not
+  // needed. With inverse D [Nd, Ld, d] holds such unit rows, and grad_D is the gradient of the rows before.
+  // grad_D may be D itself, at the price of a second launch. With sums [Nq, Lq, d] several calls, each of
+  // documents of its own, add up grad_Q: the first one finds nothing in sums, the last one writes grad_Q.
   m.def(
-      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor(a!) D, Tensor? inverse, Tensor winners, "
-      "bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor won)");
+      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, Tensor? inverse, Tensor winners, "
+      "Tensor(a!) grad_Q, Tensor(b!) grad_D, Tensor(c!)? sums, bool first, bool last) -> ()");
   // parts [splits, d, d_model] += grad^T hidden over the wanted rows, an equal share of the rows a split;
   // fresh parts are overwritten. A row that is not wanted reaches nothing, whatever it holds.
   m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");
