@@ -280,13 +280,13 @@ def _sweep(path: Path, table: Table) -> list[str]:
 
 
 def _plans(path: Path, table: Table) -> list[str]:
-    rows = split(read(path))[1] if path.exists() else []
+    rows = [plans.judged(row) for row in split(read(path))[1]] if path.exists() else []
     body = [[variant, *plans.figures(found)] for variant, found in plans.by_variant(rows).items()]
     if not body:
         return []
     note = (
-        "What the planner's choice costs: each random shape's time with the chosen plan over the best of all "
-        "plans that it could have, less 1 (`python -m bench.plans`)."
+        "What the planner's choice costs: each random shape's time with the plan that it would choose today "
+        "over the best of all that it could have, less 1 (`python -m bench.plans`)."
     )
     parts = ["## The planner's choices", note, table(["shapes", *plans.FIGURES], body, 1)]
     if missed := plans.missed(rows):

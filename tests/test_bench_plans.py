@@ -78,3 +78,14 @@ def test_figures_and_what_was_missed() -> None:
     assert [line[-1] for line in plans.missed(rows)] == ["30%", "6%"]
     text = plans.summary([*rows, {**row(0.0), "mismatch": ["mid"]}])
     assert "mid differ from rows 80" in text and "1 of 4" in text
+
+
+def test_the_planner_chooses_by_what_was_measured() -> None:
+    recorded = sorted(results.DIRECTORY.glob("plans-*.json"))
+    assert recorded
+    for path in recorded:
+        rows = [plans.judged(row) for row in results.split(results.read(path))[1]]
+        assert not [row["error"] for row in rows if row.get("error") or row.get("mismatch")]
+        regrets = sorted(row["regret"] for row in rows)
+        assert regrets[len(regrets) // 2] < 0.001 and sum(regrets) / len(regrets) < 0.015
+        assert sum(regret > plans.REGRET for regret in regrets) <= 0.06 * len(regrets)

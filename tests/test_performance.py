@@ -129,9 +129,9 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
         sweep.add([row("sweep", name, 80.0, plan="wgmma_rows; 256 x 152"), row("sweep", name, us, impl=LIK)])
     choices = results.Results(tmp_path / "plans-some-gpu.json", header)
     for name, best, regret in (("train-256", "mid", 0.25), ("text-long", "rows 152", 0.0)):
-        times = {"rows 152": 50.0, "mid": 40.0}
-        more = {"variant": "plain", "plan": "rows 152", "times": times, "best": best, "regret": regret}
-        choices.add([row("plans", name, 50.0, **more)])
+        times = {"rows 152": 50.0, "documents 1x3": 50.0, "documents 4x1": 50.0, "mid": 50.0 / (1 + regret)}
+        more = {"plan": "wide", "times": times, "best": best}  # judged as the planner chooses now
+        choices.add([row("plans", name, 50.0, "plain", **more)])
     text = build(tmp_path)
     profiled = "| train-256 | maxsim_forward_wgmma_rows | 80% | 12% | 40% | 41% | 168 | 1,250 |"
     assert f"{profiled} tensor cores |" in text
