@@ -16,6 +16,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/tensors.h"
+#include "plan/alternatives.h"
 #include "plan/copies.h"
 #include "plan/halves.h"
 #include "plan/plan.h"
@@ -169,8 +170,9 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def("copy_past_cache_(Tensor(a!) to, Tensor source) -> ()");
 
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
-  // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward" or "backward" (which
-  // quantized tokens have not); sm is the compute capability as 10 * major + minor.
+  // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward", "backward" (which quantized
+  // tokens have not), or "alternatives": the names of all plans that the forward could have, a line each, its
+  // own first. sm is the compute capability as 10 * major + minor.
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
       "bool masked, bool normalize, str step, str backward, int sm, int sm_count) -> str");
@@ -187,6 +189,10 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // older one, and with it the kernels that need no more; 0 goes back to the device's own. Only where the
   // CUDA library is loaded.
   m.def("cuda_capability(int? force=None) -> int");
+
+  // The plan, by a name of explain_plan's alternatives, that every forward of the process gets; one that
+  // cannot have it is an error. To measure plans against each other; '' goes back to the planner's choice.
+  m.def("forced_plan(str? force=None) -> str");
 }
 
 namespace late_interaction {
@@ -225,11 +231,8 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const Device device = planned_device(sm, sm_count);
   if (is_empty(sizes)) return kEmpty;
   const Dtype type = dtype_named(dtype);
-  if (step == "forward") {
+  if (step == "forward" || step == "alternatives") {
     const Multiplied how = plan_copies(sizes, type, parse_precision(precision), masked, device);
-    if (how.copies == Copies::halves) {
-      return explain(how.copies, normalize) + explain(sizes, *plan_halves(sizes, masked, device));
-    }
     const int64_t row_bytes = d * element_bytes(compute_for(how.dtype, how.precision));
     const bool unit_copies = how.copies == Copies::scaled_fp16 && normalize;
     const ForwardTraits traits{.dtype = how.dtype,
@@ -237,10 +240,16 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
                                .masked = masked,
                                .scaled = (normalize && !unit_copies) || is_quantized(type),
                                .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
-    return explain(how.copies, normalize) + explain(sizes, plan_forward(sizes, traits, device));
+    const std::vector<ForwardPlan> plans = how.copies == Copies::halves
+                                               ? std::vector{*plan_halves(sizes, masked, device)}
+                                               : forward_alternatives(sizes, traits, device);
+    if (step == "forward") return explain(how.copies, normalize) + explain(sizes, plans[0]);
+    std::string names;
+    for (const ForwardPlan& plan : plans) names += short_name(plan) + "\n";
+    return names;
   }
-  STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step,
-                  "'");
+  STD_TORCH_CHECK(step == "backward",
+                  "late_interaction: step must be 'forward', 'backward' or 'alternatives', got '", step, "'");
   STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   return explain(sizes, plan_backward(sizes, type, vectors, normalize, parse_backward(backward), device));
