@@ -121,7 +121,7 @@ def _batched(
 def pairs(
     Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Everything a call of maxsim_pairs must satisfy. D and d_mask come back with K = 1."""
+    """Everything a call of maxsim_pairs must satisfy."""
     embeddings("Q", Q)
     embeddings("D", D)
     if Q.dim() != 3 or D.dim() != 3:
@@ -136,7 +136,7 @@ def pairs(
         q_mask = mask("q_mask", q_mask, "Q", Q)
     if d_mask is not None:
         d_mask = mask("d_mask", d_mask, "D", D)
-    return Q, D.unsqueeze(1), q_mask, None if d_mask is None else d_mask.unsqueeze(1)
+    return Q, D, q_mask, d_mask
 
 
 def sequences(name: str, xs: Sequence[Tensor]) -> None:

@@ -31,8 +31,10 @@ def _run(
     backward: str | None,
     precision: str | None,
     winners: str | None = None,
+    paired: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Checked, batched inputs -> scores, and the winners where they are wanted (winners="return") or kept."""
+    """Checked, batched inputs -> scores, and the winners where they are wanted (winners="return") or kept.
+    paired: D is ``[B, Ld, d]``, and scores are ``[B]``."""
     if normalize is not False:
         _checks.flag("normalize", normalize)
     strategy = "auto" if backward is None else _checks.strategy(backward)
@@ -42,11 +44,11 @@ def _run(
         _checks.known_precision(precision)
         if _checks.autocasting(Q) and Q.dtype is D.dtype:
             with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy), winners)
+                return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy), winners, paired)
     # Two strings less are two microseconds less at the dispatcher.
     plain = precision == "highest" and strategy == "auto"
     options = (normalize,) if plain else (normalize, precision, strategy)
-    return _dispatch(Q, D, q_mask, d_mask, options, winners)
+    return _dispatch(Q, D, q_mask, d_mask, options, winners, paired)
 
 
 def _dispatch(
@@ -56,23 +58,29 @@ def _dispatch(
     d_mask: Tensor | None,
     options: tuple[bool | str, ...],
     winners: str | None,
+    paired: bool,
 ) -> tuple[Tensor, Tensor | None]:
     _checks.no_forward_ad("maxsim", Q, D)
     differentiable = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
     found = winners == "return" or (differentiable and winners != "recompute")
+    watched = torch.compiler.is_compiling() or _is_watched(Q, D)
+    direct = differentiable and found and not watched
     op: Any = ops.maxsim_winners if found else ops.maxsim
+    if direct:
+        op = ops.pairs_with_gradients if paired else ops.with_gradients
+    elif paired:
+        D, d_mask = D.unsqueeze(1), None if d_mask is None else d_mask.unsqueeze(1)
     try:
-        if torch.compiler.is_compiling() or _is_watched(Q, D) or (differentiable and not found):
+        if differentiable or watched:
             result = op(Q, D, q_mask, d_mask, *options)
-        elif differentiable:
-            result = ops.with_gradients(Q, D, q_mask, d_mask, *options)
         else:
             with _AutoDispatchBelowAutograd():  # nothing to differentiate
                 result = op(Q, D, q_mask, d_mask, *options)
     except RuntimeError as error:
-        memory.forward_failed(error, Q, D, found)
+        memory.forward_failed(error, Q, D.unsqueeze(1) if direct and paired else D, found)
         raise
-    return result if found else (result, None)
+    scores, kept = result if found else (result, None)
+    return scores.squeeze(1) if paired and not direct else scores, kept
 
 
 def _is_watched(Q: Tensor, D: Tensor) -> bool:
@@ -185,8 +193,7 @@ def maxsim_pairs(
     """
     Q, D, q_mask, d_mask = _checks.pairs(Q, D, q_mask, d_mask)
     _checks.keeping(winners)
-    scores, _ = _run(Q, D, q_mask, d_mask, normalize, backward, precision, winners)
-    return scores.squeeze(-1)
+    return _run(Q, D, q_mask, d_mask, normalize, backward, precision, winners, paired=True)[0]
 
 
 def maxsim_with_winners(

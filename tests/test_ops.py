@@ -378,6 +378,17 @@ def test_double_backward_is_an_error(op, device):
         grad.sum().backward()
 
 
+def test_a_step_of_pairs_is_one_node_and_has_no_second_derivative(device):
+    Q = torch.randn(3, 5, 8, device=device, requires_grad=True)
+    D = torch.randn(3, 7, 8, device=device, requires_grad=True)
+    scores = li.maxsim_pairs(Q, D)
+    before = {type(node).__name__ for node, _ in scores.grad_fn.next_functions if node is not None}
+    assert before == {"AccumulateGrad"}  # views in between would cost as much of the host's time again
+    (grad,) = torch.autograd.grad(scores.square().sum(), D, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward of maxsim is not supported"):
+        grad.sum().backward()
+
+
 def test_vmap_is_an_error(device):
     Q, D = torch.randn(2, 3, 5, 8, device=device), torch.randn(4, 7, 8, device=device)
     with pytest.raises(RuntimeError, match="does not support vmap"):

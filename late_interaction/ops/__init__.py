@@ -155,6 +155,7 @@ forced_plan = torch.ops.late_interaction.forced_plan.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 explain_residual_plan = torch.ops.late_interaction.explain_residual_plan.default
 with_gradients = autograd.with_gradients
+pairs_with_gradients = autograd.pairs_with_gradients
 
 __all__ = [
     "cuda_capability",
@@ -181,6 +182,7 @@ __all__ = [
     "maxsim_varlen_backward",
     "maxsim_varlen_winners",
     "maxsim_winners",
+    "pairs_with_gradients",
     "plaid_approx_score",
     "with_gradients",
 ]

@@ -53,6 +53,22 @@ def _called(
     return grad_Q if needs[0] else None, grad_D if needs[1] else None, None, None, None, None, None
 
 
+def _found(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool, precision: str
+) -> tuple[Tensor, Tensor]:
+    options = (normalize,) if precision == "highest" else (normalize, precision)
+    with _AutoDispatchBelowAutograd():
+        found: tuple[Tensor, Tensor] = _winners_op(Q, D, q_mask, d_mask, *options)
+    return found
+
+
+def _keep(ctx: Any, Q: Tensor, D: Tensor, winners: Tensor, normalize: bool, backward: str) -> None:
+    ctx.mark_non_differentiable(winners)
+    ctx.set_materialize_grads(False)  # or a zero tensor as large as the winners would come in for them
+    ctx.save_for_backward(Q, D, winners)
+    ctx.options = normalize, backward
+
+
 class MaxSimWinners(Function):
     @staticmethod
     def forward(
@@ -65,13 +81,8 @@ class MaxSimWinners(Function):
         precision: str,
         backward: str,
     ) -> tuple[Tensor, Tensor]:
-        options = (normalize,) if precision == "highest" else (normalize, precision)
-        with _AutoDispatchBelowAutograd():
-            scores, winners = _winners_op(Q, D, q_mask, d_mask, *options)
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)  # or a zero tensor as large as the winners would come in for them
-        ctx.save_for_backward(Q, D, winners)
-        ctx.options = normalize, backward
+        scores, winners = _found(Q, D, q_mask, d_mask, normalize, precision)
+        _keep(ctx, Q, D, winners, normalize, backward)
         return scores, winners
 
     @staticmethod
@@ -79,6 +90,34 @@ class MaxSimWinners(Function):
         if grad_scores is None:
             return _NOTHING
         return _gradients(ctx, grad_scores, *ctx.saved_tensors, *ctx.options)
+
+
+class MaxSimPairs(Function):
+    """``maxsim_winners`` of ``D [B, Ld, d]`` with ``K = 1``: one node of the graph instead of three."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        Q: Tensor,
+        D: Tensor,
+        q_mask: Tensor | None,
+        d_mask: Tensor | None,
+        normalize: bool,
+        precision: str,
+        backward: str,
+    ) -> tuple[Tensor, Tensor]:
+        d_mask = None if d_mask is None else d_mask.unsqueeze(1)
+        scores, winners = _found(Q, D.unsqueeze(1), q_mask, d_mask, normalize, precision)
+        _keep(ctx, Q, D, winners, normalize, backward)
+        return scores.squeeze(1), winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
+        if grad_scores is None:
+            return _NOTHING
+        Q, D, winners = ctx.saved_tensors
+        grads = _gradients(ctx, grad_scores.unsqueeze(1), Q, D.unsqueeze(1), winners, *ctx.options)
+        return grads[0], None if grads[1] is None else grads[1].squeeze(1), *grads[2:]
 
 
 class MaxSim(Function):
@@ -181,6 +220,7 @@ _with_inputs: Any = MaxSim.apply
 _with_winners: Any = MaxSimWinners.apply
 # Function.apply without the questions that it asks about transforms of torch.func first.
 _with_winners_alone: Any = super(Function, MaxSimWinners).apply
+_pairs_alone: Any = super(Function, MaxSimPairs).apply
 _residual: Any = MaxSimResidual.apply
 _from_hidden: Any = MaxSimFromHidden.apply
 once: Any = Once.apply
@@ -191,6 +231,13 @@ def with_gradients(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor |
     """What ``maxsim_winners`` does for inputs that require gradients, without the dispatcher's way there; not
     where a transform of torch.func is active."""
     return _with_winners_alone(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+
+
+def pairs_with_gradients(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any
+) -> Any:
+    """The same of pairs: ``D`` is ``[B, Ld, d]``, scores are ``[B]``."""
+    return _pairs_alone(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
 
 
 def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
