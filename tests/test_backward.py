@@ -61,6 +61,8 @@ SKEWED = [
     Case("KD", 2, 3, 31, 70, 7, torch.bfloat16, "holes"),
     Case("pairs", 3, 3, 8, 1031, 515, torch.float16, normalize=True),
     Case("pairs", 2, 2, 1, 300, 1024, torch.float64, normalize=True),
+    Case("pairs", 3, 3, 5, 70, 1100, torch.bfloat16),
+    Case("pairs", 3, 3, 5, 70, 1100, torch.float32, normalize=True),
     # Several blocks share a document of many queries.
     Case("in-batch", 32, 3, 32, 301, 128, torch.bfloat16, "holes", normalize=True),
     Case("in-batch", 9, 1, 33, 67, 48, torch.float64),
@@ -70,6 +72,9 @@ LARGE = [
     Case("in-batch", 256, 64, 32, 180, 128, torch.float16, normalize=True),
     Case("in-batch", 8, 8, 1030, 1030, 128, torch.bfloat16),
     Case("in-batch", 64, 64, 33, 65, 96, torch.float32, "dead"),
+    Case("in-batch", 70, 4, 66, 700, 64, torch.bfloat16, "holes"),
+    Case("in-batch", 64, 2, 33, 1100, 40, torch.float16, normalize=True),
+    Case("pairs", 300, 300, 7, 60, 24, torch.float64, "holes", normalize=True),
     Case("in-batch", 600, 3, 64, 20, 128, torch.bfloat16),
     Case("KD", 64, 8, 32, 300, 128, torch.bfloat16, "holes"),
     Case("pairs", 256, 256, 32, 300, 128, torch.float32, "holes", normalize=True),

@@ -8,6 +8,7 @@ namespace late_interaction {
 
 struct OwnedMemory {
   int32_t staged = 0;   // tokens of a chunk of winners; before it, what every block has
+  int32_t origins = 0;  // and whose they are
   int32_t kept = 0;     // gradients of the document's scores
   int32_t starts = 0;   // first place of each token, and one behind the last
   int32_t next = 0;     // next free place of each token

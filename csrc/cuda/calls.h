@@ -43,6 +43,13 @@ inline bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, i
          reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
 }
 
+// The same of both inputs, in the vectors that the backward kernels read.
+inline bool reads_in_vectors(const Inputs& in) {
+  const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
+  return reads_in_pieces(in.Q, in.sizes.d, element, vector) &&
+         reads_in_pieces(in.D, in.sizes.d, element, vector);
+}
+
 // Packed fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read
 // half as much.
 inline std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
@@ -98,17 +105,28 @@ inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scale
           .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
 }
 
+// How many winners of one (query, document), of `count` that lie behind each other, can be read at once.
+inline int32_t winners_at_once(const void* winners, int64_t count, int64_t Ld) {
+  const auto fit = [&](int64_t n) {
+    return !wide_winners(Ld) && count % n == 0 && reinterpret_cast<uintptr_t>(winners) % (2 * n) == 0;
+  };
+  return fit(4) ? 4 : fit(2) ? 2 : 1;
+}
+
 // What the backward kernels take from their plan. A block's tokens are neighbours.
 inline void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
   args.split_bits = std::bit_width(static_cast<unsigned>(plan.split)) - 1;
   args.segments = plan.segments;
+  args.segment_bits = std::bit_width(static_cast<unsigned>(plan.segments)) - 1;
+  args.room = plan.chunk / plan.segments;
   args.chunk = plan.chunk;
+  args.compact = plan.compact;
   args.grads_kept = plan.grads_kept;
   args.narrow_list = plan.narrow_list;
   args.memory = plan.memory;
-  args.few = plan.segments == 0;
   args.tile_tokens = plan.tile_tokens;
   args.tiles = plan.tiles;
+  args.by_tiles = Divider(static_cast<uint32_t>(plan.tiles));
   args.token_step = 1;
   args.by_step = Divider(1);
   args.list_capacity = plan.list_capacity;

@@ -7,6 +7,7 @@
 #include "backward.h"
 #include "calls.h"
 #include "device.h"
+#include "packed_backward.h"
 #include "stream.h"
 
 namespace late_interaction {
@@ -25,13 +26,13 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
   args.Ld = static_cast<int32_t>(s.Ld);
   args.d = static_cast<int32_t>(s.d);
   args.by_Lq = Divider(static_cast<uint32_t>(s.Lq));
+  args.by_N = Divider(static_cast<uint32_t>(s.N));
   args.grad = grad_scores.const_data_ptr();
   args.grad_query_stride = grad_scores.stride(0);
   args.grad_item_stride = grad_scores.stride(1);
   args.winners = winners.const_data_ptr();
   args.wide_winners = wide_winners(s.Ld);
-  args.winners_in_fours =
-      !args.wide_winners && s.Lq % 4 == 0 && reinterpret_cast<uintptr_t>(args.winners) % 8 == 0;
+  args.winners_at_once = winners_at_once(args.winners, s.Lq, s.Ld);
 }
 
 // Where the gradients of a backward go.
@@ -58,11 +59,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     return;
   }
 
-  const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
-  const bool vectors =
-      reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
-  const BackwardPlan plan =
-      plan_backward(s, in.dtype, vectors, normalize || to.unit_inverse, method, device_properties(device));
+  const BackwardPlan plan = plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse,
+                                          method, device_properties(device));
   STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
@@ -284,46 +282,19 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   const int device = Q.get_device_index();
   const DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
-  const ScalarType type = Q.scalar_type();
-  const auto shape = [&](bool needed, int64_t tokens) {
-    return needed ? std::vector<int64_t>{tokens, s.d} : std::vector<int64_t>{0};
-  };
-  const Tensor grad_Q = new_tensor(Q, shape(need_grad_Q, s.Lq), type);
-  const Tensor grad_D = new_tensor(D, shape(need_grad_D, s.Ld), type);
+  const PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
   if (grad_scores.numel() == 0 || winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
-    fill_zero(grad_Q, stream);
-    fill_zero(grad_D, stream);
-    return {grad_Q, grad_D};
+    grads.clear(stream);
+    return {grads.Q, grads.D};
   }
-
-  const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
-  const bool vectors =
-      reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
   Sizes mean = s;
   mean.Ld = std::max<int64_t>(1, s.Ld / s.N);
-  BackwardPlan plan =
-      plan_backward(mean, in.dtype, vectors, false, Backward::lowmem, device_properties(device));
-  plan.owned_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see packed_tile in kernels/backward_owned.cuh
-  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
-                  "late_interaction: more than 2^31 - 1 blocks in one backward");
-
-  const PackedRoom room(in, Q);
-  const PackedIndex index = room.index(in);
-  check(launch_packed_index(index, stream), "index of packed sequences");
+  const BackwardPlan plan =
+      plan_backward(mean, in.dtype, reads_in_vectors(in), false, Backward::lowmem, device_properties(device));
   BackwardArgs args{};
   take_winners(args, s, grad_scores, winners);
-  take_plan(args, plan);
-  args.grads_kept = 0;  // those of all queries with a document: too many
-  args.Q = in.Q;
-  args.D = in.D;
-  args.packed = true;
-  args.spans = index.spans;
-  args.row_queries = index.row_queries;
-  args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
-  args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
-  args.owned_blocks = need_grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
-  if (need_grad_Q || need_grad_D) check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
-  return {grad_Q, grad_D};
+  launch_packed(in, plan, args, grads, launch_lowmem, stream);
+  return {grads.Q, grads.D};
 }
 
 }  // namespace

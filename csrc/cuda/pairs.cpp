@@ -9,6 +9,7 @@
 #include "backward.h"
 #include "calls.h"
 #include "device.h"
+#include "packed_backward.h"
 #include "pair_index.h"
 #include "stream.h"
 
@@ -221,50 +222,28 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   const int device = Q.get_device_index();
   const DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
-  const auto gradient = [&](bool needed, const Tensor& like) {
-    const auto shape = needed ? std::vector<int64_t>{like.size(0), s.d} : std::vector<int64_t>{0};
-    return new_tensor(like, shape, like.scalar_type());
-  };
-  const Tensor grad_Q = gradient(need_grad_Q, Q), grad_D = gradient(need_grad_D, D);
+  const PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
   if (winners.numel() == 0 || s.Lq == 0 || s.Ld == 0 || s.d == 0 || s.N == 0 || in.pairs.queries == 0) {
-    fill_zero(grad_Q, stream);
-    fill_zero(grad_D, stream);
-    return {grad_Q, grad_D};
+    grads.clear(stream);
+    return {grads.Q, grads.D};
   }
   const int64_t stride = winners.size(1);
-  const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
-  const bool vectors =
-      reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
-  BackwardPlan plan =
-      plan_pairs_backward(sizes_of(in, stride), stride, in.dtype, vectors, device_properties(device));
-  plan.owned_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see packed_tile in kernels/backward_owned.cuh
-  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
-                  "late_interaction: more than 2^31 - 1 blocks in one backward");
-
-  const PackedRoom room(in, Q);
-  const PackedIndex index = room.index(in);
-  check(launch_packed_index(index, stream), "index of packed sequences");
+  const BackwardPlan plan = plan_pairs_backward(sizes_of(in, stride), stride, in.dtype, reads_in_vectors(in),
+                                                device_properties(device));
   const Runs by_query(pair_q, in.pairs.queries, stream), by_document(pair_d, s.N, stream);
   PairBackwardArgs args{};
   args.layout = Layout::in_batch;
-  args.packed = true;
-  take_plan(args, plan);
   args.N = s.N;
   args.Nq = 1;
   args.Lq = static_cast<int32_t>(stride);
   args.Ld = static_cast<int32_t>(s.Ld);
   args.d = static_cast<int32_t>(s.d);
   args.by_Lq = Divider(static_cast<uint32_t>(stride));
-  args.Q = in.Q;
-  args.D = in.D;
   args.grad = grad_scores.const_data_ptr();
   args.grad_item_stride = grad_scores.stride(0);
   args.winners = winners.const_data_ptr();
   args.wide_winners = wide_winners(s.Ld);
-  args.winners_in_fours =
-      !args.wide_winners && stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.winners) % 8 == 0;
-  args.spans = index.spans;
-  args.row_queries = index.row_queries;
+  args.winners_at_once = winners_at_once(args.winners, stride, s.Ld);
   args.queries = static_cast<int32_t>(in.pairs.queries);
   args.q_tokens = in.pairs.q_tokens;
   args.q_offsets = in.pairs.q_offsets;
@@ -274,11 +253,8 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   args.query_begins = by_query.first();
   args.by_document = by_document.places();
   args.document_begins = by_document.first();
-  args.grad_Q = need_grad_Q ? grad_Q.data_ptr() : nullptr;
-  args.grad_D = need_grad_D ? grad_D.data_ptr() : nullptr;
-  args.owned_blocks = need_grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
-  if (need_grad_Q || need_grad_D) check(launch_lowmem_pairs(args, in.dtype, plan, stream), "gradients");
-  return {grad_Q, grad_D};
+  launch_packed(in, plan, args, grads, launch_lowmem_pairs, stream);
+  return {grads.Q, grads.D};
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "plan.h"
 
@@ -13,8 +14,7 @@ constexpr int kPieceBytes = 512;   // of a piece in the type of sums
 constexpr int kMaxTileTokens = 2048;
 constexpr int kMinTileTokens = 32;
 constexpr int kFewWinners = 32 * kWarps;  // of a document: a thread each
-constexpr int64_t kFewBytes = 64 * 1024;  // of gradients, of a tile of such a document
-constexpr int64_t kMaxFewTokens = 32768;  // whose places take 16 bits
+constexpr int64_t kFewBytes = 32 * 1024;  // of gradients, of a tile of such a document
 constexpr int64_t kMaxChunk = 8192;
 constexpr int kCacheBytes = 64 * 1024;  // that a multiprocessor's rows in flight and rows read again want
 constexpr int kReservedBytes = 1024;    // of shared memory, that a block takes beside its own
@@ -65,21 +65,17 @@ void cut_documents(const Sizes& s, int64_t tiles, BackwardPlan& plan) {
   plan.owned_grid = std::max<int64_t>(s.documents(), 1) * plan.tiles;
 }
 
-// Documents of one query alone: no warp counts their winners, and nearly all gradients are zeros. Small
-// blocks, one of which writes while another reads.
+// Documents of one query alone: nearly all gradients are zeros (kernels/backward_few.cuh).
 void plan_few(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
   const int64_t bytes = s.Ld * s.d * element_bytes(dtype);
-  const int64_t least = std::max({int64_t{1}, ceil_div(s.Ld, kMaxFewTokens), bytes / kFewBytes});
+  const int64_t least = std::max({int64_t{1}, ceil_div(s.Ld, kMaxTileTokens), bytes / kFewBytes});
   cut_documents(s, clamp_tiles(s, device, least, ceil_div(s.Ld, kMinTileTokens)), plan);
-  plan.segments = 0;
-  plan.narrow_list = true;
-  plan.chunk = plan.list_capacity = static_cast<int>(ceil_div(s.Lq, 8) * 8);
-  plan.grads_kept = 1;
+  plan.few = true;
+  plan.chunk = static_cast<int>(ceil_div(s.Lq, 32) * 32);
   OwnedMemory& memory = plan.memory;
   memory.staged = block_smem(plan.pieces, false);
-  memory.list = memory.staged + 2 * plan.chunk;
-  memory.kept = memory.list + 2 * plan.list_capacity;
-  plan.lowmem_smem_bytes = std::max(memory.kept + 16, plan.gather_smem_bytes);
+  memory.starts = memory.staged + 2 * plan.chunk;
+  plan.lowmem_smem_bytes = memory.starts + 4 * plan.tile_tokens;
 }
 
 // Cuts documents into tiles of tokens, a block each. Every tile orders all winners of its document, so tiles
@@ -93,55 +89,76 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
       std::min<int64_t>(device.smem_per_block,
                         shared_memory / resident_blocks(dtype, plan.pieces) - kReservedBytes) /
       16 * 16;
-  plan.segments = static_cast<int>(std::clamp<int64_t>(entries / 64, 1, kWarps));
+  plan.segments =
+      static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(entries / 64, 1, kWarps))));
   plan.narrow_list = entries <= 65536;
-  plan.chunk = static_cast<int>(std::min({(entries + 7) / 8 * 8, room / 48 * 8, kMaxChunk}));
+  const int64_t listed = plan.narrow_list ? 2 : 4;
   const int64_t grads = s.layout == Layout::in_batch ? s.Nq : 1;
   const int64_t sum_bytes = dtype == Dtype::fp64 ? 8 : 4;
   plan.grads_kept = static_cast<int>(sum_bytes * grads <= room / 8 ? grads : 0);
 
-  const int64_t listed = plan.narrow_list ? 2 : 4;
   OwnedMemory& memory = plan.memory;
-  memory.staged = block_smem(plan.pieces, false);
-  memory.kept = memory.staged + 2 * plan.chunk;
-  memory.starts = memory.kept + static_cast<int>(sum_bytes) * plan.grads_kept;
-  // Winners that a list has room for beside tiles of so many tokens.
-  const auto capacity = [&](int64_t tokens) {
-    return (room - memory.starts - 4 * (2 * tokens + 1 + plan.segments * tokens)) / listed;
+  // Winners come to shared memory before they are in order: in a document of several tiles those of this one
+  // alone, and a quarter more than an even share to each warp, if the list has room for them then.
+  const int64_t unit = 32 * plan.segments;
+  const auto lay_out = [&](int64_t tiles, bool compact) {
+    const int64_t tokens = ceil_div(s.Ld, tiles);
+    plan.compact = compact;
+    const int64_t staged = compact ? std::min(entries, 5 * ceil_div(entries, 4 * tiles) + unit)
+                                   : std::min({entries, room / 6, kMaxChunk});
+    plan.chunk = static_cast<int>(ceil_div(staged, unit) * unit);
+    memory.staged = block_smem(plan.pieces, false);
+    memory.origins = memory.staged + 2 * plan.chunk;
+    memory.kept = memory.staged + (compact ? 4 : 2) * plan.chunk;
+    memory.starts = memory.kept + static_cast<int>(sum_bytes) * plan.grads_kept;
+    memory.next = memory.starts + static_cast<int>(4 * (tokens + 1));
+    memory.cursors = memory.next + static_cast<int>(4 * tokens);
+    memory.list = memory.cursors + static_cast<int>(4 * tokens * plan.segments);
+    return (room - memory.list) / listed;  // how many the list has room for
   };
   // A quarter more than an even share, for winners that are not spread so evenly.
   const auto wanted = [&](int64_t tiles) { return std::min(entries, 5 * ceil_div(entries, 4 * tiles) + 64); };
 
   const int64_t least = std::max<int64_t>(1, ceil_div(s.Ld, kMaxTileTokens));
   const int64_t most = std::max(ceil_div(s.Ld, kMinTileTokens), least);
-  int64_t tiles = clamp_tiles(s, device, least, most);
-  while (tiles < most && capacity(ceil_div(s.Ld, tiles)) < wanted(tiles)) ++tiles;
-  cut_documents(s, tiles, plan);
-  const int tokens = plan.tile_tokens;
+  const int64_t fewest = clamp_tiles(s, device, least, most);
+  const auto fits = [&](int64_t tiles, bool compact) { return lay_out(tiles, compact) >= wanted(tiles); };
+  int64_t tiles = fewest;
+  while (tiles < most && !fits(tiles, false)) ++tiles;
+  // To leave out the winners of other tiles pays, measured on an H200: more than it costs to have more tiles,
+  // if else a tile would look at all winners twice, for want of room.
+  int64_t compact = std::max<int64_t>(fewest, 2);
+  while (compact < most && !fits(compact, true)) ++compact;
+  const bool leave_out =
+      compact <= most && fits(compact, true) && (compact == tiles || entries > std::min(room / 6, kMaxChunk));
+  cut_documents(s, leave_out ? compact : tiles, plan);
   // Where there is room, for twice as many: one token may win often.
+  const int64_t capacity = lay_out(plan.tiles, leave_out);
   plan.list_capacity =
-      static_cast<int>(std::max<int64_t>(1, std::min({capacity(tokens), entries, 2 * wanted(plan.tiles)})));
-  memory.next = memory.starts + 4 * (tokens + 1);
-  memory.cursors = memory.next + 4 * tokens;
-  memory.list = memory.cursors + 4 * tokens * plan.segments;
+      static_cast<int>(std::max<int64_t>(1, std::min({capacity, entries, 2 * wanted(plan.tiles)})));
   const int owned = memory.list + static_cast<int>(listed) * plan.list_capacity;
   plan.lowmem_smem_bytes = std::max((owned + 15) / 16 * 16, plan.gather_smem_bytes);
 }
 
-// Measured on an H200: ordering winners does not pay where each document has so many query tokens that every
-// tile reads far more winners than fall to it. Documents of one query alone are mostly rows of zeros, which
-// lowmem writes once and unified three times.
-Backward faster_method(const Sizes& s) {
+// Measured on an H200: what does not pay is to order winners chunk by chunk, all of them twice for every
+// tile, where a query has many of them.
+bool is_faster_unified(const Sizes& s, const BackwardPlan& lowmem) {
   constexpr int64_t kLongQuery = 512;
-  return s.layout == Layout::in_batch && s.Lq >= kLongQuery ? Backward::unified : Backward::lowmem;
+  return s.layout == Layout::in_batch && s.Lq >= kLongQuery && !lowmem.compact &&
+         lowmem.chunk < winners_of_document(s);
 }
 
 }  // namespace
 
 BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool normalize, Backward method,
                            const Device& device) {
+  if (method == Backward::automatic) {
+    const BackwardPlan lowmem = plan_backward(s, dtype, vectors, normalize, Backward::lowmem, device);
+    if (!is_faster_unified(s, lowmem)) return lowmem;
+    return plan_backward(s, dtype, vectors, normalize, Backward::unified, device);
+  }
   BackwardPlan plan;
-  plan.method = method == Backward::automatic ? faster_method(s) : method;
+  plan.method = method;
   plan.vectors = vectors;
   plan.pieces = vectors ? pieces_for(s.d, dtype) : kElementPieces;
   // The Jacobian of the normalization needs a whole row; longer rows are summed first.

@@ -116,11 +116,13 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("finish_later", &li::BackwardPlan::finish_later)
       .def_readonly("split", &li::BackwardPlan::split)
       .def_readonly("gather_grid", &li::BackwardPlan::gather_grid)
+      .def_readonly("few", &li::BackwardPlan::few)
       .def_readonly("segments", &li::BackwardPlan::segments)
       .def_readonly("tile_tokens", &li::BackwardPlan::tile_tokens)
       .def_readonly("tiles", &li::BackwardPlan::tiles)
       .def_readonly("list_capacity", &li::BackwardPlan::list_capacity)
       .def_readonly("chunk", &li::BackwardPlan::chunk)
+      .def_readonly("compact", &li::BackwardPlan::compact)
       .def_readonly("owned_grid", &li::BackwardPlan::owned_grid)
       .def_readonly("gather_smem_bytes", &li::BackwardPlan::gather_smem_bytes)
       .def_readonly("lowmem_smem_bytes", &li::BackwardPlan::lowmem_smem_bytes);

@@ -185,8 +185,8 @@ std::string explain(const Sizes& s, const BackwardPlan& plan) {
     out << "owned      " << plan.owned_grid << " blocks of 8 warps, each " << plan.tile_tokens << " of "
         << s.Ld << " tokens of a document\n"
         << "ordering   ";
-    if (plan.segments == 0) {
-      out << "by comparing winners";
+    if (plan.few) {
+      out << "none, each token looks for its few winners";
     } else {
       out << plan.segments << (plan.segments == 1 ? " warp" : " warps") << ", up to " << plan.list_capacity
           << " winners at a time";

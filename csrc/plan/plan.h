@@ -110,8 +110,10 @@ struct BackwardPlan {
   int64_t gather_grid = 0;
   int gather_smem_bytes = 0;
   // owned: grad_D in lowmem
+  bool few = false;         // a document has a query to itself: a kernel of its own
   int segments = 1;         // warps that take part in the ordering of winners
   int chunk = 0;            // winners that it has in shared memory at a time
+  bool compact = false;     // of those of its tile alone
   int tile_tokens = 0;      // document tokens a block owns
   int tiles = 0;            // blocks a document is cut into
   int list_capacity = 0;    // winners it orders at a time

@@ -64,7 +64,7 @@ def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, m
     assert 0 < backward.gather_smem_bytes <= device.smem_per_block
     assert backward.tiles >= 1 and backward.tile_tokens >= 1
     assert backward.tiles * backward.tile_tokens >= size.Ld
-    assert backward.list_capacity >= 1 and backward.chunk >= 1
+    assert backward.chunk >= 1 and (backward.few or backward.list_capacity >= 1)
     assert backward.method.name in plan.explain(size, backward)
 
 
@@ -77,18 +77,33 @@ def test_owned_documents_leave_l1_to_the_rows_in_flight(Nq, N, Lq, Ld):
     assert backward.list_capacity * backward.tiles >= Nq * Lq
 
 
-def test_few_winners_are_compared_and_many_are_counted():
+def test_documents_of_one_query_have_a_kernel_of_their_own():
     def backward(layout, Nq, N, Lq, Ld, d=128, dtype=plan.Dtype.bf16):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
         return plan.plan_backward(size, dtype, True, False, plan.Backward.lowmem, H200)
 
     kd = backward(plan.Layout.per_query, 128, 8, 32, 1030)
-    assert kd.segments == 0 and kd.tiles == 4
-    assert backward(plan.Layout.per_query, 128, 8, 32, 1030, dtype=plan.Dtype.fp32).tiles == 8
+    assert kd.few and kd.tiles == 8 and kd.chunk == 32
+    assert backward(plan.Layout.per_query, 128, 8, 32, 1030, dtype=plan.Dtype.fp32).tiles == 16
     assert backward(plan.Layout.per_query, 8, 1, 32, 1030).tiles == 33  # else most multiprocessors would idle
-    assert backward(plan.Layout.per_query, 128, 8, 256, 1030).segments == 0
-    assert backward(plan.Layout.per_query, 128, 8, 257, 1030).segments > 0
-    assert backward(plan.Layout.in_batch, 1, 8, 32, 1030).segments > 0
+    assert backward(plan.Layout.per_query, 128, 8, 256, 1030).few
+    assert not backward(plan.Layout.per_query, 128, 8, 257, 1030).few
+    assert not backward(plan.Layout.in_batch, 1, 8, 32, 1030).few
+
+
+def test_tiles_leave_out_the_winners_of_others_where_those_of_their_own_find_room():
+    def backward(Nq, N, Lq, Ld):
+        size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
+        made = plan.plan_backward(size, plan.Dtype.bf16, True, False, plan.Backward.lowmem, H200)
+        assert made.segments & (made.segments - 1) == 0 and made.chunk % (32 * made.segments) == 0
+        return made
+
+    small, whole, long = backward(32, 32, 32, 300), backward(256, 256, 32, 300), backward(64, 64, 1030, 1030)
+    assert small.compact and small.tiles == 8 and small.chunk >= 32 * 32 / 8
+    assert not whole.compact and whole.tiles == 1 and whole.chunk >= 256 * 32
+    # More tiles than an order in several rounds would need, but each reads the document's winners once.
+    assert long.compact and long.chunk * long.tiles >= 64 * 1030
+    assert not backward(1, 1000, 32, 300).compact
 
 
 def test_one_short_query_has_its_own_tile_and_many_rows_another():

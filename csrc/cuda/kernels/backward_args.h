@@ -14,14 +14,13 @@ struct BackwardArgs {
   Layout layout;
   int64_t N;  // documents each query meets
   int32_t Nq, Lq, Ld, d;
-  Divider by_Lq;
+  Divider by_Lq, by_N;
   TokenView Q, D;
   const void* grad;  // [Nq, N], strided
   int64_t grad_query_stride, grad_item_stride;
   const void* winners;  // [Nq, N, Lq]
   bool wide_winners;
-  bool winners_in_fours;  // four neighbouring ones are of one (query, document), and aligned to be read at
-                          // once
+  int32_t winners_at_once;  // so many neighbouring ones are of one (query, document), and aligned: 4, 2 or 1
   // Packed (varlen): as in forward_args.h. `grad` is [queries, N]; the others count all query tokens as one
   // query's.
   bool packed;
@@ -41,12 +40,15 @@ struct BackwardArgs {
   // The plan's numbers.
   int32_t split_bits;    // 2^split_bits warps share a query token
   int32_t owned_blocks;  // of the grid, the first ones: those that own documents
-  int32_t segments;      // warps that order winners
-  int32_t chunk;         // winners in shared memory at a time
-  bool few;              // winners are put in order by comparing them (backward_few.cuh)
-  int32_t tile_tokens;   // document tokens of a block
-  int32_t tiles;         // blocks a document is cut into
-  int32_t token_step;    // from a token of a block to its next
+  int32_t segments;      // 2^segment_bits warps order winners
+  int32_t segment_bits;
+  int32_t room;         // winners that each of them has room for in shared memory
+  int32_t chunk;        // that all of them have; backward_few: a document's winners, in whole warps
+  bool compact;         // winners of other tiles are left out there
+  int32_t tile_tokens;  // document tokens of a block
+  int32_t tiles;        // blocks a document is cut into
+  Divider by_tiles;
+  int32_t token_step;  // from a token of a block to its next
   Divider by_step;
   int32_t list_capacity;  // winners ordered at a time
   bool narrow_list;       // their numbers fit 16 bits

@@ -11,6 +11,7 @@
 
 #include "backward_pairs.cuh"
 #include "backward_picks.cuh"
+#include "turns.cuh"
 
 namespace late_interaction {
 
@@ -26,7 +27,7 @@ struct ScatterShared : BackwardShared<T, kPieces, kVectors> {
   Destination<Sum<T>> destinations[kBackwardWarps][32];
 };
 
-template <class T, int kPieces, bool kVectors, bool kScatter, class Args>
+template <class T, int kPieces, bool kVectors, bool kNormalized, bool kScatter, class Args>
 __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uint8_t* memory) {
   using Shared =
       std::conditional_t<kScatter, ScatterShared<T, kPieces, kVectors>, BackwardShared<T, kPieces, kVectors>>;
@@ -35,6 +36,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
   constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
   auto& shared = *reinterpret_cast<Shared*>(memory);
 
+  take_turns();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int share = warp & ((1 << p.split_bits) - 1);
   const int64_t index = (block * kBackwardWarps + warp) >> p.split_bits;
@@ -50,7 +52,8 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
   const T* documents = static_cast<const T*>(p.D.data) + i * p.D.query_stride;
   const S* grad = static_cast<const S*>(p.grad) + mine_of_Q.first_grad(p);
   Pick<S>* picks = shared.picks[warp];
-  const S q_inverse = p.q_inverse != nullptr ? static_cast<const S*>(p.q_inverse)[row] : S(1);
+  const bool unit_Q = kNormalized && p.q_inverse != nullptr, unit_D = kNormalized && p.d_inverse != nullptr;
+  const S q_inverse = unit_Q ? static_cast<const S*>(p.q_inverse)[row] : S(1);
 
   for (int first = 0; first < p.d; first += Row::kDims) {
     Row sum, own;
@@ -70,7 +73,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
           mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
           mine.scale = scale;
           destination = {(document * p.Ld + token) * p.d, mine.scale * q_inverse};
-          if (p.d_inverse != nullptr && !p.unit_documents) {
+          if (unit_D && !p.unit_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
           }
         }
@@ -114,7 +117,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
       if (p.adds_to_sums) sum.add_stored(static_cast<const S*>(p.grad_Q_sums) + at, first, p.d);
       sum.store(static_cast<S*>(p.grad_Q_sums) + at, first, p.d);
     } else {
-      if (p.q_inverse != nullptr) {
+      if (unit_Q) {
         own.load(q, p.Q.dim_stride, first, p.d);
         sum.through_normalization(own, q_inverse, q_inverse);
       }

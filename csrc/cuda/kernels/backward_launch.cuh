@@ -37,26 +37,40 @@ inline unsigned rows_grid(int64_t rows) {
   return static_cast<unsigned>(std::min<int64_t>((rows + 7) / 8, 65536));
 }
 
-template <class T, class Args>
-cudaError_t launch_lowmem_kernel(const Args& args, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_rows(plan, [&]<int kPieces, bool kVectors>() {
-    const int64_t gather_blocks = args.grad_Q != nullptr ? plan.gather_grid : 0;
-    const int smem = args.owned_blocks > 0 ? plan.lowmem_smem_bytes : plan.gather_smem_bytes;
-    const LaunchShape shape{args.owned_blocks + gather_blocks, kBackwardThreads, smem, plan.early};
-    return launch(backward_lowmem<T, kPieces, kVectors, Args>, shape, stream, args);
-  });
+// rows: of grad_Q, that a warp takes together.
+inline LaunchShape lowmem_shape(const BackwardArgs& args, const BackwardPlan& plan, int rows = 1) {
+  const int64_t gather_blocks = args.grad_Q != nullptr ? (plan.gather_grid + rows - 1) / rows : 0;
+  const int smem = args.owned_blocks > 0 ? plan.lowmem_smem_bytes : plan.gather_smem_bytes;
+  return {args.owned_blocks + gather_blocks, kBackwardThreads, smem, plan.early};
 }
 
 template <class T>
 cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const BackwardPlan& plan,
                                         cudaStream_t stream) {
-  return launch_lowmem_kernel<T>(args, plan, stream);
+  const auto launch_normalized = [&]<bool kNormalized>() {
+    return with_rows(plan, [&]<int kPieces, bool kVectors>() {
+      if (plan.few) {
+        const int rows = args.N == 1 ? kUnroll<T, kPieces, kVectors> : 1;
+        return launch(backward_few<T, kPieces, kVectors, kNormalized>, lowmem_shape(args, plan, rows), stream,
+                      args);
+      }
+      return launch(backward_lowmem<T, kPieces, kVectors, kNormalized, BackwardArgs>,
+                    lowmem_shape(args, plan), stream, args);
+    });
+  };
+  const bool normalized =
+      args.q_inverse != nullptr || args.d_inverse != nullptr || args.grad_D_sums != nullptr;
+  return normalized ? launch_normalized.template operator()<true>()
+                    : launch_normalized.template operator()<false>();
 }
 
 template <class T>
 cudaError_t BackwardLauncher<T>::lowmem_pairs(const PairBackwardArgs& args, const BackwardPlan& plan,
                                               cudaStream_t stream) {
-  return launch_lowmem_kernel<T>(args, plan, stream);
+  return with_rows(plan, [&]<int kPieces, bool kVectors>() {
+    return launch(backward_lowmem<T, kPieces, kVectors, false, PairBackwardArgs>, lowmem_shape(args, plan),
+                  stream, args);
+  });
 }
 
 template <class T>

@@ -19,32 +19,26 @@
 // If more winners fall to a block than the list holds, it takes its tokens in several rounds; a single token
 // with more than that is summed straight from the winners, by all warps.
 //
-// A document of one query alone has few winners, and nearly all its gradients are zeros. There the order
-// comes from comparing the winners (backward_few.cuh), a warp sums up whole rows, and the zeros between one
-// row and the next are written by all threads, 16 bytes each.
-//
 // Everything is a function of the input alone: the same bits in every run.
 #pragma once
 
-#include "backward_few.cuh"
+#include "../ptx/copy_element.cuh"
 #include "backward_order.cuh"
+#include "backward_tile.cuh"
+#include "turns.cuh"
 
 namespace late_interaction {
 
-template <class T, int kPieces, bool kVectors, class Args>
-struct OwnedRows {
-  using Shared = BackwardShared<T, kPieces, kVectors>;
-  using Row = typename Shared::Row;
-  using S = typename Shared::S;
-  static constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
+template <class T, int kPieces, bool kVectors, bool kNormalized, class Args>
+struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
+  using Base = TileRows<T, kPieces, kVectors, kNormalized, Args>;
+  using Base::kTogether, Base::lane, Base::p, Base::shared, Base::warp;
+  using typename Base::Row;
+  using typename Base::S;
 
-  const Args& p;
   const OwnedTile& tile;
   WinnerOrder<Args> order;
-  Shared& shared;
   const S* kept;  // [grads_kept] gradients of the scores with this document, in shared memory
-
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   static __device__ __forceinline__ uint32_t share(uint32_t count, int part) {
     return static_cast<uint32_t>(static_cast<uint64_t>(count) * part / kBackwardWarps);
@@ -60,34 +54,16 @@ struct OwnedRows {
     const uint32_t query = p.by_Lq.quotient(e), i = tile.i + query, s = e - query * p.Lq;
     const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(i);
     const S* grad = static_cast<const S*>(p.grad) + whose * p.grad_query_stride + tile.j * p.grad_item_stride;
-    Pick<S> picked{i * p.Q.item_stride + s * p.Q.token_stride, p.grads_kept > 0 ? kept[query] : *grad};
-    if (p.q_inverse != nullptr) {
-      picked.scale *= static_cast<const S*>(p.q_inverse)[i * static_cast<int64_t>(p.Lq) + s];
-    }
-    return picked;
-  }
-
-  __device__ __forceinline__ RawRow<T, kPieces> fetch(const Pick<S>& picked, int first) const {
-    return Row::fetch(static_cast<const T*>(p.Q.data) + picked.offset, p.Q.dim_stride, first, p.d,
-                      picked.offset >= 0);
+    return {i * p.Q.item_stride + s * p.Q.token_stride,
+            (p.grads_kept > 0 ? kept[query] : *grad) * this->q_factor(i * int64_t{p.Lq} + s)};
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
     const int behind = t * p.token_step;
-    const int64_t row = tile.first_row + behind;
-    if (p.grad_D_sums != nullptr) {
-      sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
-      return;
-    }
-    if (p.d_inverse != nullptr) {
-      const T* x = static_cast<const T*>(p.D.data) + tile.i * p.D.query_stride + tile.j * p.D.item_stride +
-                   (tile.first_token + behind) * p.D.token_stride;
-      Row own;
-      own.load(x, p.D.dim_stride, first, p.d);
-      const S inverse = static_cast<const S*>(p.d_inverse)[row];
-      sum.through_normalization(own, inverse, p.unit_documents ? S(1) : inverse);
-    }
-    sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
+    this->write(
+        tile.first_row + behind,
+        tile.i * p.D.query_stride + tile.j * p.D.item_stride + (tile.first_token + behind) * p.D.token_stride,
+        sum, first);
   }
 
   __device__ __forceinline__ void walk_list(int from, int to, int first) {
@@ -102,41 +78,37 @@ struct OwnedRows {
     if (begin < end) {
       t = order.token_at(begin, from, to);
       started_here = starts[t] == begin;
-      uint32_t next_row = starts[t + 1];  // where the next row begins; of no use past the end
       for (uint32_t batch = begin; batch < end; batch += 32) {
+        const uint32_t at = min(batch + lane, end - 1);
+        int mine = t;  // the token that has won this place
+        if (starts[t + 1] < batch + 32) mine = order.token_at(at, t, to);
         __syncwarp();
-        picks[lane] = batch + lane < end ? pick(order.listed(batch + lane - base)) : Pick<S>{};
+        picks[lane] = batch + lane < end ? pick(order.listed(at - base)) : Pick<S>{};
+        // Places behind which rows are complete. What follows the share's last one is for later.
+        const unsigned ends = __ballot_sync(kFullWarp, at + 1 < end && starts[mine + 1] == at + 1);
         __syncwarp();
         for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kTogether) {
           RawRow<T, kPieces> rows[kTogether];
 #pragma unroll
-          for (int u = 0; u < kTogether; ++u) rows[u] = fetch(picks[k0 + u], first);
+          for (int u = 0; u < kTogether; ++u) rows[u] = this->fetch(picks[k0 + u], first);
           S scale = picks[k0].scale;
 #pragma unroll
           for (int u = 0; u < kTogether; ++u) {
             const S next_scale = u + 1 < kTogether ? picks[k0 + u + 1].scale : S(0);  // under way early
-            const uint32_t place = batch + k0 + u;
-            if (place == next_row && place < end) {  // the row before is complete
+            sum.add_scaled(rows[u], scale);
+            scale = next_scale;
+            if (ends >> (k0 + u) & 1) {
               if (started_here) {
-                write_row(t, sum, first);
+                write_row(__shfl_sync(kFullWarp, mine, k0 + u), sum, first);
               } else {
                 sum.put(shared.sums[warp]);
               }
               sum.clear();
               started_here = true;
-              int passed = 0;
-              do {
-                next_row = starts[++t + 1];
-              } while (next_row == place && ++passed < 4);
-              if (next_row == place) {  // many tokens in a row that nobody won
-                t = order.token_at(place, t, to);
-                next_row = starts[t + 1];
-              }
             }
-            sum.add_scaled(rows[u], scale);
-            scale = next_scale;
           }
         }
+        t = __shfl_sync(kFullWarp, mine, 31);
       }
       if (!started_here) sum.put(shared.sums[warp]);
     }
@@ -152,36 +124,39 @@ struct OwnedRows {
     __syncthreads();
   }
 
-  // The first `count` rows that this warp has picked.
-  __device__ __forceinline__ void add_picks(Row& sum, int count, int first) const {
-    const Pick<S>* picks = shared.picks[warp];
-    for (int k0 = 0; k0 < count; k0 += kTogether) {
-      RawRow<T, kPieces> rows[kTogether];
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) rows[u] = fetch(picks[k0 + u], first);
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) sum.add_scaled(rows[u], picks[k0 + u].scale);
-    }
-  }
-
   // One token with more winners than the list holds: every warp searches its share of the entries.
   __device__ __forceinline__ void sum_hot_token(int t, int first) {
+    constexpr int kAhead = 4;
     Pick<S>* picks = shared.picks[warp];
     Row sum;
     sum.clear();
     const int token = tile.first_token + t * p.token_step;
+    int held = 0;  // picks
+    const auto add_held = [&] {
+      if (lane >= held) picks[lane] = Pick<S>{};
+      __syncwarp();
+      this->add_picks(sum, held, first);
+      __syncwarp();
+      held = 0;
+    };
     const uint32_t end = share(order.entries, warp + 1);
-    for (uint32_t batch = share(order.entries, warp); batch < end; batch += 32) {
-      const uint32_t e = batch + lane;
-      const bool hit = e < end && load_winner(p.winners, p.wide_winners, order.winner_at(e)) == token;
-      const unsigned hits = __ballot_sync(kFullWarp, hit);
-      picks[lane] = Pick<S>{};
-      __syncwarp();
-      if (hit) picks[__popc(hits & ((1u << lane) - 1))] = pick(e);
-      __syncwarp();
-      add_picks(sum, __popc(hits), first);
-      __syncwarp();
+    for (uint32_t batch = share(order.entries, warp); batch < end; batch += 32 * kAhead) {
+      int32_t winners[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const uint32_t e = batch + 32 * u + lane;
+        winners[u] = e < end ? load_winner(p.winners, p.wide_winners, order.winner_at(e)) : kSentinel;
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const unsigned hits = __ballot_sync(kFullWarp, winners[u] == token);
+        if (held + __popc(hits) > 32) add_held();
+        if (winners[u] == token)
+          picks[held + __popc(hits & ((1u << lane) - 1))] = pick(batch + 32 * u + lane);
+        held += __popc(hits);
+      }
     }
+    add_held();
     if (warp > 0) sum.put(shared.sums[warp]);
     __syncthreads();
     if (warp == 0) {
@@ -191,73 +166,9 @@ struct OwnedRows {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void write_zeros() const {
-    Row zero;
-    zero.clear();
-    for (int t = warp; t < tile.tokens; t += kBackwardWarps) {
-      if (order.starts[t] != order.starts[t + 1]) continue;
-      const int64_t at = (tile.first_row + int64_t{t} * p.token_step) * p.d;
-      for (int first = 0; first < p.d; first += Row::kDims) {
-        if (p.grad_D_sums != nullptr) {
-          zero.store(static_cast<S*>(p.grad_D_sums) + at, first, p.d);
-        } else {
-          zero.store(static_cast<T*>(p.grad_D) + at, first, p.d);
-        }
-      }
-    }
-  }
-
-  // Zeros to neighbouring tokens [from, to): 16 bytes a thread, from the first place that is aligned for
-  // them.
-  template <class Out>
-  __device__ __forceinline__ void clear(void* gradients, int from, int to) const {
-    constexpr int kEach = 16 / sizeof(Out);
-    Out* rows = static_cast<Out*>(gradients) + (tile.first_row + from) * p.d;
-    const int64_t count = int64_t{to - from} * p.d;
-    const int64_t unaligned = (16 - reinterpret_cast<uintptr_t>(rows) % 16) % 16 / sizeof(Out);
-    const int64_t head = min(unaligned, count), vectors = (count - head) / kEach;
-    const int64_t tail = head + vectors * kEach, at = threadIdx.x;
-#pragma unroll 4
-    for (int64_t v = at; v < vectors; v += kBackwardThreads) {
-      reinterpret_cast<uint4*>(rows + head)[v] = uint4{};
-    }
-    if (at < head) rows[at] = Out{};
-    if (tail + at < count) rows[tail + at] = Out{};
-  }
-
-  __device__ __forceinline__ void run_few() {
-    const FewWinners<Args> few{p, order};
-    const uint32_t count = few.list();
-    for (uint32_t begin = warp; begin < count; begin += kBackwardWarps) {
-      const int t = few.token(begin);
-      if (begin > 0 && few.token(begin - 1) == t) continue;  // a row that another warp sums up
-      for (int first = 0; first < p.d; first += Row::kDims) {
-        Row sum;
-        sum.clear();
-        for (uint32_t batch = begin; batch < count && few.token(batch) == t; batch += 32) {
-          const uint32_t at = batch + lane;
-          const bool here = at < count && few.token(at) == t;
-          shared.picks[warp][lane] = here ? pick(order.listed(at)) : Pick<S>{};
-          __syncwarp();
-          add_picks(sum, __popc(__ballot_sync(kFullWarp, here)), first);
-          __syncwarp();
-        }
-        write_row(t, sum, first);
-      }
-    }
-    for (uint32_t gap = 0; gap <= count; ++gap) {  // between one row that won and the next
-      const int from = gap > 0 ? few.token(gap - 1) + 1 : 0, to = gap < count ? few.token(gap) : tile.tokens;
-      if (from >= to) continue;
-      if (p.grad_D_sums != nullptr) {
-        clear<S>(p.grad_D_sums, from, to);
-      } else {
-        clear<T>(p.grad_D, from, to);
-      }
-    }
-  }
-
   __device__ __forceinline__ void run(uint32_t* warp_totals) {
     order.count(warp_totals);
+    ptx::wait_for_elements();  // `kept`: all of it behind the next barrier
     const uint32_t* starts = order.starts;
     const uint32_t capacity = p.list_capacity;
     for (int from = 0; from < tile.tokens;) {
@@ -270,20 +181,22 @@ struct OwnedRows {
         for (int first = 0; first < p.d; first += Row::kDims) walk_list(from, to, first);
         from = to;
       } else {
+        __syncthreads();
         for (int first = 0; first < p.d; first += Row::kDims) sum_hot_token(from, first);
         ++from;
       }
     }
-    write_zeros();
+    this->clear(tile.first_row, p.token_step, tile.tokens, [&](int t) { return starts[t] != starts[t + 1]; });
   }
 };
 
 __device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int32_t block) {
   const bool in_batch = p.layout == Layout::in_batch;
-  const int32_t N = static_cast<int32_t>(p.N), document = block / p.tiles, tile = block - document * p.tiles;
+  const int32_t N = static_cast<int32_t>(p.N);
+  const int32_t document = p.by_tiles.quotient(block), tile = block - document * p.tiles;
   const int32_t first_token = p.token_step > 1 ? tile : tile * p.tile_tokens;
   const int32_t behind = p.Ld - first_token;  // document tokens from there on
-  const int32_t i = in_batch ? 0 : document / N, j = document - i * N;
+  const int32_t i = in_batch ? 0 : p.by_N.quotient(document), j = document - i * N;
   return {int64_t{document} * p.Ld + first_token,
           (i * p.N + j) * p.Lq,
           i,
@@ -325,36 +238,36 @@ __device__ __forceinline__ OwnedTile packed_tile(const Args& p, int64_t block) {
 }
 
 // What a block of the grid owns, and where it works.
-template <class T, int kPieces, bool kVectors, class Args>
+template <class T, int kPieces, bool kVectors, bool kNormalized, class Args>
 __device__ __forceinline__ void own_documents(const Args& p, int64_t block, uint8_t* memory) {
-  using Kernel = OwnedRows<T, kPieces, kVectors, Args>;
+  using Kernel = OwnedRows<T, kPieces, kVectors, kNormalized, Args>;
   using Shared = typename Kernel::Shared;
   using S = typename Kernel::S;
   __shared__ uint32_t warp_totals[kBackwardWarps];
   __shared__ OwnedTile tile;
-  if (threadIdx.x == 0) tile = p.packed ? packed_tile(p, block) : dense_tile(p, static_cast<int32_t>(block));
+  if (threadIdx.x == 0 && !p.packed) tile = dense_tile(p, static_cast<int32_t>(block));
+  take_turns();
+  if (threadIdx.x == 0 && p.packed) tile = packed_tile(p, block);
   __syncthreads();
   if (tile.tokens == 0) return;
   auto& shared = *reinterpret_cast<Shared*>(memory);
   auto* kept = reinterpret_cast<S*>(memory + p.memory.kept);
   const S* grad = static_cast<const S*>(p.grad) + tile.i * p.grad_query_stride + tile.j * p.grad_item_stride;
   for (int query = threadIdx.x; query < p.grads_kept; query += kBackwardThreads) {
-    kept[query] = grad[query * p.grad_query_stride];
+    ptx::copy_element_async(kept + query, grad + query * p.grad_query_stride);
   }
   const auto words = [&](int32_t at) { return reinterpret_cast<uint32_t*>(memory + at); };
+  const auto halves = [&](int32_t at) { return reinterpret_cast<uint16_t*>(memory + at); };
   const WinnerOrder<Args> order{p,
                                 tile,
                                 memory + p.memory.list,
                                 words(p.memory.starts),
                                 words(p.memory.next),
                                 words(p.memory.cursors),
-                                reinterpret_cast<uint16_t*>(memory + p.memory.staged)};
-  Kernel kernel{p, tile, order, shared, kept};
-  if (!kListedArgs<Args> && p.few) {
-    kernel.run_few();
-  } else {
-    kernel.run(warp_totals);
-  }
+                                halves(p.memory.staged),
+                                halves(p.memory.origins)};
+  Kernel kernel{{p, shared}, tile, order, kept};
+  kernel.run(warp_totals);
 }
 
 }  // namespace late_interaction
