@@ -166,15 +166,17 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   const ScalarType sum_type = score_type(in.dtype);
   const bool summed_in_place = sum_type == Q.scalar_type();
   // Half-precision copies, and copies of the tokens that a mask keeps.
-  Multiplied how = multiplied(in, precision, Q.get_device_index());
-  // All queries' copies lie beside a part of the documents': half of the room is for them.
-  constexpr int64_t kMostOfQueries = 6 << 20;
-  if (how.copies == Copies::halves && 4 * s.Nq * s.Lq * s.d > kMostOfQueries) how.copies = Copies::none;
+  const Multiplied how = multiplied(in, precision, Q.get_device_index());
   const bool copied = how.copies != Copies::none;
   const int64_t element = how.copies == Copies::halves ? 4 : 2;
   const int64_t copy = s.Ld * (element * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
+  // Of all queries of a batch they may be too many at a time, beside those of a part of the documents.
+  constexpr int64_t kMostOfQueries = 6 << 20;
+  const int64_t of_query = copied ? s.Lq * (element * s.d + 4) : 0;
+  const int64_t queries_at_once =
+      in_batch && copied ? std::max<int64_t>(1, kMostOfQueries / std::max<int64_t>(of_query, 1)) : s.Nq;
   const RecomputeBytes bytes{.sum = summed_in_place ? 0 : 4,
-                             .query = copied ? s.Lq * (element * s.d + 4) : 0,
+                             .query = queries_at_once < s.Nq ? kMostOfQueries / s.Nq : of_query,
                              .forward = norms + (int64_t{copied} + d_mask.has_value()) * copy,
                              .backward = norms};
   const RecomputePlan plan = method == Backward::unified
@@ -193,9 +195,14 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
     const OptionalTensor part_q_mask = part_of(q_mask, i, queries), part_d_mask = of_documents(d_mask);
     const Inputs part = parse_inputs(part_Q, part_D, part_q_mask, part_d_mask);
     const Tensor winners = new_tensor(Q, {queries, documents, s.Lq}, winner_type(s.Ld));
-    {
-      const Tensor scores = new_tensor(Q, {queries, documents}, sum_type);
-      score_into(part_Q, part_D, part_q_mask, part_d_mask, part, normalize, how, scores, winners);
+    const int64_t at_once = plan.parts == Parts::none ? queries : std::min(queries, queries_at_once);
+    for (int64_t q = 0; q < queries; q += at_once) {
+      const int64_t some = std::min(at_once, queries - q);
+      const Tensor some_Q = part_of(part_Q, q, some);
+      const OptionalTensor some_mask = part_of(part_q_mask, q, some);
+      const Tensor scores = new_tensor(Q, {some, documents}, sum_type);
+      score_into(some_Q, part_D, some_mask, part_d_mask, parse_inputs(some_Q, part_D, some_mask, part_d_mask),
+                 normalize, how, scores, part_of(winners, q, some));
     }
     if (!allocated) {
       std::tie(grad_Q, grad_D) = new_gradients(Q, D, s, need_grad_Q, need_grad_D);
