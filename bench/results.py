@@ -148,12 +148,12 @@ class Results:
         self._earlier = read(path) if merge and path.exists() else []
 
     def add(self, rows: Iterable[Row]) -> list[Row]:
-        """Records the rows, each with its run and, where it has one, its share of the ceiling."""
+        """Records the rows, each with its run, this one if it names none, and what it reached."""
         added = []
         for row in rows:
             share = reached(row, self.header)
             more = {"reached": share[0], "bound": share[1]} if share else {}
-            added.append({**row, **more, "run": self.header["run"]})
+            added.append({**row, **more, "run": row.get("run", self.header["run"])})
         self.rows += added
         self.write()
         return added
@@ -161,7 +161,7 @@ class Results:
     def write(self) -> None:
         replaced = {_group(r) for r in self.rows}
         kept = [r for r in self._earlier if r.get("kind") != "header" and _group(r) not in replaced]
-        runs = {r["run"] for r in kept}
+        runs = {r["run"] for r in [*kept, *self.rows]}
         headers = [r for r in self._earlier if r.get("kind") == "header" and r["run"] in runs]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = ",\n".join(json.dumps(_rounded(r)) for r in [*headers, self.header, *kept, *self.rows])

@@ -222,6 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
     p.add_argument("--out", type=Path, help="default: bench/results/sweep-<device>.json")
     p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
+    p.add_argument(
+        "--again", action="store_true", help="time us alone, beside the peers' times that --out holds"
+    )
     p.add_argument("--impl", default="ours,lik,flash", help=f"some of {','.join(KEYS)}")
     p.add_argument("--limit", type=float, default=20.0, help="seconds that a first call may take")
     p.add_argument(
@@ -239,7 +242,9 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(
     args: argparse.Namespace, out: results.Results, shapes: Sequence[Shape],
     implementations: Sequence[Implementation], device: torch.device, end: float,
+    recorded: dict[str, list[Row]],
 ) -> None:  # fmt: skip
+    """`recorded`: rows of others, by shape, that stand beside those measured now."""
     peers = {k: i for k, cls in KEYS.items() for i in implementations if type(i) is cls and i.name != OURS}
     tuned = {k: i for k, i in peers.items() if k in ("lik", "flash")}
 
@@ -276,6 +281,7 @@ def _measure(
                         log("the GPU answers no more; --merge goes on in a new process")
                         return
                     continue
+                rows += recorded.get(shape.name, [])
                 out.add(rows)
                 found = ratio(rows)
                 if n % 20 == 0 or (found or 0) > LOSS:
@@ -309,6 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Its own cache: what is tuned here is timed for shorter than the peers would by themselves.
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "sweep"))
     keys = ["ours", "einsum"] if args.dry_run else [k for k in args.impl.split(",") if k]
+    if args.again:
+        keys = ["ours"]
     implementations, missing = load(keys, device)
     implementations = [i for i in implementations if i.name != COMPILED]
     for absent in missing:
@@ -319,14 +327,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device, Ceilings(), program="bench.sweep", seed=args.seed, count=args.count,
         tuning=f"each key on one shape, {triton_tuning.BENCH_MS['rep']} ms for each configuration",
     )  # fmt: skip
-    out = results.Results(path, header, args.merge)
+    out = results.Results(path, header, args.merge or args.again)
     torch.manual_seed(args.seed)
     shapes = draw_shapes(args.count, args.seed, small=args.dry_run)
-    if args.merge:
+    recorded: dict[str, list[Row]] = {}
+    if args.again:
+        for row in _earlier(path):
+            recorded.setdefault(row["shape"], [])
+            if row["impl"] != OURS:
+                recorded[row["shape"]].append(row)
+        shapes = [s for s in shapes if s.name in recorded]
+    elif args.merge:
         done = {r["shape"] for r in _earlier(path)}
         shapes = [s for s in shapes if s.name not in done]
         print(f"{args.count - len(shapes)} of {args.count} shapes are there already")
-    _measure(args, out, shapes, implementations, device, start + args.seconds - 3.0)
+    _measure(args, out, shapes, implementations, device, start + args.seconds - 3.0, recorded)
     rows = _earlier(path)
     if rows:
         print(f"\n{summary(rows)}")

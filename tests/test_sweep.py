@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -206,6 +207,23 @@ def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.
     assert "5 of 9 shapes are there already" in capsys.readouterr().out
     assert sweep.main([*options, "--count", "400", "--merge", "--seconds", "3.2"]) == 0
     assert 9 <= len({r["shape"] for r in results.split(results.read(out))[1]}) < 400
+
+
+def test_our_times_are_taken_again_beside_recorded_ones(tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    options = ["--dry-run", "--out", str(out), "--count"]
+    assert sweep.main([*options, "3"]) == 0
+    first = results.read(out)
+    first[0]["run"] = "earlier"  # the header's; runs within a second would share a name
+    for r in first[1:]:
+        r["run"] = "earlier"
+    out.write_text(json.dumps(first))
+    assert sweep.main([*options, "9", "--again"]) == 0
+    headers, rows = results.split(results.read(out))
+    assert [h["run"] for h in headers] == ["earlier", rows[0]["run"]] and len(rows) == 6
+    for r, before in zip(rows, first[1:], strict=True):
+        assert (r["shape"], r["impl"]) == (before["shape"], before["impl"])
+        assert (r == before) == (r["impl"] == EINSUM)
 
 
 def test_a_library_that_fails_or_is_wrong_costs_its_row_alone() -> None:
