@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import fp32, quantized, steps, sweep, targets, variants
+from . import fp32, plans, quantized, steps, sweep, targets, variants
 from .ceilings import NAMES, reached
 from .impls import EINSUM, FLASH, LIK, OURS
 from .inputs import SKEWED, UNIFORM
@@ -279,6 +279,21 @@ def _sweep(path: Path, table: Table) -> list[str]:
     return parts
 
 
+def _plans(path: Path, table: Table) -> list[str]:
+    rows = [plans.judged(row) for row in split(read(path))[1]] if path.exists() else []
+    body = [[variant, *plans.figures(found)] for variant, found in plans.by_variant(rows).items()]
+    if not body:
+        return []
+    note = (
+        "What the planner's choice costs: each random shape's time with the plan that it would choose today "
+        "over the best of all that it could have, less 1 (`python -m bench.plans`)."
+    )
+    parts = ["## The planner's choices", note, table(["shapes", *plans.FIGURES], body, 1)]
+    if missed := plans.missed(rows):
+        parts.append(table(plans.MISSED, missed, 3))
+    return parts
+
+
 def build(directory: Path, table: Table, stamp: Callable[[Sequence[Row]], str]) -> str:
     """The Markdown between the markers of docs/performance.md."""
     parts: list[str] = []
@@ -296,6 +311,7 @@ def build(directory: Path, table: Table, stamp: Callable[[Sequence[Row]], str]) 
         measured += [*_negatives(record, table), *_targets(rows, table)]
         measured += _profile(directory / f"ncu-{path.name}", table)
         measured += _sweep(directory / f"sweep-{path.name}", table)
+        measured += _plans(directory / f"plans-{path.name}", table)
         if measured:
             parts += [*measured, stamp(record.headers)]
     return "\n\n".join(parts) if parts else "No run on a GPU is recorded yet."

@@ -176,11 +176,11 @@ def _rounded(row: Row) -> Row:
 
 
 def records(directory: Path) -> list[Path]:
-    """The files of whole runs, the CPU's last: not sweeps, profiles or parts."""
+    """The files of whole runs, the CPU's last: not sweeps, plans, profiles or parts."""
     found = [
         p
         for p in directory.glob("*.json")
-        if not p.name.startswith(("sweep-", "ncu-")) and not p.name.endswith(".partial.json")
+        if not p.name.startswith(("sweep-", "plans-", "ncu-")) and not p.name.endswith(".partial.json")
     ]
     return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
 

@@ -189,15 +189,16 @@ RETRIEVE = (
     Shape("retrieve-fp8-million", 16, 1_000_000, 32, 128),
 )
 # Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
+_CHUNKED = (
+    (64, 2048), (64, 4096), (64, 8192), (128, 4096), (128, 8192), (256, 2048), (256, 4096), (256, 8192),
+)  # fmt: skip
 HEADS = (
     Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
     Shape("negatives-128x4", 128, 4, 32, 1030, layout=KD),
     Shape("negatives-128x8", 128, 8, 32, 1030, layout=KD),
     Shape("negatives-256x8", 256, 8, 32, 1030, layout=KD),
     Shape("negatives-256x16", 256, 16, 32, 1030, layout=KD),
-    Shape("chunked-64", 64, 64, 128, 2048),
-    Shape("chunked-128", 128, 128, 128, 4096),
-    Shape("chunked-256", 256, 256, 128, 8192),
+    *(Shape(f"chunked-{batch}x{Ld}", batch, batch, 128, Ld) for batch, Ld in _CHUNKED),
 )
 
 CPU = (

@@ -16,6 +16,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/tensors.h"
+#include "plan/alternatives.h"
 #include "plan/copies.h"
 #include "plan/halves.h"
 #include "plan/plan.h"
@@ -145,15 +146,22 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def(
       "project_rows_(Tensor(a!) rows, Tensor hidden, Tensor W, Tensor? b, Tensor? wanted, bool normalize) "
       "-> Tensor");
+  // maxsim_from_hidden's scores in one pass, of hidden [Nd * Ld, d_model] that can_project_rows takes and of
+  // at most 64 query tokens in all. CUDA alone.
+  m.def(
+      "project_scores(Tensor Q, Tensor hidden, Tensor W, Tensor? b, Tensor? q_mask, Tensor? d_mask, int Ld, "
+      "bool normalize) -> Tensor");
   // Rows of x [rows, d] become unit vectors in place; the inverses of their norms come back.
   m.def("unit_rows_(Tensor(a!) x) -> Tensor");
   // Which tokens of documents of Ld tokens won anything, bool [Nd * Ld], from winners [Nq, Nd, Lq].
   m.def("won_rows(Tensor winners, int Ld) -> Tensor");
-  // As maxsim_backward (lowmem) where D [Nd, Ld, d] holds such unit rows, or any rows without inverse. The
-  // gradient of the rows before takes the place of D. Which rows hold one comes back, bool [Nd * Ld].
+  // As maxsim_backward (lowmem), into tensors that are there; of zero elements where a gradient is not
+  // needed. With inverse D [Nd, Ld, d] holds such unit rows, and grad_D is the gradient of the rows before.
+  // grad_D may be D itself, at the price of a second launch. With sums [Nq, Lq, d] several calls, each of
+  // documents of its own, add up grad_Q: the first one finds nothing in sums, the last one writes grad_Q.
   m.def(
-      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor(a!) D, Tensor? inverse, Tensor winners, "
-      "bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor won)");
+      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, Tensor? inverse, Tensor winners, "
+      "Tensor(a!) grad_Q, Tensor(b!) grad_D, Tensor(c!)? sums, bool first, bool last) -> ()");
   // parts [splits, d, d_model] += grad^T hidden over the wanted rows, an equal share of the rows a split;
   // fresh parts are overwritten. A row that is not wanted reaches nothing, whatever it holds.
   m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");
@@ -165,8 +173,9 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def("send_bytes_(Tensor(a!) to, Tensor source, Tensor(b!) rooms, Tensor left) -> ()");
 
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
-  // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward" or "backward" (which
-  // quantized tokens have not); sm is the compute capability as 10 * major + minor.
+  // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward", "backward" (which quantized
+  // tokens have not), or "alternatives": the names of all plans that the forward could have, a line each, its
+  // own first. sm is the compute capability as 10 * major + minor.
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
       "bool masked, bool normalize, str step, str backward, int sm, int sm_count) -> str");
@@ -183,6 +192,10 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // older one, and with it the kernels that need no more; 0 goes back to the device's own. Only where the
   // CUDA library is loaded.
   m.def("cuda_capability(int? force=None) -> int");
+
+  // The plan, by a name of explain_plan's alternatives, that every forward of the process gets; one that
+  // cannot have it is an error. To measure plans against each other; '' goes back to the planner's choice.
+  m.def("forced_plan(str? force=None) -> str");
 }
 
 namespace late_interaction {
@@ -221,11 +234,8 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const Device device = planned_device(sm, sm_count);
   if (is_empty(sizes)) return kEmpty;
   const Dtype type = dtype_named(dtype);
-  if (step == "forward") {
+  if (step == "forward" || step == "alternatives") {
     const Multiplied how = plan_copies(sizes, type, parse_precision(precision), masked, device);
-    if (how.copies == Copies::halves) {
-      return explain(how.copies, normalize) + explain(sizes, *plan_halves(sizes, masked, device));
-    }
     const int64_t row_bytes = d * element_bytes(compute_for(how.dtype, how.precision));
     const bool unit_copies = how.copies == Copies::scaled_fp16 && normalize;
     const ForwardTraits traits{.dtype = how.dtype,
@@ -233,10 +243,16 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
                                .masked = masked,
                                .scaled = (normalize && !unit_copies) || is_quantized(type),
                                .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
-    return explain(how.copies, normalize) + explain(sizes, plan_forward(sizes, traits, device));
+    const std::vector<ForwardPlan> plans = how.copies == Copies::halves
+                                               ? std::vector{*plan_halves(sizes, masked, device)}
+                                               : forward_alternatives(sizes, traits, device);
+    if (step == "forward") return explain(how.copies, normalize) + explain(sizes, plans[0]);
+    std::string names;
+    for (const ForwardPlan& plan : plans) names += short_name(plan) + "\n";
+    return names;
   }
-  STD_TORCH_CHECK(step == "backward", "late_interaction: step must be 'forward' or 'backward', got '", step,
-                  "'");
+  STD_TORCH_CHECK(step == "backward",
+                  "late_interaction: step must be 'forward', 'backward' or 'alternatives', got '", step, "'");
   STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   return explain(sizes, plan_backward(sizes, type, vectors, normalize, parse_backward(backward), device));

@@ -28,7 +28,8 @@ def maxsim_from_hidden(
 
     Differentiable in ``Q``, ``H_d``, ``W`` and ``b``. A chunk of documents at a time is projected into a
     buffer that stays in the GPU's L2 cache, normalized and scored; one kernel projects and normalizes in half
-    precision with d up to 128 on compute capability 9.0. The backward projects again, the tokens that won
+    precision with d up to 128 on compute capability 9.0. (Without gradients, and with up to 64 query tokens
+    in all, one kernel scores tokens as it projects them.) The backward projects again, the tokens that won
     alone; it is deterministic, and adds up the gradient of ``W`` in float32, over those tokens too.
     Masked tokens, and documents without a valid token, reach neither a score nor a gradient.
 

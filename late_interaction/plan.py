@@ -104,11 +104,11 @@ def explain_plan(
 
     lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
     if nbits is not None:
-        text = ops.explain_residual_plan(
+        compressed: str = ops.explain_residual_plan(
             Nq, N, Lq, Ld, d, names[dtype], precision, nbits, winners, sm, sm_count
         )
-        lines += ["forward", *(f"  {line}" for line in text.splitlines())]
-        if winners and "kernel  " in text:
+        lines += ["forward", *(f"  {line}" for line in compressed.splitlines())]
+        if winners and "grid" in compressed:
             lines += [
                 "backward",
                 f"  gather     {Nq * Lq} blocks of 8 warps, one a query token: of grad_Q alone",
@@ -120,7 +120,7 @@ def explain_plan(
             raise ValueError(f"no hidden states of {d_model} dims become {dtype} D {list(d_shape)}")
         dtype = from_hidden.multiplied_in(precision, dtype)
         chunks = _chunks(N, Ld, d, d_model, dtype.itemsize)
-        lines += ["hidden states", *_projected(N, chunks, d, d_model, dtype, normalize, sm)]
+        lines += ["hidden states", *_projected(Nq * Lq, N, chunks, d, d_model, dtype, normalize, sm)]
         normalize = False  # they are, before MaxSim
     for step in ("forward", "backward") if winners and dtype in _DTYPES else ("forward",):
         text: str = ops.explain_plan(
@@ -164,12 +164,15 @@ def _chunks(N: int, Ld: int, d: int, d_model: int, each: int) -> dict[str, int]:
 
 
 def _projected(
-    N: int, chunks: dict[str, int], d: int, d_model: int, dtype: torch.dtype, normalize: bool, sm: int
-) -> list[str]:
+    queries: int, N: int, chunks: dict[str, int], d: int, d_model: int, dtype: torch.dtype, normalize: bool,
+    sm: int,
+) -> list[str]:  # fmt: skip
     sizes = ", ".join(f"{size} of {N} documents in the {step}" for step, size in chunks.items())
     kernel = sm == 90 and dtype.itemsize == 2 and d <= 128 and d % 8 == 0 and d_model % 8 == 0
     done = "project_rows" if kernel else "PyTorch's product" + (", then unit_rows" if normalize else "")
+    scored = ["  scores     without gradients: project_scores, in one pass over all documents"]
     return [
+        *(scored if kernel and queries <= from_hidden.SCORED_ROWS else []),
         f"  chunk      {sizes}",
         f"  projection {done}, {d_model} to {d} dims in {_DTYPES[dtype]}; in the backward, of "
         + ("the tokens that won" if kernel else "all tokens"),

@@ -209,6 +209,7 @@ def run_compressed(name, Nq, Lq, Nd, Ld, d, nbits, dtype, precision):
 HIDDEN_CALLS = {
     "hidden states, wgmma": (3, 5, 40, 70, 136, 264, BF16, 0),
     "hidden states, projected": (3, 5, 40, 470, 128, 264, BF16, 0),
+    "hidden states, scored": (3, 50, 9, 37, 120, 264, BF16, 0),
     "hidden states, mma": (3, 5, 40, 70, 136, 264, FP16, 80),
     "hidden states, float32": (3, 5, 9, 33, 24, 40, FP32, 0),
 }
@@ -225,9 +226,10 @@ def run_hidden(name, Nq, Nd, Lq, Ld, d, d_model, dtype, capability):
     try:
         scores, winners = ops.maxsim_from_hidden_winners(Q, H, W, b, None, None)
         gradients = ops.maxsim_from_hidden_backward(torch.ones_like(scores), Q, H, W, b, winners)
+        alone = ops.maxsim_from_hidden(Q, H, W, b, None, None)
     finally:
         ops.cuda_capability(0)
-    if not all(bool(result.isfinite().all()) for result in (scores, *gradients)):
+    if not all(bool(result.isfinite().all()) for result in (scores, alone, *gradients)):
         raise SystemExit(f"{name}: a result is not finite")
 
 

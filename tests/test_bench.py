@@ -34,7 +34,7 @@ from bench import (
 from bench.__main__ import main
 from bench.impls import EINSUM, KEYS, LIK, OURS, einsum_maxsim, load
 from bench.shapes import KD, PAIRS, Shape
-from tests.side_by_side import release, without_its_init
+from tests.side_by_side import anything, release, without_its_init
 
 CPU = torch.device("cpu")
 LAYOUTS = [
@@ -418,6 +418,21 @@ def test_the_head_is_colpali_engines(in_batch: float) -> None:
         einsum = heads._scores(KEYS["einsum"](), Shape("x", 4, 3, 5, 7))
         mine = heads.negative_head(einsum, x.Q, positives, x.D, in_batch)
         torch.testing.assert_close(mine, head(x.Q, positives, x.D))
+
+
+def test_the_chunked_loss_is_pylates() -> None:
+    with release("pylate", "pylate", "1.6.0", [anything("datasets")]):
+        cached = importlib.import_module("pylate.losses").CachedContrastive
+        model = SimpleNamespace(do_query_expansion=True, skiplist=[])
+        x = inputs.draw(Shape("x", 40, 40, 5, 7, d=16), CPU, torch.float64)
+        x.require_grad()
+        mine = heads.chunked_contrastive(heads._scores(KEYS["einsum"](), Shape("x", 40, 40, 5, 7)), x.Q, x.D)
+        theirs = [[y.detach().requires_grad_() for y in side.split(heads.CHUNK)] for side in (x.Q, x.D)]
+        masks = [torch.ones(side.shape[:2]) for side in (x.Q, x.D)]
+        loss = cached(model, mini_batch_size=heads.CHUNK).calculate_loss(theirs, masks, with_backward=True)
+        torch.testing.assert_close(mine, loss.to(mine.dtype))
+        for side, parts in zip((x.Q, x.D), theirs, strict=True):
+            torch.testing.assert_close(side.grad, torch.cat([y.grad for y in parts]))
 
 
 def test_the_heads_have_a_table() -> None:

@@ -243,7 +243,7 @@ def test_autocast_multiplies_in_half_and_keeps_dtypes(dtype, device):
         scores = maxsim_from_hidden(*leaves, d_mask)
         exact = maxsim_from_hidden(*leaves, d_mask, precision="highest")
         mixed = maxsim_from_hidden(Q, H.to(dtype), W, b, d_mask)
-    halves = [x.detach().to(dtype) for x in leaves]
+    halves = [x.detach().to(dtype).requires_grad_() for x in leaves]
     assert torch.equal(scores, maxsim_from_hidden(*halves, d_mask)) and torch.equal(scores, mixed)
     assert torch.equal(exact, maxsim_from_hidden(*leaves, d_mask, precision="highest"))
     grads = torch.autograd.grad(scores.sum(), leaves)
@@ -328,10 +328,13 @@ def test_opcheck_steps(dtype, device):
     Q, D = torch.randn(2, 3, 24, device=device).to(dtype), unit.view(5, 10, 24)
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
     torch.library.opcheck(OPS.won_rows.default, (winners, 10))
-    for norms in (inverse, None):
-        for needs in ((True, True), (True, False), (False, True)):
-            args = (scores, Q, D.clone(), norms, winners, *needs)
-            torch.library.opcheck(OPS.maxsim_backward_unit_.default, args)
+    sums = torch.zeros(Q.shape, device=device, dtype=inverse.dtype)
+    for need_grad_Q, need_grad_D in ((True, True), (True, False), (False, True)):
+        grad_Q, grad_D = torch.zeros_like(Q)[: 2 * need_grad_Q], torch.zeros_like(D)[: 5 * need_grad_D]
+        for order in ((None, True, True), (sums, False, False), (sums, False, True)):
+            for norms in (inverse, None):
+                args = (scores, Q, D, norms, winners, grad_Q, grad_D, *order)
+                torch.library.opcheck(OPS.maxsim_backward_unit_.default, args)
     if dtype.itemsize == 2:
         parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
         wanted = torch.rand(50, device=device) < 0.5
@@ -396,12 +399,28 @@ def test_unit_rows_and_back(dtype, d):
     lost.scatter_(1, winners.transpose(0, 1).flatten(1).long(), False)
     D.masked_fill_(lost.unsqueeze(-1), float("nan"))
     for norms in (inverse, None):
-        mine, theirs = D.clone(), D.clone()
-        grad_Q, won = OPS.maxsim_backward_unit_(scores, Q, mine, norms, winners)
-        wanted_Q, wanted_won = from_hidden.maxsim_backward_unit(scores, Q, theirs, norms, winners)
-        assert torch.equal(won, wanted_won) and torch.equal(won, ~lost.flatten())
-        assert torch.equal(grad_Q, wanted_Q) and not mine[lost].any()
-        ref.assert_close(mine[1:], theirs[1:], TOLERANCE[dtype])
+        mine, theirs = ((torch.full_like(Q, 7.0), torch.full_like(D, 7.0)) for _ in range(2))
+        OPS.maxsim_backward_unit_(scores, Q, D, norms, winners, *mine, None, True, True)
+        from_hidden.maxsim_backward_unit(scores, Q, D, norms, winners, *theirs, None, True, True)
+        assert torch.equal(mine[0], theirs[0]) and not mine[1][lost].any()
+        grad_Q, in_place = torch.empty_like(Q), D.clone()
+        OPS.maxsim_backward_unit_(scores, Q, in_place, norms, winners, grad_Q, in_place, None, True, True)
+        assert torch.equal(grad_Q, mine[0]) and torch.equal(in_place, mine[1])
+        ref.assert_close(mine[1][1:], theirs[1][1:], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_sums_of_several_calls(dtype, device):
+    Q, D = torch.randn(3, 9, 24, device=device).to(dtype), torch.randn(7, 13, 24, device=device).to(dtype)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    wanted, _ = OPS.maxsim_backward(scores, Q, D, winners, False, "lowmem")
+    sums = torch.full(Q.shape, float("nan"), device=device, dtype=from_hidden.sum_dtype(dtype))
+    grad_Q, grad_D = torch.full_like(Q, float("nan")), D.new_empty(0)
+    for part, first, last in ((slice(0, 3), True, False), (slice(3, 7), False, True)):
+        kept = winners[:, part].contiguous()
+        outputs = grad_Q, grad_D, sums
+        OPS.maxsim_backward_unit_(scores[:, part], Q, D[part], None, kept, *outputs, first, last)
+    ref.assert_close(grad_Q, wanted, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("Ld", [1, 7, 300, 40000, 65535])
@@ -458,6 +477,63 @@ def test_project_rows(dtype, bias, normalize, share, shape):
     if share == 0.4:  # the same bits as among others
         OPS.project_rows_(again, hidden, W, b, None, normalize)
         assert torch.equal(again[kept], rows[kept])
+
+
+# Nq, Nd, Lq, Ld, d, d_model: of up to 64 query tokens; documents of less and more than a warp's 16 rows, and
+# more rows than the tiles of all blocks hold.
+SCORED = [
+    (1, 1, 1, 1, 8, 8),
+    (1, 300, 32, 1, 128, 64),
+    (3, 70, 7, 5, 40, 72),
+    (2, 9, 32, 16, 128, 768),
+    (1, 13, 64, 17, 96, 136),
+    (5, 400, 12, 300, 128, 264),
+    (1, 3, 33, 30_000, 64, 128),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SCORED)
+@pytest.mark.parametrize("masks", cases.MASKS)
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_project_scores(dtype, normalize, masks, shape):
+    Q, H, W, b, q_mask, d_mask = inputs(shape, dtype, "cuda", normalize, masks)
+    hidden, Ld = H.flatten(0, 1), shape[3]
+    rows = torch.empty(hidden.shape[0], shape[4], device="cuda", dtype=dtype)
+    OPS.project_rows_(rows, hidden, W, b, None, normalize)
+    exact, _ = ref.maxsim(Q, rows.view(*H.shape[:2], -1), q_mask, d_mask)
+    if d_mask is not None:
+        hidden[~d_mask.flatten()] = float("nan")
+    args = (Q, hidden, W, b, q_mask, d_mask, Ld, normalize)
+    scores = OPS.project_scores(*args)
+    ref.assert_close(scores, exact, 1e-5)
+    for _ in range(20):
+        assert torch.equal(OPS.project_scores(*args), scores)
+    assert torch.equal(maxsim_from_hidden(Q, H, W, b, d_mask, normalize, q_mask=q_mask), scores)
+
+
+@pytest.mark.gpu
+def test_project_scores_of_nan_and_infinity():
+    Q, H, W, _, _, _ = inputs((1, 4, 5, 40, 128, 64), torch.bfloat16, "cuda", bias=False)
+    H[1, 7, 3], H[2, 0, 0] = float("nan"), float("inf")
+    scores = maxsim_from_hidden(Q, H, W, normalize=False)
+    D = F.linear(H, W)
+    wanted = li.maxsim(Q, D)
+    assert bool(scores[0, 1].isnan()) and torch.equal(scores.isfinite(), wanted.isfinite())
+    assert torch.equal(scores.nan_to_num(7.0).isposinf(), wanted.nan_to_num(7.0).isposinf())
+    ref.assert_close(scores[:, ::3], wanted[:, ::3], TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+def test_opcheck_project_scores():
+    Q, H, W, b, q_mask, d_mask = inputs((3, 4, 5, 20, 16, 24), torch.bfloat16, "cuda", masks="holes")
+    args = (Q, H.flatten(0, 1), W, b, q_mask, d_mask, 20, True)
+    torch.library.opcheck(OPS.project_scores.default, args)
+    with pytest.raises(RuntimeError, match="1 to 64 tokens in all"):
+        OPS.project_scores(torch.cat([Q] * 5), *args[1:])
+    with pytest.raises(RuntimeError, match="documents of Ld tokens"):
+        OPS.project_scores(*args[:6], 19, True)
 
 
 @pytest.mark.gpu

@@ -68,6 +68,11 @@ Device device_properties(int device) {
   return capability == 0 || capability >= real.capability ? real : older(real, capability);
 }
 
+bool kernels_start_early() {
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess && real_properties(device).capability >= 90;
+}
+
 int64_t cuda_capability(std::optional<int64_t> force) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);

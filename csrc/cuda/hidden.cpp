@@ -7,6 +7,7 @@
 #include "device.h"
 #include "outer_rows.h"
 #include "project_rows.h"
+#include "project_scores.h"
 #include "stream.h"
 #include "unit_rows.h"
 #include "won_rows.h"
@@ -51,6 +52,27 @@ bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
          W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
 }
 
+// What the tensors say of ProjectArgs; all rows, which go nowhere yet.
+ProjectArgs project_args(const Tensor& hidden, const Tensor& W, const OptionalTensor& b) {
+  return {.hidden = hidden.const_data_ptr(),
+          .bias = b ? b->const_data_ptr() : nullptr,
+          .wanted = nullptr,
+          .out = nullptr,
+          .inverse = nullptr,
+          .rows = hidden.size(0),
+          .hidden_stride = hidden.stride(0),
+          .d = static_cast<int32_t>(W.size(0)),
+          .d_model = static_cast<int32_t>(W.size(1))};
+}
+
+ProjectMaps project_maps(const ProjectArgs& args, const Tensor& W) {
+  const Compute compute = W.scalar_type() == ScalarType::BFloat16 ? Compute::bf16 : Compute::fp16;
+  return {
+      .hidden =
+          make_row_map(args.hidden, compute, args.rows, args.d_model, args.hidden_stride, kHiddenBoxRows),
+      .weight = make_row_map(W.const_data_ptr(), compute, args.d, args.d_model, W.stride(0), kProjectedDims)};
+}
+
 Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor wanted,
                      bool normalize) {
   check_rows(rows, "rows");
@@ -70,24 +92,71 @@ Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, Opt
   const DeviceGuard guard(device);
   const Tensor inverse = new_tensor(rows, {normalize ? rows.size(0) : 0}, ScalarType::Float);
   if (rows.numel() == 0) return inverse;
-  const ProjectArgs args{.hidden = hidden.const_data_ptr(),
-                         .bias = b ? b->const_data_ptr() : nullptr,
-                         .wanted = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr,
-                         .out = rows.mutable_data_ptr(),
-                         .inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr,
-                         .rows = rows.size(0),
-                         .hidden_stride = hidden.stride(0),
-                         .d = static_cast<int32_t>(W.size(0)),
-                         .d_model = static_cast<int32_t>(W.size(1))};
-  const Dtype dtype = parse_dtype(rows.scalar_type());
-  const Compute compute = dtype == Dtype::bf16 ? Compute::bf16 : Compute::fp16;
-  const ProjectMaps maps{
-      .hidden =
-          make_row_map(args.hidden, compute, args.rows, args.d_model, args.hidden_stride, kHiddenBoxRows),
-      .weight = make_row_map(W.const_data_ptr(), compute, args.d, args.d_model, W.stride(0), kProjectedDims)};
-  check(launch_project_rows(dtype, args, maps, device_properties(device).sm_count, current_stream(device)),
+  ProjectArgs args = project_args(hidden, W, b);
+  args.wanted = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr;
+  args.out = rows.mutable_data_ptr();
+  args.inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr;
+  check(launch_project_rows(parse_dtype(rows.scalar_type()), args, project_maps(args, W),
+                            device_properties(device).sm_count, current_stream(device)),
         "project rows");
   return inverse;
+}
+
+// As x, contiguous, from aligned 16 bytes on.
+Tensor in_one_piece(Tensor x) {
+  x = torch::stable::contiguous(x);
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 ? x : torch::stable::clone(x);
+}
+
+Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor q_mask,
+                      OptionalTensor d_mask, int64_t Ld, bool normalize) {
+  STD_TORCH_CHECK(can_project_rows(hidden, W, b),
+                  "late_interaction: can_project_rows says no to these hidden, W and b");
+  STD_TORCH_CHECK(Q.dim() == 3 && Q.size(2) == W.size(0) && Q.scalar_type() == hidden.scalar_type() &&
+                      hidden.size(1) == W.size(1),
+                  "late_interaction: Q must be [Nq, Lq, d], hidden [rows, d_model] and W [d, d_model]");
+  const int64_t rows = Q.size(0) * Q.size(1), tokens = hidden.size(0);
+  STD_TORCH_CHECK(0 < rows && rows <= kScoredRows, "late_interaction: Q must have 1 to ", kScoredRows,
+                  " tokens in all");
+  STD_TORCH_CHECK(Ld > 0 && tokens > 0 && tokens % Ld == 0,
+                  "late_interaction: hidden must hold documents of Ld tokens");
+  const auto masks = [&](const OptionalTensor& mask, int64_t of) {
+    return !mask || (mask->numel() == of && mask->scalar_type() == ScalarType::Bool && same_place(*mask, Q));
+  };
+  STD_TORCH_CHECK(masks(q_mask, rows) && masks(d_mask, tokens),
+                  "late_interaction: masks must be bool, a flag for each token");
+  STD_TORCH_CHECK(same_place(hidden, Q) && same_place(W, Q) && (!b || same_place(*b, Q)),
+                  "late_interaction: Q, hidden, W and b must be on one device");
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const int64_t documents = tokens / Ld;
+  const Tensor queries = in_one_piece(Q);
+  const auto flags = [](const OptionalTensor& mask) {
+    return mask ? OptionalTensor(torch::stable::contiguous(*mask)) : std::nullopt;
+  };
+  const OptionalTensor q_flags = flags(q_mask), d_flags = flags(d_mask);
+  const auto pointer = [](const OptionalTensor& mask) {
+    return mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr;
+  };
+  const Tensor best = new_tensor(Q, {documents, rows}, ScalarType::Int);
+  const Tensor scores = new_tensor(Q, {Q.size(0), documents}, ScalarType::Float);
+  fill_zero(best, stream);
+  const ScoreArgs args{.project = project_args(hidden, W, b),
+                       .Q = queries.const_data_ptr(),
+                       .q_mask = pointer(q_flags),
+                       .d_mask = pointer(d_flags),
+                       .best = static_cast<uint32_t*>(best.mutable_data_ptr()),
+                       .scores = static_cast<float*>(scores.mutable_data_ptr()),
+                       .queries = static_cast<int32_t>(Q.size(0)),
+                       .Lq = static_cast<int32_t>(Q.size(1)),
+                       .documents = static_cast<int32_t>(documents),
+                       .Ld = static_cast<int32_t>(Ld),
+                       .normalize = normalize};
+  check(launch_project_scores(parse_dtype(Q.scalar_type()), args, project_maps(args.project, W),
+                              device_properties(device).sm_count, stream),
+        "scores of hidden states");
+  return scores;
 }
 
 Tensor won_rows(Tensor winners, int64_t Ld) {
@@ -153,6 +222,7 @@ void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool f
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("can_project_rows", TORCH_BOX(&late_interaction::can_project_rows));
   m.impl("project_rows_", TORCH_BOX(&late_interaction::project_rows_));
+  m.impl("project_scores", TORCH_BOX(&late_interaction::project_scores));
   m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
   m.impl("won_rows", TORCH_BOX(&late_interaction::won_rows));
   m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));

@@ -6,6 +6,7 @@
 #include "backward.h"
 #include "calls.h"
 #include "device.h"
+#include "forced_plan.h"
 #include "forward.h"
 #include "half_copies.h"
 #include "halves.h"
@@ -77,11 +78,12 @@ struct Factors {
 
 // A document of mean length stands for all of them.
 ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device) {
-  if (!in.packed) return plan_forward(in.sizes, traits, device_properties(device));
+  const Device& properties = device_properties(device);
+  if (!in.packed) return chosen_plan(in.sizes, traits, properties);
   Sizes mean = in.sizes;
   mean.Ld = std::max<int64_t>(1, mean.Ld / mean.N);
   if (in.dtype == Dtype::fp64) mean.Nq = in.packed->queries;
-  return plan_forward(mean, traits, device_properties(device));
+  return chosen_plan(mean, traits, properties);
 }
 
 // Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
@@ -383,4 +385,5 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
   m.impl("cuda_capability", TORCH_BOX(&late_interaction::cuda_capability));
+  m.impl("forced_plan", TORCH_BOX(&late_interaction::forced_plan));
 }

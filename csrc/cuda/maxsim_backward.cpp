@@ -34,11 +34,10 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
       !args.wide_winners && s.Lq % 4 == 0 && reinterpret_cast<uintptr_t>(args.winners) % 8 == 0;
 }
 
-// Where the gradients of a backward go, and how D comes.
+// Where the gradients of a backward go.
 struct Destinations {
-  Tensor grad_Q, grad_D;        // with zero elements: not needed
-  OptionalTensor unit_inverse;  // D holds unit rows, these are the inverse norms that they had
-  OptionalTensor won;           // which tokens hold a gradient
+  Tensor grad_Q, grad_D;                       // with zero elements: not needed
+  OptionalTensor unit_inverse = std::nullopt;  // D holds unit rows, these are the inverse norms that they had
   // grad_Q of several calls with documents of their own: summed up here, and finished by the last one.
   OptionalTensor q_sums = std::nullopt;
   bool first = true, last = true;
@@ -56,16 +55,14 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   if (winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
     fill_zero(to.grad_Q, stream);
     fill_zero(to.grad_D, stream);
-    if (to.won) fill_zero(*to.won, stream);
     return;
   }
 
   const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
   const bool vectors =
       reads_in_pieces(in.Q, s.d, element, vector) && reads_in_pieces(in.D, s.d, element, vector);
-  const bool through_norm = normalize || to.unit_inverse;
   const BackwardPlan plan =
-      plan_backward(s, in.dtype, vectors, through_norm, method, device_properties(device));
+      plan_backward(s, in.dtype, vectors, normalize || to.unit_inverse, method, device_properties(device));
   STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
@@ -80,7 +77,6 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   args.D = in.D;
   args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
-  args.won = to.won ? static_cast<uint8_t*>(to.won->data_ptr()) : nullptr;
 
   OptionalTensor q_inverse, d_inverse, q_sums = to.q_sums, d_sums;
   if (normalize) {
@@ -142,7 +138,7 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
   const DeviceGuard guard(Q.get_device_index());
   const auto [grad_Q, grad_D] = new_gradients(Q, D, in.sizes, need_grad_Q, need_grad_D);
   backward_into(in, grad_scores, winners, normalize, parse_backward(backward),
-                {.grad_Q = grad_Q, .grad_D = grad_D, .unit_inverse = std::nullopt, .won = std::nullopt});
+                {.grad_Q = grad_Q, .grad_D = grad_D});
   return {grad_Q, grad_D};
 }
 
@@ -216,8 +212,6 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
     backward_into(part, grads, winners, normalize, method,
                   {.grad_Q = to_Q ? part_of(grad_Q, i, queries) : none,
                    .grad_D = to_D ? of_documents(grad_D) : none,
-                   .unit_inverse = std::nullopt,
-                   .won = std::nullopt,
                    .q_sums = sums,
                    .first = j == 0,
                    .last = j + documents == s.N});
@@ -251,27 +245,34 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   return {grad_Q, grad_D};
 }
 
-std::tuple<Tensor, Tensor> maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D,
-                                                 OptionalTensor inverse, Tensor winners, bool need_grad_Q,
-                                                 bool need_grad_D) {
+void maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,
+                           Tensor grad_Q, Tensor grad_D, OptionalTensor sums, bool first, bool last) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   check_backward_inputs(grad_scores, Q, winners, in);
   const Sizes& s = in.sizes;
-  STD_TORCH_CHECK(s.layout == Layout::in_batch && D.is_contiguous(),
-                  "late_interaction: D must be a contiguous [Nd, Ld, d]");
+  STD_TORCH_CHECK(s.layout == Layout::in_batch, "late_interaction: D must be [Nd, Ld, d]");
   STD_TORCH_CHECK(
       !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
                    same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
       "late_interaction: inverse must be what unit_rows_ returned");
+  const auto takes = [&](const Tensor& x, int64_t elements, ScalarType type) {
+    return x.numel() == elements && x.is_contiguous() && x.scalar_type() == type && same_place(x, Q);
+  };
+  STD_TORCH_CHECK(grad_Q.numel() == 0 || takes(grad_Q, Q.numel(), Q.scalar_type()),
+                  "late_interaction: grad_Q must be contiguous, as Q, or without elements");
+  STD_TORCH_CHECK(grad_D.numel() == 0 || takes(grad_D, D.numel(), D.scalar_type()),
+                  "late_interaction: grad_D must be contiguous, as D, or without elements");
+  STD_TORCH_CHECK(!sums || takes(*sums, Q.numel(), score_type(in.dtype)),
+                  "late_interaction: sums must be contiguous, as Q, in the type of sums");
   const DeviceGuard guard(Q.get_device_index());
-  const Tensor none = new_tensor(Q, {0}, Q.scalar_type());
-  const Destinations to{
-      .grad_Q = need_grad_Q ? new_tensor(Q, {s.Nq, s.Lq, s.d}, Q.scalar_type()) : none,
-      .grad_D = need_grad_D ? D : none,
-      .unit_inverse = inverse,
-      .won = need_grad_D ? OptionalTensor(new_tensor(Q, {s.N * s.Ld}, ScalarType::Bool)) : std::nullopt};
-  backward_into(in, grad_scores, winners, false, Backward::lowmem, to);
-  return {to.grad_Q, to.won ? *to.won : new_tensor(Q, {0}, ScalarType::Bool)};
+  if (grad_Q.numel() == 0) sums = std::nullopt;
+  backward_into(in, grad_scores, winners, false, Backward::lowmem,
+                {.grad_Q = grad_Q,
+                 .grad_D = grad_D,
+                 .unit_inverse = inverse,
+                 .q_sums = sums,
+                 .first = first,
+                 .last = last});
 }
 
 std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,

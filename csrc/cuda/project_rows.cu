@@ -1,13 +1,8 @@
 #include "kernels/project_rows.cuh"
 
-#include <algorithm>
-
 namespace late_interaction {
 
 namespace {
-
-// A block with fewer rows would read W for little.
-constexpr int64_t kLeastRows = 64;
 
 template <class Type, class T>
 cudaError_t launch(const ProjectArgs& args, const ProjectMaps& maps, int sm_count, cudaStream_t stream) {
@@ -15,7 +10,7 @@ cudaError_t launch(const ProjectArgs& args, const ProjectMaps& maps, int sm_coun
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ProjectTile::kSharedBytes);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = std::min<int64_t>(sm_count, (args.rows + kLeastRows - 1) / kLeastRows);
+  const int64_t blocks = project_blocks(args.rows, sm_count);
   kernel<<<static_cast<unsigned>(blocks), ProjectTile::kThreads, ProjectTile::kSharedBytes, stream>>>(args,
                                                                                                       maps);
   return cudaGetLastError();

@@ -4,6 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../common/problem.h"
@@ -27,6 +28,11 @@ struct ProjectArgs {
 struct ProjectMaps {
   CUtensorMap hidden, weight;
 };
+
+// A block a multiprocessor; one with fewer than 64 rows would read W for little.
+inline int64_t project_blocks(int64_t rows, int sm_count) {
+  return std::min<int64_t>(sm_count, (rows + 63) / 64);
+}
 
 // bf16 and fp16, on devices that have wgmma; rows of whole, aligned 16 bytes, d at most kProjectedDims.
 cudaError_t launch_project_rows(Dtype dtype, const ProjectArgs& args, const ProjectMaps& maps, int sm_count,

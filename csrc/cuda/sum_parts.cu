@@ -1,7 +1,10 @@
 // A query longer than the rows of a warp leaves its score in parts; this adds them, in order.
 #include <algorithm>
 
+#include "device.h"
 #include "forward.h"
+#include "kernels/launch.cuh"
+#include "kernels/turns.cuh"
 
 namespace late_interaction {
 
@@ -18,6 +21,7 @@ __device__ int parts_of(const ForwardArgs& p, int64_t query, int rows) {
 
 __global__ void __launch_bounds__(kThreads)
     sum_parts(const __grid_constant__ ForwardArgs p, int rows, float* scores) {
+  take_turns();
   const int64_t count = p.Nq * p.N;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kThreads) {
@@ -35,8 +39,8 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                              cudaStream_t stream) {
   const int64_t blocks = std::min<int64_t>((args.Nq * args.N + kThreads - 1) / kThreads, 1024);
-  sum_parts<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args, plan.part_rows, scores);
-  return cudaGetLastError();
+  const LaunchShape shape{blocks, kThreads, 0, kernels_start_early()};
+  return launch(sum_parts, shape, stream, args, plan.part_rows, scores);
 }
 
 }  // namespace late_interaction

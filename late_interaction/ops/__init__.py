@@ -151,6 +151,7 @@ maxsim_from_hidden = torch.ops.late_interaction.maxsim_from_hidden.default
 maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winners.default
 maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
+forced_plan = torch.ops.late_interaction.forced_plan.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 explain_residual_plan = torch.ops.late_interaction.explain_residual_plan.default
 with_gradients = autograd.with_gradients
@@ -160,6 +161,7 @@ __all__ = [
     "cuda_missing",
     "explain_plan",
     "explain_residual_plan",
+    "forced_plan",
     "maxsim",
     "maxsim_backward",
     "maxsim_backward_recompute",

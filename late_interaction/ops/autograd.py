@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
+from torch._C import _AutoDispatchBelowAutograd, _is_any_autocast_enabled
 from torch.autograd import Function
 
 from late_interaction.ops import memory
@@ -125,12 +125,21 @@ class MaxSimFromHidden(Function):
         if grad_scores is None:
             return (None,) * 8
         needs = ctx.needs_input_grad[:4]
-        # The forward's precision already says what autocast wanted; autocast must not change it here.
-        with torch.autocast(grad_scores.device.type, enabled=False):
-            grads = _ops.maxsim_from_hidden_backward.default(
-                grad_scores, *ctx.saved_tensors, *ctx.options, *needs
-            )
+        args = (grad_scores, *ctx.saved_tensors, *ctx.options, *needs)
+        if _is_any_autocast_enabled():  # the forward's precision already says what it wanted
+            with torch.autocast(grad_scores.device.type, enabled=False):
+                grads = _from_hidden_backward(args)
+        else:
+            grads = _from_hidden_backward(args)
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None, None
+
+
+def _from_hidden_backward(args: tuple[Any, ...]) -> Any:
+    op = _ops.maxsim_from_hidden_backward.default
+    if torch.is_grad_enabled():  # create_graph=True
+        return op(*args)
+    with _AutoDispatchBelowAutograd():
+        return op(*args)
 
 
 class Once(Function):
@@ -272,6 +281,7 @@ def register() -> None:
         _library.impl(op, last(op), "Autograd")
     steps = (
         _ops.project_rows_.default,
+        _ops.project_scores.default,
         _ops.unit_rows_.default,
         _ops.maxsim_backward_unit_.default,
         _ops.outer_rows_.default,

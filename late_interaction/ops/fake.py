@@ -203,6 +203,19 @@ def _project_rows(
     return rows.new_empty((rows.shape[0] if normalize else 0,), dtype=from_hidden.sum_dtype(rows.dtype))
 
 
+def _project_scores(
+    Q: Tensor,
+    hidden: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    Ld: int,
+    normalize: bool,
+) -> Tensor:
+    return Q.new_empty((Q.shape[0], hidden.shape[0] // Ld), dtype=torch.float32)
+
+
 def _won_rows(winners: Tensor, Ld: int) -> Tensor:
     return winners.new_empty((winners.shape[1] * Ld,), dtype=torch.bool)
 
@@ -217,11 +230,13 @@ def _maxsim_backward_unit(
     D: Tensor,
     inverse: Tensor | None,
     winners: Tensor,
-    need_grad_Q: bool = True,
-    need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:
-    rows = D.shape[0] * D.shape[1] if need_grad_D else 0
-    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty((rows,), dtype=torch.bool)
+    grad_Q: Tensor,
+    grad_D: Tensor,
+    sums: Tensor | None,
+    first: bool,
+    last: bool,
+) -> None:
+    pass
 
 
 def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
@@ -249,6 +264,7 @@ def register() -> None:
         ("maxsim_from_hidden_backward", _maxsim_from_hidden_backward),
         ("send_bytes_", _send_bytes),
         ("project_rows_", _project_rows),
+        ("project_scores", _project_scores),
         ("won_rows", _won_rows),
         ("unit_rows_", _unit_rows),
         ("maxsim_backward_unit_", _maxsim_backward_unit),

@@ -1,19 +1,21 @@
 """MaxSim of documents that are hidden states still: projected a chunk at a time, never as a whole.
 
-A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. The
-backward projects those tokens of a chunk again that won; each counts once, however often it won:
+A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. (Where
+only scores of a few query tokens are asked for, one kernel projects and scores.) The backward projects those
+tokens of a chunk again that won; each counts once, however often it won:
 
     hidden -> D = unit rows of (hidden W^T + b), of the winners alone
-           -> grad_Q, and in the place of D its gradient, through the norm
+           -> grad_Q, and grad_D through the norm
            -> grad_hidden = grad_D W, written once
            -> grad_W += grad_D^T hidden over the winners alone, in float32
 
 Everything is summed in a fixed order: the same bits in every run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +33,8 @@ _COPIED = 24 << 20
 # The tile that a block of outer_rows_ owns.
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 _SPLIT_TOKENS = 256
+# Query tokens, in all, that project_scores takes.
+SCORED_ROWS = 64
 
 
 @cache
@@ -93,31 +97,45 @@ class _Head:
     b: Tensor | None
     normalize: bool
     size: int  # documents of a chunk
+    in_place: bool  # hidden states are read where they lie
     outer_kernel: bool  # outer_rows_ takes hidden states like these
+    _project: Any = None
 
-    def __post_init__(self) -> None:
-        self.rows = self.W.new_empty(self.size * self.H.shape[1], self.W.shape[0])
+    @property
+    def whole(self) -> bool:
+        """One chunk has all documents."""
+        return self.size >= self.H.shape[0]
+
+    def buffer(self) -> Tensor:
+        """Room for the projected tokens of a chunk."""
+        return self.W.new_empty(self.size * self.H.shape[1], self.W.shape[0])
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """(which documents, their hidden states as [tokens, d_model] in the dtype of W)"""
-        for start in range(0, self.H.shape[0], self.size):
-            documents = slice(start, min(start + self.size, self.H.shape[0]))
-            hidden = self.H[documents].flatten(0, 1).to(self.W.dtype)
+        Nd, dtype = self.H.shape[0], self.W.dtype
+        for start in range(0, Nd, self.size):
+            documents = slice(start, min(start + self.size, Nd))
+            hidden = (self.H if self.whole else self.H[documents]).flatten(0, 1)
+            hidden = _in(dtype, hidden)
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
-    def project(self, hidden: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(projected tokens [tokens, d], valid until the next call; the inverses of their norms)
-
-        A token that is not wanted may hold anything."""
-        rows = self.rows[: hidden.shape[0]]
-        kernel = _ops.can_project_rows.default(hidden, self.W, self.b)
-        project = _ops.project_rows_.default if kernel else project_rows
-        inverse = project(rows, hidden, self.W, self.b, wanted, self.normalize)
-        return rows, inverse if self.normalize else None
+    def project(self, rows: Tensor, hidden: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Fills rows [tokens, d]; a token that is not wanted may hold anything. Returns the inverses of the
+        norms that they had, with normalize."""
+        if self._project is None:  # chunks are alike
+            kernel = _ops.can_project_rows.default(hidden, self.W, self.b)
+            self._project = _ops.project_rows_.default if kernel else project_rows
+        inverse: Tensor = self._project(rows, hidden, self.W, self.b, wanted, self.normalize)
+        return inverse
 
 
 def _head(
-    H: Tensor, W: Tensor, b: Tensor | None, normalize: bool, dtype: torch.dtype, backward: bool
+    H: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    normalize: bool,
+    dtype: torch.dtype,
+    backward: bool,
 ) -> _Head:
     Nd, Ld, d_model = H.shape
     d, each = W.shape[0], dtype.itemsize
@@ -128,27 +146,34 @@ def _head(
     outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
     copied = copied_bytes(in_place, outer_kernel, each, backward)
     size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward)
-    return _Head(H, W.to(dtype), None if b is None else b.to(dtype), normalize, size, outer_kernel)
+    return _Head(
+        H, _in(dtype, W), None if b is None else _in(dtype, b), normalize, size, in_place, outer_kernel
+    )
+
+
+def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)  # even a call that changes nothing takes microseconds
 
 
 def check(Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None) -> None:
-    torch._check(
+    _require(
         Q.dim() == 3 and H.dim() == 3 and W.dim() == 2,
-        lambda: "late_interaction: Q must be [Nq, Lq, d], H [Nd, Ld, d_model] and W [d, d_model]",
+        lambda: "Q must be [Nq, Lq, d], H [Nd, Ld, d_model] and W [d, d_model]",
     )
-    torch._check(
+    _require(
         W.shape[0] == Q.shape[2] and W.shape[1] == H.shape[2],
-        lambda: f"late_interaction: W must be [{Q.shape[2]}, {H.shape[2]}], got {list(W.shape)}",
+        lambda: f"W must be [{Q.shape[2]}, {H.shape[2]}], got {list(W.shape)}",
     )
-    torch._check(
-        b is None or (b.dim() == 1 and b.shape[0] == W.shape[0]),
-        lambda: f"late_interaction: b must be [{W.shape[0]}]",
+    _require(b is None or (b.dim() == 1 and b.shape[0] == W.shape[0]), lambda: f"b must be [{W.shape[0]}]")
+    _require(
+        Q.device == H.device == W.device and (b is None or b.device == Q.device),
+        lambda: "Q, H, W and b must be on one device",
     )
-    others = (H, W) if b is None else (H, W, b)
-    torch._check(
-        all(x.device == Q.device for x in others),
-        lambda: "late_interaction: Q, H, W and b must be on one device",
-    )
+
+
+def _require(holds: Any, message: Callable[[], str]) -> None:
+    if holds is not True:  # false, or of sizes that are symbols
+        torch._check(holds, lambda: f"late_interaction: {message()}")
 
 
 def _forward(
@@ -166,15 +191,24 @@ def _forward(
     check(Q, H, W, b)
     dtype = working_dtype(precision, Q, H, W, b)
     head = _head(H, W, b, normalize, dtype, False)
-    Q = Q.to(dtype)
+    Q = _in(dtype, Q)
     Nd, Ld, _ = H.shape
+    if not winners and head.in_place and dtype.itemsize == 2 and 0 < Q.shape[0] * Q.shape[1] <= SCORED_ROWS:
+        hidden = H.flatten(0, 1)
+        if hidden.shape[0] and _ops.can_project_rows.default(hidden, head.W, head.b):
+            args = (Q, hidden, head.W, head.b, q_mask, d_mask, Ld, normalize)
+            return (_ops.project_scores.default(*args),)
     op = _ops.maxsim_winners.default if winners else _ops.maxsim.default
+    options = () if precision == "highest" else (False, precision)  # a default that is said takes time
     results: tuple[Tensor, ...] = ()
+    buffer = head.buffer()
     for documents, hidden in head.chunks():
-        D = head.project(hidden)[0].view(documents.stop - documents.start, Ld, W.shape[0])
-        part = op(Q, D, q_mask, None if d_mask is None else d_mask[documents], False, precision)
+        rows = buffer[: hidden.shape[0]]
+        head.project(rows, hidden)
+        D = rows.view(documents.stop - documents.start, Ld, W.shape[0])
+        part = op(Q, D, q_mask, None if d_mask is None else d_mask[documents], *options)
         parts = part if winners else (part,)
-        if head.size >= Nd:
+        if head.whole:
             return parts
         results = results or _empty_results(Q, Nd, Ld, winners)
         for result, piece in zip(results, parts, strict=True):
@@ -235,34 +269,51 @@ def maxsim_from_hidden_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check(Q, H, W, b)
     dtype = working_dtype(precision, Q, H, W, b)
-    head = _head(H, W, b, normalize, dtype, True)
-    d, Ld, sums = W.shape[0], H.shape[1], sum_dtype(dtype)
+    (Nd, Ld, d_model), d, sum_type = H.shape, W.shape[0], sum_dtype(dtype)
     need_grad_D = need_grad_H or need_grad_W or need_grad_b
-    queries = Q.to(dtype)
-    grad_Q = Q.new_zeros(Q.shape if need_grad_Q else 0, dtype=sums)
+    head = _head(H, W, b, normalize, dtype, True)
+    queries = _in(dtype, Q)
+    make = queries.new_empty if Nd else queries.new_zeros
+    grad_Q = make(Q.shape if need_grad_Q else 0)
+    sums = None if head.whole or not need_grad_Q else make(Q.shape, dtype=sum_type)
     grad_H = H.new_empty(H.shape if need_grad_H else 0)
-    parts = _parts(head, need_grad_W, sums)
-    grad_b = W.new_zeros(d if need_grad_b else 0, dtype=sums)
+    parts = _parts(head, need_grad_W, sum_type)
+    grad_b = W.new_zeros(d, dtype=sum_type) if need_grad_b else W.new_empty(0)
+    buffer = head.buffer()
+    # One launch takes both gradients where documents lie apart from theirs: in the place of grad_H, if a
+    # chunk has them all. (Beside a full-sized chunk's gradient they would not stay in L2.)
+    apart = head.whole and need_grad_H and d * dtype.itemsize <= d_model * H.itemsize
     for documents, hidden in head.chunks():
-        kept = winners[:, documents].contiguous()
+        size, tokens = (documents.stop - documents.start, Ld, d), hidden.shape[0]
+        kept = winners if head.whole else winners[:, documents]
+        kept = kept.contiguous()
         won = _ops.won_rows.default(kept, Ld)
-        rows, inverse = head.project(hidden, won)
-        D = rows.view(documents.stop - documents.start, Ld, d)
-        part_Q, _ = _ops.maxsim_backward_unit_.default(
-            grad_scores[:, documents], queries, D, inverse, kept, need_grad_Q, need_grad_D
-        )
-        # `rows` and `D` hold the gradient of the projected tokens from here on.
-        if need_grad_Q:
-            grad_Q = part_Q if head.size >= H.shape[0] else grad_Q.add_(part_Q)
+        rows = buffer[:tokens]
+        unit = _room(grad_H, dtype, tokens, d) if apart else rows
+        inverse = head.project(unit, hidden, won)
+        grads = grad_scores if head.whole else grad_scores[:, documents]
+        grad_D = rows.view(size) if need_grad_D else rows[:0]
+        order = sums, documents.start == 0, documents.stop == Nd
+        args = (unit.view(size), inverse if normalize else None, kept, grad_Q, grad_D, *order)
+        _ops.maxsim_backward_unit_.default(grads, queries, *args)
+        # `rows` hold the gradient of the projected tokens from here on.
+        if not need_grad_D:
+            continue
         if need_grad_H:
-            _multiply_into(grad_H[documents].flatten(0, 1), rows, head.W)
+            part_H = grad_H if head.whole else grad_H[documents]
+            _multiply_into(part_H.flatten(0, 1), rows, head.W)
         if need_grad_W:
             add_outer = _ops.outer_rows_.default if head.outer_kernel else outer_rows
             add_outer(parts, rows, hidden, won, documents.start == 0)
-        if need_grad_b:
-            grad_b += D.sum(1, dtype=sums).sum(0)  # in two steps, for a long column is slow to add up
+        if need_grad_b:  # in two steps, for a long column is slow to add up
+            grad_b += rows.view(size).sum(1, dtype=sum_type).sum(0)
     grad_W = parts.sum(0) if need_grad_W else parts
-    return grad_Q.to(Q.dtype), grad_H, grad_W.to(W.dtype), grad_b.to(W.dtype if b is None else b.dtype)
+    return _in(Q.dtype, grad_Q), grad_H, _in(W.dtype, grad_W), _in(W.dtype if b is None else b.dtype, grad_b)
+
+
+def _room(grad_H: Tensor, dtype: torch.dtype, tokens: int, d: int) -> Tensor:
+    """[tokens, d] where the gradients of as many hidden states will be."""
+    return grad_H.view(dtype).flatten()[: tokens * d].view(tokens, d)
 
 
 def _multiply_into(out: Tensor, grad: Tensor, W: Tensor) -> None:
@@ -325,24 +376,30 @@ def maxsim_backward_unit(
     D: Tensor,
     inverse: Tensor | None,
     winners: Tensor,
-    need_grad_Q: bool = True,
-    need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:
-    grad_Q, grad = _ops.maxsim_backward.default(
-        grad_scores, Q, D, winners, False, "lowmem", need_grad_Q, need_grad_D
-    )
-    if not need_grad_D:
-        return grad_Q, grad.to(torch.bool)
-    won = (grad != 0).any(-1)
+    grad_Q: Tensor,
+    grad_D: Tensor,
+    sums: Tensor | None,
+    first: bool,
+    last: bool,
+) -> None:
+    needs = grad_Q.numel() > 0, grad_D.numel() > 0
+    part_Q, grad = _ops.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
+    if needs[0]:
+        if sums is not None:
+            part_Q = sums.copy_(part_Q) if first else sums.add_(part_Q)
+        if last:
+            grad_Q.copy_(part_Q)
+    if not needs[1]:
+        return
     if inverse is not None:
+        won = (grad != 0).any(-1)
         inverse = inverse.view_as(won)
         g, u = grad.to(inverse.dtype), D.to(inverse.dtype)
         along = (g * u).sum(-1)
         along.masked_fill_(inverse >= 1e12, 0.0)  # where eps rules, nothing is projected out
         grad = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
         grad = grad.masked_fill_(~won.unsqueeze(-1), 0.0)  # even for a token that holds NaN
-    D.copy_(grad)
-    return grad_Q, won.flatten()
+    grad_D.copy_(grad)
 
 
 def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:

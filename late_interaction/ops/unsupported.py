@@ -53,7 +53,7 @@ def _no_cuda(reason: str) -> Callable[..., NoReturn]:
 
 
 def _no_capability(reason: str) -> Callable[..., NoReturn]:
-    def kernel(force: int | None = None) -> NoReturn:
+    def kernel(force: int | str | None = None) -> NoReturn:
         raise RuntimeError(f"late_interaction has no CUDA kernels here: {reason}.")
 
     return kernel
@@ -65,4 +65,5 @@ def register(cuda_missing: str | None) -> None:
         if cuda_missing is not None:
             _library.impl(name, _no_cuda(cuda_missing), "CUDA")
     if cuda_missing is not None:
-        _library.impl("cuda_capability", _no_capability(cuda_missing), "CompositeExplicitAutograd")
+        for name in ("cuda_capability", "forced_plan"):
+            _library.impl(name, _no_capability(cuda_missing), "CompositeExplicitAutograd")

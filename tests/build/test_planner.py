@@ -111,15 +111,50 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
         made = plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
         return "direct" if "forward_direct" in plan.explain(size, made) else made.tile.name
 
+    in_batch = plan.Layout.in_batch
     assert tile(161, 486, 24, 6) == tile(68, 556, 29, 29) == "direct"  # few rows, however many documents
-    assert tile(145, 1, 274, 20) == "direct"  # many rows, little to do
-    assert tile(32, 32, 32, 40, layout=plan.Layout.in_batch) == "direct"
-    assert tile(512, 512, 32, 40, layout=plan.Layout.in_batch) == "wgmma_rows"
-    assert tile(161, 486, 24, 65) == tile(161, 486, 24, 6, scaled=True) == "wgmma_documents"
+    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 32) == tile(1, 1, 24, 64, masked=True) == "direct"
+    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 33) == "wgmma_documents"
+    assert tile(373, 2188, 65, 1) == "direct"  # over 32 rows: where all warps find work
+    assert tile(1, 25, 61, 8) == "wgmma_documents"
+    assert tile(512, 512, 32, 16, layout=in_batch) == "direct"  # however much there is to do
+    assert tile(145, 1, 274, 20) == tile(32, 32, 32, 40, layout=in_batch) == "direct"  # little to do
+    assert tile(512, 512, 32, 40, layout=in_batch) == "wgmma_rows"
+    assert tile(161, 486, 24, 6, scaled=True) == "wgmma_documents"
     assert tile(161, 486, 24, 6, d=136) == "wgmma_documents"  # more than a warp holds
     assert tile(387, 50, 2, 73, d=100, copy_engine=False) == "direct"
     assert tile(387, 50, 2, 129, d=100, copy_engine=False) == "thin"
     assert tile(161, 486, 24, 6, packed=True) == "wgmma_documents"
+
+
+def test_short_documents_come_in_eights_where_all_warps_find_work():
+    def columns(Nq, N, Lq, Ld, **traits):
+        size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).columns
+
+    assert columns(8, 4000, 32, 16) == columns(1, 1, 32, 8) == 8
+    assert columns(1, 700, 32, 16) == columns(8, 3000, 32, 21) == 32
+    assert columns(8, 4000, 32, 40, copy_engine=False) == 8
+
+
+def test_over_64_rows_meet_short_documents_as_rows_where_a_multiprocessor_has_one():
+    def tile(N, Lq, Ld, **traits):
+        size = plan.Sizes(plan.Layout.in_batch, 1, N, Lq, Ld, 128)
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).tile.name
+
+    assert tile(132, 65, 512) == "wgmma_rows"
+    assert tile(132, 64, 512) == tile(133, 65, 512) == tile(132, 65, 513) == "wgmma_documents"
+    for traits in ({"packed": True}, {"scaled": True}, {"dtype": plan.Dtype.int8}):
+        assert tile(132, 65, 512, **traits) == "wgmma_documents"
+
+
+def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_a_mask_leaves():
+    def forward(Nq, N, Ld, **traits):
+        size = plan.Sizes(plan.Layout.in_batch, Nq, N, 32, Ld, 128)
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
+
+    assert forward(32, 32, 300).columns == 80 and forward(256, 256, 300).columns == 152
+    assert forward(256, 256, 300, masked=True).copied and not forward(256, 256, 70).copied
 
 
 def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
@@ -148,9 +183,14 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
 
     assert shared(1, 1000, 32, 300, 128) == (4, 1)  # a document each
     assert shared(1, 1000, 128, 1024, 128) == (3, 1)  # registers for three
-    assert shared(1, 200, 32, 4096, 128) == (2, 1)  # two documents a block
-    assert shared(1, 100, 32, 300, 128) == (1, 4)  # one: a tile each
-    assert shared(1, 100, 32, 300, 768) == (1, 1)  # a tile is many stages, and fills the ring alone
+    assert shared(1, 200, 32, 4096, 128) == (2, 2)  # two documents a block
+    assert shared(1, 200, 32, 128, 64) == (2, 1)  # of a tile each
+    assert shared(1, 650, 32, 4096, 128) == (2, 2)  # five, which four teams would take in two turns
+    assert shared(1, 800, 32, 4096, 128) == (4, 1)
+    assert shared(1, 100, 32, 300, 128) == (1, 3)  # one: its tiles in turn
+    assert shared(1, 100, 32, 200, 128) == (1, 2)
+    assert shared(1, 100, 32, 300, 768) == (1, 2)  # a tile is many stages
+    assert shared(1, 100, 64, 300, 1024) == (1, 1)  # and fills the ring alone
     assert shared(5, 3, 20, 40, 128, scaled=True) == (
         1,
         1,

@@ -38,7 +38,6 @@ struct BackwardArgs {
   bool adds_to_sums;  // grad_Q_sums holds those over other documents already
   void* grad_D;
   void* grad_D_sums;
-  uint8_t* won;  // [documents * Ld], or null: which tokens hold a gradient (lowmem)
   // The plan's numbers.
   int32_t split_bits;    // 2^split_bits warps share a query token
   int32_t owned_blocks;  // of the grid, the first ones: those that own documents

@@ -259,12 +259,6 @@ struct OwnedRows {
   __device__ __forceinline__ void run(uint32_t* warp_totals) {
     order.count(warp_totals);
     const uint32_t* starts = order.starts;
-    if (p.won != nullptr) {
-      uint8_t* won = p.won + tile.first_row;
-      for (int t = threadIdx.x; t < tile.tokens; t += kBackwardThreads) {
-        won[int64_t{t} * p.token_step] = starts[t] != starts[t + 1];
-      }
-    }
     const uint32_t capacity = p.list_capacity;
     for (int from = 0; from < tile.tokens;) {
       // The longest run of tokens whose winners fit the list.

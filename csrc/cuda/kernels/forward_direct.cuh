@@ -24,6 +24,7 @@
 #pragma once
 
 #include "forward_mma.cuh"
+#include "turns.cuh"
 
 namespace late_interaction {
 
@@ -125,6 +126,7 @@ template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_direct(const __grid_constant__ ForwardArgs p) {
   using E = typename Tile::Element;
+  take_turns();
   const auto* Q = static_cast<const E*>(p.Q.data);
   const auto* D = static_cast<const E*>(p.D.data);
   const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);

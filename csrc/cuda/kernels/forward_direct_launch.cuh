@@ -2,8 +2,10 @@
 #pragma once
 
 #include "../../plan/direct.h"
+#include "../device.h"
 #include "../forward.h"
 #include "forward_direct.cuh"
+#include "launch.cuh"
 
 namespace late_interaction {
 
@@ -11,8 +13,7 @@ template <class Tile>
 cudaError_t launch_direct_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   const auto kernel =
       args.winners != nullptr ? maxsim_forward_direct<Tile, true> : maxsim_forward_direct<Tile, false>;
-  kernel<<<static_cast<unsigned>(plan.grid), Tile::kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return launch(kernel, {plan.grid, Tile::kThreads, 0, kernels_start_early()}, stream, args);
 }
 
 template <class Mma, int kColumnBlocks, int kSteps>

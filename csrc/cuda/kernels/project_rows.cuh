@@ -1,6 +1,7 @@
 // out[r] = unit(hidden[r] W^T + b) for the wanted rows r, which are the only ones that are read.
 //
-// Bound by reading the hidden states once, so a block has many rows for each time that it reads W (from L2).
+// Bound by reading the hidden states once, so a block has many rows for each time that it reads W (from L2),
+// and L2 keeps what comes out rather than them.
 // A block owns an equal share of the rows. It lists the wanted ones in shared memory, in order (again for
 // every few thousand), and walks the list in tiles of equal size, up to 384 rows, and each tile 64 dims of
 // d_model at a time, through a ring of stages that runs on from one tile into the next.
@@ -69,6 +70,7 @@ struct ProjectRows : ProjectTile {
   const uint16_t* list;  // wanted rows, counted from first_row
   int64_t first_row;
   int listed;
+  uint64_t once;  // what L2 is told of hidden states
 
   // Tiles as equal as whole boxes let them be.
   __device__ __forceinline__ int tile_rows() const {
@@ -86,8 +88,8 @@ struct ProjectRows : ProjectTile {
 #pragma unroll 1
     for (int box = 0; box < boxes; ++box) {
       const int row = box * kHiddenBoxRows;
-      ptx::copy_box(stage + row * 128, &maps.hidden, full, dim, static_cast<int>(first_row) + tile + row, 0,
-                    0);
+      ptx::copy_box_of_rows(stage + row * 128, &maps.hidden, full, dim,
+                            static_cast<int>(first_row) + tile + row, once);
     }
   }
 
@@ -102,7 +104,7 @@ struct ProjectRows : ProjectTile {
     for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
       if (tile + row + r >= end) break;
       const T* from = hidden + list[tile + row + r] * p.hidden_stride + (inside ? dim + piece * 8 : 0);
-      ptx::copy_16_of_256_async(to + r * 128, from, bytes);
+      ptx::copy_16_of_256_async(to + r * 128, from, bytes, once);
     }
   }
 
@@ -145,26 +147,31 @@ struct ProjectRows : ProjectTile {
     ptx::wait_products<0>();
   }
 
+  // Adds the bias to a row that a quad holds; what is left to multiply it by, then.
+  __device__ __forceinline__ float scale_of_row(float (&c)[kAccumulators], int half, bool normalize) const {
+    float squares = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kProjectedDims / 8; ++n) {
+      float* x = c + 4 * n + 2 * half;
+      const float2 b = ptx::load_shared_pair(bias + (8 * n + 2 * (threadIdx.x % 4)) * sizeof(float));
+      x[0] += b.x;
+      x[1] += b.y;
+      squares = fma(x[0], x[0], fma(x[1], x[1], squares));
+    }
+    squares += __shfl_xor_sync(kFullWarp, squares, 1);
+    squares += __shfl_xor_sync(kFullWarp, squares, 2);
+    return normalize ? inverse_norm(squares) : 1.0f;
+  }
+
   // 64 rows for a warpgroup, from the first-th of the list on and before its end-th: two for each quad.
   __device__ __forceinline__ void finish(float (&c)[kAccumulators], int first, int end) const {
     const int lane = threadIdx.x % 32, quad_lane = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float squares = 0.0f;
-#pragma unroll
-      for (int n = 0; n < kProjectedDims / 8; ++n) {
-        float* x = c + 4 * n + 2 * half;
-        const float2 b = ptx::load_shared_pair(bias + (8 * n + 2 * quad_lane) * sizeof(float));
-        x[0] += b.x;
-        x[1] += b.y;
-        squares = fma(x[0], x[0], fma(x[1], x[1], squares));
-      }
-      squares += __shfl_xor_sync(kFullWarp, squares, 1);
-      squares += __shfl_xor_sync(kFullWarp, squares, 2);
+      const float scale = scale_of_row(c, half, p.inverse != nullptr);
       const int at = first + threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
       const bool exists = at < end;
       const int64_t row = exists ? first_row + list[at] : 0;
-      const float scale = p.inverse != nullptr ? inverse_norm(squares) : 1.0f;
       if (exists && p.inverse != nullptr && quad_lane == 0) p.inverse[row] = scale;
       T* out = static_cast<T*>(p.out) + row * p.d;
 #pragma unroll
@@ -182,11 +189,13 @@ struct ProjectRows : ProjectTile {
     }
   }
 
-  __device__ __forceinline__ void multiply_tiles(ProjectRing& ring) const {
+  // finish(sums, first, end): what becomes of 64 rows.
+  template <class Finish>
+  __device__ __forceinline__ void multiply_tiles(ProjectRing& ring, const Finish& finish) const {
     const int rows = tile_rows(), mine = threadIdx.x / 128 * (kBlocks * 64);
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
-      float c[kBlocks][kAccumulators];
+      float c[kBlocks][kAccumulators] = {};  // else their registers stay taken while a tile is finished
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
         ring.wait_full();
@@ -201,6 +210,14 @@ struct ProjectRows : ProjectTile {
   }
 };
 
+// Zeros where there is none. All threads of the block.
+template <int kThreads, class T>
+__device__ __forceinline__ void fill_bias(float* bias, const ProjectArgs& p) {
+  for (int k = threadIdx.x; k < kProjectedDims; k += kThreads) {
+    bias[k] = p.bias != nullptr && k < p.d ? widen(static_cast<const T*>(p.bias)[k]) : 0.0f;
+  }
+}
+
 template <class Type, class T>
 __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
     project_rows(const __grid_constant__ ProjectArgs p, const __grid_constant__ ProjectMaps maps) {
@@ -214,19 +231,18 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
                    ptx::smem_address(barriers)};
   auto* list =
       reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Tile::kStages * Tile::kStageBytes);
-  for (int k = threadIdx.x; k < kProjectedDims; k += Tile::kThreads) {
-    bias[k] = p.bias != nullptr && k < p.d ? widen(static_cast<const T*>(p.bias)[k]) : 0.0f;
-  }
+  fill_bias<Tile::kThreads, T>(bias, p);
   if (threadIdx.x == 0) ring.init(p.wanted != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
   __syncthreads();
 
   const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
   const int64_t end = p.rows * (blockIdx.x + 1) / gridDim.x;
+  const uint64_t once = ptx::read_once();
   const auto walk = [&](const auto& tiles) {
     for (int64_t first = p.rows * blockIdx.x / gridDim.x; first < end; first += Tile::kListed) {
       const auto count = static_cast<int>(min(end - first, int64_t{Tile::kListed}));
       const int listed = list_rows<Tile::kThreads, Tile::kRowsOfThread>(p.wanted, first, count, list);
-      tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed});
+      tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed, once});
     }
   };
   if (copies) {
@@ -234,7 +250,10 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
     walk([&](const auto& rows) { rows.copy_tiles(maps, ring); });
   } else {
     ptx::take_registers<Tile::kProductRegisters>();
-    walk([&](const auto& rows) { rows.multiply_tiles(ring); });
+    walk([&](const auto& rows) {
+      rows.multiply_tiles(
+          ring, [&](float (&c)[Tile::kAccumulators], int first, int end) { rows.finish(c, first, end); });
+    });
   }
 #endif
 }

@@ -1,0 +1,44 @@
+#include "forced_plan.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+
+#include "../plan/alternatives.h"
+
+namespace late_interaction {
+
+namespace {
+
+std::atomic<const std::string*> forced{nullptr};
+
+// Stays where it is for the life of the process: another thread may be reading it.
+const std::string* keep(const std::string& name) {
+  static std::mutex mutex;
+  static std::set<std::string> names;
+  const std::lock_guard lock(mutex);
+  return &*names.insert(name).first;
+}
+
+}  // namespace
+
+ForwardPlan chosen_plan(const Sizes& sizes, const ForwardTraits& traits, const Device& device) {
+  const std::string* name = forced.load(std::memory_order_acquire);
+  if (name == nullptr) return plan_forward(sizes, traits, device);
+  std::string others;
+  for (const ForwardPlan& plan : forward_alternatives(sizes, traits, device)) {
+    if (short_name(plan) == *name) return plan;
+    others += (others.empty() ? "" : ", ") + short_name(plan);
+  }
+  STD_TORCH_CHECK(false, "late_interaction: this call cannot have the plan '", *name, "', only ", others);
+}
+
+std::string forced_plan(std::optional<std::string> force) {
+  if (force) forced.store(force->empty() ? nullptr : keep(*force), std::memory_order_release);
+  const std::string* name = forced.load(std::memory_order_acquire);
+  return name == nullptr ? "" : *name;
+}
+
+}  // namespace late_interaction

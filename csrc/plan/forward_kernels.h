@@ -1,0 +1,40 @@
+// How each forward kernel would serve a call, whether it is good at it or not. Nothing where it cannot.
+// forward.cpp says which one does; alternatives.cpp lists them all, so that it can be measured.
+#pragma once
+
+#include <optional>
+
+#include "plan.h"
+
+namespace late_interaction {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Query rows that meet each document token together.
+inline int64_t rows_together(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
+
+inline double similarities(const Sizes& s) { return 1.0 * s.Nq * s.Lq * s.N * s.Ld; }
+
+inline double operations(const Sizes& s) { return 2.0 * s.d * similarities(s); }
+
+// Columns of 0 are for the kernel to choose, here and below.
+std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       int columns = 0);
+
+// tile: wide, mid or thin.
+std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                    Tile tile);
+
+// members: warpgroups that share a document's tiles.
+std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTraits& traits,
+                                                const Device& device, int members = 0);
+
+// copied: a kernel before copies what counts of each document.
+std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                           bool copied, int columns = 0);
+
+// paired: where query rows stream, two blocks bring each other half of them. halves: for plan_halves.
+std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                            bool paired, int columns = 0, bool halves = false);
+
+}  // namespace late_interaction

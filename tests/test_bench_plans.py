@@ -1,0 +1,91 @@
+"""The sweep of plans: what is forced, timed and made of it."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import plans, results
+from bench.shapes import IN_BATCH, Shape
+
+
+def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plans.json"
+    options = ["--dry-run", "--out", str(out), "--masked", "1"]
+    assert plans.main([*options, "--count", "1"]) == 0
+    assert plans.main([*options, "--count", "2", "--merge"]) == 0
+    headers, rows = results.split(results.read(out))
+    assert len(headers) == 2 and {r["variant"] for r in rows} == {plans.PLAIN, plans.MASKED}
+    assert len(rows) == 3 and "3 shapes" in capsys.readouterr().out
+    for row in rows:
+        assert not row.get("error") and row["plan"] in row["times"] and row["best"] in row["times"]
+        wanted = row["times"][row["plan"]] / row["times"][row["best"]] - 1
+        assert row["regret"] == pytest.approx(wanted, abs=1e-2)
+
+
+class FakeClock:
+    """Each plan takes its own time, as a glance and as a graph see it; the first glance loads the kernel."""
+
+    def __init__(self, us: dict[str, float]) -> None:
+        self.us = us
+        self.now = ""
+        self.loaded: set[str] = set()
+        self.graphs: list[str] = []
+
+    @contextmanager
+    def forced(self, name: str) -> Any:
+        self.now = name
+        yield
+
+    def glance(self, calls: Any) -> float:
+        slow = 1000.0 * (self.now not in self.loaded)
+        self.loaded.add(self.now)
+        return self.us[self.now] + slow
+
+    def graph(self, calls: Any, about_us: float) -> Any:
+        name = self.now
+        self.graphs.append(name)
+        return lambda: self.us[name]
+
+
+def test_a_plan_that_is_far_off_gets_a_glance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock({"rows 152": 100.0, "mid": 90.0, "thin": 400.0, "wide": 130.0})
+    monkeypatch.setattr(plans, "forced", clock.forced)
+    times, rough = plans.time_plans(list(clock.us), [lambda: None], clock)  # type: ignore[arg-type]
+    assert times == clock.us and rough == ["thin"]
+    assert clock.graphs == ["rows 152", "mid", "wide"]
+
+
+def test_every_plan_of_a_shape_has_a_name() -> None:
+    shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)
+    found = plans.names(shape, False, 90, 132)
+    assert found[0] == "rows 80" and {"rows 152", "mid", "direct 32"} <= set(found)
+    assert "rows 152 copied" in plans.names(shape, True, 90, 132)
+
+
+def test_figures_and_what_was_missed() -> None:
+    def row(regret: float, variant: str = plans.PLAIN) -> results.Row:
+        shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)
+        times = {"rows 80": 10.0 * (1 + regret), "mid": 10.0}
+        more = {"plan": "rows 80", "best": "mid", "times": times, "regret": regret, "variant": variant}
+        return results.new_row(plans.SUITE, shape, "fwd", torch.bfloat16, "x", **more)
+
+    rows = [row(0.0), row(0.02), row(0.3), row(0.06, plans.MASKED), {**row(0.0), "regret": None}]
+    assert plans.figures(rows[:3]) == ["2.0%", "30.0%", "30.0%", "1 of 3"]
+    assert {k: len(v) for k, v in plans.by_variant(rows).items()} == {plans.PLAIN: 3, plans.MASKED: 1}
+    assert [line[-1] for line in plans.missed(rows)] == ["30%", "6%"]
+    text = plans.summary([*rows, {**row(0.0), "mismatch": ["mid"]}])
+    assert "mid differ from rows 80" in text and "1 of 4" in text
+
+
+def test_the_planner_chooses_by_what_was_measured() -> None:
+    recorded = sorted(results.DIRECTORY.glob("plans-*.json"))
+    assert recorded
+    for path in recorded:
+        rows = [plans.judged(row) for row in results.split(results.read(path))[1]]
+        assert not [row["error"] for row in rows if row.get("error") or row.get("mismatch")]
+        regrets = sorted(row["regret"] for row in rows)
+        assert regrets[len(regrets) // 2] < 0.001 and sum(regrets) / len(regrets) < 0.015
+        assert sum(regret > plans.REGRET for regret in regrets) <= 0.06 * len(regrets)
