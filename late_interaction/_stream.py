@@ -5,9 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_copy_past_cache = torch.ops.late_interaction.copy_past_cache_.default
+_send_bytes = torch.ops.late_interaction.send_bytes_.default
 
 Chunk = tuple[int, Tensor, Tensor | None]  # the first document's index, the documents, their mask
+
+# Pageable memory travels by way of pinned pieces, two for each of so many threads: more do not make the bus
+# faster, and smaller pieces would spend more of their time beginning a transfer.
+_PIECE, _THREADS = 4 << 20, 8
 
 
 def chunks(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -> Iterator[Chunk]:
@@ -24,28 +28,33 @@ def chunks(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) ->
 
 
 class _Slot:
-    """One of the two buffers that take turns: pinned memory on the host, its copy on the device."""
+    """One of the two device buffers that take turns."""
 
     def __init__(self, sources: list[Tensor], size: int, device: torch.device) -> None:
-        shapes = [(size, *x.shape[1:]) for x in sources]
-        self.host = [
-            None
-            if x.is_pinned() and x.is_contiguous()
-            else torch.empty(shape, dtype=x.dtype, pin_memory=True)
-            for x, shape in zip(sources, shapes, strict=True)
-        ]
-        self.device = [
-            torch.empty(shape, dtype=x.dtype, device=device) for x, shape in zip(sources, shapes, strict=True)
-        ]
+        self.buffers = [torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=device) for x in sources]
         self.copied = torch.cuda.Event()
         self.used = torch.cuda.Event()
 
 
-def _fill(host: Tensor, piece: Tensor) -> Tensor:
-    if piece.is_contiguous():
-        _copy_past_cache(host.flatten().view(torch.uint8), piece.flatten().view(torch.uint8))
-        return host
-    return host.copy_(piece)
+class _Rooms:
+    """The pinned pieces. They may not be freed before what was in them has left."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        pieces = 2 * min(_THREADS, torch.get_num_threads())
+        self.memory = torch.empty(pieces, _PIECE, dtype=torch.uint8, pin_memory=True)
+        self.left = [torch.cuda.Event() for _ in range(pieces)]
+        for event in self.left:
+            event.record(stream)  # before that it has no handle
+        self.handles = torch.tensor([event.cuda_event for event in self.left])
+
+    def send(self, source: Tensor, target: Tensor) -> None:
+        """On the current stream; `source` may change right afterwards."""
+        data = source.contiguous().flatten().view(torch.uint8)
+        _send_bytes(target.flatten().view(torch.uint8), data, self.memory, self.handles)
+
+    def wait(self) -> None:
+        for event in self.left:
+            event.synchronize()
 
 
 def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -> Iterator[Chunk]:
@@ -57,19 +66,21 @@ def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -
         compute = torch.cuda.current_stream()
         copier = torch.cuda.Stream()
         slots = [_Slot(sources, size, device) for _ in range(2 if size < Nd else 1)]
+        straight = [x.is_pinned() and x.is_contiguous() for x in sources]
+        rooms = None if all(straight) else _Rooms(copier)
         copier.wait_stream(compute)  # the buffers' memory may still be in use there
 
         def send(index: int) -> None:
             slot, start = slots[index % len(slots)], index * size
             stop = min(start + size, Nd)
-            slot.copied.synchronize()  # the pinned buffer's last copy has left
-            copier.wait_event(slot.used)  # and the device buffer's last reader is done
-            for source, host, target in zip(sources, slot.host, slot.device, strict=True):
-                piece = source[start:stop]
-                if host is not None:
-                    piece = _fill(host[: stop - start], piece)
-                with torch.cuda.stream(copier):
-                    target[: stop - start].copy_(piece, non_blocking=True)
+            copier.wait_event(slot.used)  # the buffer's last reader is done
+            with torch.cuda.stream(copier):
+                for source, target, pinned in zip(sources, slot.buffers, straight, strict=True):
+                    piece, place = source[start:stop], target[: stop - start]
+                    if pinned:
+                        place.copy_(piece, non_blocking=True)
+                    elif rooms is not None:
+                        rooms.send(piece, place)
             slot.copied.record(copier)
 
         count = -(-Nd // size) if size else 0
@@ -80,10 +91,12 @@ def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -
                 slot, start = slots[index % len(slots)], index * size
                 compute.wait_event(slot.copied)
                 rows = min(size, Nd - start)
-                pieces = [x[:rows] for x in slot.device]
+                pieces = [x[:rows] for x in slot.buffers]
                 yield start, pieces[0], pieces[1] if len(pieces) > 1 else None
                 slot.used.record(compute)
                 if index + 1 < count:
                     send(index + 1)
         finally:
             compute.wait_stream(copier)  # the buffers go back to this stream's memory pool
+            if rooms is not None:
+                rooms.wait()

@@ -238,31 +238,56 @@ def test_streamed_corpus(chunk, masked, strided, pinned):
         close(got, expected)
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4097, (1 << 20) - 1, (1 << 20) + 1, (5 << 20) + 77])
-@pytest.mark.parametrize("to_offset, from_offset", [(0, 0), (1, 0), (0, 3), (63, 17)])
-def test_copy_past_cache(to_offset, from_offset, size):
-    source = torch.randint(256, (size + from_offset,), dtype=torch.uint8)[from_offset:]
-    room = torch.full((to_offset + size + 100,), 7, dtype=torch.uint8)
-    torch.ops.late_interaction.copy_past_cache_(room[to_offset : to_offset + size], source)
-    assert torch.equal(room[to_offset : to_offset + size], source)
-    assert bool((room[:to_offset] == 7).all()) and bool((room[to_offset + size :] == 7).all())
+@pytest.mark.gpu
+@pytest.mark.parametrize("piece", [1000, 60 * 128 * 2, 100_000])  # bytes, pinned
+@pytest.mark.parametrize("strided", [False, True])
+def test_streamed_in_small_pieces(piece, strided, monkeypatch):
+    monkeypatch.setattr(_stream, "_PIECE", piece)
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(101, 60, 128).bfloat16()
+    D = D.transpose(0, 1).contiguous().transpose(0, 1) if strided else D
+    d_mask = torch.rand(101, 60) < 0.7
+    expected = li.maxsim(Q, D.cuda(), None, d_mask.cuda(), normalize=True).topk(9)
+    for chunk in (None, 1, 23):
+        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk), expected)
 
 
-def test_copy_past_cache_as_an_operator():
-    op = torch.ops.late_interaction.copy_past_cache_
-    to, source = torch.zeros(100, dtype=torch.uint8), torch.arange(100, dtype=torch.uint8)
-    torch.library.opcheck(op.default, (to, source))
-    for bad in (source[:99], source.float(), source.view(10, 10), source.repeat(2)[::2]):
+def pinned_rooms(pieces, size):
+    events = [torch.cuda.Event() for _ in range(pieces)]
+    for event in events:
+        event.record()
+    left = torch.tensor([event.cuda_event for event in events])
+    return events, torch.empty(pieces, size, dtype=torch.uint8, pin_memory=True), left
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (1 << 20) + 1])
+@pytest.mark.parametrize("pieces", [2, 6, 40])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_send_bytes(offset, pieces, size):
+    source = torch.randint(256, (size + offset,), dtype=torch.uint8)[offset:]
+    room = torch.full((size + 200,), 7, dtype=torch.uint8, device="cuda")
+    _events, rooms, left = pinned_rooms(pieces, 4096)
+    for _ in range(3):
+        room[100 : 100 + size] = 0
+        torch.ops.late_interaction.send_bytes_(room[100 : 100 + size], source, rooms, left)
+        assert torch.equal(room[100 : 100 + size].cpu(), source)
+        assert bool((room[:100] == 7).all()) and bool((room[100 + size :] == 7).all())
+
+
+@pytest.mark.gpu
+def test_send_bytes_as_an_operator():
+    op = torch.ops.late_interaction.send_bytes_
+    to, source = torch.zeros(100, dtype=torch.uint8, device="cuda"), torch.arange(100, dtype=torch.uint8)
+    _events, rooms, left = pinned_rooms(2, 64)
+    torch.library.opcheck(op.default, (to, source, rooms, left))
+    for bad in (source[:99], source.float(), source.view(10, 10), source.repeat(2)[::2], source.cuda()):
         with pytest.raises(RuntimeError, match="contiguous uint8"):
-            op(to, bad)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.float64])
-def test_filling_a_buffer(dtype):
-    pieces = torch.randn(6, 7, 5).to(dtype)
-    for piece in (pieces, pieces[::2], pieces[:3].transpose(1, 2).contiguous().transpose(1, 2), pieces[:0]):
-        host = torch.zeros(6, 7, 5, dtype=dtype)[: len(piece)]
-        assert torch.equal(_stream._fill(host, piece), piece) and torch.equal(host, piece)
+            op(to, bad, rooms, left)
+    with pytest.raises(RuntimeError, match="rooms must be"):
+        op(to, source, rooms[:1], left)
+    with pytest.raises(RuntimeError, match="left must be"):
+        op(to, source, rooms, left.int())
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 
 #include "../common/tensors.h"
 #include "backward.h"
-#include "copy_past_cache.h"
 #include "forward.h"
 #include "kernels.h"
 #include "pairs.h"
@@ -99,15 +98,6 @@ Tensor maxsim_varlen(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_
 std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
                                                  std::string precision) {
   return score_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, true);
-}
-
-void copy_past_cache_(Tensor to, Tensor source) {
-  STD_TORCH_CHECK(to.scalar_type() == ScalarType::Byte && source.scalar_type() == ScalarType::Byte &&
-                      to.dim() == 1 && source.dim() == 1 && to.is_contiguous() && source.is_contiguous() &&
-                      to.numel() == source.numel(),
-                  "late_interaction: to and source must be contiguous uint8 [n], of one n");
-  copy_past_cache(static_cast<uint8_t*>(to.mutable_data_ptr()),
-                  static_cast<const uint8_t*>(source.const_data_ptr()), to.numel());
 }
 
 Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
@@ -254,7 +244,6 @@ std::string cpu_isa(std::string force) { return force_isa(force); }
 }  // namespace late_interaction::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
-  m.impl("copy_past_cache_", TORCH_BOX(&late_interaction::cpu::copy_past_cache_));
   m.impl("maxsim", TORCH_BOX(&late_interaction::cpu::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));

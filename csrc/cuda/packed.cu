@@ -19,6 +19,7 @@
 #include "kernels/packed_parts.cuh"
 #include "kernels/rows.cuh"
 #include "kernels/turns.cuh"
+#include "kernels/winner.cuh"
 
 namespace late_interaction {
 
@@ -77,50 +78,43 @@ __device__ int32_t unit_end(const PackedIndex& p, int64_t block) {
 
 // Documents dealt to the `hands` blocks of a row tile: where the visits of a hand begin.
 struct Deal {
-  int64_t hands, rounds, rest;  // full rounds, and documents of the last one
+  int32_t hands, rounds, rest;  // full rounds, and documents of the last one
 
   __device__ explicit Deal(const PackedIndex& p)
-      : hands(p.blocks / p.row_tiles), rounds(p.documents / hands), rest(p.documents % hands) {}
+      : hands(static_cast<int32_t>(p.blocks) / static_cast<int32_t>(p.row_tiles)),
+        rounds(static_cast<int32_t>(p.documents) / hands),
+        rest(static_cast<int32_t>(p.documents) - rounds * hands) {}
 
-  __device__ int64_t begin(int64_t hand) const {
+  __device__ int32_t begin(int32_t hand) const {
     const bool back = rounds % 2 == 1;  // the last round begins with the last hand
-    return hand * rounds + (back ? max(int64_t{0}, hand - (hands - rest)) : min(hand, rest));
+    return hand * rounds + (back ? max(0, hand - (hands - rest)) : min(hand, rest));
   }
   // The place among the visits of the document of this rank.
-  __device__ int64_t place(int64_t rank) const {
-    const int64_t round = rank / hands, turn = rank % hands;
+  __device__ int32_t place(int32_t rank) const {
+    const int32_t round = rank / hands, turn = rank % hands;
     return begin(round % 2 == 1 ? hands - 1 - turn : turn) + round;
   }
 };
 
-__device__ int32_t dealt_end(const PackedIndex& p, int64_t block) {
+__device__ int32_t dealt_end(const PackedIndex& p, int32_t block) {
   const Deal deal(p);
-  const int64_t tile = block / deal.hands, hand = block % deal.hands;
-  return static_cast<int32_t>(tile * p.documents + deal.begin(hand + 1));
+  const int32_t tile = block / deal.hands, hand = block % deal.hands;
+  return tile * static_cast<int32_t>(p.documents) + deal.begin(hand + 1);
 }
 
-// How many documents are longer, or as long and before this one. All threads of a block help each other to
-// read lengths.
-__device__ int64_t rank_of(const PackedIndex& p, int64_t document) {
-  __shared__ int32_t lengths[kThreads];
-  const auto length_of = [&](int64_t j) { return packed_span(p.d_offsets, j, p.d_tokens).length; };
-  const int32_t mine = document < p.documents ? length_of(document) : 0;
-  int64_t rank = 0;
-  for (int64_t first = 0; first < p.documents; first += kThreads) {
-    __syncthreads();
-    if (first + threadIdx.x < p.documents) lengths[threadIdx.x] = length_of(first + threadIdx.x);
-    __syncthreads();
-    const int count = static_cast<int>(min(int64_t{kThreads}, p.documents - first));
-    for (int k = 0; k < count; ++k) {
-      rank += lengths[k] > mine || (lengths[k] == mine && first + k < document);
-    }
+// How many documents are longer, or as long and before this one. All lanes of a warp rank the same one.
+__device__ int32_t rank_of(const PackedIndex& p, int32_t document, int32_t length) {
+  int32_t rank = 0;
+#pragma unroll 4
+  for (int32_t j = threadIdx.x % 32; j < p.documents; j += 32) {
+    const int32_t other = packed_span(p.d_offsets, j, p.d_tokens).length;
+    rank += other > length || (other == length && j < document);
   }
-  return rank;
+  return static_cast<int32_t>(__reduce_add_sync(kFullWarp, static_cast<unsigned>(rank)));
 }
 
 // A document shorter than a tile has a copy of its own, in the place of its number.
-__device__ Visit visit_of(const PackedIndex& p, int64_t document) {
-  const Span span = packed_span(p.d_offsets, document, p.d_tokens);
+__device__ Visit visit_of(const PackedIndex& p, int64_t document, Span span) {
   const bool copied = p.copies.tokens != nullptr && span.length > 0 && span.length < p.copies.least;
   const auto number = static_cast<int32_t>(document);
   const int32_t slot = ~(number * p.copies.slot);
@@ -148,15 +142,22 @@ __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constan
       p.row_queries[at] = query_of(offsets, p.queries, at);
     }
   }
-  for (int64_t begin = first; begin < p.documents; begin += each) {  // whole blocks stay together
-    const int64_t at = begin + threadIdx.x;
-    const int64_t rank = p.visits != nullptr && p.dealt ? rank_of(p, at) : 0;
-    if (at >= p.documents) continue;
-    p.spans[at] = packed_span(p.d_offsets, at, p.d_tokens);
-    if (p.visits != nullptr) p.visits[p.dealt ? Deal(p).place(rank) : at] = visit_of(p, at);
+  // The last blocks begin here, while the first ones have rows.
+  const int64_t last = int64_t{gridDim.x - 1 - blockIdx.x} * kThreads + threadIdx.x;
+  const bool ranked = p.visits != nullptr && p.dealt;
+  for (int64_t at = ranked ? last / 32 : last; at < p.documents; at += ranked ? each / 32 : each) {
+    const Span span = packed_span(p.d_offsets, at, p.d_tokens);
+    int64_t place = at;
+    if (ranked) {  // a warp a document
+      const auto document = static_cast<int32_t>(at);
+      place = Deal(p).place(rank_of(p, document, span.length));
+      if (threadIdx.x % 32 != 0) continue;
+    }
+    p.spans[at] = span;
+    if (p.visits != nullptr) p.visits[place] = visit_of(p, at, span);
   }
-  for (int64_t at = first + threadIdx.x; p.unit_ends != nullptr && at < p.blocks; at += each) {
-    p.unit_ends[at] = p.dealt ? dealt_end(p, at) : unit_end(p, at);
+  for (int64_t at = last; p.unit_ends != nullptr && at < p.blocks; at += each) {
+    p.unit_ends[at] = p.dealt ? dealt_end(p, static_cast<int32_t>(at)) : unit_end(p, at);
   }
   if (p.copies.tokens == nullptr) return;
   for (int64_t document = blockIdx.x; document < p.documents; document += gridDim.x) {
@@ -183,7 +184,8 @@ unsigned blocks_for(int64_t threads) {
 }  // namespace
 
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
-  const int64_t count = std::max({int64_t{index.q_tokens}, index.documents, index.blocks});
+  const int64_t documents = index.documents * (index.dealt ? 32 : 1);  // threads for them
+  const int64_t count = std::max({int64_t{index.q_tokens}, documents, index.blocks});
   const int64_t copies = index.copies.tokens != nullptr ? index.documents * kThreads : 0;
   const LaunchShape shape{blocks_for(std::max(count, copies)), kThreads, 0, index.early};
   return launch(index_packed, shape, stream, index);

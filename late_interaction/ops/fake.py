@@ -243,7 +243,7 @@ def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fre
     pass
 
 
-def _copy_past_cache(to: Tensor, source: Tensor) -> None:
+def _send_bytes(to: Tensor, source: Tensor, rooms: Tensor, left: Tensor) -> None:
     pass
 
 
@@ -262,7 +262,7 @@ def register() -> None:
         ("maxsim_from_hidden", _maxsim_from_hidden),
         ("maxsim_from_hidden_winners", _maxsim_from_hidden_winners),
         ("maxsim_from_hidden_backward", _maxsim_from_hidden_backward),
-        ("copy_past_cache_", _copy_past_cache),
+        ("send_bytes_", _send_bytes),
         ("project_rows_", _project_rows),
         ("project_scores", _project_scores),
         ("won_rows", _won_rows),
