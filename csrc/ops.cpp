@@ -20,6 +20,7 @@
 #include "plan/copies.h"
 #include "plan/halves.h"
 #include "plan/plan.h"
+#include "plan/residual.h"
 
 STABLE_TORCH_LIBRARY(late_interaction, m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.
@@ -175,6 +176,10 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
       "bool masked, bool normalize, str step, str backward, int sm, int sm_count) -> str");
+  // The same for documents of up to Ld tokens in residuals of nbits a dim; winners: for a backward.
+  m.def(
+      "explain_residual_plan(int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, int nbits, "
+      "bool winners, int sm, int sm_count) -> str");
 
   // Which CPU kernels run: "portable", "avx2", "avx512" or "avx512_bf16". Tests force one by its name; ""
   // goes back to the best that this CPU has.
@@ -205,15 +210,26 @@ Dtype dtype_named(const std::string& name) {
   STD_TORCH_CHECK(false, "late_interaction: no dtype is named '", name, "'");
 }
 
+Device planned_device(int64_t sm, int64_t sm_count) {
+  STD_TORCH_CHECK(sm >= 80 && sm < 1000 && sm_count >= 1 && sm_count < 10000,
+                  "late_interaction: not a device");
+  return device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
+}
+
+bool is_empty(const Sizes& s) {
+  STD_TORCH_CHECK(s.Nq >= 0 && s.N >= 0 && s.Lq >= 0 && s.Ld >= 0 && s.d >= 1,
+                  "late_interaction: not a shape");
+  return s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0;
+}
+
+constexpr const char* kEmpty = "no kernel: the call is empty\n";
+
 std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d,
                          std::string dtype, std::string precision, bool masked, bool normalize,
                          std::string step, std::string backward, int64_t sm, int64_t sm_count) {
-  STD_TORCH_CHECK(Nq >= 0 && N >= 0 && Lq >= 0 && Ld >= 0 && d >= 1, "late_interaction: not a shape");
-  STD_TORCH_CHECK(sm >= 80 && sm < 1000 && sm_count >= 1 && sm_count < 10000,
-                  "late_interaction: not a device");
   const Sizes sizes{per_query ? Layout::per_query : Layout::in_batch, Nq, N, Lq, Ld, d};
-  if (Nq == 0 || N == 0 || Lq == 0 || Ld == 0) return "no kernel: the call is empty\n";
-  const Device device = device_of_capability(static_cast<int>(sm), static_cast<int>(sm_count));
+  const Device device = planned_device(sm, sm_count);
+  if (is_empty(sizes)) return kEmpty;
   const Dtype type = dtype_named(dtype);
   if (step == "forward" || step == "alternatives") {
     const Multiplied how = plan_copies(sizes, type, parse_precision(precision), masked, device);
@@ -239,10 +255,23 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   return explain(sizes, plan_backward(sizes, type, vectors, normalize, parse_backward(backward), device));
 }
 
+std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,
+                                  std::string precision, int64_t nbits, bool winners, int64_t sm,
+                                  int64_t sm_count) {
+  const Sizes sizes{Layout::in_batch, Nq, N, Lq, Ld, d};
+  const Device device = planned_device(sm, sm_count);
+  if (is_empty(sizes)) return kEmpty;
+  const bool whole = d % 32 == 0;  // as a dense tensor has it
+  const ResidualPlan plan =
+      plan_residual(sizes, false, dtype_named(dtype), parse_precision(precision), whole, winners, device);
+  return explain(sizes, plan, static_cast<int>(nbits));
+}
+
 }  // namespace
 
 }  // namespace late_interaction
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
   m.impl("explain_plan", TORCH_BOX(&late_interaction::explain_plan));
+  m.impl("explain_residual_plan", TORCH_BOX(&late_interaction::explain_residual_plan));
 }

@@ -66,10 +66,7 @@ def compressed(
     _checks.rows("Q", Q)
     if Q.dim() not in (2, 3):
         raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {_shape(Q)}")
-    if isinstance(nbits, bool) or not isinstance(nbits, int):
-        raise TypeError(f"nbits must be an int, got {type(nbits).__name__}")
-    if nbits not in NBITS:
-        raise ValueError(f"nbits must be 1, 2, 4 or 8, got {nbits}")
+    bits(nbits)
     d, device = Q.shape[-1], Q.device
     packed = codes[0] == "codes_flat"
     integers(*codes, "[tokens]" if packed else "[Nd, Ld]", 1 if packed else 2, "Q", device)
@@ -106,6 +103,13 @@ def compressed(
         bucket_weights.detach().to(torch.float32),
         nbits,
     )
+
+
+def bits(nbits: Any) -> None:
+    if isinstance(nbits, bool) or not isinstance(nbits, int):
+        raise TypeError(f"nbits must be an int, got {type(nbits).__name__}")
+    if nbits not in NBITS:
+        raise ValueError(f"nbits must be 1, 2, 4 or 8, got {nbits}")
 
 
 def approximate(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tensor, Tensor, Tensor]:

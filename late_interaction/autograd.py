@@ -144,7 +144,7 @@ def maxsim(
     Q3, DN, q_mask, d_mask = _checks.batched(Q, D, q_mask, d_mask)
     _checks.keeping(winners)
     scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners)
-    if not (normalize or torch.compiler.is_compiling() or _NORM_CHECKED):
+    if not (normalize or _NORM_CHECKED or torch.compiler.is_compiling()):
         _maybe_warn_unnormalized(Q)
     return _as_given(scores, Q, D)
 
@@ -233,6 +233,8 @@ _NORM_CHECKED = False
 
 def _maybe_warn_unnormalized(Q: Tensor) -> None:
     global _NORM_CHECKED
+    if _NORM_CHECKED:
+        return
     if os.environ.get("LIK_SUPPRESS_NORM_WARN") == "1":
         _NORM_CHECKED = True
         return

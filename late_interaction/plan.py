@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, ops
+from late_interaction import _checks, _plaid_checks, ops
 from late_interaction._precision import float32_precision
 from late_interaction.ops import from_hidden
 
@@ -28,6 +28,7 @@ def explain_plan(
     precision: str | None = None,
     backward: str | None = None,
     d_model: int | None = None,
+    nbits: int | None = None,
     sm: int | None = None,
     sm_count: int | None = None,
 ) -> str:
@@ -44,6 +45,9 @@ def explain_plan(
         normalize, precision, backward: as in :func:`late_interaction.maxsim`.
         d_model: the documents are projected from hidden states of so many dims, as by
             :func:`late_interaction.fused_head.maxsim_from_hidden`: how, and what a chunk of them gets.
+        nbits: the documents are residual-compressed with so many bits a dim (1, 2, 4 or 8), as
+            :func:`late_interaction.plaid.maxsim_residual` takes them. They have no mask and, in a backward,
+            no gradient.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper.
         sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
             a GPU, an H200's.
@@ -84,6 +88,13 @@ def explain_plan(
 
     if precision is None:
         precision = float32_precision("cuda")
+    if nbits is not None:
+        _plaid_checks.bits(nbits)
+        if len(d_shape) == 4 or dtype in _CODES or d_mask or d_model is not None:
+            raise ValueError(
+                f"nbits={nbits} wants documents [Nd, Ld, d] of bfloat16, float16, float32 or float64 tokens"
+                f" without d_mask and d_model, got {dtype} {list(d_shape)}"
+            )
 
     reason = "asked for"
     if strategy == "auto":
@@ -92,6 +103,17 @@ def explain_plan(
             strategy, reason = "lowmem", "torch.use_deterministic_algorithms is on"
 
     lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
+    if nbits is not None:
+        compressed: str = ops.explain_residual_plan(
+            Nq, N, Lq, Ld, d, names[dtype], precision, nbits, winners, sm, sm_count
+        )
+        lines += ["forward", *(f"  {line}" for line in compressed.splitlines())]
+        if winners and "grid" in compressed:
+            lines += [
+                "backward",
+                f"  gather     {Nq * Lq} blocks of 8 warps, one a query token: of grad_Q alone",
+            ]
+        return "\n".join(lines)
     if d_model is not None:
         _checks.positive("d_model", d_model)
         if len(d_shape) == 4 or dtype in _CODES:

@@ -147,6 +147,8 @@ COMPRESSED_CALLS = {
     "compressed, odd embeddings": (2, 9, 3, 40, 37, 2, BF16, "highest"),
     "compressed, odd embeddings, 8 bits": (2, 9, 3, 40, 21, 8, FP16, "highest"),
     "compressed, parts of a query": (2, 70, 3, 40, 128, 4, BF16, "highest"),
+    "compressed, long documents": (1, 32, 3, 2000, 128, 2, BF16, "highest"),
+    "compressed, long documents, two tiles": (2, 33, 1, 1500, 64, 4, FP16, "highest"),
     "compressed, tf32": (2, 9, 3, 40, 48, 4, FP32, "high"),
     "compressed, 3xtf32": (2, 9, 3, 40, 33, 1, FP32, "highest"),
     "compressed, fp64": (2, 9, 3, 20, 33, 2, FP64, "highest"),

@@ -157,6 +157,19 @@ def test_ties_go_to_the_lowest_index(dtype, Ld, device):
         assert torch.equal(found.long(), winners)
 
 
+@pytest.mark.parametrize("rows", [5, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_norm_of_a_token_does_not_depend_on_its_place(dtype, rows, device):
+    few = torch.randn(40, 128, device=device) * 10 ** torch.empty(40, 1, device=device).uniform_(-2, 2)
+    which = torch.randint(40, (7, 331), device=device)
+    Q, D = torch.randn(rows, 9, 128, device=device).to(dtype), few.to(dtype)[which]
+    _, found = li.maxsim_with_winners(Q, D, normalize=True)
+    found = found.long()
+    for j in range(7):
+        first = torch.stack([(which[j] == k).int().argmax() for k in range(40)])
+        assert torch.equal(first[which[j][found[:, j]]], found[:, j])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_negative_scores(dtype, device):
     # Padding of a tile with zeros would win here.

@@ -1,6 +1,7 @@
 """Scores, winners and gradients of residual-compressed documents against float64 brute force."""
 
 import dataclasses
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -360,6 +361,78 @@ def test_documents_of_different_lengths(lengths, device):
         for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     ]
     ref.assert_close(out, torch.stack(wanted, 1), 5e-6)
+
+
+# A GPU cuts the long ones of these into pieces that several blocks take.
+LONG = [0, 5000, 3, 2600, 513, 512, 40, 1100]
+
+
+def packed_of(index, counts, device):
+    offsets = torch.tensor([0, *counts], device=device, dtype=torch.int32).cumsum(0)
+    return index.codes[0], index.residuals[0], offsets, index.centroids, index.weights, index.nbits
+
+
+@pytest.mark.parametrize("case", [(1, 32, BF16), (3, 33, BF16), (2, 70, FP16), (1, 1, FP32)], ids=str)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_winners_of_long_documents(normalize, case, device):
+    Nq, Lq, dtype = case
+    Q, index = draw(Case(Nq, Lq, 1, sum(LONG), 64, 2, dtype, normalize), device)
+    index.residuals.zero_()  # so all tokens of a code are the same, and the first one wins
+    index.centroids[7] = float("nan")
+    index.codes[index.codes == 7] = 8
+    index.codes[0, [6000, 7500]] = 7  # of document 3 alone
+    args = packed_of(index, LONG, device)
+    options = index.nbits, normalize, "highest"
+    scores, winners = OPS.maxsim_residual_winners(Q, *args[:-1], *options)
+    assert torch.equal(scores.isnan(), torch.tensor([j == 3 for j in range(8)], device=device).expand(Nq, 8))
+    torch.testing.assert_close(OPS.maxsim_residual(Q, *args[:-1], *options), scores, equal_nan=True)
+    tokens = (index.centroids.double() + index.weights[0].double()).to(dtype).double()
+    unit = [t / t.norm(dim=-1, keepdim=True) if normalize else t for t in (Q.double(), tokens)]
+    similarity = torch.einsum("isd,td->ist", *unit)
+    for j, (a, b) in enumerate(itertools.pairwise(args[2].tolist())):
+        codes = index.codes[0, a:b].long()
+        if a == b or j == 3:
+            wanted = torch.full((Nq, Lq), -1 if a == b else 6000 - a, device=device)
+            assert torch.equal(winners[:, j].long(), wanted)
+            continue
+        won = winners[:, j].long()
+        best = similarity[..., codes]
+        assert bool((best.gather(-1, won.unsqueeze(-1)).squeeze(-1) >= best.amax(-1) - 1e-4).all())
+        first = (codes == codes[won].unsqueeze(-1)).int().argmax(-1)
+        assert torch.equal(won, first)
+
+
+def test_long_documents_have_the_same_bits_in_pieces(device):
+    Q, index = draw(Case(1, 1, 1, sum(LONG), 128, 4, FP16, True), device)
+    args = packed_of(index, LONG, device)
+    whole = plaid.maxsim_residual_varlen(Q, *args)
+    first = 0
+    for j, count in enumerate(LONG):
+        short = [min(400, count - k) for k in range(0, count, 400)]
+        if short:
+            offsets = first + torch.tensor([0, *short], device=device, dtype=torch.int32).cumsum(0)
+            parts = plaid.maxsim_residual_varlen(Q, *args[:2], offsets, *args[3:])
+            assert torch.equal(parts.amax(), whole[0, j])  # one query token: a score is its maximum
+        first += count
+
+
+@pytest.mark.gpu
+def test_long_documents_score_the_same_in_every_run():
+    Q, index = draw(Case(3, 33, 1, sum(LONG), 128, 2, BF16, True), "cuda")
+    args = packed_of(index, LONG, "cuda")
+    scores = plaid.maxsim_residual_varlen(Q, *args)
+    for _ in range(100):
+        assert torch.equal(plaid.maxsim_residual_varlen(Q, *args), scores)
+
+
+@pytest.mark.gpu
+def test_offsets_that_name_more_tokens_than_there_are():
+    Q, index = draw(Case(2, 20, 1, 3000, 128, 4, FP16, True), "cuda")
+    codes, residuals, _, *rest = packed_of(index, [3000], "cuda")
+    again = torch.tensor([0, 3000] * 5, device="cuda", dtype=torch.int32)
+    scores = plaid.maxsim_residual_varlen(Q, codes, residuals, again, *rest)
+    alone = plaid.maxsim_residual_varlen(Q, codes, residuals, again[:2], *rest)
+    assert torch.equal(scores[:, ::2], alone.expand(-1, 5)) and not scores[:, 1::2].any()
 
 
 @pytest.mark.gpu

@@ -211,3 +211,40 @@ def test_chunks_of_hidden_states_are_those_of_the_call(backward, dtype):
         f"{size} of 300 documents in the {'backward' if backward else 'forward'}"
         in (plan["hidden states"]["chunk"])
     )
+
+
+@pytest.mark.parametrize("sm, sm_count", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+@pytest.mark.parametrize("winners", [False, True])
+def test_compressed_documents_are_explained(winners, nbits, dtype, sm, sm_count):
+    for Nq, Lq, Nd, Ld, d in ((1, 32, 10000, 300, 128), (5, 40, 1, 100_000, 96), (2, 9, 3, 40, 37)):
+        plan = sections(
+            li.explain_plan(
+                (Nq, Lq, d), (Nd, Ld, d), nbits=nbits, dtype=dtype, winners=winners, sm=sm, sm_count=sm_count
+            )
+        )
+        assert list(plan) == ["device", "forward", *(["backward"] if winners else [])]
+        forward = plan["forward"]
+        assert {"kernel", "tile", "grid", "why"} <= set(forward)
+        tile = dtype is not torch.float64
+        assert forward["kernel"].startswith("maxsim_residual_" + ("tile" if tile else "by_warp"))
+        assert ("cut" in forward) == (tile and Ld == 100_000)
+        assert ("specialized" in forward["why"]) == (tile and (winners or d == 37 or dtype == torch.float32))
+        if winners:
+            assert plan["backward"]["gather"].startswith(f"{Nq * Lq} blocks")
+    empty = li.explain_plan((1, 32, 128), (0, 300, 128), nbits=nbits, dtype=dtype)
+    assert "no kernel: the call is empty" in empty
+
+
+def test_compressed_documents_that_no_call_could_have():
+    shapes = (4, 5, 8), (3, 7, 8)
+    with pytest.raises(ValueError, match="nbits must be 1, 2, 4 or 8, got 3"):
+        li.explain_plan(*shapes, nbits=3)
+    with pytest.raises(TypeError, match="nbits must be an int, got float"):
+        li.explain_plan(*shapes, nbits=2.0)
+    for options in ({"d_mask": True}, {"d_model": 24}, {"dtype": torch.int8}):
+        with pytest.raises(ValueError, match="nbits=2 wants documents"):
+            li.explain_plan(*shapes, nbits=2, **options)
+    with pytest.raises(ValueError, match="nbits=2 wants documents"):
+        li.explain_plan((4, 5, 8), (4, 3, 7, 8), nbits=2)

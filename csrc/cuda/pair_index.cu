@@ -135,13 +135,15 @@ __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ 
 // kLanes threads a pair: one for its score, more where there are winners to copy.
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ PairPick p) {
-  take_turns();
+  // The kernels that make the grid waited for whoever made the list: it may be read while they end.
+  if (p.grid == nullptr) take_turns();
   const int64_t pair = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   if (pair >= p.pairs.count) return;
   const int lane = threadIdx.x % kLanes;
   const PairPlace place = place_of(p.pairs, pair, p.longest_query);
   const bool scored = place.rows.length >= 0 && p.grid != nullptr;
   const int64_t query = scored ? p.pairs.query[pair] : 0, document = scored ? p.pairs.document[pair] : 0;
+  if (p.grid != nullptr) take_turns();
   if (lane == 0) {
     float score = place.rows.length < 0 ? __int_as_float(0x7FC00000) : 0.0f;
     if (scored && p.part_rows == 0) score = p.grid[query * p.pairs.documents + document];

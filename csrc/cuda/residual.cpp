@@ -84,6 +84,33 @@ struct DenseInputs {
   }
 };
 
+// What the blocks of the tile kernel share: the counter of units, and what becomes of documents that are cut.
+class SharedWork {
+ public:
+  SharedWork(const ResidualPlan& plan, const Tensor& like)
+      : meetings_(plan.most_cut * plan.row_tiles),
+        maxima_(meetings_ * 8 * plan.column_blocks),
+        zeros_(new_tensor(like, {maxima_ + (meetings_ + 3 + 1) / 2}, ScalarType::Long)),
+        pieces_(new_tensor(like, {plan.most_pieces, sizeof(DocumentPiece)}, ScalarType::Byte)) {}
+
+  cudaError_t prepare(ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) const {
+    args.cut.maxima = static_cast<unsigned long long*>(zeros_.data_ptr());
+    args.cut.arrivals = reinterpret_cast<int32_t*>(args.cut.maxima + maxima_);
+    args.cut.counts = args.cut.arrivals + meetings_;
+    args.tickets = args.cut.counts + 2;
+    const cudaError_t error = cudaMemsetAsync(zeros_.data_ptr(), 0, 8 * zeros_.numel(), stream);
+    if (error != cudaSuccess || plan.cut_tokens == 0) return error;
+    args.cut.tokens = static_cast<int32_t>(plan.cut_tokens);
+    args.cut.most = static_cast<int32_t>(plan.most_pieces);
+    args.cut.pieces = static_cast<DocumentPiece*>(pieces_.data_ptr());
+    return launch_cut_documents(args, stream);
+  }
+
+ private:
+  int64_t meetings_, maxima_;
+  Tensor zeros_, pieces_;
+};
+
 cudaError_t launch_tile(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) {
   switch (plan.compute) {
     case Compute::bf16:
@@ -127,8 +154,8 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   const Dtype dtype = parse_dtype(type);
   const bool whole = dense.whole(s.d, nbits);
   const ResidualPlan plan =
-      plan_residual(s, dtype, precision, whole, want_winners, device_properties(device));
-  STD_TORCH_CHECK(plan.units <= INT32_MAX - (int64_t{1} << 20),
+      plan_residual(s, in.packed, dtype, precision, whole, want_winners, device_properties(device));
+  STD_TORCH_CHECK(plan.units + plan.most_pieces * plan.row_tiles <= INT32_MAX - (int64_t{1} << 20),
                   "late_interaction: more than 2^31 - 2^20 documents times tiles of query rows in one call");
   args.scores = scores.data_ptr();
   args.winners = winners ? winners->data_ptr() : nullptr;
@@ -141,9 +168,9 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
     check(launch_residual_by_warp(args, dtype, plan, stream), "compressed documents");
     return {scores, winners};
   }
-  const Tensor tickets = new_tensor(Q, {1}, ScalarType::Int);
-  args.tickets = static_cast<int32_t*>(tickets.data_ptr());
-  check(cudaMemsetAsync(args.tickets, 0, sizeof(int32_t), stream), "tickets");
+  args.row_tiles = static_cast<int32_t>(plan.row_tiles);
+  const SharedWork work(plan, Q);
+  check(work.prepare(args, plan, stream), "pieces of documents");
   if (plan.parts == 1) {
     check(launch_tile(args, plan, stream), "compressed documents");
     return {scores, winners};

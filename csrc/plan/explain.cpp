@@ -3,6 +3,7 @@
 #include "direct.h"
 #include "halves.h"
 #include "plan.h"
+#include "residual.h"
 
 namespace late_interaction {
 
@@ -193,6 +194,45 @@ std::string explain(const Sizes& s, const BackwardPlan& plan) {
     out << ", " << plan.lowmem_smem_bytes << " bytes of shared memory a block\n";
   }
   if (plan.finish_later) out << "normalize  by a second kernel: a row is longer than a warp's registers\n";
+  return out.str();
+}
+
+std::string explain(const Sizes& s, const ResidualPlan& plan, int nbits) {
+  std::ostringstream out;
+  const int64_t rows = s.Nq * s.Lq;
+  if (plan.by_warp) {
+    out << "kernel     maxsim_residual_by_warp, products in " << name_of(plan.compute) << "\n"
+        << "tile       none: a warp for each query token, which decompresses the document's tokens in order\n"
+        << "grid       " << plan.grid << " blocks share " << plan.units << " (query, document) units\n"
+        << "why        "
+        << (plan.compute == Compute::fp64 ? "float64 products, which no tile of the tensor cores serves"
+                                          : "embeddings so long that no query rows fit in shared memory")
+        << "\n";
+  } else {
+    const bool bytes = plan.compute == Compute::bf16 || plan.compute == Compute::fp16;
+    out << "kernel     maxsim_residual_tile, products in " << name_of(plan.compute) << "\n"
+        << "tile       64 document tokens x " << 8 * plan.column_blocks
+        << " query rows; a token is decompressed in the registers that multiply it, " << 64 * plan.step
+        << " bytes at a time\n"
+        << "rows       of all queries together, " << plan.row_tiles
+        << (plan.row_tiles == 1 ? " tile" : " tiles, each of which decompresses the documents again") << "\n"
+        << "lookup     "
+        << (bytes ? "a byte of " + std::to_string(nbits) + "-bit buckets at a time" : "bucket by bucket")
+        << ", from shared memory\n";
+    if (plan.cut_tokens > 0) {
+      out << "cut        documents of more than " << 2 * plan.cut_tokens << " tokens, into pieces of "
+          << plan.cut_tokens << "\n";
+    }
+    out << "memory     " << plan.smem_bytes << " bytes of shared memory a block\n"
+        << "grid       " << plan.grid << " blocks share " << plan.units
+        << " (tile of query rows, document) units\n"
+        << "sum        "
+        << (plan.parts == 1 ? std::string("a query's rows meet in one warp")
+                            : std::to_string(plan.parts) + " parts a query, added by a second kernel")
+        << "\n"
+        << "why        " << rows << (rows == 1 ? " query row meets" : " query rows meet") << " each document"
+        << (plan.any ? "; winners, rows or a precision that the specialized tiles do not take" : "") << "\n";
+  }
   return out.str();
 }
 

@@ -21,10 +21,22 @@ int64_t blocks_that_fit(int64_t smem, const Device& device) {
   return smem > device.smem_per_block ? 0 : device.smem_per_sm / (smem + 1024);
 }
 
+// A block that begins with the last whole document, or with the last piece, keeps the others waiting for half
+// or a quarter of what it had to do so far.
+void plan_cut(ResidualPlan& plan, const Sizes& s, bool packed, int64_t blocks) {
+  constexpr int64_t kLeast = 256;  // tokens: a piece's end costs as much as some 64
+  const int64_t tokens = packed ? s.Ld : s.N * s.Ld;
+  const int64_t piece = std::max(kLeast, ceil_div(tokens * plan.row_tiles, 4 * blocks));
+  if (s.Ld <= 2 * piece) return;
+  plan.cut_tokens = piece;
+  plan.most_cut = tokens / (2 * piece);
+  plan.most_pieces = tokens / piece + plan.most_cut;
+}
+
 }  // namespace
 
-ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, bool whole, bool winners,
-                           const Device& device) {
+ResidualPlan plan_residual(const Sizes& s, bool packed, Dtype dtype, Precision precision, bool whole,
+                           bool winners, const Device& device) {
   ResidualPlan plan;
   plan.compute = compute_for(dtype, precision);
   const bool half = plan.compute == Compute::bf16 || plan.compute == Compute::fp16;
@@ -55,9 +67,12 @@ ResidualPlan plan_residual(const Sizes& s, Dtype dtype, Precision precision, boo
   const int64_t resident = few ? 2 : half && plan.step == 2 ? 4 : 3;
   const int64_t rows = 8 * plan.column_blocks;
   plan.parts = static_cast<int>(s.Lq > rows ? ceil_div(s.Lq, rows) : 1);
-  plan.units = s.N * (s.Lq > rows ? s.Nq * plan.parts : ceil_div(s.Nq, rows / s.Lq));
+  plan.row_tiles = s.Lq > rows ? s.Nq * plan.parts : ceil_div(s.Nq, rows / s.Lq);
+  plan.units = s.N * plan.row_tiles;
   plan.smem_bytes = static_cast<int>(smem_bytes(half, plan.chunks, rows));
-  plan.grid = std::min(plan.units, std::min(resident, fit(rows)) * device.sm_count);
+  const int64_t blocks = std::min(resident, fit(rows)) * device.sm_count;
+  plan_cut(plan, s, packed, blocks);
+  plan.grid = std::min(plan.units + plan.most_pieces * plan.row_tiles, blocks);
   return plan;
 }
 

@@ -88,8 +88,8 @@ void test_a_plan_for_compressed_documents_covers_the_queries_and_fits() {
             const Sizes sizes{Layout::in_batch, Nq, 70, Lq, 300, d};
             for (bool winners : {false, true}) {
               const ResidualPlan plan =
-                  plan_residual(sizes, dtype, Precision::highest, d % 32 == 0, winners, device);
-              EXPECT(plan.grid >= 1 && plan.grid <= plan.units);
+                  plan_residual(sizes, false, dtype, Precision::highest, d % 32 == 0, winners, device);
+              EXPECT(plan.grid >= 1 && plan.grid <= plan.units && plan.cut_tokens == 0);
               if (plan.by_warp) {
                 EXPECT(dtype == Dtype::fp64 || d > 1024);
                 continue;
@@ -106,6 +106,24 @@ void test_a_plan_for_compressed_documents_covers_the_queries_and_fits() {
       }
     }
   }
+}
+
+void test_long_compressed_documents_are_cut_for_all_blocks() {
+  const auto plan_of = [](int64_t Nq, int64_t N, int64_t Ld, bool packed) {
+    const Sizes sizes{Layout::in_batch, Nq, N, 32, Ld, 128};
+    return plan_residual(sizes, packed, Dtype::bf16, Precision::highest, true, false, kH200);
+  };
+  const ResidualPlan one = plan_of(1, 1, 3000000, true);
+  EXPECT(one.grid == 4 * kH200.sm_count);
+  EXPECT(one.most_cut >= 1 && one.most_pieces * one.cut_tokens >= 3000000);
+  EXPECT(3000000 / one.cut_tokens >= 2 * one.grid);
+  // Of any lengths, no document that stays whole is more than half of a block's share.
+  const ResidualPlan packed = plan_of(1, 10000, 3000000, true);
+  EXPECT(packed.cut_tokens > 0 && 2 * packed.cut_tokens * packed.grid <= 3000000 / 2 + 2 * packed.grid);
+  // Padded ones that may not be long, or query rows enough, need no cuts.
+  EXPECT(plan_of(1, 10000, 300, false).cut_tokens == 0);
+  EXPECT(plan_of(5000, 1, 1000, false).cut_tokens == 0);
+  EXPECT(plan_of(1, 1, 512, true).cut_tokens == 0);
 }
 
 void test_listed_pairs_become_the_grid_where_that_is_sooner() {
@@ -151,6 +169,7 @@ int main() {
   test_precision_decides_how_floats_multiply();
   test_automatic_is_resolved_and_the_rest_is_obeyed();
   test_a_plan_for_compressed_documents_covers_the_queries_and_fits();
+  test_long_compressed_documents_are_cut_for_all_blocks();
   test_listed_pairs_become_the_grid_where_that_is_sooner();
   test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits();
   test_a_plan_can_be_read();

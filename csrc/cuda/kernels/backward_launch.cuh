@@ -83,8 +83,10 @@ cudaError_t BackwardLauncher<T>::norms(const BackwardArgs& args, bool documents,
   const RowsView view = rows_of(args, documents);
   const auto kernel =
       in_pieces_of_16<T>(view.view, args.d) ? inverse_norms<T, true> : inverse_norms<T, false>;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>((view.rows + 31) / 32, 8192));
-  kernel<<<grid, kRowsThreads, 0, stream>>>(view, args.d, static_cast<Sum<T>*>(inverse));
+  constexpr int64_t kRows = kRowsThreads / kNormLanes;  // of a block
+  const int64_t grid = std::min<int64_t>((view.rows + kRows - 1) / kRows, 8192);
+  kernel<<<static_cast<unsigned>(grid), kRowsThreads, 0, stream>>>(view, view.place(grid * kRows), args.d,
+                                                                   static_cast<Sum<T>*>(inverse));
   return cudaGetLastError();
 }
 

@@ -7,27 +7,52 @@
 
 namespace late_interaction {
 
-inline constexpr int kRowsThreads = 256;
+inline constexpr int kRowsThreads = 256, kNormLanes = 8;
 
 // A view of token rows as [outer, items, tokens, d], walked by one flat row index.
 struct RowsView {
+  struct Place {
+    int32_t outer, item, token;
+  };
   TokenView view;
   int64_t items, tokens, rows;
 
+  __host__ __device__ __forceinline__ Place place(int64_t index) const {
+    const int64_t item = index / tokens;
+    return {static_cast<int32_t>(item / items), static_cast<int32_t>(item % items),
+            static_cast<int32_t>(index - item * tokens)};
+  }
+  // The place `step` rows on: divisions would take longer than reading a row.
+  __device__ __forceinline__ void advance(Place& at, const Place& step) const {
+    at.token += step.token;
+    const bool next_item = at.token >= tokens;
+    at.token -= next_item ? static_cast<int32_t>(tokens) : 0;
+    at.item += step.item + next_item;
+    const bool next_outer = at.item >= items;
+    at.item -= next_outer ? static_cast<int32_t>(items) : 0;
+    at.outer += step.outer + next_outer;
+  }
+
+  template <class T>
+  __device__ __forceinline__ const T* row(const Place& at) const {
+    return static_cast<const T*>(view.data) + at.outer * view.query_stride + at.item * view.item_stride +
+           at.token * view.token_stride;
+  }
   template <class T>
   __device__ __forceinline__ const T* row(int64_t index) const {
-    const int64_t item = index / tokens;
-    return static_cast<const T*>(view.data) + (item / items) * view.query_stride +
-           (item % items) * view.item_stride + (index - item * tokens) * view.token_stride;
+    return row<T>(place(index));
   }
 };
 
 // inverse[row] = 1 / max(||row||, eps). Eight lanes a row, so that a warp has four rows in flight; 16 bytes a
-// load where rows are aligned for it.
+// load where rows are aligned for it. `step`: the place of the row that the grid begins its second round
+// with.
 template <class T, bool kVectors>
 __global__ void __launch_bounds__(kRowsThreads)
-    inverse_norms(const __grid_constant__ RowsView in, int d, Sum<T>* inverse) {
-  constexpr int kLanes = 8, kStep = kVectors ? 16 / sizeof(T) : 1;
+    inverse_norms(const __grid_constant__ RowsView in, const __grid_constant__ RowsView::Place step, int d,
+                  Sum<T>* inverse) {
+  constexpr int kLanes = kNormLanes, kStep = kVectors ? 16 / sizeof(T) : 1;
+  constexpr int kAhead = 2;  // pieces on their way at a time: all that a lane has of 128 halves
   struct alignas(kStep * sizeof(T)) Piece {
     T element[kStep];
   };
@@ -35,22 +60,32 @@ __global__ void __launch_bounds__(kRowsThreads)
   const int64_t groups = int64_t{gridDim.x} * (kRowsThreads / kLanes);
   const int64_t rounds = (in.rows + groups - 1) / groups;
   int64_t r = (int64_t{blockIdx.x} * kRowsThreads + threadIdx.x) / kLanes;
-  for (int64_t round = 0; round < rounds;
-       ++round, r += groups) {  // whole warps stay together for the shuffles
+  RowsView::Place at = in.place(r);
+  // Whole warps stay together for the shuffles.
+  for (int64_t round = 0; round < rounds; ++round, r += groups, in.advance(at, step)) {
     Sum<T> squares = 0;
     if (r < in.rows) {
-      const T* x = in.template row<T>(r);
-      for (int k = lane * kStep; k < d; k += kLanes * kStep) {
-        Piece piece;
-        if constexpr (kVectors) {
-          piece = *reinterpret_cast<const Piece*>(x + k);
-        } else {
-          piece.element[0] = x[k * in.view.dim_stride];
+      const T* x = in.template row<T>(at);
+#pragma unroll 1
+      for (int first = lane * kStep; first < d; first += kAhead * kLanes * kStep) {
+        Piece pieces[kAhead] = {};
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int k = first + i * kLanes * kStep;
+          if (k >= d) break;
+          if constexpr (kVectors) {
+            pieces[i] = *reinterpret_cast<const Piece*>(x + k);
+          } else {
+            pieces[i].element[0] = x[k * in.view.dim_stride];
+          }
         }
 #pragma unroll
-        for (int e = 0; e < kStep; ++e) {
-          const Sum<T> value = widen(piece.element[e]);
-          squares = fma(value, value, squares);
+        for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+          for (int e = 0; e < kStep; ++e) {
+            const Sum<T> value = widen(pieces[i].element[e]);
+            squares = fma(value, value, squares);
+          }
         }
       }
     }

@@ -37,8 +37,30 @@ struct CompressedDocuments {
   int nbits = 0;
 };
 
+// Part of a long document: tokens [begin, begin + CutDocuments::tokens) of it, or up to its end.
+struct DocumentPiece {
+  int32_t document, begin;
+  int32_t slot;    // where the pieces of this document meet
+  int32_t pieces;  // that it was cut into
+};
+
+// Documents of more than twice `tokens` tokens go to blocks in pieces, so that a few long ones keep no block
+// busy while the others are done. For each tile of query rows the pieces of a document leave their maxima
+// where they meet, and the last one finishes it. A maximum that is the largest integer wins, whoever comes
+// first: the value's bits in an order of their own, then the complement of the token.
+struct CutDocuments {
+  int32_t tokens = 0;                    // 0: none is cut
+  int32_t most = 0;                      // pieces there is room for; none is cut where offsets that make no
+                                         // sense ask for more
+  DocumentPiece* pieces = nullptr;       // [counts[0]]
+  int32_t* counts = nullptr;             // of pieces, and of documents that were cut
+  int32_t* arrivals = nullptr;           // [slot, tile of query rows]: pieces that have left their maxima
+  unsigned long long* maxima = nullptr;  // [slot, tile of query rows, row]
+};
+
 struct ResidualArgs {
   CompressedDocuments documents;
+  CutDocuments cut;
   TokenView Q;
   int32_t Nq, Lq, d;
   bool normalize;
@@ -49,6 +71,7 @@ struct ResidualArgs {
   int32_t parts;
   int32_t column_blocks, chunks;
   int32_t units;
+  int32_t row_tiles;
   int32_t* tickets;  // how many units were handed out beyond those that blocks begin with
   // Of the backward.
   const void* grad;  // [Nq, N]

@@ -12,8 +12,8 @@
 // from the products of the tile with itself, whose diagonal is the squares.
 //
 // Who owns what
-//   block   four warps and one document at a time; persistent. The first documents are dealt out, the others
-//           taken from a counter, so blocks end together however long the documents are.
+//   block   four warps and one document at a time, or a piece of a long one; persistent. The first documents
+//           are dealt out, the others taken from a counter, so blocks end together.
 //   warp    every fourth tile of 16 tokens of the block's document, and its running maxima.
 //   lane    tokens lane / 4 and lane / 4 + 8 of a tile, piece lane % 4 of each 64 bytes; in the products two
 //           columns of every block of eight.
@@ -59,11 +59,36 @@ struct ResidualTile {
 #endif
 };
 
-// A unit is a document against a tile of query rows: row tile * N + document. Past the last one, an empty
-// document.
-__device__ __forceinline__ CompressedSpan span_of_unit(const ResidualArgs& p, int32_t unit) {
-  if (unit >= p.units) return {};
-  return span_of(p.documents, unit % static_cast<int32_t>(p.documents.N));
+// A document, or a piece of one, against a tile of query rows.
+struct ResidualUnit {
+  static constexpr int32_t kWhole = -1, kElsewhere = -2;  // in place of a slot
+  CompressedSpan span;
+  int32_t tile = -1;  // past the last unit
+  DocumentPiece piece{0, 0, kWhole, 1};
+};
+
+// For each tile of query rows first the pieces of documents that were cut, then the documents. One that was
+// cut is empty there, and finished elsewhere.
+__device__ __forceinline__ ResidualUnit unit_at(const ResidualArgs& p, int32_t pieces, int32_t index) {
+  ResidualUnit unit;
+  const int32_t each = pieces + static_cast<int32_t>(p.documents.N);
+  if (index >= each * p.row_tiles) return unit;
+  unit.tile = index / each;
+  const int32_t at = index - unit.tile * each;
+  if (at < pieces) {
+    unit.piece = p.cut.pieces[at];
+  } else {
+    unit.piece.document = at - pieces;
+  }
+  unit.span = span_of(p.documents, unit.piece.document);
+  if (at < pieces) {
+    unit.span.first += unit.piece.begin;
+    unit.span.count = min(p.cut.tokens, unit.span.count - unit.piece.begin);
+  } else if (pieces > 0 && unit.span.count > 2 * p.cut.tokens) {
+    unit.span = {};
+    unit.piece.slot = ResidualUnit::kElsewhere;
+  }
+  return unit;
 }
 
 // Tiles of a document that the warp goes through: one at least, so that all warps come to its end.
@@ -84,10 +109,9 @@ struct alignas(16) ResidualExchange {
   float maximum[2][Tile::kWarps][Tile::kColumns];
   int32_t token[Tile::kWinners ? 2 : 1][Tile::kWarps][Tile::kColumns];
   float scale[Tile::kColumns];  // inverse norms of the query rows; 1 without normalize
-  // Of a document, the next one, and the one after that, by turn.
-  CompressedSpan spans[4];
-  int32_t units[4];
-  int32_t ticket;  // the unit of the one after that
+  ResidualUnit units[4];        // the one in hand, the next one, and the one after that, by turn
+  int32_t ticket;               // which is the one after that
+  int32_t pieces;               // of all documents that were cut
 };
 
 // The query rows that share a tile: whole queries where some fit, else a part of one.
@@ -370,42 +394,90 @@ __device__ __forceinline__ void load_queries(const ResidualArgs& p, const QueryR
   }
 }
 
+// A maximum and its token as an integer that is the larger, the better they are (CutDocuments).
+__device__ __forceinline__ unsigned long long as_integer(float value, int32_t token) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);  // one zero
+  const uint32_t ordered = isnan(value) ? ~0u : bits ^ (bits >> 31 ? ~0u : 1u << 31);
+  return static_cast<unsigned long long>(ordered) << 32 | ~static_cast<uint32_t>(token);
+}
+__device__ __forceinline__ float value_in(unsigned long long integer) {
+  const auto ordered = static_cast<uint32_t>(integer >> 32);
+  return __uint_as_float(ordered ^ (ordered >> 31 ? 1u << 31 : ~0u));  // all ones: a NaN
+}
+__device__ __forceinline__ int32_t token_in(unsigned long long integer) {
+  return static_cast<int32_t>(~static_cast<uint32_t>(integer));
+}
+
+// Leaves the maxima of a piece with those of its document, whose are known if it was the last. By one warp.
+template <class Tile>
+__device__ __forceinline__ bool meet(const ResidualArgs& p, const ResidualUnit& unit,
+                                     float (&best)[Tile::kOwned], int32_t (&token)[Tile::kOwned]) {
+  const int lane = threadIdx.x % 32, columns = 8 * p.column_blocks;
+  const int64_t place = int64_t{unit.piece.slot} * p.row_tiles + unit.tile;
+  unsigned long long* maxima = p.cut.maxima + place * columns;
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    if (32 * o + lane >= columns) continue;
+    const int32_t of_document = token[o] == kSentinel ? kSentinel : token[o] + unit.piece.begin;
+    atomicMax(maxima + 32 * o + lane, as_integer(best[o], of_document));
+  }
+  __threadfence();
+  __syncwarp();
+  int32_t before = 0;
+  if (lane == 0) before = atomicAdd(p.cut.arrivals + place, 1);
+  if (__shfl_sync(kFullWarp, before, 0) + 1 < unit.piece.pieces) return false;
+  __threadfence();
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    if (32 * o + lane >= columns) continue;
+    const unsigned long long integer = __ldcg(maxima + 32 * o + lane);
+    best[o] = value_in(integer);
+    token[o] = token_in(integer);
+  }
+  return true;
+}
+
 // What the warps found, merged; winners and each query's sum to memory. By one warp.
 template <class Tile>
-__device__ __forceinline__ void finish_document(const ResidualArgs& p, int32_t unit, bool any_token,
+__device__ __forceinline__ void finish_document(const ResidualArgs& p, const ResidualUnit& unit,
                                                 const ResidualExchange<Tile>& exchange, int set) {
-  const int lane = threadIdx.x % 32, N = static_cast<int32_t>(p.documents.N);
-  const QueryRows rows(p, unit / N, 8 * p.column_blocks);
-  const int64_t j = unit % N;
+  if (unit.piece.slot == ResidualUnit::kElsewhere) return;
+  const int lane = threadIdx.x % 32;
   float value[Tile::kOwned];
+  int32_t token[Tile::kOwned];
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    const int column = 32 * o + lane;
+    value[o] = -INFINITY;
+    token[o] = kSentinel;
+    if (column >= 8 * p.column_blocks) continue;
+#pragma unroll
+    for (int warp = 0; warp < Tile::kWarps; ++warp) {
+      keep_first<Tile::kWinners>(value[o], token[o], exchange.maximum[set][warp][column],
+                                 Tile::kWinners ? exchange.token[set][warp][column] : 0);
+    }
+  }
+  if (unit.piece.slot >= 0 && !meet<Tile>(p, unit, value, token)) return;
+
+  const QueryRows rows(p, unit.tile, 8 * p.column_blocks);
+  const int64_t N = p.documents.N, j = unit.piece.document;
   int32_t query[Tile::kOwned];
 #pragma unroll
   for (int o = 0; o < Tile::kOwned; ++o) {
     const int column = 32 * o + lane;
     query[o] = column < rows.rows() ? rows.query + column / rows.count : -1;
-    value[o] = 0.0f;
-    if (query[o] < 0) continue;
-    float best = -INFINITY;
-    int32_t token = kSentinel;
-#pragma unroll
-    for (int warp = 0; warp < Tile::kWarps; ++warp) {
-      keep_first<Tile::kWinners>(best, token, exchange.maximum[set][warp][column],
-                                 Tile::kWinners ? exchange.token[set][warp][column] : 0);
-    }
-    if (any_token) value[o] = best * exchange.scale[column];
-    if (Tile::kWinners && p.winners != nullptr) {
+    if (query[o] >= 0 && Tile::kWinners && p.winners != nullptr) {
       const int32_t s = rows.first + column % rows.count;
-      store_winner(p.winners, p.wide_winners, (query[o] * p.documents.N + j) * p.Lq + s, token);
+      store_winner(p.winners, p.wide_winners, (query[o] * N + j) * p.Lq + s, token[o]);
     }
+    value[o] = query[o] >= 0 && unit.span.count > 0 ? value[o] * exchange.scale[column] : 0.0f;
   }
   for (int32_t i = rows.query; i < rows.query + rows.queries; ++i) {
     float sum = 0.0f;
 #pragma unroll
     for (int o = 0; o < Tile::kOwned; ++o) sum += query[o] == i ? value[o] : 0.0f;
     sum = warp_sum(sum);
-    if (lane == 0) {
-      static_cast<float*>(p.scores)[(int64_t{i} * p.parts + rows.part) * p.documents.N + j] = sum;
-    }
+    if (lane == 0) static_cast<float*>(p.scores)[(int64_t{i} * p.parts + rows.part) * N + j] = sum;
   }
 }
 
@@ -420,47 +492,47 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int row_bytes = query_row_bytes(p.chunks);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t lane_queries = ptx::smem_address(query_rows) + lane / 4 * row_bytes + lane % 4 * 16;
-  const int32_t stride = gridDim.x, N = static_cast<int32_t>(p.documents.N);
+  const int32_t stride = gridDim.x;
 
   if (threadIdx.x < 2) {
-    const int32_t unit = blockIdx.x + threadIdx.x * stride;
-    exchange.units[threadIdx.x] = unit;
-    exchange.spans[threadIdx.x] = span_of_unit(p, unit);
+    int32_t pieces = p.cut.tokens > 0 ? *p.cut.counts : 0;
+    if (pieces > p.cut.most) pieces = 0;
+    exchange.units[threadIdx.x] = unit_at(p, pieces, blockIdx.x + threadIdx.x * stride);
+    if (threadIdx.x == 0) {
+      exchange.ticket = blockIdx.x + 2 * stride;
+      exchange.pieces = pieces;
+    }
   }
-  if (threadIdx.x == 0) exchange.ticket = blockIdx.x + 2 * stride;
   __syncthreads();
-  int32_t tiles = count_tiles<Tile>(exchange.spans[0]);
+  const auto span = [&](int turn) -> const CompressedSpan& { return exchange.units[turn % 4].span; };
+  int32_t tiles = count_tiles<Tile>(span(0));
   Pair pair;
-  pair.point_at(p, exchange.spans[0], 0, Pair::codes(p, exchange.spans[0], 0));
+  pair.point_at(p, span(0), 0, Pair::codes(p, span(0), 0));
   Pieces<Tile> pieces;
   pieces.load(p, pair, 0);
-  typename Pair::Codes codes =
-      tiles > 1 ? Pair::codes(p, exchange.spans[0], 1) : Pair::codes(p, exchange.spans[1], 0);
+  typename Pair::Codes codes = tiles > 1 ? Pair::codes(p, span(0), 1) : Pair::codes(p, span(1), 0);
 
   Tile::Lookup::fill(p, table);
   const typename Tile::Lookup lookup(table, p);
   __syncthreads();
-  int32_t end_of_tile = 0;  // the first unit that meets other query rows
+  int32_t query_tile = -1;
 
 #pragma unroll 1
-  for (int turn = 0; exchange.units[turn] < p.units; turn = (turn + 1) % Tile::kWarps) {
+  for (int turn = 0; exchange.units[turn].tile >= 0; turn = (turn + 1) % Tile::kWarps) {
     const int set = turn % 2;  // of maxima
-    if (exchange.units[turn] >= end_of_tile) {
-      const int32_t query_tile = exchange.units[turn] / N;
-      end_of_tile = (query_tile + 1) * N;
+    if (exchange.units[turn].tile != query_tile) {
+      query_tile = exchange.units[turn].tile;
       __syncthreads();  // nobody reads the rows before any more
       load_queries<Tile>(p, QueryRows(p, query_tile, 8 * p.column_blocks), exchange, query_rows);
       __syncthreads();
     }
     if (threadIdx.x == Tile::kThreads - 32) {  // in the warp that has the fewest tiles
       // The document after the next: its number came while the last one was in hand.
-      const int32_t unit = exchange.ticket;
-      exchange.units[(turn + 2) % 4] = unit;
-      exchange.spans[(turn + 2) % 4] = span_of_unit(p, unit);
+      exchange.units[(turn + 2) % 4] = unit_at(p, exchange.pieces, exchange.ticket);
       exchange.ticket = 3 * stride + atomicAdd(p.tickets, 1);
     }
 
-    const CompressedSpan &document = exchange.spans[turn], &next = exchange.spans[(turn + 1) % 4];
+    const CompressedSpan &document = span(turn), &next = span(turn + 1);
     ColumnMaxima<Tile> maxima;
     maxima.clear();
 #pragma unroll 1
@@ -514,10 +586,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       if constexpr (Tile::kWinners) exchange.token[set][warp][column] = maxima.token[o];
     }
     __syncthreads();
-    if (warp == turn) finish_document<Tile>(p, exchange.units[turn], document.count > 0, exchange, set);
+    if (warp == turn) finish_document<Tile>(p, exchange.units[turn], exchange, set);
     tiles = count_tiles<Tile>(next);
     // Which was not known before.
-    if (tiles == 1) codes = Pair::codes(p, exchange.spans[(turn + 2) % 4], 0);
+    if (tiles == 1) codes = Pair::codes(p, span(turn + 2), 0);
   }
 }
 
