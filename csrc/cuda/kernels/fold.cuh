@@ -43,18 +43,6 @@ struct RowBest {
       value = max_keeping_nan(max_keeping_nan(value, a), b);
     }
   }
-
-  // The same where columns may be left out. The branches become predicates: a test of a bit, which both rows
-  // of a lane share, instead of a select of each.
-  __device__ __forceinline__ void fold_kept(float a, float b, bool keep_a, bool keep_b, float first_token,
-                                            float column, float zero) {
-    if constexpr (kWinners) {
-      fold(keep_a ? a : -INFINITY, keep_b ? b : -INFINITY, first_token, column, zero);
-    } else {
-      if (keep_a) value = max_keeping_nan(value, a);
-      if (keep_b) value = max_keeping_nan(value, b);
-    }
-  }
 };
 
 }  // namespace late_interaction

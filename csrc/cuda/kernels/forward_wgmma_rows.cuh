@@ -18,14 +18,15 @@
 //              the maxima of its 128 rows in shared memory and goes on, and its finisher treats, sums and
 //              stores them under the products of the next document.
 //
-// The tensor cores need not wait for a fold: inside the body of its loop a consumer has one block in flight
-// while it folds the other.
+// The tensor cores need not wait for a fold. Products are issued only as fast as they are taken, so that one
+// consumer folds while the other issues. For folds that take longer, the body of the loop has kTogether
+// tiles: inside it a consumer has one block in flight while it folds the other.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
 //     block 1              | multiply t     | fold t, hand over? | multiply t+1 ...
 //
-// Products may not be in flight over the back edge of a loop (ptxas would serialize them all), so the body of
-// the loop takes kTogether tiles, and only behind the last of them nothing of this warpgroup is in flight.
+// Products may not be in flight over the back edge of a loop (ptxas would serialize them all): behind the
+// last of the tiles nothing of this warpgroup is in flight.
 //
 // Of a document the tokens are visited that its Visit names (kernels/visits.h): of a masked one those from
 // the first to the last that counts; or, from a copy, only those that do. The last tile is moved back to end
@@ -57,12 +58,24 @@ struct WgmmaRowsTile {
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
-  using Best = std::conditional_t<kQuantized, RowMaximum<Similarity<Accumulator, kScaled>>,
-                                  RowBest<kWinners>>;  // of a row, so far
+  // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
+  static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
+  using Best =
+      std::conditional_t<kThreeAtOnce, RowMaximum<Similarity<Accumulator, kScaled>>, RowBest<kWinners>>;
   // Factors are read a tile ahead where there are registers for it.
-  static constexpr bool kReadsAhead = kScaled && !kMasked && kQuantized && kChunks == 1;
-  // Masked tiles are no faster by four.
-  static constexpr int kTogether = kWeighed ? 2 : 4;
+  static constexpr bool kReadsAhead =
+      kScaled && !kMasked && !kWinners && (kQuantized ? kChunks == 1 : kColumns <= 128);
+  // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's products, and a short
+  // body is fetched faster; longer folds need products of their own warpgroup beside them. Half of them where
+  // registers are short, or where four bodies would no longer stay at hand.
+  static constexpr int kTogether = [] {
+    if (!kWeighed && !kQuantized && !kWinners) return 1;
+    if (kMasked && kWinners && !kScaled) return 1;
+    const bool long_body = kWeighed && (kQuantized || kWinners || (kMasked && kScaled));
+    return long_body ? 2 : 4;
+  }();
+  // The second consumer begins with a single tile, so that the two do not wait for their products at once.
+  static constexpr bool kStaggered = kQuantized && kScaled && !kThreeAtOnce;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1),
                        kFirstFinisher = kThreads / 32 - kConsumers;  // a warp
@@ -130,6 +143,11 @@ __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t) {
   return max(0, min(t, length - Tile::kColumns));
 }
 
+// Where the factor of a column lies among those of its stage: neighbours swap places. Accumulators of even
+// columns are in even registers, and a load of two puts its first number into an even register: so a product
+// has its operands in different banks, and reads both at once.
+__device__ __forceinline__ int factor_place(int column) { return column ^ 1; }
+
 // What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
 // n + e of `kept` says whether they do, factors(n) by what they are multiplied. Shared memory is busy with
 // the products, so where there are registers for it a factor is read a tile ahead, in the place of the one
@@ -151,69 +169,102 @@ struct ColumnWeights {
     if constexpr (Tile::kScaled) mine = weights + Tile::kMaskBytes + quad * 8;
   }
 
-  __device__ __forceinline__ float2 load(int n) const { return ptx::load_shared_pair(mine + n * 32); }
+  __device__ __forceinline__ float2 load(int n) const {
+    const float2 swapped = ptx::load_shared_pair(mine + n * 32);
+    return {swapped.y, swapped.x};
+  }
   __device__ __forceinline__ float2 factors(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
 
-  __device__ __forceinline__ bool keeps(int n, int e) const {
-    return (kept[n / 16] & (1u << (n % 16 * 2 + e))) != 0;
+  // Six bits from that of column 8 * n on, in places 1 to 6: a single instruction makes predicates of them.
+  // The compiler may not know where they come from, else it would test them one by one.
+  __device__ __forceinline__ uint32_t six_bits(int n) const {
+    const int first = 2 * n, word = first / 32, place = first % 32;
+    uint32_t bits = place == 0 ? kept[word] << 1 : kept[word] >> (place - 1);
+    if (place > 26 && word + 1 < Tile::kMaskWords) {
+      bits = __funnelshift_r(kept[word], kept[word + 1], place - 1);
+    }
+    asm volatile("" : "+r"(bits));
+    return bits;
   }
 };
 
-// Folds a block of 64 rows: the lane's two rows of it. used(n): factors(n) have been.
-template <class Tile, class Used>
-__device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2],
-                                           RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                           const ColumnWeights<Tile>& weights, Used used) {
-  const float first_token[2] = {token + zeros[0], token + zeros[1]};
+// fold(n, x, keeps): of columns 8 * n + 2 * (lane % 4) + {0, 1} the similarities x[row half], and whether
+// they count. used(n): factors(n) have been.
+template <class Tile, class Used, class Fold>
+__device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                            const ColumnWeights<Tile>& weights, Used used, Fold fold) {
+  constexpr int kPairs = Tile::kColumns / 8;
 #pragma unroll
-  for (int n = 0; n < Tile::kColumns / 8; ++n) {
-    float2 factors;
-    if constexpr (Tile::kScaled) factors = weights.factors(n);
+  for (int first = 0; first < kPairs; first += 3) {
+    bool keeps[3][2] = {};
+    if constexpr (Tile::kMasked) {
+      const uint32_t bits = weights.six_bits(first);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float x[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        x[e] = c[4 * n + 2 * half + e];
-        if constexpr (Tile::kScaled) x[e] = multiply_now(x[e], e == 0 ? factors.x : factors.y);
-      }
-      if constexpr (Tile::kMasked) {
-        rows[half].fold_kept(x[0], x[1], weights.keeps(n, 0), weights.keeps(n, 1), first_token[half],
-                             8.0f * n, zeros[0]);
-      } else {
-        rows[half].fold(x[0], x[1], first_token[half], 8.0f * n, zeros[0]);
-      }
+      for (int i = 0; i < 6; ++i) keeps[i / 2][i % 2] = (bits & (2u << i)) != 0;
     }
-    used(n);
+#pragma unroll
+    for (int n = first; n < min(first + 3, kPairs); ++n) {
+      float2 factors{1.0f, 1.0f};
+      if constexpr (Tile::kScaled) factors = weights.factors(n);
+      Similarity<typename Tile::Accumulator, Tile::kScaled> x[2][2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        x[half][0] = similarity<Tile::kScaled>(c[4 * n + 2 * half], factors.x);
+        x[half][1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], factors.y);
+      }
+      fold(n, x, keeps[n - first]);
+      used(n);
+    }
   }
 }
 
-// The same for quantized tokens.
+// Folds a block of 64 rows: the lane's two rows of it.
 template <class Tile, class Used>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                           typename Tile::Best* rows, float, const float*,
+                                           RowBest<Tile::kWinners>* rows, float token, const float* zeros,
                                            const ColumnWeights<Tile>& weights, Used used) {
-  using Best = typename Tile::Best;
-  typename Best::Value x[2][Tile::kColumns / 4];
-  int32_t top[2] = {rows[0].order(), rows[1].order()};
+  const float first_token[2] = {token + zeros[0], token + zeros[1]};
+  for_columns<Tile>(c, weights, used, [&](int n, const float (&x)[2][2], const bool (&keeps)[2]) {
+    if constexpr (Tile::kMasked && !Tile::kWinners) {
 #pragma unroll
-  for (int n = 0; n < Tile::kColumns / 8; ++n) {
-    float2 factors{1.0f, 1.0f};
-    if constexpr (Tile::kScaled) factors = weights.factors(n);
+      for (int e = 0; e < 2; ++e) {
+        if (keeps[e]) {  // once for both rows
+          rows[0].value = larger(rows[0].value, x[0][e]);
+          rows[1].value = larger(rows[1].value, x[1][e]);
+        }
+      }
+    } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      x[half][2 * n] = similarity<Tile::kScaled>(c[4 * n + 2 * half], factors.x);
-      x[half][2 * n + 1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], factors.y);
-      if constexpr (Tile::kMasked) {
-        rows[half].fold_kept(x[half][2 * n], weights.keeps(n, 0));
-        rows[half].fold_kept(x[half][2 * n + 1], weights.keeps(n, 1));
-      } else {
-        top[half] = Best::highest(top[half], x[half][2 * n], x[half][2 * n + 1]);
+      for (int half = 0; half < 2; ++half) {
+        const float a = !Tile::kMasked || keeps[0] ? x[half][0] : -INFINITY;
+        const float b = !Tile::kMasked || keeps[1] ? x[half][1] : -INFINITY;
+        rows[half].fold(a, b, first_token[half], 8.0f * n, zeros[0]);
       }
     }
-    used(n);
-  }
-  if constexpr (!Tile::kMasked) Best::take(rows, top, x);
+  });
+}
+
+// The same, three numbers an instruction.
+template <class Tile, class Used, class Value>
+__device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                           RowMaximum<Value>* rows, float, const float*,
+                                           const ColumnWeights<Tile>& weights, Used used) {
+  Value seen[2][Tile::kColumns / 4];
+  int32_t top[2] = {rows[0].order(), rows[1].order()};
+  for_columns<Tile>(c, weights, used, [&](int n, const Value(&x)[2][2], const bool (&keeps)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (Tile::kMasked) {
+        rows[half].fold_kept(x[half][0], keeps[0]);
+        rows[half].fold_kept(x[half][1], keeps[1]);
+      } else {
+        seen[half][2 * n] = x[half][0];
+        seen[half][2 * n + 1] = x[half][1];
+        top[half] = RowMaximum<Value>::highest(top[half], x[half][0], x[half][1]);
+      }
+    }
+  });
+  if constexpr (!Tile::kMasked) RowMaximum<Value>::take(rows, top, seen);
 }
 
 template <class Tile>
@@ -309,7 +360,8 @@ struct Weigher {
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
-          ptx::store_shared(weights + Tile::kMaskBytes + 4 * column, __float_as_uint(looked.factor[i]));
+          ptx::store_shared(weights + Tile::kMaskBytes + 4 * factor_place(column),
+                            __float_as_uint(looked.factor[i]));
         }
       }
     }
@@ -466,6 +518,7 @@ struct RowsConsumer {
 #pragma unroll
         for (int n = 0; n < Tile::kColumns / 8; ++n) weights.ahead[n] = weights.load(n);
       }
+      if (Tile::kStaggered && ptx::thread() >= 128 && left > 0) take_tiles<1>(left-- > 1);
       for (; left >= Tile::kTogether; left -= Tile::kTogether)
         take_tiles<Tile::kTogether>(left > Tile::kTogether);
       for (; left > 0; --left) take_tiles<1>(left > 1);
