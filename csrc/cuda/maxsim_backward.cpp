@@ -171,7 +171,7 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   const int64_t element = how.copies == Copies::halves ? 4 : 2;
   const int64_t copy = s.Ld * (element * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
   // Of all queries of a batch they may be too many at a time, beside those of a part of the documents.
-  constexpr int64_t kMostOfQueries = 6 << 20;
+  constexpr int64_t kMostOfQueries = 4 << 20;
   const int64_t of_query = copied ? s.Lq * (element * s.d + 4) : 0;
   const int64_t queries_at_once =
       in_batch && copied ? std::max<int64_t>(1, kMostOfQueries / std::max<int64_t>(of_query, 1)) : s.Nq;

@@ -42,6 +42,9 @@ void test_recomputed_winners_have_their_room() {
     EXPECT(taken(s, plan_recompute(s, half, true), 4) <= 16 << 20);
     EXPECT(taken(s, plan_recompute(s, single, true), 0) <= 16 << 20);
   }
+  // Scores of 4 MiB lie beside all that.
+  const Sizes many{Layout::in_batch, 1024, 1024, 32, 80, 128};
+  EXPECT(taken(many, plan_recompute(many, half, true), 4) + 4 * many.Nq * many.N <= 12 << 20);
   // A part is never less than a query or a document.
   const RecomputePlan one = plan_recompute({Layout::in_batch, 1 << 16, 3, 1024, 300, 128}, half, true);
   EXPECT(one.documents == 1 && one.queries >= 1);
