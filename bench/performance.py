@@ -9,7 +9,7 @@ from . import fp32, plans, quantized, steps, sweep, targets, variants
 from .ceilings import NAMES, reached
 from .impls import EINSUM, FLASH, LIK, OURS
 from .inputs import SKEWED, UNIFORM
-from .results import Row, best, is_whole, number, read, records, split
+from .results import Row, apart, best, is_whole, number, read, records, split
 from .shapes import FORWARD, TRAINING
 from .suites import H200_BYTES, H200_FLOPS
 
@@ -268,7 +268,8 @@ def _sweep(path: Path, table: Table) -> list[str]:
     parts = ["## Random shapes"]
     if path.with_suffix(".png").exists():
         parts.append(f"![Our time over the better peer's](../bench/results/{path.stem}.png)")
-    parts.append(f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench.sweep`).")
+    timed = apart(row for group in groups.values() for row in group)
+    parts.append(f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench.sweep`).{timed}")
     parts.append(table(head, body, 1))
     lost = []
     for found, ours, peer in sweep.losses([row for group in groups.values() for row in group]):

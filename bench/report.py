@@ -15,7 +15,7 @@ from . import heads, hidden, pairs, performance, plaid, retrieval, targets, varl
 from .impls import COMPILED, EINSUM, FLASH, LIK, OURS
 from .plot import roofline
 from .plot import sweep as sweep_plot
-from .results import DIRECTORY, ROOT, Row, best, groups, is_whole, number, read, records, split
+from .results import DIRECTORY, ROOT, Row, apart, best, groups, is_whole, number, read, records, split
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PLOT = "roofline.png"
@@ -226,7 +226,7 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
     parts += _section(
         "Scores from hidden states.",
         "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128,"
-        " normalizing and scoring.",
+        f" normalizing and scoring.{apart(r for r in rows if r['suite'] == hidden.SUITE)}",
         hidden_table(rows),
     )
     for title, suite, note in (

@@ -237,6 +237,15 @@ def groups(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
     return out
 
 
+def apart(rows: Iterable[Row]) -> str:
+    """A sentence where others were timed in another run than ours on the same shape, else nothing."""
+    found: dict[str, None] = {}
+    for group in groups(rows).values():
+        ours = {r.get("run") for r in group if r["impl"] == OURS}
+        found |= dict.fromkeys(r["impl"] for r in group if ours and r.get("run") not in ours)
+    return f" In an earlier run than ours: {', '.join(found)}." if found else ""
+
+
 def summary(rows: Iterable[Row], key: str = "gpu_us") -> str:
     """One line a measurement: ours beside late-interaction-kernels and the best of the others."""
     body = []

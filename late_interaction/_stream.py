@@ -9,8 +9,7 @@ _send_bytes = torch.ops.late_interaction.send_bytes_.default
 
 Chunk = tuple[int, Tensor, Tensor | None]  # the first document's index, the documents, their mask
 
-# Pageable memory travels by way of pinned pieces, two for each of so many threads: more do not make the bus
-# faster, and smaller pieces would spend more of their time beginning a transfer.
+# Pageable memory travels by way of pinned pieces of so many bytes, two for each of so many threads.
 _PIECE, _THREADS = 4 << 20, 8
 
 

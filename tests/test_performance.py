@@ -155,6 +155,23 @@ def test_a_table_taken_again_on_another_gpu_stands_alone(tmp_path: Path) -> None
     assert "kd-256x16" not in report.build(tmp_path)
 
 
+def test_the_pages_say_who_was_timed_in_another_run(tmp_path: Path) -> None:
+    def taken(run: str, impl: str, us: float) -> results.Row:
+        return {**row("sweep", "train-256", us, impl=impl), "run": run}
+
+    together, later = taken("a", OURS, 80.0), taken("b", OURS, 70.0)
+    peers = [taken("a", LIK, 90.0), taken("a", EINSUM, 200.0)]
+    assert results.apart([together, *peers]) == results.apart([later]) == results.apart(peers) == ""
+    assert results.apart([later, *peers]) == f" In an earlier run than ours: {LIK}, {EINSUM}."
+    record = results.Results(
+        tmp_path / "some-gpu.json", results.new_header(torch.device("cpu"), timing.Ceilings())
+    )
+    record.add([row("forward", "train-256", 252.0)])
+    sweep = results.Results(tmp_path / "sweep-some-gpu.json", record.header)
+    sweep.add([later, *peers])
+    assert f"(`python -m bench.sweep`). In an earlier run than ours: {LIK}, {EINSUM}." in build(tmp_path)
+
+
 def test_report_fills_both_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = f"{report.BEGIN}\n{report.END}\n"
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "performance.md"

@@ -6,7 +6,7 @@
 // of the largest, and errs by 2^-40 of that below.
 //
 // A second number takes what the first leaves of an element, 2^11 times as large: so it has a range of its
-// own, and the two have 22 bits of an element down to 2^-29 of the largest.
+// own, and the two have 22 bits of an element down to 2^-28 of the largest, and err by 2^-50 of that below.
 //
 // Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it.
 #include "half_copies.h"
