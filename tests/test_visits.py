@@ -1,9 +1,11 @@
-"""Documents that a kernel before copies, or deals out by length: calls large enough for it, on a GPU."""
+"""Documents that a kernel before copies, or deals out by length, or whose masked tokens are overwritten where
+they are multiplied, on a GPU."""
 
 import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import ops
 from tests import packed, ref
 
 OPS = torch.ops.late_interaction
@@ -46,11 +48,13 @@ def test_scores_and_winners(shape, normalize):
     Q, D, d_mask = inputs(shape, torch.float16 if shape == "odd d" else torch.bfloat16)
     q_mask = torch.rand(Q.shape[:2], device="cuda") < 0.9
     scores, winners = ref.maxsim(Q, D, q_mask, d_mask, normalize)
-    limit = ref.tolerance(Q.dtype)
+    limit = winner_limit = ref.tolerance(Q.dtype)
+    if normalize:
+        limit, winner_limit = ref.UNIT_SCORE_TOLERANCE, ref.UNIT_WINNER_TOLERANCE
     ref.assert_close(li.maxsim(Q, D, q_mask, d_mask, normalize=normalize), scores, limit)
     out, found = li.maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize)
     ref.assert_close(out, scores, limit)
-    ref.assert_winners_close(found, winners, Q, D, limit, normalize)
+    ref.assert_winners_close(found, winners, Q, D, winner_limit, normalize)
 
 
 def test_documents_shorter_than_a_tile_need_no_mask():
@@ -156,3 +160,58 @@ def test_packed(name, dtype):
     found = torch.where(found < -1, found.int() + 65536, found.int())
     assert torch.equal(found == -1, winners == -1)
     assert (found != winners).sum() <= 1e-3 * found.numel()  # two similarities within rounding
+
+
+@pytest.fixture
+def force():
+    yield ops.forced_plan
+    ops.forced_plan("")
+
+
+def filled(mask, N, Ld, d, dtype, integers):
+    """Documents whose masked tokens would spoil every score that they had a say in."""
+    D = torch.randint(-1, 2, (N, Ld, d), device="cuda").float() if integers else torch.randn(N, Ld, d).cuda()
+    return D.masked_fill_(~mask.unsqueeze(-1), float("nan")).to(dtype)
+
+
+# Every width of a tile, one and two chunks of an embedding, documents shorter than a tile, and of a tile or two
+# and a bit; small whole numbers make ties, and exact sums.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("d", [16, 72, 128])
+@pytest.mark.parametrize("Ld", [3, 79, 80, 81, 104, 151, 153, 209, 300, 457])
+def test_what_does_not_count_is_overwritten(Ld, d, dtype, force):
+    N, Lq = 45, 17
+    d_mask = holes(N, Ld)
+    for integers in (True, False):
+        Q = torch.randint(-2, 3, (16, Lq, d), device="cuda").float() if integers else torch.randn(16, Lq, d)
+        Q, D = Q.cuda().to(dtype), filled(d_mask, N, Ld, d, dtype, integers)
+        scores, winners = ref.maxsim(Q, D, None, d_mask)
+        for width in (152, 128, 104, 80):
+            force(f"rows {width}")
+            out, found = li.maxsim_with_winners(Q, D, None, d_mask)
+            assert torch.equal(li.maxsim(Q, D, None, d_mask), out)
+            if integers:
+                assert torch.equal(out.double(), scores) and torch.equal(found.long(), winners)
+            else:
+                ref.assert_close(out, scores, 5e-6)
+                settled = ~D.isnan()
+                ref.assert_winners_close(found, winners, Q, D.where(settled, 0.0), 5e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize(("Ld", "d"), [(61, 128), (300, 64), (301, 256), (170, 176)])
+def test_codes_that_do_not_count_are_overwritten(Ld, d, each, dtype):
+    N = 50
+    Q = torch.randint(-9, 10, (16, 17, d), device="cuda").to(dtype)
+    D = torch.randint(-9, 10, (N, Ld, d), device="cuda").to(dtype)
+    d_mask = holes(N, Ld)
+    scale_Q = torch.rand(16, 17, device="cuda")
+    scale_D = (
+        torch.rand(N, Ld, device="cuda").where(d_mask, float("nan"))
+        if each
+        else torch.rand((), device="cuda")
+    )
+    known = scale_D.nan_to_num() if each else scale_D
+    expected, _ = ref.maxsim(ref.dequantized(Q, scale_Q), ref.dequantized(D, known), None, d_mask)
+    ref.assert_close(OPS.maxsim_quantized(Q, D, scale_Q, scale_D, None, d_mask), expected, 5e-6)

@@ -137,7 +137,7 @@ cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cud
 
 // Defined in maxsim.cpp, for the operators that score on their way: how inputs multiply; scores, and winners
 // where given, of inputs that multiply so; and what `pick` wants of those of every query with every document.
-Multiplied multiplied(const Inputs& in, const std::string& precision, int device);
+Multiplied multiplied(const Inputs& in, const std::string& precision, bool normalize, int device);
 void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
                 const Inputs& in, bool normalize, const Multiplied& how, const Tensor& scores,
                 const OptionalTensor& winners);

@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "kernels/backward_rows.cuh"
+#include "kernels/half_scale.cuh"
 
 namespace late_interaction {
 
@@ -23,9 +24,8 @@ namespace {
 
 constexpr int kThreads = 256, kLanes = 8, kElements = 4;
 constexpr int kRowsOfBlock = kThreads / kLanes;
-constexpr int kTopExponent = 14;  // copies are below 2^15
-
-// A power of two of the row, the same with a factor that makes it a unit row, one of all rows, or unit rows.
+// A power of two of the row, the same with a factor that makes it a unit row, one of all rows, or unit rows
+// times one. The copies of rows that are normalized are two numbers: unit_copies.cu has those of one.
 enum class Scale { own, own_to_unit, shared, unit };
 
 struct Rows {
@@ -57,19 +57,6 @@ __device__ __forceinline__ void each_element(const float* x, int64_t stride, int
     for (int k = lane; k < d; k += kLanes) f(x[k * stride], k);
   }
 }
-
-// The bits of |x| order as |x| does. What is not finite has no say: it stays what it is in any scale.
-__device__ __forceinline__ uint32_t magnitude(float x) {
-  const uint32_t bits = __float_as_uint(x) & 0x7FFFFFFF;
-  return bits < 0x7F800000 ? bits : 0;
-}
-
-// The power of two for a largest magnitude; its inverse is a normal number too.
-__device__ __forceinline__ int scale_exponent(uint32_t largest) {
-  return min(kTopExponent + 127 - static_cast<int>(largest >> 23), 126);
-}
-
-__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
 __device__ __forceinline__ bool keeps(const Rows& rows, int64_t row) {
   if (rows.mask.data == nullptr) return true;
@@ -120,11 +107,10 @@ __device__ __forceinline__ float squares_of(const float* x, int64_t stride, int 
 template <Scale kScale, bool kVectors, bool kTwo>
 __global__ void __launch_bounds__(kThreads)
     half_copies(const __grid_constant__ Rows rows, const uint32_t* largest) {
-  // Unit rows need no power of two for one number; of two the second then keeps its bits.
-  const int shared = kScale == Scale::shared         ? scale_exponent(*largest)
-                     : kScale == Scale::unit && kTwo ? kTopExponent
-                                                     : 0;
-  constexpr bool kSharedFactor = kScale == Scale::shared || (kScale == Scale::unit && kTwo);
+  const int shared = kScale == Scale::shared ? scale_exponent(*largest)
+                     : kScale == Scale::unit ? kTopExponent
+                                             : 0;
+  constexpr bool kSharedFactor = kScale == Scale::shared || kScale == Scale::unit;
   if (kSharedFactor && blockIdx.x == 0 && threadIdx.x == 0) *rows.factors = power_of_two(-shared);
   // Whole warps stay together for the shuffles.
   const int64_t step = int64_t{gridDim.x} * kRowsOfBlock;
@@ -191,13 +177,15 @@ unsigned blocks_for(int64_t rows) {
 }
 
 template <bool kVectors, bool kTwo>
-cudaError_t launch(const Rows& q, const Rows& d, uint32_t* largest, bool normalize, cudaStream_t stream) {
+cudaError_t launch(const Rows& q, const Rows& d, uint32_t* largest, [[maybe_unused]] bool normalize,
+                   cudaStream_t stream) {
   const unsigned q_blocks = blocks_for(q.in.rows), d_blocks = blocks_for(d.in.rows);
-  if (normalize) {
-    constexpr Scale kRows = kTwo ? Scale::own_to_unit : Scale::unit;
-    half_copies<kRows, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
-    half_copies<Scale::unit, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
-    return cudaGetLastError();
+  if constexpr (kTwo) {
+    if (normalize) {
+      half_copies<Scale::own_to_unit, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
+      half_copies<Scale::unit, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
+      return cudaGetLastError();
+    }
   }
   const cudaError_t error = cudaMemsetAsync(largest, 0, sizeof *largest, stream);
   if (error != cudaSuccess) return error;

@@ -18,13 +18,12 @@ struct HalfCopies {
   void *half_Q, *half_D;
   int pieces = 1;
   int64_t width = 0;
-  float*
-      q_factors;    // [Nq * Lq]: what a row of half_Q is to be multiplied by; one piece and normalize: unused
-  float* d_factor;  // and all of half_D; likewise
+  float* q_factors;   // [Nq * Lq]: what a row of half_Q is to be multiplied by
+  float* d_factor;    // and all of half_D
   uint32_t* largest;  // room for the scale of D
 };
 
-// normalize: copies of unit rows, or (two pieces, Q) factors that make them such.
+// normalize, of two pieces alone: D as unit rows, and factors that make rows of Q such.
 cudaError_t launch_half_copies(const HalfCopies& copies, const Sizes& sizes, bool normalize,
                                cudaStream_t stream);
 

@@ -11,6 +11,7 @@
 #include "half_copies.h"
 #include "halves.h"
 #include "stream.h"
+#include "unit_copies.h"
 
 namespace late_interaction {
 
@@ -211,8 +212,8 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
 
 }  // namespace
 
-Multiplied multiplied(const Inputs& in, const std::string& precision, int device) {
-  return plan_copies(in.sizes, in.dtype, parse_precision(precision), in.d_mask.data != nullptr,
+Multiplied multiplied(const Inputs& in, const std::string& precision, bool normalize, int device) {
+  return plan_copies(in.sizes, in.dtype, parse_precision(precision), in.d_mask.data != nullptr, normalize,
                      device_properties(device));
 }
 
@@ -242,6 +243,16 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
   }
   const Tensor half_Q = new_tensor(Q, shape_Q, ScalarType::Half);
   const Tensor half_D = new_tensor(D, shape_D, ScalarType::Half);
+  const cudaStream_t stream = current_stream(Q.get_device_index());
+  if (how.copies == Copies::unit_fp16) {
+    const Tensor factors = new_tensor(Q, {s.Nq * s.Lq}, ScalarType::Float);
+    float* of_rows = static_cast<float*>(factors.data_ptr());
+    const UnitCopies copies{in.dtype, in.Q, in.D, half_Q.data_ptr(), half_D.data_ptr(), of_rows};
+    check(launch_unit_copies(copies, s, stream), "copies of unit rows");
+    const Inputs units = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    forward_into(units, false, {{of_rows, 0, s.Lq, 1}, {}}, how.precision, Q, scores, winners);
+    return;
+  }
   const Tensor factors = new_tensor(Q, {s.Nq * s.Lq + 2}, ScalarType::Float);
   float* of_rows = static_cast<float*>(factors.data_ptr());
   float* of_documents = of_rows + s.Nq * s.Lq;
@@ -255,7 +266,7 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
                           .q_factors = of_rows,
                           .d_factor = of_documents,
                           .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
-  check(launch_half_copies(copies, s, normalize, current_stream(Q.get_device_index())), "fp16 copies");
+  check(launch_half_copies(copies, s, normalize, stream), "fp16 copies");
   const Factors scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
   if (two) {
     const HalfTokens halves{half_Q.data_ptr(), half_D.data_ptr(), width};
@@ -263,7 +274,7 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
     return;
   }
   const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
-  forward_into(halves, false, normalize ? Factors{} : scales, how.precision, Q, scores, winners);
+  forward_into(halves, false, scales, how.precision, Q, scores, winners);
 }
 
 void pick_from_grid(const PairInputs& in, Precision precision, const PairPick& pick, const Tensor& like) {
@@ -281,7 +292,7 @@ std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, con
                                            const OptionalTensor& d_mask, bool normalize,
                                            const std::string& precision_name, bool want_winners) {
   const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
-  const Multiplied how = multiplied(in, precision_name, Q.get_device_index());
+  const Multiplied how = multiplied(in, precision_name, normalize, Q.get_device_index());
   const DeviceGuard guard(Q.get_device_index());
   const Sizes& s = in.sizes;
   const Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));

@@ -166,7 +166,7 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   const ScalarType sum_type = score_type(in.dtype);
   const bool summed_in_place = sum_type == Q.scalar_type();
   // Half-precision copies, and copies of the tokens that a mask keeps.
-  const Multiplied how = multiplied(in, precision, Q.get_device_index());
+  const Multiplied how = multiplied(in, precision, normalize, Q.get_device_index());
   const bool copied = how.copies != Copies::none;
   const int64_t element = how.copies == Copies::halves ? 4 : 2;
   const int64_t copy = s.Ld * (element * s.d + 8), norms = normalize ? 4 * s.Ld : 0;

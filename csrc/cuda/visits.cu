@@ -11,10 +11,13 @@
 //                                           which it counts itself; part 0 repeats the last one up to a tile
 #include <algorithm>
 
+#include "device.h"
 #include "forward.h"
 #include "kernels/copy_rows.cuh"
 #include "kernels/factors.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/rows.cuh"
+#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
 
 namespace late_interaction {
@@ -42,6 +45,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     find_visits(const __grid_constant__ ForwardArgs p, int64_t documents, Visit* visits) {
   // Of 32 tokens, on their way at a time: one would leave the warp waiting for memory.
   constexpr int kWords = 8;
+  take_turns();
   const int lane = threadIdx.x % 32;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
   for (int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; at < documents; at += stride) {
@@ -100,6 +104,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     copy_visits(const __grid_constant__ ForwardArgs p, const __grid_constant__ CopyRoom room, int parts,
                 Visit* visits) {
   __shared__ uint32_t kept[kPartTokens / 32];
+  take_turns();
   const int64_t at = blockIdx.x / parts;
   const int32_t here = static_cast<int32_t>(blockIdx.x % parts) * kPartTokens;
   const MaskedDocument document(p, at);
@@ -146,15 +151,15 @@ __global__ void __launch_bounds__(kCopyThreads)
 
 cudaError_t launch_visits(const ForwardArgs& args, int64_t documents, const CopyRoom& copies, Visit* visits,
                           cudaStream_t stream) {
+  const auto shape = [](int64_t blocks) {
+    return LaunchShape{blocks, kCopyThreads, 0, kernels_start_early()};
+  };
   if (copies.tokens != nullptr) {
     const int parts = (args.Ld + kPartTokens - 1) / kPartTokens;
-    copy_visits<<<static_cast<unsigned>(documents * parts), kCopyThreads, 0, stream>>>(args, copies, parts,
-                                                                                       visits);
-  } else {
-    const int64_t blocks = std::min<int64_t>((documents + kWarps - 1) / kWarps, 1 << 20);
-    find_visits<<<static_cast<unsigned>(blocks), kCopyThreads, 0, stream>>>(args, documents, visits);
+    return launch(copy_visits, shape(documents * parts), stream, args, copies, parts, visits);
   }
-  return cudaGetLastError();
+  const int64_t blocks = std::min<int64_t>((documents + kWarps - 1) / kWarps, 1 << 20);
+  return launch(find_visits, shape(blocks), stream, args, documents, visits);
 }
 
 }  // namespace late_interaction

@@ -1,5 +1,6 @@
-// fp32 inputs multiply as they are, or as half-precision copies: one pass over them, and then the tensor
-// cores are twice as fast as in TF32.
+// Inputs multiply as they are, or as half-precision copies. Of fp32 that is one pass over them, and then the
+// tensor cores are twice as fast as in TF32; of rows to be normalized, one pass in place of their norms, and
+// then no product has factors.
 #pragma once
 
 #include "plan.h"
@@ -11,8 +12,11 @@ enum class Copies {
   bf16,
   fp16,
   // fp16 with as many significant bits as TF32 and, by powers of two, as wide a range: one for all of D, one
-  // for each row of Q. With normalize, unit rows, which need none.
+  // for each row of Q.
   scaled_fp16,
+  // fp16 for products of unit rows: those of D, and rows of Q by a power of two each; bf16 and fp16 inputs
+  // too.
+  unit_fp16,
   // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products:
   // kernels/forward_wgmma_halves.cuh.
   halves,
@@ -25,10 +29,10 @@ struct Multiplied {
 };
 
 // How a call of these inputs multiplies.
-Multiplied plan_copies(const Sizes& sizes, Dtype dtype, Precision precision, bool masked,
+Multiplied plan_copies(const Sizes& sizes, Dtype dtype, Precision precision, bool masked, bool normalize,
                        const Device& device);
 
 // One line, where there are copies.
-std::string explain(Copies copies, bool normalize);
+std::string explain(Copies copies, Dtype inputs);
 
 }  // namespace late_interaction

@@ -1,0 +1,165 @@
+"""Rows that are normalized where many meet a document, by fp16 copies of unit rows: calls large enough for it."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from tests import ref
+
+SCORES, WINNERS = ref.UNIT_SCORE_TOLERANCE, ref.UNIT_WINNER_TOLERANCE
+HALF = [torch.bfloat16, torch.float16]
+
+
+def test_the_planner_makes_them_where_products_outweigh_the_pass():
+    def made(Q, D, **options):
+        options = {
+            "dtype": torch.bfloat16,
+            "normalize": True,
+            "winners": False,
+            "sm": 90,
+            "sm_count": 132,
+        } | options
+        return "in fp16, normalized" in li.explain_plan(Q, D, **options)
+
+    train = (256, 32, 128), (256, 300, 128)
+    assert made(*train) and made(*train, d_mask=True) and made(*train, dtype=torch.float16)
+    assert made((64, 32, 768), (64, 300, 768)) and made((2, 2048, 128), (2, 30, 300, 128))
+    assert not made(*train, normalize=False)
+    assert not made((1, 1024, 128), (1000, 1024, 128))  # few rows meet a token
+    assert not made((256, 32, 100), (256, 300, 100))  # rows of no whole 16 bytes
+    assert not made((256, 32, 1032), (256, 300, 1032))
+    assert not made((256, 32, 128), (20000, 300, 128))  # copies of over a GiB
+    assert not made(*train, sm=80, sm_count=108)
+    assert not made(*train, dtype=torch.float32, precision="highest")
+    assert made(*train, dtype=torch.float32, precision="high")
+
+
+def problem(d=128, dtype=torch.bfloat16, N=30, Ld=90, rows=(70, 33)):
+    Q, D = torch.randn(*rows, d, device="cuda").to(dtype), torch.randn(N, Ld, d, device="cuda").to(dtype)
+    assert "in fp16, normalized" in li.explain_plan(Q, D, normalize=True, winners=False, precision="high")
+    return Q, D
+
+
+def check(Q, D, q_mask=None, d_mask=None, limit=SCORES, precision="high"):
+    scores, winners = ref.maxsim(Q, D, q_mask, d_mask, normalize=True)
+    out, found = li.maxsim_with_winners(Q, D, q_mask, d_mask, normalize=True, precision=precision)
+    ref.assert_close(out, scores, limit)
+    ref.assert_winners_close(found, winners, Q, D, WINNERS, normalize=True)
+    assert torch.equal(li.maxsim(Q, D, q_mask, d_mask, normalize=True, precision=precision), out)
+    return out, found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("d", [8, 40, 48, 96, 128, 192, 256, 264, 768, 1024])
+def test_scores_and_winners(d, dtype, masked):
+    Q, D = problem(d, dtype)
+    q_mask = d_mask = None
+    if masked:
+        q_mask, d_mask = torch.rand(70, 33, device="cuda") < 0.9, torch.rand(30, 90, device="cuda") < 0.7
+        d_mask[3], d_mask[4, 5:] = False, False
+        D[~d_mask] = float("nan")
+        scores = li.maxsim(Q, D, q_mask, d_mask, normalize=True, precision="high")
+        D[~d_mask] = 0
+        assert torch.equal(scores, li.maxsim(Q, D, q_mask, d_mask, normalize=True, precision="high"))
+        assert not scores[:, 3].any()
+    check(Q, D, q_mask, d_mask, limit=SCORES if d > 8 else 2 * SCORES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["medium", "fp16"])
+def test_float32_at_lower_precisions_takes_them_too(precision):
+    Q, D = problem(dtype=torch.float32)
+    check(Q, D, precision=precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF)
+def test_documents_of_each_query(dtype):
+    Q, D = (
+        torch.randn(2, 2100, 64, device="cuda").to(dtype),
+        torch.randn(2, 45, 90, 64, device="cuda").to(dtype),
+    )
+    check(Q, D)
+    check(Q, D, None, torch.rand(2, 45, 90, device="cuda") < 0.6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+def test_inputs_that_lie_otherwise(form, dtype):
+    Q, D = problem(dtype=dtype)
+    if form == "transposed":
+        laid = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (Q, D)]
+    elif form == "sliced":
+        laid = [torch.nn.functional.pad(x, (3, 2))[..., 3:-2] for x in (Q, D)]
+    elif form == "offset":
+        laid = [torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in (Q, D)]
+    else:
+        laid = [Q[:1].expand(70, -1, -1), D[:1].expand(30, -1, -1)]
+        Q, D = (x.contiguous() for x in laid)
+    options = {"normalize": True, "precision": "high"}
+    assert all(
+        map(torch.equal, li.maxsim_with_winners(*laid, **options), li.maxsim_with_winners(Q, D, **options))
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1e-19, 1e-12, 1e-5, 1e5, 1e17])
+def test_any_length(scale):
+    Q, D = problem()
+    check(Q * scale, D)
+    check(Q, D * scale)
+    lengths = torch.logspace(-8, 8, 90, device="cuda").view(1, -1, 1).bfloat16()
+    check(Q * lengths[:, :33], D * lengths)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+def test_rows_that_are_zero_or_not_finite(dtype):
+    Q, D = problem(dtype=dtype)
+    Q[0, 0], D[0], D[1, 2] = 0, 0, 0
+    check(Q, D)
+    Q[1, 1, 0], D[2, 5, 3], D[4, 9, 1] = float("inf"), -float("inf"), float("nan")
+    scores, winners = ref.maxsim(Q, D, normalize=True)
+    out, found = li.maxsim_with_winners(Q, D, normalize=True, precision="high")
+    ref.assert_close(out, scores, SCORES)
+    settled = scores.isnan().unsqueeze(-1) & torch.ones_like(winners, dtype=torch.bool)
+    settled[1] = False  # what an infinite element of Q makes of similarities is for its products to say
+    assert torch.equal(found.long()[settled], winners[settled])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF)
+def test_equal_tokens_tie(dtype):
+    Q, D = problem(dtype=dtype, Ld=180)
+    D[:, 90:] = D[:, :90]
+    _, found = check(Q, D)
+    assert found.max() < 90
+    d_mask = torch.rand(30, 180, device="cuda") < 0.5
+    _, found = check(Q, D, None, d_mask)
+    twin = (found - 90).clamp_min(0).long()
+    kept = d_mask.expand(70, -1, -1).gather(-1, twin)
+    assert not (kept & (found >= 90)).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+def test_gradients_are_of_the_rows_as_they_are(winners, backward):
+    Q, D = (x.requires_grad_() for x in problem())
+    _, found = li.maxsim_with_winners(Q.detach(), D.detach(), normalize=True)
+    scores = li.maxsim(Q, D, normalize=True, backward=backward, winners=winners)
+    grad = torch.randn_like(scores)
+    scores.backward(grad)
+    for name, x, expected in zip("QD", (Q, D), ref.gradients(grad, Q, D, found, True), strict=True):
+        ref.assert_close(x.grad, expected, ref.GRAD_TOLERANCE[torch.bfloat16], f"grad_{name}")
+
+
+@pytest.mark.gpu
+def test_a_hundred_runs_give_the_same_bits():
+    Q, D = problem(Ld=300)
+    first = li.maxsim_with_winners(Q, D, normalize=True)
+    for _ in range(100):
+        assert all(map(torch.equal, first, li.maxsim_with_winners(Q, D, normalize=True)))
