@@ -188,7 +188,11 @@ std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& 
                              [&](int width) { return columns == 0 || width == columns; });
   if (plan.columns == 0) return std::nullopt;
   plan.masked = masked(plan.columns);
-  plan.trimmed = traits.masked && !copied;
+  // Worth a kernel of its own where the products take a hundred microseconds. Where columns have factors, and of
+  // int8, which has no NaN to mark documents with that have no token left, the kernel asks for it.
+  constexpr double kWorthTrimming = 1e11;
+  const bool asked_for = plan.scaled || compute == Compute::int8;
+  plan.trimmed = traits.masked && !copied && (asked_for || operations(s) >= kWorthTrimming);
   const int64_t q = plan.chunks * plan.rows * kChunkBytes;
   const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.scaled ? 4 * plan.columns : 0);
   plan.stages =

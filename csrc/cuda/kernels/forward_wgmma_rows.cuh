@@ -32,10 +32,10 @@
 // the first to the last that counts; or, from a copy, only those that do. The last tile is moved back to end
 // with them: a token that is seen twice changes neither the maximum nor, since ties keep the earlier one, the
 // winner. For the same reason no fold knows of masks: a token that does not count, or lies behind a document
-// that is shorter than a tile, becomes a copy of the nearest one before it that does.
+// that is shorter than a tile, becomes a copy of the document's first one that does.
 //
 //     landed     a . b c . . d e      what the copy engine brought
-//     full       a a b c c c d e      what is multiplied
+//     full       a a b c a a d e      what is multiplied
 //
 // Barriers: full/empty for each stage, and for the Q tile; with kMasked, the copy engine completes `landed`,
 // and the mender makes the stage full. Each warp arrives once on an empty barrier; with kScaled, each lane
@@ -50,7 +50,7 @@
 
 namespace late_interaction {
 
-// kMasked: some tokens of a document may not count, but its first one does; or it may be shorter than a tile.
+// kMasked: some tokens of a document may not count; or it may be shorter than a tile.
 // kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_>
@@ -62,6 +62,8 @@ struct WgmmaRowsTile {
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_;
+  // The first token of a masked document may be one that does not count; else a kernel before trims them.
+  static constexpr bool kFindsFirst = kMasked && !kScaled && !std::is_same_v<Element_, int8_t>;
   static constexpr bool kQuantized = sizeof(Element) == 1;
   // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
   static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
@@ -274,20 +276,20 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
   }
 }
 
-// One warp: lane l looks up columns l, l + 32, ... of each stage. It asks memory before it waits for the
-// stage.
+// One warp: lane l looks up columns l, l + 32, ... of each stage. It asks memory before it waits for the stage.
 template <class Tile>
 struct Mender {
+  using Element = typename Tile::Element;
   static constexpr int kWords = (Tile::kColumns + 31) / 32;  // of a bit for each column
   static constexpr int kRowLanes = 8 * Tile::kChunks, kRowsOfWarp = 32 / kRowLanes;
-  static constexpr int kAtOnce = Tile::kScaled ? 1 : 2;  // as many as there are registers for
 
   const ForwardArgs& p;
   const RowsShared<Tile>& at;
   RingPlace place;
-  // The last token of the document so far that counts: this lane's 16 bytes of it, and its factor.
-  float4 last_piece;
-  float last_factor;
+  // The first token of the document that counts: this lane's 16 bytes of it, and its factor. In registers, since
+  // reading shared memory beside the products takes long.
+  float4 first_piece;
+  float first_factor;
 
   // Whether columns count: of columns 32 * w and on, lane w has the bits.
   __device__ __forceinline__ uint32_t look(const uint8_t* mask, Span span, int32_t t) const {
@@ -296,8 +298,8 @@ struct Mender {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       const int32_t token = tile_begin<Tile>(span.length, t) + 32 * w + lane;
-      kept[w] =
-          token < span.length && (mask == nullptr || mask[(span.first + token) * p.d_mask.token_stride] != 0);
+      kept[w] = token < span.length &&
+                (mask == nullptr || mask[(span.first + token) * p.d_mask.token_stride] != 0);
     }
     uint32_t mine = 0;
 #pragma unroll
@@ -315,49 +317,41 @@ struct Mender {
            ((lane ^ row) % 8) * 16;
   }
 
-  // The last column before 32 * w + bit that counts, where that is one of `kept`; else `before`.
-  static __device__ __forceinline__ int last_kept(uint32_t kept, int w, int before) {
-    return kept != 0 ? 32 * w + 31 - __clz(kept) : before;
+  // Of a document's first tile. Where nothing counts, NaN: a finisher looks into that.
+  __device__ __forceinline__ void take_first(const RowTile& rows, int32_t document, int32_t token) {
+    first_piece = ptx::load_shared_quad(piece_of(0));
+    if (token == 0) return;
+    const float fill = token < 0 ? __uint_as_float(0xFFFFFFFF) : 0.0f;  // NaN of whatever the elements are
+    first_piece = {fill, fill, fill, fill};
+    const int element = ptx::thread() % kRowLanes * (16 / sizeof(Element));
+    if (token < 0 || element >= p.d) return;
+    const auto* row = static_cast<const Element*>(p.D.data) + document_offset(p, rows.query, document) +
+                      token * p.D.token_stride;
+    first_piece = *reinterpret_cast<const float4*>(row + element);
   }
 
-  // Rows that do not count become what counts before them.
-  __device__ __forceinline__ void mend(uint32_t kept_of_lane) {
+  // Rows that do not count become the first one that does.
+  __device__ __forceinline__ void mend(uint32_t kept_of_lane) const {
     const int of_warp = ptx::thread() % 32 / kRowLanes;
-    int before = -1;
 #pragma unroll 1
     for (int w = 0; w < kWords; ++w) {
-      const uint32_t kept = __shfl_sync(kFullWarp, kept_of_lane, w);
-      uint32_t missing = ~kept;
+      uint32_t missing = ~__shfl_sync(kFullWarp, kept_of_lane, w);
       if (Tile::kColumns % 32 != 0 && w == kWords - 1) missing &= (1u << Tile::kColumns % 32) - 1;
 #pragma unroll 1
       while (missing != 0) {
-        int row[kAtOnce];
-        float4 piece[kAtOnce];
+        int row = -1;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          row[i] = -1;
-#pragma unroll
-          for (int r = 0; r < kRowsOfWarp; ++r) {
-            if (r == of_warp) row[i] = __ffs(missing) - 1;
-            missing &= missing - 1;  // of none: none
-          }
-          piece[i] = last_piece;
-          if (row[i] < 0) continue;
-          const int from = last_kept(kept & ((1u << row[i]) - 1), w, before);
-          if (from >= 0) piece[i] = ptx::load_shared_quad(piece_of(from));
+        for (int r = 0; r < kRowsOfWarp; ++r) {
+          if (r == of_warp) row = __ffs(missing) - 1;
+          missing &= missing - 1;  // of none: none
         }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (row[i] >= 0) ptx::store_shared_quad(piece_of(32 * w + row[i]), piece[i]);
-        }
+        if (row >= 0) ptx::store_shared_quad(piece_of(32 * w + row), first_piece);
       }
-      before = last_kept(kept, w, before);
     }
-    if (before >= 0) last_piece = ptx::load_shared_quad(piece_of(before));
     ptx::publish_to_products();
   }
 
-  // Of a row that does not count, that of the row it becomes.
+  // Of a row that does not count, that of the first token.
   __device__ __forceinline__ void bring_factors(const float* factors, int64_t stride, Span span, int32_t t,
                                                 uint32_t kept_of_lane) {
     const int lane = ptx::thread() % 32;
@@ -367,15 +361,12 @@ struct Mender {
       const int32_t token = tile_begin<Tile>(span.length, t) + 32 * w + lane;
       mine[w] = token < span.length ? usable_factor(factors[(span.first + token) * stride]) : 0.0f;
     }
+    if (Tile::kMasked && t == 0) first_factor = __shfl_sync(kFullWarp, mine[0], 0);
     ptx::wait(at.empty(place.stage), place.parity ^ 1);
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       if constexpr (Tile::kMasked) {
-        const uint32_t kept = __shfl_sync(kFullWarp, kept_of_lane, w), so_far = kept & ((2u << lane) - 1);
-        const float of_word = __shfl_sync(kFullWarp, mine[w], 31 - __clz(so_far | 1));
-        const float last = __shfl_sync(kFullWarp, mine[w], 31 - __clz(kept | 1));
-        mine[w] = so_far != 0 ? of_word : last_factor;
-        if (kept != 0) last_factor = last;
+        if (!(__shfl_sync(kFullWarp, kept_of_lane, w) >> lane & 1)) mine[w] = first_factor;
       }
       const int column = 32 * w + lane;
       if (column < Tile::kColumns) {
@@ -393,9 +384,16 @@ struct Mender {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const Visit visit = visit_at(p, rows, j);
         const Span span{visit.begin(), visit.length};
+        int32_t first = 0;  // of the visit, the first token that counts
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           uint32_t kept = 0;
-          if constexpr (Tile::kMasked) kept = look(document_mask(p, rows.query, visit.document), span, t);
+          if constexpr (Tile::kMasked) {
+            kept = look(document_mask(p, rows.query, visit.document), span, t);
+          }
+          if constexpr (Tile::kFindsFirst) {
+            const bool known = t > 0 || span.length == 0 || (__shfl_sync(kFullWarp, kept, 0) & 1);
+            if (!known) first = first_kept(p, rows.query, visit.document);
+          }
           if constexpr (Tile::kScaled) {
             const bool copied = visit.copied();
             bring_factors(copied ? p.copies.factors : document_factors(p, rows.query, visit.document),
@@ -403,7 +401,10 @@ struct Mender {
           }
           if constexpr (Tile::kMasked) {
             ptx::wait(at.landed(place.stage), place.parity);
-            if (span.length > 0) mend(kept);  // of an empty one nothing counts
+            if (span.length > 0) {  // else nothing counts
+              if (t == 0) take_first(rows, visit.document, first);
+              mend(kept);
+            }
           }
           ptx::arrive(at.full(place.stage));
           place.advance(p.stages);
