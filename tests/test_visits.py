@@ -214,4 +214,6 @@ def test_codes_that_do_not_count_are_overwritten(Ld, d, each, dtype):
     )
     known = scale_D.nan_to_num() if each else scale_D
     expected, _ = ref.maxsim(ref.dequantized(Q, scale_Q), ref.dequantized(D, known), None, d_mask)
-    ref.assert_close(OPS.maxsim_quantized(Q, D, scale_Q, scale_D, None, d_mask), expected, 5e-6)
+    # The tensor cores add fp8 products in fewer bits.
+    limit = 5e-6 if dtype == torch.int8 else 1e-3
+    ref.assert_close(OPS.maxsim_quantized(Q, D, scale_Q, scale_D, None, d_mask), expected, limit)

@@ -169,7 +169,25 @@ def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
 
     assert forward(32, 32, 300).columns == 80 and forward(256, 256, 300).columns == 152
-    assert forward(256, 256, 300, masked=True).copied and not forward(256, 256, 70).copied
+    assert forward(256, 256, 1030, masked=True).copied and not forward(256, 256, 1030).copied
+
+
+def test_masked_tokens_are_overwritten_in_the_ring_where_copies_would_save_little():
+    def masked(Nq, N, Lq, Ld, **traits):
+        size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
+        made = plan.plan_forward(size, plan.ForwardTraits(masked=True, **traits), H200)
+        assert made.tile == plan.Tile.wgmma_rows and made.masked != made.copied
+        return made
+
+    # Short documents, or few query rows: a kernel before pays where it may find padding.
+    assert masked(256, 256, 32, 300).trimmed and masked(1, 1000, 1024, 1024).trimmed
+    assert not masked(128, 128, 32, 300).trimmed
+    assert masked(128, 128, 32, 300, scaled=True).trimmed
+    assert masked(128, 128, 32, 300, dtype=plan.Dtype.int8).trimmed
+    assert masked(128, 128, 32, 1030).copied
+    # Masks cost no width, and no room in the ring.
+    plain = plan.plan_forward(plan.Sizes(plan.Layout.in_batch, 256, 256, 32, 300, 128), plan.ForwardTraits(), H200)
+    assert (masked(256, 256, 32, 300).columns, masked(256, 256, 32, 300).stages) == (plain.columns, plain.stages)
 
 
 def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():

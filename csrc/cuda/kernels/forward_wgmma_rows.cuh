@@ -310,17 +310,25 @@ struct Mender {
     return mine;
   }
 
-  // Where this lane's 16 bytes of a row lie in the stage, as the copy engine mixes them.
-  __device__ __forceinline__ uint32_t piece_of(int row) const {
-    const int lane = ptx::thread() % kRowLanes;
+  // Where this lane's 16 bytes of the first rows lie in the stage, as the copy engine mixes them: one row for
+  // each kRowLanes lanes. Those of the rows `row` on, a multiple of that many: piece_of(first, row).
+  __device__ __forceinline__ uint32_t first_pieces() const {
+    const int lane = ptx::thread() % kRowLanes, row = row_of_lane();
     return at.stage(place.stage) + lane / 8 * Tile::kStageChunkBytes + row * kChunkRowBytes +
            ((lane ^ row) % 8) * 16;
   }
+  static __device__ __forceinline__ uint32_t piece_of(uint32_t first, int row) {
+    return (first ^ (row % 8 * 16)) + row * kChunkRowBytes;
+  }
+  static __device__ __forceinline__ int row_of_lane() { return ptx::thread() % 32 / kRowLanes; }
 
   // Of a document's first tile. Where nothing counts, NaN: a finisher looks into that.
   __device__ __forceinline__ void take_first(const RowTile& rows, int32_t document, int32_t token) {
-    first_piece = ptx::load_shared_quad(piece_of(0));
-    if (token == 0) return;
+    if (token == 0) {
+      const uint32_t from = at.stage(place.stage) + ptx::thread() % kRowLanes / 8 * Tile::kStageChunkBytes;
+      first_piece = ptx::load_shared_quad(from + ptx::thread() % 8 * 16);
+      return;
+    }
     const float fill = token < 0 ? __uint_as_float(0xFFFFFFFF) : 0.0f;  // NaN of whatever the elements are
     first_piece = {fill, fill, fill, fill};
     const int element = ptx::thread() % kRowLanes * (16 / sizeof(Element));
@@ -330,22 +338,18 @@ struct Mender {
     first_piece = *reinterpret_cast<const float4*>(row + element);
   }
 
-  // Rows that do not count become the first one that does.
+  // Rows that do not count become the first one that does. One warp has the time of a tile for it, which
+  // a walk from bit to bit would exceed: so there is a store for every row, and most are left out.
   __device__ __forceinline__ void mend(uint32_t kept_of_lane) const {
-    const int of_warp = ptx::thread() % 32 / kRowLanes;
-#pragma unroll 1
-    for (int w = 0; w < kWords; ++w) {
-      uint32_t missing = ~__shfl_sync(kFullWarp, kept_of_lane, w);
-      if (Tile::kColumns % 32 != 0 && w == kWords - 1) missing &= (1u << Tile::kColumns % 32) - 1;
-#pragma unroll 1
-      while (missing != 0) {
-        int row = -1;
+    const uint32_t first = first_pieces();
 #pragma unroll
-        for (int r = 0; r < kRowsOfWarp; ++r) {
-          if (r == of_warp) row = __ffs(missing) - 1;
-          missing &= missing - 1;  // of none: none
-        }
-        if (row >= 0) ptx::store_shared_quad(piece_of(32 * w + row), first_piece);
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t missing = ~__shfl_sync(kFullWarp, kept_of_lane, w);
+      if (missing == 0) continue;
+      const uint32_t mine = missing >> row_of_lane();
+#pragma unroll
+      for (int bit = 0; bit < min(32, Tile::kColumns - 32 * w); bit += kRowsOfWarp) {
+        if (mine >> bit & 1) ptx::store_shared_quad(piece_of(first, 32 * w + bit), first_piece);
       }
     }
     ptx::publish_to_products();
