@@ -103,13 +103,6 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
   return portable + "; " + together;
 }
 
-std::string masked_columns(const ForwardPlan& plan) {
-  if (!plan.masked) return "";
-  if (plan.tile != Tile::wgmma_rows) return "masked     columns are left out one by one\n";
-  return std::string("masked     tokens that do not count are overwritten by ones that do") +
-         (plan.trimmed ? ", in what a kernel before finds between the first and the last kept\n" : "\n");
-}
-
 }  // namespace
 
 std::string explain(const Sizes& s, const ForwardPlan& plan) {
@@ -162,7 +155,11 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << (plan.cluster > 1 ? ", half of it from the other block of a cluster\n" : "\n") << "memory     "
       << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"
-      << masked_columns(plan)
+      << (plan.masked
+              ? std::string("masked     columns are left out one by one") +
+                    (plan.trimmed ? ", of what a kernel before finds between the first and the last kept\n"
+                                  : "\n")
+              : "")
       << (plan.copied
               ? "copied     by a kernel before: what counts of documents with holes, or shorter than a tile\n"
               : "")

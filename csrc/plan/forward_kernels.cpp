@@ -184,17 +184,17 @@ std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& 
   plan.copied = copied;
   const auto masked = [&](int width) { return !copied && (traits.masked || traits.packed || s.Ld < width); };
   const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
-  plan.columns = fit_columns(s, compute, documents_a_block, 5,
-                             [&](int width) { return columns == 0 || width == columns; });
+  plan.columns = fit_columns(s, compute, documents_a_block, 5, [&](int width) {
+    return width <= widest_tile(masked(width), plan.scaled) && (columns == 0 || width == columns);
+  });
   if (plan.columns == 0) return std::nullopt;
   plan.masked = masked(plan.columns);
-  // Worth a kernel of its own where the products take a hundred microseconds. Where columns have factors, and of
-  // int8, which has no NaN to mark documents with that have no token left, the kernel asks for it.
-  constexpr double kWorthTrimming = 1e11;
-  const bool asked_for = plan.scaled || compute == Compute::int8;
-  plan.trimmed = traits.masked && !copied && (asked_for || operations(s) >= kWorthTrimming);
+  // Worth a kernel of its own where the products take tens of microseconds.
+  constexpr double kWorthTrimming = 4e10;
+  plan.trimmed = traits.masked && !copied && operations(s) >= kWorthTrimming;
   const int64_t q = plan.chunks * plan.rows * kChunkBytes;
-  const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.scaled ? 4 * plan.columns : 0);
+  const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
+                        (plan.scaled ? 4 * plan.columns : 0);
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kRowsKept);

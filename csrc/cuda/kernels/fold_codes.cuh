@@ -28,6 +28,9 @@ __device__ __forceinline__ Similarity<Accumulator, kScaled> similarity(Accumulat
   return product;
 }
 
+__device__ __forceinline__ float larger(float a, float b) { return max_keeping_nan(a, b); }
+__device__ __forceinline__ int32_t larger(int32_t a, int32_t b) { return max(a, b); }
+
 // The largest similarity of one query row so far, over the columns that its lane sees.
 template <class T>
 struct RowMaximum {
@@ -40,6 +43,9 @@ struct RowMaximum {
     return value == kNone ? -INFINITY : static_cast<float>(value);
   }
   __device__ __forceinline__ int32_t token() const { return kSentinel; }
+  __device__ __forceinline__ void fold_kept(T x, bool keep) {
+    if (keep) value = larger(value, x);
+  }
 
   // The bits of floats, as integers, are in the order of the floats where one of them is not negative; a NaN
   // that an instruction makes is the largest. Where all are negative it is the other way around. So floats

@@ -60,15 +60,19 @@ cudaError_t launch_early(Kernel kernel, int threads, const Args& args, const Ten
 template <class Type, class Element, int kColumns, int kChunks, bool kMasked, bool kScaled>
 cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                              cudaStream_t stream) {
-  const auto launch = [&]<bool kWinners>() {
-    using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
-    static_assert(RowsShared<Tile>::kKept <= kRowsKept);
-    return launch_early(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
-  };
-  if constexpr (kMayWantWinners<Element>) {
-    if (args.winners != nullptr) return launch.template operator()<true>();
+  if constexpr (kColumns > widest_tile(kMasked, kScaled)) {
+    return cudaErrorInvalidValue;
+  } else {
+    const auto launch = [&]<bool kWinners>() {
+      using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
+      static_assert(RowsShared<Tile>::kKept <= kRowsKept);
+      return launch_early(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
+    };
+    if constexpr (kMayWantWinners<Element>) {
+      if (args.winners != nullptr) return launch.template operator()<true>();
+    }
+    return launch.template operator()<false>();
   }
-  return launch.template operator()<false>();
 }
 
 template <class Type, class Element, int kChunks>

@@ -11,8 +11,8 @@
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
 //   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
 //              ring's stages.
-//   mender     the next warp of it, where tokens are not all alike: it overwrites those of a stage that do
-//              not count (kMasked), and brings the factors of its columns (kScaled: inverse norms, or
+//   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
+//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms, or
 //              scales).
 //   finishers  the other two warps of it, one for each consumer: at the end of a document a consumer leaves
 //              the maxima of its 128 rows in shared memory and goes on, and its finisher treats, sums and
@@ -31,16 +31,13 @@
 // Of a document the tokens are visited that its Visit names (kernels/visits.h): of a masked one those from
 // the first to the last that counts; or, from a copy, only those that do. The last tile is moved back to end
 // with them: a token that is seen twice changes neither the maximum nor, since ties keep the earlier one, the
-// winner. For the same reason no fold knows of masks: a token that does not count, or lies behind a document
-// that is shorter than a tile, becomes a copy of the document's first one that does.
+// winner. So columns are left out one by one only where a document that was not copied has a mask, or is
+// shorter than a tile.
 //
-//     landed     a . b c . . d e      what the copy engine brought
-//     full       a a b c a a d e      what is multiplied
-//
-// Barriers: full/empty for each stage, and for the Q tile; with kMasked, the copy engine completes `landed`,
-// and the mender makes the stage full. Each warp arrives once on an empty barrier; with kScaled, each lane
-// does, which has read factors of its own. So does each lane of the mender. Beside a stage the loader leaves
-// a note of what its tile is: so consumers need not look up documents.
+// Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier; where
+// columns are weighed, each lane does, which has read weights of its own. So does each lane of the weigher.
+// Beside a stage the loader leaves a note of what its tile is: consumers then need not look up visits, which
+// would take them a round trip to memory a document.
 #pragma once
 
 #include "fold.cuh"
@@ -50,7 +47,7 @@
 
 namespace late_interaction {
 
-// kMasked: some tokens of a document may not count; or it may be shorter than a tile.
+// kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_>
@@ -61,22 +58,23 @@ struct WgmmaRowsTile {
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_, kPacked = true;
-  static constexpr bool kMasked = kMasked_, kScaled = kScaled_;
-  // The first token of a masked document may be one that does not count; else a kernel before trims them.
-  static constexpr bool kFindsFirst = kMasked && !kScaled && !std::is_same_v<Element_, int8_t>;
+  static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
   // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
   static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
   using Best =
       std::conditional_t<kThreeAtOnce, RowMaximum<Similarity<Accumulator, kScaled>>, RowBest<kWinners>>;
   // Factors are read a tile ahead where there are registers for it.
-  static constexpr bool kReadsAhead = kScaled && !kWinners && (kQuantized ? kChunks == 1 : kColumns <= 128);
+  static constexpr bool kReadsAhead =
+      kScaled && !kMasked && !kWinners && (kQuantized ? kChunks == 1 : kColumns <= 128);
   // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's products, and a short
   // body is fetched faster; longer folds need products of their own warpgroup beside them. Half of them where
   // registers are short, or where four bodies would no longer stay at hand.
   static constexpr int kTogether = [] {
-    if (!kScaled && !kQuantized && !kWinners) return 1;
-    return kScaled && (kQuantized || kWinners) ? 2 : 4;
+    if (!kWeighed && !kQuantized && !kWinners) return 1;
+    if (kMasked && kWinners && !kScaled) return 1;
+    const bool long_body = kWeighed && (kQuantized || kWinners || (kMasked && kScaled));
+    return long_body ? 2 : 4;
   }();
   // The second consumer begins with a single tile, so that the two do not wait for their products at once.
   static constexpr bool kStaggered = kQuantized && kScaled && !kThreeAtOnce;
@@ -91,29 +89,32 @@ struct WgmmaRowsTile {
   static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
   static constexpr uint32_t kStageBytes = kChunks * kStageChunkBytes;
-  static constexpr uint32_t kFactorBytes = kScaled ? 4 * kColumns : 0;  // of a stage
+  // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' factors.
+  static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
+  static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
+  static constexpr uint32_t kWeightBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return kWarpRows * warp + 32 * o + lane;
   }
 };
 
-// Shared memory of a block, in this order: the Q tile, the ring, factors of its columns, what consumers hand
+// Shared memory of a block, in this order: the Q tile, the ring, what its columns count, what consumers hand
 // over, what finishers note, barriers and notes of stages, and what consumers note.
 template <class Tile>
 struct RowsShared {
   static constexpr uint32_t kFinishBytes =
       Tile::kConsumers * (Handover<Tile>::kBytes + 32 * sizeof(FinishersNotes<Tile>));
-  static constexpr uint32_t kBarrierBytes = 288, kNoteBytes = 8;  // of all stages; of a thread
+  static constexpr uint32_t kBarrierBytes = 256, kNoteBytes = 8;  // of all stages; of a thread
   static constexpr uint32_t kKept = kFinishBytes + kBarrierBytes + 128 * Tile::kConsumers * kNoteBytes;
-  uint32_t q, ring, factors, handovers, barriers;
+  uint32_t q, ring, weights, handovers, barriers;
   FinishersNotes<Tile>* finishers;
 
   __device__ __forceinline__ RowsShared(uint8_t* base, int stages)
       : q(ptx::smem_address(base)),
         ring(q + Tile::kChunks * Tile::kQChunkBytes),
-        factors(ring + stages * Tile::kStageBytes),
-        handovers(factors + stages * Tile::kFactorBytes),
+        weights(ring + stages * Tile::kStageBytes),
+        handovers(weights + stages * Tile::kWeightBytes),
         barriers(handovers + kFinishBytes),
         finishers(reinterpret_cast<FinishersNotes<Tile>*>(base + (handovers - q) +
                                                           Tile::kConsumers * Handover<Tile>::kBytes)) {}
@@ -122,7 +123,7 @@ struct RowsShared {
     return barriers + kBarrierBytes + kNoteBytes * ptx::thread() + 4 * i;
   }
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
-  __device__ __forceinline__ uint32_t factors_of(int i) const { return factors + i * Tile::kFactorBytes; }
+  __device__ __forceinline__ uint32_t weights_of(int i) const { return weights + i * Tile::kWeightBytes; }
   __device__ __forceinline__ uint32_t q_full() const { return barriers; }
   __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
   __device__ __forceinline__ Handover<Tile> handover(int consumer) const {
@@ -130,10 +131,7 @@ struct RowsShared {
   }
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
-  __device__ __forceinline__ uint32_t landed(int i) const {
-    return Tile::kMasked ? barriers + 176 + 8 * i : full(i);
-  }
-  __device__ __forceinline__ uint32_t tile_note(int i) const { return barriers + 240 + 4 * i; }
+  __device__ __forceinline__ uint32_t tile_note(int i) const { return barriers + 176 + 4 * i; }
 };
 
 // What a stage holds: the place of its first token in the visit, and whether the document ends there.
@@ -164,39 +162,73 @@ __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t) {
 // has its operands in different banks, and reads both at once.
 __device__ __forceinline__ int factor_place(int column) { return column ^ 1; }
 
-// The factors of a stage's columns, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}. Shared
-// memory is busy with the products, so where there are registers for it a factor is read a tile ahead, in the
-// place of the one that was used last.
+// What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
+// n + e of `kept` says whether they do, factors(n) by what they are multiplied. Shared memory is busy with
+// the products, so where there are registers for it a factor is read a tile ahead, in the place of the one
+// that was used last.
 template <class Tile>
-struct ColumnFactors {
+struct ColumnWeights {
+  uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
   float2 ahead[Tile::kReadsAhead ? Tile::kColumns / 8 : 1];
   uint32_t mine;  // where the factors of this lane's columns lie
 
-  __device__ __forceinline__ void enter(uint32_t factors) { mine = factors + ptx::thread() % 4 * 8; }
+  __device__ __forceinline__ void enter(uint32_t weights) {
+    const uint32_t quad = ptx::thread() % 4;
+    if constexpr (Tile::kMasked) {
+#pragma unroll
+      for (int w = 0; w < Tile::kMaskWords; ++w) {
+        kept[w] = ptx::load_shared(weights + (quad * Tile::kMaskWords + w) * 4);
+      }
+    }
+    if constexpr (Tile::kScaled) mine = weights + Tile::kMaskBytes + quad * 8;
+  }
+
   __device__ __forceinline__ float2 load(int n) const {
     const float2 swapped = ptx::load_shared_pair(mine + n * 32);
     return {swapped.y, swapped.x};
   }
-  __device__ __forceinline__ float2 get(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
+  __device__ __forceinline__ float2 factors(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
+
+  // Six bits from that of column 8 * n on, in places 1 to 6: a single instruction makes predicates of them.
+  // The compiler may not know where they come from, else it would test them one by one.
+  __device__ __forceinline__ uint32_t six_bits(int n) const {
+    const int first = 2 * n, word = first / 32, place = first % 32;
+    uint32_t bits = place == 0 ? kept[word] << 1 : kept[word] >> (place - 1);
+    if (place > 26 && word + 1 < Tile::kMaskWords) {
+      bits = __funnelshift_r(kept[word], kept[word + 1], place - 1);
+    }
+    asm volatile("" : "+r"(bits));
+    return bits;
+  }
 };
 
-// fold(n, x): of columns 8 * n + 2 * (lane % 4) + {0, 1} the similarities x[row half]. used(n): their factors
-// have been.
+// fold(n, x, keeps): of columns 8 * n + 2 * (lane % 4) + {0, 1} the similarities x[row half], and whether
+// they count. used(n): factors(n) have been.
 template <class Tile, class Used, class Fold>
 __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                            const ColumnFactors<Tile>& of, Used used, Fold fold) {
+                                            const ColumnWeights<Tile>& weights, Used used, Fold fold) {
+  constexpr int kPairs = Tile::kColumns / 8;
 #pragma unroll
-  for (int n = 0; n < Tile::kColumns / 8; ++n) {
-    float2 factors{1.0f, 1.0f};
-    if constexpr (Tile::kScaled) factors = of.get(n);
-    Similarity<typename Tile::Accumulator, Tile::kScaled> x[2][2];
+  for (int first = 0; first < kPairs; first += 3) {
+    bool keeps[3][2] = {};
+    if constexpr (Tile::kMasked) {
+      const uint32_t bits = weights.six_bits(first);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      x[half][0] = similarity<Tile::kScaled>(c[4 * n + 2 * half], factors.x);
-      x[half][1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], factors.y);
+      for (int i = 0; i < 6; ++i) keeps[i / 2][i % 2] = (bits & (2u << i)) != 0;
     }
-    fold(n, x);
-    used(n);
+#pragma unroll
+    for (int n = first; n < min(first + 3, kPairs); ++n) {
+      float2 factors{1.0f, 1.0f};
+      if constexpr (Tile::kScaled) factors = weights.factors(n);
+      Similarity<typename Tile::Accumulator, Tile::kScaled> x[2][2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        x[half][0] = similarity<Tile::kScaled>(c[4 * n + 2 * half], factors.x);
+        x[half][1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], factors.y);
+      }
+      fold(n, x, keeps[n - first]);
+      used(n);
+    }
   }
 }
 
@@ -204,12 +236,24 @@ __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c
 template <class Tile, class Used>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                           const ColumnFactors<Tile>& factors, Used used) {
+                                           const ColumnWeights<Tile>& weights, Used used) {
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
-  for_columns<Tile>(c, factors, used, [&](int n, const float (&x)[2][2]) {
+  for_columns<Tile>(c, weights, used, [&](int n, const float (&x)[2][2], const bool (&keeps)[2]) {
+    if constexpr (Tile::kMasked && !Tile::kWinners) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      rows[half].fold(x[half][0], x[half][1], first_token[half], 8.0f * n, zeros[0]);
+      for (int e = 0; e < 2; ++e) {
+        if (keeps[e]) {  // once for both rows
+          rows[0].value = larger(rows[0].value, x[0][e]);
+          rows[1].value = larger(rows[1].value, x[1][e]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float a = !Tile::kMasked || keeps[0] ? x[half][0] : -INFINITY;
+        const float b = !Tile::kMasked || keeps[1] ? x[half][1] : -INFINITY;
+        rows[half].fold(a, b, first_token[half], 8.0f * n, zeros[0]);
+      }
     }
   });
 }
@@ -218,18 +262,23 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
 template <class Tile, class Used, class Value>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowMaximum<Value>* rows, float, const float*,
-                                           const ColumnFactors<Tile>& factors, Used used) {
+                                           const ColumnWeights<Tile>& weights, Used used) {
   Value seen[2][Tile::kColumns / 4];
   int32_t top[2] = {rows[0].order(), rows[1].order()};
-  for_columns<Tile>(c, factors, used, [&](int n, const Value(&x)[2][2]) {
+  for_columns<Tile>(c, weights, used, [&](int n, const Value(&x)[2][2], const bool (&keeps)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      seen[half][2 * n] = x[half][0];
-      seen[half][2 * n + 1] = x[half][1];
-      top[half] = RowMaximum<Value>::highest(top[half], x[half][0], x[half][1]);
+      if constexpr (Tile::kMasked) {
+        rows[half].fold_kept(x[half][0], keeps[0]);
+        rows[half].fold_kept(x[half][1], keeps[1]);
+      } else {
+        seen[half][2 * n] = x[half][0];
+        seen[half][2 * n + 1] = x[half][1];
+        top[half] = RowMaximum<Value>::highest(top[half], x[half][0], x[half][1]);
+      }
     }
   });
-  RowMaximum<Value>::take(rows, top, seen);
+  if constexpr (!Tile::kMasked) RowMaximum<Value>::take(rows, top, seen);
 }
 
 template <class Tile>
@@ -261,13 +310,12 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
       const int32_t outer = visit.copied() ? 0 : part.tile.query;
       for (int32_t t = 0; t < max(visit.length, 1); t += Tile::kColumns) {
         const int32_t begin = tile_begin<Tile>(visit.length, t);
-        const uint32_t landed = at.landed(place.stage);
         ptx::wait(at.empty(place.stage), place.parity ^ 1);
         ptx::store_shared(at.tile_note(place.stage),
                           TileNote::of(begin, t + Tile::kColumns >= visit.length).bits);
-        ptx::arrive_expecting(landed, Tile::kStageBytes);
+        ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-          ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, landed,
+          ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
                         chunk * Tile::kChunkElements, visit.begin() + begin, item, outer);
         }
         place.advance(p.stages);
@@ -276,142 +324,84 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
   }
 }
 
-// One warp: lane l looks up columns l, l + 32, ... of each stage. It asks memory before it waits for the stage.
+// One warp: lane l weighs columns l, l + 32, ... of each stage. It asks memory before it waits for the stage.
 template <class Tile>
-struct Mender {
-  using Element = typename Tile::Element;
-  static constexpr int kWords = (Tile::kColumns + 31) / 32;  // of a bit for each column
-  static constexpr int kRowLanes = 8 * Tile::kChunks, kRowsOfWarp = 32 / kRowLanes;
+struct Weigher {
+  static constexpr int kRounds = (Tile::kColumns + 31) / 32;
 
   const ForwardArgs& p;
   const RowsShared<Tile>& at;
   RingPlace place;
-  // The first token of the document that counts: this lane's 16 bytes of it, and its factor. In registers, since
-  // reading shared memory beside the products takes long.
-  float4 first_piece;
-  float first_factor;
 
-  // Whether columns count: of columns 32 * w and on, lane w has the bits.
-  __device__ __forceinline__ uint32_t look(const uint8_t* mask, Span span, int32_t t) const {
-    const int lane = ptx::thread() % 32;
-    bool kept[kWords];
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const int32_t token = tile_begin<Tile>(span.length, t) + 32 * w + lane;
-      kept[w] = token < span.length &&
-                (mask == nullptr || mask[(span.first + token) * p.d_mask.token_stride] != 0);
-    }
-    uint32_t mine = 0;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const uint32_t bits = __ballot_sync(kFullWarp, kept[w]);
-      if (lane == w) mine = bits;
-    }
-    return mine;
-  }
+  struct Looked {
+    bool kept[kRounds];
+    float factor[kRounds];
+  };
 
-  // Where this lane's 16 bytes of the first rows lie in the stage, as the copy engine mixes them: one row for
-  // each kRowLanes lanes. Those of the rows `row` on, a multiple of that many: piece_of(first, row).
-  __device__ __forceinline__ uint32_t first_pieces() const {
-    const int lane = ptx::thread() % kRowLanes, row = row_of_lane();
-    return at.stage(place.stage) + lane / 8 * Tile::kStageChunkBytes + row * kChunkRowBytes +
-           ((lane ^ row) % 8) * 16;
-  }
-  static __device__ __forceinline__ uint32_t piece_of(uint32_t first, int row) {
-    return (first ^ (row % 8 * 16)) + row * kChunkRowBytes;
-  }
-  static __device__ __forceinline__ int row_of_lane() { return ptx::thread() % 32 / kRowLanes; }
-
-  // Of a document's first tile. Where nothing counts, NaN: a finisher looks into that.
-  __device__ __forceinline__ void take_first(const RowTile& rows, int32_t document, int32_t token) {
-    if (token == 0) {
-      const uint32_t from = at.stage(place.stage) + ptx::thread() % kRowLanes / 8 * Tile::kStageChunkBytes;
-      first_piece = ptx::load_shared_quad(from + ptx::thread() % 8 * 16);
-      return;
-    }
-    const float fill = token < 0 ? __uint_as_float(0xFFFFFFFF) : 0.0f;  // NaN of whatever the elements are
-    first_piece = {fill, fill, fill, fill};
-    const int element = ptx::thread() % kRowLanes * (16 / sizeof(Element));
-    if (token < 0 || element >= p.d) return;
-    const auto* row = static_cast<const Element*>(p.D.data) + document_offset(p, rows.query, document) +
-                      token * p.D.token_stride;
-    first_piece = *reinterpret_cast<const float4*>(row + element);
-  }
-
-  // Rows that do not count become the first one that does. One warp has the time of a tile for it, which
-  // a walk from bit to bit would exceed: so there is a store for every row, and most are left out.
-  __device__ __forceinline__ void mend(uint32_t kept_of_lane) const {
-    const uint32_t first = first_pieces();
+  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, int64_t stride, Span span,
+                                         int32_t t) const {
+    Looked looked;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const uint32_t missing = ~__shfl_sync(kFullWarp, kept_of_lane, w);
-      if (missing == 0) continue;
-      const uint32_t mine = missing >> row_of_lane();
-#pragma unroll
-      for (int bit = 0; bit < min(32, Tile::kColumns - 32 * w); bit += kRowsOfWarp) {
-        if (mine >> bit & 1) ptx::store_shared_quad(piece_of(first, 32 * w + bit), first_piece);
-      }
-    }
-    ptx::publish_to_products();
-  }
-
-  // Of a row that does not count, that of the first token.
-  __device__ __forceinline__ void bring_factors(const float* factors, int64_t stride, Span span, int32_t t,
-                                                uint32_t kept_of_lane) {
-    const int lane = ptx::thread() % 32;
-    float mine[kWords];
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const int32_t token = tile_begin<Tile>(span.length, t) + 32 * w + lane;
-      mine[w] = token < span.length ? usable_factor(factors[(span.first + token) * stride]) : 0.0f;
-    }
-    if (Tile::kMasked && t == 0) first_factor = __shfl_sync(kFullWarp, mine[0], 0);
-    ptx::wait(at.empty(place.stage), place.parity ^ 1);
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
+    for (int i = 0; i < kRounds; ++i) {
+      const int32_t token = span.first + tile_begin<Tile>(span.length, t) + 32 * i + ptx::thread() % 32;
+      const bool exists = token < span.first + span.length && 32 * i + ptx::thread() % 32 < Tile::kColumns;
       if constexpr (Tile::kMasked) {
-        if (!(__shfl_sync(kFullWarp, kept_of_lane, w) >> lane & 1)) mine[w] = first_factor;
+        looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
-      const int column = 32 * w + lane;
-      if (column < Tile::kColumns) {
-        ptx::store_shared(at.factors_of(place.stage) + 4 * factor_place(column), __float_as_uint(mine[w]));
+      if constexpr (Tile::kScaled) looked.factor[i] = exists ? usable_factor(factors[token * stride]) : 0.0f;
+    }
+    return looked;
+  }
+
+  __device__ __forceinline__ void store(const Looked& looked) {
+    const int lane = ptx::thread() % 32;
+    const uint32_t weights = at.weights_of(place.stage);
+    if constexpr (Tile::kMasked) {
+      uint32_t words[Tile::kMaskWords] = {};
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const uint32_t bits = __ballot_sync(kFullWarp, looked.kept[i]);
+        // Of each eight columns the two of this lane's quad place, moved together: eight bits.
+        uint32_t mine = (bits >> (2 * (lane % 4))) & 0x03030303u;
+        mine = (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xFF;
+        words[i / 4] |= mine << (8 * (i % 4));
+      }
+#pragma unroll
+      for (int w = 0; w < Tile::kMaskWords; ++w) {
+        if (lane < 4) ptx::store_shared(weights + (lane * Tile::kMaskWords + w) * 4, words[w]);
       }
     }
+    if constexpr (Tile::kScaled) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int column = 32 * i + lane;
+        if (column < Tile::kColumns) {
+          ptx::store_shared(weights + Tile::kMaskBytes + 4 * factor_place(column),
+                            __float_as_uint(looked.factor[i]));
+        }
+      }
+    }
+    ptx::arrive(at.full(place.stage));
+    place.advance(p.stages);
   }
 
   __device__ __forceinline__ void run() {
     const UnitRange range = UnitRange::mine(p);
-    auto documents = static_cast<int32_t>(range.end - range.unit);
-    auto tile = static_cast<int32_t>(range.unit / p.N), j = static_cast<int32_t>(range.unit % p.N);
+    int64_t documents = range.end - range.unit;
+    int32_t tile = static_cast<int32_t>(range.unit / p.N), j = static_cast<int32_t>(range.unit % p.N);
     for (; documents > 0; ++tile, j = 0) {
       const RowTile rows = row_tile(p, tile, Tile::kRows);
       for (; j < p.N && documents > 0; ++j, --documents) {
         const Visit visit = visit_at(p, rows, j);
+        const uint8_t* mask = document_mask(p, rows.query, visit.document);
+        const float* factors =
+            visit.copied() ? p.copies.factors : document_factors(p, rows.query, visit.document);
+        const int64_t stride = visit.copied() ? 1 : p.d_factors.token_stride;
         const Span span{visit.begin(), visit.length};
-        int32_t first = 0;  // of the visit, the first token that counts
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
-          uint32_t kept = 0;
-          if constexpr (Tile::kMasked) {
-            kept = look(document_mask(p, rows.query, visit.document), span, t);
-          }
-          if constexpr (Tile::kFindsFirst) {
-            const bool known = t > 0 || span.length == 0 || (__shfl_sync(kFullWarp, kept, 0) & 1);
-            if (!known) first = first_kept(p, rows.query, visit.document);
-          }
-          if constexpr (Tile::kScaled) {
-            const bool copied = visit.copied();
-            bring_factors(copied ? p.copies.factors : document_factors(p, rows.query, visit.document),
-                          copied ? 1 : p.d_factors.token_stride, span, t, kept);
-          }
-          if constexpr (Tile::kMasked) {
-            ptx::wait(at.landed(place.stage), place.parity);
-            if (span.length > 0) {  // else nothing counts
-              if (t == 0) take_first(rows, visit.document, first);
-              mend(kept);
-            }
-          }
-          ptx::arrive(at.full(place.stage));
-          place.advance(p.stages);
+          const Looked looked = look(mask, factors, stride, span, t);
+          ptx::wait(at.empty(place.stage), place.parity ^ 1);
+          store(looked);
         }
       }
     }
@@ -428,7 +418,7 @@ struct RowsConsumer {
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
   RingPlace place;
   typename Tile::Best best[Tile::kHeld];
-  ColumnFactors<Tile> factors;
+  ColumnWeights<Tile> weights;
   uint32_t handed;  // documents, so far
 
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block) {
@@ -452,7 +442,7 @@ struct RowsConsumer {
   __device__ __forceinline__ uint32_t noted(Note what) const { return ptx::load_shared(at.note(what)); }
   __device__ __forceinline__ int32_t row_tile_at_hand() const { return static_cast<int32_t>(noted(kTile)); }
 
-  // One lane reads, which is the one that gives the stage back.
+  // One lane reads: the one that gives the stage back.
   __device__ __forceinline__ TileNote tile_at_hand() const {
     const uint32_t bits = threadIdx.x % 32 == 0 ? ptx::load_shared(at.tile_note(place.stage)) : 0;
     return {__shfl_sync(kFullWarp, bits, 0)};
@@ -472,13 +462,13 @@ struct RowsConsumer {
       const TileNote tile = tile_at_hand();
       const float first_token = tile.begin() + static_cast<float>(2 * (ptx::thread() % 4));
       if constexpr (Tile::kScaled) note(kAtHand, tile.bits);  // factors leave no room to keep it
-      if constexpr (Tile::kScaled && !Tile::kReadsAhead) factors.enter(at.factors_of(place.stage));
+      if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
       ptx::wait_products<1>();
       // The compiler may not know that this is always so: a fold without a branch before it would be moved,
       // in part, behind the wait for the products that it is to overlap; or its factors before it, all of
       // them.
       if ((i + 1 < kTiles && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
-        fold_block<Tile>(c[0], best, first_token, p.zeros, factors, [](int) {});
+        fold_block<Tile>(c[0], best, first_token, p.zeros, weights, [](int) {});
       const RingPlace folded = place;
       place.advance(p.stages);
       if (i + 1 < kTiles) {
@@ -490,11 +480,11 @@ struct RowsConsumer {
         ptx::wait_products<0>();
       }
       constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
-      if (!kReadsHere && (Tile::kScaled || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
-      if constexpr (Tile::kReadsAhead) factors.enter(at.factors_of(place.stage));
-      fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, factors, [&](int n) {
+      if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
+      if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
+      fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
         if constexpr (Tile::kReadsAhead) {
-          if (i + 1 < kTiles || more) factors.ahead[n] = factors.load(n);
+          if (i + 1 < kTiles || more) weights.ahead[n] = weights.load(n);
           if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
         }
       });
@@ -531,9 +521,9 @@ struct RowsConsumer {
           kFullWarp, count_all_tiles(first, static_cast<int32_t>(min(p.N, first + documents))), 0);
       if constexpr (Tile::kReadsAhead) {
         wait_for_stage();
-        factors.enter(at.factors_of(place.stage));
+        weights.enter(at.weights_of(place.stage));
 #pragma unroll
-        for (int n = 0; n < Tile::kColumns / 8; ++n) factors.ahead[n] = factors.load(n);
+        for (int n = 0; n < Tile::kColumns / 8; ++n) weights.ahead[n] = weights.load(n);
       }
       if (Tile::kStaggered && ptx::thread() >= 128 && left > 0) take_tiles<1>(left-- > 1);
       for (; left >= Tile::kTogether; left -= Tile::kTogether)
@@ -554,9 +544,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const RowsShared<Tile> at(shared, p.stages);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::init_barrier(at.full(stage), Tile::kMasked ? 32 : Tile::kScaled ? 1 + 32 : 1);
-      if constexpr (Tile::kMasked) ptx::init_barrier(at.landed(stage), 1);
-      ptx::init_barrier(at.empty(stage), (Tile::kScaled ? 128 : 4) * Tile::kConsumers);
+      ptx::init_barrier(at.full(stage), Tile::kWeighed ? 1 + 32 : 1);
+      ptx::init_barrier(at.empty(stage), (Tile::kWeighed ? 128 : 4) * Tile::kConsumers);
     }
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) at.handover(consumer).init_barriers();
     ptx::init_barrier(at.q_full(), 1);
@@ -576,8 +565,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       load_tiles<Tile>(p, maps, at);
       ptx::let_next_kernel_start();
     }
-    if constexpr (Tile::kMasked || Tile::kScaled) {
-      if (helper / 32 == 1) Mender<Tile>{p, at}.run();
+    if constexpr (Tile::kWeighed) {
+      if (helper / 32 == 1) Weigher<Tile>{p, at}.run();
     }
     const int consumer = threadIdx.x / 32 - Tile::kFirstFinisher;
     if (consumer >= 0) {

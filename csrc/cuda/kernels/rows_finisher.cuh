@@ -20,18 +20,6 @@ __device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const RowTile& t
   return p.visits[document_index(p, tile.query, j)];
 }
 
-// The first token of a document that its mask keeps; negative: there is none. All lanes of a warp ask.
-__device__ __forceinline__ int32_t first_kept(const ForwardArgs& p, int32_t query, int32_t j) {
-  const uint8_t* mask = document_mask(p, query, j);
-#pragma unroll 1
-  for (int32_t first = 0; first < p.Ld; first += 32) {
-    const int32_t t = first + ptx::thread() % 32;
-    const uint32_t kept = __ballot_sync(kFullWarp, t < p.Ld && mask[t * p.d_mask.token_stride] != 0);
-    if (kept != 0) return first + __ffs(kept) - 1;
-  }
-  return kSentinel;
-}
-
 // All lanes of both sides arrive: each has written, or read, words of its own.
 template <class Tile>
 struct Handover {
@@ -190,20 +178,14 @@ __device__ void finish_documents(const ForwardArgs& p, const Handover<Tile>& fro
       notes.own.take(p, notes.tile, followed<Tile>());
       entered = true;
     }
-    const Visit visit = visit_at(p, notes.tile, notes.j);
-    int32_t first = 0;  // of tokens that became the first one, it is the winner
-    if constexpr (Tile::kWinners && Tile::kFindsFirst) {
-      if (p.visits == nullptr && p.d_mask.data != nullptr) {
-        first = first_kept(p, notes.tile.query, visit.document);
-      }
-    }
     Maximum best[Tile::kOwned];
     from.take(best, parity);
+    const Visit visit = visit_at(p, notes.tile, notes.j);
 #pragma unroll
     for (int o = 0; o < Tile::kOwned; ++o) {
       if (visit.length == 0) best[o].value = -INFINITY;
       if constexpr (Tile::kWinners) {
-        const int32_t token = max(best[o].token, max(first, 0));
+        const int32_t token = max(best[o].token, 0);
         best[o].token = visit.origin < 0 ? p.copies.origins[~visit.origin + token] : token + visit.origin;
       }
     }
