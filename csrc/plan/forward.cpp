@@ -40,7 +40,9 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   if (!device.wgmma || !traits.copy_engine) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
-  if (rows <= 32) return s.Ld <= (many ? 80 : shares_units(s, 32, device) ? 128 : traits.masked ? 64 : 32);
+  const bool few = shares_units(s, 32, device);
+  if (rows <= 32) return s.Ld <= (many ? 80 : few ? 128 : traits.masked ? 64 : 32);
+  if (few && (rows > 128 ? s.Ld <= 128 : s.Ld <= 48 && s.Lq <= 32)) return true;
   if (rows <= 128) return traits.masked ? s.Ld <= 64 : s.Ld <= 32 && many;
   return s.Ld <= 16 || (s.Ld <= (traits.masked ? 48 : 32) && operations(s) <= kSome) ||
          (s.Ld <= 64 && operations(s) <= kLittle);
@@ -52,7 +54,8 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
 int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(direct_units(s), device);
   const bool shared = s.Ld <= 32 && shares_units(s, 8, device);
-  return s.Ld <= 8 || shared || (many && s.Ld <= (traits.copy_engine ? 20 : 48)) ? 8 : 32;
+  const bool fits_eights = s.Ld <= (traits.copy_engine ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
+  return s.Ld <= 8 || shared || (many && fits_eights) ? 8 : 32;
 }
 
 // Up to 128 rows fit wgmma_documents. But where a multiprocessor has one document, and a short one, over 64

@@ -132,7 +132,8 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
     assert tile(161, 486, 24, 81) == tile(1, 1, 24, 129) == tile(265, 1, 24, 33) == "wgmma_documents"
     assert tile(396, 1, 24, 128, d=64) == tile(265, 1, 24, 64, masked=True) == "direct"
     assert tile(373, 2188, 65, 1) == "direct"  # over 32 rows: where all warps find work
-    assert tile(1, 25, 61, 8) == "wgmma_documents"
+    assert tile(1, 25, 61, 8) == tile(4, 25, 16, 49, layout=in_batch) == "wgmma_documents"
+    assert tile(4, 25, 16, 48, layout=in_batch) == tile(9, 20, 16, 128, layout=in_batch) == "direct"
     assert tile(512, 512, 32, 16, layout=in_batch) == "direct"  # however much there is to do
     assert tile(145, 1, 274, 20) == tile(32, 32, 32, 40, layout=in_batch) == "direct"  # little to do
     assert tile(512, 512, 32, 40, layout=in_batch) == "wgmma_rows"

@@ -327,12 +327,12 @@ struct TokenFactors {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kBlocks; ++i) of[i / 2][i % 2] = 1.0f;
   }
-  // As KeptTokens::by_mask. What lies past the end is not kept: any factor will do, and no branch.
+  // As KeptTokens::by_mask.
   __device__ __forceinline__ void load(const ForwardArgs& p, const float* factors, int32_t first_token) {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-      const int32_t at = min(KeptTokens<Tile>::token(first_token, i / 2, i % 2), p.Ld - 1);
-      of[i / 2][i % 2] = factors[at * p.d_factors.token_stride];
+      const int32_t at = KeptTokens<Tile>::token(first_token, i / 2, i % 2);
+      of[i / 2][i % 2] = at < p.Ld ? factors[at * p.d_factors.token_stride] : 0.0f;
     }
   }
 };
@@ -578,10 +578,10 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       KeptTokens<Tile> kept = next;
       if (!masked) kept.all(length, t + lane_token);
       const TokenFactors<Tile> factors = next_factors;
+      if (t + step < length) fetch(rows, j, t + step);
       typename Tile::Products products;
       TokenSquares<Tile> squares;
       multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares);
-      if (t + step < length) fetch(rows, j, t + step);  // the stage is free by now
       if constexpr (!Tile::kQuantized) {
         if (p.normalize) normalize_tokens<Tile>(products, squares);
       }
