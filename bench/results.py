@@ -176,13 +176,13 @@ def _rounded(row: Row) -> Row:
 
 
 def records(directory: Path) -> list[Path]:
-    """The files of whole runs, the CPU's last: not sweeps, plans, profiles or parts."""
+    """The files of runs: not sweeps, plans, profiles or parts. Whole ones first, the CPU's last."""
     found = [
         p
         for p in directory.glob("*.json")
         if not p.name.startswith(("sweep-", "plans-", "ncu-")) and not p.name.endswith(".partial.json")
     ]
-    return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
+    return sorted(found, key=lambda p: (p.stem == "cpu", not is_whole(read(p)), p.name))
 
 
 def read(path: Path) -> list[Row]:

@@ -154,6 +154,10 @@ def test_a_table_taken_again_on_another_gpu_stands_alone(tmp_path: Path) -> None
     ]
     assert "kd-256x16" not in report.build(tmp_path)
 
+    whole = results.Results(tmp_path / "the-gpu.json", header)
+    whole.add([row("forward", "train-256", 252.0)])
+    assert [p.stem for p in results.records(tmp_path)] == ["the-gpu", "another-gpu"]
+
 
 def test_the_pages_say_who_was_timed_in_another_run(tmp_path: Path) -> None:
     def taken(run: str, impl: str, us: float) -> results.Row:

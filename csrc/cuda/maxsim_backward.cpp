@@ -96,7 +96,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   }
   const bool scatter = need_grad_D && plan.method == Backward::unified;
   if (scatter || (need_grad_D && plan.finish_later)) {
-    d_sums = new_tensor(like, {s.documents() * s.Ld * s.d}, sum_type);
+    const bool in_their_dtype = sum_type == to.grad_D.scalar_type() && !args.d_inverse;
+    d_sums = in_their_dtype ? to.grad_D : new_tensor(like, shape_of_documents(s), sum_type);
     if (scatter) fill_zero(*d_sums, stream);
     args.grad_D_sums = d_sums->data_ptr();
   }
@@ -117,7 +118,12 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   }
   const bool finished = normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
   if (!finished && to.last) check(launch_finish(args, in.dtype, false, stream), "grad_Q in the dtype of Q");
-  if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+  if (d_sums && args.d_inverse) {
+    check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+  } else if (d_sums && args.grad_D_sums != args.grad_D) {
+    Tensor grad_D = to.grad_D;  // nothing is left but to round, which PyTorch does at the speed of memory
+    torch::stable::copy_(grad_D, *d_sums);
+  }
 }
 
 // Room for the gradients that are needed; the others have no elements.
