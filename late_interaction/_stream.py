@@ -10,7 +10,7 @@ _send_bytes = torch.ops.late_interaction.send_bytes_.default
 Chunk = tuple[int, Tensor, Tensor | None]  # the first document's index, the documents, their mask
 
 # Pageable memory travels by way of a ring of so many pinned pieces of so many bytes.
-_PIECES, _PIECE = 8, 4 << 20
+_PIECES, _PIECE = 8, 8 << 20
 
 
 def chunks(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -> Iterator[Chunk]:

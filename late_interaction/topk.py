@@ -15,7 +15,7 @@ __all__ = ["TopK", "maxsim_topk"]
 # A chunk's scores stay below this many (16 MiB in float32; choosing among them takes a few times that), ...
 _SCORES = 1 << 22
 # ... a chunk that travels to the GPU below this many bytes, and a progress bar moves at least this often.
-_BYTES = 128 << 20
+_BYTES = 256 << 20
 _STEPS = 50
 
 
