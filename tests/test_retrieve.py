@@ -149,10 +149,16 @@ def test_the_default_chunk_bounds_memory():
         D = torch.empty(Nd, Ld, 128, device="meta", dtype=torch.bfloat16)
         chunk = topk._default_chunk(Q, D, False)
         assert chunk >= 1 and Nq * min(chunk, Nd) <= max(topk._SCORES, Nq)
-        travelling = topk._default_chunk(
-            Q, torch.empty_like(D, device="cpu") if Nd * Ld < 10**4 else D, False
-        )
-        assert travelling >= 1
+
+
+def test_the_default_chunk_of_a_corpus_that_travels():
+    Q = torch.empty(16, 32, 128, device="meta", dtype=torch.bfloat16)
+    for Ld in (1, 128, 10**4):
+        D = torch.empty(1, dtype=torch.bfloat16).expand(10**6, Ld, 128)
+        chunk = topk._default_chunk(Q, D, False)
+        assert chunk * Ld * 256 <= topk._BYTES and (chunk + 1) * Ld * 256 > min(topk._BYTES, 2**18 * Ld * 256)
+        assert topk._default_chunk(Q, D, True) == chunk  # it is over before a bar could be seen to move
+    assert topk._default_chunk(Q, torch.empty(1).expand(3, 10**9, 128), False) == 1
 
 
 def test_scorer(device):
