@@ -31,7 +31,7 @@ def beneath(
     op: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool, precision: str, paired: bool,
 ) -> Any:  # fmt: skip
-    """``maxsim`` or ``maxsim_winners``, where autograd has no say."""
+    """``op``, which is ``maxsim`` or ``maxsim_winners``, where autograd has no say."""
     with _AutoDispatchBelowAutograd():
         if paired or precision != "highest":
             return op(Q, D, q_mask, d_mask, normalize, precision, "auto", paired)
@@ -91,7 +91,8 @@ class MaxSimWinners(Function):
 
 
 class MaxSimStep(Function):
-    """``maxsim_winners`` of which only the scores come out: 7 us less a step than with a second output."""
+    """``maxsim_winners`` of which the scores alone come out: 7 us less a step, on an H200's host, than with a
+    second output."""
 
     @staticmethod
     def forward(
