@@ -43,8 +43,4 @@ struct PairPick {
 
 cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream);
 
-// begins[k], k in [0, count]: how many of the sorted keys lie below k.
-cudaError_t launch_find_runs(const int32_t* sorted, int64_t keys, int64_t count, int32_t* begins,
-                             cudaStream_t stream);
-
 }  // namespace late_interaction
