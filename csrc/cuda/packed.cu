@@ -14,7 +14,6 @@
 
 #include <algorithm>
 
-#include "device.h"
 #include "kernels/copy_rows.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/packed_parts.cuh"
@@ -169,7 +168,6 @@ __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constan
 // scores[i, j] of packed queries.
 __global__ void __launch_bounds__(kThreads)
     sum_packed_parts(const __grid_constant__ ForwardArgs p, int part_rows, float* scores) {
-  take_turns();
   const int64_t count = p.queries * p.N;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kThreads) {
@@ -195,8 +193,8 @@ cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
 
 cudaError_t launch_sum_packed_parts(const ForwardArgs& args, int part_rows, float* scores,
                                     cudaStream_t stream) {
-  const LaunchShape shape{blocks_for(args.queries * args.N), kThreads, 0, kernels_start_early()};
-  return launch(sum_packed_parts, shape, stream, args, part_rows, scores);
+  sum_packed_parts<<<blocks_for(args.queries * args.N), kThreads, 0, stream>>>(args, part_rows, scores);
+  return cudaGetLastError();
 }
 
 }  // namespace late_interaction

@@ -155,9 +155,15 @@ cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream) {
   return launch(share_pairs, {index.blocks, kThreads, 0, index.early}, stream, index, chunks);
 }
 
-cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream) {
+// Blocks that start early find the few multiprocessors free that the grid's kernel left over, and scores from
+// all over the grid come slowly to those few. Shared memory that nobody uses keeps them to two each: the rest
+// of a short list starts all over the device, as it becomes free.
+cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream) {
   const int lanes = pick.winners != nullptr ? 32 : 1;
-  const LaunchShape shape{blocks_for(lanes * pick.pairs.count), kThreads, 0, pick.early};
+  const int64_t blocks = blocks_for(lanes * pick.pairs.count);
+  const bool spread = pick.early && blocks <= 2 * device.sm_count;
+  const int unused = spread ? device.smem_per_sm / 2 - 2048 : 0;
+  const LaunchShape shape{blocks, kThreads, unused, pick.early};
   return lanes > 1 ? launch(pick_pairs<32>, shape, stream, pick) : launch(pick_pairs<1>, shape, stream, pick);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../common/pairs.h"
+#include "../plan/plan.h"
 #include "kernels/visits.h"
 
 namespace late_interaction {
@@ -41,6 +42,6 @@ struct PairPick {
   bool early;
 };
 
-cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream);
+cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream);
 
 }  // namespace late_interaction

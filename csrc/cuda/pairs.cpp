@@ -126,7 +126,8 @@ PairPick pick_to(const PairInputs& in, int64_t longest_query, const Scored& to) 
 void score_into(const PairInputs& in, int64_t longest_query, Precision precision, const Scored& to) {
   const cudaStream_t stream = current_stream(to.scores.get_device_index());
   if (is_empty(in)) {
-    check(launch_pick_pairs(pick_to(in, longest_query, to), stream), "empty pairs");
+    const Device& device = device_properties(to.scores.get_device_index());
+    check(launch_pick_pairs(pick_to(in, longest_query, to), device, stream), "empty pairs");
   } else if (!in.pairs.scattered && score_as_grid(sizes_of(in, longest_query), in.dtype)) {
     pick_from_grid(in, precision, pick_to(in, longest_query, to), to.scores);
   } else {

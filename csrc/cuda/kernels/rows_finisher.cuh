@@ -178,9 +178,9 @@ __device__ void finish_documents(const ForwardArgs& p, const Handover<Tile>& fro
       notes.own.take(p, notes.tile, followed<Tile>());
       entered = true;
     }
-    const Visit visit = visit_at(p, notes.tile, notes.j);
     Maximum best[Tile::kOwned];
     from.take(best, parity);
+    const Visit visit = visit_at(p, notes.tile, notes.j);
 #pragma unroll
     for (int o = 0; o < Tile::kOwned; ++o) {
       if (visit.length == 0) best[o].value = -INFINITY;
