@@ -128,6 +128,8 @@ def new_header(device: torch.device, ceilings: Ceilings, program: str = "bench",
         "cublas_tf32_tflops": ceilings.cublas_tf32_tflops,
         "read_tbps": ceilings.read_tbps,
         "copy_tbps": ceilings.copy_tbps,
+        "product_us": ceilings.product_us,
+        "product_step_us": ceilings.product_step_us,
     }
     header.update(values)
     return header

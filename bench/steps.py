@@ -37,7 +37,7 @@ def _step(shape: Shape, autocast: bool = False, compiled: bool = False, **option
         kind = x.Q.device.type
         with torch.autocast(kind, torch.bfloat16) if autocast else contextlib.nullcontext():
             scores = maxsim(x.Q, x.D, **options)
-        return (scores.detach(), *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
+        return (scores, *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
 
     return run
 

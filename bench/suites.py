@@ -92,7 +92,7 @@ def _step(
     def call(x: Inputs) -> Call:
         def run() -> tuple[torch.Tensor, ...]:
             scores = score(x.Q, x.D)
-            return (scores.detach(), *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
+            return (scores, *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
 
         return run
 

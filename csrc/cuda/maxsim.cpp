@@ -227,15 +227,15 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
   if (how.copies == Copies::bf16 || how.copies == Copies::fp16) {
     const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
     const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
-    const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
     forward_into(copies, normalize, {}, how.precision, Q, scores, winners);
     return;
   }
   const Sizes& s = in.sizes;
   const bool two = how.copies == Copies::halves;
   const int64_t width = two ? (s.d + 7) / 8 * 8 : s.d;  // the copy engine wants whole 16 bytes
-  std::vector<int64_t> shape_Q{s.Nq, s.Lq, width}, shape_D = shape_of_documents(s);
-  shape_D.back() = width;
+  std::vector<int64_t> shape_Q = shape_of_queries(in), shape_D = shape_of_documents(in);
+  shape_Q.back() = shape_D.back() = width;
   if (two) {
     shape_Q.insert(shape_Q.begin(), 2);
     shape_D.insert(shape_D.begin(), 2);
@@ -262,7 +262,7 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
     forward_into(in, normalize, scales, how.precision, Q, scores, winners, nullptr, &halves);
     return;
   }
-  const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
+  const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
   forward_into(halves, false, normalize ? Factors{} : scales, how.precision, Q, scores, winners);
 }
 
@@ -279,14 +279,14 @@ namespace {
 
 std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
                                            const OptionalTensor& d_mask, bool normalize,
-                                           const std::string& precision_name, bool want_winners) {
-  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+                                           const std::string& precision_name, bool paired,
+                                           bool want_winners) {
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
   const Multiplied how = multiplied(in, precision_name, Q.get_device_index());
   const DeviceGuard guard(Q.get_device_index());
-  const Sizes& s = in.sizes;
-  const Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));
+  const Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
   OptionalTensor winners;
-  if (want_winners) winners = new_tensor(Q, {s.Nq, s.N, s.Lq}, winner_type(s.Ld));
+  if (want_winners) winners = new_tensor(Q, shape_of_winners(in), winner_type(in.sizes.Ld));
   score_into(Q, D, q_mask, d_mask, in, normalize, how, scores, winners);
   return {scores, winners};
 }
@@ -321,15 +321,16 @@ std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_s
 }
 
 Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, bool normalize,
-              std::string precision, std::string backward) {
+              std::string precision, std::string backward, bool paired) {
   parse_backward(backward);
-  return std::get<0>(forward(Q, D, q_mask, d_mask, normalize, precision, false));
+  return std::get<0>(forward(Q, D, q_mask, d_mask, normalize, precision, paired, false));
 }
 
 std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask,
-                                          bool normalize, std::string precision, std::string backward) {
+                                          bool normalize, std::string precision, std::string backward,
+                                          bool paired) {
   parse_backward(backward);
-  auto [scores, winners] = forward(Q, D, q_mask, d_mask, normalize, precision, true);
+  auto [scores, winners] = forward(Q, D, q_mask, d_mask, normalize, precision, paired, true);
   return {scores, *winners};
 }
 
