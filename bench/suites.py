@@ -92,7 +92,8 @@ def _step(
     def call(x: Inputs) -> Call:
         def run() -> tuple[torch.Tensor, ...]:
             scores = score(x.Q, x.D)
-            return (scores, *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
+            # Kept with their graph, scores would tie the leaves to the stream of this call.
+            return (scores.detach(), *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
 
         return run
 
