@@ -173,6 +173,7 @@ def _training(record: _Record, table: Table) -> list[str]:
 
 def _steps(record: _Record, table: Table) -> list[str]:
     body = []
+    product_us = None
     for shape in TRAINING:
         found = {
             r["variant"]: r for r in record.rows if r["suite"] == steps.SUITE and r["shape"] == shape.name
@@ -180,6 +181,7 @@ def _steps(record: _Record, table: Table) -> list[str]:
         plain = found.get(steps.PLAIN)
         if plain is None or not plain["gpu_us"]:
             continue
+        product_us = record.runs[plain["run"]].get("product_step_us")
         gradients = shape.input_bytes(2) / 2**20
         cells = [shape.name, number(plain["gpu_us"])]
         for name in (steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST):
@@ -196,6 +198,9 @@ def _steps(record: _Record, table: Table) -> list[str]:
         "wall time above GPU time: eager; eager without autograd's own thread for the device "
         "(`torch.autograd.set_multithreading_enabled(False)`); as a CUDA graph."
     )
+    if product_us:
+        eager = f"{number(product_us)} us eager"
+        note += f" PyTorch's own product of two small tensors, with both gradients: {eager}."
     head = [
         "shape", "bf16 us", "recompute", "float32 high", "float32 autocast", "recompute MiB", "host us",
         "one thread", "CUDA graph",

@@ -128,6 +128,8 @@ def new_header(device: torch.device, ceilings: Ceilings, program: str = "bench",
         "cublas_tf32_tflops": ceilings.cublas_tf32_tflops,
         "read_tbps": ceilings.read_tbps,
         "copy_tbps": ceilings.copy_tbps,
+        "product_us": ceilings.product_us,
+        "product_step_us": ceilings.product_step_us,
     }
     header.update(values)
     return header
@@ -176,13 +178,13 @@ def _rounded(row: Row) -> Row:
 
 
 def records(directory: Path) -> list[Path]:
-    """The files of whole runs, the CPU's last: not sweeps, plans, profiles or parts."""
+    """The files of runs: not sweeps, plans, profiles or parts. Whole ones first, the CPU's last."""
     found = [
         p
         for p in directory.glob("*.json")
         if not p.name.startswith(("sweep-", "plans-", "ncu-")) and not p.name.endswith(".partial.json")
     ]
-    return sorted(found, key=lambda p: (p.stem == "cpu", p.name))
+    return sorted(found, key=lambda p: (p.stem == "cpu", not is_whole(read(p)), p.name))
 
 
 def read(path: Path) -> list[Row]:

@@ -37,6 +37,7 @@ def _step(shape: Shape, autocast: bool = False, compiled: bool = False, **option
         kind = x.Q.device.type
         with torch.autocast(kind, torch.bfloat16) if autocast else contextlib.nullcontext():
             scores = maxsim(x.Q, x.D, **options)
+        # Kept with their graph, scores would tie the leaves to the stream of this call.
         return (scores.detach(), *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
 
     return run

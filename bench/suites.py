@@ -92,6 +92,7 @@ def _step(
     def call(x: Inputs) -> Call:
         def run() -> tuple[torch.Tensor, ...]:
             scores = score(x.Q, x.D)
+            # Kept with their graph, scores would tie the leaves to the stream of this call.
             return (scores.detach(), *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
 
         return run

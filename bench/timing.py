@@ -203,12 +203,16 @@ def peak_mib(call: Call, device: torch.device) -> float | None:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this device does at best, measured in the same run. None: not measured (CPU)."""
+    """What this machine does at best, measured in the same run. None: not measured (CPU)."""
 
     cublas_tflops: float | None = None
     cublas_tf32_tflops: float | None = None
     read_tbps: float | None = None
     copy_tbps: float | None = None
+    # Wall time of PyTorch's own product of two small tensors, and of it with both gradients: no eager call,
+    # no eager step waits less for the host.
+    product_us: float | None = None
+    product_step_us: float | None = None
 
 
 @contextmanager
@@ -230,7 +234,8 @@ def _product_tflops(dtype: torch.dtype, n: int, effort: Effort) -> float:
 
 
 def measure_ceilings(effort: Effort, n: int = 8192, gib: float = 4.0) -> Ceilings:
-    """cuBLAS on an n^3 product, a large reduction (bytes read) and a large copy (read + written)."""
+    """cuBLAS on an n^3 product, a large reduction (bytes read), a large copy (read + written), and the host's
+    share of the smallest call and step."""
     product = _product_tflops(torch.bfloat16, n, effort)
     with float32_products("high"):
         tf32 = _product_tflops(torch.float32, n, effort)
@@ -240,4 +245,8 @@ def measure_ceilings(effort: Effort, n: int = 8192, gib: float = 4.0) -> Ceiling
     size = source.numel() * source.element_size()
     matrix = source.view(-1, 1 << 16)
     read = min(gpu_time([call], effort).us for call in (source.sum, matrix.amax, lambda: matrix.sum(1)))
-    return Ceilings(product, tf32, size / read * 1e-6, 2 * size / copy * 1e-6)
+    a, b, grad = (torch.randn(32, 32, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
+    forward = wall_time([lambda: a * b], effort, a.device)
+    step = wall_time([lambda: torch.autograd.grad(leaves[0] * leaves[1], leaves, grad)], effort, a.device)
+    return Ceilings(product, tf32, size / read * 1e-6, 2 * size / copy * 1e-6, forward, step)

@@ -10,6 +10,8 @@
 //   winners  [Nq, N, Lq]  token index of each maximum. int16 while Ld <= 65534: the 16 bits are the
 //                         unsigned index, 0xFFFF (-1) the sentinel "no winner". int32 above that.
 //
+// paired: query i meets document i alone. D is [Nq, Ld, d], its mask [Nq, Ld], scores [Nq], winners [Nq, Lq].
+//
 // precision says how fp32 inputs multiply: "highest" (fp32 accuracy), "high" (the significant bits of TF32),
 // "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32 (plan/copies.h).
 // Other dtypes multiply as they are. backward names the gradient strategy: "auto", "lowmem", "unified".
@@ -26,18 +28,19 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.
   m.def(
       "maxsim(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, bool normalize=False, "
-      "str precision='highest', str backward='auto') -> Tensor");
+      "str precision='highest', str backward='auto', bool paired=False) -> Tensor");
 
   // Scores and the winners that the backward needs. Differentiable in the scores.
   m.def(
       "maxsim_winners(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, bool normalize=False, "
-      "str precision='highest', str backward='auto') -> (Tensor scores, Tensor winners)");
+      "str precision='highest', str backward='auto', bool paired=False) -> (Tensor scores, Tensor winners)");
 
   // Gradients from saved winners, in the dtypes of Q and D. A gradient that is not needed is not
   // computed and comes back with zero elements.
   m.def(
       "maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool normalize=False, "
-      "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
+      "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, bool paired=False) "
+      "-> (Tensor grad_Q, Tensor grad_D)");
 
   // The same, with winners found again as a forward with these masks and this precision finds them, a part at
   // a time where those of all would take over 16 MiB. "auto" is "lowmem" here. On the CPU written in Python
@@ -45,7 +48,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def(
       "maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, "
       "bool normalize=False, str precision='highest', str backward='auto', bool need_grad_Q=True, "
-      "bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
+      "bool need_grad_D=True, bool paired=False) -> (Tensor grad_Q, Tensor grad_D)");
 
   // Those three for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
   // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
@@ -167,10 +170,10 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");
 
   // to = source, uint8 [n] of a device and of the host, on the current stream, by way of rooms, uint8
-  // [pieces, bytes] in pinned memory, two a thread. left: int64 [pieces], handles of CUDA events that are
-  // recorded as what is in a piece has left it, and waited for before it is filled again. Only where the CUDA
-  // library is loaded.
-  m.def("send_bytes_(Tensor(a!) to, Tensor source, Tensor(b!) rooms, Tensor left) -> ()");
+  // [pieces, bytes] in pinned memory, used in turn from piece first on. left: int64 [pieces], handles of CUDA
+  // events that are recorded as what is in a piece has left it, and waited for before it is filled again.
+  // Only where the CUDA library is loaded.
+  m.def("send_bytes_(Tensor(a!) to, Tensor source, Tensor(b!) rooms, Tensor left, int first) -> ()");
 
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
   // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward", "backward" (which quantized

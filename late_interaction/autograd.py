@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _are_functorch_transforms_active,
-    _AutoDispatchBelowAutograd,
-    _is_any_autocast_enabled,
-)
+from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
+from torch.autograd import forward_ad
 
 from late_interaction import _checks, ops
 from late_interaction._precision import float32_precision
@@ -44,11 +41,8 @@ def _run(
         _checks.known_precision(precision)
         if _checks.autocasting(Q) and Q.dtype is D.dtype:
             with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy), winners, paired)
-    # Two strings less are two microseconds less at the dispatcher.
-    plain = precision == "highest" and strategy == "auto"
-    options = (normalize,) if plain else (normalize, precision, strategy)
-    return _dispatch(Q, D, q_mask, d_mask, options, winners, paired)
+                return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
+    return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
 
 
 def _dispatch(
@@ -56,37 +50,69 @@ def _dispatch(
     D: Tensor,
     q_mask: Tensor | None,
     d_mask: Tensor | None,
-    options: tuple[bool | str, ...],
+    options: tuple[bool, str, str, bool],
     winners: str | None,
-    paired: bool,
 ) -> tuple[Tensor, Tensor | None]:
     _checks.no_forward_ad("maxsim", Q, D)
     differentiable = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
     found = winners == "return" or (differentiable and winners != "recompute")
-    watched = torch.compiler.is_compiling() or _is_watched(Q, D)
-    direct = differentiable and found and not watched
     op: Any = ops.maxsim_winners if found else ops.maxsim
-    if direct:
-        op = ops.pairs_with_gradients if paired else ops.with_gradients
-    elif paired:
-        D, d_mask = D.unsqueeze(1), None if d_mask is None else d_mask.unsqueeze(1)
     try:
-        if differentiable or watched:
-            result = op(Q, D, q_mask, d_mask, *options)
-        else:
-            with _AutoDispatchBelowAutograd():  # nothing to differentiate
-                result = op(Q, D, q_mask, d_mask, *options)
+        result = op(Q, D, q_mask, d_mask, *options)
     except RuntimeError as error:
-        memory.forward_failed(error, Q, D.unsqueeze(1) if direct and paired else D, found)
+        memory.forward_failed(error, Q, D.unsqueeze(1) if options[-1] else D, found)
         raise
-    scores, kept = result if found else (result, None)
-    return scores.squeeze(1) if paired and not direct else scores, kept
+    return result if found else (result, None)
+
+
+def _straight(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool,
+    backward: str | None,
+    paired: bool,
+) -> Tensor | None:
+    """Scores of a call in which nothing has a say but the operator, or None. The operator checks its inputs
+    as well: what it refuses goes the long way, which says why in the caller's words."""
+    if (
+        torch.compiler.is_compiling()
+        or _is_watched(Q, D)
+        or not (normalize is False or normalize is True)
+        or not (backward is None or backward in _checks.BACKWARDS)
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    Q3, DN = Q, D
+    try:
+        if not paired:
+            if Q.dim() == 2:
+                if D.dim() == 4:
+                    return None
+                Q3 = Q.unsqueeze(0)
+            if D.dim() == 2:
+                DN = D.unsqueeze(0)
+        if q_mask is not None:
+            q_mask = _checks.mask("q_mask", q_mask, "Q", Q3)
+        if d_mask is not None:
+            d_mask = _checks.mask("d_mask", d_mask, "D", DN)
+        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
+        if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+            scores = ops.step(Q3, DN, q_mask, d_mask, normalize, precision, backward or "auto", paired)
+        else:
+            scores = ops.beneath(ops.maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
+    except RuntimeError:
+        return None
+    return scores if paired else _as_given(scores, Q, D)
 
 
 def _is_watched(Q: Tensor, D: Tensor) -> bool:
-    """Whether something between the call and the operator's autograd has a say: a subclass of Tensor, another
-    device, autocast, a transform of torch.func. Else the call goes straight there and saves 3 us."""
-    if type(Q) not in _PLAIN or type(D) not in _PLAIN or not (Q.is_cuda or Q.is_cpu):
+    """Whether something between the call and the operator has a say: a subclass of Tensor, another device,
+    autocast, a transform of torch.func."""
+    if type(Q) not in _PLAIN or type(D) not in _PLAIN:
+        return True
+    if not ((Q.is_cuda and D.is_cuda) or (Q.is_cpu and D.is_cpu)):
         return True
     return _is_any_autocast_enabled() or _are_functorch_transforms_active()
 
@@ -115,9 +141,9 @@ def maxsim(
         d_mask: ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. A masked document token is never a maximum. A
             query token that meets no valid document token adds 0 and sends no gradient.
         normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Where 2048
-            query tokens or more meet a document on a GPU of compute capability 9.0, normalized document tokens
-            are rounded to 11 significant bits, eight times finer than bfloat16: scores of 32 query tokens
-            then err by about 1e-5 (float64, and float32 at ``"highest"``, do without).
+            query tokens or more meet a document on a GPU of compute capability 9.0, and there is no ``d_mask``,
+            bfloat16 and float16 tokens of documents are rounded to 11 significant bits once they are
+            normalized, eight times finer than bfloat16 would be: scores of 32 query tokens err by about 1e-5.
         backward: ``"lowmem"`` (deterministic, gradients written once), ``"unified"`` (one pass, float32
             atomics), or ``"auto"`` / None: the faster for the shape, and lowmem under
             ``torch.use_deterministic_algorithms(True)``.
@@ -152,6 +178,10 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
+    if winners is None and precision is None and (normalize or _NORM_CHECKED):
+        straight = _straight(Q, D, q_mask, d_mask, normalize, backward, False)
+        if straight is not None:
+            return straight
     Q3, DN, q_mask, d_mask = _checks.batched(Q, D, q_mask, d_mask)
     _checks.keeping(winners)
     scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners)
@@ -194,6 +224,10 @@ def maxsim_pairs(
         >>> maxsim_pairs(Q, D)
         tensor([2., 3.])
     """
+    if winners is None and precision is None:
+        straight = _straight(Q, D, q_mask, d_mask, normalize, backward, True)
+        if straight is not None:
+            return straight
     Q, D, q_mask, d_mask = _checks.pairs(Q, D, q_mask, d_mask)
     _checks.keeping(winners)
     return _run(Q, D, q_mask, d_mask, normalize, backward, precision, winners, paired=True)[0]

@@ -14,8 +14,9 @@ __all__ = ["TopK", "maxsim_topk"]
 
 # A chunk's scores stay below this many (16 MiB in float32; choosing among them takes a few times that), ...
 _SCORES = 1 << 22
-# ... a chunk that travels to the GPU below this many bytes, and a progress bar moves at least this often.
-_BYTES = 64 << 20
+# ... a chunk that travels to the GPU below this many bytes (some milliseconds of copying, beside which what a
+# chunk costs the host is little), and of a corpus that does not, a progress bar moves at least this often.
+_BYTES = 256 << 20
 _STEPS = 50
 
 
@@ -36,13 +37,14 @@ def maxsim_topk(
     """The ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
 
     Deterministic: among equal scores the lowest index comes first (and NaN counts as the largest score, as in
-    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``.
+    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``; two
+    chunks of documents are on the GPU where they come from the CPU.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
         D: ``[Nd, Ld, d]`` or ``[Ld, d]``, on the device of ``Q``; or on the CPU while ``Q`` is on a GPU:
-            then the documents travel in chunks through pinned memory, each while the one before it is
-            scored.
+            then the documents travel in chunks, each while the one before it is scored, by way of 64 MiB
+            of pinned memory if they do not lie in such. A mapped file will do.
         k: how many; at most ``Nd`` come back.
         q_mask: ``[Nq, Lq]``, on the device of ``Q``, True = keep.
         d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
@@ -183,7 +185,7 @@ def _default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
     size = _SCORES // max(Q.shape[0], 1)
     if D.device != Q.device:
         size = min(size, _BYTES // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
-    if progress:
+    elif progress:
         size = min(size, -(-D.shape[0] // _STEPS))
     return max(size, 1)
 

@@ -54,6 +54,74 @@ def test_opcheck_backward_recompute(layout, needs, device):
     torch.library.opcheck(OPS.maxsim_backward_recompute.default, args)
 
 
+# ---- pairs: the dim N is left out ----
+
+
+def paired_arguments(device, grad=True):
+    Q, D, q_mask, d_mask = arguments(device, "KD", grad=False)
+    return Q.requires_grad_(grad), D[:, 0].requires_grad_(grad), q_mask, d_mask[:, 0]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("op", ["maxsim", "maxsim_winners"])
+def test_opcheck_pairs(op, grad, device):
+    args = (*paired_arguments(device, grad), True, "highest", "lowmem", True)
+    torch.library.opcheck(getattr(OPS, op).default, args)
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_opcheck_backward_of_pairs(needs, device):
+    Q, D, q_mask, d_mask = paired_arguments(device, grad=False)
+    scores, winners = OPS.maxsim_winners(Q, D, q_mask, d_mask, paired=True)
+    assert scores.shape == (3,) and winners.shape == (3, 5)
+    args = (scores, Q, D, winners, True, "lowmem", *needs, True)
+    torch.library.opcheck(OPS.maxsim_backward.default, args)
+    args = (scores, Q, D, q_mask, d_mask, True, "high", "lowmem", *needs, True)
+    torch.library.opcheck(OPS.maxsim_backward_recompute.default, args)
+
+
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])
+@pytest.mark.parametrize("shape", [(3, 5, 7, 8), (2, 33, 130, 128), (5, 32, 90, 96), (1, 300, 40, 64)])
+def test_pairs_are_documents_of_each_query(shape, precision, normalize, backward, device):
+    B, Lq, Ld, d = shape
+    dtype = torch.float32 if precision != "highest" else torch.bfloat16
+    Q, D = (torch.randn(B, L, d, device=device, dtype=dtype) for L in (Lq, Ld))
+    # Of the same values, and of strides that no fresh tensor has.
+    D = torch.stack((D, D), dim=2).flatten(2)[..., :d]
+    q_mask, d_mask = torch.rand(B, Lq, device=device) < 0.8, torch.rand(B, Ld, device=device) < 0.8
+    options = (normalize, precision, backward)
+    scores, winners = OPS.maxsim_winners(Q, D, q_mask, d_mask, *options, True)
+    wanted, won = OPS.maxsim_winners(Q, D[:, None], q_mask, d_mask[:, None], *options)
+    assert torch.equal(scores, wanted[:, 0]) and torch.equal(winners, won[:, 0])
+    assert torch.equal(OPS.maxsim(Q, D, q_mask, d_mask, *options, True), wanted[:, 0])
+    grad = torch.randn(2 * B, device=device)[::2]
+    got = OPS.maxsim_backward(grad, Q, D, winners, normalize, backward, True, True, True)
+    grad_Q, grad_D = OPS.maxsim_backward(grad[:, None], Q, D[:, None], won, normalize, backward)
+    torch.testing.assert_close(got, (grad_Q, grad_D[:, 0]))
+    again = OPS.maxsim_backward_recompute(grad, Q, D, q_mask, d_mask, *options, True, True, True)
+    torch.testing.assert_close(again, got)
+
+
+def test_what_pairs_must_be(device):
+    Q, D, q_mask, d_mask = paired_arguments(device, grad=False)
+    scores, winners = OPS.maxsim_winners(Q, D, q_mask, d_mask, paired=True)
+    for args, message in [
+        ((Q, D[:2], None, None), "needs Nq = 3, got 2"),
+        ((Q, D[:, None], None, None), r"D must be \[Nq, Ld, d\]"),
+        ((Q, D, None, d_mask[:, None]), "d_mask must have the shape"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            OPS.maxsim(*args, paired=True)
+    with pytest.raises(RuntimeError, match=r"grad_scores must be \[3\]"):
+        OPS.maxsim_backward(scores[:, None], Q, D, winners, paired=True)
+    with pytest.raises(RuntimeError, match=r"winners must be a contiguous \[3, 5\]"):
+        OPS.maxsim_backward(scores, Q, D, winners[:, None], paired=True)
+    with pytest.raises(RuntimeError, match="at least 1"):
+        OPS.maxsim(Q[..., :0], D[..., :0], None, None)
+
+
 @pytest.mark.parametrize("Ld", [65534, 65535])
 def test_fake_winners_have_the_width_of_real_ones(Ld):
     Q, D = torch.empty(2, 3, 8, device="meta"), torch.empty(4, Ld, 8, device="meta")

@@ -70,7 +70,7 @@ def build(directory: Path) -> str:
 
 def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> None:
     assert build(tmp_path) == "No run on a GPU is recorded yet."
-    ceilings = timing.Ceilings(800.0, 400.0, 4.0, 3.0)
+    ceilings = timing.Ceilings(800.0, 400.0, 4.0, 3.0, 14.0, 98.0)
     header = results.new_header(torch.device("cpu"), ceilings, gpu="Some GPU", driver="1")
     record = results.Results(tmp_path / "some-gpu.json", header)
     record.add([row("forward", "train-256", 252.0), row("forward", "text-long", 70.0)])
@@ -118,6 +118,7 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     ])  # fmt: skip
     text = build(tmp_path)
     assert "| pylate-256 | 400 | 1.60x | 1.80x | - | 6.00 | 60.0 | - | 60.0 |" in text
+    assert "with both gradients: 98.0 us eager." in text
     assert f"| {LIK}, lowmem | 0.80 | 2.2 | 1,032 |\n| {OURS}, lowmem | 0.64 |" in text
     assert "| training step, float32, high | pylate-256 | 1.800x | <= 1.600x | not yet |" in text
 
@@ -153,6 +154,10 @@ def test_a_table_taken_again_on_another_gpu_stands_alone(tmp_path: Path) -> None
         "Sixteen negatives a query, on one Another GPU"
     ]
     assert "kd-256x16" not in report.build(tmp_path)
+
+    whole = results.Results(tmp_path / "the-gpu.json", header)
+    whole.add([row("forward", "train-256", 252.0)])
+    assert [p.stem for p in results.records(tmp_path)] == ["the-gpu", "another-gpu"]
 
 
 def test_the_pages_say_who_was_timed_in_another_run(tmp_path: Path) -> None:

@@ -152,19 +152,19 @@ def test_deterministic_algorithms_decide_for_lowmem_and_say_so():
 
 
 def test_a_mask_is_planned_for():
-    plain, masked, long, small = (
+    plain, masked, few_rows, small = (
         li.explain_plan(q, d, d_mask=mask, winners=False, sm=90, sm_count=132)
         for q, d, mask in (
             ((256, 32, 128), (256, 300, 128), False),
             ((256, 32, 128), (256, 300, 128), True),
-            ((256, 32, 128), (256, 1030, 128), True),
+            ((8, 32, 128), (8192, 300, 128), True),
             ((8, 32, 128), (8, 300, 128), True),
         )
     )
     assert "masked" not in plain and "copied" not in plain
-    assert "copied" in long and "masked" not in long  # where many rows read what is copied once
-    for text in (masked, small):
-        assert "overwritten" in text and "a kernel before finds" in text and "copied" not in text
+    assert "copied" in masked and "masked" not in masked  # where many rows read what is copied once
+    assert "a kernel before finds" in few_rows  # padding is skipped where that pays for a kernel of its own
+    assert "masked" in small and "a kernel before" not in small
 
 
 @pytest.mark.parametrize("sm, sm_count", DEVICES)

@@ -81,22 +81,25 @@ inline bool same_place(const Tensor& a, const Tensor& b) { return a.device() == 
 // Packed: sizes are those of one query of all query tokens, and Ld counts the tokens of all documents.
 struct Inputs {
   std::optional<Packed> packed;
+  bool paired = false;  // per_query with N = 1, and no tensor has the dim N
   Sizes sizes;
   Dtype dtype = Dtype::fp32;
   TokenView Q, D;
   MaskView q_mask, d_mask;
 };
 
-inline TokenView view_tokens(const Tensor& x) {
+// paired: x is [Nq, L, d], the only item of each query.
+inline TokenView view_tokens(const Tensor& x, bool paired = false) {
   const int64_t r = x.dim();
-  return {x.const_data_ptr(), r == 4 ? x.stride(0) : 0, x.stride(r - 3), x.stride(r - 2), x.stride(r - 1)};
+  return {x.const_data_ptr(), paired || r == 4 ? x.stride(0) : 0, paired ? 0 : x.stride(r - 3),
+          x.stride(r - 2), x.stride(r - 1)};
 }
 
-inline MaskView view_mask(const std::optional<Tensor>& mask) {
+inline MaskView view_mask(const std::optional<Tensor>& mask, bool paired = false) {
   if (!mask) return {};
   const int64_t r = mask->dim();
-  return {static_cast<const uint8_t*>(mask->const_data_ptr()), r == 3 ? mask->stride(0) : 0,
-          mask->stride(r - 2), mask->stride(r - 1)};
+  return {static_cast<const uint8_t*>(mask->const_data_ptr()), paired || r == 3 ? mask->stride(0) : 0,
+          paired ? 0 : mask->stride(r - 2), mask->stride(r - 1)};
 }
 
 // x is shaped as the tokens without d.
@@ -116,35 +119,66 @@ inline void check_mask(const std::optional<Tensor>& mask, const Tensor& tokens, 
 }
 
 inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional<Tensor>& q_mask,
-                           const std::optional<Tensor>& d_mask, Dtype (*parse)(ScalarType) = parse_dtype) {
+                           const std::optional<Tensor>& d_mask, bool paired = false,
+                           Dtype (*parse)(ScalarType) = parse_dtype) {
   STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
-  STD_TORCH_CHECK(D.dim() == 3 || D.dim() == 4,
-                  "late_interaction: D must be [Nd, Ld, d] or [Nq, K, Ld, d], got rank ", D.dim());
+  STD_TORCH_CHECK(D.dim() == 3 || (D.dim() == 4 && !paired), "late_interaction: D must be ",
+                  paired ? "[Nq, Ld, d]" : "[Nd, Ld, d] or [Nq, K, Ld, d]", ", got rank ", D.dim());
   STD_TORCH_CHECK(Q.scalar_type() == D.scalar_type(), "late_interaction: Q and D must share a dtype");
   STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
   Inputs in;
   in.dtype = parse(Q.scalar_type());
   const int64_t r = D.dim();
-  in.sizes.layout = r == 4 ? Layout::per_query : Layout::in_batch;
+  in.paired = paired;
+  in.sizes.layout = paired || r == 4 ? Layout::per_query : Layout::in_batch;
   in.sizes.Nq = Q.size(0);
   in.sizes.Lq = Q.size(1);
   in.sizes.d = Q.size(2);
-  in.sizes.N = D.size(r - 3);
+  in.sizes.N = paired ? 1 : D.size(r - 3);
   in.sizes.Ld = D.size(r - 2);
   STD_TORCH_CHECK(D.size(r - 1) == in.sizes.d, "late_interaction: Q and D must share d, got ", in.sizes.d,
                   " and ", D.size(r - 1));
-  STD_TORCH_CHECK(r == 3 || D.size(0) == in.sizes.Nq,
-                  "late_interaction: D [Nq, K, Ld, d] needs Nq = ", in.sizes.Nq, ", got ", D.size(0));
+  STD_TORCH_CHECK(in.sizes.d >= 1, "late_interaction: Q and D need an embedding dim d of at least 1");
+  STD_TORCH_CHECK(in.sizes.layout == Layout::in_batch || D.size(0) == in.sizes.Nq,
+                  "late_interaction: D [Nq, ..., Ld, d] needs Nq = ", in.sizes.Nq, ", got ", D.size(0));
   STD_TORCH_CHECK(
       in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
       "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");
   check_mask(q_mask, Q, "q_mask");
   check_mask(d_mask, D, "d_mask");
   in.Q = view_tokens(Q);
-  in.D = view_tokens(D);
+  in.D = view_tokens(D, paired);
   in.q_mask = view_mask(q_mask);
-  in.d_mask = view_mask(d_mask);
+  in.d_mask = view_mask(d_mask, paired);
   return in;
+}
+
+// Of tensors as the caller has them: pairs have no dim N.
+inline std::vector<int64_t> shape_of_scores(const Inputs& in) {
+  if (in.paired) return {in.sizes.Nq};
+  return {in.sizes.Nq, in.sizes.N};
+}
+
+inline std::vector<int64_t> shape_of_winners(const Inputs& in) {
+  if (in.paired) return {in.sizes.Nq, in.sizes.Lq};
+  return {in.sizes.Nq, in.sizes.N, in.sizes.Lq};
+}
+
+inline std::vector<int64_t> shape_of_queries(const Inputs& in) {
+  return {in.sizes.Nq, in.sizes.Lq, in.sizes.d};
+}
+
+inline std::vector<int64_t> shape_of_documents(const Inputs& in) {
+  const Sizes& s = in.sizes;
+  if (in.paired) return {s.Nq, s.Ld, s.d};
+  if (s.layout == Layout::in_batch) return {s.N, s.Ld, s.d};
+  return {s.Nq, s.N, s.Ld, s.d};
+}
+
+inline bool has_shape(const Tensor& x, const std::vector<int64_t>& shape) {
+  bool same = x.dim() == static_cast<int64_t>(shape.size());
+  for (size_t i = 0; same && i < shape.size(); ++i) same = x.size(i) == shape[i];
+  return same;
 }
 
 inline const int32_t* parse_offsets(const Tensor& offsets, const Tensor& tokens, const char* name) {
@@ -208,16 +242,15 @@ inline ScaleView parse_scale(const Tensor& scale, const Tensor& tokens, const ch
 inline QuantizedInputs parse_quantized_inputs(const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
                                               const Tensor& scale_D, const std::optional<Tensor>& q_mask,
                                               const std::optional<Tensor>& d_mask) {
-  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, parse_quantized_dtype);
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, false, parse_quantized_dtype);
   return {in, parse_scale(scale_Q, Q, "scale_Q"), parse_scale(scale_D, D, "scale_D")};
 }
 
 inline ScalarType winner_type(int64_t Ld) { return wide_winners(Ld) ? ScalarType::Int : ScalarType::Short; }
 
 inline void check_grad_scores(const Tensor& grad_scores, const Tensor& Q, const Inputs& in) {
-  const Sizes& s = in.sizes;
-  STD_TORCH_CHECK(grad_scores.dim() == 2 && grad_scores.size(0) == s.Nq && grad_scores.size(1) == s.N,
-                  "late_interaction: grad_scores must be [", s.Nq, ", ", s.N, "]");
+  STD_TORCH_CHECK(has_shape(grad_scores, shape_of_scores(in)), "late_interaction: grad_scores must be [",
+                  in.sizes.Nq, in.paired ? "" : ", " + std::to_string(in.sizes.N), "]");
   STD_TORCH_CHECK(grad_scores.scalar_type() == score_type(in.dtype),
                   "late_interaction: grad_scores must be float32 (float64 for float64 inputs)");
   STD_TORCH_CHECK(same_place(grad_scores, Q), "late_interaction: grad_scores, Q and D must be on one device");
@@ -227,9 +260,9 @@ inline void check_backward_inputs(const Tensor& grad_scores, const Tensor& Q, co
                                   const Inputs& in) {
   const Sizes& s = in.sizes;
   check_grad_scores(grad_scores, Q, in);
-  STD_TORCH_CHECK(winners.dim() == 3 && winners.size(0) == s.Nq && winners.size(1) == s.N &&
-                      winners.size(2) == s.Lq && winners.is_contiguous(),
-                  "late_interaction: winners must be a contiguous [", s.Nq, ", ", s.N, ", ", s.Lq, "]");
+  STD_TORCH_CHECK(has_shape(winners, shape_of_winners(in)) && winners.is_contiguous(),
+                  "late_interaction: winners must be a contiguous [", s.Nq,
+                  in.paired ? "" : ", " + std::to_string(s.N), ", ", s.Lq, "]");
   STD_TORCH_CHECK(winners.scalar_type() == winner_type(s.Ld),
                   "late_interaction: winners must be int16 for Ld <= 65534 and int32 above");
   STD_TORCH_CHECK(same_place(winners, Q), "late_interaction: Q, D and winners must be on one device");

@@ -14,8 +14,8 @@ using OptionalTensor = std::optional<Tensor>;
 
 std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
                                  const OptionalTensor& d_mask, bool normalize, const std::string& precision,
-                                 const std::string& backward, bool with_winners) {
-  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+                                 const std::string& backward, bool paired, bool with_winners) {
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
   parse_backward(backward);
   ForwardCall call;
   call.sizes = in.sizes;
@@ -26,27 +26,27 @@ std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Optiona
   call.D = in.D;
   call.q_mask = in.q_mask;
   call.d_mask = in.d_mask;
-  const Sizes& s = in.sizes;
-  Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));
+  Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
   call.scores = scores.mutable_data_ptr();
   if (!with_winners) {
     forward(call);
     return {scores, scores};
   }
-  Tensor winners = new_tensor(Q, {s.Nq, s.N, s.Lq}, winner_type(s.Ld));
+  Tensor winners = new_tensor(Q, shape_of_winners(in), winner_type(in.sizes.Ld));
   call.winners = winners.mutable_data_ptr();
   forward(call);
   return {scores, winners};
 }
 
 Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, bool normalize,
-              std::string precision, std::string backward) {
-  return std::get<0>(score(Q, D, q_mask, d_mask, normalize, precision, backward, false));
+              std::string precision, std::string backward, bool paired) {
+  return std::get<0>(score(Q, D, q_mask, d_mask, normalize, precision, backward, paired, false));
 }
 
 std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask,
-                                          bool normalize, std::string precision, std::string backward) {
-  return score(Q, D, q_mask, d_mask, normalize, precision, backward, true);
+                                          bool normalize, std::string precision, std::string backward,
+                                          bool paired) {
+  return score(Q, D, q_mask, d_mask, normalize, precision, backward, paired, true);
 }
 
 // On the CPU what offsets say can be looked at.
@@ -121,28 +121,23 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
 // Every strategy is the one deterministic kernel of backward.cpp.
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
                                            bool normalize, std::string backward_name, bool need_grad_Q,
-                                           bool need_grad_D) {
-  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+                                           bool need_grad_D, bool paired) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
   parse_backward(backward_name);
   check_backward_inputs(grad_scores, Q, winners, in);
-  const Sizes& s = in.sizes;
-  const ScalarType dtype = Q.scalar_type();
-  Tensor grad_Q =
-      new_tensor(Q, need_grad_Q ? std::vector<int64_t>{s.Nq, s.Lq, s.d} : std::vector<int64_t>{0}, dtype);
-  std::vector<int64_t> D_size{0};
-  if (need_grad_D && s.layout == Layout::per_query) D_size = {s.Nq, s.N, s.Ld, s.d};
-  if (need_grad_D && s.layout == Layout::in_batch) D_size = {s.N, s.Ld, s.d};
-  Tensor grad_D = new_tensor(Q, D_size, dtype);
+  const std::vector<int64_t> none{0};
+  Tensor grad_Q = new_tensor(Q, need_grad_Q ? shape_of_queries(in) : none, Q.scalar_type());
+  Tensor grad_D = new_tensor(Q, need_grad_D ? shape_of_documents(in) : none, Q.scalar_type());
 
   BackwardCall call;
-  call.sizes = s;
+  call.sizes = in.sizes;
   call.dtype = in.dtype;
   call.normalize = normalize;
   call.Q = in.Q;
   call.D = in.D;
   call.grad_scores = grad_scores.const_data_ptr();
   call.grad_query_stride = grad_scores.stride(0);
-  call.grad_item_stride = grad_scores.stride(1);
+  call.grad_item_stride = paired ? 0 : grad_scores.stride(1);
   call.winners = winners.const_data_ptr();
   call.grad_Q = need_grad_Q ? grad_Q.mutable_data_ptr() : nullptr;
   call.grad_D = need_grad_D ? grad_D.mutable_data_ptr() : nullptr;

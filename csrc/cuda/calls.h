@@ -87,11 +87,6 @@ struct PackedRoom {
   }
 };
 
-inline std::vector<int64_t> shape_of_documents(const Sizes& s) {
-  if (s.layout == Layout::in_batch) return {s.N, s.Ld, s.d};
-  return {s.Nq, s.N, s.Ld, s.d};
-}
-
 inline bool aligned(const TokenView& view, const Inputs& in) {
   return reads_in_pieces(view, in.sizes.d, element_bytes(in.dtype), 16);
 }

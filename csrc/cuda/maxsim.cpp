@@ -181,7 +181,7 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
     from.grid = static_cast<const float*>(grid.const_data_ptr());
     from.grid_winners = args.winners;
     from.part_rows = part_rows;
-    check(launch_pick_pairs(from, stream), "picked pairs");
+    check(launch_pick_pairs(from, device_properties(device), stream), "picked pairs");
   };
   const auto launch = [&] {
     check(halves == nullptr ? launch_forward(args, plan, stream)
@@ -228,15 +228,15 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
   if (how.copies == Copies::bf16 || how.copies == Copies::fp16) {
     const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
     const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
-    const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
     forward_into(copies, normalize, {}, how.precision, Q, scores, winners);
     return;
   }
   const Sizes& s = in.sizes;
   const bool two = how.copies == Copies::halves;
   const int64_t width = two ? (s.d + 7) / 8 * 8 : s.d;  // the copy engine wants whole 16 bytes
-  std::vector<int64_t> shape_Q{s.Nq, s.Lq, width}, shape_D = shape_of_documents(s);
-  shape_D.back() = width;
+  std::vector<int64_t> shape_Q = shape_of_queries(in), shape_D = shape_of_documents(in);
+  shape_Q.back() = shape_D.back() = width;
   if (two) {
     shape_Q.insert(shape_Q.begin(), 2);
     shape_D.insert(shape_D.begin(), 2);
@@ -249,11 +249,13 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
     float* of_rows = static_cast<float*>(factors.data_ptr());
     const UnitCopies copies{in.dtype, in.Q, in.D, half_Q.data_ptr(), half_D.data_ptr(), of_rows};
     check(launch_unit_copies(copies, s, stream), "copies of unit rows");
-    const Inputs units = parse_inputs(half_Q, half_D, q_mask, d_mask);
+    const Inputs units = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
     forward_into(units, false, {{of_rows, 0, s.Lq, 1}, {}}, how.precision, Q, scores, winners);
     return;
   }
-  const Tensor factors = new_tensor(Q, {s.Nq * s.Lq + 2}, ScalarType::Float);
+  const bool of_tokens = two && !normalize;
+  const int64_t d_factors = of_tokens ? s.documents() * s.Ld : 1;
+  const Tensor factors = new_tensor(Q, {s.Nq * s.Lq + d_factors + 1}, ScalarType::Float);
   float* of_rows = static_cast<float*>(factors.data_ptr());
   float* of_documents = of_rows + s.Nq * s.Lq;
   const HalfCopies copies{.Q = in.Q,
@@ -264,16 +266,21 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
                           .pieces = two ? 2 : 1,
                           .width = width,
                           .q_factors = of_rows,
-                          .d_factor = of_documents,
-                          .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
+                          .d_factors = of_documents,
+                          .largest = reinterpret_cast<uint32_t*>(of_documents + d_factors)};
   check(launch_half_copies(copies, s, normalize, stream), "fp16 copies");
-  const Factors scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
+  Factors scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
+  if (of_tokens) {
+    const int64_t query_stride = s.layout == Layout::per_query ? s.N * s.Ld : 0;
+    scales.d = {of_documents, query_stride, s.Ld, 1};
+    scales.shared = nullptr;
+  }
   if (two) {
     const HalfTokens halves{half_Q.data_ptr(), half_D.data_ptr(), width};
     forward_into(in, normalize, scales, how.precision, Q, scores, winners, nullptr, &halves);
     return;
   }
-  const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask);
+  const Inputs halves = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
   forward_into(halves, false, scales, how.precision, Q, scores, winners);
 }
 
@@ -290,14 +297,14 @@ namespace {
 
 std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
                                            const OptionalTensor& d_mask, bool normalize,
-                                           const std::string& precision_name, bool want_winners) {
-  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+                                           const std::string& precision_name, bool paired,
+                                           bool want_winners) {
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
   const Multiplied how = multiplied(in, precision_name, normalize, Q.get_device_index());
   const DeviceGuard guard(Q.get_device_index());
-  const Sizes& s = in.sizes;
-  const Tensor scores = new_tensor(Q, {s.Nq, s.N}, score_type(in.dtype));
+  const Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
   OptionalTensor winners;
-  if (want_winners) winners = new_tensor(Q, {s.Nq, s.N, s.Lq}, winner_type(s.Ld));
+  if (want_winners) winners = new_tensor(Q, shape_of_winners(in), winner_type(in.sizes.Ld));
   score_into(Q, D, q_mask, d_mask, in, normalize, how, scores, winners);
   return {scores, winners};
 }
@@ -332,15 +339,16 @@ std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_s
 }
 
 Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, bool normalize,
-              std::string precision, std::string backward) {
+              std::string precision, std::string backward, bool paired) {
   parse_backward(backward);
-  return std::get<0>(forward(Q, D, q_mask, d_mask, normalize, precision, false));
+  return std::get<0>(forward(Q, D, q_mask, d_mask, normalize, precision, paired, false));
 }
 
 std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask,
-                                          bool normalize, std::string precision, std::string backward) {
+                                          bool normalize, std::string precision, std::string backward,
+                                          bool paired) {
   parse_backward(backward);
-  auto [scores, winners] = forward(Q, D, q_mask, d_mask, normalize, precision, true);
+  auto [scores, winners] = forward(Q, D, q_mask, d_mask, normalize, precision, paired, true);
   return {scores, *winners};
 }
 

@@ -29,7 +29,7 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
   args.by_N = Divider(static_cast<uint32_t>(s.N));
   args.grad = grad_scores.const_data_ptr();
   args.grad_query_stride = grad_scores.stride(0);
-  args.grad_item_stride = grad_scores.stride(1);
+  args.grad_item_stride = grad_scores.dim() == 1 ? 0 : grad_scores.stride(1);
   args.winners = winners.const_data_ptr();
   args.wide_winners = wide_winners(s.Ld);
   args.winners_at_once = winners_at_once(args.winners, s.Lq, s.Ld);
@@ -49,11 +49,10 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const Sizes& s = in.sizes;
   const Tensor& like = grad_scores;
   const int device = like.get_device_index();
-  const DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
   const ScalarType sum_type = score_type(in.dtype);
   const bool need_grad_Q = to.grad_Q.numel() > 0, need_grad_D = to.grad_D.numel() > 0;
-  if (winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
+  if (winners.numel() == 0 || s.Ld == 0) {
     fill_zero(to.grad_Q, stream);
     fill_zero(to.grad_D, stream);
     return;
@@ -96,7 +95,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   }
   const bool scatter = need_grad_D && plan.method == Backward::unified;
   if (scatter || (need_grad_D && plan.finish_later)) {
-    d_sums = new_tensor(like, {s.documents() * s.Ld * s.d}, sum_type);
+    const bool in_their_dtype = sum_type == to.grad_D.scalar_type() && !args.d_inverse;
+    d_sums = in_their_dtype ? to.grad_D : new_tensor(like, shape_of_documents(in), sum_type);
     if (scatter) fill_zero(*d_sums, stream);
     args.grad_D_sums = d_sums->data_ptr();
   }
@@ -117,24 +117,29 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   }
   const bool finished = normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
   if (!finished && to.last) check(launch_finish(args, in.dtype, false, stream), "grad_Q in the dtype of Q");
-  if (d_sums) check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+  if (d_sums && args.d_inverse) {
+    check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+  } else if (d_sums && args.grad_D_sums != args.grad_D) {
+    Tensor grad_D = to.grad_D;  // nothing is left but to round, which PyTorch does at the speed of memory
+    torch::stable::copy_(grad_D, *d_sums);
+  }
 }
 
 // Room for the gradients that are needed; the others have no elements.
-std::tuple<Tensor, Tensor> new_gradients(const Tensor& Q, const Tensor& D, const Sizes& s, bool need_grad_Q,
+std::tuple<Tensor, Tensor> new_gradients(const Tensor& Q, const Inputs& in, bool need_grad_Q,
                                          bool need_grad_D) {
-  const std::vector<int64_t> shape_Q{s.Nq, s.Lq, s.d}, none{0};
-  return {new_tensor(Q, need_grad_Q ? shape_Q : none, Q.scalar_type()),
-          new_tensor(D, need_grad_D ? shape_of_documents(s) : none, D.scalar_type())};
+  const std::vector<int64_t> none{0};
+  return {new_tensor(Q, need_grad_Q ? shape_of_queries(in) : none, Q.scalar_type()),
+          new_tensor(Q, need_grad_D ? shape_of_documents(in) : none, Q.scalar_type())};
 }
 
 std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
                                            bool normalize, std::string backward, bool need_grad_Q,
-                                           bool need_grad_D) {
-  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+                                           bool need_grad_D, bool paired) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
   check_backward_inputs(grad_scores, Q, winners, in);
   const DeviceGuard guard(Q.get_device_index());
-  const auto [grad_Q, grad_D] = new_gradients(Q, D, in.sizes, need_grad_Q, need_grad_D);
+  const auto [grad_Q, grad_D] = new_gradients(Q, in, need_grad_Q, need_grad_D);
   backward_into(in, grad_scores, winners, normalize, parse_backward(backward),
                 {.grad_Q = grad_Q, .grad_D = grad_D});
   return {grad_Q, grad_D};
@@ -153,12 +158,12 @@ OptionalTensor part_of(const OptionalTensor& x, int64_t start, int64_t length) {
 std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D,
                                                      OptionalTensor q_mask, OptionalTensor d_mask,
                                                      bool normalize, std::string precision,
-                                                     std::string backward, bool need_grad_Q,
-                                                     bool need_grad_D) {
+                                                     std::string backward, bool need_grad_Q, bool need_grad_D,
+                                                     bool paired) {
   // Who keeps no winners wants the memory.
   const Backward method =
       parse_backward(backward) == Backward::unified ? Backward::unified : Backward::lowmem;
-  const Inputs in = parse_inputs(Q, D, q_mask, d_mask);
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
   const Sizes& s = in.sizes;
   check_grad_scores(grad_scores, Q, in);
   const DeviceGuard guard(Q.get_device_index());
@@ -193,19 +198,20 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
     };
     const Tensor part_Q = part_of(Q, i, queries), part_D = of_documents(D);
     const OptionalTensor part_q_mask = part_of(q_mask, i, queries), part_d_mask = of_documents(d_mask);
-    const Inputs part = parse_inputs(part_Q, part_D, part_q_mask, part_d_mask);
-    const Tensor winners = new_tensor(Q, {queries, documents, s.Lq}, winner_type(s.Ld));
+    const Inputs part = parse_inputs(part_Q, part_D, part_q_mask, part_d_mask, paired);
+    const Tensor winners = new_tensor(Q, shape_of_winners(part), winner_type(s.Ld));
     const int64_t at_once = plan.parts == Parts::none ? queries : std::min(queries, queries_at_once);
     for (int64_t q = 0; q < queries; q += at_once) {
       const int64_t some = std::min(at_once, queries - q);
       const Tensor some_Q = part_of(part_Q, q, some);
       const OptionalTensor some_mask = part_of(part_q_mask, q, some);
-      const Tensor scores = new_tensor(Q, {some, documents}, sum_type);
-      score_into(some_Q, part_D, some_mask, part_d_mask, parse_inputs(some_Q, part_D, some_mask, part_d_mask),
-                 normalize, how, scores, part_of(winners, q, some));
+      const Inputs some_in = parse_inputs(some_Q, part_D, some_mask, part_d_mask, paired);
+      const Tensor scores = new_tensor(Q, shape_of_scores(some_in), sum_type);
+      score_into(some_Q, part_D, some_mask, part_d_mask, some_in, normalize, how, scores,
+                 part_of(winners, q, some));
     }
     if (!allocated) {
-      std::tie(grad_Q, grad_D) = new_gradients(Q, D, s, need_grad_Q, need_grad_D);
+      std::tie(grad_Q, grad_D) = new_gradients(Q, in, need_grad_Q, need_grad_D);
       if (plan.parts == Parts::documents) {
         sums = summed_in_place ? grad_Q : new_tensor(Q, {s.Nq, s.Lq, s.d}, sum_type);
       }

@@ -38,10 +38,11 @@ bool has_kernel(const Sizes& s, bool masked, const Device& device) {
 }
 
 // Copies of bf16 and fp16 rows, which are to be normalized. They take four bytes an element to make where
-// norms take two; factors in the fold take 15% of the products.
+// norms take two; factors in the fold take about 15% of the products: at 1024 rows that is as long. With a
+// mask there are copies of what it keeps already, and two would be more memory than the gradients will be.
 bool worth_unit_rows(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kMostRoom = int64_t{1} << 30;
-  return rows_together(s) >= kRows && s.d % 8 == 0 && s.d <= kLongestUnitRow &&
+  return !masked && rows_together(s) >= kRows && s.d % 8 == 0 && s.d <= kLongestUnitRow &&
          2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostRoom && has_kernel(s, masked, device);
 }
 
@@ -81,15 +82,13 @@ std::string explain(Copies copies, Dtype inputs) {
     case Copies::unit_fp16:
       return inputs == Dtype::fp32
                  ? "copies     of the fp32 inputs, in fp16, normalized: the significant bits of TF32, at "
-                   "twice its "
-                   "speed\n"
+                   "twice its speed\n"
                  : "copies     of the inputs, in fp16, normalized: 11 significant bits, and no factors\n";
     case Copies::scaled_fp16:
       break;
   }
   return "copies     of the fp32 inputs, in fp16, scaled by powers of two: the significant bits of TF32, at "
-         "twice "
-         "its speed\n";
+         "twice its speed\n";
 }
 
 }  // namespace late_interaction

@@ -17,8 +17,8 @@ enum class Copies {
   // fp16 for products of unit rows: those of D, and rows of Q by a power of two each; bf16 and fp16 inputs
   // too.
   unit_fp16,
-  // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products:
-  // kernels/forward_wgmma_halves.cuh.
+  // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products, and
+  // a power of two for each row of Q and of D: kernels/forward_wgmma_halves.cuh.
   halves,
 };
 

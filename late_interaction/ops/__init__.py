@@ -1,10 +1,12 @@
 """The operators ``torch.ops.late_interaction.*``: public, and what every function of this package calls.
 
 ``Q`` is ``[Nq, Lq, d]``. ``D`` is ``[Nd, Ld, d]`` (in-batch: every query meets every document) or
-``[Nq, K, Ld, d]`` (each query meets its own ``K``; pairs are ``K = 1``); ``N`` below is ``Nd`` or ``K``.
-Masks are bool, True = keep, shaped as their tokens without ``d``.
+``[Nq, K, Ld, d]`` (each query meets its own ``K``); ``N`` below is ``Nd`` or ``K``. Masks are bool, True =
+keep, shaped as their tokens without ``d``. ``paired``: query ``i`` meets document ``i`` alone, ``D`` is
+``[Nq, Ld, d]``, and scores and winners have no dim ``N``.
 
-``maxsim(Q, D, q_mask, d_mask, normalize=False, precision="highest", backward="auto") -> scores``
+``maxsim(Q, D, q_mask, d_mask, normalize=False, precision="highest", backward="auto", paired=False)
+-> scores``
     ``scores`` is ``[Nq, N]``, float32 (float64 for float64 inputs). Differentiable; the backward finds the
     winners again, so nothing but the inputs is kept for it.
 ``maxsim_winners(...the same...) -> (scores, winners)``
@@ -12,10 +14,10 @@ Masks are bool, True = keep, shaped as their tokens without ``d``.
     ``Ld <= 65534``, holding the unsigned 16-bit index, with -1 for "none"; int32 above. Differentiable in
     ``scores``; keeps ``Q``, ``D`` and ``winners`` for the backward.
 ``maxsim_backward(grad_scores, Q, D, winners, normalize=False, backward="auto", need_grad_Q=True,
-need_grad_D=True) -> (grad_Q, grad_D)``
+need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
     A gradient that is not needed comes back with zero elements. Not differentiable again.
 ``maxsim_backward_recompute(grad_scores, Q, D, q_mask, d_mask, normalize=False, precision="highest",
-backward="auto", need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D)``
+backward="auto", need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
     The same without winners, which it finds again as a forward with these options does; on a GPU in parts
     that take at most 16 MiB (one document's, if those take more). ``"auto"`` is ``"lowmem"`` here.
 
@@ -154,10 +156,11 @@ cuda_capability = torch.ops.late_interaction.cuda_capability.default
 forced_plan = torch.ops.late_interaction.forced_plan.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
 explain_residual_plan = torch.ops.late_interaction.explain_residual_plan.default
-with_gradients = autograd.with_gradients
-pairs_with_gradients = autograd.pairs_with_gradients
+step = autograd.step
+beneath = autograd.beneath
 
 __all__ = [
+    "beneath",
     "cuda_capability",
     "cuda_missing",
     "explain_plan",
@@ -182,7 +185,6 @@ __all__ = [
     "maxsim_varlen_backward",
     "maxsim_varlen_winners",
     "maxsim_winners",
-    "pairs_with_gradients",
     "plaid_approx_score",
-    "with_gradients",
+    "step",
 ]

@@ -7,11 +7,12 @@ from late_interaction.ops import from_hidden
 from late_interaction.ops.winners import winner_dtype
 
 
-def _check_ranks(Q: Tensor, D: Tensor) -> None:
+def _check_ranks(Q: Tensor, D: Tensor, paired: bool = False) -> None:
     torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
+    wanted = "[Nq, Ld, d]" if paired else "[Nd, Ld, d] or [Nq, K, Ld, d]"
     torch._check(
-        D.dim() in (3, 4),
-        lambda: f"late_interaction: D must be [Nd, Ld, d] or [Nq, K, Ld, d], got rank {D.dim()}",
+        D.dim() == 3 or (D.dim() == 4 and not paired),
+        lambda: f"late_interaction: D must be {wanted}, got rank {D.dim()}",
     )
 
 
@@ -23,10 +24,11 @@ def _maxsim(
     normalize: bool = False,
     precision: str = "highest",
     backward: str = "auto",
+    paired: bool = False,
 ) -> Tensor:
-    _check_ranks(Q, D)
+    _check_ranks(Q, D, paired)
     dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-    return Q.new_empty((Q.shape[0], D.shape[-3]), dtype=dtype)
+    return Q.new_empty(Q.shape[:1] if paired else (Q.shape[0], D.shape[-3]), dtype=dtype)
 
 
 def _maxsim_winners(
@@ -37,9 +39,10 @@ def _maxsim_winners(
     normalize: bool = False,
     precision: str = "highest",
     backward: str = "auto",
+    paired: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    scores = _maxsim(Q, D, q_mask, d_mask)
-    winners = Q.new_empty((Q.shape[0], D.shape[-3], Q.shape[1]), dtype=winner_dtype(D.shape[-2]))
+    scores = _maxsim(Q, D, q_mask, d_mask, paired=paired)
+    winners = Q.new_empty((*scores.shape, Q.shape[1]), dtype=winner_dtype(D.shape[-2]))
     return scores, winners
 
 
@@ -52,8 +55,9 @@ def _maxsim_backward(
     backward: str = "auto",
     need_grad_Q: bool = True,
     need_grad_D: bool = True,
+    paired: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    _check_ranks(Q, D)
+    _check_ranks(Q, D, paired)
     grad_Q = Q.new_empty(Q.shape if need_grad_Q else (0,))
     grad_D = D.new_empty(D.shape if need_grad_D else (0,))
     return grad_Q, grad_D
@@ -70,8 +74,10 @@ def _maxsim_backward_recompute(
     backward: str = "auto",
     need_grad_Q: bool = True,
     need_grad_D: bool = True,
+    paired: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    return _maxsim_backward(grad_scores, Q, D, grad_scores, normalize, backward, need_grad_Q, need_grad_D)
+    args = (grad_scores, Q, D, grad_scores, normalize, backward, need_grad_Q, need_grad_D, paired)
+    return _maxsim_backward(*args)
 
 
 def _maxsim_quantized(
@@ -243,7 +249,7 @@ def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fre
     pass
 
 
-def _send_bytes(to: Tensor, source: Tensor, rooms: Tensor, left: Tensor) -> None:
+def _send_bytes(to: Tensor, source: Tensor, rooms: Tensor, left: Tensor, first: int) -> None:
     pass
 
 

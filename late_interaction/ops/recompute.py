@@ -18,13 +18,14 @@ def _maxsim_backward_recompute(
     backward: str = "auto",
     need_grad_Q: bool = True,
     need_grad_D: bool = True,
+    paired: bool = False,
 ) -> tuple[Tensor, Tensor]:
     # The precision already says what autocast wanted; autocast must not change it here.
     with torch.autocast(Q.device.type, enabled=False):
-        _, winners = _ops.maxsim_winners.default(Q, D, q_mask, d_mask, normalize, precision)
+        _, winners = _ops.maxsim_winners.default(Q, D, q_mask, d_mask, normalize, precision, paired=paired)
     backward = "lowmem" if backward == "auto" else backward
     grads: tuple[Tensor, Tensor] = _ops.maxsim_backward.default(
-        grad_scores, Q, D, winners, normalize, backward, need_grad_Q, need_grad_D
+        grad_scores, Q, D, winners, normalize, backward, need_grad_Q, need_grad_D, paired
     )
     return grads
 

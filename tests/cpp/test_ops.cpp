@@ -18,10 +18,11 @@ std::tuple<at::Tensor, at::Tensor> maxsim_winners(const at::Tensor& Q, const at:
                                                   const OptionalTensor& d_mask) {
   static auto op = c10::Dispatcher::singleton()
                        .findSchemaOrThrow("late_interaction::maxsim_winners", "")
-                       .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
-                                                                 const OptionalTensor&, const OptionalTensor&,
-                                                                 bool, c10::string_view, c10::string_view)>();
-  return op.call(Q, D, q_mask, d_mask, /*normalize=*/false, /*precision=*/"highest", /*backward=*/"auto");
+                       .typed<std::tuple<at::Tensor, at::Tensor>(
+                           const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                           bool, c10::string_view, c10::string_view, bool)>();
+  return op.call(Q, D, q_mask, d_mask, /*normalize=*/false, /*precision=*/"highest", /*backward=*/"auto",
+                 /*paired=*/false);
 }
 
 void test_scores_and_winners() {
