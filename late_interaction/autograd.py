@@ -140,10 +140,10 @@ def maxsim(
         q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token adds 0.
         d_mask: ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. A masked document token is never a maximum. A
             query token that meets no valid document token adds 0 and sends no gradient.
-        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Where 2048
-            query tokens or more meet a document on a GPU of compute capability 9.0, and there is no ``d_mask``,
-            bfloat16 and float16 tokens of documents are rounded to 11 significant bits once they are
-            normalized, eight times finer than bfloat16 would be: scores of 32 query tokens err by about 1e-5.
+        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. On a GPU of
+            compute capability 9.0, where 2048 query tokens or more meet a document and there is no ``d_mask``,
+            bfloat16 and float16 document tokens are rounded to 11 significant bits once normalized (eight times
+            finer than bfloat16): scores of 32 query tokens err by about 1.5e-5 of them.
         backward: ``"lowmem"`` (deterministic, gradients written once), ``"unified"`` (one pass, float32
             atomics), or ``"auto"`` / None: the faster for the shape, and lowmem under
             ``torch.use_deterministic_algorithms(True)``.
