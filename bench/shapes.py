@@ -185,6 +185,7 @@ FUSED_HEAD = (
 )
 RETRIEVE = (
     Shape("retrieve-100k", 16, 100_000, 32, 128),
+    Shape("retrieve-one-100k", 1, 100_000, 32, 128),  # bound by reading
     Shape("retrieve-host-40k", 16, 40_000, 32, 128),
     Shape("retrieve-fp8-million", 16, 1_000_000, 32, 128),
 )

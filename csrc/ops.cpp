@@ -170,10 +170,10 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");
 
   // to = source, uint8 [n] of a device and of the host, on the current stream, by way of rooms, uint8
-  // [pieces, bytes] in pinned memory, two a thread. left: int64 [pieces], handles of CUDA events that are
-  // recorded as what is in a piece has left it, and waited for before it is filled again. Only where the CUDA
-  // library is loaded.
-  m.def("send_bytes_(Tensor(a!) to, Tensor source, Tensor(b!) rooms, Tensor left) -> ()");
+  // [pieces, bytes] in pinned memory, used in turn from piece first on. left: int64 [pieces], handles of CUDA
+  // events that are recorded as what is in a piece has left it, and waited for before it is filled again.
+  // Only where the CUDA library is loaded.
+  m.def("send_bytes_(Tensor(a!) to, Tensor source, Tensor(b!) rooms, Tensor left, int first) -> ()");
 
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
   // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward", "backward" (which quantized

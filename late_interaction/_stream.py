@@ -9,8 +9,8 @@ _send_bytes = torch.ops.late_interaction.send_bytes_.default
 
 Chunk = tuple[int, Tensor, Tensor | None]  # the first document's index, the documents, their mask
 
-# Pageable memory travels by way of pinned pieces of so many bytes, two for each of so many threads.
-_PIECE, _THREADS = 4 << 20, 8
+# Pageable memory travels by way of a ring of so many pinned pieces of so many bytes.
+_PIECES, _PIECE = 8, 8 << 20
 
 
 def chunks(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -> Iterator[Chunk]:
@@ -35,21 +35,22 @@ class _Slot:
         self.used = torch.cuda.Event()
 
 
-class _Rooms:
+class _Ring:
     """The pinned pieces. They may not be freed before what was in them has left."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        pieces = 2 * min(_THREADS, torch.get_num_threads())
-        self.memory = torch.empty(pieces, _PIECE, dtype=torch.uint8, pin_memory=True)
-        self.left = [torch.cuda.Event() for _ in range(pieces)]
+        self.memory = torch.empty(_PIECES, _PIECE, dtype=torch.uint8, pin_memory=True)
+        self.left = [torch.cuda.Event() for _ in range(_PIECES)]
         for event in self.left:
             event.record(stream)  # before that it has no handle
         self.handles = torch.tensor([event.cuda_event for event in self.left])
+        self.first = 0  # the piece that left the longest ago
 
     def send(self, source: Tensor, target: Tensor) -> None:
         """On the current stream; `source` may change right afterwards."""
         data = source.contiguous().flatten().view(torch.uint8)
-        _send_bytes(target.flatten().view(torch.uint8), data, self.memory, self.handles)
+        _send_bytes(target.flatten().view(torch.uint8), data, self.memory, self.handles, self.first)
+        self.first = (self.first - (-data.numel() // _PIECE)) % _PIECES
 
     def wait(self) -> None:
         for event in self.left:
@@ -66,7 +67,7 @@ def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -
         copier = torch.cuda.Stream()
         slots = [_Slot(sources, size, device) for _ in range(2 if size < Nd else 1)]
         straight = [x.is_pinned() and x.is_contiguous() for x in sources]
-        rooms = None if all(straight) else _Rooms(copier)
+        ring = None if all(straight) else _Ring(copier)
         copier.wait_stream(compute)  # the buffers' memory may still be in use there
 
         def send(index: int) -> None:
@@ -78,8 +79,8 @@ def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -
                     piece, place = source[start:stop], target[: stop - start]
                     if pinned:
                         place.copy_(piece, non_blocking=True)
-                    elif rooms is not None:
-                        rooms.send(piece, place)
+                    elif ring is not None:
+                        ring.send(piece, place)
             slot.copied.record(copier)
 
         count = -(-Nd // size) if size else 0
@@ -97,5 +98,5 @@ def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -
                     send(index + 1)
         finally:
             compute.wait_stream(copier)  # the buffers go back to this stream's memory pool
-            if rooms is not None:
-                rooms.wait()
+            if ring is not None:
+                ring.wait()

@@ -14,8 +14,9 @@ __all__ = ["TopK", "maxsim_topk"]
 
 # A chunk's scores stay below this many (16 MiB in float32; choosing among them takes a few times that), ...
 _SCORES = 1 << 22
-# ... a chunk that travels to the GPU below this many bytes, and a progress bar moves at least this often.
-_BYTES = 64 << 20
+# ... a chunk that travels to the GPU below this many bytes (some milliseconds of copying, beside which what a
+# chunk costs the host is little), and of a corpus that does not, a progress bar moves at least this often.
+_BYTES = 256 << 20
 _STEPS = 50
 
 
@@ -183,7 +184,7 @@ def _default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
     size = _SCORES // max(Q.shape[0], 1)
     if D.device != Q.device:
         size = min(size, _BYTES // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
-    if progress:
+    elif progress:
         size = min(size, -(-D.shape[0] // _STEPS))
     return max(size, 1)
 

@@ -1,6 +1,8 @@
 """Top-k retrieval: chunks, ties, progress, and corpora that stay on the CPU."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -147,10 +149,16 @@ def test_the_default_chunk_bounds_memory():
         D = torch.empty(Nd, Ld, 128, device="meta", dtype=torch.bfloat16)
         chunk = topk._default_chunk(Q, D, False)
         assert chunk >= 1 and Nq * min(chunk, Nd) <= max(topk._SCORES, Nq)
-        travelling = topk._default_chunk(
-            Q, torch.empty_like(D, device="cpu") if Nd * Ld < 10**4 else D, False
-        )
-        assert travelling >= 1
+
+
+def test_the_default_chunk_of_a_corpus_that_travels():
+    Q = torch.empty(16, 32, 128, device="meta", dtype=torch.bfloat16)
+    for Ld in (1, 128, 10**4):
+        D = torch.empty(1, dtype=torch.bfloat16).expand(10**6, Ld, 128)
+        chunk = topk._default_chunk(Q, D, False)
+        assert chunk * Ld * 256 <= topk._BYTES and (chunk + 1) * Ld * 256 > min(topk._BYTES, 2**18 * Ld * 256)
+        assert topk._default_chunk(Q, D, True) == chunk  # it is over before a bar could be seen to move
+    assert topk._default_chunk(Q, torch.empty(1).expand(3, 10**9, 128), False) == 1
 
 
 def test_scorer(device):
@@ -262,17 +270,43 @@ def pinned_rooms(pieces, size):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (1 << 20) + 1])
-@pytest.mark.parametrize("pieces", [2, 6, 40])
+@pytest.mark.parametrize("pieces", [1, 2, 7, 40])
 @pytest.mark.parametrize("offset", [0, 3])
 def test_send_bytes(offset, pieces, size):
     source = torch.randint(256, (size + offset,), dtype=torch.uint8)[offset:]
     room = torch.full((size + 200,), 7, dtype=torch.uint8, device="cuda")
     _events, rooms, left = pinned_rooms(pieces, 4096)
-    for _ in range(3):
+    for first in (0, pieces // 2, pieces - 1):
         room[100 : 100 + size] = 0
-        torch.ops.late_interaction.send_bytes_(room[100 : 100 + size], source, rooms, left)
+        torch.ops.late_interaction.send_bytes_(room[100 : 100 + size], source, rooms, left, first)
         assert torch.equal(room[100 : 100 + size].cpu(), source)
         assert bool((room[:100] == 7).all()) and bool((room[100 + size :] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "piece", [4096, 512 << 10, (1 << 20) + 100]
+)  # bytes; a thread fills 512 KiB at a time
+@pytest.mark.parametrize("threads", [1, 3, None])
+def test_one_ring_serves_one_call_after_another(threads, piece):
+    sizes = [3 * piece, 1, piece - 1, 7 * piece + 5, 0, piece, 20 * piece + 1] * 3
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        events, rooms, left = pinned_rooms(5, piece)
+        first, sent = 0, []
+        for size in sizes:
+            source = torch.randint(256, (size,), dtype=torch.uint8)
+            target = torch.zeros(size, dtype=torch.uint8, device="cuda")
+            torch.ops.late_interaction.send_bytes_(target, source, rooms, left, first)
+            sent.append((target, source.clone()))
+            source.fill_(7)  # it has been read
+            first = (first + -(-size // piece)) % 5
+        for event in events:
+            event.synchronize()
+        assert all(torch.equal(target.cpu(), source) for target, source in sent)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.gpu
@@ -280,14 +314,17 @@ def test_send_bytes_as_an_operator():
     op = torch.ops.late_interaction.send_bytes_
     to, source = torch.zeros(100, dtype=torch.uint8, device="cuda"), torch.arange(100, dtype=torch.uint8)
     _events, rooms, left = pinned_rooms(2, 64)
-    torch.library.opcheck(op.default, (to, source, rooms, left))
+    torch.library.opcheck(op.default, (to, source, rooms, left, 1))
     for bad in (source[:99], source.float(), source.view(10, 10), source.repeat(2)[::2], source.cuda()):
         with pytest.raises(RuntimeError, match="contiguous uint8"):
-            op(to, bad, rooms, left)
+            op(to, bad, rooms, left, 0)
     with pytest.raises(RuntimeError, match="rooms must be"):
-        op(to, source, rooms[:1], left)
+        op(to, source, rooms[:0], left[:0], 0)
     with pytest.raises(RuntimeError, match="left must be"):
-        op(to, source, rooms, left.int())
+        op(to, source, rooms, left.int(), 0)
+    for bad in (-1, 2):
+        with pytest.raises(RuntimeError, match="first must be one of the 2 pieces"):
+            op(to, source, rooms, left, bad)
 
 
 @pytest.mark.gpu
@@ -324,6 +361,42 @@ def test_streaming_that_fails_leaves_nothing_behind():
     with pytest.raises(KeyboardInterrupt):
         li.retrieve(Q, D, 5, chunk=37, progress=stop)
     close(li.retrieve(Q, D, 5, chunk=37), li.retrieve(Q, D.cuda(), 5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_stream_that_is_left_early(masked, monkeypatch):
+    monkeypatch.setattr(_stream, "_PIECE", 10_000)
+    D = torch.randn(300, 60, 128)
+    d_mask = torch.rand(300, 60) < 0.7 if masked else None
+    device = torch.device("cuda", torch.cuda.current_device())
+    for taken in range(4):
+        stream = _stream.chunks(D, d_mask, 37, device)
+        for index, (start, documents, _) in zip(range(taken), stream, strict=False):
+            assert start == 37 * index and torch.equal(documents.cpu(), D[start : start + 37])
+        stream.close()
+    whole = [(documents.cpu(), mask) for _, documents, mask in _stream.chunks(D, d_mask, 37, device)]
+    assert torch.equal(torch.cat([documents for documents, _ in whole]), D)
+
+
+@pytest.mark.gpu
+def test_streaming_in_several_threads():
+    def search(seed):
+        generator = torch.Generator().manual_seed(seed)
+        D = torch.randn(300, 60, 128, generator=generator)
+        Q = torch.randn(4, 32, 128, generator=generator).cuda()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            got = [li.retrieve(Q, D, 5, chunk=23 + seed) for _ in range(5)]
+            expected = li.retrieve(Q, D.cuda(), 5)
+        torch.cuda.synchronize()
+        return got, expected
+
+    before = threading.active_count()
+    with ThreadPoolExecutor(6) as pool:
+        for got, expected in pool.map(search, range(12)):
+            for each in got:
+                close(each, expected)
+    assert threading.active_count() == before
 
 
 def test_chunks_on_one_device_are_views():

@@ -11,7 +11,7 @@ struct DocumentsShape {
 
 // columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes.
 constexpr DocumentsShape documents_shape(int columns, int chunks) {
-  const int warpgroups = columns <= 32 ? 4 : 3;
+  const int warpgroups = columns <= 64 ? 4 : 3;
   if (chunks > 1) return {warpgroups, 2, 64};
   return {warpgroups, 1, columns <= 32 ? 128 : 64};
 }

@@ -249,7 +249,7 @@ def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fre
     pass
 
 
-def _send_bytes(to: Tensor, source: Tensor, rooms: Tensor, left: Tensor) -> None:
+def _send_bytes(to: Tensor, source: Tensor, rooms: Tensor, left: Tensor, first: int) -> None:
     pass
 
 

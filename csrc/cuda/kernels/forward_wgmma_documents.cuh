@@ -46,11 +46,11 @@ namespace late_interaction {
 
 struct DocumentWalk;
 
-template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_>
+template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kListed_ = false>
 struct WgmmaDocumentsTile {
   using Args = ForwardArgs;
   using Walk = DocumentWalk;
-  static constexpr bool kListed = false;
+  static constexpr bool kListed = kListed_;
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
@@ -61,8 +61,10 @@ struct WgmmaDocumentsTile {
   static constexpr int kChunks = kShape.chunks, kTokens = kShape.tokens;  // of a stage
   static constexpr int kBlocks = kTokens / 64;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
-  // Warpgroups that multiply, at most. Winners of 128 rows take the registers of the third.
-  static constexpr int kWarpgroups = kWinners && kColumns > 96 ? 2 : kShape.warpgroups;
+  // Warpgroups that multiply, at most. Winners of 64 and of 128 rows take the registers of the last, and so
+  // do the producers of listed pairs with 64.
+  static constexpr int kWarpgroups =
+      kShape.warpgroups - ((kColumns == 64 && (kWinners || kListed)) || (kColumns == 128 && kWinners));
   static constexpr int kWarps = 4;  // of a warpgroup
   static constexpr int kGroupThreads = 32 * kWarps;
   static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;

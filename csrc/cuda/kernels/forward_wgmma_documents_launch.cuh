@@ -16,15 +16,18 @@ cudaError_t launch_documents_tile(typename Tile::Args args, const TensorMaps& ma
   return launch_early(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
 }
 
+template <class Args>
+inline constexpr bool kListed = std::is_same_v<Args, PairArgs>;
+
 template <class Args, class Tile>
-using DocumentsTileFor = std::conditional_t<std::is_same_v<Args, PairArgs>, ListedDocumentsTile<Tile>, Tile>;
+using DocumentsTileFor = std::conditional_t<kListed<Args>, ListedDocumentsTile<Tile>, Tile>;
 
 template <class Type, class Element, int kColumns, class Args>
 cudaError_t launch_documents_columns(const Args& args, const TensorMaps& maps, const ForwardPlan& plan,
                                      cudaStream_t stream) {
   const auto launch = [&]<bool kWinners>() {
-    using One = WgmmaDocumentsTile<Type, Element, kColumns, 1, kWinners>;
-    using Two = WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners>;
+    using One = WgmmaDocumentsTile<Type, Element, kColumns, 1, kWinners, kListed<Args>>;
+    using Two = WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners, kListed<Args>>;
     return plan.chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(args, maps, plan, stream)
                             : launch_documents_tile<DocumentsTileFor<Args, Two>>(args, maps, plan, stream);
   };
