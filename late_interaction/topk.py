@@ -37,13 +37,14 @@ def maxsim_topk(
     """The ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
 
     Deterministic: among equal scores the lowest index comes first (and NaN counts as the largest score, as in
-    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``.
+    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``; two
+    chunks of documents are on the GPU where they come from the CPU.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
         D: ``[Nd, Ld, d]`` or ``[Ld, d]``, on the device of ``Q``; or on the CPU while ``Q`` is on a GPU:
-            then the documents travel in chunks through pinned memory, each while the one before it is
-            scored.
+            then the documents travel in chunks, each while the one before it is scored, by way of 64 MiB
+            of pinned memory if they do not lie in such. A mapped file will do.
         k: how many; at most ``Nd`` come back.
         q_mask: ``[Nq, Lq]``, on the device of ``Q``, True = keep.
         d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.

@@ -380,6 +380,19 @@ def test_a_stream_that_is_left_early(masked, monkeypatch):
 
 
 @pytest.mark.gpu
+def test_streaming_resumed_from_a_checkpoint():
+    Q = torch.randn(4, 32, 128, device="cuda")
+    D, d_mask = torch.randn(300, 60, 128), torch.rand(300, 60) < 0.7
+    best = topk.TopK(Q, 7)
+    best.add(D[:130], d_mask[:130], chunk_size=37)
+    again = topk.TopK(Q, 7)
+    again.load_state_dict(best.state_dict())
+    again.add(D[again.seen :], d_mask[again.seen :])
+    assert again.seen == 300
+    close((again.scores, again.indices), maxsim_topk(Q, D.cuda(), 7, None, d_mask.cuda()))
+
+
+@pytest.mark.gpu
 def test_streaming_in_several_threads():
     def search(seed):
         generator = torch.Generator().manual_seed(seed)

@@ -199,6 +199,21 @@ def test_the_same_bits_in_every_run(count, device):
         assert all(map(torch.equal, first, run()))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("documents", "count"), [(3, 5000), (100, 200_000), (12_000, 2000)])
+def test_gradients_of_long_lists_and_of_many_documents(documents, count):
+    """Lists that are counted in one chunk or in many, and one with too many names to count."""
+    Q, cu_q = packed.pack([5, 0, 17], 8, torch.float32)
+    D, cu_d = packed.pack([1 + j % 4 for j in range(documents)], 8, torch.float32)
+    inputs = (Q, D, cu_q, cu_d, *draw_pairs(3, documents, count))
+    _, winners = OPS.maxsim_pairs_packed_winners(*inputs, 17)
+    given = (torch.randn(count), *inputs, winners)
+    wanted = OPS.maxsim_pairs_packed_backward(*given)
+    out = OPS.maxsim_pairs_packed_backward(*(x.cuda() for x in given))
+    for grad, expected in zip(out, wanted, strict=True):
+        ref.assert_close(grad.cpu(), expected, 1e-5)
+
+
 def test_only_one_gradient_is_asked_for(device):
     Q, cu_q = packed.pack([5, 9], 16, torch.float32, device)
     D, cu_d = packed.pack([7, 4], 16, torch.float32, device)

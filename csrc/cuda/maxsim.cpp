@@ -180,7 +180,7 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
     from.grid = static_cast<const float*>(grid.const_data_ptr());
     from.grid_winners = args.winners;
     from.part_rows = part_rows;
-    check(launch_pick_pairs(from, stream), "picked pairs");
+    check(launch_pick_pairs(from, device_properties(device), stream), "picked pairs");
   };
   const auto launch = [&] {
     check(halves == nullptr ? launch_forward(args, plan, stream)

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "kernels/block_sum.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/packed_parts.cuh"
 #include "kernels/rows.cuh"
@@ -49,28 +50,6 @@ __device__ PairPlace place_of(const Pairs& p, int64_t pair, int32_t longest_quer
   return scored ? place : PairPlace{{0, -1}, {0, 0}};
 }
 
-// Sums of the threads before this one, itself not included, and `all` of the block. All threads take part.
-__device__ int64_t sum_before(int64_t mine, int64_t& all) {
-  __shared__ int64_t warp_sums[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int64_t sum = mine;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int64_t other = __shfl_up_sync(kFullWarp, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  __syncthreads();
-  if (lane == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  all = 0;
-  int64_t before = sum - mine;
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) before += warp_sums[w];
-    all += warp_sums[w];
-  }
-  return before;
-}
-
 // A chunk of kThreads pairs a block.
 __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ PairIndex p) {
   take_turns();
@@ -84,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ 
   }
   if (p.unit_ends == nullptr) return;
   int64_t all;
-  sum_before(cost, all);
+  sum_before<kWarps>(cost, all);
   if (threadIdx.x == 0) p.chunk_costs[blockIdx.x] = all;
 }
 
@@ -100,7 +79,7 @@ __device__ Found find_place(int64_t count, int64_t wanted, Cost cost) {
   const int64_t begin = min(threadIdx.x * each, count), end = min(begin + each, count);
   int64_t mine = 0, all;
   for (int64_t k = begin; k < end; ++k) mine += cost(k);
-  int64_t before = sum_before(mine, all);
+  int64_t before = sum_before<kWarps>(mine, all);
   if (threadIdx.x == 0) found = {count, wanted - all};
   __syncthreads();
   if (before <= wanted && wanted < before + mine) {
@@ -118,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ 
   take_turns();
   int64_t mine = 0, all;
   for (int64_t k = threadIdx.x; k < chunks; k += kThreads) mine += p.chunk_costs[k];
-  sum_before(mine, all);
+  sum_before<kWarps>(mine, all);
   const int64_t wanted = all / p.blocks * (blockIdx.x + 1) + all % p.blocks * (blockIdx.x + 1) / p.blocks;
   int64_t end = p.pairs.count;
   if (blockIdx.x + 1 < p.blocks) {
@@ -163,22 +142,6 @@ __global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ P
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    find_runs(const int32_t* sorted, int64_t keys, int64_t count, int32_t* begins) {
-  const int64_t k = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (k > count) return;
-  int64_t from = 0, end = keys;
-  while (from < end) {
-    const int64_t middle = (from + end) / 2;
-    if (sorted[middle] < k) {
-      from = middle + 1;
-    } else {
-      end = middle;
-    }
-  }
-  begins[k] = static_cast<int32_t>(from);
-}
-
 unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
 }  // namespace
@@ -192,16 +155,16 @@ cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream) {
   return launch(share_pairs, {index.blocks, kThreads, 0, index.early}, stream, index, chunks);
 }
 
-cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream) {
+// Blocks that start early find the few multiprocessors free that the grid's kernel left over, and scores from
+// all over the grid come slowly to those few. Shared memory that nobody uses keeps them to two each: the rest
+// of a short list starts all over the device, as it becomes free.
+cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream) {
   const int lanes = pick.winners != nullptr ? 32 : 1;
-  const LaunchShape shape{blocks_for(lanes * pick.pairs.count), kThreads, 0, pick.early};
+  const int64_t blocks = blocks_for(lanes * pick.pairs.count);
+  const bool spread = pick.early && blocks <= 2 * device.sm_count;
+  const int unused = spread ? device.smem_per_sm / 2 - 2048 : 0;
+  const LaunchShape shape{blocks, kThreads, unused, pick.early};
   return lanes > 1 ? launch(pick_pairs<32>, shape, stream, pick) : launch(pick_pairs<1>, shape, stream, pick);
-}
-
-cudaError_t launch_find_runs(const int32_t* sorted, int64_t keys, int64_t count, int32_t* begins,
-                             cudaStream_t stream) {
-  find_runs<<<blocks_for(count + 1), kThreads, 0, stream>>>(sorted, keys, count, begins);
-  return cudaGetLastError();
 }
 
 }  // namespace late_interaction

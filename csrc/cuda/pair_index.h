@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../common/pairs.h"
+#include "../plan/plan.h"
 #include "kernels/visits.h"
 
 namespace late_interaction {
@@ -41,10 +42,6 @@ struct PairPick {
   bool early;
 };
 
-cudaError_t launch_pick_pairs(const PairPick& pick, cudaStream_t stream);
-
-// begins[k], k in [0, count]: how many of the sorted keys lie below k.
-cudaError_t launch_find_runs(const int32_t* sorted, int64_t keys, int64_t count, int32_t* begins,
-                             cudaStream_t stream);
+cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream);
 
 }  // namespace late_interaction

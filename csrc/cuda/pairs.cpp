@@ -11,6 +11,7 @@
 #include "device.h"
 #include "packed_backward.h"
 #include "pair_index.h"
+#include "pair_runs.h"
 #include "stream.h"
 
 namespace late_interaction {
@@ -125,7 +126,8 @@ PairPick pick_to(const PairInputs& in, int64_t longest_query, const Scored& to) 
 void score_into(const PairInputs& in, int64_t longest_query, Precision precision, const Scored& to) {
   const cudaStream_t stream = current_stream(to.scores.get_device_index());
   if (is_empty(in)) {
-    check(launch_pick_pairs(pick_to(in, longest_query, to), stream), "empty pairs");
+    const Device& device = device_properties(to.scores.get_device_index());
+    check(launch_pick_pairs(pick_to(in, longest_query, to), device, stream), "empty pairs");
   } else if (!in.pairs.scattered && score_as_grid(sizes_of(in, longest_query), in.dtype)) {
     pick_from_grid(in, precision, pick_to(in, longest_query, to), to.scores);
   } else {
@@ -182,33 +184,46 @@ Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::stri
 
 // ---- backward ----
 
-// The pairs in the order of what they name, stable, and where those of each name begin.
-struct Runs {
-  Tensor order, begins;
-
-  Runs(const Tensor& keys, int64_t count, cudaStream_t stream) : Runs(sorted(keys), count, stream) {}
+// The pairs in the order of what they name, queries or documents, and where those of each name begin.
+class Runs {
+ public:
+  Runs(const Tensor& names, int64_t count, cudaStream_t stream)
+      : begins(new_tensor(names, {count + 1}, ScalarType::Int)) {
+    const int64_t pairs = names.size(0), room = room_to_count(pairs, count);
+    auto* first = static_cast<int32_t*>(begins.data_ptr());
+    if (room == 0) {
+      const auto [sorted, places] = sort(names);
+      order = places;
+      const auto* keys = static_cast<const int32_t*>(sorted.const_data_ptr());
+      check(launch_find_runs(keys, pairs, count, first, stream), "runs of pairs");
+      return;
+    }
+    order = new_tensor(names, {pairs}, ScalarType::Long);
+    const Tensor counts = new_tensor(names, {room}, ScalarType::Int);
+    const PairRuns runs{.names = static_cast<const int32_t*>(names.const_data_ptr()),
+                        .pairs = pairs,
+                        .count = count,
+                        .order = static_cast<int64_t*>(order.data_ptr()),
+                        .begins = first,
+                        .counts = static_cast<int32_t*>(counts.data_ptr()),
+                        .early = start_early(names)};
+    check(launch_count_runs(runs, stream), "runs of pairs");
+  }
 
   const int64_t* places() const { return static_cast<const int64_t*>(order.const_data_ptr()); }
   const int32_t* first() const { return static_cast<const int32_t*>(begins.const_data_ptr()); }
 
  private:
-  using Sorted = std::tuple<Tensor, Tensor>;  // keys, and where they were
+  Tensor order, begins;
 
-  static Sorted sorted(const Tensor& keys) {
+  // In order, stable, and where they were.
+  static std::tuple<Tensor, Tensor> sort(const Tensor& names) {
     using torch::stable::detail::from;
     using torch::stable::detail::to;
-    std::array<StableIValue, 4> stack{from(keys), from(std::optional<bool>(true)), from(int64_t{0}),
+    std::array<StableIValue, 4> stack{from(names), from(std::optional<bool>(true)), from(int64_t{0}),
                                       from(false)};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
     return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
-  }
-
-  Runs(const Sorted& by_key, int64_t count, cudaStream_t stream)
-      : order(std::get<1>(by_key)), begins(new_tensor(order, {count + 1}, ScalarType::Int)) {
-    const Tensor& keys = std::get<0>(by_key);
-    check(launch_find_runs(static_cast<const int32_t*>(keys.const_data_ptr()), keys.size(0), count,
-                           static_cast<int32_t*>(begins.data_ptr()), stream),
-          "runs of pairs");
   }
 };
 
