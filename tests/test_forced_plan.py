@@ -17,6 +17,8 @@ CASES = [
     Case("in-batch", 5, 6, 70, 90, 1024, torch.bfloat16, "holes"),
     Case("in-batch", 9, 40, 7, 17, 100, torch.float16),
     Case("KD", 5, 60, 24, 6, 128, torch.bfloat16),
+    Case("KD", 40, 25, 20, 2, 1024, torch.bfloat16),
+    Case("KD", 9, 100, 24, 13, 200, torch.float16, "holes"),
     Case("KD", 3, 4, 130, 300, 128, torch.bfloat16, "holes"),
     Case("pairs", 7, 7, 64, 129, 96, torch.float16),
 ]
@@ -43,6 +45,7 @@ def test_plans_have_names_of_their_own_and_the_chosen_one_comes_first():
     assert alternatives(CASES[0])[0] == "documents 1x3"
     assert alternatives(Case("in-batch", 256, 256, 32, 300, 128, torch.bfloat16))[0] == "rows 152"
     assert alternatives(CASES[5])[0].startswith("split")
+    assert alternatives(CASES[8])[0] == alternatives(CASES[9])[0] == "direct 8"  # piece by piece
     assert "direct 32" not in alternatives(CASES[4])  # embeddings longer than its registers
     assert "rows 152 copied" in alternatives(CASES[3])
     assert not any("copied" in name for name in alternatives(CASES[0]))  # nothing to leave out

@@ -121,6 +121,25 @@ def test_copies_have_the_range_of_float32(exponents, precision):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("ratio", [1e-4, 1e-9, 1e-15])
+@pytest.mark.parametrize("Ld", [1, 2, 5, 8, 130])
+def test_two_numbers_hide_no_document_behind_a_larger_one(Ld, ratio):
+    Q, D = torch.randn(131, 20, 128, device="cuda"), torch.randn(5000 // Ld, Ld, 128, device="cuda")
+    D[1:] *= ratio
+    D[2::3, ::2] *= ratio  # nor a token behind one of its own document
+    assert "wgmma_halves" in li.explain_plan(Q, D, precision="highest", winners=False)
+    scores, winners = ref.maxsim(Q, D)
+    out, found = score("highest", Q, D)
+    ref.assert_winners_close(found, winners, Q, D, 3e-6)
+    einsum = torch.einsum("isd,jtd->ijst", Q, D).amax(-1).sum(-1)
+
+    def worst(x):
+        return ((x.double() - scores).norm(dim=0) / scores.norm(dim=0)).max()
+
+    assert worst(out) <= 2 * worst(einsum)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
 @by_copies

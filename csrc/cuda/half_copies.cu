@@ -1,12 +1,15 @@
-// The largest magnitude of D, then the copies of Q and of D.
+// The largest magnitude of D, where its rows share a scale, then the copies of Q and of D.
 //
 // fp16 has the 11 significant bits of TF32 but not its range, so rows are multiplied by a power of two that
-// brings their largest element near the top of it: one power for all of D, whose factor then waits until a
-// maximum is found, and one for each row of Q. An element of D keeps all its bits while it is at least 2^-29
-// of the largest, and errs by 2^-40 of that below.
+// brings their largest element near the top of it.
 //
-// A second number takes what the first leaves of an element, 2^11 times as large: so it has a range of its
-// own, and the two have 22 bits of an element down to 2^-28 of the largest, and err by 2^-50 of that below.
+// One number an element: one power for all of D, whose factor then waits until a maximum is found, and one
+// for each row of Q. An element of D keeps all its bits while it is at least 2^-29 of the largest, and errs
+// by 2^-40 of that below.
+//
+// Two numbers: a power for each row of D as well, whatever other documents hold. The second number takes what
+// the first leaves of an element, 2^11 times as large: so it has a range of its own, and the two have 22 bits
+// of an element down to 2^-28 of its row's largest, and err by 2^-50 of that below.
 //
 // Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it.
 #include "half_copies.h"
@@ -24,6 +27,9 @@ namespace {
 constexpr int kThreads = 256, kLanes = 8, kElements = 4;
 constexpr int kRowsOfBlock = kThreads / kLanes;
 constexpr int kTopExponent = 14;  // copies are below 2^15
+// A product of two numbers is below 2^30, and a token's factor may be large: so that none overflows before it
+// meets its row's factor, that one has a part of it.
+constexpr int kPartOfRows = 14;
 
 // A power of two of the row, the same with a factor that makes it a unit row, one of all rows, or unit rows.
 enum class Scale { own, own_to_unit, shared, unit };
@@ -34,6 +40,7 @@ struct Rows {
   int d, width;
   __half *out, *low;  // low: null where an element is one number
   float* factors;
+  int lift = 0;  // Scale::own: factors are so many powers of two larger
 };
 
 union FourHalves {
@@ -64,9 +71,9 @@ __device__ __forceinline__ uint32_t magnitude(float x) {
   return bits < 0x7F800000 ? bits : 0;
 }
 
-// The power of two for a largest magnitude; its inverse is a normal number too.
-__device__ __forceinline__ int scale_exponent(uint32_t largest) {
-  return min(kTopExponent + 127 - static_cast<int>(largest >> 23), 126);
+// The power of two for a largest magnitude; its inverse, lifted, is a normal number too.
+__device__ __forceinline__ int scale_exponent(uint32_t largest, int lift = 0) {
+  return min(kTopExponent + 127 - static_cast<int>(largest >> 23), 126 + min(lift, 0));
 }
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
@@ -142,11 +149,12 @@ __global__ void __launch_bounds__(kThreads)
       for (int offset = kLanes / 2; offset > 0; offset /= 2) {
         largest = max(largest, __shfl_xor_sync(kFullWarp, largest, offset));
       }
-      const int exponent = scale_exponent(largest);
+      const int exponent = scale_exponent(largest, rows.lift);
       scale = power_of_two(exponent);
       const float to_unit =
           kScale == Scale::own_to_unit ? inverse_norm(squares_of<kVectors>(x, stride, d)) : 1.0f;
-      if (exists && threadIdx.x % kLanes == 0) rows.factors[row] = to_unit * power_of_two(-exponent);
+      if (exists && threadIdx.x % kLanes == 0)
+        rows.factors[row] = to_unit * power_of_two(rows.lift - exponent);
     } else if constexpr (kScale == Scale::unit) {
       scale = inverse_norm(squares_of<kVectors>(x, stride, d)) * power_of_two(shared);
     }
@@ -199,6 +207,14 @@ cudaError_t launch(const Rows& q, const Rows& d, uint32_t* largest, bool normali
     half_copies<Scale::unit, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
     return cudaGetLastError();
   }
+  if constexpr (kTwo) {
+    Rows lifted = q, lowered = d;
+    lifted.lift = kPartOfRows;
+    lowered.lift = -kPartOfRows;
+    half_copies<Scale::own, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(lifted, nullptr);
+    half_copies<Scale::own, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(lowered, nullptr);
+    return cudaGetLastError();
+  }
   const cudaError_t error = cudaMemsetAsync(largest, 0, sizeof *largest, stream);
   if (error != cudaSuccess) return error;
   largest_magnitude<kVectors><<<d_blocks, kThreads, 0, stream>>>(d, largest);
@@ -218,7 +234,7 @@ Rows rows_of(const RowsView& in, const MaskView& mask, const HalfCopies& c, int6
 
 cudaError_t launch_half_copies(const HalfCopies& c, const Sizes& s, bool normalize, cudaStream_t stream) {
   const Rows q = rows_of({c.Q, s.Nq, s.Lq, s.Nq * s.Lq}, {}, c, s.d, c.half_Q, c.q_factors);
-  const Rows d = rows_of({c.D, s.N, s.Ld, s.documents() * s.Ld}, c.d_mask, c, s.d, c.half_D, c.d_factor);
+  const Rows d = rows_of({c.D, s.N, s.Ld, s.documents() * s.Ld}, c.d_mask, c, s.d, c.half_D, c.d_factors);
   const bool vectors = in_vectors(c.Q, s.d) && in_vectors(c.D, s.d);
   const auto run = c.pieces == 2 ? vectors ? launch<true, true> : launch<false, true>
                    : vectors     ? launch<true, false>

@@ -13,8 +13,8 @@ enum class Copies {
   // fp16 with as many significant bits as TF32 and, by powers of two, as wide a range: one for all of D, one
   // for each row of Q. With normalize, unit rows, which need none.
   scaled_fp16,
-  // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products:
-  // kernels/forward_wgmma_halves.cuh.
+  // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products, and
+  // a power of two for each row of Q and of D: kernels/forward_wgmma_halves.cuh.
   halves,
 };
 

@@ -71,8 +71,8 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
   const std::string together =
       std::to_string(rows) + (rows == 1 ? " query row meets" : " query rows meet") + " each document";
   if (is_direct(plan)) {
-    return together + ": documents of " + std::to_string(s.Ld) +
-           " tokens are read straight into operands, a warp a document";
+    return together + ": documents of " + std::to_string(s.Ld) + " tokens are read straight into operands, " +
+           (plan.members > 1 ? "a block" : "a warp") + " a document";
   }
   switch (plan.tile) {
     case Tile::none:
@@ -149,7 +149,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
         << (plan.members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
   }
   out << "Q          "
-      << (direct          ? "stays in registers"
+      << (direct          ? plan.chunks > 2 ? "comes from L1, piece by piece" : "stays in registers"
           : plan.stream_q ? "streams through the ring with D"
                           : "stays in shared memory")
       << (plan.cluster > 1 ? ", half of it from the other block of a cluster\n" : "\n") << "memory     "

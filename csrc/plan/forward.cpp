@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "direct.h"
 #include "forward_kernels.h"
 #include "halves.h"
 
@@ -18,29 +19,43 @@ bool fills_the_device(int64_t direct_units, const Device& device) {
   return direct_units > 6 * device.sm_count;
 }
 
+// Whether every block of such a call has one unit, whose tokens its warps share.
+bool shares_units(const Sizes& s, int columns, const Device& device) {
+  const int chunks = 2 * s.d <= 128 ? 1 : 2;
+  return direct_units(s) <= direct_blocks(columns, chunks) * device.sm_count;
+}
+
 // Documents so short that a ring and barriers take longer than their products. wgmma_documents needs 0.4 to
 // 0.6 us of a multiprocessor for any document of up to 64 tokens, wgmma_rows 1.2 us for any of up to 80
-// against 256 rows, and more with a mask; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens. But a
-// query of more rows is then summed by a second kernel.
+// against 256 rows, and more with a mask; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens, and a
+// call of few units is over 0.5 to 1 us earlier. But a query of more rows is then summed by a second kernel.
 bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
+  constexpr int64_t kHeldBytes = 256;           // of an embedding; longer ones pass by for every document
   const int64_t rows = rows_together(s);
   const bool many = fills_the_device(direct_units(s), device);
+  if (s.d * element_bytes(compute_for(traits.dtype, traits.precision)) > kHeldBytes) {
+    return rows <= 32 && s.Ld <= 16 && many && traits.copy_engine;
+  }
   if (!device.wgmma || !traits.copy_engine) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
-  if (rows <= 32) return s.Ld <= (many ? 80 : traits.masked ? 64 : 32);
+  const bool few = shares_units(s, 32, device);
+  if (rows <= 32) return s.Ld <= (many ? 80 : few ? 128 : traits.masked ? 64 : 32);
+  if (few && (rows > 128 ? s.Ld <= 128 : s.Ld <= 48 && s.Lq <= 32)) return true;
   if (rows <= 128) return traits.masked ? s.Ld <= 64 : s.Ld <= 32 && many;
   return s.Ld <= 16 || (s.Ld <= (traits.masked ? 48 : 32) && operations(s) <= kSome) ||
          (s.Ld <= 64 && operations(s) <= kLittle);
 }
 
-// Where warps have more than one unit each, what counts is how many of them are resident: three blocks of a
-// multiprocessor with tiles of 8 tokens, two with 32. Rows that are no whole 16 bytes take more registers in
-// those.
+// Where warps have more than one unit each, what counts is how many of them are resident: a block more of a
+// multiprocessor with tiles of 8 tokens than with 32. Rows that are no whole 16 bytes take more registers in
+// those. Where a block has one unit its warps share the tokens.
 int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(direct_units(s), device);
-  return s.Ld <= 8 || (many && s.Ld <= (traits.copy_engine ? 20 : 48)) ? 8 : 32;
+  const bool shared = s.Ld <= 32 && shares_units(s, 8, device);
+  const bool fits_eights = s.Ld <= (traits.copy_engine ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
+  return s.Ld <= 8 || shared || (many && fits_eights) ? 8 : 32;
 }
 
 // Up to 128 rows fit wgmma_documents. But where a multiprocessor has one document, and a short one, over 64
@@ -140,7 +155,7 @@ int64_t element_bytes(Compute compute) {
 }
 
 std::optional<ForwardPlan> plan_halves(const Sizes& s, bool masked, const Device& device) {
-  const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked};
+  const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
   return plan_wgmma_split(s, traits, device, worth_pairing(s), 0, true);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "direct.h"
 #include "documents_shape.h"
 
 namespace late_interaction {
@@ -145,13 +146,14 @@ std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits,
   return plan;
 }
 
-// A thin tile without a ring. A warp holds its query rows in registers.
+// A thin tile without a ring. A warp holds its query rows in registers; of longer ones, pieces.
 std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        int columns) {
   constexpr int64_t kLongestEmbedding = 2 * kChunkBytes;
+  constexpr int kWarps = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if ((compute != Compute::bf16 && compute != Compute::fp16) || traits.packed || traits.scaled ||
-      s.d * element_bytes(compute) > kLongestEmbedding) {
+      (s.d * element_bytes(compute) > kLongestEmbedding && (columns != 8 || !traits.copy_engine))) {
     return std::nullopt;
   }
   ForwardPlan plan;
@@ -160,10 +162,11 @@ std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& trai
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = plan.part_rows = 32;
   plan.columns = columns != 0 ? columns : s.Ld <= 8 ? 8 : 32;
-  plan.blocks_per_sm = plan.columns == 8 ? 3 : 2;
+  plan.blocks_per_sm = direct_blocks(plan.columns, plan.chunks);
   plan.row_tiles = count_row_tiles(s, plan.rows);
   plan.units = plan.row_tiles * s.N;
   plan.grid = std::min<int64_t>(plan.units, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
+  plan.members = plan.grid == plan.units && s.Ld > plan.columns ? kWarps : 1;
   plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
   return plan;
 }

@@ -62,7 +62,7 @@ struct ForwardPlan {
   bool copied = false;    // wgmma_rows: or copies what counts of it, so that no column is left out
   bool dealt = false;     // packed: documents are dealt to the blocks of a row tile, long ones first
   int teams = 0;          // wgmma_documents: teams of warpgroups, each with documents of its own
-  int members = 0;        // wgmma_documents: warpgroups of a team, which share a document's tiles
+  int members = 0;        // wgmma_documents: warpgroups that share a document's tiles; direct: warps
   bool scaled = false;    // wgmma_rows, wgmma_split: columns of a tile have factors of their own
   bool stream_q = false;  // Q travels through the ring with D instead of staying in shared memory
   int smem_bytes = 0;     // dynamic shared memory of a block

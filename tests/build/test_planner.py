@@ -128,15 +128,18 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
 
     in_batch = plan.Layout.in_batch
     assert tile(161, 486, 24, 6) == tile(68, 556, 29, 29) == "direct"  # few rows, however many documents
-    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 32) == tile(1, 1, 24, 64, masked=True) == "direct"
-    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 33) == "wgmma_documents"
+    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 128) == tile(264, 1, 24, 128) == "direct"
+    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 129) == tile(265, 1, 24, 33) == "wgmma_documents"
+    assert tile(396, 1, 24, 128, d=64) == tile(265, 1, 24, 64, masked=True) == "direct"
     assert tile(373, 2188, 65, 1) == "direct"  # over 32 rows: where all warps find work
-    assert tile(1, 25, 61, 8) == "wgmma_documents"
+    assert tile(1, 25, 61, 8) == tile(4, 25, 16, 49, layout=in_batch) == "wgmma_documents"
+    assert tile(4, 25, 16, 48, layout=in_batch) == tile(9, 20, 16, 128, layout=in_batch) == "direct"
     assert tile(512, 512, 32, 16, layout=in_batch) == "direct"  # however much there is to do
     assert tile(145, 1, 274, 20) == tile(32, 32, 32, 40, layout=in_batch) == "direct"  # little to do
     assert tile(512, 512, 32, 40, layout=in_batch) == "wgmma_rows"
     assert tile(161, 486, 24, 6, scaled=True) == "wgmma_documents"
-    assert tile(161, 486, 24, 6, d=136) == "wgmma_documents"  # more than a warp holds
+    assert tile(161, 486, 24, 16, d=1024) == "direct"  # more than a warp holds: piece by piece
+    assert tile(161, 486, 24, 17, d=136) == tile(161, 4, 24, 6, d=136) == "wgmma_documents"
     assert tile(387, 50, 2, 73, d=100, copy_engine=False) == "direct"
     assert tile(387, 50, 2, 129, d=100, copy_engine=False) == "thin"
     assert tile(161, 486, 24, 6, packed=True) == "wgmma_documents"
@@ -147,7 +150,7 @@ def test_short_documents_come_in_eights_where_all_warps_find_work():
         size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).columns
 
-    assert columns(8, 4000, 32, 16) == columns(1, 1, 32, 8) == 8
+    assert columns(8, 4000, 32, 16) == columns(1, 1, 32, 8) == columns(1, 264, 32, 32) == 8
     assert columns(1, 700, 32, 16) == columns(8, 3000, 32, 21) == 32
     assert columns(8, 4000, 32, 40, copy_engine=False) == 8
 
@@ -199,7 +202,7 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
     assert shared(1, 1000, 32, 300, 128) == (4, 1)  # a document each
     assert shared(1, 1000, 128, 1024, 128) == (3, 1)  # registers for three
     assert shared(1, 200, 32, 4096, 128) == (2, 2)  # two documents a block
-    assert shared(1, 200, 32, 128, 64) == (2, 1)  # of a tile each
+    assert shared(1, 200, 32, 128, 64, scaled=True) == (2, 1)  # of a tile each
     assert shared(1, 650, 32, 4096, 128) == (2, 2)  # five, which four teams would take in two turns
     assert shared(1, 800, 32, 4096, 128) == (4, 1)
     assert shared(1, 100, 32, 300, 128) == (1, 3)  # one: its tiles in turn

@@ -32,7 +32,7 @@ struct ForwardArgs {
   CopyRoom copies;  // wgmma_rows: what some visits read
   int32_t parts;
   int32_t chunks, stages;
-  int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team
+  int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team; direct: warps a unit
   bool stream_q;
   int32_t cluster;  // wgmma_split: blocks that share a row tile's chunks
   int64_t row_tiles, units;

@@ -13,7 +13,9 @@ template <class Tile>
 cudaError_t launch_direct_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   const auto kernel =
       args.winners != nullptr ? maxsim_forward_direct<Tile, true> : maxsim_forward_direct<Tile, false>;
-  return launch(kernel, {plan.grid, Tile::kThreads, 0, kernels_start_early()}, stream, args);
+  ForwardArgs mine = args;
+  mine.members = plan.members;
+  return launch(kernel, {plan.grid, Tile::kThreads, 0, kernels_start_early()}, stream, mine);
 }
 
 template <class Mma, int kColumnBlocks, int kSteps>
@@ -26,6 +28,7 @@ cudaError_t launch_direct_steps(const ForwardArgs& args, const ForwardPlan& plan
 template <class Mma>
 cudaError_t launch_direct(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   const bool long_rows = plan.chunks > 1;
+  if (plan.chunks > 2) return launch_direct_tile<DirectTile<Mma, 1, 4, true, true>>(args, plan, stream);
   if (plan.columns == 8) {
     return long_rows ? launch_direct_steps<Mma, 1, 4>(args, plan, stream)
                      : launch_direct_steps<Mma, 1, 2>(args, plan, stream);

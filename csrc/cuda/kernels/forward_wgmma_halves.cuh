@@ -26,17 +26,18 @@
 namespace late_interaction {
 
 // A stage, as SplitShared measures it, has both numbers of everything.
-template <int kColumns_, bool kWinners_, bool kWeighed_, int kTogether_ = 2>
+template <int kColumns_, bool kWinners_, int kTogether_ = 2>
 struct WgmmaHalvesTile : RowsOf64<2> {
   using RowsOf64<2>::kConsumers, RowsOf64<2>::kRows;
   using Type = ptx::WgmmaFp16;
   using Element = float;  // of the inputs, which rare rows are looked up in
   using Accumulator = float;
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_, kPacked = false;
+  static constexpr bool kWinners = kWinners_, kPacked = false;
+  static constexpr bool kWeighed = true;  // tokens have factors: the scales of their copies
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // Of the 168 for each of 384 threads that a launch gives: the weigher needs some.
-  static constexpr int kHelperRegisters = kWeighed ? 40 : 24;
+  static constexpr int kHelperRegisters = 40;
   static constexpr int kConsumerRegisters = (3 * 168 - kHelperRegisters) / 2;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(__half);
   static constexpr int kTogether = kTogether_;
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::give_registers<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) HalvesLoader<Tile>{p, maps, at}.run();
-    if (Tile::kWeighed && helper / 32 == 1) weigh_split<Tile>(p, at);
+    if (helper / 32 == 1) weigh_split<Tile>(p, at);
   } else {
     ptx::take_registers<Tile::kConsumerRegisters>();
     HalvesConsumer<Tile>(p, at, warpgroup).run();

@@ -124,7 +124,10 @@ struct SplitWeights {
 
   // A limit of minus infinity leaves a column out, whatever its token holds; the others are plus infinity,
   // which makes an infinity of NaN: finish_document then looks at the row itself. One instruction either way.
-  enum Kind : uint32_t { kPlain, kLimited, kLimitedAndScaled };
+  enum Kind : uint32_t { kPlain, kLimited, kScaled, kLimitedAndScaled };
+
+  static constexpr bool limits(uint32_t kind) { return kind == kLimited || kind == kLimitedAndScaled; }
+  static constexpr bool scales(uint32_t kind) { return kind == kScaled || kind == kLimitedAndScaled; }
 };
 
 // Shared memory of a block, in this order: the Q tile where it is resident, the ring, what tokens count, the
@@ -173,20 +176,21 @@ __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&
 #pragma unroll
   for (int n = 0; n < Tile::kColumns / 8; ++n) {
     float2 limit, factor;
-    if constexpr (kKind != Weights::kPlain)
+    if constexpr (Weights::limits(kKind)) {
       limit = ptx::load_shared_pair(weights + Weights::kLimits + n * 32);
-    if constexpr (kKind == Weights::kLimitedAndScaled) {
+    }
+    if constexpr (Weights::scales(kKind)) {
       factor = ptx::load_shared_pair(weights + Weights::kFactors + n * 32);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // (Sums of int8 products as floats, which hold 24 bits: all of one up to d = 1024.)
       auto a = static_cast<float>(c[4 * n + 2 * half]), b = static_cast<float>(c[4 * n + 2 * half + 1]);
-      if constexpr (kKind == Weights::kLimitedAndScaled) {
+      if constexpr (Weights::scales(kKind)) {
         a *= factor.x;
         b *= factor.y;
       }
-      if constexpr (kKind != Weights::kPlain) {
+      if constexpr (Weights::limits(kKind)) {
         a = fminf(a, limit.x);
         b = fminf(b, limit.y);
       }
@@ -205,6 +209,8 @@ __device__ __forceinline__ void fold_split(const typename Tile::Accumulator (&c)
   } else if constexpr (Tile::kWeighed) {
     if (kind == Weights::kLimited) {
       fold_columns<Tile, Weights::kLimited>(c, rows, token, zeros, weights);
+    } else if (kind == Weights::kScaled) {
+      fold_columns<Tile, Weights::kScaled>(c, rows, token, zeros, weights);
     } else {
       fold_columns<Tile, Weights::kLimitedAndScaled>(c, rows, token, zeros, weights);
     }
@@ -299,9 +305,9 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
         }
       }
       if (lane == 0) {
-        ptx::store_shared(weights + Weights::kKind, factors != nullptr ? Weights::kLimitedAndScaled
-                                                    : all              ? Weights::kPlain
-                                                                       : Weights::kLimited);
+        const uint32_t whole = factors != nullptr ? Weights::kScaled : Weights::kPlain;
+        const uint32_t part = factors != nullptr ? Weights::kLimitedAndScaled : Weights::kLimited;
+        ptx::store_shared(weights + Weights::kKind, all ? whole : part);
       }
       ptx::arrive(at.weight_full(place.stage));
       place.advance(Weights::kStages);
