@@ -165,7 +165,7 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
 
 
 def take(settings: Settings, shape: Shape) -> list[Row]:
-    # A step of half a second needs no ten repetitions.
+    # A step of a second needs no ten repetitions.
     settings = dataclasses.replace(settings, effort=_short(settings.effort))
     if shape.layout == IN_BATCH:
         return _measured(settings, shape, CHUNKED, _chunked_step(settings, shape))
@@ -174,7 +174,7 @@ def take(settings: Settings, shape: Shape) -> list[Row]:
 
 
 def _short(effort: Effort) -> Effort:
-    return dataclasses.replace(effort, min_replays=5, min_walls=3)
+    return dataclasses.replace(effort, min_replays=4, min_walls=1)
 
 
 def _measured(settings: Settings, shape: Shape, variant: str, step: Step) -> list[Row]:

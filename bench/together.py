@@ -87,7 +87,8 @@ def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
             continue
         ready.append((each.row, calls))
     if repetitions:
-        for (row, _), gpu in zip(ready, time_in_turns(repetitions, settings.effort, ROUNDS), strict=True):
+        rounds = min(ROUNDS, settings.effort.min_replays)
+        for (row, _), gpu in zip(ready, time_in_turns(repetitions, settings.effort, rounds), strict=True):
             row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
     for row, calls in ready:
         row["wall_us"] = wall_time(calls, settings.effort, settings.device)

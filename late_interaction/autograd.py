@@ -57,10 +57,14 @@ def _dispatch(
     differentiable = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
     found = winners == "return" or (differentiable and winners != "recompute")
     op: Any = ops.maxsim_winners if found else ops.maxsim
+    normalize, precision, _, paired = options
     try:
-        result = op(Q, D, q_mask, d_mask, *options)
+        if differentiable or torch.compiler.is_compiling() or _is_watched(Q, D):
+            result = op(Q, D, q_mask, d_mask, *options)
+        else:
+            result = ops.beneath(op, Q, D, q_mask, d_mask, normalize, precision, paired)
     except RuntimeError as error:
-        memory.forward_failed(error, Q, D.unsqueeze(1) if options[-1] else D, found)
+        memory.forward_failed(error, Q, D.unsqueeze(1) if paired else D, found)
         raise
     return result if found else (result, None)
 
@@ -72,6 +76,7 @@ def _straight(
     d_mask: Tensor | None,
     normalize: bool,
     backward: str | None,
+    precision: str | None,
     paired: bool,
 ) -> Tensor | None:
     """Scores of a call in which nothing has a say but the operator, or None. The operator checks its inputs
@@ -81,6 +86,7 @@ def _straight(
         or _is_watched(Q, D)
         or not (normalize is False or normalize is True)
         or not (backward is None or backward in _checks.BACKWARDS)
+        or not (precision is None or precision in _checks.PRECISIONS)
         or forward_ad._current_level >= 0
     ):
         return None
@@ -97,7 +103,8 @@ def _straight(
             q_mask = _checks.mask("q_mask", q_mask, "Q", Q3)
         if d_mask is not None:
             d_mask = _checks.mask("d_mask", d_mask, "D", DN)
-        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
+        if precision is None:
+            precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
         if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
             scores = ops.step(Q3, DN, q_mask, d_mask, normalize, precision, backward or "auto", paired)
         else:
@@ -178,8 +185,8 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    if winners is None and precision is None and (normalize or _NORM_CHECKED):
-        straight = _straight(Q, D, q_mask, d_mask, normalize, backward, False)
+    if winners is None and (normalize or _NORM_CHECKED):
+        straight = _straight(Q, D, q_mask, d_mask, normalize, backward, precision, False)
         if straight is not None:
             return straight
     Q3, DN, q_mask, d_mask = _checks.batched(Q, D, q_mask, d_mask)
@@ -224,8 +231,8 @@ def maxsim_pairs(
         >>> maxsim_pairs(Q, D)
         tensor([2., 3.])
     """
-    if winners is None and precision is None:
-        straight = _straight(Q, D, q_mask, d_mask, normalize, backward, True)
+    if winners is None:
+        straight = _straight(Q, D, q_mask, d_mask, normalize, backward, precision, True)
         if straight is not None:
             return straight
     Q, D, q_mask, d_mask = _checks.pairs(Q, D, q_mask, d_mask)
