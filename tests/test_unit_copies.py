@@ -1,4 +1,4 @@
-"""Rows that are normalized where many meet a document, by fp16 copies of unit rows: calls large enough for it."""
+"""Rows that are normalized where many meet a document, by fp16 copies of unit rows."""
 
 import pytest
 import torch

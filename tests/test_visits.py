@@ -172,8 +172,8 @@ def filled(mask, N, Ld, d, dtype, integers):
     return D.masked_fill_(~mask.unsqueeze(-1), float("nan")).to(dtype)
 
 
-# Every width of a tile, one and two chunks of an embedding, documents shorter than a tile, and of a tile or two
-# and a bit; small whole numbers make ties, and exact sums.
+# Every width of a tile, one and two chunks of an embedding, documents shorter than a tile, and of a tile or
+# two and a bit; small whole numbers make ties, and exact sums.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("d", [16, 72, 128])
 @pytest.mark.parametrize("Ld", [3, 79, 80, 81, 104, 151, 153, 209, 300, 457])

@@ -11,8 +11,8 @@ namespace {
 // fewer, reading fp32 once and multiplying it in TF32 is faster, and more accurate than bf16.
 constexpr int64_t kRows = 2048;
 
-// Unit rows are made from rows in registers.
-constexpr int64_t kLongestUnitRow = 1024;
+// Unit rows are made from rows in registers, counted in 32 bits.
+constexpr int64_t kLongestUnitRow = 1024, kMostUnitRows = int64_t{1} << 30;
 
 // The same at full accuracy, where a row's products take three times as long, and the copies are no smaller
 // than what they are of: they may take some memory, no more.
@@ -37,12 +37,16 @@ bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   return s.N > 0 && s.Ld > 0 && on_wgmma(plan_forward(s, traits, device));
 }
 
+bool may_have_unit_rows(const Sizes& s) {
+  return s.d <= kLongestUnitRow && s.documents() * s.Ld <= kMostUnitRows && s.Nq * s.Lq <= kMostUnitRows;
+}
+
 // Copies of bf16 and fp16 rows, which are to be normalized. They take four bytes an element to make where
 // norms take two; factors in the fold take about 15% of the products: at 1024 rows that is as long. With a
 // mask there are copies of what it keeps already, and two would be more memory than the gradients will be.
 bool worth_unit_rows(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kMostRoom = int64_t{1} << 30;
-  return !masked && rows_together(s) >= kRows && s.d % 8 == 0 && s.d <= kLongestUnitRow &&
+  return !masked && rows_together(s) >= kRows && s.d % 8 == 0 && may_have_unit_rows(s) &&
          2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostRoom && has_kernel(s, masked, device);
 }
 
@@ -62,7 +66,7 @@ Multiplied plan_copies(const Sizes& s, Dtype dtype, Precision precision, bool ma
   const Multiplied as_they_are{Copies::none, dtype, Precision::high};
   if (rows_together(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
   const bool served = has_kernel(s, masked, device);
-  if (normalize && served && s.d <= kLongestUnitRow) return unit;
+  if (normalize && served && may_have_unit_rows(s)) return unit;
   if (precision == Precision::medium) return {Copies::bf16, Dtype::bf16, Precision::highest};
   if (precision == Precision::fp16) return {Copies::fp16, Dtype::fp16, Precision::highest};
   if (!served || normalize) return as_they_are;
