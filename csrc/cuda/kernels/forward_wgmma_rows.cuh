@@ -442,9 +442,10 @@ struct RowsConsumer {
   __device__ __forceinline__ uint32_t noted(Note what) const { return ptx::load_shared(at.note(what)); }
   __device__ __forceinline__ int32_t row_tile_at_hand() const { return static_cast<int32_t>(noted(kTile)); }
 
-  // One lane reads: the one that gives the stage back.
-  __device__ __forceinline__ TileNote tile_at_hand() const {
-    const uint32_t bits = threadIdx.x % 32 == 0 ? ptx::load_shared(at.tile_note(place.stage)) : 0;
+  // Those read that give the stage back.
+  __device__ __forceinline__ TileNote tile_in(int stage) const {
+    if constexpr (Tile::kWeighed) return {ptx::load_shared(at.tile_note(stage))};
+    const uint32_t bits = threadIdx.x % 32 == 0 ? ptx::load_shared(at.tile_note(stage)) : 0;
     return {__shfl_sync(kFullWarp, bits, 0)};
   }
 
@@ -459,9 +460,9 @@ struct RowsConsumer {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply(c[1], 1);
-      const TileNote tile = tile_at_hand();
+      TileNote tile{};
+      if constexpr (Tile::kWinners || !Tile::kScaled) tile = tile_in(place.stage);
       const float first_token = tile.begin() + static_cast<float>(2 * (ptx::thread() % 4));
-      if constexpr (Tile::kScaled) note(kAtHand, tile.bits);  // factors leave no room to keep it
       if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
       ptx::wait_products<1>();
       // The compiler may not know that this is always so: a fold without a branch before it would be moved,
@@ -479,8 +480,13 @@ struct RowsConsumer {
         if (Tile::kReadsAhead && more) wait_for_stage();
         ptx::wait_products<0>();
       }
+      const auto give_back = [&] {
+        if constexpr (Tile::kScaled)
+          note(kAtHand, tile_in(folded.stage).bits);  // factors leave no room for it
+        if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
+      };
       constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
-      if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
+      if constexpr (!kReadsHere) give_back();
       if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
         if constexpr (Tile::kReadsAhead) {
@@ -488,8 +494,9 @@ struct RowsConsumer {
           if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
         }
       });
-      if (kReadsHere) ptx::arrive(at.empty(folded.stage));
-      if (Tile::kScaled ? TileNote{noted(kAtHand)}.ends() : tile.ends()) handover.give(best, handed++ & 1);
+      if constexpr (kReadsHere) give_back();
+      if constexpr (Tile::kScaled) tile = {noted(kAtHand)};
+      if (tile.ends()) handover.give(best, handed++ & 1);
     }
   }
 
