@@ -120,6 +120,16 @@ def run_copied(name, d, normalize):
         raise SystemExit(f"{name}: a score is not finite")
 
 
+def run_unit_copies(name, d, dtype, odd):
+    # Rows enough that normalized ones are copied; odd: rows that are not read 16 bytes at a time.
+    Q, D = (
+        torch.randn(*shape, d + odd, device="cuda").to(dtype)[..., odd:] for shape in ((70, 33), (30, 90))
+    )
+    scores, _ = ops.maxsim_winners(Q, D, None, None, True, "high")
+    if not bool((ops.maxsim(Q, D, None, None, True, "high") - scores).isfinite().all()):
+        raise SystemExit(f"{name}: a score is not finite")
+
+
 # Of float32 as two fp16 numbers, with work enough for that: (Nq, Nd, Lq, Ld, d).
 HALVES = {
     "halves, Q resident": (70, 30, 33, 130, 128),
@@ -289,6 +299,9 @@ if __name__ == "__main__":
         *((run_pairs, name, arguments) for name, arguments in PAIR_LISTS.items()),
         (run_copied, "query rows on the M side, copied", (128, False)),
         (run_copied, "query rows on the M side, copied and scaled", (128, True)),
+        (run_unit_copies, "copies of unit rows, bf16", (128, BF16, 0)),
+        (run_unit_copies, "copies of unit rows, a warp a row", (264, BF16, 1)),
+        (run_unit_copies, "copies of unit rows, fp32", (40, FP32, 1)),
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
