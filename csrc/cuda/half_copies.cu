@@ -7,9 +7,11 @@
 // for each row of Q. An element of D keeps all its bits while it is at least 2^-29 of the largest, and errs
 // by 2^-40 of that below.
 //
-// Two numbers: a power for each row of D as well, whatever other documents hold. The second number takes what
-// the first leaves of an element, 2^11 times as large: so it has a range of its own, and the two have 22 bits
-// of an element down to 2^-28 of its row's largest, and err by 2^-50 of that below.
+// Two numbers: the second takes what the first leaves of an element, 2^11 times as large. So it has a range
+// of its own, and the two have 22 bits of an element down to 2^-28 of the largest that its scale is for, and
+// err by 2^-50 of that below. A row of D far below the largest gets a power of its own, so that every element
+// errs by 2^-38 of its row's largest at most, whatever other documents hold. The factors of most rows are
+// then one.
 //
 // Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it.
 #include "half_copies.h"
@@ -27,21 +29,20 @@ namespace {
 
 constexpr int kThreads = 256, kLanes = 8, kElements = 4;
 constexpr int kRowsOfBlock = kThreads / kLanes;
-// A product of two numbers is below 2^30, and a token's factor may be large: so that none overflows before it
-// meets its row's factor, that one has a part of it.
-constexpr int kPartOfRows = 14;
+// Rows so many powers of two below the largest get a power of their own; and no factor is less than 2^-100.
+constexpr int kFar = 12, kFarthest = 100;
 
-// A power of two of the row, the same with a factor that makes it a unit row, one of all rows, or unit rows
-// times one: of two numbers an element. unit_copies.cu makes unit rows of one.
-enum class Scale { own, own_to_unit, shared, unit };
+// A power of two of the row, the same with a factor that makes it a unit row, one of all rows, one of all
+// rows but those far below, or unit rows times one: of two numbers an element. unit_copies.cu makes unit rows
+// of one.
+enum class Scale { own, own_to_unit, shared, shared_or_own, unit };
 
 struct Rows {
   RowsView in;
   MaskView mask;
   int d, width;
   __half *out, *low;  // low: null where an element is one number
-  float* factors;
-  int lift = 0;  // Scale::own: factors are so many powers of two larger
+  float *factors, *shared_factor;
 };
 
 union FourHalves {
@@ -115,11 +116,10 @@ __device__ __forceinline__ float squares_of(const float* x, int64_t stride, int 
 template <Scale kScale, bool kVectors, bool kTwo>
 __global__ void __launch_bounds__(kThreads)
     half_copies(const __grid_constant__ Rows rows, const uint32_t* largest) {
-  const int shared = kScale == Scale::shared ? scale_exponent(*largest)
-                     : kScale == Scale::unit ? kTopExponent
-                                             : 0;
-  constexpr bool kSharedFactor = kScale == Scale::shared || kScale == Scale::unit;
-  if (kSharedFactor && blockIdx.x == 0 && threadIdx.x == 0) *rows.factors = power_of_two(-shared);
+  constexpr bool kOfAll = kScale == Scale::shared || kScale == Scale::shared_or_own;
+  constexpr bool kShared = kOfAll || kScale == Scale::unit;
+  const int shared = kOfAll ? scale_exponent(*largest) : kShared ? kTopExponent : 0;
+  if (kShared && blockIdx.x == 0 && threadIdx.x == 0) *rows.shared_factor = power_of_two(-shared);
   // Whole warps stay together for the shuffles.
   const int64_t step = int64_t{gridDim.x} * kRowsOfBlock;
   for (int64_t first = blockIdx.x * int64_t{kRowsOfBlock}; first < rows.in.rows; first += step) {
@@ -129,19 +129,21 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t stride = rows.in.view.dim_stride;
     const int d = exists ? rows.d : 0;
     float scale = power_of_two(shared);
-    if constexpr (kScale == Scale::own || kScale == Scale::own_to_unit) {
+    if constexpr (kScale == Scale::own || kScale == Scale::own_to_unit || kScale == Scale::shared_or_own) {
       uint32_t largest = 0;
       each_element<kVectors>(x, stride, d, [&](float v, int) { largest = max(largest, magnitude(v)); });
 #pragma unroll
       for (int offset = kLanes / 2; offset > 0; offset /= 2) {
         largest = max(largest, __shfl_xor_sync(kFullWarp, largest, offset));
       }
-      const int exponent = scale_exponent(largest, rows.lift);
+      int exponent = scale_exponent(largest);
+      if constexpr (kScale == Scale::shared_or_own) {
+        exponent = largest != 0 && exponent - shared > kFar ? min(exponent, shared + kFarthest) : shared;
+      }
       scale = power_of_two(exponent);
       const float to_unit =
           kScale == Scale::own_to_unit ? inverse_norm(squares_of<kVectors>(x, stride, d)) : 1.0f;
-      if (exists && threadIdx.x % kLanes == 0)
-        rows.factors[row] = to_unit * power_of_two(rows.lift - exponent);
+      if (exists && threadIdx.x % kLanes == 0) rows.factors[row] = to_unit * power_of_two(shared - exponent);
     } else if constexpr (kScale == Scale::unit) {
       scale = inverse_norm(squares_of<kVectors>(x, stride, d)) * power_of_two(shared);
     }
@@ -195,18 +197,13 @@ cudaError_t launch(const Rows& q, const Rows& d, uint32_t* largest, [[maybe_unus
       half_copies<Scale::unit, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
       return cudaGetLastError();
     }
-    Rows lifted = q, lowered = d;
-    lifted.lift = kPartOfRows;
-    lowered.lift = -kPartOfRows;
-    half_copies<Scale::own, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(lifted, nullptr);
-    half_copies<Scale::own, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(lowered, nullptr);
-    return cudaGetLastError();
   }
   const cudaError_t error = cudaMemsetAsync(largest, 0, sizeof *largest, stream);
   if (error != cudaSuccess) return error;
   largest_magnitude<kVectors><<<d_blocks, kThreads, 0, stream>>>(d, largest);
   half_copies<Scale::own, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
-  half_copies<Scale::shared, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, largest);
+  constexpr Scale kTokens = kTwo ? Scale::shared_or_own : Scale::shared;
+  half_copies<kTokens, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, largest);
   return cudaGetLastError();
 }
 
@@ -214,7 +211,7 @@ Rows rows_of(const RowsView& in, const MaskView& mask, const HalfCopies& c, int6
              float* factors) {
   __half* first = static_cast<__half*>(out);
   __half* second = c.pieces == 2 ? first + in.rows * c.width : nullptr;
-  return {in, mask, static_cast<int>(d), static_cast<int>(c.width), first, second, factors};
+  return {in, mask, static_cast<int>(d), static_cast<int>(c.width), first, second, factors, c.d_factor};
 }
 
 }  // namespace

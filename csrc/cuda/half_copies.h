@@ -13,15 +13,15 @@ inline constexpr float kLowScale = 2048.0f;
 
 struct HalfCopies {
   TokenView Q, D;   // fp32
-  MaskView d_mask;  // tokens that do not count have no say in a scale that rows of D share
+  MaskView d_mask;  // tokens that do not count have no say in the scale of D
   // fp16, [pieces, rows, width]; what lies behind the d elements of a row is zero.
   void *half_Q, *half_D;
   int pieces = 1;
   int64_t width = 0;
-  float* q_factors;  // [Nq * Lq]: what a row of half_Q is to be multiplied by
-  // The same of half_D: two pieces, [documents * Ld]; one piece, or unit rows, [1].
-  float* d_factors;
-  uint32_t* largest;  // one piece: room for the scale of D
+  float* q_factors;   // [Nq * Lq]: what a row of half_Q is to be multiplied by
+  float* d_factor;    // [1]: the same of all half_D
+  float* d_factors;   // two pieces: [documents * Ld], beside that one
+  uint32_t* largest;  // room for the scale of D
 };
 
 // normalize, of two pieces alone: D as unit rows, and factors that make rows of Q such.

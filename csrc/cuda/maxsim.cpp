@@ -254,10 +254,11 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
     return;
   }
   const bool of_tokens = two && !normalize;
-  const int64_t d_factors = of_tokens ? s.documents() * s.Ld : 1;
-  const Tensor factors = new_tensor(Q, {s.Nq * s.Lq + d_factors + 1}, ScalarType::Float);
+  const int64_t rows = s.Nq * s.Lq, tokens = of_tokens ? s.documents() * s.Ld : 0;
+  const Tensor factors = new_tensor(Q, {rows + tokens + 2}, ScalarType::Float);
   float* of_rows = static_cast<float*>(factors.data_ptr());
-  float* of_documents = of_rows + s.Nq * s.Lq;
+  float* of_documents = of_rows + rows;
+  float* of_each_token = of_documents + 2;
   const HalfCopies copies{.Q = in.Q,
                           .D = in.D,
                           .d_mask = in.d_mask,
@@ -266,14 +267,14 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
                           .pieces = two ? 2 : 1,
                           .width = width,
                           .q_factors = of_rows,
-                          .d_factors = of_documents,
-                          .largest = reinterpret_cast<uint32_t*>(of_documents + d_factors)};
+                          .d_factor = of_documents,
+                          .d_factors = of_each_token,
+                          .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
   check(launch_half_copies(copies, s, normalize, stream), "fp16 copies");
   Factors scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
   if (of_tokens) {
     const int64_t query_stride = s.layout == Layout::per_query ? s.N * s.Ld : 0;
-    scales.d = {of_documents, query_stride, s.Ld, 1};
-    scales.shared = nullptr;
+    scales.d = {of_each_token, query_stride, s.Ld, 1};
   }
   if (two) {
     const HalfTokens halves{half_Q.data_ptr(), half_D.data_ptr(), width};

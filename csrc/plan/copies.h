@@ -18,7 +18,7 @@ enum class Copies {
   // too.
   unit_fp16,
   // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products, and
-  // a power of two for each row of Q and of D: kernels/forward_wgmma_halves.cuh.
+  // powers of two: for each row of Q, and for rows of D where they differ: kernels/forward_wgmma_halves.cuh.
   halves,
 };
 

@@ -34,7 +34,7 @@ struct WgmmaHalvesTile : RowsOf64<2> {
   using Accumulator = float;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kWinners = kWinners_, kPacked = false;
-  static constexpr bool kWeighed = true;  // tokens have factors: the scales of their copies
+  static constexpr bool kWeighed = true;  // tokens may have factors: far smaller ones than others
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // Of the 168 for each of 384 threads that a launch gives: the weigher needs some.
   static constexpr int kHelperRegisters = 40;

@@ -283,7 +283,7 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
     for (int32_t first = 0; first < p.Ld; first += Tile::kColumns) {
       const int32_t begin = split_begin<Tile>(p, first);
       float factor[kRounds];
-      bool keep[kRounds], all = true;
+      bool keep[kRounds], all = true, ones = true;
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
@@ -291,8 +291,10 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
         keep[i] = t < p.Ld && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
         factor[i] = t < p.Ld && factors != nullptr ? token_factor(p, factors, t) : 1.0f;
         all = all && (keep[i] || column >= Tile::kColumns);
+        ones = ones && factor[i] == 1.0f;
       }
       all = __all_sync(kFullWarp, all);
+      ones = __all_sync(kFullWarp, ones);
       ptx::wait(at.weight_empty(place.stage), place.parity ^ 1);
       const uint32_t weights = at.weight(place.stage);
 #pragma unroll
@@ -305,9 +307,9 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
         }
       }
       if (lane == 0) {
-        const uint32_t whole = factors != nullptr ? Weights::kScaled : Weights::kPlain;
-        const uint32_t part = factors != nullptr ? Weights::kLimitedAndScaled : Weights::kLimited;
-        ptx::store_shared(weights + Weights::kKind, all ? whole : part);
+        ptx::store_shared(weights + Weights::kKind, all    ? ones ? Weights::kPlain : Weights::kScaled
+                                                    : ones ? Weights::kLimited
+                                                           : Weights::kLimitedAndScaled);
       }
       ptx::arrive(at.weight_full(place.stage));
       place.advance(Weights::kStages);

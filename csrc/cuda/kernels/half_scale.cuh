@@ -13,9 +13,9 @@ __device__ __forceinline__ uint32_t magnitude(float x) {
   return bits < 0x7F800000 ? bits : 0;
 }
 
-// The power of two for a largest magnitude; its inverse, lifted, is a normal number too.
-__device__ __forceinline__ int scale_exponent(uint32_t largest, int lift = 0) {
-  return min(kTopExponent + 127 - static_cast<int>(largest >> 23), 126 + min(lift, 0));
+// The power of two for a largest magnitude; its inverse is a normal number too.
+__device__ __forceinline__ int scale_exponent(uint32_t largest) {
+  return min(kTopExponent + 127 - static_cast<int>(largest >> 23), 126);
 }
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
