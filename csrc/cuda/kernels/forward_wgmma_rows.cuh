@@ -36,8 +36,6 @@
 //
 // Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier; where
 // columns are weighed, each lane does, which has read weights of its own. So does each lane of the weigher.
-// Beside a stage the loader leaves a note of what its tile is: consumers then need not look up visits, which
-// would take them a round trip to memory a document.
 #pragma once
 
 #include "fold.cuh"
@@ -100,12 +98,12 @@ struct WgmmaRowsTile {
 };
 
 // Shared memory of a block, in this order: the Q tile, the ring, what its columns count, what consumers hand
-// over, what finishers note, barriers and notes of stages, and what consumers note.
+// over, what finishers note, barriers, and what consumers note.
 template <class Tile>
 struct RowsShared {
   static constexpr uint32_t kFinishBytes =
       Tile::kConsumers * (Handover<Tile>::kBytes + 32 * sizeof(FinishersNotes<Tile>));
-  static constexpr uint32_t kBarrierBytes = 256, kNoteBytes = 8;  // of all stages; of a thread
+  static constexpr uint32_t kBarrierBytes = 256, kNoteBytes = 12;  // of all stages; of a thread
   static constexpr uint32_t kKept = kFinishBytes + kBarrierBytes + 128 * Tile::kConsumers * kNoteBytes;
   uint32_t q, ring, weights, handovers, barriers;
   FinishersNotes<Tile>* finishers;
@@ -131,18 +129,6 @@ struct RowsShared {
   }
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
-  __device__ __forceinline__ uint32_t tile_note(int i) const { return barriers + 176 + 4 * i; }
-};
-
-// What a stage holds: the place of its first token in the visit, and whether the document ends there.
-struct TileNote {
-  uint32_t bits;
-
-  static __device__ __forceinline__ TileNote of(int32_t begin, bool ends) {
-    return {2u * begin + (ends ? 1 : 0)};
-  }
-  __device__ __forceinline__ float begin() const { return static_cast<float>(bits / 2); }
-  __device__ __forceinline__ bool ends() const { return bits % 2 != 0; }
 };
 
 // Tiles of a document; an empty one has one too, whose maxima are dropped.
@@ -309,14 +295,12 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
       const int32_t item = visit.copied() || p.packed ? 0 : visit.document;
       const int32_t outer = visit.copied() ? 0 : part.tile.query;
       for (int32_t t = 0; t < max(visit.length, 1); t += Tile::kColumns) {
-        const int32_t begin = tile_begin<Tile>(visit.length, t);
         ptx::wait(at.empty(place.stage), place.parity ^ 1);
-        ptx::store_shared(at.tile_note(place.stage),
-                          TileNote::of(begin, t + Tile::kColumns >= visit.length).bits);
         ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
           ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
-                        chunk * Tile::kChunkElements, visit.begin() + begin, item, outer);
+                        chunk * Tile::kChunkElements, visit.begin() + tile_begin<Tile>(visit.length, t), item,
+                        outer);
         }
         place.advance(p.stages);
       }
@@ -419,6 +403,7 @@ struct RowsConsumer {
   RingPlace place;
   typename Tile::Best best[Tile::kHeld];
   ColumnWeights<Tile> weights;
+  int32_t t;        // where in the visit at hand
   uint32_t handed;  // documents, so far
 
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block) {
@@ -434,19 +419,21 @@ struct RowsConsumer {
     ptx::commit_products();
   }
 
-  // Notes, for what would crowd out accumulators: the row tile, and what the tile at hand is.
-  enum Note { kTile, kAtHand };
+  // Notes, for what would crowd out accumulators: of the visit at hand its place and its length, and the row
+  // tile.
+  enum Note { kPlace, kLength, kTile };
   __device__ __forceinline__ void note(Note what, uint32_t value) const {
     ptx::store_shared(at.note(what), value);
   }
-  __device__ __forceinline__ uint32_t noted(Note what) const { return ptx::load_shared(at.note(what)); }
-  __device__ __forceinline__ int32_t row_tile_at_hand() const { return static_cast<int32_t>(noted(kTile)); }
+  __device__ __forceinline__ int32_t noted(Note what) const {
+    return static_cast<int32_t>(ptx::load_shared(at.note(what)));
+  }
+  __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, noted(kTile), Tile::kRows); }
 
-  // Those read that give the stage back.
-  __device__ __forceinline__ TileNote tile_in(int stage) const {
-    if constexpr (Tile::kWeighed) return {ptx::load_shared(at.tile_note(stage))};
-    const uint32_t bits = threadIdx.x % 32 == 0 ? ptx::load_shared(at.tile_note(stage)) : 0;
-    return {__shfl_sync(kFullWarp, bits, 0)};
+  __device__ __forceinline__ void enter(int32_t j) {
+    note(kPlace, j);
+    note(kLength, visit_at(p, rows_at_hand(), j).length);
+    t = 0;
   }
 
   __device__ __forceinline__ void wait_for_stage() const { ptx::wait(at.full(place.stage), place.parity); }
@@ -460,9 +447,10 @@ struct RowsConsumer {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply(c[1], 1);
-      TileNote tile{};
-      if constexpr (Tile::kWinners || !Tile::kScaled) tile = tile_in(place.stage);
-      const float first_token = tile.begin() + static_cast<float>(2 * (ptx::thread() % 4));
+      const int32_t length = noted(kLength);
+      const float first_token = static_cast<float>(tile_begin<Tile>(length, t) + 2 * (ptx::thread() % 4));
+      // Known before the next tile waits for it; factors leave no room to keep it.
+      const bool ends = t + Tile::kColumns >= length;
       if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
       ptx::wait_products<1>();
       // The compiler may not know that this is always so: a fold without a branch before it would be moved,
@@ -480,13 +468,8 @@ struct RowsConsumer {
         if (Tile::kReadsAhead && more) wait_for_stage();
         ptx::wait_products<0>();
       }
-      const auto give_back = [&] {
-        if constexpr (Tile::kScaled)
-          note(kAtHand, tile_in(folded.stage).bits);  // factors leave no room for it
-        if (Tile::kWeighed || threadIdx.x % 32 == 0) ptx::arrive(at.empty(folded.stage));
-      };
       constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
-      if constexpr (!kReadsHere) give_back();
+      if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
       if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
       fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
         if constexpr (Tile::kReadsAhead) {
@@ -494,19 +477,21 @@ struct RowsConsumer {
           if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
         }
       });
-      if constexpr (kReadsHere) give_back();
-      if constexpr (Tile::kScaled) tile = {noted(kAtHand)};
-      if (tile.ends()) handover.give(best, handed++ & 1);
+      if (kReadsHere) ptx::arrive(at.empty(folded.stage));
+      t += Tile::kColumns;
+      if (Tile::kScaled ? t >= noted(kLength) : ends) {
+        handover.give(best, handed++ & 1);
+        enter(noted(kPlace) + 1);
+      }
     }
   }
 
   // Tiles of documents [first, end).
   __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
     if (p.visits == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
-    const RowTile rows = row_tile(p, row_tile_at_hand(), Tile::kRows);
     int32_t tiles = 0;
     for (int32_t j = first + ptx::thread() % 32; j < end; j += 32) {
-      tiles += count_tiles<Tile>(visit_at(p, rows, j).length);
+      tiles += count_tiles<Tile>(visit_at(p, rows_at_hand(), j).length);
     }
     return warp_sum(tiles);
   }
@@ -520,9 +505,10 @@ struct RowsConsumer {
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
       // Worked out anew for each row tile, which is rarer than a register is dear.
-      const int64_t documents = UnitRange::mine(p, ptx::block()).end - row_tile_at_hand() * p.N - first;
+      const int64_t documents = UnitRange::mine(p, ptx::block()).end - noted(kTile) * p.N - first;
       if (documents <= 0) break;
       ptx::wait(at.q_full(), q_parity);
+      enter(first);
       // From lane 0: so the compiler knows that all take as many.
       int32_t left = __shfl_sync(
           kFullWarp, count_all_tiles(first, static_cast<int32_t>(min(p.N, first + documents))), 0);
@@ -537,7 +523,7 @@ struct RowsConsumer {
         take_tiles<Tile::kTogether>(left > Tile::kTogether);
       for (; left > 0; --left) take_tiles<1>(left > 1);
       if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
-      note(kTile, row_tile_at_hand() + 1);
+      note(kTile, noted(kTile) + 1);
     }
   }
 };
