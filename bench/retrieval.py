@@ -27,6 +27,7 @@ SUITE = "retrieve"
 K = 100
 SCORES, TOP, NORMALIZED = "scores alone", "top 100", "top 100, normalized"
 ONE_QUERY = "scores alone, one query"
+PINNED, PAGEABLE, MAPPED = "pinned", "pageable", "memory-mapped"
 HOST, FP8 = "host", "fp8"  # in the name of a shape: the corpus stays there; what it consists of
 _DRAWN = 20_000  # documents of it at a time
 
@@ -116,7 +117,7 @@ def _from_host(settings: Settings, shape: Shape, Q: torch.Tensor, D: torch.Tenso
         path = Path(folder, "corpus.bin")
         D.cpu().view(torch.int16).numpy().tofile(path)
         mapped = torch.from_file(str(path), size=D.numel(), dtype=D.dtype).view(D.shape)
-        for variant, corpus in (("pinned", pinned), ("pageable", D.cpu()), ("memory-mapped", mapped)):
+        for variant, corpus in ((PINNED, pinned), (PAGEABLE, D.cpu()), (MAPPED, mapped)):
             row = _row(settings, shape, OURS, variant, bus_gbps=size / bus * 1e-3)
             if torch.equal(topk(Q, corpus, K)[1], best):
                 row["wall_us"] = _wall(lambda corpus=corpus: topk(Q, corpus, K))  # type: ignore[misc]

@@ -33,6 +33,7 @@ _HEAD_US = {
     ("head-32x512", "fwd"): 1100.0, ("head-32x512", "fwd+bwd"): 2600.0,
 }  # fmt: skip
 _TOP_US = 2800.0  # of the best documents of retrieve-100k
+_OF_THE_BUS = 0.9  # for a corpus in the host's memory
 _HOST_US = 15.0  # that a call may take above its GPU time
 _LONG = 1024  # document tokens from which the end of a document hardly shows
 
@@ -72,14 +73,16 @@ class _Rows:
         self._rows = measured
 
     def find(
-        self, suite: str, shape: str, variant: str | None = None, impl: str = OURS, op: str = "fwd"
-    ) -> Row | None:
-        return best(
+        self, suite: str, shape: str, variant: str | None = None, impl: str = OURS, op: str = "fwd",
+        key: str = "gpu_us",
+    ) -> Row | None:  # fmt: skip
+        wanted = (
             r for r in self._rows
             if (r["suite"], r["shape"], r.get("variant"), r["impl"]) == (suite, shape, variant, impl)
             and r["op"] == op
             and (variant is not None or r["dtype"] == "bfloat16")
         )  # fmt: skip
+        return best(wanted, key)
 
     def plain(self, shape: str) -> Row | None:
         return self.find("forward", shape) or self.find(variants.SUITE, shape, variants.PLAIN)
@@ -155,6 +158,10 @@ def _surface(rows: _Rows) -> Iterator[Verdict]:
             yield Verdict("residuals, packed", shape, row["gpu_us"], limit, True, "us")
     if row := rows.find(retrieval.SUITE, "retrieve-100k", retrieval.TOP):
         yield Verdict(f"retrieve, {retrieval.TOP}", "retrieve-100k", row["gpu_us"], _TOP_US, True, "us")
+    for memory in (retrieval.PINNED, retrieval.PAGEABLE, retrieval.MAPPED):
+        if row := rows.find(retrieval.SUITE, "retrieve-host-40k", memory, key="over_bus"):
+            share = 1 / row["over_bus"]
+            yield Verdict("corpora of the host", memory, share, _OF_THE_BUS, False, "%", "the bus")
 
 
 def judge(record: Iterable[Row]) -> list[Verdict]:

@@ -572,6 +572,18 @@ def test_one_variant_that_fails_costs_its_row_alone() -> None:
     assert wrong["wall_us"] is None and "wrong" in together.line([good, wrong, failed], "over_plain")
 
 
+def test_corpora_of_the_host_are_judged_by_the_bus() -> None:
+    shape = next(s for s in shapes.RETRIEVE if s.name == "retrieve-host-40k")
+
+    def streamed(memory: str, over_bus: float) -> results.Row:
+        row = results.new_row("retrieve", shape, "fwd", torch.bfloat16, OURS, variant=memory)
+        return {**row, "wall_us": 25e3, "over_bus": over_bus}
+
+    judged = targets.judge([streamed("pinned", 1.01), streamed("pageable", 1.25)])
+    assert [(v.shape, v.met) for v in judged] == [("pinned", True), ("pageable", False)]
+    assert "80.0% of the bus  >= 90%" in targets.table(judged)
+
+
 def test_tables_of_hidden_states_and_retrieval() -> None:
     def row(suite: str, impl: str, variant: str, us: float) -> results.Row:
         shape = shapes.Shape("s", 32, 128, 32, 1024)
