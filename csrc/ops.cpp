@@ -13,8 +13,9 @@
 // paired: query i meets document i alone. D is [Nq, Ld, d], its mask [Nq, Ld], scores [Nq], winners [Nq, Lq].
 //
 // precision says how fp32 inputs multiply: "highest" (fp32 accuracy), "high" (the significant bits of TF32),
-// "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32 (plan/copies.h).
-// Other dtypes multiply as they are. backward names the gradient strategy: "auto", "lowmem", "unified".
+// "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32. Other dtypes
+// multiply as they are, but with normalize perhaps as fp16 copies of unit rows (plan/copies.h).
+// backward names the gradient strategy: "auto", "lowmem", "unified".
 #include <torch/csrc/stable/library.h>
 
 #include "common/tensors.h"

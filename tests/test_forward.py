@@ -18,7 +18,8 @@ def check(case, device):
     if (
         device == "cuda"
         and case.normalize
-        and "in fp16, normalized" in li.explain_plan(Q, D, normalize=True, winners=False)
+        and "in fp16, normalized"
+        in li.explain_plan(Q, D, d_mask=d_mask is not None, normalize=True, winners=False)
     ):
         limit, winner_limit = ref.UNIT_SCORE_TOLERANCE, ref.UNIT_WINNER_TOLERANCE
 

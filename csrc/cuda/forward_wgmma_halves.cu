@@ -6,7 +6,7 @@ namespace late_interaction {
 
 cudaError_t launch_wgmma_halves(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                 cudaStream_t stream) {
-  const auto launch = [&]<int kColumns, bool kWinners, bool>() {
+  const auto launch = [&]<int kColumns, bool kWinners, bool /*kWeighed: always*/>() {
     using Tile = WgmmaHalvesTile<kColumns, kWinners>;
     return launch_clusters(maxsim_forward_wgmma_halves<Tile>, Tile::kThreads, args, maps, plan, stream);
   };

@@ -4,14 +4,14 @@
 // brings their largest element near the top of it.
 //
 // One number an element: one power for all of D, whose factor then waits until a maximum is found, and one
-// for each row of Q. An element of D keeps all its bits while it is at least 2^-29 of the largest, and errs
-// by 2^-40 of that below.
+// for each row of Q. An element of D keeps all its bits while it is at least 2^-28 of the largest, and errs
+// by 2^-39 of that below.
 //
 // Two numbers: the second takes what the first leaves of an element, 2^11 times as large. So it has a range
 // of its own, and the two have 22 bits of an element down to 2^-28 of the largest that its scale is for, and
-// err by 2^-50 of that below. A row of D far below the largest gets a power of its own, so that every element
-// errs by 2^-38 of its row's largest at most, whatever other documents hold. The factors of most rows are
-// then one.
+// err by 2^-50 of that below. A row of D far below the largest gets a power of its own, so that in rows down
+// to 2^-112 of the largest every element errs by 2^-38 of its own row's at most, whatever other documents
+// hold. The factors of most rows are then one.
 //
 // Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it.
 #include "half_copies.h"
@@ -33,8 +33,8 @@ constexpr int kRowsOfBlock = kThreads / kLanes;
 constexpr int kFar = 12, kFarthest = 100;
 
 // A power of two of the row, the same with a factor that makes it a unit row, one of all rows, one of all
-// rows but those far below, or unit rows times one: of two numbers an element. unit_copies.cu makes unit rows
-// of one.
+// rows but those far below, or unit rows times one. (Unit rows of one number an element come from
+// unit_copies.cu.)
 enum class Scale { own, own_to_unit, shared, shared_or_own, unit };
 
 struct Rows {

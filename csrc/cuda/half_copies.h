@@ -20,7 +20,7 @@ struct HalfCopies {
   int64_t width = 0;
   float* q_factors;   // [Nq * Lq]: what a row of half_Q is to be multiplied by
   float* d_factor;    // [1]: the same of all half_D
-  float* d_factors;   // two pieces: [documents * Ld], beside that one
+  float* d_factors;   // [documents * Ld]: beside that one, of each row; two pieces without normalize alone
   uint32_t* largest;  // room for the scale of D
 };
 

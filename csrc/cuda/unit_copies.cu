@@ -2,10 +2,9 @@
 //
 //     row of D   x / max(||x||, eps) * 2^14, rounded to fp16's 11 significant bits: elements down to 2^-28 of
 //                a unit keep them all, and err by 2^-39 below
-//     row of Q   x * 2^e, the power of two that brings its largest element near the top of fp16. What is
-//     left,
-//                1 / max(||x||, eps) / 2^(e + 14), is the row's factor: it waits until a maximum is found. So
-//                rows of 16 bits are copied without an error.
+//     row of Q   x * 2^e, the power of two that brings its largest element near the top of fp16: rows of 16
+//                bits keep all elements down to 2^-28 of that one as they are. What is left, 1 / max(||x||,
+//                eps) / 2^(e + 14), is the row's factor, which waits until a maximum is found
 //
 // A group of lanes holds a row in registers, from its 16-byte loads to its stores: eight lanes while a row
 // has up to 512 bytes, so that a warp has four rows in flight, else a warp.

@@ -30,7 +30,7 @@ bool on_wgmma(const ForwardPlan& plan) {
          plan.tile == Tile::wgmma_documents;
 }
 
-// fp16 copies, by kernels that know factors of the rows, with rows of whole 16 bytes.
+// Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know factors of them.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{
       .dtype = Dtype::fp16, .precision = Precision::highest, .masked = masked, .copy_engine = s.d % 8 == 0};

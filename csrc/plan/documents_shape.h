@@ -4,7 +4,7 @@
 namespace late_interaction {
 
 struct DocumentsShape {
-  int warpgroups;  // as many as registers allow
+  int warpgroups;  // as many as registers allow; of some widths winners and listed pairs have one less
   int chunks;      // 128-byte pieces of an embedding in a stage of the ring
   int tokens;      // in a stage: a tile, of one or two blocks of 64
 };

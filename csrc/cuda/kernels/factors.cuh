@@ -1,5 +1,5 @@
 // What similarities are multiplied by: a factor for each query token and each document token, the inverse of
-// its norm (normalize) or its scale (quantized tokens).
+// its norm (normalize), its scale (quantized tokens), or what undoes the scale of its fp16 copy.
 #pragma once
 
 #include <cfloat>

@@ -1,8 +1,8 @@
-// MaxSim forward for short documents (mma.sync, sm_80 and newer): a warp a document, and nothing in between.
+// MaxSim forward for short documents (mma.sync, sm_80 and newer): a warp or a block a document, no ring.
 //
 //                      a document's tokens, kColumns at a time
 //                    +-----------------------------------------+
-//   32 query rows,   |  S = Q . D^T, 16 x 8 blocks             |  -> running max (and winner) of every
+//   32 query rows,   |  a warp: S = Q . D^T, 16 x 8 blocks     |  -> running max (and winner) of every
 //   in registers     |                                         |     row, in registers
 //                    +-----------------------------------------+
 //
