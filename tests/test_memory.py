@@ -37,9 +37,16 @@ def leaves(*shapes, dtype=torch.bfloat16):
     return [torch.randn(s, device="cuda", dtype=dtype, requires_grad=True) for s in shapes]
 
 
-def assert_gradients_and_winners_only(Q, D, winners, **options):
-    training_step(Q, D, backward="lowmem", **options)
-    taken = peak(lambda: training_step(Q, D, backward="lowmem", **options))
+def checkpointed_step(Q, D, **options):
+    scores = torch.utils.checkpoint.checkpoint(
+        lambda Q, D: li.maxsim(Q, D, **options), Q, D, use_reentrant=False
+    )
+    return torch.autograd.grad(scores.sum(), (Q, D))
+
+
+def assert_gradients_and_winners_only(Q, D, winners, step=training_step, **options):
+    step(Q, D, backward="lowmem", **options)
+    taken = peak(lambda: step(Q, D, backward="lowmem", **options))
     least = (Q.numel() + D.numel()) * Q.element_size() + 2 * winners
     assert taken <= 1.05 * least, f"{taken / 2**20:.1f} MiB, {taken / least:.3f} x the least possible"
 
@@ -62,10 +69,11 @@ def leaves_of(shape, dtype=torch.bfloat16):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("step", [training_step, checkpointed_step])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", TRAINING, ids=lambda shape: shape.name)
-def test_lowmem_on_the_shapes_of_the_benchmark(shape, dtype):
-    assert_gradients_and_winners_only(*leaves_of(shape, dtype), shape.Nq * shape.Nd * shape.Lq)
+def test_lowmem_on_the_shapes_of_the_benchmark(shape, dtype, step):
+    assert_gradients_and_winners_only(*leaves_of(shape, dtype), shape.Nq * shape.Nd * shape.Lq, step)
 
 
 @pytest.mark.gpu
@@ -74,13 +82,6 @@ def test_scores_alone_take_no_similarities():
     D = torch.randn(64, 1024, 128, device="cuda", dtype=torch.bfloat16)
     li.maxsim(Q, D)
     assert peak(lambda: li.maxsim(Q, D)) < 4 << 20  # the similarities: 4 GiB in bfloat16
-
-
-def checkpointed_step(Q, D, **options):
-    scores = torch.utils.checkpoint.checkpoint(
-        lambda Q, D: li.maxsim(Q, D, **options), Q, D, use_reentrant=False
-    )
-    return torch.autograd.grad(scores.sum(), (Q, D))
 
 
 def assert_gradients_and_16_mib(step, Q, D, **options):

@@ -269,6 +269,21 @@ def test_bad_input(bad):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.gpu
+def test_lengths_are_hints_on_a_gpu_and_nothing_waits_for_it():
+    given = [x.cuda() for x in (Q, D, CU_Q, CU_D)]
+    expected = maxsim_varlen(*given)
+    for tokens in given[:2]:
+        tokens.requires_grad_()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scores = maxsim_varlen(*given, max_seqlen_q=1, max_seqlen_d=1)
+        scores.sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(scores, expected)
+
+
 SEQUENCES = {
     "a tensor": (Q, TypeError, ["sequences", "list", "Tensor"]),
     "nothing": ([], TypeError, ["sequences", "at least one"]),
