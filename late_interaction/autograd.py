@@ -80,7 +80,7 @@ def _straight(
     paired: bool,
 ) -> Tensor | None:
     """Scores of a call in which nothing has a say but the operator, or None. The operator checks its inputs
-    as well: what it refuses goes the long way, which says why in the caller's words."""
+    as well: what is refused goes the long way, which says why in the caller's words, tokens before masks."""
     if (
         torch.compiler.is_compiling()
         or _is_watched(Q, D)
@@ -109,7 +109,7 @@ def _straight(
             scores = ops.step(Q3, DN, q_mask, d_mask, normalize, precision, backward or "auto", paired)
         else:
             scores = ops.beneath(ops.maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
-    except RuntimeError:
+    except (RuntimeError, TypeError, ValueError):
         return None
     return scores if paired else _as_given(scores, Q, D)
 
@@ -187,7 +187,7 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    if winners is None and (normalize or _NORM_CHECKED):
+    if winners is None and (normalize is True or _NORM_CHECKED):
         straight = _straight(Q, D, q_mask, d_mask, normalize, backward, precision, False)
         if straight is not None:
             return straight

@@ -84,8 +84,8 @@ def maxsim_residual(
     """MaxSim of residual-compressed documents, padded at the end. Differentiable in ``Q``.
 
     Work grows as ``Nq * Lq`` times the tokens; memory with the scores, and where ``Q`` wants a gradient with
-    the winners. On a GPU the documents are read once for every 64 query tokens (32 with a gradient), and each
-    is the work of one block: a few very long documents leave most of the GPU idle.
+    the winners. On a GPU the documents are read once for every 64 query tokens (32 with a gradient), long
+    ones in pieces by several blocks.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64. Decompressed tokens are

@@ -39,6 +39,22 @@ def unit(x):
     return x / x.norm(dim=-1, keepdim=True).clamp_min(EPS)
 
 
+LAID = ["transposed", "sliced", "offset", "expanded"]
+
+
+def laid(form, Q, D):
+    """Q and D once with the strides or the offset that `form` names, once contiguous."""
+    if form == "expanded":
+        Q, D = Q[:1].expand(*Q.shape), D[:1].expand(*D.shape)
+        return (Q, D), (Q.contiguous(), D.contiguous())
+    lay = {
+        "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        "sliced": lambda x: torch.nn.functional.pad(x, (3, 2))[..., 3:-2],
+        "offset": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    }[form]
+    return (lay(Q), lay(D)), (Q, D)
+
+
 def similarities(Q, D, normalize=False):
     """Yields (j, [Nq, Lq, Ld] similarities of every query with its document j), in float64."""
     Q, D = Q.detach().double(), per_query(D.detach(), Q.shape[0])

@@ -88,9 +88,10 @@ RANKS = {
 @pytest.mark.parametrize("bad", RANKS)
 def test_ranks(bad):
     tokens, words = RANKS[bad]
-    with pytest.raises(ValueError) as caught:
-        li.maxsim(*tokens)
-    assert all(word in str(caught.value) for word in words), caught.value
+    for masks in ((), (boolean(3, 5), boolean(4, 7))):  # which fit no better: the tokens come first
+        with pytest.raises(ValueError) as caught:
+            li.maxsim(*tokens, *masks)
+        assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize("tokens", [(Q, D), (Q[0], PAIRS[0]), (Q, KD)], ids=["batches", "2-D", "4-D"])
@@ -170,7 +171,7 @@ def test_unknown_precision(precision):
             call()
 
 
-@pytest.mark.parametrize("normalize", [1, "yes", None, torch.tensor(True)])
+@pytest.mark.parametrize("normalize", [1, "yes", None, torch.tensor(True), torch.ones(2)])
 def test_normalize_is_a_bool(normalize):
     with pytest.raises(TypeError, match="normalize must be True or False"):
         li.maxsim(Q, D, normalize=normalize)

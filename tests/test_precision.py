@@ -167,21 +167,11 @@ def test_copies_of_what_is_zero_or_not_finite(precision):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
+@pytest.mark.parametrize("form", ref.LAID)
 @by_copies
 def test_copies_of_inputs_that_lie_otherwise(form, precision):
-    Q, D = enough()
-    if form == "transposed":
-        laid = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (Q, D)]
-    elif form == "sliced":
-        laid = [torch.nn.functional.pad(x, (3, 2))[..., 3:-2] for x in (Q, D)]
-    elif form == "offset":
-        laid = [torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in (Q, D)]
-    else:
-        Q, D = Q[:1].expand(70, -1, -1), D[:1].expand(30, -1, -1)
-        laid = [Q, D]
-        Q, D = Q.contiguous(), D.contiguous()
-    assert all(map(torch.equal, score(precision, *laid), score(precision, Q, D)))
+    laid, plain = ref.laid(form, *enough())
+    assert all(map(torch.equal, score(precision, *laid), score(precision, *plain)))
 
 
 @pytest.mark.gpu

@@ -87,22 +87,13 @@ def test_documents_of_each_query(dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
+@pytest.mark.parametrize("form", ref.LAID)
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32])
 def test_inputs_that_lie_otherwise(form, dtype):
-    Q, D = problem(dtype=dtype)
-    if form == "transposed":
-        laid = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (Q, D)]
-    elif form == "sliced":
-        laid = [torch.nn.functional.pad(x, (3, 2))[..., 3:-2] for x in (Q, D)]
-    elif form == "offset":
-        laid = [torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in (Q, D)]
-    else:
-        laid = [Q[:1].expand(70, -1, -1), D[:1].expand(30, -1, -1)]
-        Q, D = (x.contiguous() for x in laid)
+    laid, plain = ref.laid(form, *problem(dtype=dtype))
     options = {"normalize": True, "precision": "high"}
     assert all(
-        map(torch.equal, li.maxsim_with_winners(*laid, **options), li.maxsim_with_winners(Q, D, **options))
+        map(torch.equal, li.maxsim_with_winners(*laid, **options), li.maxsim_with_winners(*plain, **options))
     )
 
 
