@@ -30,8 +30,6 @@ ROUNDED_LOSS = 5e-2  # that a loss may be off by, of scores that are rounded to 
 # The chunked loss has most of its gradient in each query's own document: winners there that rounding may have
 # moved.
 MOVED = 3
-# Where rounded scores make another document the hardest, its whole gradient moves.
-HARDEST_MOVED = 0.8
 CHUNK = 32  # queries, and documents, that the contrastive loss scores at a time
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -203,8 +201,6 @@ def _measured(settings: Settings, shape: Shape, variant: str, step: Step) -> lis
         limit = tolerance(True, rounds)
         if variant == CHUNKED:
             limit = max(limit, (2 * MOVED / (shape.Nq * shape.Lq)) ** 0.5)
-        elif variant == PAIRWISE and rounds:
-            limit = HARDEST_MOVED
 
         def check(row: Row, out: object, limit: float = limit) -> None:
             assert isinstance(out, tuple)
