@@ -58,7 +58,7 @@ TOGETHER = {
     plaid.SUITE: (shapes.PLAID, shapes.TINY_PLAID, "over_lik", plaid.take),
     hidden.SUITE: (shapes.FUSED_HEAD, shapes.TINY_FUSED_HEAD, "over_unfused", hidden.take),
     retrieval.SUITE: (shapes.RETRIEVE, shapes.TINY_RETRIEVE, "over_scores", retrieval.take),
-    varlen.SUITE: (shapes.VARLEN, shapes.TINY_FORWARD, "over_ours", varlen.take),
+    varlen.SUITE: (shapes.VARLEN, shapes.TINY_VARLEN, "over_ours", varlen.take),
     pairs.SUITE: (shapes.PAIR_LISTS, shapes.TINY_PAIR_LISTS, "over_ours", pairs.take),
     steps.SUITE: (shapes.TRAINING, shapes.TINY_TRAINING, "over_plain", steps.take),
     heads.SUITE: (shapes.HEADS, shapes.TINY_HEADS, "over_einsum", heads.take),
@@ -122,7 +122,7 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     settings = Settings(
         device=device, dtype=_DTYPES[args.dtype], implementations=implementations, effort=effort,
         ceilings=ceilings, limit_s=args.limit or (240.0 if args.full else 40.0),
-        retune=args.full, compile_all=args.full,
+        retune=args.full, compile_all=args.full, compiles=not args.quick,
     )  # fmt: skip
     tuning = "for each shape" if args.full else "once for each key of their own caches, at the first shape"
     header = results.new_header(device, ceilings, peers_tuned=tuning, **_l2(device))
@@ -131,15 +131,15 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
         told = f"cuBLAS bf16 {ceilings.cublas_tflops:.0f} and TF32 {ceilings.cublas_tf32_tflops:.0f} TFLOP/s"
         told += f", reads {ceilings.read_tbps:.2f} TB/s"
         print(f"{header['gpu']}: {told}, copies {ceilings.copy_tbps:.2f} TB/s", flush=True)
-    forward = shapes.select(shapes.TINY_FORWARD if args.dry_run else shapes.FORWARD, args.shapes)
-    training = shapes.select(shapes.TINY_TRAINING if args.dry_run else shapes.TRAINING, args.shapes)
+    tiny = args.dry_run
+    forward = (*shapes.TINY_FORWARD, shapes.TINY_LONG) if tiny else shapes.FORWARD
+    training = (*shapes.TINY_TRAINING, shapes.TINY_LONG) if tiny else (*shapes.TRAINING, *shapes.LONG)
+    forward, training = (tuple(shapes.select(known, args.shapes)) for known in (forward, training))
     if "forward" in suites:
         run_suite(settings, out, "forward", forward, "fwd")
-    for suite, (known, tiny, ratio, take) in TOGETHER.items():
+    for suite, (known, small, ratio, take) in TOGETHER.items():
         if suite in suites and any(i.name == OURS for i in implementations):
-            together.run(
-                settings, out, shapes.select(tiny if args.dry_run else known, args.shapes), ratio, take
-            )
+            together.run(settings, out, shapes.select(small if tiny else known, args.shapes), ratio, take)
     if "training" in suites:
         run_suite(settings, out, "training", training, "fwd+bwd", WINNER_KINDS)
     if "backward" in suites:

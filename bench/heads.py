@@ -1,4 +1,4 @@
-"""Whole losses, forward and backward, by each library's MaxSim: colpali-engine's explicit-negative head and
+"""Whole losses, forward and backward, by each library's MaxSim: colpali-engine's explicit-negative heads and
 PyLate's chunked contrastive loss, each written once for all. Neither package need be installed.
 
 They wait for the device in the middle, as theirs do, so the clock is of events around one call after another.
@@ -24,6 +24,7 @@ from .together import TOLERANCE, Timed, measure, set_ratios
 
 SUITE = "heads"
 ALONE, WITH_IN_BATCH, CHUNKED = "explicit negatives", "with in-batch term", "chunked contrastive"
+PAIRWISE = "with pairwise in-batch term"
 TEMPERATURE = 0.02
 ROUNDED_LOSS = 5e-2  # that a loss may be off by, of scores that are rounded to bf16 and then divided by that
 # The chunked loss has most of its gradient in each query's own document: winners there that rounding may have
@@ -71,17 +72,30 @@ def _by_length(scores: torch.Tensor, Q: torch.Tensor) -> torch.Tensor:
     return scores
 
 
+def _pairwise(scores: torch.Tensor) -> torch.Tensor:
+    """Each query's positive, on the diagonal, against the best of the other documents alone."""
+    own = scores.diagonal()
+    best, second = scores.topk(2, dim=1).values.unbind(1)
+    return F.softplus((torch.where(best == own, second, best) - own) / TEMPERATURE).mean()
+
+
+def _contrastive(scores: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(scores / TEMPERATURE, torch.arange(len(scores), device=scores.device))
+
+
 def negative_head(
-    scores: Scores, Q: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor, in_batch: float
-) -> torch.Tensor:
-    """colpali-engine's ColbertNegativeCELoss by default; `in_batch` weighs its in-batch term."""
+    scores: Scores, Q: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor, in_batch: float,
+    pairwise: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """colpali-engine's ColbertNegativeCELoss, or its ColbertPairwiseNegativeCELoss, by default. `in_batch`
+    weighs the in-batch term, in which alone they differ."""
     of_positives = _by_length(scores.pairs(Q, positives), Q)
     of_negatives = _by_length(scores.own(Q, negatives), Q)
     loss = F.softplus((of_negatives - of_positives.unsqueeze(1)) / TEMPERATURE).mean()
     if in_batch > 0:
         of_all = _by_length(scores.every(Q, positives), Q)
-        labels = torch.arange(len(Q), device=Q.device)
-        loss = loss * (1 - in_batch) + F.cross_entropy(of_all / TEMPERATURE, labels) * in_batch
+        term = _pairwise if pairwise else _contrastive
+        loss = loss * (1 - in_batch) + term(of_all) * in_batch
     return loss
 
 
@@ -123,7 +137,7 @@ class Step:
     wanted: list[torch.Tensor]
 
 
-def _negative_step(settings: Settings, shape: Shape, in_batch: float) -> Step:
+def _negative_step(settings: Settings, shape: Shape, in_batch: float, pairwise: bool = False) -> Step:
     pairs = dataclasses.replace(shape, Nd=1, layout=PAIRS)
     grid = dataclasses.replace(shape, Nd=shape.Nq, layout=IN_BATCH)
     x = draw(shape, settings.device, settings.dtype)
@@ -133,14 +147,14 @@ def _negative_step(settings: Settings, shape: Shape, in_batch: float) -> Step:
     (p, p_gradients), (n, n_gradients) = _exact(pairs, x.Q, positives), _exact(shape, x.Q, x.D)
     g, g_gradients = _exact(grid, x.Q, positives) if in_batch else (p, lambda: [0.0, 0.0])
     exact = Scores(lambda *_: g, lambda *_: p, lambda *_: n)
-    loss = negative_head(exact, x.Q, positives, x.D, in_batch)
+    loss = negative_head(exact, x.Q, positives, x.D, in_batch, pairwise)
     loss.backward()
     (q_p, d_p), (q_n, d_n), (q_g, d_g) = p_gradients(), n_gradients(), g_gradients()
     for leaf in leaves:
         leaf.requires_grad_()
 
     def run(scores: Scores) -> tuple[torch.Tensor, ...]:
-        loss = negative_head(scores, *leaves, in_batch)
+        loss = negative_head(scores, *leaves, in_batch, pairwise)
         return (loss.detach(), *torch.autograd.grad(loss, leaves))
 
     return Step(run, [loss.detach(), q_p + q_n + q_g, d_p + d_g, d_n])
@@ -170,7 +184,8 @@ def take(settings: Settings, shape: Shape) -> list[Row]:
     if shape.layout == IN_BATCH:
         return _measured(settings, shape, CHUNKED, _chunked_step(settings, shape))
     rows = _measured(settings, shape, ALONE, _negative_step(settings, shape, 0.0))
-    return rows + _measured(settings, shape, WITH_IN_BATCH, _negative_step(settings, shape, 0.5))
+    rows += _measured(settings, shape, WITH_IN_BATCH, _negative_step(settings, shape, 0.5))
+    return rows + _measured(settings, shape, PAIRWISE, _negative_step(settings, shape, 0.5, pairwise=True))
 
 
 def _short(effort: Effort) -> Effort:

@@ -12,6 +12,7 @@ from .shapes import Shape, itemsize
 
 UNIFORM = "uniform"
 SKEWED = "skewed"  # the winner's index is Ld * u^4: the hottest token wins Ld^(3/4) times the mean
+SKEWED_UP_TO = 1 << 14  # document tokens: fitting the skew of longer ones takes minutes
 
 
 @dataclass

@@ -31,7 +31,8 @@ def reference_scores(
     shape: Shape, Q: torch.Tensor, D: torch.Tensor, q_mask: torch.Tensor | None = None,
     d_mask: torch.Tensor | None = None, normalize: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents or queries at a time.
+    """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents or queries at a time, and of
+    the query tokens that meet one document where it is too long for all.
 
     Every document must keep a token: the winners of one that does not are not marked.
     """
@@ -49,14 +50,19 @@ def reference_scores(
     if shape.layout == IN_BATCH:
         rows = tokens(Q.reshape(Nq * Lq, d))
         step = max(1, _CHUNK_ELEMENTS // (Nq * Lq * Ld))
+        at_once = max(1, _CHUNK_ELEMENTS // (step * Ld))
         for j in range(0, Nd, step):
             docs = tokens(D[j : j + step].reshape(-1, d))
-            sims = (rows @ docs.T).view(Nq, Lq, -1, Ld)
-            if d_mask is not None:
-                sims.masked_fill_(~d_mask[j : j + step], -torch.inf)
-            best = sims.max(-1)
-            scores[:, j : j + step] = total(best.values, q_mask)
-            winners[:, j : j + step] = best.indices.transpose(1, 2)
+            values, indices = [], []
+            for part in rows.split(at_once):
+                sims = (part @ docs.T).view(len(part), -1, Ld)
+                if d_mask is not None:
+                    sims.masked_fill_(~d_mask[j : j + step], -torch.inf)
+                best = sims.max(-1)
+                values.append(best.values)
+                indices.append(best.indices)
+            scores[:, j : j + step] = total(torch.cat(values).view(Nq, Lq, -1), q_mask)
+            winners[:, j : j + step] = torch.cat(indices).view(Nq, Lq, -1).transpose(1, 2)
     else:
         D = _candidates(shape, D)
         step = max(1, _CHUNK_ELEMENTS // (Nd * Ld * max(Lq, d)))

@@ -8,9 +8,9 @@ from pathlib import Path
 from . import fp32, plans, quantized, steps, sweep, targets, variants
 from .ceilings import NAMES, reached
 from .impls import EINSUM, FLASH, LIK, OURS
-from .inputs import SKEWED, UNIFORM
+from .inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from .results import Row, apart, best, is_whole, number, read, records, split
-from .shapes import FORWARD, TRAINING
+from .shapes import FORWARD, LONG, TRAINING
 from .suites import H200_BYTES, H200_FLOPS
 
 Table = Callable[[Sequence[str], Sequence[Sequence[str]], int], str]
@@ -137,14 +137,14 @@ def _quantized(record: _Record, table: Table) -> list[str]:
 
 def _training(record: _Record, table: Table) -> list[str]:
     body = []
-    for shape in TRAINING:
+    for shape in (*TRAINING, *LONG):
         steps = [
             r for r in record.rows if r["suite"] == "training" and r["shape"] == shape.name and r["gpu_us"]
         ]
         ours = {r["winners"]: r for r in steps if r["impl"] == OURS and r["backward"] == "auto"}
-        if UNIFORM not in ours or SKEWED not in ours:
+        if UNIFORM not in ours or (SKEWED not in ours and shape.Ld <= SKEWED_UP_TO):
             continue
-        uniform, skewed = ours[UNIFORM], ours[SKEWED]
+        uniform, skewed = ours[UNIFORM], ours.get(SKEWED)
         # As stated for the card: both floors of the forward, and each input and gradient moved once.
         products = shape.arithmetic("fwd+bwd") / H200_FLOPS
         bound = "products" if products >= shape.bytes_moved("fwd+bwd", 2) / H200_BYTES else "memory"
@@ -154,7 +154,7 @@ def _training(record: _Record, table: Table) -> list[str]:
         body.append([
             shape.name, _size(uniform), bound, number(uniform["floor_us"]), f"{gathered / 2**20:,.0f}",
             number(uniform["gpu_us"]), _percent(uniform["floor_us"] / uniform["gpu_us"]),
-            number(skewed["gpu_us"]), number(uniform["wall_us"]),
+            number(skewed and skewed["gpu_us"]), number(uniform["wall_us"]),
             number(uniform["peak_mib"]), number(peer and peer["gpu_us"]), _times(peer, uniform),
         ])  # fmt: skip
     note = (
@@ -188,7 +188,7 @@ def _steps(record: _Record, table: Table) -> list[str]:
             cells.append(_times(found.get(name), plain))
         again = found.get(steps.RECOMPUTE)
         cells.append(number(again["peak_mib"] - gradients) if again and again["peak_mib"] else "-")
-        for name in (steps.PLAIN, steps.ONE_THREAD, steps.GRAPH):
+        for name in (steps.PLAIN, steps.ONE_THREAD, steps.COMPILED, steps.GRAPH):
             row = found.get(name)
             cells.append(number(row["wall_us"] - plain["gpu_us"]) if row and row["wall_us"] else "-")
         body.append(cells)
@@ -196,14 +196,14 @@ def _steps(record: _Record, table: Table) -> list[str]:
         'The bf16 step in the same turns as others: `winners="recompute"`, with the MiB that it takes beside '
         'the gradients; float32 inputs at "high" and under bf16 autocast, which are twice the bytes. Then '
         "wall time above GPU time: eager; eager without autograd's own thread for the device "
-        "(`torch.autograd.set_multithreading_enabled(False)`); as a CUDA graph."
+        "(`torch.autograd.set_multithreading_enabled(False)`); compiled by `torch.compile`; as a CUDA graph."
     )
     if product_us:
         eager = f"{number(product_us)} us eager"
         note += f" PyTorch's own product of two small tensors, with both gradients: {eager}."
     head = [
         "shape", "bf16 us", "recompute", "float32 high", "float32 autocast", "recompute MiB", "host us",
-        "one thread", "CUDA graph",
+        "one thread", "torch.compile", "CUDA graph",
     ]  # fmt: skip
     return ["## What a step's options cost", note, table(head, body, 1)] if body else []
 

@@ -219,8 +219,8 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
     parts += _section("Peak memory of that step,", "MiB above the inputs.", memory_table(rows))
     parts += _section(
         "Whole losses, forward and backward.",
-        "Microseconds of one after another / peak MiB: colpali-engine's explicit-negative head and PyLate's"
-        " contrastive loss, scored in chunks of 32 x 32.",
+        "Microseconds of one after another / peak MiB: colpali-engine's explicit-negative heads, which are"
+        " the same without an in-batch term, and PyLate's contrastive loss, scored in chunks of 32 x 32.",
         heads_table(rows),
     )
     parts += _section(
@@ -233,7 +233,8 @@ def _gpu_report(rows: Sequence[Row]) -> list[str]:
         (
             "Packed sequences,",
             varlen.SUITE,
-            "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often.",
+            "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often; `padded`: `maxsim_padded`, each"
+            " query with documents of its own.",
         ),
         (
             "Listed pairs,",

@@ -113,6 +113,14 @@ class PairShape(Shape):
     even: bool = False  # all of Lq and Ld tokens
 
 
+# What a batch never holds: documents of a million tokens, a query of 32k, rows of 4096. Forward and step.
+LONG = (
+    Shape("million-1x1", 1, 1, 32, 1_000_000),
+    Shape("million-64x4", 64, 4, 32, 1_000_000),
+    Shape("query-32k", 1, 64, 32768, 1024),
+    Shape("d4096", 64, 64, 32, 300, d=4096),
+)
+
 FORWARD = (
     Shape("text-short", 1, 1000, 32, 300, compiled=True),
     Shape("text-long", 1, 1000, 32, 1024),
@@ -131,6 +139,7 @@ FORWARD = (
     Shape("large-d512", 1, 1000, 32, 300, d=512),
     Shape("d768", 64, 64, 32, 300, d=768),
     Shape("kd-256x16", 256, 16, 32, 1030, layout=KD),
+    *LONG,
 )
 
 # What bounds a forward of scores alone; the suites beside the plain forward take some of these.
@@ -144,10 +153,11 @@ VARIANTS = (*COMPUTE_BOUND, "text-long", "corpus-10k")
 FP32 = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "d768", "text-long")
 QUANTIZED = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "text-long", "corpus-10k")
 
-# Packed: Lq and Ld are those of the longest.
+# Packed: Lq and Ld are those of the longest. Where each query has its own documents they are padded as well.
 VARLEN = (
     Shape("varlen-128", 128, 128, 32, 1024),
     Shape("varlen-rerank-10k", 1, 10000, 32, 512),
+    Shape("varlen-own-128x32", 128, 32, 32, 512, layout=KD),
 )
 # Listed pairs: each document with a query of 100; all there are of a dense batch, and a tenth of those; and
 # one query with documents that lie anywhere.
@@ -169,6 +179,7 @@ TRAINING = (
     Shape("kd-256x16", 256, 16, 32, 1030, layout=KD),
     Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
 )
+COMPILED_STEPS = ("train-32", "kd-128x8", "pairs-256", "tiny-pairs")  # of ours, one of each layout
 
 # Residual-compressed documents, of so many bits a bucket.
 PLAID = (
@@ -191,7 +202,8 @@ RETRIEVE = (
 )
 # Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
 _CHUNKED = (
-    (64, 2048), (64, 4096), (64, 8192), (128, 4096), (128, 8192), (256, 2048), (256, 4096), (256, 8192),
+    (64, 2048), (64, 4096), (64, 8192), (128, 2048), (128, 4096), (128, 8192), (256, 2048), (256, 4096),
+    (256, 8192),
 )  # fmt: skip
 HEADS = (
     Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
@@ -217,6 +229,9 @@ TINY_TRAINING = (
     Shape("tiny-kd", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-pairs", 3, 1, 5, 7, d=16, layout=PAIRS),
 )
+# Too long for winners of two bytes, and for documents of a skew.
+TINY_LONG = Shape("tiny-long", 2, 1, 5, 70_000, d=16)
+TINY_VARLEN = (*TINY_FORWARD, Shape("tiny-own", 3, 4, 5, 7, d=16, layout=KD))
 TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
 TINY_FUSED_HEAD = (HiddenShape("tiny-head", 3, 4, 5, 7, d=16, d_model=24),)
 TINY_PAIR_LISTS = (

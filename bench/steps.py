@@ -14,7 +14,7 @@ from .impls import OURS
 from .inputs import Inputs
 from .parity import Reference, reference, relative_error, tolerance
 from .results import Row, new_row
-from .shapes import PAIRS, Shape
+from .shapes import COMPILED_STEPS, PAIRS, Shape
 from .suites import Settings
 from .timing import Call
 from .together import Timed, draw_sets, measure, set_ratios
@@ -119,7 +119,7 @@ def take(settings: Settings, shape: Shape) -> list[Row]:
     hosts = [timed(ONE_THREAD, lambda: _in_one_thread(_calls(plain, halves)), capture=False)]
     if settings.device.type == "cuda":
         hosts.append(timed(GRAPH, lambda: _replayed(lambda: plain(halves[0])), capture=False))
-    if shape.compiled and settings.compile_all:
+    if settings.compiles and (shape.name in COMPILED_STEPS or settings.compile_all):
         hosts.append(timed(COMPILED, lambda: _calls(_step(shape, compiled=True), halves), capture=False))
     rows = measure(settings, [*steps, *hosts])
     for row in rows[len(steps) :]:

@@ -27,9 +27,11 @@ from bench import (
     results,
     shapes,
     steps,
+    suites,
     targets,
     timing,
     variants,
+    varlen,
 )
 from bench.__main__ import main
 from bench.impls import EINSUM, KEYS, LIK, OURS, einsum_maxsim, load
@@ -63,11 +65,29 @@ def test_floor_is_the_larger_of_arithmetic_and_bytes(name: str, op: str, us: flo
 
 
 def test_shapes_have_unique_names_within_a_suite() -> None:
-    for suite in (shapes.FORWARD, shapes.TRAINING, shapes.CPU):
+    training = (*shapes.TRAINING, *shapes.LONG)
+    for suite in (shapes.FORWARD, training, shapes.CPU, shapes.VARLEN, shapes.HEADS):
         assert len({s.name for s in suite}) == len(suite)
     assert [s.name for s in shapes.select(shapes.FORWARD, ["train", "d768"])] == [
         "train-32", "train-128", "train-256", "d768",
     ]  # fmt: skip
+    for shape in shapes.LONG:
+        assert shapes.select(shapes.FORWARD, [shape.name]) == [shape]
+    assert set(shapes.COMPILED_STEPS) <= {s.name for s in (*shapes.TRAINING, *shapes.TINY_TRAINING)}
+
+
+@pytest.mark.parametrize("elements", [1, 16, 70, 210])  # similarities of 1 token, 2, 10, all of 2 documents
+def test_the_slices_of_the_reference_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape in LAYOUTS:
+        x = inputs.draw(shape, CPU, torch.float64)
+        q_mask, d_mask = torch.rand(x.Q.shape[:-1]) < 0.7, torch.rand(x.D.shape[:-1]) < 0.7
+        d_mask[..., 0] = True
+        whole = parity.reference_scores(shape, x.Q, x.D, q_mask, d_mask)
+        with monkeypatch.context() as patch:
+            patch.setattr(parity, "_CHUNK_ELEMENTS", elements)
+            scores, winners = parity.reference_scores(shape, x.Q, x.D, q_mask, d_mask)
+        torch.testing.assert_close(scores, whole[0])
+        assert torch.equal(winners, whole[1])
 
 
 @pytest.mark.parametrize("shape", LAYOUTS, ids=lambda s: s.layout)
@@ -137,6 +157,8 @@ def test_dry_run_takes_every_suite_through_and_records_every_key(tmp_path: Path)
         "unified",
     }
     assert all(r["winners_wrong"] == 0 for r in rows if r["impl"] == OURS and r["op"] == "fwd+bwd")
+    drawn = {(r["op"], r["winners"]) for r in rows if r["shape"] == shapes.TINY_LONG.name}
+    assert drawn == {("fwd", None), ("fwd+bwd", "uniform"), ("bwd", "uniform")}
 
 
 @pytest.mark.parametrize(
@@ -162,8 +184,6 @@ def test_a_peer_that_is_not_installed_is_said_and_left_out() -> None:
 
 
 def test_a_wrong_result_is_recorded_and_not_timed() -> None:
-    from bench import suites
-
     class Off(KEYS["einsum"]):  # type: ignore[misc]
         def score(self, shape: Shape, backward: str | None, train: bool):  # type: ignore[no-untyped-def]
             return lambda Q, D: einsum_maxsim(Q, D, shape.layout) * 1.1
@@ -368,7 +388,9 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
         assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2
     assert all(r["over_plain"] > 0 for r in by_suite["variants"] if r["variant"] != "plain")
     assert all(r["winners_wrong"] == 0 for r in by_suite["variants"] if r["variant"] == "winners")
-    assert {r["variant"] for r in by_suite["varlen"]} == {"forward", "forward + backward"}
+    packed, padded = {"forward", "forward + backward"}, {"padded", "padded, forward + backward"}
+    for shape, known in (("tiny-batch", packed), ("tiny-rerank", packed | padded), ("tiny-own", padded)):
+        assert {r["variant"] for r in by_suite["varlen"] if r["shape"] == shape} == known
     assert {r["variant"] for r in by_suite["pairs-packed"]} == {"forward", "forward + backward", "dense call"}
     for r in [*by_suite["varlen"], *by_suite["pairs-packed"]]:
         assert r["wall_us"] > 0 and r["rel_err"] < 1e-6
@@ -386,10 +408,19 @@ def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
     assert main(["--dry-run", "--suite", "steps", "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
     timed = [steps.PLAIN, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST, steps.ONE_THREAD]
-    assert [r["variant"] for r in rows] == 3 * timed
+    assert [r["variant"] for r in rows] == [*3 * timed, steps.COMPILED]
+    assert rows[-1]["shape"] in shapes.COMPILED_STEPS
     for r in rows:
         assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2 and r["grad_err"] < 0.6
-        assert (r.get("over_plain") is None) == (r["variant"] in (steps.PLAIN, steps.ONE_THREAD))
+        host = r["variant"] in (steps.PLAIN, steps.ONE_THREAD, steps.COMPILED)
+        assert (r.get("over_plain") is None) == host
+
+
+def test_a_quick_run_compiles_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    options = ["--suite", "steps", "--shapes", "tiny-pairs", "--impl", "ours", "--out", str(out)]
+    assert main(["--dry-run", "--quick", *options]) == 0
+    assert steps.COMPILED not in {r.get("variant") for r in results.read(out)}
 
 
 def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
@@ -398,7 +429,7 @@ def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
     _, rows = results.split(results.read(out))
     assert [(r["variant"], r["impl"]) for r in rows] == [
         (variant, impl)
-        for variant in (heads.ALONE, heads.WITH_IN_BATCH, heads.CHUNKED)
+        for variant in (heads.ALONE, heads.WITH_IN_BATCH, heads.PAIRWISE, heads.CHUNKED)
         for impl in (OURS, EINSUM)
     ]
     for r in rows:
@@ -407,17 +438,26 @@ def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_batch", [0.0, 0.5])
-def test_the_head_is_colpali_engines(in_batch: float) -> None:
+@pytest.mark.parametrize("pairwise", [False, True])
+def test_the_head_is_colpali_engines(in_batch: float, pairwise: bool) -> None:
     name = "colpali_engine"
     with release("colpali-engine", name, "0.3.18") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, name, without_its_init(name, folder))
         losses = importlib.import_module("colpali_engine.loss.late_interaction_losses")
-        head = losses.ColbertNegativeCELoss(in_batch_term_weight=in_batch)
+        kind = losses.ColbertPairwiseNegativeCELoss if pairwise else losses.ColbertNegativeCELoss
+        head = kind(in_batch_term_weight=in_batch)
         x = inputs.draw(Shape("x", 4, 3, 5, 7, d=16, layout=KD), CPU, torch.float64)
         positives = torch.randn(4, 7, 16, dtype=torch.float64)
+        positives[0] = torch.cat([x.Q[0], x.Q[0, :2]])  # which the best of all scores of a query is of
+        x.require_grad()
+        positives.requires_grad_()
+        leaves = (x.Q, positives, x.D)
         einsum = heads._scores(KEYS["einsum"](), Shape("x", 4, 3, 5, 7))
-        mine = heads.negative_head(einsum, x.Q, positives, x.D, in_batch)
-        torch.testing.assert_close(mine, head(x.Q, positives, x.D))
+        mine = heads.negative_head(einsum, *leaves, in_batch, pairwise)
+        theirs = head(*leaves)
+        torch.testing.assert_close(mine, theirs)
+        gradients = torch.autograd.grad(mine, leaves), torch.autograd.grad(theirs, leaves)
+        torch.testing.assert_close(*gradients)
 
 
 def test_the_chunked_loss_is_pylates() -> None:
@@ -447,6 +487,32 @@ def test_the_heads_have_a_table() -> None:
         "| explicit negatives | 64 x 4, 32, 1030 (KD) | 1,400 / 278 | 1,600 / 242 | 500 / 150 | 2.80x |"
     )
     assert report.heads_table([]) == ""
+
+
+def test_padding_holds_what_was_packed_and_what_never_was() -> None:
+    Q, _, cu, _ = inputs.draw_packed(Shape("x", 5, 3, 9, 7, d=16), CPU, torch.float64)
+    out, lengths = varlen.padded(Q, cu, 9)
+    assert out.shape == (5, 9, 16) and lengths.tolist() == cu.diff().tolist()
+    keep = torch.arange(9) < lengths.unsqueeze(1)
+    assert torch.equal(out[keep], Q) and bool((out[~keep] > Q.max()).all())
+
+
+def test_peers_are_called_with_the_same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own functions stand in under late-interaction-kernels' module paths, which are the same."""
+    for module in ("fp8", "varlen", "padded"):
+        own = importlib.import_module(f"late_interaction.{module}")
+        monkeypatch.setitem(sys.modules, f"late_interaction_kernels.{module}", own)
+    monkeypatch.setitem(sys.modules, "late_interaction_kernels", importlib.import_module("late_interaction"))
+    peers = [SimpleNamespace(name=LIK)]
+    settings = suites.Settings(CPU, torch.bfloat16, peers, timing.QUICK, timing.Ceilings(), 60)  # type: ignore[arg-type]
+    rows = quantized.take(settings, shapes.TINY_FORWARD[1]) + varlen.take(settings, shapes.TINY_VARLEN[0])
+    theirs = [r for r in rows if r["impl"] == LIK]
+    assert [r["variant"] for r in theirs] == [
+        quantized.PER_TOKEN, quantized.PER_TENSOR,
+        varlen.FORWARD, varlen.STEP, varlen.PADDED, varlen.PADDED_STEP,
+    ]  # fmt: skip
+    for r in theirs:
+        assert r.get("error") is None and r["wall_us"] > 0 and (r.get("over_bf16") or r.get("over_ours")) > 0
 
 
 def test_chunks_do_not_change_the_einsum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,6 +588,15 @@ def test_targets_are_judged_by_the_ceilings_of_their_run() -> None:
     assert targets.table(targets.judge([{"kind": "header", **RUN}])) == ""
 
 
+def test_lengths_beyond_batches_have_no_target_but_a_share_of_the_ceiling() -> None:
+    rows = [timed(s.name, "forward", 1e4) for s in shapes.LONG]
+    step = {"suite": "training", "op": "fwd+bwd", "winners": "uniform", "backward": "auto"}
+    steps = [{**r, **step} for r in rows]
+    assert targets.judge([{"kind": "header", **RUN}, *rows, *steps]) == []
+    shares = {r["shape"]: ceilings.reached(r, RUN) for r in rows}
+    assert [share and share[1] for share in shares.values()] == ["R", "C", "C", "C"]
+
+
 def test_training_steps_are_judged_as_they_are_by_default() -> None:
     def step(shape: str, us: float, winners: str, backward: str = "auto") -> results.Row:
         given = next(s for s in shapes.TRAINING if s.name == shape)
@@ -548,7 +623,7 @@ def test_training_steps_are_judged_as_they_are_by_default() -> None:
 
 
 def test_one_variant_that_fails_costs_its_row_alone() -> None:
-    from bench import suites, together
+    from bench import together
 
     settings = suites.Settings(CPU, torch.float32, [], timing.QUICK, timing.Ceilings(), 60)
     shape = LAYOUTS[0]

@@ -111,13 +111,18 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
 
     record.add([variant(steps.PLAIN, 400.0, 25.0), variant(steps.RECOMPUTE, 640.0, 26.75)])
     record.add([variant(steps.HIGH, 720.0, 46.0), variant(steps.GRAPH, 400.0, 25.0)])
+    record.add([variant(steps.COMPILED, 400.0, 25.0) | {"wall_us": 495.0}])
+    long = {"winners": "uniform", "backward": "auto", "floor_us": 130.0}  # no skewed row of documents so long
+    record.add([row("training", "million-1x1", 260.0, **long), row("forward", "million-1x1", 80.0)])
     record.add([
         row("training", "kd-256x16", us, impl=impl, winners="uniform", backward="lowmem", floor_us=503.0,
             peak_mib=1032.0)
         for impl, us in ((LIK, 800.0), (OURS, 640.0))
     ])  # fmt: skip
     text = build(tmp_path)
-    assert "| pylate-256 | 400 | 1.60x | 1.80x | - | 6.00 | 60.0 | - | 60.0 |" in text
+    assert "| pylate-256 | 400 | 1.60x | 1.80x | - | 6.00 | 60.0 | - | 95.0 | 60.0 |" in text
+    assert "| million-1x1 | 1 x 1, 32, 1000000, d=128 | memory | 130 | 0 | 260 | 50% | - | 269 |" in text
+    assert "| million-1x1 | 1 x 1, 32, 1000000, d=128 | reads | 64.0 | 80.0 | 80% |" in text
     assert "with both gradients: 98.0 us eager." in text
     assert f"| {LIK}, lowmem | 0.80 | 2.2 | 1,032 |\n| {OURS}, lowmem | 0.64 |" in text
     assert "| training step, float32, high | pylate-256 | 1.800x | <= 1.600x | not yet |" in text
