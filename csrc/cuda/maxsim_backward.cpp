@@ -120,7 +120,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   if (d_sums && args.d_inverse) {
     check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
   } else if (d_sums && args.grad_D_sums != args.grad_D) {
-    Tensor grad_D = to.grad_D;  // nothing is left but to round, which PyTorch does at the speed of memory
+    Tensor grad_D = to.grad_D;  // nothing is left but to round, which PyTorch has a kernel for
     torch::stable::copy_(grad_D, *d_sums);
   }
 }

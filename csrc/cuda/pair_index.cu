@@ -9,8 +9,6 @@
 // scores NaN, and its neighbours are none the worse.
 #include "pair_index.h"
 
-#include <algorithm>
-
 #include "kernels/block_sum.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/packed_parts.cuh"

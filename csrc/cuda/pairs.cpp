@@ -4,6 +4,8 @@
 
 #include <torch/csrc/stable/accelerator.h>
 
+#include <array>
+
 #include "../common/pair_tensors.h"
 #include "../plan/pairs.h"
 #include "backward.h"

@@ -65,24 +65,30 @@ def _called(
     return grad_Q if needs[0] else None, grad_D if needs[1] else None, *_NOTHING[2:]
 
 
+def _scored(
+    ctx: Any,
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool,
+    precision: str,
+    backward: str,
+    paired: bool,
+) -> tuple[Tensor, Tensor]:
+    """Scores and winners, with what ``_gradients`` wants kept in ``ctx``."""
+    scores, winners = beneath(_winners_op, Q, D, q_mask, d_mask, normalize, precision, paired)
+    ctx.save_for_backward(Q, D, winners)
+    ctx.options = normalize, backward, paired
+    return scores, winners
+
+
 class MaxSimWinners(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        Q: Tensor,
-        D: Tensor,
-        q_mask: Tensor | None,
-        d_mask: Tensor | None,
-        normalize: bool,
-        precision: str,
-        backward: str,
-        paired: bool,
-    ) -> tuple[Tensor, Tensor]:
-        scores, winners = beneath(_winners_op, Q, D, q_mask, d_mask, normalize, precision, paired)
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        scores, winners = _scored(ctx, *args)
         ctx.mark_non_differentiable(winners)
         ctx.set_materialize_grads(False)  # or a zero tensor as large as the winners would come in for them
-        ctx.save_for_backward(Q, D, winners)
-        ctx.options = normalize, backward, paired
         return scores, winners
 
     @staticmethod
@@ -91,26 +97,12 @@ class MaxSimWinners(Function):
 
 
 class MaxSimStep(Function):
-    """``maxsim_winners`` of which the scores alone come out: 7 us less a step, on an H200's host, than with a
-    second output."""
+    """``maxsim_winners`` of which the scores alone come out: a second output would be wrapped and marked in
+    every step, for nobody."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        Q: Tensor,
-        D: Tensor,
-        q_mask: Tensor | None,
-        d_mask: Tensor | None,
-        normalize: bool,
-        precision: str,
-        backward: str,
-        paired: bool,
-    ) -> Tensor:
-        scores: Tensor
-        scores, winners = beneath(_winners_op, Q, D, q_mask, d_mask, normalize, precision, paired)
-        ctx.save_for_backward(Q, D, winners)
-        ctx.options = normalize, backward, paired
-        return scores
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        return _scored(ctx, *args)[0]
 
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
