@@ -22,6 +22,7 @@
 #include "plan/alternatives.h"
 #include "plan/copies.h"
 #include "plan/halves.h"
+#include "plan/own_documents.h"
 #include "plan/plan.h"
 #include "plan/residual.h"
 
@@ -258,7 +259,8 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
                   "late_interaction: step must be 'forward', 'backward' or 'alternatives', got '", step, "'");
   STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
-  return explain(sizes, plan_backward(sizes, type, vectors, normalize, parse_backward(backward), device));
+  const Sizes own = with_own_documents(sizes);
+  return explain(own, plan_backward(own, type, vectors, normalize, parse_backward(backward), device));
 }
 
 std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,

@@ -27,6 +27,8 @@ CALLS = {
     "documents on the M side, 64 rows, several a block": (2, 300, 30, 140, 128, BF16, "highest"),
     "documents on the M side, queries with their own": (40, 5, 32, 70, 64, FP16, "highest"),
     "query rows on the M side, two chunks": (9, 3, 33, 300, 128, BF16, "highest"),
+    "documents on the M side, in pieces": (1, 2, 32, 3001, 128, BF16, "highest"),
+    "query rows on the M side, documents in pieces": (2, 2, 130, 3001, 64, FP16, "highest"),
     "query rows on the M side, one chunk": (5, 4, 60, 100, 64, FP16, "highest"),
     "query rows on the M side, long documents": (3, 2, 130, 530, 128, BF16, "highest"),
     "query rows on the M side, in chunks, Q resident": (9, 3, 33, 300, 200, BF16, "highest"),

@@ -58,6 +58,15 @@ cudaError_t launch_wgmma_exact(const ForwardArgs& args, const TensorMaps& maps, 
 cudaError_t launch_visits(const ForwardArgs& args, int64_t documents, const CopyRoom& copies, Visit* visits,
                           cudaStream_t stream);
 
+// Of documents that are cut into args.pieces of whole tiles of `tile_tokens`: the visits [documents *
+// pieces]. A mask's last tokens at either end of a piece are left out.
+cudaError_t launch_piece_visits(const ForwardArgs& args, int tile_tokens, Visit* visits, cudaStream_t stream);
+
+// Query rows that one block joins: of more, a query's score is left in parts [Nq, args.parts, documents].
+inline constexpr int kJoinedRows = 128;
+// scores, and winners where args has them, of documents whose pieces left their maxima.
+cudaError_t launch_join_pieces(const ForwardArgs& args, float* scores, cudaStream_t stream);
+
 // scores[i, j] = sum over p of parts[i, p, j], in order.
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                              cudaStream_t stream);

@@ -44,6 +44,26 @@ struct VisitRoom {
   Visit* data() const { return static_cast<Visit*>(visits.data_ptr()); }
 };
 
+// Room for the visits of documents that are cut, and for what they leave of each query row.
+struct PieceRoom {
+  Tensor visits, maxima;
+
+  PieceRoom(const Sizes& s, const ForwardPlan& plan, const Tensor& like)
+      : visits(new_tensor(like, {s.documents() * plan.pieces, 4}, ScalarType::Int)),
+        maxima(new_tensor(like, {s.N * plan.pieces, s.Nq * s.Lq, 2}, ScalarType::Float)) {}
+
+  // Documents become their pieces.
+  void list(const ForwardPlan& plan, ForwardArgs& args, cudaStream_t stream) const {
+    args.N *= plan.pieces;
+    args.pieces = plan.pieces;
+    args.maxima = static_cast<Maximum*>(maxima.data_ptr());
+    auto* listed = static_cast<Visit*>(visits.data_ptr());
+    const int tile = plan.tile == Tile::wgmma_documents ? plan.tokens : plan.columns;
+    check(launch_piece_visits(args, tile, listed, stream), "pieces of documents");
+    args.visits = listed;
+  }
+};
+
 // Works out where packed documents lie, whose each query token is, and how blocks share them.
 void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedRoom& room, const VisitRoom& visits,
                   const Tensor& unit_ends, ForwardArgs& args, cudaStream_t stream) {
@@ -159,8 +179,12 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   }
   std::optional<PackedRoom> packed;
   std::optional<VisitRoom> visits;
+  std::optional<PieceRoom> pieces;
   OptionalTensor unit_ends;
-  if (in.packed) {
+  if (plan.pieces > 1) {
+    pieces.emplace(s, plan, scores);
+    pieces->list(plan, args, stream);
+  } else if (in.packed) {
     packed.emplace(in, scores);
     visits.emplace(in, plan, scores);
     unit_ends = new_tensor(scores, {plan.units <= INT32_MAX ? plan.grid : 0}, ScalarType::Int);
@@ -188,6 +212,20 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
                             : launch_wgmma_halves(args, make_half_maps(args, *halves, plan), plan, stream),
           "forward");
   };
+  if (pieces) {
+    launch();
+    const Tensor sums = in_parts ? new_tensor(scores, {s.Nq, plan.parts, s.N}, ScalarType::Float) : scores;
+    check(launch_join_pieces(args, static_cast<float*>(sums.data_ptr()), stream), "joined pieces");
+    if (!in_parts) return;
+    ForwardArgs parts{};
+    parts.layout = Layout::per_query;  // every query has all of its parts
+    parts.N = s.N;
+    parts.Nq = args.Nq;
+    parts.parts = plan.parts;
+    parts.scores = sums.data_ptr();
+    check(launch_sum_parts(parts, plan, static_cast<float*>(scores.data_ptr()), stream), "sum of parts");
+    return;
+  }
   if (!in_parts) {
     args.scores = scores.data_ptr();
     launch();

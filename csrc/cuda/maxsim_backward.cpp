@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../common/tensors.h"
+#include "../plan/own_documents.h"
 #include "../plan/recompute.h"
 #include "backward.h"
 #include "calls.h"
@@ -46,7 +47,8 @@ struct Destinations {
 
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
                    Backward method, const Destinations& to) {
-  const Sizes& s = in.sizes;
+  // Sums go on from one call to the next, which kernels of a query's own documents do not.
+  const Sizes s = to.q_sums || to.unit_inverse ? in.sizes : with_own_documents(in.sizes);
   const Tensor& like = grad_scores;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);

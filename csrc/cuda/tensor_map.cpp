@@ -99,7 +99,9 @@ CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_
   return encode(data, compute, d, {rows, stride}, one, one, box_rows);
 }
 
-static int64_t documents_of(const ForwardArgs& p) { return p.layout == Layout::in_batch ? p.N : p.Nq * p.N; }
+static int64_t documents_of(const ForwardArgs& p) {
+  return (p.layout == Layout::in_batch ? 1 : p.Nq) * p.documents();
+}
 
 TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   const bool in_batch = p.layout == Layout::in_batch, documents = plan.tile == Tile::wgmma_documents;
@@ -112,7 +114,7 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   maps.Q = in_batch ? encode(p.Q.data, plan.compute, p.d, {rows, row_stride}, one, one, q_box)
                     : encode(p.Q.data, plan.compute, p.d, {p.Lq, p.Q.token_stride}, {p.Nq, p.Q.item_stride},
                              one, q_box);
-  const Axis items = p.packed ? one : Axis{p.N, p.D.item_stride};
+  const Axis items = p.packed ? one : Axis{p.documents(), p.D.item_stride};
   maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, items,
                   in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? plan.tokens : plan.columns);
   if (p.copies.tokens != nullptr) {

@@ -17,6 +17,10 @@ constexpr int64_t kLongestDirect = 512, kLongestDirectInEights = 64;
 // Copies of what counts save masked columns, which longer documents without a mask have few of.
 constexpr int64_t kShortToCopy = 160, kMostCopied = int64_t{1} << 29;  // elements
 
+// Of a document, where that leaves a multiprocessor no more than so many.
+constexpr int kPieces[] = {2, 3, 5, 16, 33, 132};
+constexpr int64_t kMostTurns = 8;
+
 }  // namespace
 
 std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTraits& traits,
@@ -31,6 +35,11 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
   if (s.Ld <= kLongestDirect) add(plan_direct(s, traits, device, 32));
   if (s.Ld <= kLongestDirectInEights) add(plan_direct(s, traits, device, 8));
   for (const int members : {1, 2, 3, 4}) add(plan_wgmma_documents(s, traits, device, members));
+  for (const int pieces : kPieces) {
+    if (ceil_div(s.N * pieces, device.sm_count) > kMostTurns) continue;
+    add(plan_wgmma_documents(s, traits, device, 0, pieces));
+    add(plan_wgmma_rows(s, traits, device, false, 0, pieces));
+  }
   const auto widths = plans[0].compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
   const bool may_copy = (traits.masked || traits.packed || s.Ld < kShortToCopy) &&
                         s.documents() * std::max(s.Ld, kShortToCopy) * s.d <= kMostCopied;
@@ -46,11 +55,12 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
 
 std::string short_name(const ForwardPlan& plan) {
   const std::string columns = std::to_string(plan.columns);
+  const std::string cut = plan.pieces > 1 ? " cut " + std::to_string(plan.pieces) : "";
   switch (plan.tile) {
     case Tile::wgmma_documents:
-      return "documents " + std::to_string(plan.teams) + "x" + std::to_string(plan.members);
+      return "documents " + std::to_string(plan.teams) + "x" + std::to_string(plan.members) + cut;
     case Tile::wgmma_rows:
-      return "rows " + columns + (plan.copied ? " copied" : "");
+      return "rows " + columns + (plan.copied ? " copied" : "") + cut;
     case Tile::wgmma_split:
       return "split " + columns + (plan.cluster > 1 ? " paired" : "");
     default:

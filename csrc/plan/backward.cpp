@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "own_documents.h"
 #include "plan.h"
 
 namespace late_interaction {
@@ -13,11 +14,12 @@ constexpr int kElementPieces = 4;  // and of one read element by element
 constexpr int kPieceBytes = 512;   // of a piece in the type of sums
 constexpr int kMaxTileTokens = 2048;
 constexpr int kMinTileTokens = 32;
-constexpr int kFewWinners = 32 * kWarps;  // of a document: a thread each
 constexpr int64_t kFewBytes = 32 * 1024;  // of gradients, of a tile of such a document
 constexpr int64_t kMaxChunk = 8192;
 constexpr int kCacheBytes = 64 * 1024;  // that a multiprocessor's rows in flight and rows read again want
 constexpr int kReservedBytes = 1024;    // of shared memory, that a block takes beside its own
+
+static_assert(kFewWinners == 32 * kWarps);
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -87,6 +87,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("masked", &li::ForwardPlan::masked)
       .def_readonly("trimmed", &li::ForwardPlan::trimmed)
       .def_readonly("copied", &li::ForwardPlan::copied)
+      .def_readonly("pieces", &li::ForwardPlan::pieces)
       .def_readonly("dealt", &li::ForwardPlan::dealt)
       .def_readonly("scaled", &li::ForwardPlan::scaled)
       .def_readonly("teams", &li::ForwardPlan::teams)

@@ -103,6 +103,15 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
   return portable + "; " + together;
 }
 
+std::string how_summed(const ForwardPlan& plan) {
+  const std::string parts = "up to " + std::to_string(plan.parts) + " parts a query, added by ";
+  if (plan.pieces > 1) {
+    return "in a second kernel, where a row's pieces meet" +
+           (plan.parts == 1 ? std::string() : "; " + parts + "a third");
+  }
+  return plan.parts == 1 ? "a query's rows meet in one warp" : parts + "a second kernel";
+}
+
 }  // namespace
 
 std::string explain(const Sizes& s, const ForwardPlan& plan) {
@@ -163,15 +172,16 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << (plan.copied
               ? "copied     by a kernel before: what counts of documents with holes, or shorter than a tile\n"
               : "")
+      << (plan.pieces > 1 ? "cut        each document into " + std::to_string(plan.pieces) +
+                                " pieces of some " + std::to_string((s.Ld + plan.pieces - 1) / plan.pieces) +
+                                " tokens: whole ones would leave multiprocessors idle\n"
+                          : "")
       << (plan.dealt ? "dealt      documents go to the blocks of a row tile by length, long ones first\n"
                      : "")
       << (plan.scaled ? "scaled     columns have factors of their own\n" : "") << "grid       " << plan.grid
-      << " blocks share " << plan.units << " (row tile, document) units\n"
-      << "sum        "
-      << (plan.parts == 1
-              ? std::string("a query's rows meet in one warp")
-              : "up to " + std::to_string(plan.parts) + " parts a query, added by a second kernel")
-      << "\n"
+      << " blocks share " << plan.units << " (row tile, " << (plan.pieces > 1 ? "piece" : "document")
+      << ") units\n"
+      << "sum        " << how_summed(plan) << "\n"
       << "why        " << why(s, plan) << "\n";
   return out.str();
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cut.h"
 #include "direct.h"
 #include "forward_kernels.h"
 #include "halves.h"
@@ -174,9 +175,19 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     if (const auto direct = plan_direct(s, traits, device, columns)) return *direct;
   }
   if (worth_rows(s, traits, device)) {
-    if (const auto rows = plan_wgmma_rows(s, traits, device, worth_copying(s, compute, traits))) return *rows;
+    const auto whole = plan_wgmma_rows(s, traits, device, false);
+    const int pieces = whole && !traits.packed ? worthwhile_pieces(s, *whole, device) : 1;
+    if (pieces > 1) return *plan_wgmma_rows(s, traits, device, false, 0, pieces);
+    const auto copied =
+        worth_copying(s, compute, traits) ? plan_wgmma_rows(s, traits, device, true) : std::nullopt;
+    if (copied) return *copied;
+    if (whole) return *whole;
   }
-  if (const auto documents = plan_wgmma_documents(s, traits, device)) return *documents;
+  if (const auto whole = plan_wgmma_documents(s, traits, device)) {
+    const int pieces = traits.packed ? 1 : worthwhile_pieces(s, *whole, device);
+    const auto cut = pieces > 1 ? plan_wgmma_documents(s, traits, device, 0, pieces) : std::nullopt;
+    return cut ? *cut : *whole;
+  }
   const auto split = plan_wgmma_split(s, traits, device, worth_pairing(s));
   // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
   if (split && rows_together(s) > split->rows / 4) return *split;

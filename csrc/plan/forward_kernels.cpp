@@ -66,13 +66,20 @@ int64_t count_row_tiles(const Sizes& s, int64_t rows) {
   return s.layout == Layout::in_batch ? ceil_div(s.Nq * s.Lq, rows) : s.Nq * ceil_div(s.Lq, rows);
 }
 
+// Each piece has two tiles at least, so that one that ends with its document is no shorter than a tile. No
+// one knows packed documents' lengths, and what is copied of masked ones.
+bool may_cut(const Sizes& s, int64_t tile, int pieces, bool packed_or_copied) {
+  return pieces == 1 || (!packed_or_copied && ceil_div(s.Ld, tile) >= 2 * pieces);
+}
+
 // Persistent, one block a multiprocessor.
 void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
   plan.blocks_per_sm = 1;
   plan.row_tiles = count_row_tiles(s, plan.rows);
-  plan.units = plan.row_tiles * s.N;
+  plan.units = plan.row_tiles * s.N * plan.pieces;
   plan.grid = std::min<int64_t>(plan.units, device.sm_count);
-  plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
+  plan.parts = static_cast<int>(plan.pieces == 1 ? count_parts(s, plan.part_rows)
+                                                 : ceil_div(std::max<int64_t>(s.Lq, 1), plan.part_rows));
 }
 
 // The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
@@ -173,7 +180,7 @@ std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& trai
 
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
 std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                           bool copied, int columns) {
+                                           bool copied, int columns, int pieces) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
   const int64_t element = element_bytes(compute);
   if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kChunkBytes) return std::nullopt;
@@ -191,10 +198,12 @@ std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& 
     return width <= widest_tile(masked(width), plan.scaled) && (columns == 0 || width == columns);
   });
   if (plan.columns == 0) return std::nullopt;
+  if (!may_cut(s, plan.columns, pieces, traits.packed || copied)) return std::nullopt;
+  plan.pieces = pieces;
   plan.masked = masked(plan.columns);
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
-  plan.trimmed = traits.masked && !copied && operations(s) >= kWorthTrimming;
+  plan.trimmed = traits.masked && !copied && (operations(s) >= kWorthTrimming || pieces > 1);
   const int64_t q = plan.chunks * plan.rows * kChunkBytes;
   const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
                         (plan.scaled ? 4 * plan.columns : 0);
@@ -250,7 +259,7 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
 
 // Documents on the M side: the ring takes what Q and the exchange between warps leave.
 std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int members) {
+                                                const Device& device, int members, int pieces) {
   constexpr int kWidest = 128, kFewestStages = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if (!device.wgmma || !traits.copy_engine || rows_together(s) > kWidest || element_bytes(compute) > 2) {
@@ -265,12 +274,14 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   if (members > shape.warpgroups) return std::nullopt;
   plan.chunks = static_cast<int>(ceil_div(plan.chunks, shape.chunks)) * shape.chunks;
   plan.tokens = shape.tokens;
+  if (!may_cut(s, plan.tokens, pieces, traits.packed)) return std::nullopt;
+  plan.pieces = pieces;
   plan.rows = plan.part_rows = plan.columns;
   share_out(s, plan, device);
   plan.parts = 1;  // no query is cut
   const int64_t documents_a_block =
       std::max<int64_t>(1, ceil_div(plan.units, std::max<int64_t>(plan.grid, 1)));
-  const int64_t tiles = ceil_div(s.Ld, shape.tokens);
+  const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), pieces);
   const int64_t stage = shape.chunks * shape.tokens * kChunkBytes;
   const int64_t q = plan.chunks * plan.columns * kChunkBytes;
   const int64_t exchange = shape.warpgroups * 2 * 4 * plan.columns * 8;

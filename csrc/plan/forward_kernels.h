@@ -25,13 +25,13 @@ std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& trai
 std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                     Tile tile);
 
-// members: warpgroups that share a document's tiles.
+// members: warpgroups that share a document's tiles. pieces: that each document is cut into, here and below.
 std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int members = 0);
+                                                const Device& device, int members = 0, int pieces = 1);
 
 // copied: a kernel before copies what counts of each document.
 std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                           bool copied, int columns = 0);
+                                           bool copied, int columns = 0, int pieces = 1);
 
 // paired: where query rows stream, two blocks bring each other half of them. halves: for plan_halves.
 std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits& traits, const Device& device,

@@ -60,6 +60,7 @@ struct ForwardPlan {
   bool masked = false;    // wgmma_rows, wgmma_split: columns of a tile may be left out one by one
   bool trimmed = false;   // wgmma_rows: a kernel before finds where each masked document begins and ends
   bool copied = false;    // wgmma_rows: or copies what counts of it, so that no column is left out
+  int pieces = 1;         // wgmma_rows, wgmma_documents: that each document is cut into
   bool dealt = false;     // packed: documents are dealt to the blocks of a row tile, long ones first
   int teams = 0;          // wgmma_documents: teams of warpgroups, each with documents of its own
   int members = 0;        // wgmma_documents: warpgroups that share a document's tiles; direct: warps
@@ -68,9 +69,10 @@ struct ForwardPlan {
   int smem_bytes = 0;     // dynamic shared memory of a block
   int blocks_per_sm = 0;  // resident together
   int64_t row_tiles = 0;  // tiles of query rows
-  int64_t units = 0;      // (row tile, document) pairs, dealt out in contiguous ranges
+  int64_t units = 0;      // (row tile, piece of a document) pairs, dealt out in contiguous ranges
   int64_t grid = 0;       // blocks
-  int part_rows = 0;      // query rows that are summed together: those of one warp
+  int part_rows = 0;      // query rows that are summed together: those of one warp, or of a block that joins
+                          // pieces
   int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
 };
 

@@ -5,6 +5,7 @@
 #include "../../csrc/plan/residual.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "check.h"
@@ -158,6 +159,34 @@ void test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits() {
   }
 }
 
+void test_few_long_documents_are_cut_for_all_blocks() {
+  const auto plan = [](Layout layout, int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, ForwardTraits traits) {
+    return plan_forward({layout, Nq, N, Lq, Ld, 128}, traits, kH200);
+  };
+  for (const Layout layout : {Layout::in_batch, Layout::per_query}) {
+    for (const bool masked : {false, true}) {
+      for (const auto& [Nq, N, Lq, Ld] : {std::array<int64_t, 4>{1, 1, 32, 1000000},
+                                          {4, 4, 32, 100003},
+                                          {1, 1, 1030, 1000000},
+                                          {16, 4, 32, 65536},
+                                          {1, 40, 128, 16384}}) {
+        const ForwardPlan cut = plan(layout, Nq, N, Lq, Ld, {.masked = masked});
+        const int64_t tile = cut.tokens > 0 ? cut.tokens : cut.columns;
+        EXPECT(cut.pieces > 1 && cut.units == cut.row_tiles * N * cut.pieces && !cut.copied);
+        EXPECT(cut.grid > 7 * kH200.sm_count / 10);
+        EXPECT((Ld + tile - 1) / tile >= 2 * cut.pieces);  // so that no piece is shorter than a tile
+        EXPECT(cut.parts == (Lq + 127) / 128);
+        EXPECT(explain({layout, Nq, N, Lq, Ld, 128}, cut).find("pieces") != std::string::npos);
+      }
+      // Documents enough, short ones, lengths that no one knows, kernels that take documents whole.
+      EXPECT(plan(layout, 1, 1000, 32, 1030, {.masked = masked}).pieces == 1);
+      EXPECT(plan(layout, 1, 1, 32, 300, {.masked = masked}).pieces == 1);
+      EXPECT(plan(layout, 1, 1, 32, 100000, {.masked = masked, .packed = true}).pieces == 1);
+      EXPECT(plan(layout, 1, 1, 32, 100000, {.dtype = Dtype::fp32, .masked = masked}).pieces == 1);
+    }
+  }
+}
+
 void test_a_plan_can_be_read() {
   const Sizes sizes{Layout::in_batch, 32, 32, 32, 300, 128};
   const ForwardPlan plan = plan_forward(sizes, {}, kH200);
@@ -175,6 +204,7 @@ int main() {
   test_long_compressed_documents_are_cut_for_all_blocks();
   test_listed_pairs_become_the_grid_where_that_is_sooner();
   test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits();
+  test_few_long_documents_are_cut_for_all_blocks();
   test_a_plan_can_be_read();
   return failures != 0;
 }

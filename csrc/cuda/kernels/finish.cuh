@@ -17,20 +17,36 @@
 
 namespace late_interaction {
 
-struct Maximum {
-  float value;
-  int32_t token;
+// Tokens of a document that maxima are over, from the `first` on: all of them, or a piece's.
+template <class E>
+struct Passage {
+  const E* tokens;
+  const uint8_t* mask;
+  const float* factors;
+  int32_t first, length;
+
+  __device__ __forceinline__ Passage(const ForwardArgs& p, int32_t query, int32_t j, Span of)
+      : tokens(static_cast<const E*>(p.D.data) + document_offset(p, query, j) + of.first * p.D.token_stride),
+        mask(document_mask(p, query, j)),
+        factors(document_factors(p, query, j)),
+        first(of.first),
+        length(of.length) {
+    if (mask != nullptr) mask += first * p.d_mask.token_stride;
+    if (factors != nullptr) factors += first * p.d_factors.token_stride;
+  }
 };
 
-// The exact answer for one row against one document, in plain fp32 and token order. All lanes of the warp
-// work on the same row.
+__device__ __forceinline__ Span whole_document(const ForwardArgs& p, int32_t query, int32_t j) {
+  return {0, document_length(p, query, j)};
+}
+
+// The exact answer for one row, in plain fp32 and token order. All lanes of the warp work on the same row.
 template <class E>
-__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* document, int32_t length,
-                                 const uint8_t* mask, const float* factors) {
+__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
   Maximum best{-INFINITY, kSentinel};
-  for (int32_t t = 0; t < length; ++t) {
-    if (mask != nullptr && mask[t * p.d_mask.token_stride] == 0) continue;
-    const E* x = document + t * p.D.token_stride;
+  for (int32_t t = 0; t < of.length; ++t) {
+    if (of.mask != nullptr && of.mask[t * p.d_mask.token_stride] == 0) continue;
+    const E* x = of.tokens + t * p.D.token_stride;
     float dot = 0.0f, squares = 0.0f;
 #pragma unroll 1  // rare, and to be called with few registers
     for (int k = threadIdx.x % 32; k < p.d; k += 32) {
@@ -39,22 +55,23 @@ __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const E* docu
       squares = fmaf(value, value, squares);
     }
     dot = warp_sum(dot);
-    if (factors != nullptr) {
-      dot *= token_factor(p, factors, t);
+    if (of.factors != nullptr) {
+      dot *= token_factor(p, of.factors, t);
     } else if (p.normalize) {
       dot *= inverse_norm(warp_sum(squares));
     }
-    if (isnan(dot)) return {dot, t};
-    if (best.token == kSentinel || dot > best.value) best = {dot, t};
+    if (isnan(dot)) return {dot, of.first + t};
+    if (best.token == kSentinel || dot > best.value) best = {dot, of.first + t};
   }
   return best;
 }
 
-__device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, int32_t length, const uint8_t* mask) {
-  if (mask == nullptr) return length > 0;
-  for (int32_t first = 0; first < p.Ld; first += 32) {
+template <class E>
+__device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const Passage<E>& of) {
+  if (of.mask == nullptr) return of.length > 0;
+  for (int32_t first = 0; first < of.length; first += 32) {
     const int32_t t = first + threadIdx.x % 32;
-    if (__any_sync(kFullWarp, t < p.Ld && mask[t * p.d_mask.token_stride] != 0)) return true;
+    if (__any_sync(kFullWarp, t < of.length && of.mask[t * p.d_mask.token_stride] != 0)) return true;
   }
   return false;
 }
@@ -64,17 +81,14 @@ __device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, int32_t len
 // lane; kept out of line, and out of the registers of the common case.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
-                                                  int32_t j) {
-  const uint8_t* mask = document_mask(p, query, j);
+                                                  int32_t j, Span tokens) {
+  const Passage<E> passage(p, query, j, tokens);
   Maximum mine{-INFINITY, kSentinel};
-  const int32_t length = document_length(p, query, j);
-  if (!any_token_kept(p, length, mask)) return mine;
+  if (!any_token_kept(p, passage)) return mine;
   for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
     const int who = __ffs(left) - 1;
     const int32_t its_row = __shfl_sync(kFullWarp, row, who);
-    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row),
-                                        static_cast<const E*>(p.D.data) + document_offset(p, query, j),
-                                        length, mask, document_factors(p, query, j));
+    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row), passage);
     if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
   }
   return mine;
@@ -165,16 +179,23 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
   }
 }
 
-// Sees to one row a lane whose maximum is NaN or infinite; `slot` is its place in the tile.
-template <class E>
+// Sees to one row a lane whose maximum over tokens() of document j is NaN or infinite; `slot` is its place in
+// the tile.
+template <class E, class Tokens>
 __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
-                                            Maximum& best) {
+                                            Tokens tokens, Maximum& best) {
   bool rare = !(fabsf(best.value) < INFINITY);
   if (!__any_sync(kFullWarp, rare)) return;
   const int32_t row = tile.first + slot;
   rare = rare && slot < tile.count && keeps_row(p, row);
-  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j);
+  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j, tokens());
   if (rare) best = exact;
+}
+
+template <class E>
+__device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
+                                            Maximum& best) {
+  resolve_row<E>(p, tile, slot, j, [&] { return whole_document(p, tile.query, j); }, best);
 }
 
 // Query mask and norms, and winners out.
@@ -210,6 +231,18 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const OwnedRow
     if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
     // The next one begins here: its part 0.
     at = (int64_t{query + 1} * p.parts + (Tile::kPacked && p.packed ? own.first_part : 0)) * p.N + j;
+  }
+}
+
+// A finished piece of a document: the maxima of the lane's rows, for the kernel that joins the pieces.
+template <class Tile>
+__device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile& tile, int warp_m, int32_t j,
+                                             const Maximum (&best)[Tile::kOwned]) {
+  Maximum* to = p.maxima + int64_t{j} * p.Nq * p.Lq + tile.first;
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    const int slot = Tile::slot(warp_m, threadIdx.x % 32, o);
+    if (slot < tile.count) to[slot] = best[o];
   }
 }
 

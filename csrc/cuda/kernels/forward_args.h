@@ -8,11 +8,17 @@
 
 namespace late_interaction {
 
+// The largest similarity of a query row, and the token that has it. -infinity of the sentinel: there is none.
+struct alignas(8) Maximum {
+  float value;
+  int32_t token;
+};
+
 // Packed calls (varlen) have their query tokens behind each other, as the Lq tokens of one query (Nq = 1),
 // and their documents likewise. Which query a token belongs to matters only where a row's maximum is counted.
 struct ForwardArgs {
   Layout layout;
-  int64_t N;  // documents each query meets
+  int64_t N;  // documents each query meets, or their pieces
   int32_t Nq, Lq, Ld, d;
   TokenView Q, D;
   MaskView q_mask, d_mask;
@@ -30,6 +36,10 @@ struct ForwardArgs {
   // wgmma_rows, wgmma_documents: documents [Nq or 1, N] as they are visited; null: in order, each whole.
   const Visit* visits;
   CopyRoom copies;  // wgmma_rows: what some visits read
+  // wgmma_rows, wgmma_documents: each document is cut into so many visits, which leave the maxima of their
+  // rows here, [N, Nq * Lq], for a kernel that comes after (pieces.cu). Null: who finishes a document sums.
+  int32_t pieces = 1;
+  Maximum* maxima;
   int32_t parts;
   int32_t chunks, stages;
   int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team; direct: warps a unit
@@ -41,6 +51,8 @@ struct ForwardArgs {
   float zeros[4];              // zeros that the compiler does not know to be such
   ScaleView d_factors;         // wgmma only
   const float* shared_factor;  // wgmma only: of all documents' tokens
+
+  int64_t documents() const { return N / pieces; }  // each query meets
 };
 
 }  // namespace late_interaction

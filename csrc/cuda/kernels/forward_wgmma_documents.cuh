@@ -202,10 +202,15 @@ struct ListedDocumentsTile : Listed<Tile> {
       Tile::kProducerRegisters + (Tile::kWarpgroups > 2 ? 8 * Tile::kWarpgroups : 0);
 };
 
-// The document that a walk has come to.
+__device__ __forceinline__ Visit visit_of(const ForwardArgs& p, int32_t row_tile, int32_t j) {
+  if (p.visits == nullptr) return {0, p.Ld, j, 0};
+  return p.visits[document_index(p, row_tile, j)];
+}
+
+// The document, or piece of one, that a walk has come to.
 __device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const DocumentWalk& walk) {
-  if (p.visits == nullptr || walk.left <= 0) return {0, p.Ld, walk.j, 0};
-  return p.visits[document_index(p, walk.row_tile, walk.j)];
+  if (walk.left <= 0) return {0, p.Ld, walk.j, 0};
+  return visit_of(p, walk.row_tile, walk.j);
 }
 
 template <int kRows>
@@ -242,7 +247,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
             ptx::copy_box(
                 memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
                 full, (chunk + c) * Tile::kChunkElements, visit.first + t + i * kTailTokens,
-                p.packed ? 0 : walk.j, walk.row_tile);
+                p.packed ? 0 : visit.document, walk.row_tile);
           }
         }
         at.advance(memory.share);
@@ -378,9 +383,11 @@ __device__ __forceinline__ void prefetch_weights(const typename Tile::Args& p, t
                                                  int documents, int thread) {
   at.advance(p, documents * p.teams);
   if (at.left <= 0) return;
-  const uint8_t* mask = document_mask(p, at.row_tile, at.j);
-  const float* factors = document_factors(p, at.row_tile, at.j);
-  for (int32_t t = 32 * thread; t < p.Ld; t += 32 * Tile::kGroupThreads * p.members) {
+  const Visit visit = visit_at(p, at);
+  const uint8_t* mask = document_mask(p, at.row_tile, visit.document);
+  const float* factors = document_factors(p, at.row_tile, visit.document);
+  const int32_t end = visit.origin + visit.length;
+  for (int32_t t = visit.origin + 32 * thread; t < end; t += 32 * Tile::kGroupThreads * p.members) {
     if (mask != nullptr) ptx::prefetch(mask + t * p.d_mask.token_stride);
     if (factors != nullptr) ptx::prefetch(factors + t * p.d_factors.token_stride);
   }
@@ -509,6 +516,31 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
   }
 }
 
+// A finished visit, by the warp that merged its maxima.
+template <class Tile>
+__device__ __forceinline__ void finish_visit(const ForwardArgs& p, const RowTile& tile,
+                                             const OwnedRows<Tile>& own, int32_t j, const Visit& visit,
+                                             const float (&maximum)[Tile::kOwned],
+                                             const int32_t (&token)[Tile::kOwned]) {
+  const auto tokens = [&] {
+    return p.maxima != nullptr ? Span{visit.origin, visit.length}
+                               : whole_document(p, tile.query, visit.document);
+  };
+  Maximum best[Tile::kOwned];
+#pragma unroll
+  for (int o = 0; o < Tile::kOwned; ++o) {
+    best[o] = {maximum[o], token[o] < 0 ? kSentinel : visit.origin + token[o]};
+    const int slot = Tile::slot(0, threadIdx.x % 32, o);
+    resolve_row<typename Tile::Element>(p, tile, slot, visit.document, tokens, best[o]);
+  }
+  if (p.maxima != nullptr) {
+    leave_maxima<Tile>(p, tile, 0, j, best);
+  } else {
+    count_rows<Tile, Tile::kWinners>(p, own, visit.document, best);
+    sum_queries<Tile>(p, own, visit.document, best);
+  }
+}
+
 template <class Tile>
 __device__ __forceinline__ void score_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                 const DocumentsMemory<Tile>& memory, int warpgroup) {
@@ -535,8 +567,13 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
   TokenFactors<Tile> next_factors;
   next_factors.clear();
   const auto fetch = [&](int32_t row_tile, int32_t j, int32_t t) {
-    if (masked) next.by_mask(p, document_mask(p, row_tile, j), t + lane_token);
-    if (scaled) next_factors.load(p, document_factors(p, row_tile, j), t + lane_token);
+    if constexpr (!Tile::kListed) {
+      if (!masked && !scaled) return;
+      const Visit visit = visit_of(p, row_tile, j);
+      const int32_t first = visit.origin + t + lane_token;
+      if (masked) next.by_mask(p, document_mask(p, row_tile, visit.document), first);
+      if (scaled) next_factors.load(p, document_factors(p, row_tile, visit.document), first);
+    }
   };
   const int ahead = min(1 + kTokensAhead / p.Ld, kDocumentsAhead);
   if ((masked || scaled) && walk.left > 0) {
@@ -603,9 +640,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       if constexpr (Tile::kListed) {
         finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
       } else {
-        const int32_t document = p.visits == nullptr ? j : p.visits[document_index(p, rows, j)].document;
-        finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, 0, document, best,
-                                                                      best_token);
+        finish_visit<Tile>(p, tile, own, j, visit_of(p, rows, j), best, best_token);
       }
     }
     if (++turn == team_threads / 32) turn = 0;

@@ -4,7 +4,9 @@
 //     consumer   lane: what it saw of four rows  ->  room for 128 rows x 4 lanes of a quad, in shared memory
 //     finisher   lane: all of every 32nd row     <-
 //
-// There is room for one document: it is read at once, and the next one comes some thousand clocks later.
+// There is room for one document: it is read at once, and the next one comes some thousand clocks later. Of a
+// document in pieces, each piece is finished like a document, but for its rows' maxima, which are left as
+// they are.
 #pragma once
 
 #include "../ptx/shared.cuh"
@@ -71,16 +73,19 @@ struct Handover {
 // called, for a function would have more registers than a finisher; and what is rare must not cost any. So
 // maxima wait in the room.
 template <class Tile>
-__device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile& tile, int group, int32_t j,
-                                             uint32_t room, Maximum (&best)[Tile::kOwned]) {
+__device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile& tile, int group,
+                                             const Visit& visit, uint32_t room,
+                                             Maximum (&best)[Tile::kOwned]) {
   using Element = typename Tile::Element;
   bool rare = false;
 #pragma unroll
   for (int o = 0; o < Tile::kOwned; ++o) rare = rare || !(fabsf(best[o].value) < INFINITY);
   if (!__any_sync(kFullWarp, rare)) return;
-  const uint8_t* mask = document_mask(p, tile.query, j);
-  const int32_t length = document_length(p, tile.query, j);
-  if (!any_token_kept(p, length, mask)) {
+  const int32_t j = visit.document;
+  const Passage<Element> passage(
+      p, tile.query, j,
+      p.maxima != nullptr ? Span{visit.origin, visit.length} : whole_document(p, tile.query, j));
+  if (!any_token_kept(p, passage)) {
 #pragma unroll
     for (int o = 0; o < Tile::kOwned; ++o) best[o] = {-INFINITY, kSentinel};
     return;
@@ -98,9 +103,7 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
     const float value = __uint_as_float(ptx::load_shared(place(of_group)));
     if (fabsf(value) < INFINITY || slot >= tile.count || !keeps_row(p, tile.first + slot)) continue;
     const Maximum exact =
-        recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, tile.first + slot),
-                      static_cast<const Element*>(p.D.data) + document_offset(p, tile.query, j), length, mask,
-                      document_factors(p, tile.query, j));
+        recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, tile.first + slot), passage);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
       ptx::store_shared(place(of_group), __float_as_uint(exact.value));
@@ -189,10 +192,14 @@ __device__ void finish_documents(const ForwardArgs& p, const Handover<Tile>& fro
         best[o].token = visit.origin < 0 ? p.copies.origins[~visit.origin + token] : token + visit.origin;
       }
     }
-    resolve_rows<Tile>(p, notes.tile, followed<Tile>(), visit.document, from.room, best);
+    resolve_rows<Tile>(p, notes.tile, followed<Tile>(), visit, from.room, best);
     from.taken();
-    count_rows<Tile, Tile::kWinners>(p, notes.own, visit.document, best);
-    sum_four_by_four<Tile>(p, notes.own, visit.document, best);
+    if (p.maxima != nullptr) {
+      leave_maxima<Tile>(p, notes.tile, followed<Tile>(), notes.j, best);
+    } else {
+      count_rows<Tile, Tile::kWinners>(p, notes.own, visit.document, best);
+      sum_four_by_four<Tile>(p, notes.own, visit.document, best);
+    }
     --notes.documents;
     if (++notes.j == p.N) {
       notes.j = 0;

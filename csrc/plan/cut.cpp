@@ -1,0 +1,65 @@
+#include "cut.h"
+
+#include <algorithm>
+
+#include "forward_kernels.h"
+
+namespace late_interaction {
+
+namespace {
+
+// What a multiprocessor of an H200 does in a microsecond. One block with a document of a million tokens reads
+// 55 KB, where all blocks together have 4.38 TB to share.
+constexpr double kProducts = 6e6, kReadAlone = 55e3, kReadTogether = 33e3;
+
+// Microseconds that a tile takes a block, while few others read, and while all do.
+struct TileTime {
+  double alone, together;
+};
+
+TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
+  const bool documents = plan.tile == Tile::wgmma_documents;
+  const double tokens = documents ? plan.tokens : plan.columns, bytes = element_bytes(plan.compute);
+  const double products = 2.0 * plan.rows * tokens * (plan.chunks * 64) / kProducts;  // two bytes an element
+  if (!documents) return {products, products};
+  const double read = tokens * s.d * bytes;
+  return {std::max(products, read / kReadAlone), std::max(products, read / kReadTogether)};
+}
+
+}  // namespace
+
+// A call takes as long as its busiest block, but no less than all its tiles take all blocks. So of the
+// numbers of pieces those are looked at that give each block one, two, ... units and leave few blocks idle:
+// the fewest of about equal ones, since blocks that begin together read the same tokens for other rows, from
+// L2.
+int worthwhile_pieces(const Sizes& s, const ForwardPlan& whole, const Device& device) {
+  constexpr int64_t kMostUnits = 8;   // of a block; with more, few multiprocessors idle at the end
+  constexpr int64_t kMostTurns = 16;  // the same, once they are cut
+  constexpr int64_t kFewestTiles = 4;
+  constexpr double kEnd = 1.5;   // tiles: a piece's first copies and last fold have nothing beside them
+  constexpr double kJoin = 5.0;  // microseconds: a kernel before and one behind
+  constexpr double kEqual = 0.97, kGain = 0.93;
+  const int64_t blocks = device.sm_count, units = whole.row_tiles * s.N;
+  const int64_t tiles = ceil_div(s.Ld, whole.tile == Tile::wgmma_documents ? whole.tokens : whole.columns);
+  if (tiles < 2 * kFewestTiles || units > kMostUnits * blocks) return 1;
+  const TileTime tile = tile_time(s, whole);
+  const double floor = 1.0 * units * tiles / blocks * tile.together;
+  const auto time = [&](int64_t pieces) {
+    const int64_t turns = ceil_div(units * pieces, blocks), each = ceil_div(tiles, pieces);
+    return std::max(floor, turns * (each + kEnd) * tile.alone) + (pieces > 1 ? kJoin : 0.0);
+  };
+  const double uncut = time(1);
+  int64_t best = 1;
+  double least = kGain * uncut;
+  for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
+    const int64_t pieces = std::min(turns * blocks / units, tiles / kFewestTiles);
+    if (pieces < 2 || pieces == best) continue;
+    const double taken = time(pieces);
+    if (taken >= (best == 1 ? 1.0 : kEqual) * least) continue;
+    best = pieces;
+    least = taken;
+  }
+  return static_cast<int>(best);
+}
+
+}  // namespace late_interaction
