@@ -152,8 +152,10 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
   args.row_tiles = plan.row_tiles;
   args.units = plan.units;
   OptionalTensor q_inverse, d_inverse;
-  // Some kernels do it themselves, and halves are copies of unit rows.
-  const bool asks_for_norms = plan.tile != Tile::none && plan.tile != Tile::wgmma_documents;
+  // Some kernels do it themselves, but not for pieces that meet elsewhere; and halves are copies of unit
+  // rows.
+  const bool asks_for_norms =
+      plan.tile != Tile::none && (plan.tile != Tile::wgmma_documents || plan.pieces > 1);
   if (normalize && asks_for_norms && halves == nullptr) {
     BackwardArgs rows{};
     rows.layout = s.layout;

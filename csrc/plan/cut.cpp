@@ -31,22 +31,25 @@ TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
 // A call takes as long as its busiest block, but no less than all its tiles take all blocks. So of the
 // numbers of pieces those are looked at that give each block one, two, ... units and leave few blocks idle:
 // the fewest of about equal ones, since blocks that begin together read the same tokens for other rows, from
-// L2.
+// L2. Reads are slower where a block has one unit, all of whose tokens one thread asks for (on an H200, 5%).
 int worthwhile_pieces(const Sizes& s, const ForwardPlan& whole, const Device& device) {
   constexpr int64_t kMostUnits = 8;   // of a block; with more, few multiprocessors idle at the end
   constexpr int64_t kMostTurns = 16;  // the same, once they are cut
   constexpr int64_t kFewestTiles = 4;
-  constexpr double kEnd = 1.5;   // tiles: a piece's first copies and last fold have nothing beside them
-  constexpr double kJoin = 5.0;  // microseconds: a kernel before and one behind
-  constexpr double kEqual = 0.97, kGain = 0.93;
+  constexpr double kEnd = 1.5;  // tiles: a piece's first copies and last fold have nothing beside them
+  constexpr double kJoin = 5.0, kEach = 1.0;  // microseconds: kernels before and behind; of a block's unit
+  constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
   const int64_t blocks = device.sm_count, units = whole.row_tiles * s.N;
-  const int64_t tiles = ceil_div(s.Ld, whole.tile == Tile::wgmma_documents ? whole.tokens : whole.columns);
+  const bool documents = whole.tile == Tile::wgmma_documents;
+  const int64_t tiles = ceil_div(s.Ld, documents ? whole.tokens : whole.columns);
   if (tiles < 2 * kFewestTiles || units > kMostUnits * blocks) return 1;
   const TileTime tile = tile_time(s, whole);
-  const double floor = 1.0 * units * tiles / blocks * tile.together;
+  const double together = 1.0 * units * tiles / blocks * tile.together;
   const auto time = [&](int64_t pieces) {
     const int64_t turns = ceil_div(units * pieces, blocks), each = ceil_div(tiles, pieces);
-    return std::max(floor, turns * (each + kEnd) * tile.alone) + (pieces > 1 ? kJoin : 0.0);
+    const double all = together * (documents && turns == 1 ? kOneReader : 1.0);
+    const double busiest = turns * (each + kEnd) * tile.alone;
+    return std::max(all + kEach * turns, busiest) + (pieces > 1 ? kJoin : 0.0);
   };
   const double uncut = time(1);
   int64_t best = 1;
