@@ -8,8 +8,8 @@ namespace late_interaction {
 
 namespace {
 
-// What a multiprocessor of an H200 does in a microsecond. One block with a document of a million tokens reads
-// 55 KB, where all blocks together have 4.38 TB to share.
+// What a multiprocessor of an H200 does in a microsecond: operations on two bytes an element; bytes that it
+// reads while it is the only one, and while all read and share 4.38 TB/s.
 constexpr double kProducts = 6e6, kReadAlone = 55e3, kReadTogether = 33e3;
 
 // Microseconds that a tile takes a block, while few others read, and while all do.
@@ -35,15 +35,16 @@ TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
 int worthwhile_pieces(const Sizes& s, const ForwardPlan& whole, const Device& device) {
   constexpr int64_t kMostUnits = 8;   // of a block; with more, few multiprocessors idle at the end
   constexpr int64_t kMostTurns = 16;  // the same, once they are cut
-  constexpr int64_t kFewestTiles = 4;
-  constexpr double kEnd = 1.5;  // tiles: a piece's first copies and last fold have nothing beside them
+  constexpr double kEnd = 1.5;        // tiles: a piece's first copies and last fold have nothing beside them
   constexpr double kJoin = 5.0, kEach = 1.0;  // microseconds: kernels before and behind; of a block's unit
+  constexpr double kLong = 2.0;               // microseconds, of a tile
   constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
   const int64_t blocks = device.sm_count, units = whole.row_tiles * s.N;
   const bool documents = whole.tile == Tile::wgmma_documents;
   const int64_t tiles = ceil_div(s.Ld, documents ? whole.tokens : whole.columns);
-  if (tiles < 2 * kFewestTiles || units > kMostUnits * blocks) return 1;
   const TileTime tile = tile_time(s, whole);
+  const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a piece, else it is little but its ends
+  if (tiles < 2 * fewest || units > kMostUnits * blocks) return 1;
   const double together = 1.0 * units * tiles / blocks * tile.together;
   const auto time = [&](int64_t pieces) {
     const int64_t turns = ceil_div(units * pieces, blocks), each = ceil_div(tiles, pieces);
@@ -55,7 +56,7 @@ int worthwhile_pieces(const Sizes& s, const ForwardPlan& whole, const Device& de
   int64_t best = 1;
   double least = kGain * uncut;
   for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
-    const int64_t pieces = std::min(turns * blocks / units, tiles / kFewestTiles);
+    const int64_t pieces = std::min(turns * blocks / units, tiles / fewest);
     if (pieces < 2 || pieces == best) continue;
     const double taken = time(pieces);
     if (taken >= (best == 1 ? 1.0 : kEqual) * least) continue;
