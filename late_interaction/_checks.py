@@ -414,7 +414,10 @@ def searched(name: str, x: Tensor, scale: Tensor | None) -> None:
     if x.layout != torch.strided or x.is_nested:
         _bad_tokens(name, x, CODES)
     if scale is None:
-        raise ValueError(f"{name} of {x.dtype} codes wants scale_{name}: 0-dim, or one scale a token")
+        raise TypeError(
+            f"scale_{name} must be a torch.Tensor (0-dim or one scale a token) for {name} of {x.dtype},"
+            " got None"
+        )
 
 
 def corpus(

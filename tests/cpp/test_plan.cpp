@@ -168,8 +168,8 @@ void test_no_warpgroup_idles_beside_winners() {
   for (const bool winners : {false, true}) {
     for (const bool listed : {false, true}) {
       const bool fewer = winners || listed;
-      const ForwardPlan many = left(64, 1000, 300, winners, listed),
-                        long_ones = left(64, 200, 4096, winners, listed);
+      const ForwardPlan many = left(64, 1000, 300, winners, listed);
+      const ForwardPlan long_ones = left(64, 200, 4096, winners, listed);
       EXPECT(many.teams == (fewer ? 3 : 4) && many.members == 1);
       // Two documents a block: two teams of two, or one after the other by all three.
       EXPECT(long_ones.teams == (fewer ? 1 : 2) && long_ones.members == (fewer ? 3 : 2));
