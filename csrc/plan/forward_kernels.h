@@ -26,8 +26,10 @@ std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits,
                                     Tile tile);
 
 // members: warpgroups that share a document's tiles. pieces: that each document is cut into, here and below.
+// winners, listed: documents_shape.h.
 std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int members = 0, int pieces = 1);
+                                                const Device& device, int members = 0, int pieces = 1,
+                                                bool winners = false, bool listed = false);
 
 // copied: a kernel before copies what counts of each document.
 std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& traits, const Device& device,
