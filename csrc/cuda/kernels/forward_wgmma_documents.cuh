@@ -513,28 +513,41 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
   }
 }
 
+// Rare rows (finish.cuh) of the visit at place j, which is looked up here for want of registers elsewhere.
+template <class E>
+__device__ __noinline__ Maximum resolve_rare_visit(const ForwardArgs& p, bool rare, int32_t row,
+                                                   int32_t row_tile, int32_t query, int32_t j) {
+  const Visit visit = visit_of(p, row_tile, j);
+  const Span tokens =
+      p.maxima != nullptr ? Span{visit.origin, visit.length} : whole_document(p, query, visit.document);
+  return resolve_rare_rows<E>(p, rare, row, query, visit.document, tokens);
+}
+
 // A finished visit, by the warp that merged its maxima.
 template <class Tile>
 __device__ __forceinline__ void finish_visit(const ForwardArgs& p, const RowTile& tile,
-                                             const OwnedRows<Tile>& own, int32_t j, const Visit& visit,
+                                             const OwnedRows<Tile>& own, int32_t row_tile, int32_t j,
                                              const float (&maximum)[Tile::kOwned],
                                              const int32_t (&token)[Tile::kOwned]) {
-  const auto tokens = [&] {
-    return p.maxima != nullptr ? Span{visit.origin, visit.length}
-                               : whole_document(p, tile.query, visit.document);
-  };
   Maximum best[Tile::kOwned];
 #pragma unroll
   for (int o = 0; o < Tile::kOwned; ++o) {
-    best[o] = {maximum[o], token[o] < 0 ? kSentinel : visit.origin + token[o]};
+    best[o] = {maximum[o], token[o]};
+    if (Tile::kWinners && token[o] >= 0) best[o].token += visit_of(p, row_tile, j).origin;
+    bool rare = !(fabsf(best[o].value) < INFINITY);
+    if (!__any_sync(kFullWarp, rare)) continue;
     const int slot = Tile::slot(0, threadIdx.x % 32, o);
-    resolve_row<typename Tile::Element>(p, tile, slot, visit.document, tokens, best[o]);
+    rare = rare && slot < tile.count && keeps_row(p, tile.first + slot);
+    const Maximum exact =
+        resolve_rare_visit<typename Tile::Element>(p, rare, tile.first + slot, row_tile, tile.query, j);
+    if (rare) best[o] = exact;
   }
   if (p.maxima != nullptr) {
     leave_maxima<Tile>(p, tile, 0, j, best);
   } else {
-    count_rows<Tile, Tile::kWinners>(p, own, visit.document, best);
-    sum_queries<Tile>(p, own, visit.document, best);
+    const int32_t document = visit_of(p, row_tile, j).document;
+    count_rows<Tile, Tile::kWinners>(p, own, document, best);
+    sum_queries<Tile>(p, own, document, best);
   }
 }
 
@@ -637,7 +650,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       if constexpr (Tile::kListed) {
         finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
       } else {
-        finish_visit<Tile>(p, tile, own, j, visit_of(p, rows, j), best, best_token);
+        finish_visit<Tile>(p, tile, own, rows, j, best, best_token);
       }
     }
     if (++turn == team_threads / 32) turn = 0;
