@@ -110,6 +110,9 @@ def test_precision_decides_what_is_multiplied():
 
     assert "wgmma_halves, products in 3xfp16" in kernel(precision="highest")["kernel"]
     assert "two fp16 numbers" in kernel(precision="highest")["copies"]
+    # Rows of powers of two far apart; where they are normalized they have one and the same.
+    assert "factors" in kernel(precision="highest")["scaled"]
+    assert "scaled" not in kernel(precision="highest", normalize=True)
     assert "in fp16" in kernel(precision="high")["kernel"]
     assert "scaled" in kernel(precision="high")["copies"]
     assert "normalized" in kernel(precision="high", normalize=True)["copies"]
@@ -158,7 +161,7 @@ def test_a_mask_is_planned_for():
             ((256, 32, 128), (256, 300, 128), False),
             ((256, 32, 128), (256, 300, 128), True),
             ((8, 32, 128), (8192, 300, 128), True),
-            ((8, 32, 128), (8, 300, 128), True),
+            ((8, 32, 128), (100, 300, 128), True),
         )
     )
     assert "masked" not in plain and "copied" not in plain
