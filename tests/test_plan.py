@@ -181,7 +181,8 @@ def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
     )
     assert list(plan) == ["device", "hidden states", "forward", "backward"]
     forward, backward = map(int, re.findall(r"(\d+) of 512 documents", plan["hidden states"]["chunk"]))
-    assert 0 < backward <= forward < 512
+    assert 0 < forward < 512 and 0 < backward < 512
+    assert (backward > forward) == (dtype == torch.bfloat16)  # where gradients to come lend their room
     of_a_chunk = sections(li.explain_plan((32, 32, 128), (forward, 2048, 128), **options))
     assert plan["forward"] == of_a_chunk["forward"]
     kernel = sm == 90 and dtype == torch.bfloat16
@@ -209,7 +210,7 @@ def test_hidden_states_that_no_call_could_have():
 def test_chunks_of_hidden_states_are_those_of_the_call(backward, dtype):
     H = torch.empty(300, 700, 256, device="cuda", dtype=dtype)
     W = torch.empty(128, 256, device="cuda", dtype=dtype)
-    size = from_hidden._head(H, W, None, True, dtype, backward).size
+    size = from_hidden._head(H, W, None, True, dtype, backward, 4 * 32, backward).largest
     plan = sections(li.explain_plan((4, 32, 128), (300, 700, 128), dtype=dtype, d_model=256))
     assert (
         f"{size} of 300 documents in the {'backward' if backward else 'forward'}"
