@@ -119,14 +119,22 @@ def find_toolkit():
 
 
 def arch_flags():
-    flags = []
+    plain, flags = {}, []
     for arch in re.split(r"[;,\s]+", os.environ.get("LATE_INTERACTION_CUDA_ARCHS") or DEFAULT_ARCHS):
-        match = re.fullmatch(r"(\d+)\.(\d[af]?)(\+PTX)?", arch)
+        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", arch)
         if not match:
             stop(f"LATE_INTERACTION_CUDA_ARCHS is like {DEFAULT_ARCHS!r}, got {arch!r} in it.")
-        number = match.group(1) + match.group(2)
-        code = f"compute_{number}" if match.group(3) else f"sm_{number}"
-        flags.append(f"-gencode=arch=compute_{number},code={code}")
+        major, minor, feature, ptx = match.groups()
+        name = f"{'compute' if ptx else 'sm'}_{major}{minor}{feature}"
+        if feature or ptx:
+            flags.append(f"-gencode=arch=compute_{major}{minor}{feature},code={name}")
+        else:
+            plain.setdefault(major, []).append(name)
+    # csrc asks nothing that GPUs of one generation answer differently: the slower half of the compiler runs
+    # once, for the oldest, and the machine code is what each would get from a run of its own.
+    for names in plain.values():
+        names.sort()
+        flags.append(f"-gencode=arch={names[0].replace('sm', 'compute')},code=[{','.join(names)}]")
     return flags
 
 

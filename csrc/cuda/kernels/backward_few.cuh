@@ -9,9 +9,11 @@
 //   all others: zeros                                              a warp each
 //
 // Writing those zeros is what bounds it. So tiles are small and blocks many: some write while others wait
-// for winners and rows of Q.
+// for winners and rows of Q. From sm_90 on the copy engine writes zeros to the whole tile, from shared
+// memory, while its block still waits for winners; the rows that are none follow when it is done.
 #pragma once
 
+#include "../ptx/bulk.cuh"
 #include "backward_tile.cuh"
 #include "turns.cuh"
 #include "winner.cuh"
@@ -27,18 +29,54 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
   using typename Base::Shared;
   static constexpr uint16_t kElsewhere = 0xFFFF;
   static constexpr uint32_t kNobody = 0xFFFFFFFF;
+  static constexpr int kZeroBytes = sizeof(Shared::sums);
+  static constexpr int kZeroThread = kBackwardThreads - 32;  // of the warp that has the fewest rows
 
   // Shared memory.
   uint16_t* token_of;     // [chunk] of an entry, counted within the tile
   uint32_t* first_entry;  // [tile_tokens]
 
-  __device__ __forceinline__ void run(uint32_t block) const {
+  // Whether the copy engine writes the zeros: where the device has one, to rows of whole pieces of 16 bytes.
+  static __device__ __forceinline__ bool clears_by_engine(const BackwardArgs& p) {
+#if __CUDA_ARCH__ >= 900
+    if (Base::kSums && p.grad_D_sums != nullptr) return false;
+    return kVectors && p.d * sizeof(T) % 16 == 0 && reinterpret_cast<uintptr_t>(p.grad_D) % 16 == 0;
+#else
+    return false;
+#endif
+  }
+
+  // They come from where other kernels keep sums.
+  __device__ __forceinline__ void lay_out_zeros() const {
+    auto* words = reinterpret_cast<uint4*>(shared.sums);
+    for (int k = threadIdx.x; k < kZeroBytes / 16; k += kBackwardThreads) words[k] = uint4{};
+    ptx::show_to_copy_engine();
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void start_zeros(int64_t row, int tokens) const {
+    if (threadIdx.x != kZeroThread) return;
+    auto* to = reinterpret_cast<uint8_t*>(static_cast<T*>(p.grad_D) + row * p.d);
+    for (int left = tokens * p.d * static_cast<int>(sizeof(T)); left > 0; left -= kZeroBytes) {
+      ptx::start_bulk_store(to, shared.sums, min(left, kZeroBytes));
+      to += kZeroBytes;
+    }
+  }
+
+  // Every warp comes by once, before its first row; then the zeros are written.
+  __device__ __forceinline__ void wait_for_zeros() const {
+    if (threadIdx.x == kZeroThread) ptx::finish_bulk_stores();
+    ptx::sync_all_warps();
+  }
+
+  __device__ __forceinline__ void run(uint32_t block, bool by_engine) const {
     const uint32_t document = p.by_tiles.quotient(block), i = p.by_N.quotient(document);
     const int64_t j = document - i * p.N;
     const int32_t first_token = static_cast<int32_t>(block - document * p.tiles) * p.tile_tokens;
     const int32_t tokens = min(p.tile_tokens, p.Ld - first_token);
     const int64_t first_row = int64_t{document} * p.Ld + first_token;
 
+    if (by_engine) start_zeros(first_row, tokens);
     const int e = threadIdx.x;
     int32_t token = -1;
     if (e < p.Lq) {
@@ -65,11 +103,13 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
           Row sum;
           sum.clear();
           for (int from = base; from < p.chunk; from += 32) add_entries(sum, i, from, t, grad, first);
+          if (by_engine && turn == warp + 1 && first == 0) wait_for_zeros();  // before its first row
           this->write(first_row + t, x, sum, first);
         }
       }
     }
-    this->clear(first_row, 1, tokens, [&](int t) { return first_entry[t] != kNobody; });
+    if (by_engine && turn <= warp) wait_for_zeros();  // it had none
+    if (!by_engine) this->clear(first_row, 1, tokens, [&](int t) { return first_entry[t] != kNobody; });
   }
 
  private:
@@ -147,11 +187,13 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
 template <class T, int kPieces, bool kVectors, bool kNormalized>
 __device__ __forceinline__ void own_few(const BackwardArgs& p, uint32_t block, uint8_t* memory) {
   using Rows = FewRows<T, kPieces, kVectors, kNormalized>;
-  take_turns();
   const Rows rows{{p, *reinterpret_cast<typename Rows::Shared*>(memory)},
                   reinterpret_cast<uint16_t*>(memory + p.memory.staged),
                   reinterpret_cast<uint32_t*>(memory + p.memory.starts)};
-  rows.run(block);
+  const bool by_engine = Rows::clears_by_engine(p);
+  if (by_engine) rows.lay_out_zeros();  // while the kernel before this one ends
+  take_turns();
+  rows.run(block, by_engine);
 }
 
 }  // namespace late_interaction

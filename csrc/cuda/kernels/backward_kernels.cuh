@@ -16,14 +16,16 @@ namespace late_interaction {
 template <class T, int kPieces>
 inline constexpr int kBackwardBlocks = kPieces > 1 || sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
 #if __CUDA_ARCH__ >= 900
-inline constexpr int kMostFewBlocks = 5;
+template <bool kNormalized>
+inline constexpr int kMostFewBlocks = kNormalized ? 4 : 5;
 #else
+template <bool kNormalized>
 inline constexpr int kMostFewBlocks = 4;  // five leave 48 registers a thread: too few there
 #endif
-template <class T, int kPieces>
+template <class T, int kPieces, bool kNormalized>
 inline constexpr int kFewBlocks = kPieces == 8                    ? 1
                                   : kPieces > 1 || sizeof(T) == 8 ? 2
-                                                                  : kMostFewBlocks;
+                                                                  : kMostFewBlocks<kNormalized>;
 
 // Args: BackwardArgs, or PairBackwardArgs for listed pairs.
 template <class T, int kPieces, bool kVectors, bool kNormalized, class Args>
@@ -38,7 +40,7 @@ __global__ void __launch_bounds__(kBackwardThreads, (kBackwardBlocks<T, kPieces>
 }
 
 template <class T, int kPieces, bool kVectors, bool kNormalized>
-__global__ void __launch_bounds__(kBackwardThreads, (kFewBlocks<T, kPieces>))
+__global__ void __launch_bounds__(kBackwardThreads, (kFewBlocks<T, kPieces, kNormalized>))
     backward_few(const __grid_constant__ BackwardArgs p) {
   extern __shared__ __align__(16) uint8_t shared[];
   if (blockIdx.x < p.owned_blocks) {

@@ -10,21 +10,22 @@
 
 namespace late_interaction {
 
-// Calls f.template operator()<pieces, vectors>() as planned. Rows that cannot be read in vectors are rare and
-// have one kernel for all lengths.
-template <class F>
+// Calls f.template operator()<pieces, vectors>() as planned. Rows that cannot be read in vectors are rare, as
+// is fp64: they have one kernel for all lengths.
+template <class T, class F>
 cudaError_t with_rows(const BackwardPlan& plan, F f) {
   if (!plan.vectors) return f.template operator()<4, false>();
-  switch (plan.pieces) {
-    case 1:
-      return f.template operator()<1, true>();
-    case 2:
-      return f.template operator()<2, true>();
-    case 4:
-      return f.template operator()<4, true>();
-    default:
-      return f.template operator()<8, true>();
+  if constexpr (sizeof(T) < 8) {
+    switch (plan.pieces) {
+      case 1:
+        return f.template operator()<1, true>();
+      case 2:
+        return f.template operator()<2, true>();
+      case 4:
+        return f.template operator()<4, true>();
+    }
   }
+  return f.template operator()<kMostPieces, true>();
 }
 
 inline RowsView rows_of(const BackwardArgs& p, bool documents) {
@@ -47,8 +48,10 @@ inline LaunchShape lowmem_shape(const BackwardArgs& args, const BackwardPlan& pl
 template <class T>
 cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const BackwardPlan& plan,
                                         cudaStream_t stream) {
-  const auto launch_normalized = [&]<bool kNormalized>() {
-    return with_rows(plan, [&]<int kPieces, bool kVectors>() {
+  const bool normalized =
+      args.q_inverse != nullptr || args.d_inverse != nullptr || args.grad_D_sums != nullptr;
+  return with_rows<T>(plan, [&]<int kPieces, bool kVectors>() {
+    const auto launch_rows = [&]<bool kNormalized>() {
       if (plan.few) {
         const int rows = args.N == 1 ? kUnroll<T, kPieces, kVectors> : 1;
         return launch(backward_few<T, kPieces, kVectors, kNormalized>, lowmem_shape(args, plan, rows), stream,
@@ -56,18 +59,18 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
       }
       return launch(backward_lowmem<T, kPieces, kVectors, kNormalized, BackwardArgs>,
                     lowmem_shape(args, plan), stream, args);
-    });
-  };
-  const bool normalized =
-      args.q_inverse != nullptr || args.d_inverse != nullptr || args.grad_D_sums != nullptr;
-  return normalized ? launch_normalized.template operator()<true>()
-                    : launch_normalized.template operator()<false>();
+    };
+    if constexpr (kVectors && sizeof(T) < 8) {  // what is rare takes the one that can normalize
+      if (!normalized) return launch_rows.template operator()<false>();
+    }
+    return launch_rows.template operator()<true>();
+  });
 }
 
 template <class T>
 cudaError_t BackwardLauncher<T>::lowmem_pairs(const PairBackwardArgs& args, const BackwardPlan& plan,
                                               cudaStream_t stream) {
-  return with_rows(plan, [&]<int kPieces, bool kVectors>() {
+  return with_rows<T>(plan, [&]<int kPieces, bool kVectors>() {
     return launch(backward_lowmem<T, kPieces, kVectors, false, PairBackwardArgs>, lowmem_shape(args, plan),
                   stream, args);
   });
@@ -76,7 +79,7 @@ cudaError_t BackwardLauncher<T>::lowmem_pairs(const PairBackwardArgs& args, cons
 template <class T>
 cudaError_t BackwardLauncher<T>::unified(const BackwardArgs& args, const BackwardPlan& plan,
                                          cudaStream_t stream) {
-  return with_rows(plan, [&]<int kPieces, bool kVectors>() {
+  return with_rows<T>(plan, [&]<int kPieces, bool kVectors>() {
     const LaunchShape shape{plan.gather_grid, kBackwardThreads, plan.gather_smem_bytes, plan.early};
     return launch(backward_unified<T, kPieces, kVectors>, shape, stream, args);
   });

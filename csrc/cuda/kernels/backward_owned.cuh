@@ -126,40 +126,36 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
 
   // One token with more winners than the list holds: every warp searches its share of the entries.
   __device__ __forceinline__ void sum_hot_token(int t, int first) {
-    constexpr int kAhead = 4;
     Pick<S>* picks = shared.picks[warp];
     Row sum;
     sum.clear();
     const int token = tile.first_token + t * p.token_step;
-    int held = 0;  // picks
-    const auto add_held = [&] {
-      if (lane >= held) picks[lane] = Pick<S>{};
-      __syncwarp();
-      this->add_picks(sum, held, first);
-      __syncwarp();
-      held = 0;
-    };
+    uint32_t batch = share(order.entries, warp);
     const uint32_t end = share(order.entries, warp + 1);
-    for (uint32_t batch = share(order.entries, warp); batch < end; batch += 32 * kAhead) {
-      int32_t winners[kAhead];
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const uint32_t e = batch + 32 * u + lane;
-        winners[u] = e < end ? load_winner(p.winners, p.wide_winners, order.winner_at(e)) : kSentinel;
+    const auto load = [&](uint32_t e) {
+      return e < end ? load_winner(p.winners, p.wide_winners, order.winner_at(e)) : kSentinel;
+    };
+    int32_t next = load(batch + lane);  // under way early
+    int held = 0;                       // picks
+    for (bool more = true; more; batch += 32) {
+      more = batch < end;
+      const bool won = next == token;
+      next = load(batch + 32 + lane);
+      const unsigned hits = __ballot_sync(kFullWarp, won);
+      if (held + __popc(hits) > 32 || !more) {
+        if (lane >= held) picks[lane] = Pick<S>{};
+        __syncwarp();
+        this->add_picks(sum, held, first);
+        __syncwarp();
+        held = 0;
       }
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const unsigned hits = __ballot_sync(kFullWarp, winners[u] == token);
-        if (held + __popc(hits) > 32) add_held();
-        if (winners[u] == token)
-          picks[held + __popc(hits & ((1u << lane) - 1))] = pick(batch + 32 * u + lane);
-        held += __popc(hits);
-      }
+      if (won) picks[held + __popc(hits & ((1u << lane) - 1))] = pick(batch + lane);
+      held += __popc(hits);
     }
-    add_held();
     if (warp > 0) sum.put(shared.sums[warp]);
     __syncthreads();
     if (warp == 0) {
+#pragma unroll 1
       for (int other = 1; other < kBackwardWarps; ++other) sum.add(shared.sums[other]);
       write_row(t, sum, first);
     }

@@ -12,6 +12,8 @@ namespace late_interaction {
 inline constexpr int kBackwardWarps = 8;
 inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
 
+inline constexpr int kMostPieces = 8;  // of a row read in vectors, that a warp holds
+
 // Where a row is, in elements from where the rows begin (-1: there is none), and what it counts.
 template <class S>
 struct alignas(16) Pick {

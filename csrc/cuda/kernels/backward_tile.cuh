@@ -14,6 +14,8 @@ struct TileRows {
   using Row = typename Shared::Row;
   using S = typename Shared::S;
   static constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
+  // Whether rows may be longer than a warp holds. What normalizes those leaves their sums.
+  static constexpr bool kSums = kNormalized && (kPieces == kMostPieces || !kVectors);
 
   const Args& p;
   Shared& shared;
@@ -47,11 +49,13 @@ struct TileRows {
 
   // Row `row` of grad_D, whose token starts at element x of D.
   __device__ __forceinline__ void write(int64_t row, int64_t x, Row& sum, int first) const {
-    if constexpr (kNormalized) {
+    if constexpr (kSums) {
       if (p.grad_D_sums != nullptr) {
         sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
         return;
       }
+    }
+    if constexpr (kNormalized) {
       if (p.d_inverse != nullptr) {
         Row own;
         own.load(static_cast<const T*>(p.D.data) + x, p.D.dim_stride, first, p.d);
@@ -65,7 +69,7 @@ struct TileRows {
   // Zeros to those of `count` rows, `step` behind each other, that no winner falls to. The warps take turns.
   template <class Won>
   __device__ __forceinline__ void clear(int64_t row, int64_t step, int count, Won won) const {
-    if constexpr (kNormalized) {
+    if constexpr (kSums) {
       if (p.grad_D_sums != nullptr) return clear_in(static_cast<S*>(p.grad_D_sums), row, step, count, won);
     }
     clear_in(static_cast<T*>(p.grad_D), row, step, count, won);

@@ -1,0 +1,28 @@
+// Plain copies by the copy engine of sm_90: a run of bytes from shared to global memory.
+#pragma once
+
+#include <cstdint>
+
+namespace late_interaction::ptx {
+
+// What this thread wrote to shared memory, the engine reads behind the next barrier.
+__device__ __forceinline__ void show_to_copy_engine() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+// Both addresses and the number of bytes are multiples of 16.
+__device__ __forceinline__ void start_bulk_store(void* to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to),
+               "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(bytes)
+               : "memory");
+}
+
+// What this thread has started is written, and comes before what it writes next.
+__device__ __forceinline__ void finish_bulk_stores() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\n" ::: "memory");
+}
+
+// __syncthreads that each warp may come to at a place of its own in the code.
+__device__ __forceinline__ void sync_all_warps() { asm volatile("barrier.sync 0;\n" ::: "memory"); }
+
+}  // namespace late_interaction::ptx
