@@ -1,0 +1,40 @@
+// What weighs documents' tokens, their mask and their scales, as the copy engine of sm_90 sees it.
+#pragma once
+
+#include <cuda.h>
+
+#include "forward_args.h"
+
+namespace late_interaction {
+
+// A view of one number a token as a line: all that lies between its first element and its last. So documents
+// may begin anywhere, and may share their numbers. What lies outside reads as zeros.
+//
+// The copy engine begins at whole 16 bytes alone. So a box is longer than its tile by as much, and the number
+// of the tile's first token lies somewhere in its first 16 bytes.
+template <class T>
+struct WeightLine {
+  static constexpr int32_t kWhole = 16 / sizeof(T);
+
+  CUtensorMap map;
+  bool rides;  // false: there is no view, its tokens lie apart, or a coordinate does not count so far
+  int32_t first, query_stride, item_stride;
+
+  // Where a document's first token lies: in the line; and in its box, as the first of each tile does.
+  __host__ __device__ int32_t document(int32_t query, int32_t j) const {
+    return first + query * query_stride + j * item_stride;
+  }
+  __host__ __device__ int32_t shift(int32_t query, int32_t j) const {
+    return document(query, j) & (kWhole - 1);
+  }
+};
+
+struct WeighedArgs : ForwardArgs {
+  WeightLine<uint8_t> mask;
+  WeightLine<float> factors;
+};
+
+// Of a call, for tiles of so many tokens.
+WeighedArgs weigh(const ForwardArgs& args, int tokens);
+
+}  // namespace late_interaction
