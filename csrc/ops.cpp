@@ -247,7 +247,7 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
                                .scaled = (normalize && how.copies != Copies::unit_fp16) || is_quantized(type),
                                .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
     const std::vector<ForwardPlan> plans = how.copies == Copies::halves
-                                               ? std::vector{*plan_halves(sizes, masked, device)}
+                                               ? std::vector{*plan_halves(sizes, masked, !normalize, device)}
                                                : forward_alternatives(sizes, traits, device);
     if (step == "forward") return explain(how.copies, type) + explain(sizes, plans[0]);
     std::string names;

@@ -404,12 +404,35 @@ def _no_gradient(name: str, x: Tensor) -> None:
         )
 
 
+def searched(name: str, x: Tensor, scale: Tensor | None) -> None:
+    """Embeddings, or codes with their scales."""
+    if not isinstance(x, Tensor) or x.dtype not in CODES:
+        embeddings(name, x)
+        if scale is not None:
+            raise ValueError(f"scale_{name} must be None where {name} is no codes, got {x.dtype} {name}")
+        return
+    if x.layout != torch.strided or x.is_nested:
+        _bad_tokens(name, x, CODES)
+    if scale is None:
+        raise TypeError(
+            f"scale_{name} must be a torch.Tensor (0-dim or one scale a token) for {name} of {x.dtype},"
+            " got None"
+        )
+
+
 def corpus(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    scale_Q: Tensor | None = None,
+    scale_D: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Everything a search of D must satisfy: as batched, but D may be on the CPU while Q is on a GPU."""
-    embeddings("Q", Q)
-    embeddings("D", D)
+    searched("Q", Q, scale_Q)
+    searched("D", D, scale_D)
+    if Q.dtype != D.dtype and (Q.dtype in CODES or D.dtype in CODES):
+        raise TypeError(f"Q and D must share a dtype, got {Q.dtype} and {D.dtype}")
     if Q.dim() not in (2, 3):
         raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {_shape(Q)}")
     if D.dim() not in (2, 3):
@@ -422,7 +445,9 @@ def corpus(
     alike(Q, D)
     Q = Q.unsqueeze(0) if Q.dim() == 2 else Q
     D = D.unsqueeze(0) if D.dim() == 2 else D
-    return Q, D, mask("q_mask", q_mask, "Q", Q), mask("d_mask", d_mask, "D", D)
+    if scale_Q is not None and scale_D is not None:
+        scale_Q, scale_D = scale("scale_Q", scale_Q, "Q", Q), scale("scale_D", scale_D, "D", D)
+    return Q, D, mask("q_mask", q_mask, "Q", Q), mask("d_mask", d_mask, "D", D), scale_Q, scale_D
 
 
 def from_hidden(

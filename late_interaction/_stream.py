@@ -1,29 +1,33 @@
 """Documents chunk by chunk: as views where they lie, or copied from the CPU to the GPU ahead of their use."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 _send_bytes = torch.ops.late_interaction.send_bytes_.default
 
-Chunk = tuple[int, Tensor, Tensor | None]  # the first document's index, the documents, their mask
+# The first document's index, the documents, and the rows of what lies beside them.
+Chunk = tuple[int, Tensor, list[Tensor | None]]
 
 # Pageable memory travels by way of a ring of so many pinned pieces of so many bytes.
 _PIECES, _PIECE = 8, 8 << 20
 
 
-def chunks(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -> Iterator[Chunk]:
-    """Yields ``D`` and ``d_mask`` in pieces of ``size`` documents on ``device``.
+def chunks(D: Tensor, beside: Sequence[Tensor | None], size: int, device: torch.device) -> Iterator[Chunk]:
+    """Yields ``D``, and what has a row a document beside it, in pieces of ``size`` documents on ``device``.
 
     A piece that was copied is valid until the next one is asked for.
     """
     if D.device == device:
         for start in range(0, D.shape[0], size):
-            stop = start + size
-            yield start, D[start:stop], None if d_mask is None else d_mask[start:stop]
+            rows = slice(start, start + size)
+            yield start, D[rows], [None if x is None else x[rows] for x in beside]
         return
-    yield from _copied(D, d_mask, size, device)
+    sources = [D, *(x for x in beside if x is not None)]
+    for start, (documents, *pieces) in _copied(sources, size, device):
+        rest = iter(pieces)
+        yield start, documents, [None if x is None else next(rest) for x in beside]
 
 
 class _Slot:
@@ -57,10 +61,9 @@ class _Ring:
             event.synchronize()
 
 
-def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -> Iterator[Chunk]:
+def _copied(sources: list[Tensor], size: int, device: torch.device) -> Iterator[tuple[int, list[Tensor]]]:
     """Copies on a stream of their own: while one chunk is scored, the next one travels."""
-    sources = [D] if d_mask is None else [D, d_mask]
-    Nd = D.shape[0]
+    Nd = sources[0].shape[0]
     size = min(size, Nd)
     with torch.cuda.device(device):
         compute = torch.cuda.current_stream()
@@ -91,8 +94,7 @@ def _copied(D: Tensor, d_mask: Tensor | None, size: int, device: torch.device) -
                 slot, start = slots[index % len(slots)], index * size
                 compute.wait_event(slot.copied)
                 rows = min(size, Nd - start)
-                pieces = [x[:rows] for x in slot.buffers]
-                yield start, pieces[0], pieces[1] if len(pieces) > 1 else None
+                yield start, [x[:rows] for x in slot.buffers]
                 slot.used.record(compute)
                 if index + 1 < count:
                     send(index + 1)

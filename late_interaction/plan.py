@@ -119,7 +119,7 @@ def explain_plan(
         if len(d_shape) == 4 or dtype in _CODES:
             raise ValueError(f"no hidden states of {d_model} dims become {dtype} D {list(d_shape)}")
         dtype = from_hidden.multiplied_in(precision, dtype)
-        chunks = _chunks(N, Ld, d, d_model, dtype.itemsize)
+        chunks = _chunks(Nq * Lq, N, Ld, d, d_model, dtype.itemsize, sm_count)
         lines += ["hidden states", *_projected(Nq * Lq, N, chunks, d, d_model, dtype, normalize, sm)]
         normalize = False  # they are, before MaxSim
     for step in ("forward", "backward") if winners and dtype in _DTYPES else ("forward",):
@@ -152,15 +152,16 @@ def _l2_bytes() -> int:
     return size
 
 
-def _chunks(N: int, Ld: int, d: int, d_model: int, each: int) -> dict[str, int]:
+def _chunks(queries: int, N: int, Ld: int, d: int, d_model: int, each: int, sm_count: int) -> dict[str, int]:
     """Documents of a chunk, by step, of hidden states that multiply as they are."""
     outer_kernel = each == 2 and d % 8 == 0 and d_model % 8 == 0
-    sizes = {}
-    for step in ("forward", "backward"):
-        backward = step == "backward"
-        copied = from_hidden.copied_bytes(True, outer_kernel, each, backward)
-        sizes[step] = from_hidden.chunk_size(N, Ld, d, d_model, each, copied, _l2_bytes(), backward)
-    return sizes
+    copied = [from_hidden.copied_bytes(True, outer_kernel, each, backward) for backward in (False, True)]
+    sizes = N, Ld, d, d_model, each
+    forward = from_hidden.forward_size(*sizes, copied[0], (_l2_bytes(), sm_count), queries)
+    backward = from_hidden.chunk_size(*sizes, copied[1], _l2_bytes(), True)
+    if outer_kernel and backward < N:
+        backward = max(backward, from_hidden.documents_on_loan(N, Ld, d, d_model, queries))
+    return {"forward": forward, "backward": backward}
 
 
 def _projected(
@@ -168,6 +169,9 @@ def _projected(
     sm: int,
 ) -> list[str]:  # fmt: skip
     sizes = ", ".join(f"{size} of {N} documents in the {step}" for step, size in chunks.items())
+    stay = f"the projected tokens of a chunk stay in {_l2_bytes() >> 20} MiB of L2"
+    if chunks["backward"] > chunks["forward"]:
+        stay += "; in the backward they take no room but that of gradients to come"
     kernel = sm == 90 and dtype.itemsize == 2 and d <= 128 and d % 8 == 0 and d_model % 8 == 0
     done = "project_rows" if kernel else "PyTorch's product" + (", then unit_rows" if normalize else "")
     scored = ["  scores     without gradients: project_scores, in one pass over all documents"]
@@ -176,7 +180,7 @@ def _projected(
         f"  chunk      {sizes}",
         f"  projection {done}, {d_model} to {d} dims in {_DTYPES[dtype]}; in the backward, of "
         + ("the tokens that won" if kernel else "all tokens"),
-        f"  why        the projected tokens of a chunk stay in {_l2_bytes() >> 20} MiB of L2",
+        f"  why        {stay}",
     ]
 
 

@@ -141,6 +141,8 @@ def retrieve(
     sorted: bool = True,
     progress: Progress = False,
     precision: str | None = None,
+    scale_Q: Tensor | None = None,
+    scale_D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``top_k`` best documents of each query.
 
@@ -155,7 +157,8 @@ def retrieve(
         d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
         normalize: L2-normalize every token first.
         chunk: documents scored at a time; None chooses.
-        largest, sorted, progress, precision: as in :func:`late_interaction.topk.maxsim_topk`.
+        largest, sorted, progress, precision, scale_Q, scale_D: as in
+            :func:`late_interaction.topk.maxsim_topk`. Codes want ``normalize=False``.
 
     Returns:
         ``(scores, indices)``, each ``[Nq, min(top_k, Nd)]`` (one dim less for a 2-D ``Q``).
@@ -187,4 +190,6 @@ def retrieve(
         sorted=sorted,
         progress=progress,
         precision=precision,
+        scale_Q=scale_Q,
+        scale_D=scale_D,
     )

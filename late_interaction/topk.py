@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _checks
+from late_interaction import _checks, _quantized
 from late_interaction._progress import Progress, reporter
 from late_interaction._stream import chunks
 from late_interaction.autograd import maxsim
@@ -33,12 +33,15 @@ def maxsim_topk(
     sorted: bool = True,
     progress: Progress = False,
     precision: str | None = None,
+    scale_Q: Tensor | None = None,
+    scale_D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
 
     Deterministic: among equal scores the lowest index comes first (and NaN counts as the largest score, as in
-    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``; two
-    chunks of documents are on the GPU where they come from the CPU.
+    ``torch.topk``). Peak memory beside the inputs grows with ``Nq * (chunk_size + k)``, not with ``Nd``. Two
+    chunks of documents are on the GPU where they come from the CPU; and half-precision copies of one, where
+    many query tokens are to be normalized or are float32.
 
     Args:
         Q: ``[Nq, Lq, d]`` or ``[Lq, d]``.
@@ -55,13 +58,17 @@ def maxsim_topk(
         sorted: accepted as in ``torch.topk``; the results are sorted either way.
         progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
         precision: as in :func:`late_interaction.maxsim`.
+        scale_Q, scale_D: where ``Q`` and ``D`` are float8 or int8 codes, their scales, as in
+            :func:`late_interaction.fp8.maxsim_inference_fp8`, on the devices of ``Q`` and of ``D``. Codes are
+            of tokens that were normalized before.
 
     Returns:
         ``(scores, indices)``, each ``[Nq, min(k, Nd)]`` (``[min(k, Nd)]`` for a 2-D ``Q``), on the device
         of ``Q``; indices int64. No gradients.
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1.
+        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1;
+            for codes without scales or with ``normalize``, and scales without codes.
         ImportError: ``progress=True`` without tqdm.
 
     Example:
@@ -72,8 +79,9 @@ def maxsim_topk(
         >>> maxsim_topk(Q, D, 2)
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
-    best = TopK(Q, k, q_mask, normalize=normalize, largest=largest, precision=precision)
-    best.add(D, d_mask, chunk_size=chunk_size, progress=progress)
+    options: dict[str, Any] = {"largest": largest, "precision": precision, "scale_Q": scale_Q}
+    best = TopK(Q, k, q_mask, normalize=normalize, **options)
+    best.add(D, d_mask, chunk_size=chunk_size, progress=progress, scale_D=scale_D)
     return best.scores, best.indices
 
 
@@ -84,7 +92,7 @@ class TopK:
     :func:`maxsim_topk` over everything added so far, whatever the pieces. Nothing waits for the GPU.
 
     Args:
-        Q, k, q_mask, normalize, largest, precision: as in :func:`maxsim_topk`.
+        Q, k, q_mask, normalize, largest, precision, scale_Q: as in :func:`maxsim_topk`.
 
     Attributes:
         scores, indices: ``[Nq, min(k, seen)]`` (``[min(k, seen)]`` for a 2-D ``Q``), best first. Documents
@@ -117,13 +125,16 @@ class TopK:
         normalize: bool = False,
         largest: bool = True,
         precision: str | None = None,
+        scale_Q: Tensor | None = None,
     ) -> None:
         _checks.positive("k", k)
-        _checks.embeddings("Q", Q)
+        _checks.searched("Q", Q, scale_Q)
+        if scale_Q is not None and normalize:
+            raise ValueError(f"normalize must be False for codes, got True and {Q.dtype}: normalize first")
         if Q.dim() not in (2, 3):
             raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {list(Q.shape)}")
         self.k, self.seen = k, 0
-        self._Q, self._q_mask = Q, q_mask
+        self._Q, self._q_mask, self._scale_Q = Q, q_mask, scale_Q
         self._largest = largest
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
         Nq = Q.shape[0] if Q.dim() == 3 else 1
@@ -146,15 +157,25 @@ class TopK:
         *,
         chunk_size: int | None = None,
         progress: Progress = False,
+        scale_D: Tensor | None = None,
     ) -> None:
         """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
         if chunk_size is not None:
             _checks.positive("chunk_size", chunk_size)
-        Q, D, q_mask, d_mask = _checks.corpus(self._Q, D, self._q_mask, d_mask)
+        Q, D, q_mask, d_mask, scale_Q, scale_D = _checks.corpus(
+            self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D
+        )
+        one = None  # for all tokens, which does not travel in chunks
+        if scale_D is not None and scale_D.dim() == 0:
+            one, scale_D = scale_D.to(Q.device), None
         size = chunk_size or _default_chunk(Q, D, progress is not False)
         with torch.no_grad(), reporter(progress, D.shape[0]) as report:
-            for start, documents, mask in chunks(D, d_mask, size, Q.device):
-                found = maxsim(Q, documents, q_mask, mask, **self._options)
+            for start, documents, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
+                scale = scales if one is None else one
+                if scale_Q is None or scale is None:
+                    found = maxsim(Q, documents, q_mask, mask, **self._options)
+                else:
+                    found = _quantized.maxsim(Q, documents, scale_Q, scale, q_mask, mask, _checks.CODES)
                 first, stop = self.seen, self.seen + documents.shape[0]
                 places = torch.arange(first, stop, device=Q.device).expand(found.shape)
                 if first:

@@ -67,7 +67,7 @@ SIGNATURES = {
     ),
     "retrieve.retrieve": (
         "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
-        " | progress=False precision=None"
+        " | progress=False precision=None scale_Q=None scale_D=None"
     ),
     "retrieve.MaxSimScorer": "| normalize=True backward='auto' mask_pad_token=None | precision=None",
     "retrieve.MaxSimScorer.forward": "self Q D q_mask=None d_mask=None | |",
@@ -84,7 +84,7 @@ SIGNATURES = {
     "colpali_compat.patched_score_multi_vector": "qs ps batch_size=128 device=None | |",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
-        " | progress=False precision=None"
+        " | progress=False precision=None scale_Q=None scale_D=None"
     ),
 }
 

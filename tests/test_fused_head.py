@@ -126,6 +126,29 @@ def test_many_chunks(dtype, masks, small_chunks, device, monkeypatch):
     check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks, form="transposed")
 
 
+def test_chunks_take_whole_turns():
+    size = from_hidden.documents_in_turn
+    assert size(512, 2048, 768, 1024, 108, 132) == 99  # four turns of projection, three of scores
+    assert size(100, 2048, 768, 1024, 108, 132) == 100
+    for arguments in ((1000, 1, 8, 64, 999, 132), (3, 1 << 20, 768, 1, 1, 132), (5, 7, 8, 9, 4, 1)):
+        assert 0 < size(*arguments) <= arguments[4]
+
+
+@pytest.mark.parametrize("d_model", [64, 160, 384])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_chunks_that_work_in_the_place_of_later_gradients(dtype, bias, d_model, small_chunks, device):
+    check((3, 23, 33, 70, 96, d_model), dtype, device, bias=bias)
+
+
+def test_what_is_lent_is_behind_the_chunk():
+    for left, d, d_model in ((512, 128, 768), (11, 96, 64), (2, 8, 8), (1, 8, 768), (7, 768, 8)):
+        documents = from_hidden.documents_on_loan(left, 20, d, d_model, 32)
+        assert documents * d <= (left - documents) * d_model
+    assert from_hidden.documents_on_loan(512, 2048, 128, 768, 1024) == 438
+    assert from_hidden.documents_on_loan(1 << 20, 2048, 128, 768, 1024) == 512  # what lies beside has a limit
+
+
 @pytest.mark.parametrize("shape", EMPTY)
 @pytest.mark.parametrize("bias", [False, True])
 def test_nothing_to_score(shape, bias, device):

@@ -110,6 +110,9 @@ def test_precision_decides_what_is_multiplied():
 
     assert "wgmma_halves, products in 3xfp16" in kernel(precision="highest")["kernel"]
     assert "two fp16 numbers" in kernel(precision="highest")["copies"]
+    # Rows of powers of two far apart; where they are normalized they have one and the same.
+    assert "factors" in kernel(precision="highest")["scaled"]
+    assert "scaled" not in kernel(precision="highest", normalize=True)
     assert "in fp16" in kernel(precision="high")["kernel"]
     assert "scaled" in kernel(precision="high")["copies"]
     assert "normalized" in kernel(precision="high", normalize=True)["copies"]
@@ -158,7 +161,7 @@ def test_a_mask_is_planned_for():
             ((256, 32, 128), (256, 300, 128), False),
             ((256, 32, 128), (256, 300, 128), True),
             ((8, 32, 128), (8192, 300, 128), True),
-            ((8, 32, 128), (8, 300, 128), True),
+            ((8, 32, 128), (100, 300, 128), True),
         )
     )
     assert "masked" not in plain and "copied" not in plain
@@ -177,7 +180,8 @@ def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
     )
     assert list(plan) == ["device", "hidden states", "forward", "backward"]
     forward, backward = map(int, re.findall(r"(\d+) of 512 documents", plan["hidden states"]["chunk"]))
-    assert 0 < backward <= forward < 512
+    assert 0 < forward < 512 and 0 < backward < 512
+    assert (backward > forward) == (dtype == torch.bfloat16)  # where gradients to come lend their room
     of_a_chunk = sections(li.explain_plan((32, 32, 128), (forward, 2048, 128), **options))
     assert plan["forward"] == of_a_chunk["forward"]
     kernel = sm == 90 and dtype == torch.bfloat16
@@ -205,7 +209,7 @@ def test_hidden_states_that_no_call_could_have():
 def test_chunks_of_hidden_states_are_those_of_the_call(backward, dtype):
     H = torch.empty(300, 700, 256, device="cuda", dtype=dtype)
     W = torch.empty(128, 256, device="cuda", dtype=dtype)
-    size = from_hidden._head(H, W, None, True, dtype, backward).size
+    size = from_hidden._head(H, W, None, True, dtype, backward, 4 * 32, backward).largest
     plan = sections(li.explain_plan((4, 32, 128), (300, 700, 128), dtype=dtype, d_model=256))
     assert (
         f"{size} of 300 documents in the {'backward' if backward else 'forward'}"

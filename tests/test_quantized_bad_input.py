@@ -5,6 +5,7 @@ import torch
 
 from late_interaction import fp8, int8
 from late_interaction.reference import maxsim_quantized_reference
+from late_interaction.topk import maxsim_topk
 
 X, Y = torch.randn(3, 5, 8), torch.randn(4, 7, 8)
 KD = torch.randn(3, 2, 7, 8)
@@ -91,3 +92,27 @@ def test_fp8_has_two_formats(quantize, dtype):
 def test_a_token_has_dims(quantize, X):
     with pytest.raises(ValueError, match=r"X must be \[\.\.\., d\] with d of at least 1"):
         quantize(X)
+
+
+# What replaces good arguments of a search of codes, the exception, and words that its message must hold.
+SEARCH = {
+    "no scale of queries": ({"scale_Q": None}, TypeError, ["scale_Q must be", "Q of torch.float8", "None"]),
+    "no scale of documents": ({"scale_D": None}, TypeError, ["scale_D must be", "D of torch.float8", "None"]),
+    "scale of floats": ({"Q": X}, ValueError, ["scale_Q must be None", "torch.float32 Q"]),
+    "queries of floats": ({"Q": X, "scale_Q": None}, TypeError, ["Q and D must share", "float32", "e4m3fn"]),
+    "documents of int8": ({"D": Y.to(torch.int8)}, TypeError, ["Q and D must share", "e4m3fn", "int8"]),
+    "normalize": ({"normalize": True}, ValueError, ["normalize must be False for codes", "e4m3fn"]),
+    "scale a document": ({"scale_D": T[:, 0]}, ValueError, ["scale_D", "[4, 7]", "[4]"]),
+    "scale elsewhere": ({"scale_D": T.to("meta")}, ValueError, ["scale_D", "of D, cpu", "meta"]),
+    "sparse": ({"D": Y.to(torch.int8).to_sparse()}, TypeError, ["D", "dense", "sparse_coo"]),
+}
+
+
+@pytest.mark.parametrize("bad", SEARCH)
+def test_searching(bad):
+    wrong, error, words = SEARCH[bad]
+    good = {"Q": X.to(E4M3), "D": Y.to(E4M3), "k": 2, "scale_Q": S, "scale_D": T}
+    maxsim_topk(**good)
+    with pytest.raises(error) as raised:
+        maxsim_topk(**(good | wrong))
+    assert all(word in str(raised.value) for word in words), raised.value

@@ -1,13 +1,15 @@
 """Top-k retrieval: chunks, ties, progress, and corpora that stay on the CPU."""
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import _stream, topk
+from late_interaction import _stream, fp8, int8, topk
 from late_interaction.topk import maxsim_topk
 
 
@@ -224,6 +226,62 @@ def test_memory_mapped_corpus(device, tmp_path):
     close(maxsim_topk(Q, mapped, 5, chunk_size=8), maxsim_topk(Q, D, 5))
 
 
+# ---- codes ----
+
+QUANTIZE = {
+    "fp8 a token": fp8.quantize_fp8_per_token,
+    "fp8 in all": fp8.quantize_fp8_per_tensor,
+    "e5m2": lambda x: fp8.quantize_fp8_per_token(x, torch.float8_e5m2),
+    "int8": int8.quantize_int8_per_token,
+}
+
+
+def scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D):
+    score = int8.maxsim_inference_int8 if Q.dtype == torch.int8 else fp8.maxsim_inference_fp8
+    return score(Q, D, scale_Q=scale_Q, scale_D=scale_D, q_mask=q_mask, d_mask=d_mask)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7, 37])
+@pytest.mark.parametrize("how", QUANTIZE)
+def test_codes(how, chunk, device):
+    Q, D, q_mask, d_mask = corpus(device)
+    (Q, scale_Q), (D, scale_D) = QUANTIZE[how](Q), QUANTIZE[how](D)
+    for masks in ((None, None), (q_mask, d_mask)):
+        expected = scores_of_codes(Q, D, *masks, scale_Q, scale_D).topk(6)
+        options = {"scale_Q": scale_Q, "scale_D": scale_D}
+        close(li.retrieve(Q, D, 6, *masks, normalize=False, chunk=chunk, **options), expected)
+        close(maxsim_topk(Q, D, 6, *masks, chunk_size=chunk, **options), expected)
+    first = scale_Q[0] if scale_Q.dim() else scale_Q
+    expected = scores_of_codes(Q[0], D, None, None, first, scale_D).topk(6)
+    close(maxsim_topk(Q[0], D, 6, chunk_size=chunk, scale_Q=first, scale_D=scale_D), expected)
+
+
+def test_codes_in_pieces_and_from_a_checkpoint(device):
+    Q, D, q_mask, d_mask = corpus(device)
+    (Q, scale_Q), (D, scale_D) = map(fp8.quantize_fp8_per_token, (Q, D))
+    expected = scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D).topk(6)
+    best = topk.TopK(Q, 6, q_mask, scale_Q=scale_Q)
+    best.add(D[:20], d_mask[:20], scale_D=scale_D[:20])
+    again = topk.TopK(Q, 6, q_mask, scale_Q=scale_Q)
+    again.load_state_dict(best.state_dict())
+    again.add(D[20:], d_mask[20:], scale_D=scale_D[20:], chunk_size=5)
+    close((again.scores, again.indices), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("how", QUANTIZE)
+def test_streamed_codes(how, pinned):
+    Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(301, 60, 128)
+    (Q, scale_Q), (D, scale_D) = QUANTIZE[how](Q), QUANTIZE[how](D)
+    d_mask = torch.rand(301, 60) < 0.7
+    expected = scores_of_codes(Q, D.cuda(), None, d_mask.cuda(), scale_Q, scale_D.cuda()).topk(9)
+    D = D.pin_memory() if pinned else D
+    for chunk in (None, 1, 37):
+        options = {"scale_Q": scale_Q, "scale_D": scale_D, "normalize": False}
+        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk, **options), expected)
+
+
 # ---- a corpus on the CPU, queries on a GPU ----
 
 
@@ -336,6 +394,15 @@ def test_streaming_in_bounded_memory():
     assert torch.cuda.max_memory_allocated() - before < 2 * topk._BYTES + (32 << 20)
 
 
+def test_a_corpus_larger_than_the_memory_of_the_gpu(device, tmp_path):
+    documents = 32_000 if device == "cuda" else 300  # 1000 MiB of them, where 896 may be taken
+    command = [sys.executable, "-m", "tests.large_corpus", device, str(documents), str(tmp_path)]
+    root = Path(__file__).resolve().parents[1]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"{documents} documents, mapped, numpy, pageable")
+
+
 @pytest.mark.gpu
 def test_streaming_on_a_side_stream():
     Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
@@ -369,12 +436,12 @@ def test_a_stream_that_is_left_early(masked, monkeypatch):
     d_mask = torch.rand(300, 60) < 0.7 if masked else None
     device = torch.device("cuda", torch.cuda.current_device())
     for taken in range(4):
-        stream = _stream.chunks(D, d_mask, 37, device)
+        stream = _stream.chunks(D, [d_mask], 37, device)
         for index, (start, documents, _) in zip(range(taken), stream, strict=False):
             assert start == 37 * index and torch.equal(documents.cpu(), D[start : start + 37])
         stream.close()
-    whole = [(documents.cpu(), mask) for _, documents, mask in _stream.chunks(D, d_mask, 37, device)]
-    assert torch.equal(torch.cat([documents for documents, _ in whole]), D)
+    whole = [documents.cpu() for _, documents, _ in _stream.chunks(D, [d_mask], 37, device)]
+    assert torch.equal(torch.cat(whole), D)
 
 
 @pytest.mark.gpu
@@ -410,6 +477,8 @@ def test_streaming_in_several_threads():
 
 def test_chunks_on_one_device_are_views():
     D, mask = torch.randn(10, 3, 4), torch.ones(10, 3, dtype=torch.bool)
-    pieces = list(_stream.chunks(D, mask, 4, D.device))
+    pieces = list(_stream.chunks(D, [None, mask], 4, D.device))
     assert [start for start, *_ in pieces] == [0, 4, 8]
-    assert pieces[1][1].data_ptr() == D[4:].data_ptr() and pieces[1][2].data_ptr() == mask[4:].data_ptr()
+    _, documents, (none, masks) = pieces[1]
+    assert none is None and documents.data_ptr() == D[4:].data_ptr()
+    assert masks.data_ptr() == mask[4:].data_ptr()

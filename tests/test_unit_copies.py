@@ -28,6 +28,8 @@ def test_the_planner_makes_them_where_products_outweigh_the_pass():
     assert not made(*train, d_mask=True)  # copies of what a mask keeps are enough
     assert made(*train, d_mask=True, dtype=torch.float32, precision="high")
     assert not made((1, 1024, 128), (1000, 1024, 128))  # few rows meet a token
+    assert made((32, 32, 128), (128, 300, 128)) and made((32, 32, 768), (32, 300, 768))  # that stay in L2
+    assert not made((32, 32, 128), (1000, 300, 128)) and not made((31, 32, 128), (128, 300, 128))
     assert not made((256, 32, 100), (256, 300, 100))  # rows of no whole 16 bytes
     assert not made((256, 32, 1032), (256, 300, 1032))
     assert not made((256, 32, 128), (20000, 300, 128))  # copies of over a GiB

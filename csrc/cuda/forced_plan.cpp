@@ -7,6 +7,7 @@
 #include <set>
 
 #include "../plan/alternatives.h"
+#include "../plan/warpgroups.h"
 
 namespace late_interaction {
 
@@ -24,12 +25,15 @@ const std::string* keep(const std::string& name) {
 
 }  // namespace
 
-ForwardPlan chosen_plan(const Sizes& sizes, const ForwardTraits& traits, const Device& device) {
+ForwardPlan chosen_plan(const Sizes& sizes, const ForwardTraits& traits, bool winners, const Device& device) {
   const std::string* name = forced.load(std::memory_order_acquire);
-  if (name == nullptr) return plan_forward(sizes, traits, device);
+  const auto left = [&](const ForwardPlan& plan) {
+    return with_warpgroups_left(plan, sizes, traits, device, winners, false);
+  };
+  if (name == nullptr) return left(plan_forward(sizes, traits, device));
   std::string others;
   for (const ForwardPlan& plan : forward_alternatives(sizes, traits, device)) {
-    if (short_name(plan) == *name) return plan;
+    if (short_name(plan) == *name) return left(plan);
     others += (others.empty() ? "" : ", ") + short_name(plan);
   }
   STD_TORCH_CHECK(false, "late_interaction: this call cannot have the plan '", *name, "', only ", others);

@@ -78,13 +78,13 @@ struct Factors {
 };
 
 // A document of mean length stands for all of them.
-ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, int device) {
+ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, bool winners, int device) {
   const Device& properties = device_properties(device);
-  if (!in.packed) return chosen_plan(in.sizes, traits, properties);
+  if (!in.packed) return chosen_plan(in.sizes, traits, winners, properties);
   Sizes mean = in.sizes;
   mean.Ld = std::max<int64_t>(1, mean.Ld / mean.N);
   if (in.dtype == Dtype::fp64) mean.Nq = in.packed->queries;
-  return chosen_plan(mean, traits, properties);
+  return chosen_plan(mean, traits, winners, properties);
 }
 
 // Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
@@ -102,8 +102,9 @@ void forward_into(const Inputs& in, bool normalize, const Factors& factors, Prec
     return;
   }
   const ForwardTraits traits = traits_of(in, precision, normalize || factors.d.data != nullptr);
-  const ForwardPlan plan = halves != nullptr ? *plan_halves(s, traits.masked, device_properties(device))
-                                             : plan_call(in, traits, device);
+  const ForwardPlan plan = halves != nullptr
+                               ? *plan_halves(s, traits.masked, !normalize, device_properties(device))
+                               : plan_call(in, traits, winners.has_value(), device);
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
   args.layout = s.layout;

@@ -52,7 +52,8 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
                 const OptionalTensor& winners, cudaStream_t stream) {
   const int64_t pairs = in.pairs.count;
   const Device& device = device_properties(scores.get_device_index());
-  const ForwardPlan plan = plan_pairs(sizes_of(in, longest_query), traits_of(in, precision, false), device);
+  const ForwardPlan plan =
+      plan_pairs(sizes_of(in, longest_query), traits_of(in, precision, false), winners.has_value(), device);
   const bool shared_out = plan.tile == Tile::wgmma_documents;
   const int64_t chunks = shared_out ? chunks_of(pairs) : 0, blocks = shared_out ? plan.grid : 0;
   // Rows and spans of pairs, costs of chunks, and ends of blocks, in this order.

@@ -22,7 +22,7 @@ constexpr double kExactWork = 2e9;
 bool worth_halves(const Sizes& s, bool masked, const Device& device) {
   return rows_together(s) >= kExactRows && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kExactWork &&
          4 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostHalves &&
-         plan_halves(s, masked, device).has_value();
+         plan_halves(s, masked, true, device).has_value();
 }
 
 bool on_wgmma(const ForwardPlan& plan) {
@@ -42,12 +42,14 @@ bool may_have_unit_rows(const Sizes& s) {
 }
 
 // Copies of bf16 and fp16 rows, which are to be normalized. They take four bytes an element to make where
-// norms take two; factors in the fold take about 15% of the products: at 1024 rows that is as long. With a
-// mask there are copies of what it keeps already, and two would be more memory than the gradients will be.
+// norms take two; factors in the fold take about 15% of the products of 128 dims, and less of longer ones: at
+// 1024 rows that is as long, unless the copies stay in L2. With a mask there are copies of what it keeps
+// already, and two would be more memory than the gradients will be.
 bool worth_unit_rows(const Sizes& s, bool masked, const Device& device) {
-  constexpr int64_t kMostRoom = int64_t{1} << 30;
-  return !masked && rows_together(s) >= kRows && s.d % 8 == 0 && may_have_unit_rows(s) &&
-         2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostRoom && has_kernel(s, masked, device);
+  constexpr int64_t kMostRoom = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
+  const int64_t room = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
+  return !masked && rows_together(s) >= (room <= kStays ? kRowsThen : kRows) && room <= kMostRoom &&
+         s.d % 8 == 0 && may_have_unit_rows(s) && has_kernel(s, masked, device);
 }
 
 }  // namespace

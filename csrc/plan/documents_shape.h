@@ -4,14 +4,16 @@
 namespace late_interaction {
 
 struct DocumentsShape {
-  int warpgroups;  // as many as registers allow; of some widths winners and listed pairs have one less
+  int warpgroups;  // as many as registers allow
   int chunks;      // 128-byte pieces of an embedding in a stage of the ring
   int tokens;      // in a stage: a tile, of one or two blocks of 64
 };
 
-// columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes.
-constexpr DocumentsShape documents_shape(int columns, int chunks) {
-  const int warpgroups = columns <= 64 ? 4 : 3;
+// columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes. Winners of 64 and of
+// 128 rows take the registers of a warpgroup, and so do the producers of listed pairs with 64.
+constexpr DocumentsShape documents_shape(int columns, int chunks, bool winners, bool listed) {
+  const bool fewer = (columns == 64 && (winners || listed)) || (columns == 128 && winners);
+  const int warpgroups = (columns <= 64 ? 4 : 3) - (fewer ? 1 : 0);
   if (chunks > 1) return {warpgroups, 2, 64};
   return {warpgroups, 1, columns <= 32 ? 128 : 64};
 }

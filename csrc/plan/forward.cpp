@@ -25,27 +25,65 @@ bool shares_units(const Sizes& s, int columns, const Device& device) {
   return direct_units(s) <= direct_blocks(columns, chunks) * device.sm_count;
 }
 
+// Bytes of an embedding that a warp of kernels/forward_direct.cuh holds. Longer ones pass by in pieces of as
+// many, rows and tokens, anew for every eight tokens.
+constexpr int64_t kHeldBytes = 256;
+
+bool is_held(const Sizes& s, const ForwardTraits& traits) {
+  return s.d * element_bytes(compute_for(traits.dtype, traits.precision)) <= kHeldBytes;
+}
+
 // Documents so short that a ring and barriers take longer than their products. wgmma_documents needs 0.4 to
 // 0.6 us of a multiprocessor for any document of up to 64 tokens, wgmma_rows 1.2 us for any of up to 80
 // against 256 rows, and more with a mask; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens, and a
-// call of few units is over 0.5 to 1 us earlier. But a query of more rows is then summed by a second kernel.
+// call of few units, whose tokens the warps of a block share, is over 0.5 to 2 us earlier. But a query of
+// more than 32 rows is then summed by a second kernel.
 bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
-  constexpr int64_t kHeldBytes = 256;           // of an embedding; longer ones pass by for every document
-  const int64_t rows = rows_together(s);
-  const bool many = fills_the_device(direct_units(s), device);
-  if (s.d * element_bytes(compute_for(traits.dtype, traits.precision)) > kHeldBytes) {
-    return rows <= 32 && s.Ld <= 16 && many && traits.copy_engine;
-  }
+  const int64_t rows = rows_together(s), units = direct_units(s);
+  const bool many = fills_the_device(units, device);
+  if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.copy_engine;
   if (!device.wgmma || !traits.copy_engine) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
-  const bool few = shares_units(s, 32, device);
-  if (rows <= 32) return s.Ld <= (many ? 80 : few ? 128 : traits.masked ? 64 : 32);
-  if (few && (rows > 128 ? s.Ld <= 128 : s.Ld <= 48 && s.Lq <= 32)) return true;
+  const bool few = shares_units(s, 32, device), narrow = 2 * s.d <= 128;
+  if (rows <= 32) {
+    // Where a unit is all that a warp has, and brings a query of its own, which a ring would wait for as
+    // well.
+    const bool one_each =
+        s.layout == Layout::per_query && units <= 4 * direct_blocks(32, narrow ? 1 : 2) * device.sm_count;
+    return s.Ld <= (few ? narrow ? 512 : 192 : one_each ? 128 : many ? 80 : traits.masked ? 64 : 32);
+  }
+  const bool alone = 2 * units <= 3 * device.sm_count;  // on their multiprocessors, most of the blocks
+  if (few && rows > 128 && s.Ld <= (narrow ? 512 : alone ? 384 : 128)) return true;
+  if (few && s.Ld <= 64 && s.Lq <= 32) return true;
   if (rows <= 128) return traits.masked ? s.Ld <= 64 : s.Ld <= 32 && many;
   return s.Ld <= 16 || (s.Ld <= (traits.masked ? 48 : 32) && operations(s) <= kSome) ||
          (s.Ld <= 64 && operations(s) <= kLittle);
+}
+
+// Embeddings that are not held. A warp takes 1.2 us a piece, its loads' latency, however many there are, if
+// L2 holds the rows of all that are under way: how many pieces the busiest warp takes one after the other.
+int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
+  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.chunks, 2);
+  const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.columns), direct.members);
+  return ceil_div(direct.units, workers) * tiles * pieces;
+}
+
+// What the kernel of `plan` takes, less what a direct call takes beside its pieces; in the time of a piece.
+double in_pieces(const Sizes& s, const ForwardPlan& plan) {
+  const double pieces = static_cast<double>(ceil_div(plan.chunks, 2));
+  const double turns = static_cast<double>(ceil_div(plan.units, plan.grid / plan.cluster));
+  if (plan.tile == Tile::wgmma_documents) return 2.8 + turns * pieces * (plan.columns <= 64 ? 1.0 / 3 : 0.6);
+  const double tiles = static_cast<double>(ceil_div(s.Ld, plan.columns));
+  return 3.4 + turns * tiles * (1.1 + 0.7 * pieces);
+}
+
+bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
+  constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
+  const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
+  return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.chunks * 128 <= kRowsInL2 &&
+         static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
 }
 
 // Where warps have more than one unit each, what counts is how many of them are resident: a block more of a
@@ -83,6 +121,19 @@ bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits)
 
 // With an odd number of documents one of two blocks idles at the end of each row tile.
 bool worth_pairing(const Sizes& s) { return s.N % 2 == 0 || s.N > 8; }
+
+// The wgmma kernel for a call, if there is one.
+std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  if (worth_rows(s, traits, device)) {
+    const bool copied = worth_copying(s, compute_for(traits.dtype, traits.precision), traits);
+    if (const auto rows = plan_wgmma_rows(s, traits, device, copied)) return rows;
+  }
+  if (const auto documents = plan_wgmma_documents(s, traits, device)) return documents;
+  const auto split = plan_wgmma_split(s, traits, device, worth_pairing(s));
+  // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
+  if (split && rows_together(s) > split->rows / 4) return split;
+  return std::nullopt;
+}
 
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
 double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
@@ -154,9 +205,12 @@ int64_t element_bytes(Compute compute) {
   return 8;
 }
 
-std::optional<ForwardPlan> plan_halves(const Sizes& s, bool masked, const Device& device) {
+std::optional<ForwardPlan> plan_halves(const Sizes& s, bool masked, bool scaled, const Device& device) {
+  // Its one kernel has room for factors.
   const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
-  return plan_wgmma_split(s, traits, device, worth_pairing(s), 0, true);
+  std::optional<ForwardPlan> plan = plan_wgmma_split(s, traits, device, worth_pairing(s), 0, true);
+  if (plan) plan->scaled = scaled;
+  return plan;
 }
 
 ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Device& device) {
@@ -173,13 +227,10 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
     const int columns = direct_columns(s, traits, device);
     if (const auto direct = plan_direct(s, traits, device, columns)) return *direct;
   }
-  if (worth_rows(s, traits, device)) {
-    if (const auto rows = plan_wgmma_rows(s, traits, device, worth_copying(s, compute, traits))) return *rows;
+  if (const auto wgmma = plan_wgmma(s, traits, device)) {
+    const auto direct = is_held(s, traits) ? std::nullopt : plan_direct(s, traits, device, 8);
+    return direct && is_sooner_in_pieces(s, *direct, *wgmma) ? *direct : *wgmma;
   }
-  if (const auto documents = plan_wgmma_documents(s, traits, device)) return *documents;
-  const auto split = plan_wgmma_split(s, traits, device, worth_pairing(s));
-  // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
-  if (split && rows_together(s) > split->rows / 4) return *split;
   if (is_quantized(traits.dtype)) {
     ForwardPlan plan;
     plan.compute = compute;

@@ -5,6 +5,7 @@
 
 #include "direct.h"
 #include "documents_shape.h"
+#include "warpgroups.h"
 
 namespace late_interaction {
 
@@ -250,7 +251,8 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
 
 // Documents on the M side: the ring takes what Q and the exchange between warps leave.
 std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int members) {
+                                                const Device& device, int members, bool winners,
+                                                bool listed) {
   constexpr int kWidest = 128, kFewestStages = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if (!device.wgmma || !traits.copy_engine || rows_together(s) > kWidest || element_bytes(compute) > 2) {
@@ -261,7 +263,7 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   plan.tile = Tile::wgmma_documents;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together(s), 32)) * 32);
-  const DocumentsShape shape = documents_shape(plan.columns, plan.chunks);
+  const DocumentsShape shape = documents_shape(plan.columns, plan.chunks, winners, listed);
   if (members > shape.warpgroups) return std::nullopt;
   plan.chunks = static_cast<int>(ceil_div(plan.chunks, shape.chunks)) * shape.chunks;
   plan.tokens = shape.tokens;
@@ -298,7 +300,7 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   const bool few = documents_a_block <= (plan.columns <= 64 ? 5 : 1) || teams_of(1) == 1;
   const int64_t enough = plan.chunks == shape.chunks ? 3 : 4;  // stages; a tile may be several
   for (const int more : {2, 3}) {
-    const bool possible = members == 0 && few && share(1, more) >= enough;
+    const bool possible = members == 0 && few && more <= shape.warpgroups && share(1, more) >= enough;
     if (possible && turns(more) < turns(plan.members)) plan.members = more;
   }
   plan.teams = teams_of(plan.members);
@@ -315,6 +317,14 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   if (plan.stages < kFewestStages) return std::nullopt;
   if (traits.packed) deal(s, plan, device);
   return plan;
+}
+
+ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& s, const ForwardTraits& traits,
+                                 const Device& device, bool winners, bool listed) {
+  if (plan.tile != Tile::wgmma_documents) return plan;
+  const int all = documents_shape(plan.columns, plan.chunks, false, false).warpgroups;
+  if (documents_shape(plan.columns, plan.chunks, winners, listed).warpgroups == all) return plan;
+  return *plan_wgmma_documents(s, traits, device, 0, winners, listed);
 }
 
 }  // namespace late_interaction

@@ -25,9 +25,10 @@ std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& trai
 std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                     Tile tile);
 
-// members: warpgroups that share a document's tiles.
+// members: warpgroups that share a document's tiles. winners, listed: documents_shape.h.
 std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int members = 0);
+                                                const Device& device, int members = 0, bool winners = false,
+                                                bool listed = false);
 
 // copied: a kernel before copies what counts of each document.
 std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& traits, const Device& device,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "warpgroups.h"
+
 namespace late_interaction {
 
 namespace {
@@ -20,13 +22,15 @@ bool score_as_grid(const PairSizes& s, Dtype dtype) {
   return reads >= std::max(kLeastReads, static_cast<double>(s.q_tokens) / kProductsARead);
 }
 
-ForwardPlan plan_pairs(const PairSizes& s, const ForwardTraits& traits, const Device& device) {
+ForwardPlan plan_pairs(const PairSizes& s, const ForwardTraits& traits, bool winners, const Device& device) {
   // Where nobody said how long queries are, most of them are not half as long again as the mean.
   constexpr int64_t kWidestTile = 128;
   const int64_t guess = ceil_div(3 * s.q_tokens, 2 * std::max<int64_t>(s.queries, 1));
   const int64_t Lq = std::clamp<int64_t>(std::min(guess, s.longest_query), 1, kWidestTile);
   const int64_t Ld = std::max<int64_t>(1, s.d_tokens / std::max<int64_t>(s.documents, 1));
-  ForwardPlan plan = plan_forward({Layout::per_query, s.pairs, 1, Lq, Ld, s.d}, traits, device);
+  const Sizes sizes{Layout::per_query, s.pairs, 1, Lq, Ld, s.d};
+  ForwardPlan plan =
+      with_warpgroups_left(plan_forward(sizes, traits, device), sizes, traits, device, winners, true);
   plan.units = s.pairs;
   plan.grid = std::min(plan.grid, plan.units);
   plan.parts = 1;

@@ -15,7 +15,8 @@ struct PairSizes {
 bool score_as_grid(const PairSizes& sizes, Dtype dtype);
 
 // A unit a pair.
-ForwardPlan plan_pairs(const PairSizes& sizes, const ForwardTraits& traits, const Device& device);
+ForwardPlan plan_pairs(const PairSizes& sizes, const ForwardTraits& traits, bool winners,
+                       const Device& device);
 
 // winner_stride: places for winners that each pair has. owned_grid is for the caller to work out.
 BackwardPlan plan_pairs_backward(const PairSizes& sizes, int64_t winner_stride, Dtype dtype, bool vectors,

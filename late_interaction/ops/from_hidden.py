@@ -2,7 +2,9 @@
 
 A chunk is what stays in the L2 cache from the product that projects it to the kernels that read it. (Where
 only scores of a few query tokens are asked for, one kernel projects and scores.) The backward projects those
-tokens of a chunk again that won; each counts once, however often it won:
+tokens again that won, and takes larger chunks where it can: what is projected lies in the place of their
+own gradients then, and its gradient in that of the documents behind them. Each token counts once, however
+often it won:
 
     hidden -> D = unit rows of (hidden W^T + b), of the winners alone
            -> grad_Q, and grad_D through the norm
@@ -14,7 +16,7 @@ Everything is summed in a fixed order: the same bits in every run.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -26,12 +28,16 @@ _library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
 _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
 
-# Of the L2 cache, what a chunk of projected tokens may fill; of memory, what converted hidden states may.
-_FORWARD_SHARE, _BACKWARD_SHARE = 0.75, 0.7
+# Of the L2 cache, what a chunk of projected tokens may fill; of memory, what it may, what converted hidden
+# states may, and what a chunk on loan may beside: flags and norms of tokens, and winners.
+_FORWARD_SHARE, _BACKWARD_SHARE = 0.9, 0.7
 _CPU_CACHE = 8 << 20
-_COPIED = 24 << 20
+_ROOM, _COPIED, _BESIDE = 56 << 20, 24 << 20, 7 << 20
 # The tile that a block of outer_rows_ owns.
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
+# The rows of a tile of project_rows_, the query tokens of one of MaxSim's kernel; and what both could
+# multiply while they start and end.
+_PROJECTED_TILE, _SCORED_TILE, _WORK_OF_LAUNCHES = 384, 256, 1 << 18
 _SPLIT_TOKENS = 256
 # Query tokens, in all, that project_scores takes.
 SCORED_ROWS = 64
@@ -67,9 +73,14 @@ def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
     )
 
 
+def documents_that_fit(Nd: int, token_bytes: int, Ld: int, room: float) -> int:
+    """One at least."""
+    return max(1, min(Nd, int(room / max(1, Ld * token_bytes))))
+
+
 def documents_at_a_time(Nd: int, token_bytes: int, Ld: int, room: float) -> int:
-    """As many documents as fit, one at least, in chunks of equal size."""
-    most = max(1, min(Nd, int(room / max(1, Ld * token_bytes))))
+    """As many documents as fit, in chunks of equal size."""
+    most = documents_that_fit(Nd, token_bytes, Ld, room)
     return -(-Nd // -(-Nd // most)) if Nd else 1
 
 
@@ -77,9 +88,47 @@ def chunk_size(
     Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, cache_bytes: int, backward: bool
 ) -> int:
     """Documents of a chunk. An element has `each` bytes; one of copied hidden states, `copied`."""
-    room = cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE)
-    size = documents_at_a_time(Nd, d * each, Ld, room)
+    size = documents_at_a_time(Nd, d * each, Ld, _room_of_chunk(cache_bytes, backward))
     return min(size, documents_at_a_time(Nd, d_model * copied, Ld, _COPIED)) if copied else size
+
+
+def _room_of_chunk(cache_bytes: int, backward: bool) -> float:
+    return min(_ROOM, cache_bytes * (_BACKWARD_SHARE if backward else _FORWARD_SHARE))
+
+
+def forward_size(
+    Nd: int, Ld: int, d: int, d_model: int, each: int, copied: int, gpu: tuple[int, int], query_tokens: int
+) -> int:
+    """As chunk_size, of a forward on a GPU: where hidden states are read in place, in whole turns."""
+    cache_bytes, sm_count = gpu
+    if copied or each != 2 or not Nd:
+        return chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, False)
+    most = documents_that_fit(Nd, d * each, Ld, _room_of_chunk(cache_bytes, False))
+    return documents_in_turn(Nd, Ld, d_model, query_tokens, most, sm_count)
+
+
+@lru_cache
+def documents_in_turn(Nd: int, Ld: int, d_model: int, query_tokens: int, most: int, sm_count: int) -> int:
+    """Documents of a forward's chunk, `most` at most. The kernels that project and score share tiles out to
+    the multiprocessors: a chunk takes as long as those that got one more."""
+
+    def work(documents: int) -> int:  # products for each dim of an embedding
+        if documents == 0:
+            return 0
+        projected = -(-documents * Ld // (sm_count * _PROJECTED_TILE)) * _PROJECTED_TILE * d_model
+        tiles = -(-query_tokens // _SCORED_TILE)
+        scored = -(-documents * tiles // sm_count) * min(query_tokens, _SCORED_TILE) * Ld
+        return projected + scored + _WORK_OF_LAUNCHES
+
+    if most >= Nd:
+        return Nd
+    return min(range(most, most // 2, -max(1, most // 64)), key=lambda n: Nd // n * work(n) + work(Nd % n))
+
+
+def documents_on_loan(left: int, Ld: int, d: int, d_model: int, query_tokens: int) -> int:
+    """Of the documents that are left, as many as find room for their projected tokens where the gradients of
+    the others will be, and take little room beside."""
+    return min(left * d_model // (d + d_model), _BESIDE // max(1, 5 * Ld + 4 * query_tokens))
 
 
 def copied_bytes(in_place: bool, outer_kernel: bool, each: int, backward: bool) -> int:
@@ -96,10 +145,25 @@ class _Head:
     W: Tensor
     b: Tensor | None
     normalize: bool
-    size: int  # documents of a chunk
+    size: int  # documents that the buffer holds
     in_place: bool  # hidden states are read where they lie
     outer_kernel: bool  # outer_rows_ takes hidden states like these
+    lent: bool  # larger chunks work where the gradients of the documents behind them will be
+    query_tokens: int
     _project: Any = None
+
+    @property
+    def largest(self) -> int:
+        """Documents of the largest chunk."""
+        return self._next(self.H.shape[0])
+
+    def _next(self, left: int) -> int:
+        """Documents of the chunk that begins where so many are left."""
+        if not self.lent:
+            return self.size
+        d, d_model = self.W.shape
+        on_loan = documents_on_loan(left, self.H.shape[1], d, d_model, self.query_tokens)
+        return min(left, max(self.size, on_loan))
 
     @property
     def whole(self) -> bool:
@@ -112,9 +176,10 @@ class _Head:
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """(which documents, their hidden states as [tokens, d_model] in the dtype of W)"""
-        Nd, dtype = self.H.shape[0], self.W.dtype
-        for start in range(0, Nd, self.size):
-            documents = slice(start, min(start + self.size, Nd))
+        Nd, dtype, stop = self.H.shape[0], self.W.dtype, 0
+        while stop < Nd:
+            documents = slice(stop, min(stop + self._next(Nd - stop), Nd))
+            stop = documents.stop
             hidden = (self.H if self.whole else self.H[documents]).flatten(0, 1)
             hidden = _in(dtype, hidden)
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
@@ -136,19 +201,24 @@ def _head(
     normalize: bool,
     dtype: torch.dtype,
     backward: bool,
+    query_tokens: int,
+    need_grad_H: bool = False,
 ) -> _Head:
     Nd, Ld, d_model = H.shape
     d, each = W.shape[0], dtype.itemsize
-    cache_bytes = _gpu(H.device.index)[0] if H.is_cuda else _CPU_CACHE
     in_place = H.dtype == dtype and H.stride(2) == 1 and (Nd < 2 or H.stride(0) == Ld * H.stride(1))
     # Half precision in whole, aligned 16-byte pieces.
     aligned = not in_place or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
     outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
     copied = copied_bytes(in_place, outer_kernel, each, backward)
-    size = chunk_size(Nd, Ld, d, d_model, each, copied, cache_bytes, backward)
-    return _Head(
-        H, _in(dtype, W), None if b is None else _in(dtype, b), normalize, size, in_place, outer_kernel
-    )
+    sizes = Nd, Ld, d, d_model, each, copied
+    if H.is_cuda and not backward:
+        size = forward_size(*sizes, _gpu(H.device.index), query_tokens)
+    else:
+        size = chunk_size(*sizes, _gpu(H.device.index)[0] if H.is_cuda else _CPU_CACHE, backward)
+    lent = need_grad_H and in_place and outer_kernel and size < Nd
+    b = None if b is None else _in(dtype, b)
+    return _Head(H, _in(dtype, W), b, normalize, size, in_place, outer_kernel, lent, query_tokens)
 
 
 def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
@@ -190,7 +260,7 @@ def _forward(
     """(scores, winners), or (scores,)"""
     check(Q, H, W, b)
     dtype = working_dtype(precision, Q, H, W, b)
-    head = _head(H, W, b, normalize, dtype, False)
+    head = _head(H, W, b, normalize, dtype, False, Q.shape[0] * Q.shape[1])
     Q = _in(dtype, Q)
     Nd, Ld, _ = H.shape
     if not winners and head.in_place and dtype.itemsize == 2 and 0 < Q.shape[0] * Q.shape[1] <= SCORED_ROWS:
@@ -271,7 +341,7 @@ def maxsim_from_hidden_backward(
     dtype = working_dtype(precision, Q, H, W, b)
     (Nd, Ld, d_model), d, sum_type = H.shape, W.shape[0], sum_dtype(dtype)
     need_grad_D = need_grad_H or need_grad_W or need_grad_b
-    head = _head(H, W, b, normalize, dtype, True)
+    head = _head(H, W, b, normalize, dtype, True, Q.shape[0] * Q.shape[1], need_grad_H)
     queries = _in(dtype, Q)
     make = queries.new_empty if Nd else queries.new_zeros
     grad_Q = make(Q.shape if need_grad_Q else 0)
@@ -280,16 +350,18 @@ def maxsim_from_hidden_backward(
     parts = _parts(head, need_grad_W, sum_type)
     grad_b = W.new_zeros(d, dtype=sum_type) if need_grad_b else W.new_empty(0)
     buffer = head.buffer()
-    # One launch takes both gradients where documents lie apart from theirs: in the place of grad_H, if a
-    # chunk has them all. (Beside a full-sized chunk's gradient they would not stay in L2.)
-    apart = head.whole and need_grad_H and d * dtype.itemsize <= d_model * H.itemsize
+    # One launch takes both gradients where documents lie apart from theirs: in the place of grad_H. (Of other
+    # chunks, which just fit L2, they would not stay there beside their gradients.)
+    apart = (head.whole or head.lent) and need_grad_H and d * dtype.itemsize <= d_model * H.itemsize
     for documents, hidden in head.chunks():
         size, tokens = (documents.stop - documents.start, Ld, d), hidden.shape[0]
         kept = winners if head.whole else winners[:, documents]
         kept = kept.contiguous()
         won = _ops.won_rows.default(kept, Ld)
-        rows = buffer[:tokens]
-        unit = _room(grad_H, dtype, tokens, d) if apart else rows
+        on_loan = tokens > buffer.shape[0]
+        rows = _room(grad_H[documents.stop :], dtype, tokens, d) if on_loan else buffer[:tokens]
+        part_H = grad_H if head.whole or not need_grad_H else grad_H[documents]
+        unit = _room(part_H, dtype, tokens, d) if apart else rows
         inverse = head.project(unit, hidden, won)
         grads = grad_scores if head.whole else grad_scores[:, documents]
         grad_D = rows.view(size) if need_grad_D else rows[:0]
@@ -300,7 +372,6 @@ def maxsim_from_hidden_backward(
         if not need_grad_D:
             continue
         if need_grad_H:
-            part_H = grad_H if head.whole else grad_H[documents]
             _multiply_into(part_H.flatten(0, 1), rows, head.W)
         if need_grad_W:
             add_outer = _ops.outer_rows_.default if head.outer_kernel else outer_rows

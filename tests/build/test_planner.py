@@ -128,21 +128,48 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
 
     in_batch = plan.Layout.in_batch
     assert tile(161, 486, 24, 6) == tile(68, 556, 29, 29) == "direct"  # few rows, however many documents
-    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 128) == tile(264, 1, 24, 128) == "direct"
-    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 129) == tile(265, 1, 24, 33) == "wgmma_documents"
-    assert tile(396, 1, 24, 128, d=64) == tile(265, 1, 24, 64, masked=True) == "direct"
+    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 192) == tile(264, 1, 24, 192) == "direct"
+    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 193) == tile(265, 1, 24, 193) == "wgmma_documents"
+    assert tile(396, 1, 24, 512, d=64) == tile(265, 1, 24, 64, masked=True) == "direct"
+    assert tile(1056, 1, 24, 128) == "direct"  # a query and a document for each warp
+    assert tile(1057, 1, 24, 128) == tile(1, 700, 24, 33, layout=in_batch) == "wgmma_documents"
     assert tile(373, 2188, 65, 1) == "direct"  # over 32 rows: where all warps find work
-    assert tile(1, 25, 61, 8) == tile(4, 25, 16, 49, layout=in_batch) == "wgmma_documents"
-    assert tile(4, 25, 16, 48, layout=in_batch) == tile(9, 20, 16, 128, layout=in_batch) == "direct"
+    assert tile(1, 25, 61, 8) == tile(4, 25, 16, 65, layout=in_batch) == "wgmma_documents"
+    assert tile(4, 25, 16, 64, layout=in_batch) == tile(9, 20, 16, 384, layout=in_batch) == "direct"
+    assert tile(9, 20, 16, 385, layout=in_batch) == tile(9, 50, 16, 129, layout=in_batch) == "wgmma_rows"
+    assert tile(9, 50, 16, 512, d=64, layout=in_batch) == "direct"
     assert tile(512, 512, 32, 16, layout=in_batch) == "direct"  # however much there is to do
     assert tile(145, 1, 274, 20) == tile(32, 32, 32, 40, layout=in_batch) == "direct"  # little to do
     assert tile(512, 512, 32, 40, layout=in_batch) == "wgmma_rows"
     assert tile(161, 486, 24, 6, scaled=True) == "wgmma_documents"
     assert tile(161, 486, 24, 16, d=1024) == "direct"  # more than a warp holds: piece by piece
-    assert tile(161, 486, 24, 17, d=136) == tile(161, 4, 24, 6, d=136) == "wgmma_documents"
     assert tile(387, 50, 2, 73, d=100, copy_engine=False) == "direct"
     assert tile(387, 50, 2, 129, d=100, copy_engine=False) == "thin"
     assert tile(161, 486, 24, 6, packed=True) == "wgmma_documents"
+
+
+def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_than_tiles():
+    def tile(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, device=H200, **traits):
+        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
+        made = plan.plan_forward(size, plan.ForwardTraits(**traits), device)
+        return "direct" if "forward_direct" in plan.explain(size, made) else made.tile.name
+
+    per_query = plan.Layout.per_query
+    # A block's warps share four tiles of eight tokens; many documents of one tile; queries of their own.
+    assert (
+        tile(7, 17, 25, 32, 512)
+        == tile(6, 579, 98, 8, 320)
+        == tile(24, 184, 75, 6, 768, per_query)
+        == "direct"
+    )
+    assert tile(7, 17, 25, 65, 512) == tile(6, 579, 98, 17, 320) == "wgmma_split"
+    assert tile(24, 184, 75, 60, 768, per_query) == tile(14, 67, 845, 59, 768) == "wgmma_split"
+    assert tile(7, 679, 23, 37, 512, per_query) == tile(3, 1494, 89, 64, 512, per_query) == "wgmma_documents"
+    assert tile(21, 22, 534, 5, 1024) == "direct"
+    assert tile(46, 45, 854, 4, 768) == "wgmma_split"  # query rows that L2 cannot hold come again and again
+    for traits in ({"scaled": True}, {"copy_engine": False}, {"dtype": plan.Dtype.fp32}):
+        assert tile(7, 17, 25, 32, 512, **traits) != "direct"
+    assert tile(7, 17, 25, 32, 512, device=A100) != "direct"
 
 
 def test_short_documents_come_in_eights_where_all_warps_find_work():

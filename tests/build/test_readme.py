@@ -23,6 +23,7 @@ def test_examples_run():
         # Each in a file name of its own: torch.compile wants to find a function's source.
         exec(compile(block, f"{README}:{number}", "exec"), names)
     assert names["documents"].shape == (16, 10)
+    assert names["indices"].shape == (4, 10)
     assert names["teacher_scores"].shape == (8, 16)
 
 

@@ -3,6 +3,7 @@
 #include "../../csrc/plan/plan.h"
 #include "../../csrc/plan/recompute.h"
 #include "../../csrc/plan/residual.h"
+#include "../../csrc/plan/warpgroups.h"
 
 #include <algorithm>
 #include <string>
@@ -146,7 +147,7 @@ void test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits() {
     for (int64_t pairs : {1, 99, 10000}) {
       for (int64_t longest : {1, 32, 1030}) {
         const PairSizes sizes{pairs, 50, 200, 50 * longest, 60000, 128, longest};
-        const ForwardPlan forward = plan_pairs(sizes, {.packed = true}, device);
+        const ForwardPlan forward = plan_pairs(sizes, {.packed = true}, false, device);
         EXPECT(forward.smem_bytes <= device.smem_per_block);
         EXPECT(forward.units == pairs && forward.grid >= 1 && forward.grid <= pairs);
         EXPECT(forward.tile == (capability == 90 ? Tile::wgmma_documents : Tile::thin));
@@ -156,6 +157,49 @@ void test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits() {
       }
     }
   }
+}
+
+void test_no_warpgroup_idles_beside_winners() {
+  const ForwardTraits traits{};
+  const auto left = [&](int64_t rows, int64_t documents, int64_t Ld, bool winners, bool listed) {
+    const Sizes s{Layout::in_batch, 1, documents, rows, Ld, 128};
+    return with_warpgroups_left(plan_forward(s, traits, kH200), s, traits, kH200, winners, listed);
+  };
+  for (const bool winners : {false, true}) {
+    for (const bool listed : {false, true}) {
+      const bool fewer = winners || listed;
+      const ForwardPlan many = left(64, 1000, 300, winners, listed);
+      const ForwardPlan long_ones = left(64, 200, 4096, winners, listed);
+      EXPECT(many.teams == (fewer ? 3 : 4) && many.members == 1);
+      // Two documents a block: two teams of two, or one after the other by all three.
+      EXPECT(long_ones.teams == (fewer ? 1 : 2) && long_ones.members == (fewer ? 3 : 2));
+      EXPECT(many.stages % many.teams == 0 && many.smem_bytes <= kH200.smem_per_block);
+      EXPECT(left(32, 1000, 300, winners, listed).teams == 4);
+      EXPECT(left(128, 1000, 300, winners, listed).teams == (winners ? 2 : 3));
+    }
+  }
+  // One document a block: its tiles in turn, to as many as there are.
+  EXPECT(left(128, 100, 1024, true, false).members == 2 && left(128, 100, 1024, false, true).members == 3);
+  for (const Layout layout : {Layout::in_batch, Layout::per_query}) {
+    for (const int64_t rows : {1, 33, 64, 65, 100, 128}) {
+      for (const int64_t documents : {1, 50, 200, 3000}) {
+        for (const int64_t Ld : {17, 129, 5000}) {
+          for (const int64_t d : {8, 128, 256, 768, 1024}) {
+            const Sizes s{layout, 1, documents, rows, Ld, d};
+            const ForwardPlan alone = plan_forward(s, traits, kH200);
+            const ForwardPlan plan = with_warpgroups_left(alone, s, traits, kH200, true, rows % 2 == 0);
+            if (plan.tile != Tile::wgmma_documents) continue;
+            const int most = plan.columns == 32 ? 4 : plan.columns == 128 ? 2 : 3;
+            EXPECT(plan.teams >= 1 && plan.members >= 1 && plan.teams * plan.members <= most);
+            EXPECT(plan.stages >= 4 && plan.stages % (plan.teams * plan.members) == 0);
+            EXPECT(plan.smem_bytes <= kH200.smem_per_block && plan.grid == alone.grid);
+          }
+        }
+      }
+    }
+  }
+  const ForwardPlan rows = left(256, 1000, 300, true, false);
+  EXPECT(rows.tile == Tile::wgmma_rows && rows.teams == 0);
 }
 
 void test_a_plan_can_be_read() {
@@ -175,6 +219,7 @@ int main() {
   test_long_compressed_documents_are_cut_for_all_blocks();
   test_listed_pairs_become_the_grid_where_that_is_sooner();
   test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits();
+  test_no_warpgroup_idles_beside_winners();
   test_a_plan_can_be_read();
   return failures != 0;
 }

@@ -60,15 +60,12 @@ struct WgmmaDocumentsTile {
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kQuantized = sizeof(Element) == 1;  // tokens have scales, else they may be normalized
   static constexpr int kColumns = kColumns_;
-  static constexpr DocumentsShape kShape = documents_shape(kColumns, kChunks_);
+  static constexpr DocumentsShape kShape = documents_shape(kColumns, kChunks_, kWinners, kListed);
   static constexpr int kChunks = kShape.chunks, kTokens = kShape.tokens;  // of a stage
   static constexpr int kBlocks = kTokens / 64;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
-  // Warpgroups that multiply, at most. Winners of 64 and of 128 rows take the registers of the last, and so
-  // do the producers of listed pairs with 64.
-  static constexpr int kWarpgroups =
-      kShape.warpgroups - ((kColumns == 64 && (kWinners || kListed)) || (kColumns == 128 && kWinners));
-  static constexpr int kWarps = 4;  // of a warpgroup
+  static constexpr int kWarpgroups = kShape.warpgroups;  // that multiply, at most
+  static constexpr int kWarps = 4;                       // of a warpgroup
   static constexpr int kGroupThreads = 32 * kWarps;
   static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;
   // Of a lane that multiplies, once the producer's warpgroup has given up of its own what it can.

@@ -16,9 +16,8 @@ inline const PairArgs& tile_args(const PairArgs& args, const ForwardPlan&) { ret
 template <class Tile>
 cudaError_t launch_documents_tile(typename Tile::Args args, const TensorMaps& maps, const ForwardPlan& plan,
                                   cudaStream_t stream) {
-  // Winners and listed pairs may leave room for fewer warpgroups than the plan counted on.
-  args.teams = std::min(plan.teams, std::max(1, Tile::kWarpgroups / plan.members));
-  args.members = std::min(plan.members, Tile::kWarpgroups);
+  args.teams = plan.teams;
+  args.members = plan.members;
   return launch_early(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
 }
 
