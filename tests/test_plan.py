@@ -166,6 +166,7 @@ def test_a_mask_is_planned_for():
     )
     assert "masked" not in plain and "copied" not in plain
     assert "copied" in masked and "masked" not in masked  # where many rows read what is copied once
+    assert "is 104 tokens wide where" in masked and "tail" not in plain + few_rows
     assert "a kernel before finds" in few_rows  # padding is skipped where that pays for a kernel of its own
     assert "masked" in small and "a kernel before" not in small
 

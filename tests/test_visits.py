@@ -196,6 +196,63 @@ def test_what_does_not_count_has_no_say(Ld, d, dtype, force):
                 ref.assert_winners_close(found, winners, Q, D.where(settled, 0.0), 5e-6)
 
 
+TAILS = {152: 104, 128: 80, 104: 64, 80: 64}  # of each width of a tile, that of the last one
+
+
+def edges(width):
+    """Lengths at which the tiles of a copied document change in number, or the last one in width."""
+    tail = TAILS[width]
+    near = (tail, width, width + tail, 2 * width, 2 * width + tail, 3 * width + tail)
+    return [0, 1, 7, *(n + k for n in near for k in (-1, 0, 1))]
+
+
+# Documents with holes, which are copied, and documents that are read where they lie; whole numbers make ties
+# between tiles, too, since the tokens of a document are repeated.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("width", TAILS)
+def test_last_tiles_of_copies(width, d, dtype, force):
+    lengths = edges(width)
+    N, Ld = 2 * len(lengths), 4 * width
+    d_mask = torch.zeros(N, Ld, dtype=torch.bool, device="cuda")
+    for i, length in enumerate(lengths):
+        d_mask[i, torch.randperm(Ld, device="cuda")[:length]] = True
+        d_mask[len(lengths) + i, 5 : 5 + length] = True
+    Q = torch.randint(-2, 3, (19, 31, d), device="cuda").to(dtype)
+    D = torch.randint(-1, 2, (N, Ld, d), device="cuda").float()
+    D[:, 2 * width :] = D[:, : 2 * width].clone()
+    D = D.masked_fill_(~d_mask.unsqueeze(-1), float("nan")).to(dtype)
+    scores, winners = ref.maxsim(Q, D, None, d_mask)
+    force(f"rows {width} copied")
+    for _ in range(10):
+        assert torch.equal(li.maxsim(Q, D, None, d_mask).double(), scores)
+        out, found = li.maxsim_with_winners(Q, D, None, d_mask)
+        assert torch.equal(out.double(), scores) and torch.equal(found.long(), winners)
+
+
+@pytest.mark.parametrize("width", TAILS)
+def test_last_tiles_of_packed_documents(width, force):
+    lengths_q, lengths_d = [32, 0, 77, 300] * 2, edges(width) * 2
+    Q, cu_q = packed.pack(lengths_q, 128, torch.bfloat16, "cuda")
+    D, cu_d = packed.pack(lengths_d, 128, torch.bfloat16, "cuda")
+    Q, D = torch.randint_like(Q, -2, 3), torch.randint_like(D, -1, 2)
+    force(f"rows {width} copied")
+    scores = li.maxsim_varlen(Q, D, cu_q, cu_d)
+    out, found = OPS.maxsim_varlen_winners(Q, D, cu_q, cu_d)
+    assert torch.equal(out, scores)
+    for j, tokens in enumerate(packed.slices(D, cu_d)):
+        if len(tokens) == 0:
+            assert (scores[:, j] == 0).all() and (found[j] == -1).all()
+            continue
+        similarities = Q.double() @ tokens.double().T
+        best = similarities.amax(1)
+        is_best = similarities == best[:, None]
+        first = torch.arange(len(tokens), device="cuda").where(is_best, len(tokens)).amin(1)
+        assert torch.equal(found[j].long(), first)
+        of_queries = [part.sum() for part in best.split(lengths_q)]
+        assert torch.equal(scores[:, j].double(), torch.stack(of_queries))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize(("Ld", "d"), [(61, 128), (300, 64), (301, 256), (170, 176)])

@@ -118,7 +118,7 @@ __device__ Visit visit_of(const PackedIndex& p, int64_t document, Span span) {
   const bool copied = p.copies.tokens != nullptr && span.length > 0 && span.length < p.copies.least;
   const auto number = static_cast<int32_t>(document);
   const int32_t slot = ~(number * p.copies.slot);
-  if (copied) return {slot, p.copies.least, number, slot};
+  if (copied) return {slot, span.length, number, slot};
   return {span.first, span.length, number, 0};
 }
 

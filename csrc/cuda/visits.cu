@@ -68,26 +68,37 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-// Of a document's kept tokens: how many, how many before token `here`, the first, and the end of the last.
+// Of a document's kept tokens: how many, how many before the part, the first, and the end of the last.
 struct Kept {
   int32_t count, before, first, end;
 };
 
-__device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document, int32_t here) {
+// And `part`: a bit for each token of the part that begins at `here`.
+__device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document, int32_t here,
+                           uint32_t (&part)[kPartTokens / 32]) {
+  constexpr int kWords = 4;  // of 32 tokens, on their way at a time
   __shared__ Kept shared[kWarps];
+  const int lane = threadIdx.x % 32;
   Kept mine{0, 0, p.Ld, 0};
-#pragma unroll 4
-  for (int32_t t = threadIdx.x; t < p.Ld; t += kCopyThreads) {
-    if (!document.keeps(p, t)) continue;
-    ++mine.count;
-    mine.before += t < here;
-    mine.first = min(mine.first, t);
-    mine.end = t + 1;
+  for (int32_t begin = 0; begin < p.Ld; begin += kCopyThreads * kWords) {
+    bool kept[kWords];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      kept[w] = document.keeps(p, begin + w * kCopyThreads + static_cast<int32_t>(threadIdx.x));
+    }
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t bits = __ballot_sync(kFullWarp, kept[w]);
+      const int32_t first = begin + w * kCopyThreads + static_cast<int32_t>(threadIdx.x) - lane;
+      if (lane == 0 && first >= here && first < here + kPartTokens) part[(first - here) / 32] = bits;
+      if (bits == 0) continue;
+      mine.count += __popc(bits);
+      mine.before += first < here ? __popc(bits) : 0;
+      mine.first = min(mine.first, first + __ffs(bits) - 1);
+      mine.end = first + 32 - __clz(bits);
+    }
   }
-  mine = {static_cast<int32_t>(__reduce_add_sync(kFullWarp, mine.count)),
-          static_cast<int32_t>(__reduce_add_sync(kFullWarp, mine.before)),
-          __reduce_min_sync(kFullWarp, mine.first), __reduce_max_sync(kFullWarp, mine.end)};
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
+  if (lane == 0) shared[threadIdx.x / 32] = mine;
   __syncthreads();
   Kept all = shared[0];
 #pragma unroll
@@ -100,7 +111,7 @@ __device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document,
   return all;
 }
 
-__global__ void __launch_bounds__(kCopyThreads)
+__global__ void __launch_bounds__(kCopyThreads, 4)
     copy_visits(const __grid_constant__ ForwardArgs p, const __grid_constant__ CopyRoom room, int parts,
                 Visit* visits) {
   __shared__ uint32_t kept[kPartTokens / 32];
@@ -109,15 +120,12 @@ __global__ void __launch_bounds__(kCopyThreads)
   const int32_t here = static_cast<int32_t>(blockIdx.x % parts) * kPartTokens;
   const MaskedDocument document(p, at);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (warp < kPartTokens / 32) {
-    kept[warp] = __ballot_sync(kFullWarp, document.keeps(p, here + threadIdx.x));
-  }
-  const Kept all = count_kept(p, document, here);  // and `kept` is there for all
+  const Kept all = count_kept(p, document, here, kept);
   const bool whole = all.count == all.end - all.first && all.count >= room.least;
   const bool copied = all.count > 0 && !whole;
   const auto slot = static_cast<int32_t>(at * room.slot);
   if (here == 0 && threadIdx.x == 0) {
-    visits[at] = copied           ? Visit{~slot, max(all.count, room.least), document.j, ~slot}
+    visits[at] = copied           ? Visit{~slot, all.count, document.j, ~slot}
                  : all.count == 0 ? Visit{0, 0, document.j, 0}
                                   : Visit{all.first, all.count, document.j, all.first};
   }
@@ -128,10 +136,14 @@ __global__ void __launch_bounds__(kCopyThreads)
   const int64_t first = document_offset(p, document.query, document.j) / elements;
   const PieceRows rows{tokens + first, p.D.token_stride / elements, room.pieces};
   uint4* to = room.tokens + int64_t{slot} * room.pieces;
+  int32_t of_word[kPartTokens / 32];  // kept
+#pragma unroll
+  for (int w = 0; w < kPartTokens / 32; ++w) of_word[w] = __popc(kept[w]);
   const auto source = [&](int k) { return kept[k / 32] >> (k % 32) & 1 ? here + k : -1; };
   const auto place = [&](int k) {
     int32_t before = all.before + __popc(kept[k / 32] & ((1u << (k % 32)) - 1));
-    for (int w = 0; w < k / 32; ++w) before += __popc(kept[w]);
+#pragma unroll
+    for (int w = 0; w + 1 < kPartTokens / 32; ++w) before += w < k / 32 ? of_word[w] : 0;
     return before;
   };
   copy_rows(rows, to, kPartTokens, source, place);

@@ -4,6 +4,7 @@
 #include "halves.h"
 #include "plan.h"
 #include "residual.h"
+#include "tail_width.h"
 
 namespace late_interaction {
 
@@ -163,6 +164,9 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << (plan.copied
               ? "copied     by a kernel before: what counts of documents with holes, or shorter than a tile\n"
               : "")
+      << (tail_of(plan) > 0 ? "tail       the last tile of a document is " + std::to_string(tail_of(plan)) +
+                                  " tokens wide where what remains fits it\n"
+                            : "")
       << (plan.dealt ? "dealt      documents go to the blocks of a row tile by length, long ones first\n"
                      : "")
       << (plan.scaled ? "scaled     columns have factors of their own\n" : "") << "grid       " << plan.grid

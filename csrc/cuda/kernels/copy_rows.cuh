@@ -24,16 +24,16 @@ __device__ __forceinline__ void copy_rows(const PieceRows& from, uint4* to, int 
   if (lane >= from.pieces) return;
   for (int base = first; base < count; base += kAtOnce * kUnroll) {
     uint4 row[kUnroll];
-    int32_t token[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int k = base + u * kAtOnce;
-      token[u] = k < count ? source(k) : -1;
-      if (token[u] >= 0) row[u] = from.data[token[u] * from.stride + lane];
+      const int32_t token = k < count ? source(k) : -1;
+      if (token >= 0) row[u] = from.data[token * from.stride + lane];
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (token[u] >= 0) to[int64_t{place(base + u * kAtOnce)} * from.pieces + lane] = row[u];
+      const int k = base + u * kAtOnce;
+      if (k < count && source(k) >= 0) to[int64_t{place(k)} * from.pieces + lane] = row[u];
     }
   }
 }

@@ -63,10 +63,16 @@ cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, co
   if constexpr (kColumns > widest_tile(kMasked, kScaled)) {
     return cudaErrorInvalidValue;
   } else {
-    const auto launch = [&]<bool kWinners>() {
-      using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled>;
+    const auto launch_tile = [&]<bool kWinners, bool kVisited>() {
+      using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled, kVisited>;
       static_assert(RowsShared<Tile>::kKept <= kRowsKept);
       return launch_early(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
+    };
+    const auto launch = [&]<bool kWinners>() {
+      if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {
+        if (args.visits != nullptr) return launch_tile.template operator()<kWinners, true>();
+      }
+      return launch_tile.template operator()<kWinners, false>();
     };
     if constexpr (kMayWantWinners<Element>) {
       if (args.winners != nullptr) return launch.template operator()<true>();

@@ -34,10 +34,18 @@
 // winner. So columns are left out one by one only where a document that was not copied has a mask, or is
 // shorter than a tile.
 //
+// Where every column of a visit counts alike (kVisited), its last tile is narrower, a tail, if what remains
+// fits one. The loader, which knows, notes beside each stage what it holds: a consumer needs no visit, and no
+// word from memory, to choose between the products of a tile and those of a tail.
+//
+//     a document of 240 tokens   |<------ tile, 152 ------>|
+//                                                   |<-- tail, 104 -->|
+//
 // Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier; where
 // columns are weighed, each lane does, which has read weights of its own. So does each lane of the weigher.
 #pragma once
 
+#include "../../plan/tail_width.h"
 #include "fold.cuh"
 #include "fold_codes.cuh"
 #include "hopper.cuh"
@@ -47,8 +55,9 @@ namespace late_interaction {
 
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
+// kVisited: documents have visits, and all columns count alike.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
-          bool kScaled_>
+          bool kScaled_, bool kVisited_>
 struct WgmmaRowsTile {
   using Type = Type_;
   using Element = Element_;
@@ -58,6 +67,11 @@ struct WgmmaRowsTile {
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
+  static constexpr bool kVisited = kVisited_;
+  // All documents are as long as the longest, and read where they lie.
+  static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kVisited;
+  // Columns of the last tile of a visit, where what remains fits them.
+  static constexpr int kTail = kVisited ? tail_width(kColumns) : kColumns;
   // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
   static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
   using Best =
@@ -98,7 +112,7 @@ struct WgmmaRowsTile {
 };
 
 // Shared memory of a block, in this order: the Q tile, the ring, what its columns count, what consumers hand
-// over, what finishers note, barriers, and what consumers note.
+// over, what finishers note, barriers, what stages hold, and what consumers note.
 template <class Tile>
 struct RowsShared {
   static constexpr uint32_t kFinishBytes =
@@ -129,6 +143,24 @@ struct RowsShared {
   }
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
+  __device__ __forceinline__ uint32_t tile_note(int i) const { return barriers + 176 + 4 * i; }
+};
+
+enum class Width : uint32_t { none, full, tail };
+
+// Of a visit.
+struct TileAtHand {
+  int32_t begin;      // its first token
+  Width width, next;  // next: of the tile behind it, as long as rows are the same
+  bool ends;          // the visit
+
+  // As the loader leaves it beside a stage.
+  __device__ __forceinline__ uint32_t note() const {
+    return 32u * begin + 8 * static_cast<uint32_t>(width) + 2 * static_cast<uint32_t>(next) + (ends ? 1 : 0);
+  }
+  static __device__ __forceinline__ TileAtHand of(uint32_t note) {
+    return {static_cast<int32_t>(note / 32), Width{note / 8 % 4}, Width{note / 2 % 4}, note % 2 != 0};
+  }
 };
 
 // Tiles of a document; an empty one has one too, whose maxima are dropped.
@@ -139,8 +171,22 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
 
 // Where in its visit tile t begins: the last tile is moved back to end with the document.
 template <class Tile>
-__device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t) {
-  return max(0, min(t, length - Tile::kColumns));
+__device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t columns = Tile::kColumns) {
+  return max(0, min(t, length - columns));
+}
+
+// Of the tile at token t. It is as wide as a tail where what remains fits that.
+template <class Tile>
+__device__ __forceinline__ Width tile_width(int32_t length, int32_t t) {
+  return Tile::kVisited && length - t <= Tile::kTail ? Width::tail : Width::full;
+}
+
+template <class Tile>
+__device__ __forceinline__ TileAtHand tile_at(int32_t length, int32_t t) {
+  const Width width = tile_width<Tile>(length, t);
+  const bool ends = t + Tile::kColumns >= length;
+  return {tile_begin<Tile>(length, t, width == Width::tail ? Tile::kTail : Tile::kColumns), width,
+          ends ? Width::none : tile_width<Tile>(length, t + Tile::kColumns), ends};
 }
 
 // Where the factor of a column lies among those of its stage: neighbours swap places. Accumulators of even
@@ -190,10 +236,10 @@ struct ColumnWeights {
 
 // fold(n, x, keeps): of columns 8 * n + 2 * (lane % 4) + {0, 1} the similarities x[row half], and whether
 // they count. used(n): factors(n) have been.
-template <class Tile, class Used, class Fold>
+template <class Tile, int kWidth, class Used, class Fold>
 __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                             const ColumnWeights<Tile>& weights, Used used, Fold fold) {
-  constexpr int kPairs = Tile::kColumns / 8;
+  constexpr int kPairs = kWidth / 8;
 #pragma unroll
   for (int first = 0; first < kPairs; first += 3) {
     bool keeps[3][2] = {};
@@ -219,12 +265,12 @@ __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c
 }
 
 // Folds a block of 64 rows: the lane's two rows of it.
-template <class Tile, class Used>
+template <class Tile, int kWidth, class Used>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowBest<Tile::kWinners>* rows, float token, const float* zeros,
                                            const ColumnWeights<Tile>& weights, Used used) {
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
-  for_columns<Tile>(c, weights, used, [&](int n, const float (&x)[2][2], const bool (&keeps)[2]) {
+  for_columns<Tile, kWidth>(c, weights, used, [&](int n, const float (&x)[2][2], const bool (&keeps)[2]) {
     if constexpr (Tile::kMasked && !Tile::kWinners) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -245,13 +291,13 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
 }
 
 // The same, three numbers an instruction.
-template <class Tile, class Used, class Value>
+template <class Tile, int kWidth, class Used, class Value>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowMaximum<Value>* rows, float, const float*,
                                            const ColumnWeights<Tile>& weights, Used used) {
-  Value seen[2][Tile::kColumns / 4];
+  Value seen[2][kWidth / 4];
   int32_t top[2] = {rows[0].order(), rows[1].order()};
-  for_columns<Tile>(c, weights, used, [&](int n, const Value(&x)[2][2], const bool (&keeps)[2]) {
+  for_columns<Tile, kWidth>(c, weights, used, [&](int n, const Value(&x)[2][2], const bool (&keeps)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (Tile::kMasked) {
@@ -290,17 +336,21 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
     const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
     load_rows<Tile>(p, maps, part.tile, at, q_parity);
     for (int32_t j = part.first_j; j < part.end_j; ++j) {
-      const Visit visit = visit_at(p, part.tile, j);
+      const Visit visit = visit_at<Tile>(p, part.tile, j);
       const CUtensorMap* map = visit.copied() ? &maps.copies : &maps.D;
       const int32_t item = visit.copied() || p.packed ? 0 : visit.document;
       const int32_t outer = visit.copied() ? 0 : part.tile.query;
       for (int32_t t = 0; t < max(visit.length, 1); t += Tile::kColumns) {
+        TileAtHand tile = tile_at<Tile>(visit.length, t);
+        if (Tile::kVisited && tile.ends && j + 1 < part.end_j) {
+          tile.next = tile_width<Tile>(visit_at<Tile>(p, part.tile, j + 1).length, 0);
+        }
         ptx::wait(at.empty(place.stage), place.parity ^ 1);
+        if constexpr (Tile::kVisited) ptx::store_shared(at.tile_note(place.stage), tile.note());
         ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
           ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
-                        chunk * Tile::kChunkElements, visit.begin() + tile_begin<Tile>(visit.length, t), item,
-                        outer);
+                        chunk * Tile::kChunkElements, visit.begin() + tile.begin, item, outer);
         }
         place.advance(p.stages);
       }
@@ -376,12 +426,13 @@ struct Weigher {
     for (; documents > 0; ++tile, j = 0) {
       const RowTile rows = row_tile(p, tile, Tile::kRows);
       for (; j < p.N && documents > 0; ++j, --documents) {
-        const Visit visit = visit_at(p, rows, j);
+        const Visit visit = visit_at<Tile>(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, visit.document);
         const float* factors =
             visit.copied() ? p.copies.factors : document_factors(p, rows.query, visit.document);
         const int64_t stride = visit.copied() ? 1 : p.d_factors.token_stride;
-        const Span span{visit.begin(), visit.length};
+        // A copy has room for a tile, in which its last token is repeated.
+        const Span span{visit.begin(), visit.copied() ? max(visit.length, Tile::kColumns) : visit.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, factors, stride, span, t);
           ptx::wait(at.empty(place.stage), place.parity ^ 1);
@@ -394,7 +445,6 @@ struct Weigher {
 
 template <class Tile>
 struct RowsConsumer {
-  static constexpr int kAccumulators = Tile::kColumns / 2;
   using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
   const RowsShared<Tile>& at;
@@ -404,20 +454,34 @@ struct RowsConsumer {
   typename Tile::Best best[Tile::kHeld];
   ColumnWeights<Tile> weights;
   int32_t t;        // where in the visit at hand
+  Width next;       // of the tile behind the last one
   uint32_t handed;  // documents, so far
 
-  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block) {
+  template <int kWidth>
+  __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
     const uint32_t q = ptx::matrix_at(q_blocks + block * 64 * kChunkRowBytes),
                    d = ptx::matrix_at(at.stage(place.stage));
+    // The first product sets them. But where tiles of two widths meet, ptxas would keep what they held, for
+    // want of a word that it is dead.
+    if constexpr (Tile::kVisited) {
+#pragma unroll
+      for (Accumulator& x : c) x = 0;
+    }
     ptx::fence_products();
 #pragma unroll
     for (int k = 0; k < 4 * Tile::kChunks; ++k) {
-      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-          c, ptx::matrix_of_rows(q + (k / 4 * Tile::kQChunkBytes + k % 4 * 32) / 16),
+      ptx::WgmmaShape<kWidth>::template issue<typename Tile::Type>(
+          reinterpret_cast<Accumulator(&)[kWidth / 2]>(c),
+          ptx::matrix_of_rows(q + (k / 4 * Tile::kQChunkBytes + k % 4 * 32) / 16),
           ptx::matrix_of_rows(d + (k / 4 * Tile::kStageChunkBytes + k % 4 * 32) / 16), k > 0);
     }
     ptx::commit_products();
   }
+  // What the compiler knows to be the same in all lanes it works out between products. Each such pause lets
+  // in products of the other consumer, until both wait for theirs at once: plain calls took a tenth longer.
+  // So it may not know that of a stage, where folds are so short that only their products keep consumers
+  // apart.
+  static __device__ __forceinline__ int unknown_zero() { return ptx::thread() >> 12; }
 
   // Notes, for what would crowd out accumulators: of the visit at hand its place and its length, and the row
   // tile.
@@ -430,70 +494,121 @@ struct RowsConsumer {
   }
   __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, noted(kTile), Tile::kRows); }
 
+  __device__ __forceinline__ int32_t length() const { return Tile::kWhole ? p.Ld : noted(kLength); }
+
   __device__ __forceinline__ void enter(int32_t j) {
-    note(kPlace, j);
-    note(kLength, visit_at(p, rows_at_hand(), j).length);
     t = 0;
+    if constexpr (Tile::kWhole) return;
+    note(kPlace, j);
+    note(kLength, visit_at<Tile>(p, rows_at_hand(), j).length);
   }
 
   __device__ __forceinline__ void wait_for_stage() const { ptx::wait(at.full(place.stage), place.parity); }
 
-  // The next kTiles tiles; behind them there are `more`.
-  template <int kTiles>
-  __device__ __forceinline__ void take_tiles(bool more) {
-    Accumulator c[2][kAccumulators];
-    if constexpr (!Tile::kReadsAhead) wait_for_stage();
-    multiply(c[0], 0);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      multiply(c[1], 1);
-      const int32_t length = noted(kLength);
-      const float first_token = static_cast<float>(tile_begin<Tile>(length, t) + 2 * (ptx::thread() % 4));
-      // Known before the next tile waits for it; factors leave no room to keep it.
-      const bool ends = t + Tile::kColumns >= length;
-      if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
+  // What the loader noted of the stage that was waited for. Lane 0 reads it, which gives the stage back; and
+  // from a lane, the compiler knows that all have the same.
+  __device__ __forceinline__ TileAtHand noted_tile() const {
+    uint32_t note = 0;
+    if (ptx::thread() % 32 == 0) note = ptx::load_shared(at.tile_note(place.stage));
+    return TileAtHand::of(__shfl_sync(kFullWarp, note, 0));
+  }
+
+  // A tile of kWidth columns, whose first block is in flight; leaves that of the next tile in flight, of
+  // kNext columns, if these are any. Behind the tile there are `more`.
+  template <int kWidth, int kNext>
+  __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
+    multiply<kWidth>(c[1], 1);
+    // Whether it ends is known before the next tile waits for it; factors leave no room to keep it.
+    const TileAtHand tile = Tile::kVisited ? noted_tile() : tile_at<Tile>(length(), t);
+    const float first_token = static_cast<float>(tile.begin + 2 * (ptx::thread() % 4));
+    if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
+    ptx::wait_products<1>();
+    // The compiler may not know that this is always so: a fold without a branch before it would be moved, in
+    // part, behind the wait for the products that it is to overlap; or its factors before it, all of them.
+    if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
+      fold_block<Tile, kWidth>(c[0], best, first_token, p.zeros, weights, [](int) {});
+    const RingPlace folded = place;
+    place.advance(p.stages);
+    if constexpr (kNext > 0) {
+      wait_for_stage();
+      multiply<kNext>(c[0], 0);
       ptx::wait_products<1>();
-      // The compiler may not know that this is always so: a fold without a branch before it would be moved,
-      // in part, behind the wait for the products that it is to overlap; or its factors before it, all of
-      // them.
-      if ((i + 1 < kTiles && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
-        fold_block<Tile>(c[0], best, first_token, p.zeros, weights, [](int) {});
-      const RingPlace folded = place;
-      place.advance(p.stages);
-      if (i + 1 < kTiles) {
-        wait_for_stage();
-        multiply(c[0], 0);
-        ptx::wait_products<1>();
-      } else {
-        if (Tile::kReadsAhead && more) wait_for_stage();
-        ptx::wait_products<0>();
-      }
-      constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
-      if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
-      if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
-      fold_block<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
-        if constexpr (Tile::kReadsAhead) {
-          if (i + 1 < kTiles || more) weights.ahead[n] = weights.load(n);
-          if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
-        }
-      });
-      if (kReadsHere) ptx::arrive(at.empty(folded.stage));
-      t += Tile::kColumns;
-      if (Tile::kScaled ? t >= noted(kLength) : ends) {
-        handover.give(best, handed++ & 1);
-        enter(noted(kPlace) + 1);
-      }
+    } else {
+      if (Tile::kReadsAhead && more) wait_for_stage();
+      ptx::wait_products<0>();
     }
+    constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
+    if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
+    if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
+    fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
+      if constexpr (Tile::kReadsAhead) {
+        if (kNext > 0 || more) weights.ahead[n] = weights.load(n);
+        if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
+      }
+    });
+    if (kReadsHere) ptx::arrive(at.empty(folded.stage));
+    t += Tile::kColumns;
+    if (Tile::kScaled ? t >= noted(kLength) : tile.ends) {
+      handover.give(best, handed++ & 1);
+      if constexpr (!Tile::kVisited) enter(Tile::kWhole ? 0 : noted(kPlace) + 1);
+    }
+    next = tile.next;
+  }
+
+  // The next kTiles tiles, the last of them kLast columns wide; behind them there are `more`.
+  template <int kTiles, int kLast = Tile::kColumns>
+  __device__ __forceinline__ void take_tiles(bool more) {
+    constexpr auto kWidth = [](int i) { return i >= kTiles ? 0 : i == kTiles - 1 ? kLast : Tile::kColumns; };
+    Accumulator c[2][Tile::kColumns / 2];
+    if constexpr (!Tile::kReadsAhead && !Tile::kVisited) wait_for_stage();
+    multiply<kWidth(0)>(c[0], 0);
+    [&]<int... kAt>(std::integer_sequence<int, kAt...>) {
+      (take_tile<kWidth(kAt), kWidth(kAt + 1)>(c, more), ...);
+    }(std::make_integer_sequence<int, kTiles>{});
+  }
+
+  // All tiles that a row tile meets, where documents have visits. Where folds are long, a tail shares a body
+  // with the tile before it: one of its blocks is then in flight while that tile is folded.
+  __device__ __forceinline__ void take_visited_tiles() {
+    do {
+      wait_for_stage();
+      const TileAtHand tile = noted_tile();
+      if (tile.width == Width::tail) {
+        take_tiles<1, Tile::kTail>(true);
+      } else if (Tile::kWinners && tile.next == Width::tail) {
+        take_tiles<2, Tile::kTail>(true);
+      } else {
+        take_tiles<1>(true);
+      }
+    } while (next != Width::none);
   }
 
   // Tiles of documents [first, end).
   __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
-    if (p.visits == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
+    if (Tile::kWhole || p.visits == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
     int32_t tiles = 0;
     for (int32_t j = first + ptx::thread() % 32; j < end; j += 32) {
-      tiles += count_tiles<Tile>(visit_at(p, rows_at_hand(), j).length);
+      tiles += count_tiles<Tile>(visit_at<Tile>(p, rows_at_hand(), j).length);
     }
     return warp_sum(tiles);
+  }
+
+  // All tiles of documents [first, end).
+  __device__ __forceinline__ void take_counted_tiles(int32_t first, int32_t end) {
+    enter(first);
+    // From lane 0: so the compiler knows that all take as many.
+    int32_t left = __shfl_sync(kFullWarp, count_all_tiles(first, end), 0);
+    if constexpr (Tile::kReadsAhead) {
+      wait_for_stage();
+      weights.enter(at.weights_of(place.stage));
+#pragma unroll
+      for (int n = 0; n < Tile::kColumns / 8; ++n) weights.ahead[n] = weights.load(n);
+    }
+    if (Tile::kStaggered && ptx::thread() >= 128 && left > 0) take_tiles<1>(left-- > 1);
+    for (; left >= Tile::kTogether; left -= Tile::kTogether) {
+      take_tiles<Tile::kTogether>(left > Tile::kTogether);
+    }
+    for (; left > 0; --left) take_tiles<1>(left > 1);
   }
 
   __device__ __forceinline__ void run() {
@@ -501,6 +616,7 @@ struct RowsConsumer {
     note(kTile, static_cast<int32_t>(begin / p.N));
     int32_t first = static_cast<int32_t>(begin % p.N);
     handed = 0;
+    if constexpr ((Tile::kWhole || Tile::kVisited) && !Tile::kWinners) place.stage = unknown_zero();
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
@@ -508,20 +624,11 @@ struct RowsConsumer {
       const int64_t documents = UnitRange::mine(p, ptx::block()).end - noted(kTile) * p.N - first;
       if (documents <= 0) break;
       ptx::wait(at.q_full(), q_parity);
-      enter(first);
-      // From lane 0: so the compiler knows that all take as many.
-      int32_t left = __shfl_sync(
-          kFullWarp, count_all_tiles(first, static_cast<int32_t>(min(p.N, first + documents))), 0);
-      if constexpr (Tile::kReadsAhead) {
-        wait_for_stage();
-        weights.enter(at.weights_of(place.stage));
-#pragma unroll
-        for (int n = 0; n < Tile::kColumns / 8; ++n) weights.ahead[n] = weights.load(n);
+      if constexpr (Tile::kVisited) {
+        take_visited_tiles();
+      } else {
+        take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       }
-      if (Tile::kStaggered && ptx::thread() >= 128 && left > 0) take_tiles<1>(left-- > 1);
-      for (; left >= Tile::kTogether; left -= Tile::kTogether)
-        take_tiles<Tile::kTogether>(left > Tile::kTogether);
-      for (; left > 0; --left) take_tiles<1>(left > 1);
       if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
       note(kTile, noted(kTile) + 1);
     }

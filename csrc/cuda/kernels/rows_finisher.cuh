@@ -15,8 +15,9 @@
 namespace late_interaction {
 
 // The document that is visited at place j.
+template <class Tile>
 __device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
-  if (p.visits == nullptr || j >= p.N) return {0, p.Ld, j, 0};
+  if (Tile::kWhole || (!Tile::kVisited && (p.visits == nullptr || j >= p.N))) return {0, p.Ld, j, 0};
   return p.visits[document_index(p, tile.query, j)];
 }
 
@@ -179,8 +180,8 @@ __device__ void finish_documents(const ForwardArgs& p, const Handover<Tile>& fro
       entered = true;
     }
     Maximum best[Tile::kOwned];
+    const Visit visit = visit_at<Tile>(p, notes.tile, notes.j);
     from.take(best, parity);
-    const Visit visit = visit_at(p, notes.tile, notes.j);
 #pragma unroll
     for (int o = 0; o < Tile::kOwned; ++o) {
       if (visit.length == 0) best[o].value = -INFINITY;
