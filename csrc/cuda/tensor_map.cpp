@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "halves.h"
+#include "kernels/weighed_args.h"
 
 namespace late_interaction {
 
@@ -44,9 +45,32 @@ CUtensorMapDataType type_of(Compute compute) {
   }
 }
 
+// A map of `rank` axes, the innermost first; strides in bytes, of all axes but that.
+CUtensorMap encode(const void* data, CUtensorMapDataType type, int rank, const cuuint64_t* sizes,
+                   const cuuint64_t* strides, const cuuint32_t* box, CUtensorMapSwizzle swizzle,
+                   CUtensorMapL2promotion promotion) {
+  static const Encode encode_tiled = find_encode();
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const auto attempt = [&] {
+    return encode_tiled(&map, type, rank, const_cast<void*>(data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = attempt();
+  // The first call of a thread: the driver does not know its device before the runtime has been asked.
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaSetDevice(device);
+    result = attempt();
+  }
+  STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of ", rank,
+                  " axes, the innermost of ", sizes[0], ", error ", static_cast<int>(result));
+  return map;
+}
+
 CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Axis items, Axis outer,
                    int box_tokens) {
-  static const Encode encode_tiled = find_encode();
   // An axis of one has no stride of its own; any multiple of 16 bytes does.
   const int64_t element = element_bytes(compute);
   const auto bytes = [&](Axis axis) {
@@ -57,25 +81,30 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
   const cuuint64_t strides[3] = {bytes(tokens), bytes(items), bytes(outer)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(kChunkRowBytes / element),
                              static_cast<cuuint32_t>(box_tokens), 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const auto attempt = [&] {
-    return encode_tiled(&map, type_of(compute), 4, const_cast<void*>(data), sizes, strides, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  };
-  CUresult result = attempt();
-  // The first call of a thread: the driver does not know its device before the runtime has been asked.
-  if (result == CUDA_ERROR_INVALID_CONTEXT) {
-    int device = 0;
-    cudaGetDevice(&device);
-    cudaSetDevice(device);
-    result = attempt();
-  }
-  STD_TORCH_CHECK(result == CUDA_SUCCESS, "late_interaction: the driver refused a tensor map of [",
-                  outer.size, ", ", items.size, ", ", tokens.size, ", ", d, "], error ",
-                  static_cast<int>(result));
-  return map;
+  return encode(data, type_of(compute), 4, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+}
+
+template <class T, class View>
+WeightLine<T> encode_line(const ForwardArgs& p, const View& view, CUtensorMapDataType type, int tokens) {
+  WeightLine<T> line{};
+  if (view.data == nullptr || (view.token_stride != 1 && p.Ld != 1)) return line;
+  // A map begins at whole 16 bytes, up to 15 before the view: some of those that hold its first number.
+  const int64_t before = reinterpret_cast<uintptr_t>(view.data) % 16 / sizeof(T);
+  const int64_t queries = p.layout == Layout::in_batch ? 1 : p.Nq;
+  const int64_t size =
+      before + (queries - 1) * view.query_stride + (p.documents() - 1) * view.item_stride + p.Ld;
+  if (size > INT32_MAX) return line;
+  const cuuint64_t sizes[1] = {static_cast<cuuint64_t>(size)}, no_strides[1] = {0};
+  const cuuint32_t box[1] = {static_cast<cuuint32_t>(tokens + line.kWhole)};
+  // A box is less than memory gives at a time, and the next tile wants what lies behind it.
+  line.map = encode(view.data - before, type, 1, sizes, no_strides, box, CU_TENSOR_MAP_SWIZZLE_NONE,
+                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  line.rides = true;
+  line.first = static_cast<int32_t>(before);
+  line.query_stride = static_cast<int32_t>(view.query_stride);
+  line.item_stride = static_cast<int32_t>(view.item_stride);
+  return line;
 }
 
 }  // namespace
@@ -125,6 +154,11 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
     maps.D_tail = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, one, one, kTailTokens);
   }
   return maps;
+}
+
+WeighedArgs weigh(const ForwardArgs& p, int tokens) {
+  return {p, encode_line<uint8_t>(p, p.d_mask, CU_TENSOR_MAP_DATA_TYPE_UINT8, tokens),
+          encode_line<float>(p, p.d_factors, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tokens)};
 }
 
 TensorMaps make_half_maps(const ForwardArgs& p, const HalfTokens& x, const ForwardPlan& plan) {

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kChunkBytes = 128;
 constexpr int kMaxStages = 8;
-constexpr int64_t kMaxExactToken = int64_t{1} << 24;  // wgmma_rows and wgmma_split keep tokens in fp32
-constexpr int64_t kWgmmaReserve = 2048;               // alignment and barriers
+constexpr int64_t kMaxExactToken = int64_t{1} << 24;      // wgmma_rows and wgmma_split keep tokens in fp32
+constexpr int64_t kWgmmaReserve = 2048, kBarriers = 512;  // what is left for barriers, what they take
 
 // Inverse norms and the exchange between warps, as the kernel lays them out before the ring.
 int64_t exchange_bytes(const TileShape& tile) {
@@ -315,8 +315,16 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
     if (possible && turns(more) < turns(plan.members)) plan.members = more;
   }
   plan.teams = teams_of(plan.members);
-  plan.stages = static_cast<int>(share(plan.teams, plan.members) * plan.teams * plan.members);
-  plan.smem_bytes = static_cast<int>(fixed(plan.teams) + plan.stages * stage);
+  // What weighs tokens lies in what is left over, and takes stages where that is too little. Nobody asks for
+  // the winners of quantized ones, half of the exchange.
+  const bool quantized = is_quantized(traits.dtype), weighed = traits.masked || (traits.scaled && quantized);
+  const int64_t weights = weighed ? weight_bytes(shape, quantized) : 0;
+  const int64_t left_over = weighed ? kWgmmaReserve - kBarriers + (quantized ? exchange / 2 : 0) : 0;
+  const int64_t resident = fixed(plan.teams) - left_over, warpgroups = plan.teams * plan.members;
+  plan.stages = static_cast<int>(
+      warpgroups * std::min(share(plan.teams, plan.members),
+                            (device.smem_per_block - resident) / (stage + weights) / warpgroups));
+  plan.smem_bytes = static_cast<int>(resident + plan.stages * (stage + weights));
   if (plan.stages < kFewestStages) return std::nullopt;
   if (traits.packed) deal(s, plan, device);
   return plan;

@@ -25,7 +25,8 @@
 //              with each document comes the row tile of its listed pair (pairs.cuh).
 //   team       p.members warpgroups, and every p.teams-th document of the block.
 //   producer   one thread a team, each of another warp of the last warpgroup, which keeps few registers: TMA
-//              loads. Teams with documents of other lengths do not wait for each other.
+//              loads. Teams with documents of other lengths do not wait for each other. The tokens' mask and
+//              scales come with their tile: behind the copies that are under way, a load takes microseconds.
 //   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
 //              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
 //   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one merges the
@@ -36,11 +37,13 @@
 #include <type_traits>
 
 #include "../../plan/documents_shape.h"
+#include "../ptx/copy_line.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/prefetch_map.cuh"
 #include "fold_codes.cuh"
 #include "hopper.cuh"
 #include "pairs.cuh"
+#include "weighed_args.h"
 
 namespace late_interaction {
 
@@ -48,7 +51,7 @@ struct DocumentWalk;
 
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kListed_ = false>
 struct WgmmaDocumentsTile {
-  using Args = ForwardArgs;
+  using Args = WeighedArgs;
   using Walk = DocumentWalk;
   static constexpr bool kListed = kListed_;
   using Type = Type_;
@@ -65,21 +68,25 @@ struct WgmmaDocumentsTile {
   static constexpr int kWarps = 4;                       // of a warpgroup
   static constexpr int kGroupThreads = 32 * kWarps;
   static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;
-  // Of a lane that multiplies, once the producer's warpgroup has given up most of its own.
-  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 160 : 232;
-  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
+  // Of a lane that multiplies, once the producer's warpgroup has given up of its own what it can.
+  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 152 : 232;
+  static constexpr int kProducerRegisters = kWarpgroups == 4 ? 32 : kWarpgroups == 3 ? 56 : 40;
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
   static constexpr int kHeld = kColumns / 4, kOwned = kColumns / 32;
   static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
   static constexpr uint32_t kDChunkBytes = kTokens * kChunkRowBytes;
   static constexpr uint32_t kStageBytes = kChunks * kDChunkBytes;
+  static constexpr uint32_t kWeightBytes = weight_bytes(kShape, kQuantized);
   static_assert(kQChunkBytes % 1024 == 0, "swizzled rows come in groups of eight");
 
   static __device__ __forceinline__ int slot(int, int lane, int o) { return 32 * o + lane; }
 
-  struct Maxima {
-    float maximum[kWarps][kColumns];
+  struct NoTokens {};
+  struct Tokens {
     int32_t token[kWarps][kColumns];
+  };
+  struct Maxima : std::conditional_t<kWinners, Tokens, NoTokens> {
+    float maximum[kWarps][kColumns];
   };
   using Exchange = Maxima[2][kWarpgroups];
 
@@ -87,29 +94,41 @@ struct WgmmaDocumentsTile {
 };
 
 // Where things lie in a block's shared memory: the ring, a share for each warpgroup; Q, once or for each
-// team; the exchange; barriers.
+// team; of each stage its tokens' mask and scales, if they have any; the exchange; barriers.
 template <class Tile>
 struct DocumentsMemory {
-  uint32_t ring, q, q_bytes, barriers;
+  uint32_t ring, q, q_bytes, weights, barriers;
   int share, stages;
   bool one_q;
   typename Tile::Exchange& exchange;
 
   __device__ __forceinline__ DocumentsMemory(const ForwardArgs& p, uint8_t* shared)
-      : exchange(*reinterpret_cast<typename Tile::Exchange*>(shared + p.stages * Tile::kStageBytes +
-                                                             (p.row_tiles == 1 ? 1 : p.teams) * p.chunks *
-                                                                 Tile::kQChunkBytes)) {
+      : exchange(*reinterpret_cast<typename Tile::Exchange*>(
+            shared + p.stages * (Tile::kStageBytes + (weighed(p) ? Tile::kWeightBytes : 0)) +
+            (p.row_tiles == 1 ? 1 : p.teams) * p.chunks * Tile::kQChunkBytes)) {
     ring = ptx::smem_address(shared);
     q = ring + p.stages * Tile::kStageBytes;
     q_bytes = p.chunks * Tile::kQChunkBytes;
+    weights = ptx::smem_address(&exchange) - p.stages * Tile::kWeightBytes;
     barriers = ptx::smem_address(&exchange) + sizeof(exchange);
     share = p.stages / (p.teams * p.members);
     stages = p.stages;
     one_q = p.row_tiles == 1;
   }
 
+  static __device__ __forceinline__ bool weighed(const ForwardArgs& p) {
+    return !Tile::kListed && (p.d_mask.data != nullptr || (Tile::kQuantized && p.d_factors.data != nullptr));
+  }
+
   __device__ __forceinline__ uint32_t stage(int warpgroup, const RingPlace& at) const {
     return ring + (warpgroup * share + at.stage) * Tile::kStageBytes;
+  }
+  // Of a stage's tokens.
+  __device__ __forceinline__ uint32_t mask_of(int warpgroup, const RingPlace& at) const {
+    return weights + (warpgroup * share + at.stage) * Tile::kWeightBytes;
+  }
+  __device__ __forceinline__ uint32_t factors_of(int warpgroup, const RingPlace& at) const {
+    return mask_of(warpgroup, at) + mask_bytes(Tile::kShape);
   }
   __device__ __forceinline__ uint32_t full(int warpgroup, const RingPlace& at) const {
     return barriers + 16 * (warpgroup * share + at.stage);
@@ -194,9 +213,8 @@ struct PairWalk {
 template <class Tile>
 struct ListedDocumentsTile : Listed<Tile> {
   using Walk = PairWalk<Tile::kRows>;
-  static constexpr int kRegisters = Tile::kRegisters - (Tile::kWarpgroups > 2 ? 8 : 0);
-  static constexpr int kProducerRegisters =
-      Tile::kProducerRegisters + (Tile::kWarpgroups > 2 ? 8 * Tile::kWarpgroups : 0);
+  static constexpr int kRegisters = Tile::kWarpgroups == 4 ? 104 : Tile::kRegisters;
+  static constexpr int kProducerRegisters = Tile::kWarpgroups == 4 ? 64 : Tile::kProducerRegisters;
 };
 
 __device__ __forceinline__ Visit visit_of(const ForwardArgs& p, int32_t row_tile, int32_t j) {
@@ -217,10 +235,37 @@ __device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const PairWalk<k
 
 // ---- producers ----
 
+// Bytes of what weighs a tile's tokens and comes with its first stage. Listed pairs have no weights.
+template <class Tile>
+__device__ __forceinline__ uint32_t weights_of_tile(const typename Tile::Args& p) {
+  uint32_t bytes = 0;
+  if constexpr (!Tile::kListed) {
+    if (p.mask.rides) bytes += Tile::kTokens + 16;
+    if (Tile::kQuantized && p.factors.rides) bytes += 4 * Tile::kTokens + 16;
+  }
+  return bytes;
+}
+
+template <class Tile>
+__device__ __forceinline__ void load_weights(const typename Tile::Args& p,
+                                             const DocumentsMemory<Tile>& memory, int warpgroup,
+                                             const RingPlace& at, const typename Tile::Walk& walk,
+                                             const Visit& visit, int32_t t) {
+  if constexpr (!Tile::kListed) {
+    const auto copy = [&](uint32_t to, const auto& line) {
+      const int32_t first = line.begin(walk.row_tile, visit) + t;
+      ptx::copy_line(to, &line.map, memory.full(warpgroup, at), first & -line.kWhole);
+    };
+    if (p.mask.rides) copy(memory.mask_of(warpgroup, at), p.mask);
+    if (Tile::kQuantized && p.factors.rides) copy(memory.factors_of(warpgroup, at), p.factors);
+  }
+}
+
 template <class Tile>
 __device__ __forceinline__ void load_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                const DocumentsMemory<Tile>& memory, int team) {
   constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
+  const bool packed = !Tile::kQuantized && p.packed;   // quantized tokens never are
   RingPlace first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
   for (typename Tile::Walk walk(p, team); walk.left > 0; walk.advance(p, p.teams)) {
@@ -229,14 +274,20 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
       RingPlace at = first;
       // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
       // has tokens for.
-      const int tails = p.packed ? min((visit.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
+      const int tails = packed ? min((visit.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
       const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
       const int boxes = tails == kTails ? 1 : tails;
       for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
         const int warpgroup = team * p.members + member;
         const uint32_t full = memory.full(warpgroup, at);
+        const uint32_t bytes = tails * (Tile::kStageBytes / kTails);
         ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
-        ptx::arrive_expecting(full, tails * (Tile::kStageBytes / kTails));
+        if (chunk == 0) {
+          ptx::arrive_expecting(full, bytes + weights_of_tile<Tile>(p));
+          load_weights<Tile>(p, memory, warpgroup, at, walk, visit, t);
+        } else {
+          ptx::arrive_expecting(full, bytes);
+        }
 #pragma unroll 1
         for (int i = 0; i < boxes; ++i) {
 #pragma unroll
@@ -244,7 +295,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
             ptx::copy_box(
                 memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
                 full, (chunk + c) * Tile::kChunkElements, visit.first + t + i * kTailTokens,
-                p.packed ? 0 : visit.document, walk.row_tile);
+                packed ? 0 : visit.document, walk.row_tile);
           }
         }
         at.advance(memory.share);
@@ -258,9 +309,6 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
 }
 
 // ---- those who multiply ----
-
-// How far ahead of its use a mask is prefetched: some microseconds of reading.
-inline constexpr int32_t kTokensAhead = 512, kDocumentsAhead = 16;
 
 // By one thread, once nobody multiplies by the rows that were there.
 template <class Tile>
@@ -299,44 +347,69 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
   }
 }
 
-// Which of the lane's tokens of a tile count: two of each block, lane / 4 and lane / 4 + 8 of the warp's 16.
+// Where the weights of a lane's first token lie among those that come with a tile of the document at hand.
+struct WeightPlaces {
+  int32_t mask, factor;
+};
+
+// What weighs the lane's tokens of a tile, as it lies in memory until it is used: two of each block, lane / 4
+// and lane / 4 + 8 of the warp's 16.
 template <class Tile>
-struct KeptTokens {
+struct TokenWeights {
   uint8_t keeps[Tile::kBlocks][2];
+  float factors[Tile::kBlocks][2];
 
   static __device__ __forceinline__ int32_t token(int32_t first_token, int block, int half) {
     return first_token + 64 * block + 8 * half;
   }
-  __device__ __forceinline__ void all(int32_t length, int32_t first_token) {
-#pragma unroll
-    for (int i = 0; i < 2 * Tile::kBlocks; ++i)
-      keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < length;
-  }
-  // Loads: asked for a tile ahead of their use.
-  __device__ __forceinline__ void by_mask(const ForwardArgs& p, const uint8_t* mask, int32_t first_token) {
+  __device__ __forceinline__ TokenWeights(int32_t length, int32_t first_token) {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-      const int32_t at = token(first_token, i / 2, i % 2);
-      keeps[i / 2][i % 2] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+      keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < length;
+      factors[i / 2][i % 2] = 1.0f;
     }
   }
-};
-
-// The scales of the same tokens, as they lie in memory until they are used. Ones where they all share one.
-template <class Tile>
-struct TokenFactors {
-  float of[Tile::kBlocks][2];
-
-  __device__ __forceinline__ void clear() {
+  // Those that the copy engine cannot bring: asked for before the tile is waited for.
+  __device__ __forceinline__ void load(const WeighedArgs& p, int32_t row_tile, int32_t j,
+                                       int32_t first_token) {
+    const bool mask_apart = p.d_mask.data != nullptr && !p.mask.rides;
+    const bool factors_apart = Tile::kQuantized && p.d_factors.data != nullptr && !p.factors.rides;
+    if (!mask_apart && !factors_apart) return;
+    const Visit visit = visit_of(p, row_tile, j);
+    first_token += visit.origin;
+    if (mask_apart) {
+      const uint8_t* mask = document_mask(p, row_tile, visit.document);
 #pragma unroll
-    for (int i = 0; i < 2 * Tile::kBlocks; ++i) of[i / 2][i % 2] = 1.0f;
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        const int32_t at = token(first_token, i / 2, i % 2);
+        if (keeps[i / 2][i % 2] != 0) keeps[i / 2][i % 2] = mask[at * p.d_mask.token_stride];
+      }
+    }
+    if (factors_apart) {
+      const float* all = document_factors(p, row_tile, visit.document);
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        const int32_t at = token(first_token, i / 2, i % 2);
+        factors[i / 2][i % 2] = at < p.Ld ? all[at * p.d_factors.token_stride] : 0.0f;
+      }
+    }
   }
-  // As KeptTokens::by_mask.
-  __device__ __forceinline__ void load(const ForwardArgs& p, const float* factors, int32_t first_token) {
+  // Those that came with the tile.
+  __device__ __forceinline__ void take(const WeighedArgs& p, uint32_t mask, uint32_t all,
+                                       const WeightPlaces& first) {
+    if (p.mask.rides) {
 #pragma unroll
-    for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-      const int32_t at = KeptTokens<Tile>::token(first_token, i / 2, i % 2);
-      of[i / 2][i % 2] = at < p.Ld ? factors[at * p.d_factors.token_stride] : 0.0f;
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        const uint32_t four = ptx::load_shared(mask + token(first.mask, i / 2, i % 2) / 4 * 4);
+        if ((four >> 8 * (first.mask % 4) & 0xFF) == 0) keeps[i / 2][i % 2] = 0;
+      }
+    }
+    if (Tile::kQuantized && p.factors.rides) {
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        factors[i / 2][i % 2] =
+            __uint_as_float(ptx::load_shared(all + 4 * token(first.factor, i / 2, i % 2)));
+      }
     }
   }
 };
@@ -373,28 +446,13 @@ struct TokenSquares {
   }
 };
 
-// Brings the mask and the factors of a document that the team comes to later as far as L2: behind the copies
-// of D that are under way, a load from memory takes several microseconds.
-template <class Tile>
-__device__ __forceinline__ void prefetch_weights(const typename Tile::Args& p, typename Tile::Walk at,
-                                                 int documents, int thread) {
-  at.advance(p, documents * p.teams);
-  if (at.left <= 0) return;
-  const Visit visit = visit_at(p, at);
-  const uint8_t* mask = document_mask(p, at.row_tile, visit.document);
-  const float* factors = document_factors(p, at.row_tile, visit.document);
-  const int32_t end = visit.origin + visit.length;
-  for (int32_t t = visit.origin + 32 * thread; t < end; t += 32 * Tile::kGroupThreads * p.members) {
-    if (mask != nullptr) ptx::prefetch(mask + t * p.d_mask.token_stride);
-    if (factors != nullptr) ptx::prefetch(factors + t * p.d_factors.token_stride);
-  }
-}
-
 // The products of a tile: what the stages of its embeddings give adds up.
 template <class Tile>
-__device__ __forceinline__ void multiply_tile(const ForwardArgs& p, const DocumentsMemory<Tile>& memory,
-                                              int warpgroup, uint32_t q, RingPlace& at,
-                                              typename Tile::Products& c, TokenSquares<Tile>& squares) {
+__device__ __forceinline__ void multiply_tile(const typename Tile::Args& p,
+                                              const DocumentsMemory<Tile>& memory, int warpgroup, uint32_t q,
+                                              RingPlace& at, typename Tile::Products& c,
+                                              TokenSquares<Tile>& squares, TokenWeights<Tile>& weights,
+                                              const WeightPlaces& places) {
   for (int first_chunk = 0; first_chunk < p.chunks; first_chunk += Tile::kChunks) {
     ptx::wait(memory.full(warpgroup, at), at.parity);
     const uint32_t stage = memory.stage(warpgroup, at);
@@ -415,6 +473,11 @@ __device__ __forceinline__ void multiply_tile(const ForwardArgs& p, const Docume
     }
     ptx::commit_products();
     if (!Tile::kQuantized && p.normalize) squares.add(stage);
+    if constexpr (!Tile::kListed) {
+      if (first_chunk == 0) {
+        weights.take(p, memory.mask_of(warpgroup, at), memory.factors_of(warpgroup, at), places);
+      }
+    }
     ptx::wait_products<0>();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::arrive(memory.empty(warpgroup, at));
@@ -441,14 +504,14 @@ __device__ __forceinline__ void normalize_tokens(typename Tile::Products& c,
 template <class Tile>
 __device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, float (&maximum)[Tile::kHeld],
                                             int32_t (&token)[Tile::kHeld], int32_t first_token,
-                                            const KeptTokens<Tile>& kept, const TokenFactors<Tile>& factors) {
+                                            const TokenWeights<Tile>& weights) {
 #pragma unroll
   for (int block = 0; block < Tile::kBlocks; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool valid = kept.keeps[block][half] != 0;
-      const int32_t at = kept.token(first_token, block, half);
-      const float factor = Tile::kQuantized ? usable_factor(factors.of[block][half]) : 1.0f;
+      const bool valid = weights.keeps[block][half] != 0;
+      const int32_t at = weights.token(first_token, block, half);
+      const float factor = Tile::kQuantized ? usable_factor(weights.factors[block][half]) : 1.0f;
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) {
         const float value = similarity<Tile::kQuantized>(c[block][4 * (h / 2) + 2 * half + h % 2], factor);
@@ -506,8 +569,9 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
       const int row = Tile::slot(0, threadIdx.x % 32, o);
 #pragma unroll
       for (int w = 0; w < Tile::kWarps; ++w) {
-        keep_better<Tile::kWinners>(best[o], best_token[o], from[i].maximum[w][row],
-                                    Tile::kWinners ? from[i].token[w][row] : 0);
+        int32_t its_token = 0;
+        if constexpr (Tile::kWinners) its_token = from[i].token[w][row];
+        keep_better<Tile::kWinners>(best[o], best_token[o], from[i].maximum[w][row], its_token);
       }
     }
   }
@@ -559,8 +623,6 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
   const int thread = threadIdx.x - team * team_threads;  // of the team
   const int32_t lane_token = 16 * (thread / 32 % Tile::kWarps) + thread % 32 / 4;
   const int32_t step = p.members * Tile::kTokens;
-  const bool masked = !Tile::kListed && p.d_mask.data != nullptr;
-  const bool scaled = Tile::kQuantized && p.d_factors.data != nullptr;
 
   // Tiles go round among the members without regard to where a document ends.
   int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
@@ -573,24 +635,6 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
   typename Tile::Walk walk(p, team);
   decltype(walk.rows_id()) held_rows = -1;
   int32_t next_length = visit_at(p, walk).length;
-  KeptTokens<Tile> next;
-  TokenFactors<Tile> next_factors;
-  next_factors.clear();
-  const auto fetch = [&](int32_t row_tile, int32_t j, int32_t t) {
-    if constexpr (!Tile::kListed) {
-      if (!masked && !scaled) return;
-      const Visit visit = visit_of(p, row_tile, j);
-      const int32_t first = visit.origin + t + lane_token;
-      if (masked) next.by_mask(p, document_mask(p, row_tile, visit.document), first);
-      if (scaled) next_factors.load(p, document_factors(p, row_tile, visit.document), first);
-    }
-  };
-  const int ahead = min(1 + kTokensAhead / p.Ld, kDocumentsAhead);
-  if ((masked || scaled) && walk.left > 0) {
-    fetch(walk.row_tile, walk.j, first_tile * Tile::kTokens);
-    for (int documents = 0; documents < ahead; ++documents)
-      prefetch_weights<Tile>(p, walk, documents, thread);
-  }
   while (walk.left > 0) {
     if constexpr (Tile::kListed) tile = pair_tile<Tile>(walk.rows, walk.begun);
     if (walk.rows_id() != held_rows) {
@@ -606,7 +650,6 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
     }
     const int32_t j = walk.j, rows = Tile::kListed ? 0 : static_cast<int32_t>(held_rows);
-    if (masked || scaled) prefetch_weights<Tile>(p, walk, ahead, thread);
     const int32_t length = next_length;
     int32_t begun = 0;
     if constexpr (Tile::kListed) begun = walk.begun;
@@ -616,6 +659,11 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;
 
+    WeightPlaces places{lane_token, lane_token};
+    if constexpr (!Tile::kListed) {
+      if (p.mask.rides) places.mask += p.mask.shift(rows, visit_of(p, rows, j));
+      if (p.factors.rides) places.factor += p.factors.shift(rows, visit_of(p, rows, j));
+    }
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
 #pragma unroll
@@ -624,19 +672,16 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       token[h] = kSentinel;
     }
     for (; t < length; t += step) {
-      KeptTokens<Tile> kept = next;
-      if (!masked) kept.all(length, t + lane_token);
-      const TokenFactors<Tile> factors = next_factors;
-      if (t + step < length) fetch(rows, j, t + step);
+      TokenWeights<Tile> weights(length, t + lane_token);
+      if constexpr (!Tile::kListed) weights.load(p, rows, j, t + lane_token);
       typename Tile::Products products;
       TokenSquares<Tile> squares;
-      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares);
+      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares, weights, places);
       if constexpr (!Tile::kQuantized) {
         if (p.normalize) normalize_tokens<Tile>(products, squares);
       }
-      fold_tokens<Tile>(products, maximum, token, t + lane_token, kept, factors);
+      fold_tokens<Tile>(products, maximum, token, t + lane_token, weights);
     }
-    if (walk.left > 0) fetch(walk.row_tile, walk.j, first_tile * Tile::kTokens);
 
     reduce_lanes<Tile>(maximum, token);
     // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.

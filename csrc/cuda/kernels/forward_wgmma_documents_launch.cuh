@@ -7,6 +7,12 @@
 
 namespace late_interaction {
 
+// What a tile's kernel takes.
+inline WeighedArgs tile_args(const ForwardArgs& args, const ForwardPlan& plan) {
+  return weigh(args, plan.tokens);
+}
+inline const PairArgs& tile_args(const PairArgs& args, const ForwardPlan&) { return args; }
+
 template <class Tile>
 cudaError_t launch_documents_tile(typename Tile::Args args, const TensorMaps& maps, const ForwardPlan& plan,
                                   cudaStream_t stream) {
@@ -27,8 +33,9 @@ cudaError_t launch_documents_columns(const Args& args, const TensorMaps& maps, c
   const auto launch = [&]<bool kWinners>() {
     using One = WgmmaDocumentsTile<Type, Element, kColumns, 1, kWinners, kListed<Args>>;
     using Two = WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners, kListed<Args>>;
-    return plan.chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(args, maps, plan, stream)
-                            : launch_documents_tile<DocumentsTileFor<Args, Two>>(args, maps, plan, stream);
+    const auto all = tile_args(args, plan);
+    return plan.chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(all, maps, plan, stream)
+                            : launch_documents_tile<DocumentsTileFor<Args, Two>>(all, maps, plan, stream);
   };
   if constexpr (kMayWantWinners<Element>) {
     if (args.winners != nullptr) return launch.template operator()<true>();
