@@ -23,6 +23,12 @@ __device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const RowTile& t
   return p.visits[document_index(p, tile.query, j)];
 }
 
+// Whether visits are pieces of documents.
+template <class Tile>
+__device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
+  return !Tile::kWhole && p.maxima != nullptr;
+}
+
 // All lanes of both sides arrive: each has written, or read, words of its own.
 template <class Tile>
 struct Handover {
@@ -85,7 +91,7 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
   const int32_t j = visit.document;
   const Passage<Element> passage(
       p, tile.query, j,
-      p.maxima != nullptr ? Span{visit.origin, visit.length} : whole_document(p, tile.query, j));
+      leaves_maxima<Tile>(p) ? Span{visit.origin, visit.length} : whole_document(p, tile.query, j));
   if (!any_token_kept(p, passage)) {
 #pragma unroll
     for (int o = 0; o < Tile::kOwned; ++o) best[o] = {-INFINITY, kSentinel};
@@ -195,7 +201,7 @@ __device__ void finish_documents(const ForwardArgs& p, const Handover<Tile>& fro
     }
     resolve_rows<Tile>(p, notes.tile, followed<Tile>(), visit, from.room, best);
     from.taken();
-    if (p.maxima != nullptr) {
+    if (leaves_maxima<Tile>(p)) {
       leave_maxima<Tile>(p, notes.tile, followed<Tile>(), notes.j, best);
     } else {
       count_rows<Tile, Tile::kWinners>(p, notes.own, visit.document, best);
