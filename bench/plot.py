@@ -34,11 +34,12 @@ def _points(rows: Sequence[Row], impl: str) -> list[tuple[float, float, str]]:
 
 
 def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Points that lie close together share one label, a name a line in the order of their heights."""
+    """Points that lie closer together than names are wide share one, a line each in the order of heights."""
     clusters: list[list[tuple[float, float, str]]] = []
     for point in sorted(points, key=lambda p: -p[1]):
         for cluster in clusters:
-            if 1 / 1.15 < point[0] / cluster[-1][0] < 1.15 and cluster[-1][1] < 1.25 * point[1]:
+            near = any(1 / 1.6 < point[0] / other[0] < 1.6 for other in cluster)
+            if near and cluster[-1][1] < 1.25 * point[1]:
                 cluster.append(point)
                 break
         else:
@@ -46,7 +47,8 @@ def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, flo
     out = []
     for cluster in clusters:
         by_height = sorted(cluster, key=lambda p: -p[1])
-        out.append((max(p[0] for p in cluster), by_height[0][1], "\n".join(p[2] for p in by_height)))
+        middle = math.exp(sum(math.log(p[0]) for p in cluster) / len(cluster))
+        out.append((middle, by_height[0][1], "\n".join(p[2] for p in by_height)))
     return out
 
 
@@ -94,17 +96,18 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
             x, y, _ = zip(*shape_points, strict=True)
             axes.scatter(x, y, label=impl, edgecolors="white", linewidths=0.5, **_STYLE[impl])
     for x0, y0, name in _labels(points[OURS]):
-        shift, side = ((0, -7), "center") if x0 > 2 * ridge else ((6, -6), "left")
+        above = x0 > 2 * ridge and y0 > 0.8 * peak  # the roof is flat there, and the peers lie below
         axes.annotate(
-            name, (x0, y0), xytext=shift, textcoords="offset points", fontsize=6, va="top", ha=side
+            name, (x0, y0), xytext=(0, 5) if above else (6, -6), textcoords="offset points", fontsize=6,
+            va="bottom" if above else "top", ha="center" if above else "left",
         )  # fmt: skip
     axes.set(
-        xscale="log", yscale="log", xlim=(left, right), ylim=(min(ys) / 1.5, 1.2 * max(peak, *ys)),
+        xscale="log", yscale="log", xlim=(left, right), ylim=(min(ys) / 1.5, 2.8 * max(peak, *ys)),
         xlabel="FLOP per byte that must move", ylabel="TFLOP/s reached (real tokens)",
         title=f"MaxSim forward, {header['gpu']}",
     )  # fmt: skip
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "25" else "")
     axes.tick_params(axis="y", which="both", labelsize=7)
     axes.grid(True, which="both", linewidth=0.3, color="#dddddd")
     axes.legend(loc="lower right", fontsize=8, frameon=False)
