@@ -661,8 +661,9 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
 
     WeightPlaces places{lane_token, lane_token};
     if constexpr (!Tile::kListed) {
-      if (p.mask.rides) places.mask += p.mask.shift(rows, visit_of(p, rows, j));
-      if (p.factors.rides) places.factor += p.factors.shift(rows, visit_of(p, rows, j));
+      const Visit visit = visit_of(p, rows, j);
+      places.mask += p.mask.shift(rows, visit);
+      places.factor += p.factors.shift(rows, visit);
     }
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];

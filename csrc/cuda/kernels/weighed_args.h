@@ -23,7 +23,7 @@ struct WeightLine {
 
   // Where the first token of a visit lies: in the line; and in its box, as the first of each tile does.
   __host__ __device__ int32_t begin(int32_t query, const Visit& visit) const {
-    return first + query * query_stride + visit.document * item_stride + visit.origin;
+    return first + query * query_stride + visit.document * item_stride + visit.first;
   }
   __host__ __device__ int32_t shift(int32_t query, const Visit& visit) const {
     return begin(query, visit) & (kWhole - 1);
