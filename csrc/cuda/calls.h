@@ -100,9 +100,12 @@ inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scale
           .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
 }
 
-// Whether winners, of which `count` are of one (query, document), can be read four at a time.
-inline bool winners_in_fours(const void* winners, int64_t count, int64_t Ld) {
-  return !wide_winners(Ld) && count % 4 == 0 && reinterpret_cast<uintptr_t>(winners) % 8 == 0;
+// How many winners of one (query, document), of `count` that lie behind each other, can be read at once.
+inline int32_t winners_at_once(const void* winners, int64_t count, int64_t Ld) {
+  const auto fit = [&](int64_t n) {
+    return !wide_winners(Ld) && count % n == 0 && reinterpret_cast<uintptr_t>(winners) % (2 * n) == 0;
+  };
+  return fit(4) ? 4 : fit(2) ? 2 : 1;
 }
 
 // What the backward kernels take from their plan. A block's tokens are neighbours.

@@ -33,7 +33,7 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
   args.grad_item_stride = grad_scores.dim() == 1 ? 0 : grad_scores.stride(1);
   args.winners = winners.const_data_ptr();
   args.wide_winners = wide_winners(s.Ld);
-  args.winners_in_fours = winners_in_fours(args.winners, s.Lq, s.Ld);
+  args.winners_at_once = winners_at_once(args.winners, s.Lq, s.Ld);
 }
 
 // Where the gradients of a backward go.

@@ -261,7 +261,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   args.grad_item_stride = grad_scores.stride(0);
   args.winners = winners.const_data_ptr();
   args.wide_winners = wide_winners(s.Ld);
-  args.winners_in_fours = winners_in_fours(args.winners, stride, s.Ld);
+  args.winners_at_once = winners_at_once(args.winners, stride, s.Ld);
   args.queries = static_cast<int32_t>(in.pairs.queries);
   args.q_tokens = in.pairs.q_tokens;
   args.q_offsets = in.pairs.q_offsets;

@@ -20,7 +20,7 @@ struct BackwardArgs {
   int64_t grad_query_stride, grad_item_stride;
   const void* winners;  // [Nq, N, Lq]
   bool wide_winners;
-  bool winners_in_fours;  // any four, from a multiple of four on, are of one (query, document), and aligned
+  int32_t winners_at_once;  // so many neighbouring ones are of one (query, document), and aligned: 4, 2 or 1
   // Packed (varlen): as in forward_args.h. `grad` is [queries, N]; the others count all query tokens as one
   // query's.
   bool packed;

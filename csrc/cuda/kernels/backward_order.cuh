@@ -155,7 +155,12 @@ struct WinnerOrder {
   }
 
   __device__ __forceinline__ bool stage_chunk(uint32_t first) {
-    const bool fits = warp >= p.segments || (p.winners_in_fours ? stage<4>(first) : stage<1>(first));
+    bool fits = true;
+    if (warp < p.segments) {
+      fits = p.winners_at_once == 4   ? stage<4>(first)
+             : p.winners_at_once == 2 ? stage<2>(first)
+                                      : stage<1>(first);
+    }
     return __syncthreads_or(!fits) == 0;
   }
 
