@@ -131,7 +131,7 @@ def arch_flags():
         else:
             plain.setdefault(major, []).append(name)
     # csrc asks nothing that GPUs of one generation answer differently: the slower half of the compiler runs
-    # once, for the oldest, and the machine code is what each would get from a run of its own.
+    # once, for the oldest.
     for names in plain.values():
         names.sort()
         flags.append(f"-gencode=arch={names[0].replace('sm', 'compute')},code=[{','.join(names)}]")

@@ -111,20 +111,11 @@ class MaxSimStep(Function):
 
 class MaxSim(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        Q: Tensor,
-        D: Tensor,
-        q_mask: Tensor | None,
-        d_mask: Tensor | None,
-        normalize: bool,
-        precision: str,
-        backward: str,
-        paired: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        Q, D, q_mask, d_mask, normalize, precision, _, paired = args
         scores: Tensor = beneath(_maxsim_op, Q, D, q_mask, d_mask, normalize, precision, paired)
         ctx.save_for_backward(Q, D, q_mask, d_mask)
-        ctx.options = normalize, precision, backward, paired
+        ctx.options = args[4:]
         return scores
 
     @staticmethod
