@@ -14,7 +14,7 @@ PY := $(VENV)/bin/python
 CMAKE_BUILD := $(VENV)/build/cmake
 SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') \
 	setup.py pyproject.toml VERSION
-CXX_FILES = $$(find csrc tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $$(find csrc tests/cpp bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location
 
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/cache/python

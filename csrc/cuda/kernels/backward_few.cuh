@@ -10,7 +10,8 @@
 //
 // Writing those zeros is what bounds it. So tiles are small and blocks many: some write while others wait
 // for winners and rows of Q. From sm_90 on the copy engine writes zeros to the whole tile, from shared
-// memory, while its block still waits for winners; the rows that are none follow when it is done.
+// memory, while its block still waits for winners; the rows that are none follow when it is done. Zeros that
+// the L2 cache has no room for are the first that it gives up.
 #pragma once
 
 #include "../ptx/bulk.cuh"
@@ -30,6 +31,7 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
   static constexpr uint16_t kElsewhere = 0xFFFF;
   static constexpr uint32_t kNobody = 0xFFFFFFFF;
   static constexpr int kZeroBytes = sizeof(Shared::sums);
+  static constexpr int64_t kStays = int64_t{32} << 20;       // bytes that L2 has room for
   static constexpr int kZeroThread = kBackwardThreads - 32;  // of the warp that has the fewest rows
 
   // Shared memory.
@@ -57,8 +59,10 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
   __device__ __forceinline__ void start_zeros(int64_t row, int tokens) const {
     if (threadIdx.x != kZeroThread) return;
     auto* to = reinterpret_cast<uint8_t*>(static_cast<T*>(p.grad_D) + row * p.d);
+    const int64_t all_rows = int64_t{p.owned_blocks} * p.tile_tokens;
+    const uint64_t policy = ptx::l2_policy(all_rows * p.d * static_cast<int>(sizeof(T)) > kStays);
     for (int left = tokens * p.d * static_cast<int>(sizeof(T)); left > 0; left -= kZeroBytes) {
-      ptx::start_bulk_store(to, shared.sums, min(left, kZeroBytes));
+      ptx::start_bulk_store(to, shared.sums, min(left, kZeroBytes), policy);
       to += kZeroBytes;
     }
   }

@@ -179,23 +179,17 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
   }
 }
 
-// Sees to one row a lane whose maximum over tokens() of document j is NaN or infinite; `slot` is its place in
-// the tile.
-template <class E, class Tokens>
+// Sees to one row a lane whose maximum over document j is NaN or infinite; `slot` is its place in the tile.
+template <class E>
 __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
-                                            Tokens tokens, Maximum& best) {
+                                            Maximum& best) {
   bool rare = !(fabsf(best.value) < INFINITY);
   if (!__any_sync(kFullWarp, rare)) return;
   const int32_t row = tile.first + slot;
   rare = rare && slot < tile.count && keeps_row(p, row);
-  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j, tokens());
+  const Span tokens = whole_document(p, tile.query, j);
+  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j, tokens);
   if (rare) best = exact;
-}
-
-template <class E>
-__device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
-                                            Maximum& best) {
-  resolve_row<E>(p, tile, slot, j, [&] { return whole_document(p, tile.query, j); }, best);
 }
 
 // Query mask and norms, and winners out.
