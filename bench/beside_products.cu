@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cuda/ptx/publish.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace ptx = late_interaction::ptx;
@@ -61,12 +62,11 @@ struct Clocks {
 template <Fold kFold>
 __global__ void __launch_bounds__(256, 1)
     run(int products, int folds, Clocks* clocks, float* sink, float seed) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   for (int i = threadIdx.x; i < 2 * kMatrixBytes / 4; i += 256) {
     reinterpret_cast<uint32_t*>(shared)[i] = 0x3C003C00u + i * 7919u % 0x03000300u;
   }
-  ptx::publish_to_products();
+  ptx::publish_shared();
   __syncthreads();
   const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const long long start = clock64();
@@ -98,7 +98,6 @@ __global__ void __launch_bounds__(256, 1)
     for (float x : lane.x) sink[threadIdx.x] += x;
     sink[threadIdx.x] += lane.best[0] + lane.best[1] + lane.top[0] + lane.top[1];
   }
-#endif
 }
 
 void must(cudaError_t error) {

@@ -58,8 +58,7 @@ struct PieceRoom {
     args.pieces = plan.pieces;
     args.maxima = static_cast<Maximum*>(maxima.data_ptr());
     auto* listed = static_cast<Visit*>(visits.data_ptr());
-    const int tile = plan.tile == Tile::wgmma_documents ? plan.tokens : plan.columns;
-    check(launch_piece_visits(args, tile, listed, stream), "pieces of documents");
+    check(launch_piece_visits(args, plan.tile_tokens(), listed, stream), "pieces of documents");
     args.visits = listed;
   }
 };

@@ -145,7 +145,7 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
                              one, q_box);
   const Axis items = p.packed ? one : Axis{p.documents(), p.D.item_stride};
   maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, items,
-                  in_batch ? one : Axis{p.Nq, p.D.query_stride}, documents ? plan.tokens : plan.columns);
+                  in_batch ? one : Axis{p.Nq, p.D.query_stride}, plan.tile_tokens());
   if (p.copies.tokens != nullptr) {
     maps.copies = encode(p.copies.tokens, plan.compute, p.d, {p.copies.slot * documents_of(p), p.d}, one, one,
                          plan.columns);

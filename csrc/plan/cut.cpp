@@ -19,7 +19,7 @@ struct TileTime {
 
 TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
   const bool documents = plan.tile == Tile::wgmma_documents;
-  const double tokens = documents ? plan.tokens : plan.columns, bytes = element_bytes(plan.compute);
+  const double tokens = plan.tile_tokens(), bytes = element_bytes(plan.compute);
   const double products = 2.0 * plan.rows * tokens * (plan.chunks * 64) / kProducts;  // two bytes an element
   if (!documents) return {products, products};
   const double read = tokens * s.d * bytes;
@@ -41,7 +41,7 @@ int worthwhile_pieces(const Sizes& s, const ForwardPlan& whole, const Device& de
   constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
   const int64_t blocks = device.sm_count, units = whole.row_tiles * s.N;
   const bool documents = whole.tile == Tile::wgmma_documents;
-  const int64_t tiles = ceil_div(s.Ld, documents ? whole.tokens : whole.columns);
+  const int64_t tiles = ceil_div(s.Ld, whole.tile_tokens());
   const TileTime tile = tile_time(s, whole);
   const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a piece, else it is little but its ends
   if (tiles < 2 * fewest || units > kMostUnits * blocks) return 1;

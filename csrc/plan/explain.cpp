@@ -134,7 +134,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   const bool split = plan.tile == Tile::wgmma_split, exact = plan.compute == Compute::tf32x3;
   const bool wgmma = documents || split || plan.tile == Tile::wgmma_rows;
   const bool direct = is_direct(plan), halves = is_halves(plan);
-  const int tokens = documents ? plan.tokens : plan.columns;
+  const int tokens = plan.tile_tokens();
   out << "kernel     maxsim_forward_"
       << (documents ? "wgmma_documents"
           : halves  ? "wgmma_halves"

@@ -74,6 +74,9 @@ struct ForwardPlan {
   int part_rows = 0;      // query rows that are summed together: those of one warp, or of a block that joins
                           // pieces
   int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
+
+  // Document tokens of a tile, which are its rows where documents take the M side.
+  int tile_tokens() const { return tile == Tile::wgmma_documents ? tokens : columns; }
 };
 
 // What a forward plan depends on besides sizes.

@@ -15,6 +15,8 @@
 #pragma once
 
 #include "../ptx/bulk.cuh"
+#include "../ptx/l2_policy.cuh"
+#include "../ptx/publish.cuh"
 #include "backward_tile.cuh"
 #include "turns.cuh"
 #include "winner.cuh"
@@ -52,7 +54,7 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
   __device__ __forceinline__ void lay_out_zeros() const {
     auto* words = reinterpret_cast<uint4*>(shared.sums);
     for (int k = threadIdx.x; k < kZeroBytes / 16; k += kBackwardThreads) words[k] = uint4{};
-    ptx::show_to_copy_engine();
+    ptx::publish_shared();
     __syncthreads();
   }
 
@@ -60,7 +62,9 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
     if (threadIdx.x != kZeroThread) return;
     auto* to = reinterpret_cast<uint8_t*>(static_cast<T*>(p.grad_D) + row * p.d);
     const int64_t all_rows = int64_t{p.owned_blocks} * p.tile_tokens;
-    const uint64_t policy = ptx::l2_policy(all_rows * p.d * static_cast<int>(sizeof(T)) > kStays);
+    const bool stay = all_rows * p.d * static_cast<int>(sizeof(T)) <= kStays;
+    const uint64_t normal = ptx::evict_normal(), first = ptx::evict_first();
+    const uint64_t policy = stay ? normal : first;
     for (int left = tokens * p.d * static_cast<int>(sizeof(T)); left > 0; left -= kZeroBytes) {
       ptx::start_bulk_store(to, shared.sums, min(left, kZeroBytes), policy);
       to += kZeroBytes;

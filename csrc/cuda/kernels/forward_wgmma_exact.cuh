@@ -90,7 +90,7 @@ __device__ void cut_stages(const ForwardArgs& p, const SplitShared<Tile>& at) {
             if (piece < kBytes) ptx::store_shared_quad(stage + kBytes + piece, x[i]);
           }
         }
-        ptx::publish_to_products();
+        ptx::publish_shared();
         ptx::arrive(at.cut(place.stage));
         place.advance(p.stages);
       }

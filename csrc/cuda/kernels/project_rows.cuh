@@ -19,6 +19,7 @@
 #pragma once
 
 #include "../project_rows.h"
+#include "../ptx/l2_policy.cuh"
 #include "../ptx/wgmma.cuh"
 #include "element.cuh"
 #include "wanted_rows.cuh"
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
 
   const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
   const int64_t end = p.rows * (blockIdx.x + 1) / gridDim.x;
-  const uint64_t once = ptx::read_once();
+  const uint64_t once = ptx::evict_first();
   const auto walk = [&](const auto& tiles) {
     for (int64_t first = p.rows * blockIdx.x / gridDim.x; first < end; first += Tile::kListed) {
       const auto count = static_cast<int>(min(end - first, int64_t{Tile::kListed}));

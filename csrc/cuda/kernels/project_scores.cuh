@@ -11,6 +11,7 @@
 #pragma once
 
 #include "../project_scores.h"
+#include "../ptx/l2_policy.cuh"
 #include "../ptx/mma.cuh"
 #include "project_rows.cuh"
 
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(ScoreTile::kThreads, 1)
   const auto first = static_cast<int>(p.project.rows * blockIdx.x / gridDim.x);
   const int count = static_cast<int>(p.project.rows * (blockIdx.x + 1) / gridDim.x) - first;
   const ProjectRows<Type, T> rows{{},    p.project, ptx::smem_address(bias), nullptr,
-                                  first, count,     ptx::read_once()};
+                                  first, count,     ptx::evict_first()};
   if (threadIdx.x / 128 == Tile::kWarpgroups) {
     ptx::give_registers<Tile::kCopyRegisters>();
     rows.copy_tiles(maps, ring);

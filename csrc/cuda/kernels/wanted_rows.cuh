@@ -72,7 +72,7 @@ struct RowRing {
   __device__ __forceinline__ void advance() { place.advance(kStages); }
   __device__ __forceinline__ void wait_full() const {
     ptx::wait(full(), place.parity);
-    ptx::publish_to_products();
+    ptx::publish_shared();
   }
   __device__ __forceinline__ void give_back() {
     if (threadIdx.x % 32 == 0) ptx::arrive(empty());

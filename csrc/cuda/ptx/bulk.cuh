@@ -5,20 +5,7 @@
 
 namespace late_interaction::ptx {
 
-// What this thread wrote to shared memory, the engine reads behind the next barrier.
-__device__ __forceinline__ void show_to_copy_engine() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-}
-
-// How the L2 cache treats what is stored: like all else, or as the first to make room.
-__device__ __forceinline__ uint64_t l2_policy(bool makes_room) {
-  uint64_t normal, first;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(normal));
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(first));
-  return makes_room ? first : normal;
-}
-
-// Both addresses and the number of bytes are multiples of 16.
+// Both addresses and the number of bytes are multiples of 16; policy: of l2_policy.cuh.
 __device__ __forceinline__ void start_bulk_store(void* to, const void* from, uint32_t bytes,
                                                  uint64_t policy) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\n" ::"l"(to),

@@ -5,13 +5,6 @@
 
 namespace late_interaction::ptx {
 
-// Tells the L2 cache to give up these bytes before any others.
-__device__ __forceinline__ uint64_t read_once() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
-  return policy;
-}
-
 // As copy_16_async, and asks L2 for the 256 bytes around them, which the thread's next copies are part of.
 __device__ __forceinline__ void copy_16_of_256_async(uint32_t dst, const void* src, uint32_t valid_bytes,
                                                      uint64_t policy) {
@@ -31,7 +24,7 @@ __device__ __forceinline__ void copy_box_of_rows(uint32_t dst, const CUtensorMap
 }
 
 // One of the arrivals that the barrier was made for, once this thread's copies so far have landed. It does
-// not wait: publish_to_products would, in a thread that has copies on their way.
+// not wait: publish_shared would, in a thread that has copies on their way.
 __device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "async_copy.cuh"
+#include "publish.cuh"
 
 namespace late_interaction::ptx {
 
@@ -16,7 +17,7 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t arrivals
 // After init_barrier: other threads and the copy engine see the barriers.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+  publish_shared();
 }
 
 __device__ __forceinline__ void arrive(uint32_t barrier) {

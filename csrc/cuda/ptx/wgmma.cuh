@@ -63,12 +63,6 @@ __device__ __forceinline__ uint64_t matrix_of_columns(uint32_t address, uint32_t
   return (uint64_t{kGroupOfRows | (kSwizzle128 << 30)} << 32) | low;
 }
 
-// What this thread wrote to shared memory by ordinary stores becomes visible to products, once a barrier has
-// been passed.
-__device__ __forceinline__ void publish_to_products() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-}
-
 // Before the first product of a group: what was written to its registers and to shared memory is visible to
 // it.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
