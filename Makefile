@@ -1,9 +1,11 @@
 # One command per wish:
 #
-#   make demo     set up .venv, build, and search real text with a late-interaction model
+#   make demo     set up .venv, build for the GPUs of this machine (or the CPU alone), and search real text with a
+#                 late-interaction model
 #   make test     everything this machine can check: build, lint, types, C++ and Python tests
 #   make bench    timings against the peers that are installed
-#   make wheel    wheels in dist/: for the CUDA toolkit at hand and for CPU (WHEELS=cpu: that one alone)
+#   make wheel    wheels in dist/: for every GPU with the CUDA toolkit at hand, and for CPU (WHEELS=cpu: that one
+#                 alone)
 #   make docs     the README's tables and plots, from bench/results
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -15,13 +17,17 @@ CMAKE_BUILD := $(VENV)/build/cmake
 SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') \
 	setup.py pyproject.toml VERSION
 CXX_FILES = $$(find csrc tests/cpp bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location
+# Modules are compiled to bytecode when they are first imported: most never are.
+PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location --no-compile
 
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/cache/python
 export MYPY_CACHE_DIR := $(VENV)/cache/mypy
 export RUFF_CACHE_DIR := $(VENV)/cache/ruff
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(VENV)/cache/hypothesis
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+# Developers compile CUDA on a machine without a GPU too, for one generation of GPUs. Empty: for the GPUs here.
+build test pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
 .PHONY: demo test bench wheel docs build lint types ctest pytest format test-wheel clean
@@ -40,7 +46,7 @@ $(VENV)/.%-requirements: requirements/%.txt requirements/build.txt | $(PY)
 $(VENV)/.compat-releases: requirements/compat.txt | $(PY)
 	@rm -rf $(VENV)/compat
 	set -- $$(grep -v '^#' $<); for release; do \
-	  $(PIP_INSTALL) --quiet --no-deps --no-compile --target $(VENV)/compat/$$release $$release || exit 0; \
+	  $(PIP_INSTALL) --quiet --no-deps --target $(VENV)/compat/$$release $$release || exit 0; \
 	done; touch $@
 
 # ---- what a user runs ----

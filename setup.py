@@ -1,21 +1,21 @@
 """Builds the two libraries of late_interaction through torch.utils.cpp_extension.
 
 late_interaction/_C.abi3.so     operators and CPU kernels; links libtorch_cpu and libc10
-late_interaction/_cuda.abi3.so  CUDA kernels; built where nvcc is found, links no CUDA part of PyTorch
+late_interaction/_cuda.abi3.so  CUDA kernels; links no CUDA part of PyTorch
 
 Both use PyTorch's stable ABI and Python's limited API: one build serves every torch >= 2.10 and
-Python >= 3.10, and the CUDA library builds on a machine without a GPU, against a CPU build of PyTorch.
+Python >= 3.10. The CUDA library is built for the GPUs of this machine; where there is none, only if a
+variable asks for it. It needs nvcc, but neither a GPU nor a CUDA build of PyTorch.
 
 Environment:
-  LATE_INTERACTION_WITH_CUDA      0: never build _cuda; 1: fail without it; unset: build it if nvcc is found
-  LATE_INTERACTION_CUDA_ARCHS     default "8.0;8.6;8.9;9.0a;9.0+PTX"; "9.0a" makes a quick build for one GPU
+  LATE_INTERACTION_WITH_CUDA      0: never build _cuda; 1: always, for every GPU where none is here to ask
+  LATE_INTERACTION_CUDA_ARCHS     the GPUs of _cuda, such as "9.0a" or "8.0;9.0a"; "all": every one
   LATE_INTERACTION_LOCAL_VERSION  local version of a wheel, such as "cu130" or "cpu"
   CUDA_HOME or CUDA_PATH          the CUDA toolkit; else nvcc on PATH, else /usr/local/cuda
   MAX_JOBS                        compilers at a time; default: the CPUs this process may use
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import shlex
@@ -23,13 +23,25 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
-from setuptools import setup
+if sys.platform != "linux":  # before anything is imported that another system lacks
+    raise SystemExit(
+        f"late_interaction: it builds and runs on Linux alone, and this is {sys.platform}; use a Linux"
+        " machine, a container, or WSL 2 on Windows."
+    )
+
+import fcntl
+
+import setuptools
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 10)
-DEFAULT_ARCHS = "8.0;8.6;8.9;9.0a;9.0+PTX"
+OLDEST_SETUPTOOLS = 77  # the first that takes the licence of pyproject.toml as an expression (PEP 639)
+OLDEST_GPU = 8
+# Machine code for 8.0 runs on 8.6 and 8.9 too, and the driver compiles PTX of 9.0 for GPUs newer than 9.0.
+ALL_ARCHS = "8.0;9.0a;9.0+PTX"
 
 # Objects belong to the PyTorch they were compiled against, so they live with the environment that holds it
 # where that is in the checkout (.venv/build), else in build/.
@@ -39,6 +51,12 @@ BUILD = (Path(sys.prefix) if Path(sys.prefix).is_relative_to(ROOT) else ROOT) / 
 def stop(sentence):
     raise SystemExit(f"late_interaction: {sentence}")
 
+
+if int(setuptools.__version__.split(".")[0]) < OLDEST_SETUPTOOLS:
+    stop(
+        f"building needs setuptools >= {OLDEST_SETUPTOOLS}, found {setuptools.__version__}; upgrade it, or"
+        " build with pip's build isolation."
+    )
 
 try:
     import torch
@@ -68,6 +86,17 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 TORCH_INCLUDES = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
 
 
+def prefix_maps():
+    """Flags that cut this machine's folders off the file names that error messages carry."""
+    packages = Path(torch.__file__).absolute().parents[1]
+    folders = dict.fromkeys([ROOT, packages, packages.resolve()])
+    # Of several maps that fit, compilers take the last: the packages may lie in a .venv of the checkout.
+    return [f"-ffile-prefix-map={folder}/=" for folder in folders]
+
+
+HOST_FLAGS += prefix_maps()
+
+
 class Toolkit:
     """A CUDA toolkit: its root and its version, both asked of nvcc itself (which may be a wrapper script)."""
 
@@ -78,11 +107,19 @@ class Toolkit:
         if not match:
             stop(f"{nvcc} --version names no CUDA release.")
         self.version = match.group(1)
+        self.release = tuple(map(int, self.version.split(".")))
         plan = subprocess.run(
             [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull], capture_output=True, text=True
         ).stderr
         top = re.search(r"^#\$ TOP=(.*)$", plan, re.MULTILINE)
         self.root = Path(top.group(1) if top else Path(nvcc).parent.parent).resolve()
+
+    def generations(self):
+        """The major compute capabilities that this nvcc makes machine code for."""
+        told = subprocess.run(
+            [self.nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True
+        ).stdout
+        return {int(major) for major in re.findall(r"^compute_(\d+)0$", told, re.MULTILINE)}
 
     @property
     def library_dir(self):
@@ -92,19 +129,14 @@ class Toolkit:
         stop(f"the CUDA toolkit at {self.root} has no libcudart_static.a.")
 
 
-def find_toolkit():
-    """The toolkit to build with, or None where the CPU library alone is built."""
-    wanted = os.environ.get("LATE_INTERACTION_WITH_CUDA", "")
-    if wanted not in ("", "0", "1"):
-        stop(f"LATE_INTERACTION_WITH_CUDA must be 0 or 1, got {wanted!r}.")
-    if wanted == "0" or not CUDA_SOURCES:
-        return None
+def find_toolkit(required):
+    """The toolkit to build with, or None where there is none and none is required."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = str(Path(home, "bin", "nvcc")) if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     if not os.access(nvcc, os.X_OK):
         if home:
             stop(f"CUDA_HOME or CUDA_PATH is {home}, but {nvcc} is not there; correct it or unset it.")
-        if wanted == "1":
+        if required:
             stop("LATE_INTERACTION_WITH_CUDA=1, but no nvcc was found; put it on PATH or set CUDA_HOME.")
         return None
     toolkit = Toolkit(nvcc)
@@ -118,23 +150,82 @@ def find_toolkit():
     return toolkit
 
 
-def arch_flags():
-    plain, flags = {}, []
-    for arch in re.split(r"[;,\s]+", os.environ.get("LATE_INTERACTION_CUDA_ARCHS") or DEFAULT_ARCHS):
+def gpu_generations():
+    """The major compute capabilities of this machine's GPUs, without those too old for the kernels."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    found = []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
+        found = [int(major) for major in re.findall(r"^(\d+)\.\d+\s*$", told, re.MULTILINE)]
+    if not found and torch.cuda.is_available():
+        found = [torch.cuda.get_device_capability(i)[0] for i in range(torch.cuda.device_count())]
+    return sorted({major for major in found if major >= OLDEST_GPU})
+
+
+def archs_for(generations, toolkit):
+    """One architecture a generation: machine code for X.0 runs on every X.Y."""
+    known = toolkit.generations()
+    found = ["9.0a" if major == 9 else f"{major}.0" if major in known else "9.0+PTX" for major in generations]
+    return ";".join(dict.fromkeys(found))
+
+
+class Choice(NamedTuple):
+    """What is built; without a toolkit, the CPU library alone."""
+
+    sentence: str
+    toolkit: Toolkit | None = None
+    archs: str = ""
+
+
+def choose():
+    wanted = os.environ.get("LATE_INTERACTION_WITH_CUDA", "")
+    asked = os.environ.get("LATE_INTERACTION_CUDA_ARCHS", "")
+    if wanted not in ("", "0", "1"):
+        stop(f"LATE_INTERACTION_WITH_CUDA must be 0 or 1, got {wanted!r}.")
+    if wanted == "0":
+        return Choice("building the CPU library alone, as LATE_INTERACTION_WITH_CUDA=0 asks.")
+    generations = [] if asked else gpu_generations()
+    if not (wanted or asked or generations):
+        return Choice(
+            "building the CPU library alone, as no GPU of compute capability 8.0 or newer is here;"
+            " LATE_INTERACTION_CUDA_ARCHS=9.0a builds the CUDA library for one generation of GPUs,"
+            " LATE_INTERACTION_WITH_CUDA=1 for all."
+        )
+    toolkit = find_toolkit(required=wanted == "1")
+    if toolkit is None:
+        return Choice(
+            "building the CPU library alone, as no nvcc was found; for the CUDA library put it on PATH or set"
+            " CUDA_HOME (LATE_INTERACTION_WITH_CUDA=1 stops where there is none)."
+        )
+    if generations:
+        asked = archs_for(generations, toolkit)
+        why = "the GPUs of this machine; LATE_INTERACTION_CUDA_ARCHS=all builds for every GPU"
+    elif asked:
+        why = "as LATE_INTERACTION_CUDA_ARCHS asks"
+    else:
+        asked = "all"
+        why = "as no GPU is here to ask; LATE_INTERACTION_CUDA_ARCHS=9.0a builds for one generation"
+    archs = ALL_ARCHS if asked == "all" else asked
+    return Choice(f"building the CPU library, and the CUDA library for {archs}, {why}.", toolkit, archs)
+
+
+def arch_flags(archs):
+    flags = []
+    for arch in re.split(r"[;,\s]+", archs):
         match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", arch)
         if not match:
-            stop(f"LATE_INTERACTION_CUDA_ARCHS is like {DEFAULT_ARCHS!r}, got {arch!r} in it.")
+            stop(f"LATE_INTERACTION_CUDA_ARCHS is 'all' or like {ALL_ARCHS!r}, got {arch!r} in it.")
         major, minor, feature, ptx = match.groups()
-        name = f"{'compute' if ptx else 'sm'}_{major}{minor}{feature}"
-        if feature or ptx:
-            flags.append(f"-gencode=arch=compute_{major}{minor}{feature},code={name}")
-        else:
-            plain.setdefault(major, []).append(name)
-    # csrc asks nothing that GPUs of one generation answer differently: the slower half of the compiler runs
-    # once, for the oldest.
-    for names in plain.values():
-        names.sort()
-        flags.append(f"-gencode=arch={names[0].replace('sm', 'compute')},code=[{','.join(names)}]")
+        number = f"{major}{minor}{feature}"
+        flags.append(f"-gencode=arch=compute_{number},code={'compute' if ptx else 'sm'}_{number}")
+    return flags
+
+
+def build_cost_flags(toolkit):
+    """What changes nvcc's time and the library's size, and no kernel's speed; CMakeLists.txt has the same."""
+    flags = ["--threads=2"]
+    if toolkit.release >= (12, 8):
+        flags.append("--compress-mode=size")
     return flags
 
 
@@ -146,15 +237,16 @@ def cpu_extension():
         extra_compile_args={"cxx": [*HOST_FLAGS, *WARNINGS, *TORCH_INCLUDES]},
         extra_link_args=[*LINK_FLAGS],
     )
-    ext.libraries = ["torch_cpu", "c10"]
+    ext.libraries = ["torch_cpu", "c10", "dl"]
     return ext
 
 
-def cuda_extension(toolkit):
+def cuda_extension(toolkit, archs):
     # CppExtension, not CUDAExtension: that one would link libtorch_cuda and the shared cudart.
-    nvcc_flags = ["-O3", "-std=c++20", "--expt-relaxed-constexpr", "--threads=2", "-Xptxas=-v", *DEFINES]
+    nvcc_flags = ["-O3", "-std=c++20", "--expt-relaxed-constexpr", "-Xptxas=-v", *DEFINES]
     nvcc_flags += ["-Xcompiler=-g0,-fvisibility=hidden,-fvisibility-inlines-hidden", "--Werror=all-warnings"]
-    nvcc_flags += [f"-Xcompiler={','.join(WARNINGS)}", *arch_flags(), *TORCH_INCLUDES]
+    nvcc_flags += [f"-Xcompiler={','.join([*WARNINGS, *prefix_maps()])}", *TORCH_INCLUDES]
+    nvcc_flags += [*arch_flags(archs), *build_cost_flags(toolkit)]
     host_flags = [*HOST_FLAGS, *WARNINGS, *TORCH_INCLUDES, "-isystem", str(toolkit.root / "include")]
     if any("sm_90a" in flag for flag in nvcc_flags):  # else its kernels are empty, and must not be chosen
         host_flags.append("-DLATE_INTERACTION_SM90A")
@@ -179,9 +271,10 @@ class BuildPython(build_py):
 
 
 class BuildLibraries(cpp_extension.BuildExtension):
-    toolkit = None
+    choice: Choice
 
     def run(self):
+        print(f"late_interaction: {self.choice.sentence}", flush=True)
         compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
         if not shutil.which(compiler):
             stop(f"no C++ compiler: {compiler!r} is not on PATH; install g++ 11 or clang 14, or set CXX.")
@@ -190,8 +283,8 @@ class BuildLibraries(cpp_extension.BuildExtension):
         if not cpp_extension.is_ninja_available():
             stop("building needs ninja: pip install ninja.")
         os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
-        if self.toolkit:
-            self.use_toolkit(self.toolkit)
+        if self.choice.toolkit:
+            self.use_toolkit(self.choice.toolkit)
         # In every kind of build, of which setuptools gives some a temporary folder.
         self.build_temp = str(BUILD / "objects")
         base = Path(self.build_temp)
@@ -228,18 +321,18 @@ def write_ptxas_log(objects, log):
     log.write_text("".join(report.read_text() for report in reports if report.exists()))
 
 
-BuildLibraries.toolkit = find_toolkit()
+choice = BuildLibraries.choice = choose()
 
 BUILD.mkdir(parents=True, exist_ok=True)
 version = (ROOT / "VERSION").read_text().strip()
 if local := os.environ.get("LATE_INTERACTION_LOCAL_VERSION"):
     version += f"+{local}"
 
-setup(
+setuptools.setup(
     version=version,
     ext_modules=[
         cpu_extension(),
-        *([cuda_extension(BuildLibraries.toolkit)] if BuildLibraries.toolkit else []),
+        *([cuda_extension(choice.toolkit, choice.archs)] if choice.toolkit else []),
     ],
     cmdclass={"build_py": BuildPython, "build_ext": BuildLibraries},
     options={

@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <optional>
@@ -291,12 +292,12 @@ inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& size, S
   int64_t stride = 1;
   for (size_t k = size.size(); k-- > 0; stride *= std::max<int64_t>(size[k], 1)) strides[k] = stride;
   int32_t device_type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   const auto type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(),
-                                                         strides.data(), type, device_type,
-                                                         like.get_device_index(), &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(),
+                                                  strides.data(), type, device_type, like.get_device_index(),
+                                                  &made));
   return Tensor(made);
 }
 

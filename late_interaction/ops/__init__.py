@@ -95,7 +95,8 @@ def _load_cuda() -> str | None:
     path = _library("_cuda")
     if path is None:
         return (
-            "late_interaction was built without them; rebuild it where nvcc is found, or install a CUDA wheel"
+            "late_interaction was built without them; build it again with nvcc and"
+            " LATE_INTERACTION_WITH_CUDA=1, or install a CUDA wheel"
         )
     try:
         torch.ops.load_library(path)

@@ -1,7 +1,7 @@
-"""What keeps setup.py from building is said in one sentence, not in a traceback."""
+"""What setup.py builds, and what keeps it from building, is said in one sentence, not in a traceback."""
 
 import os
-import stat
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,73 +10,138 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Enough of a torch for setup.py to look at: quick to import, of any version.
+# Enough of a torch for setup.py to look at: quick to import, of any version, with any GPUs.
 TORCH = """
 import types
 __version__ = "{version}"
 version = types.SimpleNamespace(cuda={cuda!r})
+cuda = types.SimpleNamespace(
+    is_available=lambda: {gpus!r} != [],
+    device_count=lambda: len({gpus!r}),
+    get_device_capability=lambda i: {gpus!r}[i],
+)
 """
+# Compiles nothing, and prints what nvcc would have been told.
 CPP_EXTENSION = """
 import types
-class BuildExtension:
-    pass
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+class BuildExtension(build_ext):
+    def run(self):
+        for ext in self.extensions:
+            print(ext.name, *ext.flags.get("nvcc", []))
+def is_ninja_available():
+    return True
 def include_paths():
     return []
-def CppExtension(name, sources, **options):
-    return types.SimpleNamespace(name=name)
+def CppExtension(name, sources, extra_compile_args, **options):
+    made = Extension(name, sources)
+    made.flags = extra_compile_args
+    return made
 """
 
 
-def build(tmp_path, version="2.10.0", cuda=None, **environment):
+def build(tmp_path, version="2.10.0", cuda=None, gpus=(), **environment):
+    """Runs setup.py with that torch, and without what the environment of the tests says of CUDA."""
     package = tmp_path / "site" / "torch"
     (package / "utils").mkdir(parents=True)
-    (package / "__init__.py").write_text(TORCH.format(version=version, cuda=cuda))
+    (package / "__init__.py").write_text(TORCH.format(version=version, cuda=cuda, gpus=list(gpus)))
     (package / "utils" / "__init__.py").write_text("")
     (package / "utils" / "cpp_extension.py").write_text(CPP_EXTENSION)
+    ours = ("LATE_INTERACTION_", "CUDA_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    script(tmp_path / "bin" / "nvidia-smi", "exit 9")  # no driver, whatever this machine has
+    paths = {
+        "PYTHONPATH": str(tmp_path / "site"),
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    }
     return subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_ext"],
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--build-temp", str(tmp_path / "objects")],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment,
+        env=inherited | paths | environment,
         capture_output=True,
         text=True,
     )
 
 
-def sentence(run):
+def script(path, body):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+
+def error(run):
     lines = run.stderr.strip().splitlines()
     assert run.returncode and len(lines) == 1 and lines[0].startswith("late_interaction: "), run.stderr
     return lines[0]
 
 
-def fake_toolkit(folder, release):
-    nvcc = folder / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
-    nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
+def choice(run):
+    """The sentence that says what is built, and the architectures that nvcc is asked for."""
+    assert run.returncode == 0, run.stderr
+    (sentence,) = (line for line in run.stdout.splitlines() if line.startswith("late_interaction: "))
+    built = [line.split()[0] for line in run.stdout.splitlines() if line.startswith("late_interaction._")]
+    archs = re.findall(r"-gencode=arch=compute_\w+,code=(\w+)", run.stdout)
+    assert built == (["late_interaction._C", "late_interaction._cuda"] if archs else ["late_interaction._C"])
+    return sentence, archs
+
+
+def fake_toolkit(folder, release, archs=(80, 86, 90, 100, 120)):
+    """A CUDA toolkit as far as setup.py looks at it."""
+    listed = "\\n".join(f"compute_{arch}" for arch in archs)
+    script(
+        folder / "bin" / "nvcc",
+        f'case "$*" in\n*--list-gpu-arch*) printf "{listed}\\n" ;;\n'
+        f"*) echo 'Cuda compilation tools, release {release}, V{release}.1' ;;\nesac",
+    )
+    (folder / "lib64").mkdir(exist_ok=True)
+    (folder / "lib64" / "libcudart_static.a").touch()
     return str(folder)
 
 
 def test_too_old_torch(tmp_path):
-    assert "torch >= 2.10, found 2.9.1" in sentence(build(tmp_path, version="2.9.1"))
+    assert "torch >= 2.10, found 2.9.1" in error(build(tmp_path, version="2.9.1"))
+
+
+def test_too_old_setuptools(tmp_path):
+    package = tmp_path / "site" / "setuptools"
+    (package / "command").mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "69.5.1"\n')
+    (package / "command" / "__init__.py").write_text("")
+    (package / "command" / "build_py.py").write_text("class build_py: pass\n")
+    assert "setuptools >= 77, found 69.5.1" in error(build(tmp_path))
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_other_systems(tmp_path, platform):
+    """Python runs sitecustomize first: it takes away what those systems lack."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        f"import os, sys\nsys.platform = {platform!r}\n"
+        "sys.modules['fcntl'] = None\ndel os.sched_getaffinity\n"
+    )
+    said = error(build(tmp_path))
+    assert "Linux alone" in said and platform in said
 
 
 def test_wrong_nvcc(tmp_path):
-    if not list((ROOT / "csrc" / "cuda").rglob("*.cu")):
-        pytest.skip("no CUDA sources")
     home = fake_toolkit(tmp_path / "cuda", "12.8")
-    said = sentence(build(tmp_path, cuda="13.0", CUDA_HOME=home))
+    said = error(build(tmp_path, cuda="13.0", gpus=[(9, 0)], CUDA_HOME=home))
     assert "nvcc 12.8" in said and "built for CUDA 13.0" in said and "LATE_INTERACTION_WITH_CUDA=0" in said
 
 
 def test_cuda_home_without_nvcc(tmp_path):
-    assert "nvcc is not there" in sentence(build(tmp_path, CUDA_HOME=str(tmp_path / "nothing")))
+    said = error(build(tmp_path, gpus=[(9, 0)], CUDA_HOME=str(tmp_path / "nothing")))
+    assert "nvcc is not there" in said
 
 
 def test_cuda_demanded_but_no_nvcc(tmp_path):
     if os.access("/usr/local/cuda/bin/nvcc", os.X_OK):
         pytest.skip("nvcc is in its default place")
-    environment = {"LATE_INTERACTION_WITH_CUDA": "1", "PATH": "/nowhere", "CUDA_HOME": "", "CUDA_PATH": ""}
-    assert "no nvcc was found" in sentence(build(tmp_path, **environment))
+    environment = {"LATE_INTERACTION_WITH_CUDA": "1", "PATH": "/nowhere", "CXX": sys.executable}
+    assert "no nvcc was found" in error(build(tmp_path, **environment))
 
 
 @pytest.mark.parametrize(
@@ -84,19 +149,52 @@ def test_cuda_demanded_but_no_nvcc(tmp_path):
 )
 def test_bad_variable(tmp_path, name, value):
     home = fake_toolkit(tmp_path / "cuda", "13.0")
-    said = sentence(build(tmp_path, **{"CUDA_HOME": home, name: value}))
+    said = error(build(tmp_path, **{"CUDA_HOME": home, name: value}))
     assert name in said and repr(value) in said
 
 
-def test_missing_compiler():
-    """Against the torch that is installed: this one is found out when the build starts."""
-    run = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_ext"],
-        cwd=ROOT,
-        env=os.environ | {"CXX": "no-such-compiler"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode and run.stderr.strip().splitlines()[-1].startswith(
-        "late_interaction: no C++ compiler"
-    )
+ALL = ["sm_80", "sm_90a", "compute_90"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variables", "archs", "said"),
+    [
+        ([], {}, [], "LATE_INTERACTION_CUDA_ARCHS=9.0a"),
+        ([(7, 5)], {}, [], "no GPU of compute capability 8.0 or newer"),
+        ([(9, 0)], {"WITH_CUDA": "0"}, [], "LATE_INTERACTION_WITH_CUDA=0"),
+        ([(9, 0)], {}, ["sm_90a"], "LATE_INTERACTION_CUDA_ARCHS=all"),
+        ([(8, 9), (7, 5)], {}, ["sm_80"], "for 8.0,"),
+        ([(9, 0), (8, 6), (9, 0)], {}, ["sm_80", "sm_90a"], "for 8.0;9.0a,"),
+        ([(10, 3)], {}, ["sm_100"], "for 10.0,"),
+        ([(13, 0)], {}, ["compute_90"], "for 9.0+PTX,"),
+        ([], {"WITH_CUDA": "1"}, ALL, "no GPU is here to ask"),
+        ([(8, 0)], {"CUDA_ARCHS": "all"}, ALL, "as LATE_INTERACTION_CUDA_ARCHS asks"),
+        ([], {"CUDA_ARCHS": "9.0a"}, ["sm_90a"], "as LATE_INTERACTION_CUDA_ARCHS asks"),
+        ([(9, 0)], {"CUDA_ARCHS": "8.6, 12.0"}, ["sm_86", "sm_120"], "as LATE_INTERACTION_CUDA_ARCHS asks"),
+    ],
+)
+def test_what_is_built(tmp_path, gpus, variables, archs, said):
+    home = fake_toolkit(tmp_path / "cuda", "13.0")
+    environment = {f"LATE_INTERACTION_{name}": value for name, value in variables.items()}
+    sentence, asked = choice(build(tmp_path, gpus=gpus, CUDA_HOME=home, **environment))
+    assert asked == archs
+    assert said in sentence
+
+
+def test_nvidia_smi_is_asked_where_torch_sees_no_gpu(tmp_path):
+    script(tmp_path / "bin" / "nvidia-smi", "printf '8.9\\n9.0\\n'")
+    home = fake_toolkit(tmp_path / "cuda", "13.0")
+    assert choice(build(tmp_path, CUDA_HOME=home))[1] == ["sm_80", "sm_90a"]
+
+
+@pytest.mark.parametrize(("release", "compressed"), [("12.6", False), ("12.8", True), ("13.0", True)])
+def test_machine_code_is_compressed_where_nvcc_can(tmp_path, release, compressed):
+    home = fake_toolkit(tmp_path / "cuda", release)
+    run = build(tmp_path, LATE_INTERACTION_WITH_CUDA="1", CUDA_HOME=home)
+    assert choice(run)[1] == ALL
+    assert ("--compress-mode=size" in run.stdout.split()) == compressed
+
+
+def test_missing_compiler(tmp_path):
+    said = build(tmp_path, CXX="no-such-compiler").stderr.strip().splitlines()[-1]
+    assert said.startswith("late_interaction: no C++ compiler")

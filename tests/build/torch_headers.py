@@ -1,0 +1,84 @@
+"""The headers of a PyTorch release, without the release: the needed part of its wheel, by HTTP ranges.
+
+pip says where the wheel lies. Of its gigabyte only the index and the folders below are read: a few megabytes.
+They stay in .venv/torch-headers/<version>; delete that folder to fetch them again.
+"""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".venv" / "torch-headers"
+# All of PyTorch that csrc may include, directly or not.
+FOLDERS = ("torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/", "torch/headeronly/")
+A_DAY = 24 * 3600
+
+
+class Unreachable(Exception):
+    """The registry cannot be asked, or does not answer as needed: a test that wants headers is skipped."""
+
+
+class RemoteFile(io.RawIOBase):
+    """A file behind a URL, read by HTTP ranges."""
+
+    def __init__(self, url: str):
+        self.url = url
+        self.position = 0
+        self.size = int(self.fetch("bytes=-1").headers["Content-Range"].rpartition("/")[2])
+
+    def fetch(self, span: str):
+        request = urllib.request.Request(self.url, headers={"Range": span})
+        try:
+            answer = urllib.request.urlopen(request, timeout=60)
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"PyTorch's wheel cannot be read: {error}") from error
+        if answer.status != 206:
+            raise Unreachable("PyTorch's wheel cannot be read in part: its server ignores HTTP ranges")
+        return answer
+
+    def seekable(self):
+        return True
+
+    def readable(self):
+        return True
+
+    def tell(self):
+        return self.position
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        self.position = max(0, start + offset)
+        return self.position
+
+    def readinto(self, buffer):
+        last = min(self.position + len(buffer), self.size) - 1
+        if last < self.position:
+            return 0
+        data = self.fetch(f"bytes={self.position}-{last}").read()
+        buffer[: len(data)] = data
+        self.position += len(data)
+        return len(data)
+
+
+def find_wheel(requirement: str) -> tuple[str, str]:
+    """(version, URL) of the wheel for Linux that pip would install."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps"]
+        command += ["--quiet", "--report", report, "--only-binary", ":all:", requirement]
+        run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        if run.returncode:
+            said = run.stderr.strip().splitlines() or ["no reason given"]
+            raise Unreachable(f"pip finds no {requirement}: {said[-1]}")
+        (found,) = json.loads(report.read_text())["install"]
+    return found["metadata"]["version"], found["download_info"]["url"]
