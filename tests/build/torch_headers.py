@@ -6,7 +6,6 @@ They stay in .venv/torch-headers/<version>; delete that folder to fetch them aga
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,7 @@ FOLDERS = ("torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/", "torch/heade
 A_DAY = 24 * 3600
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """The registry cannot be asked, or does not answer as needed: a test that wants headers is skipped."""
 
 
@@ -41,9 +40,9 @@ class RemoteFile(io.RawIOBase):
         try:
             answer = urllib.request.urlopen(request, timeout=60)
         except (OSError, ValueError) as error:
-            raise Unreachable(f"PyTorch's wheel cannot be read: {error}") from error
+            raise UnreachableError(f"PyTorch's wheel cannot be read: {error}") from error
         if answer.status != 206:
-            raise Unreachable("PyTorch's wheel cannot be read in part: its server ignores HTTP ranges")
+            raise UnreachableError("PyTorch's wheel cannot be read in part: its server ignores HTTP ranges")
         return answer
 
     def seekable(self):
@@ -79,6 +78,35 @@ def find_wheel(requirement: str) -> tuple[str, str]:
         run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         if run.returncode:
             said = run.stderr.strip().splitlines() or ["no reason given"]
-            raise Unreachable(f"pip finds no {requirement}: {said[-1]}")
+            raise UnreachableError(f"pip finds no {requirement}: {said[-1]}")
         (found,) = json.loads(report.read_text())["install"]
     return found["metadata"]["version"], found["download_info"]["url"]
+
+
+def headers(release: str) -> Path:
+    """The include folder of a release ("newest": the newest that pip finds), fetched unless it is cached."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if release == "newest":
+        release = newest()
+    folder = CACHE / release
+    if not folder.exists():
+        fetch(release, folder)
+    return folder / "torch" / "include"
+
+
+def newest() -> str:
+    """Asked once a day."""
+    known = CACHE / "newest"
+    if not known.exists() or time.time() - known.stat().st_mtime > A_DAY:
+        known.write_text(find_wheel("torch")[0])
+    return known.read_text()
+
+
+def fetch(release: str, folder: Path) -> None:
+    wanted = tuple(f"torch/include/{name}" for name in FOLDERS)
+    wheel = zipfile.ZipFile(io.BufferedReader(RemoteFile(find_wheel(f"torch=={release}")[1]), 1 << 20))
+    with tempfile.TemporaryDirectory(dir=CACHE) as partial:
+        wheel.extractall(partial, [name for name in wheel.namelist() if name.startswith(wanted)])
+        # Another process may have fetched it meanwhile.
+        if not folder.exists():
+            shutil.copytree(partial, folder, dirs_exist_ok=True)
