@@ -215,7 +215,7 @@ Dtype dtype_named(const std::string& name) {
   if (name == "e4m3") return Dtype::e4m3;
   if (name == "e5m2") return Dtype::e5m2;
   if (name == "int8") return Dtype::int8;
-  STD_TORCH_CHECK(false, "late_interaction: no dtype is named '", name, "'");
+  STD_TORCH_CHECK(false, "late_interaction: no dtype is named ", in_quotes(name));
 }
 
 Device planned_device(int64_t sm, int64_t sm_count) {
@@ -256,7 +256,8 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
     return names;
   }
   STD_TORCH_CHECK(step == "backward",
-                  "late_interaction: step must be 'forward', 'backward' or 'alternatives', got '", step, "'");
+                  "late_interaction: step must be 'forward', 'backward' or 'alternatives', got ",
+                  in_quotes(step));
   STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   const Sizes own = with_own_documents(sizes);

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from demo.show import BAR
+from late_interaction._progress import bar as progress_bar
 
 MAX_TOKENS = 256  # the length that the weights were made for
 BATCH = 32
@@ -49,7 +50,7 @@ class Encoder:
 
     def encode(self, queries: list[str], documents: list[str]) -> tuple[Tokens, Tokens]:
         """Encode both sides under one progress bar."""
-        with tqdm(total=len(queries) + len(documents), desc="   encoding", unit="texts", **BAR) as bar:
+        with progress_bar(len(queries) + len(documents), desc="   encoding", unit="texts", **BAR) as bar:
             return self._encode(queries, "query", bar), self._encode(documents, "document", bar)
 
     def similarity(self, queries: list[Tensor], documents: list[Tensor]) -> Tensor:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import late_interaction
 from demo import show
@@ -15,6 +14,7 @@ from demo.corpus import Pair, build_pairs
 from demo.encode import Encoder, Tokens, project, unpad
 from demo.evaluate import TOP, Quality, quality, same_rankings, timed
 from demo.train import DIM, new_head, split, train_head
+from late_interaction._progress import bar as progress_bar
 
 PICTURE = Path(__file__).with_name("alignment.png")
 TIE = 1e-5  # a score adds up some 15 similarities in fp32: closer than this, rounding decides the order
@@ -73,7 +73,7 @@ def compare_scorers(encoder: Encoder, Q: Tokens, D: Tokens) -> tuple[bool, Tenso
 
     def theirs() -> Tensor:
         chunks = []
-        with tqdm(total=len(ragged_Q), desc="   their scoring", unit="queries", **show.BAR) as bar:
+        with progress_bar(len(ragged_Q), desc="   their scoring", unit="queries", **show.BAR) as bar:
             for start in range(0, len(ragged_Q), CHUNK):
                 chunks.append(encoder.similarity(ragged_Q[start : start + CHUNK], ragged_D))
                 bar.update(len(chunks[-1]))

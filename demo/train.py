@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import trange
 
 from demo.encode import Tokens
 from demo.show import BAR
 from late_interaction import maxsim
+from late_interaction._progress import bar as progress_bar
 
 DIM = 128
 HELD_OUT = 0.3
@@ -60,8 +60,8 @@ def train_head(
     batch_size = min(batch_size, len(pairs))
     losses: list[float] = []
     waiting = pairs[:0]
-    with trange(steps, desc="   training", unit="steps", **BAR) as bar:
-        for _ in bar:
+    with progress_bar(steps, desc="   training", unit="steps", **BAR) as bar:
+        for _ in range(steps):
             if len(waiting) < batch_size:
                 waiting = pairs[torch.randperm(len(pairs), generator=generator)]
             batch, waiting = waiting[:batch_size], waiting[batch_size:]
@@ -73,7 +73,8 @@ def train_head(
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            bar.set_postfix_str(f"loss {losses[-1]:.3f}")
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+            bar.update()
     return losses
 
 

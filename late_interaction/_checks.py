@@ -4,6 +4,7 @@ TypeError: an argument of the wrong kind or dtype. ValueError: a shape, device o
 The message names the argument, what came, and what is wanted.
 """
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -197,10 +198,19 @@ def offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
     if cu.device != tokens.device:
         raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {cu.device}")
     total = tokens.shape[0]
-    looked_at = cu.device.type == "cpu" and not torch.compiler.is_compiling()
-    if looked_at and (int(cu[0]) < 0 or int(cu[-1]) > total or bool((cu.diff() < 0).any())):
-        raise ValueError(f"{name} must never fall and lie within [0, {total}], got {cu.tolist()}")
+    if _looked_at(cu):
+        rising_within(name, cu, total)
     return cu.to(torch.int32).contiguous()
+
+
+def rising_within(name: str, cu: Tensor, total: int) -> None:
+    """Offsets that never fall and lie within [0, total]. Waits for the device."""
+    # Compared, not subtracted: the difference of two int64 wraps.
+    falls = torch.cat((torch.zeros_like(cu[:1], dtype=torch.bool), cu[1:] < cu[:-1]))
+    if bool((bad := (cu < 0) | (cu > total) | falls).any()):
+        raise ValueError(
+            f"{name} must never fall and lie within [0, {total}], got {offenders(name, cu, bad, after=True)}"
+        )
 
 
 def _integers(name: str, x: Tensor, wanted: str, tokens_name: str, tokens: Tensor) -> Tensor:
@@ -232,28 +242,38 @@ def listed_pairs(
     pair_q: Tensor, pair_d: Tensor, Q: Tensor, queries: int, documents: int
 ) -> tuple[Tensor, Tensor]:
     """Which packed queries meet which documents. Indices come back as the operators take them."""
-    names, counts = ("pair_q_idx", "pair_d_idx"), (queries, documents)
+    names, counts, given = ("pair_q_idx", "pair_d_idx"), (queries, documents), (pair_q, pair_d)
     pair_q = _integers(names[0], pair_q, "pairs", "Q_packed", Q)
     pair_d = _integers(names[1], pair_d, "pairs", "Q_packed", Q)
     _equally_long(names[0], pair_q, names[1], pair_d)
-    for name, index, count in zip(names, (pair_q, pair_d), counts, strict=True):
-        if _looked_at(index) and bool(((index < 0) | (index >= count)).any()):
-            raise ValueError(f"{name} must lie in [0, {count}), got {index.tolist()}")
+    for name, index, count in zip(names, given, counts, strict=True):
+        if _looked_at(index):
+            indices_below(name, index, count)
     return pair_q, pair_d
+
+
+def indices_below(name: str, index: Tensor, count: int) -> None:
+    """Indices of count things. Waits for the device."""
+    if bool((bad := (index < 0) | (index >= count)).any()):
+        raise ValueError(f"{name} must lie in [0, {count}), got {offenders(name, index, bad)}")
 
 
 def spans(Q: Tensor, tokens: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """A query, and where documents lie in a buffer of tokens. Both come back as the operators take them."""
     _flat_tokens("Q", Q, "batch_tensor", tokens)
+    given = starts, lengths
     starts = _integers("doc_offsets", starts, "documents", "batch_tensor", tokens)
     lengths = _integers("doc_lengths", lengths, "documents", "batch_tensor", tokens)
     _equally_long("doc_offsets", starts, "doc_lengths", lengths)
     total = tokens.shape[0]
-    if _looked_at(starts) and bool(((starts < 0) | (lengths < 0) | (starts.long() + lengths > total)).any()):
-        raise ValueError(
-            f"doc_offsets and doc_lengths must lie within the {total} tokens of batch_tensor,"
-            f" got {starts.tolist()} and {lengths.tolist()}"
-        )
+    if _looked_at(starts):
+        bad = (starts < 0) | (lengths < 0) | (starts.long() + lengths > total)
+        if bool(bad.any()):
+            got = [offenders(*x, bad) for x in zip(("doc_offsets", "doc_lengths"), given, strict=True)]
+            raise ValueError(
+                f"doc_offsets and doc_lengths must lie within the {total} tokens of batch_tensor,"
+                f" got {' and '.join(got)}"
+            )
     return starts, lengths
 
 
@@ -301,14 +321,20 @@ def _first_tokens(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, 
             f"{name} must be on the device of {tokens_name}, {tokens.device}, got {lengths.device}"
         )
     longest, least = tokens.shape[-2], int(validate)
-    looked_at = validate or (lengths.device.type == "cpu" and not torch.compiler.is_compiling())
-    if looked_at and lengths.numel() and bool(((lengths < least) | (lengths > longest)).any()):
-        raise ValueError(_wrong_lengths(name, lengths, longest, "> 0" if validate else ">= 0"))
+    if validate or _looked_at(lengths):
+        lengths_within(name, lengths, least, longest)
     return torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
 
 
-def _wrong_lengths(name: str, lengths: Tensor, longest: int, lower: str = ">= 0") -> str:
-    return f"{name} must all be {lower} and <= {longest}, got {lengths.tolist()}"
+def lengths_within(name: str, lengths: Tensor, least: int, longest: int) -> None:
+    """Waits for the device."""
+    if bool((bad := (lengths < least) | (lengths > longest)).any()):
+        raise ValueError(_wrong_lengths(name, lengths, bad, least, longest))
+
+
+def _wrong_lengths(name: str, lengths: Tensor, bad: Tensor, least: int, longest: int) -> str:
+    lower = "> 0" if least else ">= 0"
+    return f"{name} must all be {lower} and <= {longest}, got {offenders(name, lengths, bad)}"
 
 
 class LengthError(ValueError, RuntimeError):
@@ -321,7 +347,8 @@ def longest_of(name: str, lengths: Tensor, longest: int) -> int:
         return 0
     least, most = torch.stack(lengths.aminmax()).tolist()
     if least < 0 or most > longest:
-        raise LengthError(_wrong_lengths(name, lengths, longest))
+        bad = (lengths < 0) | (lengths > longest)
+        raise LengthError(_wrong_lengths(name, lengths, bad, 0, longest))
     return int(most)
 
 
@@ -338,9 +365,9 @@ def bound(name: str, length: Any, lengths: Tensor) -> None:
     if _looked_at(lengths):
         most = int(lengths.amax()) if lengths.numel() else 0
         if length < most:
-            raise ValueError(f"{name} must be at least {most}, the longest sequence, got {length}")
+            raise ValueError(f"{name} must be at least {most}, the longest sequence, got {brief(length)}")
     if length < 0:
-        raise ValueError(f"{name} must not be negative, got {length}")
+        raise ValueError(f"{name} must not be negative, got {brief(length)}")
 
 
 def no_forward_ad(name: str, Q: Tensor, D: Tensor) -> None:
@@ -482,32 +509,59 @@ def from_hidden(
 
 def flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {brief(value)}")
 
 
 def positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+        raise ValueError(f"{name} must be at least 1, got {brief(value)}")
 
 
 def strategy(backward: str | None) -> str:
     if backward is None:
         return "auto"
     if backward not in BACKWARDS:
-        raise ValueError(f"backward must be one of {BACKWARDS} or None, got {backward!r}")
+        raise ValueError(f"backward must be one of {BACKWARDS} or None, got {brief(backward)}")
     return backward
 
 
 def keeping(winners: str | None) -> None:
     if winners is not None and winners not in WINNERS:
-        raise ValueError(f"winners must be one of {WINNERS} or None, got {winners!r}")
+        raise ValueError(f"winners must be one of {WINNERS} or None, got {brief(winners)}")
 
 
 def known_precision(precision: str | None) -> None:
     if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {PRECISIONS} or None, got {precision!r}")
+        raise ValueError(f"precision must be one of {PRECISIONS} or None, got {brief(precision)}")
+
+
+# How many of the entries that are wrong a message names.
+_NAMED = 4
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+
+
+def offenders(name: str, x: Tensor, bad: Tensor, after: bool = False) -> str:
+    """What a message says of a tensor some of whose entries are bad: its dtype, its shape, and the first of
+    them, however many there are. after: a bad entry is shown with the one before it."""
+    places = bad.nonzero()
+    named = []
+    for place in places[:_NAMED].tolist():
+        entry = f"{name}[{', '.join(map(str, place))}] = {x[tuple(place)].item()}"
+        if after and place[0]:
+            entry += f" after {x[place[0] - 1].item()}"
+        named.append(entry)
+    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return f"{str(x.dtype).removeprefix('torch.')} {_shape(x)} with {', '.join(named)}{more}"
+
+
+def brief(value: object) -> str:
+    """What a message says of an argument that may be anything, and of any size."""
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor {_shape(value)}"
+    return _BRIEF.repr(value)
 
 
 def _shape(x: Tensor) -> str:

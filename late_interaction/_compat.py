@@ -1,16 +1,18 @@
-"""What the patches of other libraries share: which calls they take over, and which version they meet."""
+"""What the patches of other libraries share: which calls they take over, which version they meet, and what
+they say where there is nothing to patch."""
 
 import functools
 import importlib.metadata
 import os
 import re
+import textwrap
 
 import torch
 from torch import Tensor
 
 from late_interaction import _checks, ops
 
-__all__ = ["package_at_least", "served"]
+__all__ = ["brief_cause", "nothing_to_patch", "package_at_least", "served"]
 
 
 def served(Q: Tensor, D: Tensor) -> bool:
@@ -37,11 +39,32 @@ def _has_kernels(device: torch.device) -> bool:
 
 def package_at_least(name: str, minimum: str) -> bool:
     """Whether the installed release of a package is ``minimum`` or later; one not installed is not."""
+    installed = _installed(name)
+    return installed is not None and _release(installed) >= _release(minimum)
+
+
+def nothing_to_patch(patch: str, package: str, releases: str, cause: Exception | None) -> ImportError:
+    """What a patch raises that patched nothing: the release that is installed, and why it does not serve."""
+    needed, installed = f"{patch}() needs {package} {releases}", _installed(package)
+    absent = isinstance(cause, ModuleNotFoundError) and cause.name == package.replace("-", "_")
+    if installed is None and (absent or cause is None):
+        return ImportError(f"{needed}, and found none")
+    found = f"found {package} {installed or 'of an unknown release'}"
+    if cause is None:
+        return ImportError(f"{needed}, and {found}, which has none of what is patched")
+    return ImportError(f"{needed}, and {found}, which does not import: {brief_cause(cause)}")
+
+
+def brief_cause(cause: Exception) -> str:
+    """In one line: some exceptions of an import carry a page."""
+    return textwrap.shorten(f"{type(cause).__name__}: {cause}", 300, placeholder=" ...")
+
+
+def _installed(package: str) -> str | None:
     try:
-        installed = importlib.metadata.version(name)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return _release(installed) >= _release(minimum)
+        return None
 
 
 def _release(version: str) -> tuple[int, ...]:

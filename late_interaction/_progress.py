@@ -1,8 +1,10 @@
 """progress= of the functions that take a while: False, True (a tqdm bar) or a function of (done, total)."""
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -11,21 +13,36 @@ Progress = bool | Callable[[int, int], None]
 
 
 @contextmanager
+def bar(total: int, **options: Any) -> "Iterator[Any]":
+    """A tqdm bar on a terminal or in a notebook. Where stderr is a file or a pipe, one line when the work
+    ends: the bar as it was last."""
+    from tqdm.asyncio import tqdm_asyncio
+    from tqdm.auto import tqdm
+
+    # tqdm.auto is a widget in a notebook, and tqdm_asyncio everywhere else.
+    if tqdm is not tqdm_asyncio or sys.stderr.isatty():
+        with tqdm(total=total, **options) as shown:
+            yield shown
+        return
+    with open(os.devnull, "w") as nowhere, tqdm(total=total, file=nowhere, **options) as hidden:
+        try:
+            yield hidden
+        finally:
+            print(hidden, file=sys.stderr)
+
+
+@contextmanager
 def reporter(progress: Progress, total: int) -> "Iterator[Callable[[int], None]]":
     """Yields a function to be told how many documents are done."""
     if progress is True:
         try:
-            from tqdm.auto import tqdm
+            import tqdm.auto  # noqa: F401
         except ImportError as error:
             raise ImportError(
                 "progress=True needs tqdm (pip install tqdm); a function(done, total) does not"
             ) from error
-        with tqdm(total=total, unit=" documents", unit_scale=True) as bar:
-
-            def advance(done: int) -> None:
-                bar.update(done - bar.n)
-
-            yield advance
+        with bar(total, unit=" documents", unit_scale=True) as shown:
+            yield lambda done: shown.update(done - shown.n)
     elif progress is False:
         yield lambda done: None
     elif callable(progress):

@@ -175,8 +175,9 @@ def maxsim(
         ValueError: shapes, devices or options that do not fit.
 
     Warns:
-        UserWarning: the process's first call without ``normalize``, if the tokens of its ``Q`` are no unit
-            vectors: the models that are scored this way give such. ``LIK_SUPPRESS_NORM_WARN=1`` silences it.
+        UserWarning: the process's first call without ``normalize``, if the first tokens of its ``Q``, masked
+            ones and zeros (padding) aside, are no unit vectors: the models that are scored this way give
+            such. ``LIK_SUPPRESS_NORM_WARN=1`` silences it.
 
     Example:
         >>> import torch
@@ -196,7 +197,7 @@ def maxsim(
     _checks.keeping(winners)
     scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners)
     if not (normalize or _NORM_CHECKED or torch.compiler.is_compiling()):
-        _maybe_warn_unnormalized(Q)
+        _maybe_warn_unnormalized(Q3, q_mask)
     return _as_given(scores, Q, D)
 
 
@@ -281,11 +282,12 @@ def maxsim_with_winners(
     return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
 
 
-# One look a process: it waits for the device.
+# One look a process, at so many tokens: it waits for the device.
 _NORM_CHECKED = False
+_NORMS = 4096
 
 
-def _maybe_warn_unnormalized(Q: Tensor) -> None:
+def _maybe_warn_unnormalized(Q: Tensor, q_mask: Tensor | None) -> None:
     global _NORM_CHECKED
     if _NORM_CHECKED:
         return
@@ -295,10 +297,10 @@ def _maybe_warn_unnormalized(Q: Tensor) -> None:
     if _is_watched(Q, Q) or (Q.is_cuda and _must_not_wait()):
         return
     _NORM_CHECKED = True
-    sample = Q.detach().reshape(-1, Q.shape[-1])[:64].float()
-    if sample.numel() == 0:
+    norms = _norms_that_count(Q, q_mask)
+    if norms.numel() == 0:
         return
-    median = sample.norm(dim=-1).median().item()
+    median = norms.median().item()
     if not 0.9 <= median <= 1.1:
         warnings.warn(
             f"maxsim(normalize=False), but the median norm of Q's tokens is {median:.3f}: ColBERT-style"
@@ -307,6 +309,16 @@ def _maybe_warn_unnormalized(Q: Tensor) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _norms_that_count(Q: Tensor, q_mask: Tensor | None) -> Tensor:
+    """On the CPU, the norms of Q's first tokens but those that are masked or zero. Waits once."""
+    queries = -(-_NORMS // max(Q.shape[1], 1))  # cut before anything is copied: Q may be large
+    norms: Tensor = Q.detach()[:queries, :_NORMS].float().norm(dim=-1)
+    if q_mask is not None:
+        norms = norms.where(q_mask[:queries, :_NORMS], 0.0)
+    norms = norms.cpu()
+    return norms[norms > 0]
 
 
 def _must_not_wait() -> bool:

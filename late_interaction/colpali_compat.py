@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._compat import package_at_least, served
+from late_interaction._compat import brief_cause, nothing_to_patch, package_at_least, served
 from late_interaction.autograd import maxsim, maxsim_pairs
 
 __all__ = ["patch_colpali_engine", "unpatch_colpali_engine"]
 
+_RELEASES = "0.3.10 to 0.3.18"
 _LOSSES = "colpali_engine.loss.late_interaction_losses"
 _PROCESSOR = "colpali_engine.utils.processing_utils"
 _BACKEND = "colpali_engine.utils._lik_backend"
@@ -33,7 +34,8 @@ _BACKEND = "colpali_engine.utils._lik_backend"
 _Place = tuple[str, str]  # a module, and a path of attributes in it
 _SCORE_MULTI_VECTOR: _Place = (_PROCESSOR, "BaseVisualRetrieverProcessor.score_multi_vector")
 
-_ORIGINAL: dict[_Place, Any] = {}  # what colpali-engine had there; empty while nothing is patched
+# The module or class that was patched, and what it had there; empty while nothing is patched.
+_ORIGINAL: dict[_Place, tuple[Any, Any]] = {}
 
 
 def patch_colpali_engine() -> None:
@@ -52,7 +54,7 @@ def patch_colpali_engine() -> None:
         None.
 
     Raises:
-        ImportError: colpali-engine is not installed.
+        ImportError: colpali-engine is not installed, or does not import; the message says why.
 
     Warns:
         RuntimeWarning: colpali-engine lacks a class that was to be patched.
@@ -65,21 +67,27 @@ def patch_colpali_engine() -> None:
     """
     if _ORIGINAL:
         return
+    surface = _surface()
+    modules, causes = _imported({module for module, _ in surface})
     missed = []
-    for place, replacement in _surface().items():
+    for place, replacement in surface.items():
         try:
-            holder, name = _resolve(place)
-            _ORIGINAL[place] = inspect.getattr_static(holder, name)
-        except (ImportError, AttributeError):
+            holder, name = _resolve(modules[place[0]], place[1])
+            original = inspect.getattr_static(holder, name)
+        except (KeyError, AttributeError):
             missed.append(".".join(place))
             continue
-        setattr(holder, name, replacement(_ORIGINAL[place]))
+        _ORIGINAL[place] = holder, original
+        setattr(holder, name, replacement(original))
     if not _ORIGINAL:
-        raise ImportError("patch_colpali_engine() needs colpali-engine 0.3.10 to 0.3.18, and found none")
+        cause = next(iter(causes.values()), None)
+        raise nothing_to_patch("patch_colpali_engine", "colpali-engine", _RELEASES, cause) from cause
     if missed:
+        reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
+        reasons += [f"it may have been refactored; {_RELEASES} are known"] * (not reasons)
         warnings.warn(
             f"patch_colpali_engine() did not find {', '.join(missed)}: whatever computes there stays"
-            " colpali-engine's own. It may have been refactored; 0.3.10 to 0.3.18 are known",
+            f" colpali-engine's own; {', '.join(reasons)}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -98,9 +106,8 @@ def unpatch_colpali_engine() -> None:
         >>> from late_interaction import unpatch_colpali_engine
         >>> unpatch_colpali_engine()
     """
-    for place, original in _ORIGINAL.items():
-        holder, name = _resolve(place)
-        setattr(holder, name, original)
+    for (_, path), (holder, original) in _ORIGINAL.items():
+        setattr(holder, path.split(".")[-1], original)
     _ORIGINAL.clear()
 
 
@@ -110,7 +117,7 @@ def unpatch_colpali_engine() -> None:
 def patched_score_multi_vector(
     qs: Any, ps: Any, batch_size: int = 128, device: str | torch.device | None = None
 ) -> Tensor:
-    return _with_maxsim(_ORIGINAL[_SCORE_MULTI_VECTOR].__func__)(qs, ps, batch_size, device)
+    return _with_maxsim(_ORIGINAL[_SCORE_MULTI_VECTOR][1].__func__)(qs, ps, batch_size, device)
 
 
 def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -248,11 +255,21 @@ def _surface() -> dict[_Place, Callable[[Any], Any]]:
     return surface
 
 
-def _resolve(place: _Place) -> tuple[Any, str]:
+def _imported(names: set[str]) -> tuple[dict[str, types.ModuleType], dict[str, Exception]]:
+    """Modules by name, and why those that are not among them did not import."""
+    modules, causes = {}, {}
+    for name in sorted(names):
+        try:
+            modules[name] = importlib.import_module(name)
+        except Exception as cause:  # of whatever kind the packages that it needs raise
+            causes[name] = cause
+    return modules, causes
+
+
+def _resolve(module: types.ModuleType, path: str) -> tuple[Any, str]:
     """The module or class that holds the last name of the path."""
-    module, path = place
     *outer, name = path.split(".")
-    holder: Any = importlib.import_module(module)
+    holder: Any = module
     for part in outer:
         holder = getattr(holder, part)
     return holder, name

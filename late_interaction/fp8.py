@@ -27,7 +27,7 @@ _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in _DTYPES:
-        raise TypeError(f"dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {dtype}")
+        raise TypeError(f"dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {_checks.brief(dtype)}")
 
 
 def _codes(X: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

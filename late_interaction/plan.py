@@ -76,10 +76,10 @@ def explain_plan(
     if dtype is None:
         dtype = Q.dtype if isinstance(Q, Tensor) else torch.bfloat16
     names = _DTYPES | _CODES
-    if dtype not in names:
+    if not isinstance(dtype, torch.dtype) or dtype not in names:
         raise TypeError(
             "dtype must be bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2 or int8,"
-            f" got {dtype}"
+            f" got {_checks.brief(dtype)}"
         )
     sm, sm_count = _device(sm, sm_count)
     Nq, Lq, d = (1, *q_shape)[-3:]
@@ -188,7 +188,9 @@ def _shape(name: str, x: Tensor | Sequence[int], ranks: tuple[int, ...]) -> tupl
     shape = tuple(x.shape if isinstance(x, Tensor) else x)
     if len(shape) not in ranks or not all(isinstance(size, int) and size >= 0 for size in shape):
         wanted = " or ".join(map(str, ranks))
-        raise ValueError(f"{name} must be a tensor or a shape of {wanted} sizes, got {list(shape)}")
+        raise ValueError(
+            f"{name} must be a tensor or a shape of {wanted} sizes, got {_checks.brief(list(shape))}"
+        )
     return shape
 
 

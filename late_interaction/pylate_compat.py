@@ -19,12 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._compat import package_at_least, served
+from late_interaction._compat import nothing_to_patch, package_at_least, served
 from late_interaction.autograd import maxsim, maxsim_pairs
 
 __all__ = ["patch_pylate", "unpatch_pylate"]
 
-_ORIGINAL: dict[str, Any] = {}  # what PyLate had under a name; empty while nothing is patched
+_RELEASES = "1.3.3 to 1.6"
+
+# What PyLate had under a name, and what it has in place of it; empty while nothing is patched.
+_ORIGINAL: dict[str, Any] = {}
+_REPLACEMENT: dict[str, Any] = {}
 
 
 def patch_pylate() -> None:
@@ -41,7 +45,7 @@ def patch_pylate() -> None:
         None.
 
     Raises:
-        ImportError: PyLate is not installed.
+        ImportError: PyLate is not installed, or does not import; the message says why.
 
     Warns:
         RuntimeWarning: PyLate lacks a function that was to be exchanged.
@@ -54,22 +58,22 @@ def patch_pylate() -> None:
     """
     if _ORIGINAL:
         return
-    replacements, captures = _surface()
-    missed = []
+    try:
+        replacements, captures = _surface()
+        places = [*replacements, *captures]
+        modules = {module: importlib.import_module(module) for module, _ in places}
+    except Exception as cause:  # of whatever kind the packages that PyLate needs raise
+        raise nothing_to_patch("patch_pylate", "pylate", _RELEASES, cause) from cause
+    missed = [f"{module}.{path}" for module, path in places if _find(modules[module], path) is None]
     for (module, path), replacement in replacements.items():
-        original = _find(importlib.import_module(module), path)
-        if original is None:
-            missed.append(f"{module}.{path}")
-        else:
-            _ORIGINAL[path] = original
+        original = _find(modules[module], path)
+        if original is not None:
+            _ORIGINAL[path], _REPLACEMENT[path] = original, replacement
             _exchange(path, original, replacement)
-    for module, name in captures:
-        if not hasattr(importlib.import_module(module), name):
-            missed.append(f"{module}.{name}")
     if missed:
         warnings.warn(
             f"patch_pylate() did not find {', '.join(missed)}: whatever computes there stays PyLate's own."
-            " This PyLate may have been refactored; 1.3.3 to 1.6 are known",
+            f" This PyLate may have been refactored; {_RELEASES} are known",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -88,13 +92,10 @@ def unpatch_pylate() -> None:
         >>> from late_interaction import unpatch_pylate
         >>> unpatch_pylate()
     """
-    if not _ORIGINAL:
-        return
-    replacements, _ = _surface()
-    for (_, path), replacement in replacements.items():
-        if path in _ORIGINAL:
-            _exchange(path, replacement, _ORIGINAL[path])
+    for path, original in _ORIGINAL.items():
+        _exchange(path, _REPLACEMENT[path], original)
     _ORIGINAL.clear()
+    _REPLACEMENT.clear()
 
 
 # ---- what is put in place of PyLate's functions ----
@@ -232,10 +233,13 @@ _Place = tuple[str, str]  # a module, and a path of attributes in it
 
 def _scores_defining_module() -> tuple[types.ModuleType, bool]:
     """The module that defines PyLate's scoring functions, and whether it is the one of 1.5 and later."""
+    before = "pylate.scores.scores"
     try:
-        return importlib.import_module("pylate.scores.scores"), False
-    except ImportError:
-        return importlib.import_module("pylate.scores.colbert"), True
+        return importlib.import_module(before), False
+    except ModuleNotFoundError as error:
+        if error.name != before:
+            raise
+    return importlib.import_module("pylate.scores.colbert"), True
 
 
 def _surface() -> tuple[dict[_Place, Callable[..., Any]], list[_Place]]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from bench.inputs import SKEWED as SKEWED_WINNERS
@@ -170,6 +171,42 @@ def test_bit_for_bit_the_same(dtype, layout, backward, device):
     first = step()
     for _ in range(100 if device == "cuda" else 20):
         assert all(map(torch.equal, first, step()))
+
+
+class Strategies(TorchDispatchMode):
+    """The strategies that backward operators were called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.late_interaction.maxsim_backward.default:
+            options = {a.name: a.default_value for a in func._schema.arguments}
+            options |= dict(zip(options, args, strict=False)) | (kwargs or {})
+            self.seen.append(options["backward"])
+        return func(*args, **(kwargs or {}))
+
+
+def test_deterministic_algorithms_reach_the_backward(device):
+    """On a shape whose gradients would be added atomically otherwise, which on the CPU none are."""
+    shapes = (16, 700, 128), (64, 16, 128)
+    assert "method     unified" in li.explain_plan(*shapes)
+    Q, D = leaves(*(torch.randn(*shape, device=device) for shape in shapes))
+    grad_scores = torch.randn(16, 64, device=device)
+
+    def step(backward):
+        with Strategies() as strategies:
+            gradients = torch.autograd.grad(li.maxsim(Q, D, backward=backward), (Q, D), grad_scores)
+        return strategies.seen, gradients
+
+    seen, wanted = step("lowmem")
+    assert seen == ["lowmem"] and step(None)[0] == ["auto"]
+    torch.use_deterministic_algorithms(True)
+    for backward in (None, *["auto"] * (20 if device == "cuda" else 1)):
+        seen, gradients = step(backward)
+        assert seen == ["lowmem"] and all(map(torch.equal, gradients, wanted))
+    assert step("unified")[0] == ["unified"]  # which was asked for
 
 
 def real_step(shape, device, backward="lowmem", winners="save"):

@@ -135,8 +135,12 @@ def test_one_dimensional_masks_fit_a_batch_of_one(device):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_integer_masks_count_as_bool(dtype, device):
     Q, D = torch.randn(2, 5, 8, device=device), torch.randn(3, 6, 8, device=device)
-    d_mask = torch.randint(0, 3, (3, 6), device=device)
-    assert torch.equal(li.maxsim(Q, D, None, d_mask.to(dtype)), li.maxsim(Q, D, None, d_mask != 0))
+    q_mask = torch.randint(-1, 2, (2, 5), device=device)
+    d_mask = torch.randint(-2, 3, (3, 6), device=device)
+    d_mask[:, 0] = -128  # every bit but the highest is clear
+    wanted = li.maxsim(Q, D, q_mask != 0, d_mask != 0)
+    assert torch.equal(li.maxsim(Q, D, q_mask.to(dtype), d_mask.to(dtype)), wanted)
+    assert torch.equal(li.maxsim(Q, D, (q_mask != 0) * -1, d_mask.to(dtype)), wanted)
 
 
 def test_strided_masks(device):

@@ -60,8 +60,16 @@ PADDED_ALONE = {
     "bytes": ({"residuals": RESIDUALS[..., :3]}, ValueError, ["residuals", "[3, 7, 4]", "[3, 7, 3]"]),
     "fewer lengths": ({"doc_lengths": LENGTHS[:2]}, ValueError, ["doc_lengths must be [3]", "[2]"]),
     "lengths of floats": ({"doc_lengths": LENGTHS.float()}, TypeError, ["doc_lengths", "float32"]),
-    "too long": ({"doc_lengths": LENGTHS + 1}, ValueError, ["doc_lengths must be in [0, 7]", "1 to 8"]),
-    "negative": ({"doc_lengths": LENGTHS - 1}, ValueError, ["doc_lengths must be in [0, 7]", "-1 to 6"]),
+    "too long": (
+        {"doc_lengths": LENGTHS + 1},
+        ValueError,
+        ["doc_lengths must all be >= 0 and <= 7", "doc_lengths[0] = 8"],
+    ),
+    "negative": (
+        {"doc_lengths": LENGTHS - 1},
+        ValueError,
+        ["doc_lengths must all be >= 0 and <= 7", "] = -1"],
+    ),
 }
 PACKED_ALONE = {
     "rank of codes": ({"codes_flat": CODES}, ValueError, ["codes_flat must be [tokens]", "[3, 7]"]),
@@ -71,7 +79,11 @@ PACKED_ALONE = {
         ["residuals_flat must be [tokens, bytes]"],
     ),
     "no offsets": ({"cu_seqlens_d": LENGTHS[:0]}, ValueError, ["cu_seqlens_d must be [Nd + 1]", "[0]"]),
-    "falling": ({"cu_seqlens_d": torch.tensor([0, 5, 4])}, ValueError, ["cu_seqlens_d must rise"]),
+    "falling": (
+        {"cu_seqlens_d": torch.tensor([0, 5, 4])},
+        ValueError,
+        ["cu_seqlens_d must never fall", "cu_seqlens_d[2] = 4 after 5"],
+    ),
     "past the end": ({"cu_seqlens_d": torch.tensor([0, 22])}, ValueError, ["cu_seqlens_d", "[0, 21]"]),
     "before the start": ({"cu_seqlens_d": torch.tensor([-1, 2])}, ValueError, ["cu_seqlens_d", "[0, 21]"]),
     "offsets of floats": ({"cu_seqlens_d": torch.tensor([0.0])}, TypeError, ["cu_seqlens_d", "float32"]),
@@ -105,7 +117,7 @@ APPROXIMATE = {
     "codes": ({"codes": CODES.float()}, TypeError, ["codes", "float32"]),
     "rank of codes": ({"codes": CODES[0]}, ValueError, ["codes must be [B, Ld]", "[7]"]),
     "lengths": ({"doc_lengths": LENGTHS[:2]}, ValueError, ["doc_lengths must be [3]", "[2]"]),
-    "too long": ({"doc_lengths": LENGTHS + 1}, ValueError, ["doc_lengths must be in [0, 7]"]),
+    "too long": ({"doc_lengths": LENGTHS + 1}, ValueError, ["doc_lengths must all be >= 0 and <= 7"]),
     "elsewhere": ({"codes": CODES.to("meta")}, ValueError, ["codes", "query_centroid_scores, cpu", "meta"]),
 }
 

@@ -10,6 +10,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import _stream, fp8, int8, topk
+from late_interaction._progress import reporter
 from late_interaction.topk import maxsim_topk
 
 
@@ -129,11 +130,26 @@ def test_progress_function(device):
     assert calls[-1] == (37, 37) and len(calls) > 1
 
 
-def test_progress_bar(capsys, device):
+def test_progress_bar(capsys, device, monkeypatch):
     pytest.importorskip("tqdm")
     Q, D, *_ = corpus(device)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     li.retrieve(Q, D, 3, chunk=10, progress=True)
-    assert "37.0/37.0" in capsys.readouterr().err
+    shown = capsys.readouterr().err.split("\r")
+    assert "37.0/37.0" in shown[-1] and len(shown) > 2  # it starts empty and ends full
+
+
+def test_progress_bar_off_a_terminal_is_one_line(capsys, device):
+    pytest.importorskip("tqdm")
+    Q, D, *_ = corpus(device)
+    li.retrieve(Q, D, 3, chunk=1, progress=True)
+    said = capsys.readouterr().err
+    assert "37.0/37.0" in said and said.endswith("\n") and len(said.splitlines()) == 1
+    with pytest.raises(ValueError, match="chunk's end"), reporter(True, 8) as report:
+        report(3)
+        raise ValueError("chunk's end")
+    said = capsys.readouterr().err
+    assert "3.00/8.00" in said and len(said.splitlines()) == 1
 
 
 def test_progress_bar_without_tqdm(monkeypatch):

@@ -55,21 +55,27 @@ inline Dtype parse_quantized_dtype(ScalarType type) {
   }
 }
 
+// What a message says of a caller's string, which may be of any length.
+inline std::string in_quotes(const std::string& text) {
+  constexpr size_t kShown = 40;
+  return "'" + (text.size() <= kShown ? text : text.substr(0, kShown) + "...") + "'";
+}
+
 inline Precision parse_precision(const std::string& name) {
   if (name == "highest") return Precision::highest;
   if (name == "high") return Precision::high;
   if (name == "medium") return Precision::medium;
   if (name == "fp16") return Precision::fp16;
-  STD_TORCH_CHECK(false, "late_interaction: precision must be 'highest', 'high', 'medium' or 'fp16', got '",
-                  name, "'");
+  STD_TORCH_CHECK(false, "late_interaction: precision must be 'highest', 'high', 'medium' or 'fp16', got ",
+                  in_quotes(name));
 }
 
 inline Backward parse_backward(const std::string& name) {
   if (name == "auto") return Backward::automatic;
   if (name == "lowmem") return Backward::lowmem;
   if (name == "unified") return Backward::unified;
-  STD_TORCH_CHECK(false, "late_interaction: backward must be 'auto', 'lowmem' or 'unified', got '", name,
-                  "'");
+  STD_TORCH_CHECK(false, "late_interaction: backward must be 'auto', 'lowmem' or 'unified', got ",
+                  in_quotes(name));
 }
 
 // The scores of fp64 inputs are fp64 (so that gradcheck runs); every other input scores in fp32.

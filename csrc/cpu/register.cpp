@@ -51,9 +51,13 @@ std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_m
 
 // On the CPU what offsets say can be looked at.
 void check_offsets(const int32_t* offsets, int64_t sequences, int64_t tokens, const char* name) {
-  bool fit = offsets[0] >= 0 && offsets[sequences] <= tokens;
-  for (int64_t i = 0; i < sequences; ++i) fit = fit && offsets[i] <= offsets[i + 1];
-  STD_TORCH_CHECK(fit, "late_interaction: ", name, " must never fall and lie within [0, ", tokens, "]");
+  int64_t before = 0;
+  for (int64_t i = 0; i <= sequences; ++i) {
+    STD_TORCH_CHECK(before <= offsets[i] && offsets[i] <= tokens, "late_interaction: ", name,
+                    " must never fall and lie within [0, ", tokens, "], got ", name, "[", i,
+                    "] = ", offsets[i], " after ", before);
+    before = offsets[i];
+  }
 }
 
 Inputs parse_checked(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 
+#include "../common/tensors.h"
 #include "../plan/alternatives.h"
 #include "../plan/warpgroups.h"
 
@@ -36,7 +37,8 @@ ForwardPlan chosen_plan(const Sizes& sizes, const ForwardTraits& traits, bool wi
     if (short_name(plan) == *name) return left(plan);
     others += (others.empty() ? "" : ", ") + short_name(plan);
   }
-  STD_TORCH_CHECK(false, "late_interaction: this call cannot have the plan '", *name, "', only ", others);
+  STD_TORCH_CHECK(false, "late_interaction: this call cannot have the plan ", in_quotes(*name), ", only ",
+                  others);
 }
 
 std::string forced_plan(std::optional<std::string> force) {

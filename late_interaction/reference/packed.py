@@ -85,8 +85,7 @@ def maxsim_reference_scatter(
         ("pair_q_idx", pair_q_idx, queries),
         ("pair_d_idx", pair_d_idx, documents),
     ):
-        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(sequences):
-            raise ValueError(f"{name} must lie in [0, {len(sequences)}), got {index.tolist()}")
+        _checks.indices_below(name, index, len(sequences))
     pairs = [
         maxsim_reference(queries[i], documents[j], normalize=normalize)
         for i, j in zip(pair_q_idx.tolist(), pair_d_idx.tolist(), strict=True)
@@ -153,10 +152,8 @@ def _sequences(name: str, packed: Tensor, side: str, offsets: Tensor) -> list[Te
         raise TypeError(f"{cu} must be int32 or int64, got {offsets.dtype}")
     if offsets.dim() != 1 or len(offsets) == 0:
         raise ValueError(f"{cu} must be [sequences + 1], got {list(offsets.shape)}")
-    bounds = offsets.tolist()
-    if bounds != sorted(bounds) or bounds[0] < 0 or bounds[-1] > len(packed):
-        raise ValueError(f"{cu} must rise from 0 to at most {len(packed)} tokens, got {bounds}")
-    return [packed[start:stop] for start, stop in itertools.pairwise(bounds)]
+    _checks.rising_within(cu, offsets, len(packed))
+    return [packed[start:stop] for start, stop in itertools.pairwise(offsets.tolist())]
 
 
 def _stacked(scores: list[Tensor], like: Tensor) -> Tensor:

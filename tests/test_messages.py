@@ -1,0 +1,233 @@
+"""What a message says of a wrong argument stays short, however large the argument is."""
+
+import inspect
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import fp8, int8, plaid, reference, score_pairs, topk
+from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
+from late_interaction.forward import maxsim_forward
+from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.padded import pack_padded
+from late_interaction.varlen import pack_sequences
+
+LONGEST = 600  # characters: some messages name three arguments with their shapes
+MANY = 20_000
+
+
+class Wordy:
+    def __repr__(self):
+        return "wordy" * MANY
+
+
+HUGE = {
+    "list": list(range(MANY)),
+    "nested list": [[[[list(range(9))] * 9] * 9] * 9] * 9,
+    "string": "x" * MANY,
+    "object": Wordy(),
+    "indices": torch.arange(MANY),
+    "falling indices": torch.arange(MANY, 0, -1, dtype=torch.int32),
+    "negative indices": -torch.arange(MANY),
+    "many lengths": torch.full((3, MANY), 99),
+    "floats": torch.rand(MANY),
+    "tokens": torch.rand(MANY, 8),
+}
+
+Q, D, KD = torch.rand(3, 5, 8), torch.rand(3, 7, 8), torch.rand(3, 2, 7, 8)
+TOKENS, CU = torch.rand(20, 8), torch.tensor([0, 5, 9, 20])
+CODES, SCALE = int8.quantize_int8_per_token(Q)
+FP8, FP8_SCALE = fp8.quantize_fp8_per_token(Q)
+RESIDUAL = {
+    "centroids": torch.rand(6, 8),
+    "bucket_weights": torch.rand(16),
+    "nbits": 4,
+}
+PACKED = {"Q_packed": TOKENS, "D_packed": TOKENS, "cu_seqlens_q": CU, "cu_seqlens_d": CU}
+LENGTHS = {"query_lengths": torch.tensor([5, 1, 2]), "doc_lengths": torch.ones(3, 2, dtype=torch.int64)}
+CALLS = {
+    li.maxsim: {"Q": Q, "D": D},
+    li.maxsim_pairs: {"Q": Q, "D": D},
+    li.maxsim_with_winners: {"Q": Q, "D": D},
+    li.maxsim_varlen: PACKED,
+    li.maxsim_padded: {"queries": Q, "documents": KD, **LENGTHS},
+    pack_padded: {"queries": Q, "documents": KD, **LENGTHS},
+    pack_sequences: {"sequences": [Q[0], D[0]]},
+    li.retrieve: {"Q": Q, "D": D, "top_k": 2},
+    topk.maxsim_topk: {"Q": Q, "D": D, "k": 2},
+    topk.TopK: {"Q": Q, "k": 2},
+    li.MaxSimScorer: {},
+    li.explain_plan: {"Q": (3, 5, 8), "D": (3, 7, 8)},
+    score_pairs.score_pairs_packed: {
+        **PACKED, "pair_q_idx": torch.tensor([0, 2]), "pair_d_idx": torch.tensor([1, 1])
+    },
+    score_pairs.rerank_direct: {
+        "Q": Q[0], "batch_tensor": TOKENS, "doc_offsets": torch.tensor([0, 3]),
+        "doc_lengths": torch.tensor([2, 4]),
+    },
+    maxsim_from_hidden: {"Q": Q, "H_d": torch.rand(3, 7, 6), "W": torch.rand(8, 6)},
+    maxsim_forward: {"Q": Q, "D": D},
+    maxsim_backward_lowmem: {
+        "grad_scores": torch.rand(3, 3), "Q": Q, "D": D, "argmax": torch.zeros(9, 5, dtype=torch.int32)
+    },
+    maxsim_backward_unified: {
+        "grad_scores": torch.rand(3, 3), "Q": Q, "D": D, "argmax": torch.zeros(9, 5, dtype=torch.int32)
+    },
+    int8.maxsim_inference_int8: {"Q": CODES, "D": CODES, "scale_Q": SCALE, "scale_D": SCALE},
+    fp8.maxsim_inference_fp8: {"Q": FP8, "D": FP8, "scale_Q": FP8_SCALE, "scale_D": FP8_SCALE},
+    fp8.quantize_fp8_per_token: {"X": Q},
+    fp8.quantize_fp8_per_tensor: {"X": Q},
+    int8.quantize_int8_per_token: {"X": Q},
+    plaid.maxsim_residual: {
+        "Q": Q, "codes": torch.zeros(3, 7, dtype=torch.int32),
+        "residuals": torch.zeros(3, 7, 4, dtype=torch.uint8),
+        "doc_lengths": torch.tensor([7, 1, 2]), **RESIDUAL,
+    },
+    plaid.maxsim_residual_varlen: {
+        "Q": Q, "codes_flat": torch.zeros(20, dtype=torch.int32),
+        "residuals_flat": torch.zeros(20, 4, dtype=torch.uint8), "cu_seqlens_d": CU, **RESIDUAL,
+    },
+    plaid.plaid_approx_score: {
+        "query_centroid_scores": torch.rand(6, 5), "codes": torch.zeros(3, 7, dtype=torch.int32),
+        "doc_lengths": torch.tensor([7, 1, 2]),
+    },
+    plaid.reverse_bits: {"residuals": torch.zeros(3, dtype=torch.uint8)},
+    reference.maxsim_reference_varlen: {"Q": TOKENS, "D": TOKENS, "cu_seqlens_q": CU, "cu_seqlens_d": CU},
+    reference.maxsim_reference_scatter: {
+        **PACKED, "pair_q_idx": torch.tensor([0, 2]), "pair_d_idx": torch.tensor([1, 1])
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda f: f"{f.__module__}.{f.__name__}")
+def test_no_message_grows_with_the_argument(function):
+    function(**CALLS[function])
+    refused = 0
+    for name in inspect.signature(function).parameters:
+        for kind, huge in HUGE.items():
+            try:
+                function(**{**CALLS[function], name: huge})
+            except Exception as error:
+                refused += 1
+                assert len(str(error)) < LONGEST, f"{name} = {kind}: {str(error)[: 2 * LONGEST]}"
+    assert refused
+
+
+def offsets(total, *changes):
+    cu = torch.arange(total + 1)
+    for place, value in changes:
+        cu[place] = value
+    return cu
+
+
+BAD_OFFSETS = {
+    "beyond": (
+        [(-1, MANY + 5)],
+        f"int64 [{MANY + 1}] with cu_seqlens_q[{MANY}] = {MANY + 5} after {MANY - 1}",
+    ),
+    "below": ([(0, -7)], "cu_seqlens_q[0] = -7"),
+    "falls": ([(9, 3)], "cu_seqlens_q[9] = 3 after 8"),
+    "many": ([(slice(2, 12), -1)], " and 6 more"),
+    # Subtracted, as int64, these would not seem to fall.
+    "wraps": (
+        [(3, 2**63 - 1), (4, -(2**63)), (5, -1)],
+        f"cu_seqlens_q[3] = {2**63 - 1} after 2, cu_seqlens_q[4] = {-(2**63)} after {2**63 - 1},",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_OFFSETS)
+def test_bad_offsets_are_named_with_their_places(what):
+    changes, words = BAD_OFFSETS[what]
+    Q = torch.rand(MANY, 2)
+    cu = offsets(MANY, *changes)
+    for function in (li.maxsim_varlen, reference.maxsim_reference_varlen):
+        with pytest.raises(ValueError) as caught:
+            function(Q, Q, cu, torch.tensor([0, MANY]))
+        said = str(caught.value)
+        assert said.startswith(
+            f"cu_seqlens_q must never fall and lie within [0, {MANY}], got int64 [{MANY + 1}]"
+        )
+        assert words in said and len(said) < 300
+
+
+def test_offsets_at_both_ends_are_no_offence():
+    scores = li.maxsim_varlen(TOKENS, TOKENS, torch.tensor([0, 0, 20]), torch.tensor([20, 20]))
+    assert scores.shape == (2, 1) and not scores.any()
+
+
+def test_bad_indices_are_named_as_they_came():
+    index = torch.zeros(MANY, dtype=torch.int64)
+    index[4], index[5], index[70] = -(2**40), 2, 3
+    with pytest.raises(ValueError) as caught:
+        score_pairs.score_pairs_packed(TOKENS, TOKENS, CU, CU, index, torch.zeros_like(index))
+    assert str(caught.value) == (
+        f"pair_q_idx must lie in [0, 3), got int64 [{MANY}]"
+        f" with pair_q_idx[4] = {-(2**40)}, pair_q_idx[70] = 3"
+    )
+
+
+def test_bad_spans_are_named_on_both_sides():
+    starts, lengths = torch.zeros(MANY, dtype=torch.int64), torch.ones(MANY, dtype=torch.int32)
+    starts[3], lengths[3] = 15, 6
+    with pytest.raises(ValueError) as caught:
+        score_pairs.rerank_direct(Q[0], TOKENS, starts, lengths)
+    assert str(caught.value) == (
+        "doc_offsets and doc_lengths must lie within the 20 tokens of batch_tensor,"
+        f" got int64 [{MANY}] with doc_offsets[3] = 15 and int32 [{MANY}] with doc_lengths[3] = 6"
+    )
+    starts[3] = 14
+    assert len(score_pairs.rerank_direct(Q[0], TOKENS, starts, lengths)) == MANY
+
+
+def test_bad_lengths_are_named_with_both_indices():
+    lengths = torch.ones(3, 2, dtype=torch.int64)
+    lengths[1, 0], lengths[2, 1] = 8, -1
+    arguments = (Q, KD, torch.tensor([5, 1, 2]), lengths)
+    for function in (li.maxsim_padded, pack_padded):
+        with pytest.raises(ValueError) as caught:
+            function(*arguments)
+        assert str(caught.value) == (
+            "doc_lengths must all be >= 0 and <= 7,"
+            " got int64 [3, 2] with doc_lengths[1, 0] = 8, doc_lengths[2, 1] = -1"
+        )
+    lengths[1, 0], lengths[2, 1] = 7, 0
+    li.maxsim_padded(*arguments)
+    with pytest.raises(ValueError, match=r"> 0 and <= 7, got int64 \[3, 2\] with doc_lengths\[2, 1\] = 0$"):
+        li.maxsim_padded(*arguments, validate=True)
+
+
+@pytest.mark.gpu
+def test_lengths_that_had_to_be_waited_for_are_named_too():
+    lengths = torch.full((3, 2), 8, device="cuda")
+    query_lengths = torch.tensor([5, 1, 2], device="cuda")
+    with pytest.raises(ValueError, match=r"doc_lengths\[0, 0\] = 8, .* and 2 more$"):
+        pack_padded(Q.cuda(), KD.cuda(), query_lengths, lengths)
+
+
+def test_bad_lengths_and_offsets_of_compressed_documents():
+    call = CALLS[plaid.maxsim_residual]
+    with pytest.raises(ValueError, match=r"doc_lengths must all be >= 0 and <= 7, .* doc_lengths\[1\] = 8$"):
+        plaid.maxsim_residual(**{**call, "doc_lengths": torch.tensor([7, 8, 0])})
+    call = CALLS[plaid.maxsim_residual_varlen]
+    with pytest.raises(ValueError, match=r"cu_seqlens_d must never fall .* cu_seqlens_d\[2\] = 3 after 5$"):
+        plaid.maxsim_residual_varlen(**{**call, "cu_seqlens_d": torch.tensor([0, 5, 3, 20])})
+
+
+def test_operators_called_by_themselves():
+    ops = torch.ops.late_interaction
+    cu = CU.int()
+    with pytest.raises(RuntimeError, match=r"cu_seqlens_d .* got cu_seqlens_d\[2\] = 4 after 5"):
+        ops.maxsim_varlen(TOKENS, TOKENS, cu, torch.tensor([0, 5, 4, 20], dtype=torch.int32), "highest")
+    with pytest.raises(RuntimeError, match=r"cu_seqlens_q .* got cu_seqlens_q\[0\] = -1 after 0"):
+        ops.maxsim_varlen(TOKENS, TOKENS, torch.tensor([-1, 20], dtype=torch.int32), cu, "highest")
+    with pytest.raises(RuntimeError, match=r"cu_seqlens_q .* got cu_seqlens_q\[1\] = 21 after 0"):
+        ops.maxsim_varlen(TOKENS, TOKENS, torch.tensor([0, 21], dtype=torch.int32), cu, "highest")
+    for options in ((False, "x" * MANY, "auto", False), (False, "highest", "x" * MANY, False)):
+        with pytest.raises(RuntimeError, match=r"'x{40}\.\.\.'") as caught:
+            ops.maxsim(Q, D, None, None, *options)
+        assert len(str(caught.value)) < 2000  # PyTorch adds where it was thrown
+    for dtype, step in (("x" * MANY, "forward"), ("fp32", "x" * MANY)):
+        with pytest.raises(RuntimeError, match=r"'x{40}\.\.\.'"):
+            ops.explain_plan(False, 1, 1, 1, 1, 8, dtype, "highest", False, False, step, "auto", 90, 132)
