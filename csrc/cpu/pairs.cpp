@@ -79,8 +79,8 @@ void forward_grid(const PairInputs& in, Precision precision, void* scores, void*
   for (int64_t pair = 0; pair < p.count; ++pair) {
     const int64_t i = p.query[pair], j = p.document[pair];
     std::memcpy(static_cast<char*>(scores) + pair * score, &all[(i * p.documents + j) * score], score);
-    if (winners == nullptr) continue;
     const Range rows = query_of(p, pair);
+    if (winners == nullptr || rows.length == 0) continue;  // memcpy must not be given a null pointer
     std::memcpy(static_cast<char*>(winners) + pair * winner_stride * winner,
                 all_winners.data() + (j * in.sizes.Lq + rows.first) * winner, rows.length * winner);
   }

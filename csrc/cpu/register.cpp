@@ -49,6 +49,13 @@ std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_m
   return score(Q, D, q_mask, d_mask, normalize, precision, backward, paired, true);
 }
 
+// Fills winners with the sentinel, all bits set: no call writes those of tokens that belong to no query.
+// An empty tensor has a null pointer, which memset must not be given.
+void fill_with_sentinel(Tensor& winners) {
+  if (winners.numel() == 0) return;
+  std::memset(winners.mutable_data_ptr(), 0xFF, winners.numel() * winners.element_size());
+}
+
 // On the CPU what offsets say can be looked at.
 void check_offsets(const int32_t* offsets, int64_t sequences, int64_t tokens, const char* name) {
   int64_t before = 0;
@@ -88,8 +95,7 @@ std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const 
     return {scores, scores};
   }
   Tensor winners = new_tensor(Q, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
-  std::memset(winners.mutable_data_ptr(), 0xFF,
-              winners.numel() * winners.element_size());  // tokens of no query
+  fill_with_sentinel(winners);
   call.winners = winners.mutable_data_ptr();
   forward(call);
   return {scores, winners};
@@ -189,7 +195,7 @@ std::tuple<Tensor, Tensor> score_listed(const PairInputs& in, const Tensor& Q,
   check_winner_stride(in, stride);
   Tensor scores = new_tensor(Q, {pairs}, score_type(in.dtype));
   Tensor winners = new_tensor(Q, {pairs, stride}, winner_type(in.sizes.Ld));
-  std::memset(winners.mutable_data_ptr(), 0xFF, winners.numel() * winners.element_size());
+  fill_with_sentinel(winners);
   forward_pairs(in, parse_precision(precision), scores.mutable_data_ptr(),
                 with_winners ? winners.mutable_data_ptr() : nullptr, stride);
   return {scores, winners};
