@@ -112,7 +112,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_residual(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> Tensor");
 
-  // The same with winners, which are int32 for packed documents. Not differentiable.
+  // The same with winners, which are int32 for packed documents.
   m.def(
       "maxsim_residual_winners(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> (Tensor scores, "

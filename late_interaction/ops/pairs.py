@@ -20,13 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
 from late_interaction.ops import autocast, autograd
 from late_interaction.ops.winners import winner_dtype
 
-_library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
 _INPUTS = 6  # Q, D, offsets of both, pairs of both
 
@@ -82,8 +80,7 @@ def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
 class _PairsWinners(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        with _AutoDispatchBelowAutograd():
-            scores, winners = _ops.maxsim_pairs_packed_winners.default(*args)
+        scores, winners = autograd.call_below_autograd(_ops.maxsim_pairs_packed_winners.default, *args)
         ctx.mark_non_differentiable(winners)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args[:_INPUTS], winners)
@@ -100,8 +97,7 @@ class _Pairs(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         *inputs, max_seqlen_q, ctx.precision = args
-        with _AutoDispatchBelowAutograd():
-            scores: Tensor = _ops.maxsim_pairs_packed.default(*args)
+        scores: Tensor = autograd.call_below_autograd(_ops.maxsim_pairs_packed.default, *args)
         ctx.longest = inputs[0].shape[0] if max_seqlen_q is None else max_seqlen_q
         ctx.save_for_backward(*inputs)
         return scores
@@ -116,17 +112,17 @@ class _Pairs(Function):
 
 def register() -> None:
     forwards: tuple[tuple[Any, Any, Any], ...] = (
-        (_ops.maxsim_pairs_packed.default, _fake, _Pairs.apply),
-        (_ops.maxsim_pairs_packed_winners.default, _fake_winners, _PairsWinners.apply),
+        (_ops.maxsim_pairs_packed.default, _fake, autograd.applied(_Pairs)),
+        (_ops.maxsim_pairs_packed_winners.default, _fake_winners, autograd.applied(_PairsWinners)),
     )
     for op, fake, function in forwards:
         torch.library.register_fake(op.name(), fake)
-        _library.impl(op, autograd.kernel(op, function), "Autograd")
+        autograd.register_kernel(op, autograd.kernel(op, function))
         autocast.register_forward(op)
     backward = _ops.maxsim_pairs_packed_backward.default
     torch.library.register_fake(backward.name(), _fake_backward)
-    _library.impl(backward, autograd.last(backward), "Autograd")
+    autograd.register_kernel(backward, autograd.last(backward))
     spans = _ops.maxsim_spans.default
     torch.library.register_fake(spans.name(), _fake_spans)
-    _library.impl(spans, autograd.without_gradients(spans), "Autograd")
+    autograd.register_kernel(spans, autograd.without_gradients(spans))
     autocast.register_forward(spans)
