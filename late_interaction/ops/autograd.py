@@ -24,6 +24,8 @@ from torch._C import (
 from torch._C._functorch import set_single_level_autograd_function_allowed
 from torch.autograd import Function, forward_ad
 
+from late_interaction import _checks
+from late_interaction._precision import without_autocast
 from late_interaction.ops import memory
 
 _library = torch.library.Library("late_interaction", "IMPL")
@@ -60,7 +62,7 @@ def call_below_autograd(op: Any, *args: Any) -> Any:
 def applied(function: type[Function]) -> Any:
     """``function.apply`` for a kernel of the Autograd key. ``Function.apply`` itself would hand the call to
     every active level of ``torch.func``; but the dispatcher has chosen the level already."""
-    plain: Any = super(Function, function).apply
+    plain: Any = super(Function, function).apply  # type: ignore[misc]
 
     def apply(*args: Any) -> Any:
         if not _are_functorch_transforms_active():
@@ -73,16 +75,6 @@ def applied(function: type[Function]) -> Any:
             set_single_level_autograd_function_allowed(before)
 
     return apply
-
-
-def no_tangents(name: str, *args: Any) -> None:
-    """An operator without a rule for tangents would drop them, which reads as a derivative of zero."""
-    if forward_ad._current_level < 0:
-        return
-    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args):
-        raise RuntimeError(
-            f"{name} has no forward-mode derivative (jvp): use reverse mode, as backward() does"
-        )
 
 
 def _gradients(ctx: Any, grad_scores: Tensor) -> _Grads:
@@ -191,7 +183,7 @@ class MaxSimFromHidden(Function):
         needs = ctx.needs_input_grad[:4]
         args = (grad_scores, *ctx.saved_tensors, *ctx.options, *needs)
         if _is_any_autocast_enabled():  # the forward's precision already says what it wanted
-            with torch.autocast(grad_scores.device.type, enabled=False):
+            with without_autocast(grad_scores.device.type):
                 grads = _from_hidden_backward(args)
         else:
             grads = _from_hidden_backward(args)
@@ -312,8 +304,7 @@ def register_kernel(op: Any, kernel: Any) -> None:
     name = op._schema.name.removeprefix("late_interaction::")
 
     def without_tangents(*args: Any) -> Any:
-        if forward_ad._current_level >= 0:
-            no_tangents(name, *args)
+        _checks.no_forward_ad(name, *args)
         return kernel(*args)
 
     _library.impl(op, without_tangents, "Autograd")

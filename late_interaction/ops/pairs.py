@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._precision import without_autocast
 from late_interaction.ops import autocast, autograd
-from late_interaction.ops.winners import winner_dtype
+from late_interaction.ops.winners import packed_winner_dtype
 
 _ops = torch.ops.late_interaction
 _INPUTS = 6  # Q, D, offsets of both, pairs of both
@@ -51,7 +52,7 @@ def _fake_winners(
     Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
     max_seqlen_q: int, precision: str = "",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    winners = Q.new_empty((pair_q.shape[0], max_seqlen_q), dtype=winner_dtype(D.shape[0]))
+    winners = Q.new_empty((pair_q.shape[0], max_seqlen_q), dtype=packed_winner_dtype(D.shape[0]))
     return _scores(Q, D, pair_q.shape[0]), winners
 
 
@@ -105,7 +106,7 @@ class _Pairs(Function):
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         inputs = ctx.saved_tensors
-        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        with torch.no_grad(), without_autocast(inputs[0].device.type):
             _, winners = _ops.maxsim_pairs_packed_winners.default(*inputs, ctx.longest, ctx.precision)
         return _gradients(ctx, grad_scores, *inputs, winners)
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._precision import without_autocast
 from late_interaction.ops import autocast, autograd
-from late_interaction.ops.winners import winner_dtype
+from late_interaction.ops.winners import packed_winner_dtype
 
 _ops = torch.ops.late_interaction
 
@@ -38,7 +39,7 @@ def _fake_winners(
     Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, precision: str = ""
 ) -> tuple[Tensor, Tensor]:
     scores = _fake(Q, D, cu_seqlens_q, cu_seqlens_d)
-    return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=winner_dtype(D.shape[0]))
+    return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=packed_winner_dtype(D.shape[0]))
 
 
 def _fake_backward(
@@ -92,7 +93,7 @@ class _Varlen(Function):
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         inputs = ctx.saved_tensors
-        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        with torch.no_grad(), without_autocast(inputs[0].device.type):
             _, winners = _ops.maxsim_varlen_winners.default(*inputs, ctx.precision)
         return _gradients(ctx, grad_scores, *inputs, winners)
 
