@@ -73,10 +73,10 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // error). Winners are [pairs, max_seqlen_q].
   m.def(
       "maxsim_pairs_packed(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q, "
-      "Tensor pair_d, int? max_seqlen_q=None, str precision='highest') -> Tensor");
+      "Tensor pair_d, SymInt? max_seqlen_q=None, str precision='highest') -> Tensor");
   m.def(
       "maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, "
-      "Tensor pair_q, Tensor pair_d, int max_seqlen_q, str precision='highest') -> (Tensor scores, "
+      "Tensor pair_q, Tensor pair_d, SymInt max_seqlen_q, str precision='highest') -> (Tensor scores, "
       "Tensor winners)");
   // Deterministic.
   m.def(
@@ -112,7 +112,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_residual(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> Tensor");
 
-  // The same with winners, which are int32 for packed documents. Not differentiable.
+  // The same with winners, which are int32 for packed documents.
   m.def(
       "maxsim_residual_winners(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> (Tensor scores, "

@@ -5,11 +5,12 @@ The message names the argument, what came, and what is wanted.
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.autograd import forward_ad
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -44,7 +45,34 @@ def rows(name: str, x: Tensor) -> None:
 
 
 def autocasting(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
+    kind = x.device.type  # PyTorch has no autocast for meta
+    return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether x holds values that can be read: not while a graph is traced, not of fake or meta tensors."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return False
+    if _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None:
+        return False
+    return type(x) in (Tensor, torch.nn.Parameter) or not _is_fake(x)
+
+
+def _is_fake(x: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import is_fake  # slow to import
+
+    return bool(is_fake(x))
+
+
+def _require_size(holds: Any, message: Callable[[], str]) -> None:
+    """A ValueError unless a condition on sizes holds. Of sizes that depend on data the traced graph asserts
+    it."""
+    if torch.compiler.is_compiling():
+        torch._check(holds)
+    elif not isinstance(holds, bool):
+        torch._check(holds, message)
+    elif not holds:
+        raise ValueError(message())
 
 
 def together(Q: Tensor, D: Tensor) -> None:
@@ -157,6 +185,12 @@ def sequences(name: str, xs: Sequence[Tensor]) -> None:
 _MAX_TOKENS = 1 << 30
 
 
+def _at_most(name: str, x: Tensor, what: str) -> None:
+    _require_size(
+        x.shape[0] <= _MAX_TOKENS, lambda: f"{name} must have at most 2**30 {what}, got {_shape(x)}"
+    )
+
+
 def _flat_tokens(q_name: str, Q: Tensor, d_name: str, D: Tensor) -> None:
     """[tokens, d] of one dtype (autocast aside), device and d."""
     embeddings(q_name, Q)
@@ -166,8 +200,7 @@ def _flat_tokens(q_name: str, Q: Tensor, d_name: str, D: Tensor) -> None:
             raise ValueError(
                 f"{name} must be [tokens, d], got {_shape(x)}; for padded tokens there is maxsim"
             )
-        if x.shape[0] > _MAX_TOKENS:
-            raise ValueError(f"{name} must have at most 2**30 tokens, got {_shape(x)}")
+        _at_most(name, x, "tokens")
     if Q.device != D.device:
         raise ValueError(f"{q_name} and {d_name} must be on the same device, got {Q.device} and {D.device}")
     if Q.dtype != D.dtype and not (autocasting(Q) and torch.float64 not in (Q.dtype, D.dtype)):
@@ -193,8 +226,9 @@ def offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
         raise TypeError(f"{name} must be a torch.Tensor, got {type(cu).__name__}")
     if cu.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 (or int64), got {cu.dtype}")
-    if cu.dim() != 1 or cu.shape[0] == 0:
+    if cu.dim() != 1:
         raise ValueError(f"{name} must be [sequences + 1], got {_shape(cu)}")
+    _require_size(cu.shape[0] > 0, lambda: f"{name} must be [sequences + 1], got {_shape(cu)}")
     if cu.device != tokens.device:
         raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {cu.device}")
     total = tokens.shape[0]
@@ -219,8 +253,9 @@ def _integers(name: str, x: Tensor, wanted: str, tokens_name: str, tokens: Tenso
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if x.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, got {x.dtype}")
-    if x.dim() != 1 or x.shape[0] > _MAX_TOKENS:
-        raise ValueError(f"{name} must be [{wanted}], at most 2**30 of them, got {_shape(x)}")
+    if x.dim() != 1:
+        raise ValueError(f"{name} must be [{wanted}], got {_shape(x)}")
+    _at_most(name, x, wanted)
     if x.device != tokens.device:
         raise ValueError(f"{name} must be on the device of {tokens_name}, {tokens.device}, got {x.device}")
     if x.dtype is torch.int64:  # what int32 cannot hold stays out of range
@@ -229,13 +264,15 @@ def _integers(name: str, x: Tensor, wanted: str, tokens_name: str, tokens: Tenso
 
 
 def _equally_long(first: str, x: Tensor, second: str, y: Tensor) -> None:
-    if x.shape != y.shape:
-        raise ValueError(f"{first} and {second} must be equally long, got {_shape(x)} and {_shape(y)}")
+    _require_size(
+        x.shape[0] == y.shape[0],
+        lambda: f"{first} and {second} must be equally long, got {_shape(x)} and {_shape(y)}",
+    )
 
 
 def _looked_at(x: Tensor) -> bool:
     """Whether values can be seen without waiting for a device."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and has_values(x)
 
 
 def listed_pairs(
@@ -321,7 +358,8 @@ def _first_tokens(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, 
             f"{name} must be on the device of {tokens_name}, {tokens.device}, got {lengths.device}"
         )
     longest, least = tokens.shape[-2], int(validate)
-    if validate or _looked_at(lengths):
+    looked_at = has_values(lengths) or torch.compiler.is_compiling() if validate else _looked_at(lengths)
+    if looked_at:
         lengths_within(name, lengths, least, longest)
     return torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
 
@@ -343,8 +381,16 @@ class LengthError(ValueError, RuntimeError):
 
 def longest_of(name: str, lengths: Tensor, longest: int) -> int:
     """The longest of lengths up to `longest`. Waits for the device, and looks at the others on the way."""
+    if lengths.is_meta:
+        raise ValueError(f"{name} must hold values, which what is packed depends on, got a meta tensor")
     if lengths.numel() == 0:
         return 0
+    if not has_values(lengths):  # the traced graph asserts it
+        shortest, most = lengths.amin().item(), lengths.amax().item()
+        torch._check(shortest >= 0)
+        torch._check(most >= 0)
+        torch._check(most <= longest)
+        return most  # type: ignore[return-value]
     least, most = torch.stack(lengths.aminmax()).tolist()
     if least < 0 or most > longest:
         bad = (lengths < 0) | (lengths > longest)
@@ -366,15 +412,14 @@ def bound(name: str, length: Any, lengths: Tensor) -> None:
         most = int(lengths.amax()) if lengths.numel() else 0
         if length < most:
             raise ValueError(f"{name} must be at least {most}, the longest sequence, got {brief(length)}")
-    if length < 0:
-        raise ValueError(f"{name} must not be negative, got {brief(length)}")
+    _require_size(length >= 0, lambda: f"{name} must not be negative, got {brief(length)}")
 
 
-def no_forward_ad(name: str, Q: Tensor, D: Tensor) -> None:
-    # An operator without a rule for tangents drops them, which reads as a derivative of zero.
+def no_forward_ad(name: str, *tensors: Tensor | None) -> None:
+    """An operator without a rule for tangents would drop them, which reads as a derivative of zero."""
     if forward_ad._current_level < 0:
         return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in (Q, D)):
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise RuntimeError(
             f"{name} has no forward-mode derivative (jvp): use reverse mode, as backward() does"
         )
@@ -512,9 +557,14 @@ def flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {brief(value)}")
 
 
+def integer(name: str, value: Any, wanted: str = "an int") -> None:
+    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+        got = repr(value) if isinstance(value, bool) else type(value).__name__
+        raise TypeError(f"{name} must be {wanted}, got {got}")
+
+
 def positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    integer(name, value)
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {brief(value)}")
 

@@ -1,5 +1,7 @@
 """How float32 inputs multiply when the caller does not say: PyTorch's own switches."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 # The switches that torch >= 2.9 adds beside torch.set_float32_matmul_precision.
@@ -18,3 +20,8 @@ def float32_precision(device_type: str) -> str:
 # A compiled graph keeps what it was compiled under. torch.compiler.assume_constant_result sets this mark, but
 # calling it would import all of torch._dynamo with this package.
 float32_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Autocast off, on devices of a type that has it (meta has not)."""
+    return torch.autocast(device_type, enabled=False) if device_type in ("cpu", "cuda") else nullcontext()

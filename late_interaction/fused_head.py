@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from late_interaction import _checks, ops
@@ -103,13 +102,6 @@ def _scores(
         else:
             Q = F.linear(Q.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
         Q = F.normalize(Q, dim=-1, eps=1e-12) if normalize else Q
-    if forward_ad._current_level >= 0:
-        _no_forward_ad(Q, H_d, W, b)
+    _checks.no_forward_ad("maxsim_from_hidden", Q, H_d, W, b)
     scores: Tensor = ops.maxsim_from_hidden(Q, H_d, W, b, q_mask, d_mask, normalize, precision)
     return scores
-
-
-def _no_forward_ad(*tensors: Tensor | None) -> None:
-    # An operator without a rule for tangents drops them, which reads as a derivative of zero.
-    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise RuntimeError("maxsim_from_hidden has no forward-mode derivative (jvp): use backward()")

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
-from torch.autograd import forward_ad
 
 from late_interaction import _checks, _plaid_checks, ops
 from late_interaction._precision import float32_precision
@@ -217,8 +216,8 @@ def reverse_bits(residuals: Tensor) -> Tensor:
 
 
 def _wants_gradient(Q: Tensor) -> bool:
-    # A compiled graph cannot look at values. There an empty document scores 0 and sends no gradient.
-    return Q.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    # A traced graph cannot look at values. There an empty document scores 0 and sends no gradient.
+    return Q.requires_grad and torch.is_grad_enabled() and _checks.has_values(Q)
 
 
 def _empty(name: str) -> ValueError:
@@ -238,15 +237,11 @@ def _precision(Q: Tensor) -> str:
 
 def _score(Q: Tensor, args: tuple[Any, ...], normalize: bool) -> Tensor:
     _checks.flag("normalize", normalize)
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(Q).tangent is not None:
-        raise RuntimeError(
-            "maxsim_residual has no forward-mode derivative (jvp): use reverse mode, as backward() does"
-        )
     op: Any = ops.maxsim_residual
     try:
         scores: Tensor = op(*args, normalize, _precision(Q))
     except RuntimeError as error:
-        documents = len(args[3]) - (args[1].dim() == 1)
+        documents = args[3].shape[0] - (args[1].dim() == 1)
         memory.residual_failed(error, args[0], documents)
         raise
     return scores.squeeze(0) if Q.dim() == 2 else scores

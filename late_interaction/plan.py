@@ -1,6 +1,7 @@
 """What would run on a GPU for a call, and why: :func:`explain_plan`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32",
 _CODES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
 _H200 = (90, 132)  # compute capability and multiprocessors, where no GPU is at hand
 _H200_L2 = 60 << 20
+_LARGEST_SIZE = 1 << 31
 
 
 def explain_plan(
@@ -48,7 +50,7 @@ def explain_plan(
         nbits: the documents are residual-compressed with so many bits a dim (1, 2, 4 or 8), as
             :func:`late_interaction.plaid.maxsim_residual` takes them. They have no mask and, in a backward,
             no gradient.
-        sm: compute capability as ``10 * major + minor``, 90 for Hopper.
+        sm: compute capability as ``10 * major + minor``, 90 for Hopper; 80 at least.
         sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
             a GPU, an H200's.
 
@@ -71,16 +73,13 @@ def explain_plan(
     _checks.known_precision(precision)
     strategy = _checks.strategy(backward)
     q_shape, d_shape = _shape("Q", Q, (2, 3)), _shape("D", D, (2, 3, 4))
-    if q_shape[-1] != d_shape[-1] or (len(d_shape) == 4 and d_shape[0] != q_shape[0]):
+    if q_shape[-1] != d_shape[-1] or (len(d_shape) == 4 and d_shape[0] != (1, *q_shape)[-3]):
         raise ValueError(f"no call has Q {list(q_shape)} with D {list(d_shape)}")
-    if dtype is None:
-        dtype = Q.dtype if isinstance(Q, Tensor) else torch.bfloat16
-    names = _DTYPES | _CODES
-    if not isinstance(dtype, torch.dtype) or dtype not in names:
-        raise TypeError(
-            "dtype must be bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2 or int8,"
-            f" got {_checks.brief(dtype)}"
-        )
+    if q_shape[-1] == 0:
+        raise ValueError(f"Q and D need an embedding dim d of at least 1, got {list(q_shape)}")
+    dtype, names = _dtype(Q, D, dtype), _DTYPES | _CODES
+    if dtype in _CODES and normalize:
+        raise ValueError(f"normalize must be False for codes, got True and {dtype}: normalize first")
     sm, sm_count = _device(sm, sm_count)
     Nq, Lq, d = (1, *q_shape)[-3:]
     N, Ld = (1, *d_shape)[-3:-1]
@@ -116,6 +115,8 @@ def explain_plan(
         return "\n".join(lines)
     if d_model is not None:
         _checks.positive("d_model", d_model)
+        if d_model >= _LARGEST_SIZE:
+            raise ValueError(f"d_model must be below 2**31, got {d_model}")
         if len(d_shape) == 4 or dtype in _CODES:
             raise ValueError(f"no hidden states of {d_model} dims become {dtype} D {list(d_shape)}")
         dtype = from_hidden.multiplied_in(precision, dtype)
@@ -185,19 +186,42 @@ def _projected(
 
 
 def _shape(name: str, x: Tensor | Sequence[int], ranks: tuple[int, ...]) -> tuple[int, ...]:
+    wanted = f"{name} must be a tensor or a shape of {' or '.join(map(str, ranks))} sizes"
+    if not isinstance(x, (Tensor, Sequence)) or isinstance(x, (str, bytes)):
+        raise TypeError(f"{wanted}, got {type(x).__name__}")
     shape = tuple(x.shape if isinstance(x, Tensor) else x)
-    if len(shape) not in ranks or not all(isinstance(size, int) and size >= 0 for size in shape):
-        wanted = " or ".join(map(str, ranks))
-        raise ValueError(
-            f"{name} must be a tensor or a shape of {wanted} sizes, got {_checks.brief(list(shape))}"
+    for size in shape:
+        _checks.integer(f"a size of {name}", size)
+    if len(shape) not in ranks or not all(0 <= size < _LARGEST_SIZE for size in shape):
+        raise ValueError(f"{wanted} from 0 up to 2**31, got {_checks.brief(list(shape))}")
+    return tuple(map(int, shape))
+
+
+def _dtype(Q: Any, D: Any, dtype: torch.dtype | None) -> torch.dtype:
+    """What was asked for; else that of the tensors; else bfloat16."""
+    if dtype is None:
+        found = [x.dtype for x in (Q, D) if isinstance(x, Tensor)] or [torch.bfloat16]
+        if found[0] != found[-1]:
+            raise TypeError(f"Q and D must share a dtype, got {found[0]} and {found[1]}")
+        dtype = found[0]
+    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES | _CODES:
+        raise TypeError(
+            "dtype must be bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2 or int8,"
+            f" got {_checks.brief(dtype)}"
         )
-    return shape
+    return dtype
 
 
 def _device(sm: int | None, sm_count: int | None) -> tuple[int, int]:
     for name, value in (("sm", sm), ("sm_count", sm_count)):
         if value is not None:
             _checks.positive(name, value)
+    if sm is not None and not 80 <= sm < 1000:
+        raise ValueError(
+            f"sm must be a compute capability of at least 8.0, as 10 * major + minor (80, 90, ...), got {sm}"
+        )
+    if sm_count is not None and sm_count >= 10_000:
+        raise ValueError(f"sm_count must be below 10000, got {sm_count}")
     if sm is not None and sm_count is not None:
         return sm, sm_count
     here = _H200

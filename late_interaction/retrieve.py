@@ -20,7 +20,8 @@ class MaxSimScorer(torch.nn.Module):
     Args:
         normalize: L2-normalize every token inside the kernel.
         backward: ``"auto"``, ``"lowmem"`` or ``"unified"``, as in :func:`late_interaction.maxsim`.
-        mask_pad_token: the id of the padding token, for :meth:`forward_with_ids`.
+        mask_pad_token: the id of the padding token (a tokenizer's ``pad_token_id``), for
+            :meth:`forward_with_ids`.
         precision: as in :func:`late_interaction.maxsim`.
 
     Raises:
@@ -50,8 +51,8 @@ class MaxSimScorer(torch.nn.Module):
         super().__init__()
         _checks.flag("normalize", normalize)
         _checks.known_precision(precision)
-        if mask_pad_token is not None and not isinstance(mask_pad_token, int):
-            raise TypeError(f"mask_pad_token must be an int or None, got {type(mask_pad_token).__name__}")
+        if mask_pad_token is not None:
+            _checks.integer("mask_pad_token", mask_pad_token, "the id of the padding token, an int, or None")
         self.normalize = normalize
         self.backward = _checks.strategy(backward)
         self.mask_pad_token = mask_pad_token
@@ -121,7 +122,7 @@ class MaxSimScorer(torch.nn.Module):
         if self.mask_pad_token is None:
             raise ValueError("forward_with_ids needs MaxSimScorer(mask_pad_token=...), got None")
         for name, ids in (("q_ids", q_ids), ("d_ids", d_ids)):
-            if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
+            if not isinstance(ids, Tensor) or ids.dtype not in _checks.MASK_DTYPES[1:]:
                 raise TypeError(
                     f"{name} must be an integer tensor, got {getattr(ids, 'dtype', type(ids).__name__)}"
                 )

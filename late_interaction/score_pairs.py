@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
+from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
 from late_interaction import _checks, ops
 from late_interaction._precision import float32_precision
@@ -66,7 +66,9 @@ def score_pairs_packed(
         tensor([3., 2., 3.])
     """
     cu_q, cu_d = _checks.packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d)
-    pair_q, pair_d = _checks.listed_pairs(pair_q_idx, pair_d_idx, Q_packed, len(cu_q) - 1, len(cu_d) - 1)
+    pair_q, pair_d = _checks.listed_pairs(
+        pair_q_idx, pair_d_idx, Q_packed, cu_q.shape[0] - 1, cu_d.shape[0] - 1
+    )
     for name, longest, offsets in (
         ("max_seqlen_q", max_seqlen_q, cu_q),
         ("max_seqlen_d", max_seqlen_d, cu_d),
@@ -144,7 +146,7 @@ def rerank_direct(
 
 
 def _longest_query(Q: Tensor, cu_q: Tensor) -> int:
-    if len(cu_q) <= 2 or torch.compiler.is_compiling():
+    if not _checks.has_values(cu_q) or cu_q.shape[0] <= 2:
         return Q.shape[0]
     return max(0, int(cu_q.diff().amax()))
 
@@ -162,7 +164,7 @@ def _call(op: Any, Q: Tensor, D: Tensor, *rest: Any, precision: str | None) -> A
 
 def _below(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Any:
     learns = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
-    if learns or torch.compiler.is_compiling():
+    if learns or torch.compiler.is_compiling() or _are_functorch_transforms_active():
         return op(Q, D, *rest)
     with _AutoDispatchBelowAutograd():
         return op(Q, D, *rest)

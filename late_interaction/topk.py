@@ -1,5 +1,6 @@
 """The best documents of a corpus, chunk by chunk: :func:`maxsim_topk`, and resumable: :class:`TopK`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ def maxsim_topk(
         >>> maxsim_topk(Q, D, 2)
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
+    _checks.flag("sorted", sorted)
     options: dict[str, Any] = {"largest": largest, "precision": precision, "scale_Q": scale_Q}
     best = TopK(Q, k, q_mask, normalize=normalize, **options)
     best.add(D, d_mask, chunk_size=chunk_size, progress=progress, scale_D=scale_D)
@@ -100,7 +102,8 @@ class TopK:
         seen: how many came.
 
     Raises:
-        TypeError, ValueError: as :func:`maxsim_topk`.
+        TypeError, ValueError: as :func:`maxsim_topk`; and a state to load that is not one of a search like
+            this.
 
     Example:
         >>> import torch
@@ -128,6 +131,9 @@ class TopK:
         scale_Q: Tensor | None = None,
     ) -> None:
         _checks.positive("k", k)
+        _checks.flag("normalize", normalize)
+        _checks.flag("largest", largest)
+        _checks.known_precision(precision)
         _checks.searched("Q", Q, scale_Q)
         if scale_Q is not None and normalize:
             raise ValueError(f"normalize must be False for codes, got True and {Q.dtype}: normalize first")
@@ -186,20 +192,95 @@ class TopK:
                 report(start + documents.shape[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` needs to go on after the documents seen so far."""
-        return {"scores": self._scores, "indices": self._indices, "seen": self.seen}
+        """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and
+        strings. It names the search (``k``, ``largest``, ``normalize``, ``precision``, and of ``Q`` shape and
+        dtype), not the values of ``Q``."""
+        found = {"scores": self._scores, "indices": self._indices, "seen": self.seen}
+        return found | self._search()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back, or on, to where :meth:`state_dict` was called, on the device of ``Q``."""
-        for name, mine in (("scores", self._scores), ("indices", self._indices)):
-            kept = state[name]
-            if kept.dim() != 2 or kept.shape[0] != mine.shape[0] or kept.dtype != mine.dtype:
-                raise ValueError(
-                    f"{name} of the state must be {mine.dtype} [{mine.shape[0]}, ...], as Q wants it,"
-                    f" got {kept.dtype} {list(kept.shape)}"
-                )
-        self._scores, self._indices = (state[name].to(self._Q.device) for name in ("scores", "indices"))
+    def _search(self) -> dict[str, Any]:
+        """What a state must have in common with this search."""
+        shape = self._Q.shape if self._Q.dim() == 3 else (1, *self._Q.shape)
+        own = {"k": self.k, "largest": self._largest, **self._options}
+        return own | {"Q_shape": list(shape), "Q_dtype": str(self._Q.dtype).removeprefix("torch.")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes back, or on, to where :meth:`state_dict` was called, on the device of ``Q``.
+
+        Args:
+            state: from :meth:`state_dict` of a search for the same ``k`` with the same options, by queries of
+                the same shape and dtype. One of an older version does not say what it was searched with;
+                ``{**best.state_dict(), **state}`` says that it was searched as ``best`` is.
+
+        Raises:
+            TypeError: ``state`` is no mapping, or an entry is of a wrong type.
+            ValueError: ``state`` misses an entry or has another one, was searched otherwise, or holds
+                tensors that no such search finds. What was found so far stays as it is then.
+        """
+        _check_state(state, self._search())
+        scores, indices = state["scores"], state["indices"]
+        _check_found(scores, indices, state["seen"], self._scores.shape[0], self._scores.dtype, self.k)
+        if _checks.has_values(scores) and scores.device.type == "cpu":
+            _check_order(scores, indices, state["seen"], self.k, self._largest)
+        self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))
         self.seen = state["seen"]
+
+
+_FOUND = ("scores", "indices", "seen")
+
+
+def _check_state(state: Any, search: dict[str, Any]) -> None:
+    """The entries of a state, and those of them that name the search."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a dict from TopK.state_dict(), got {type(state).__name__}")
+    wanted = (*_FOUND, *search)
+    missing = [name for name in wanted if name not in state]
+    if missing == list(search):
+        raise ValueError(
+            f"state does not say what it was searched with ({', '.join(search)}): it is of an older version."
+            " If it was searched as this TopK is, load {**best.state_dict(), **state}; else search again"
+        )
+    if missing:
+        raise ValueError(f"state must have the entries {', '.join(wanted)}: {', '.join(missing)} missing")
+    unknown = [str(name) for name in state if name not in wanted]
+    if unknown:
+        raise ValueError(f"state must have no entries but {', '.join(wanted)}: got {', '.join(unknown)}")
+    for name, mine in search.items():
+        theirs = state[name]
+        if type(theirs) is not type(mine) or theirs != mine:
+            raise ValueError(f"{name} of the state must be {mine!r}, as in this search, got {theirs!r}")
+
+
+def _check_found(scores: Any, indices: Any, seen: Any, Nq: int, dtype: torch.dtype, k: int) -> None:
+    """What a search for k documents has found once it has seen so many."""
+    if isinstance(seen, bool) or not isinstance(seen, int):
+        raise TypeError(f"seen of the state must be an int, got {type(seen).__name__}")
+    if seen < 0:
+        raise ValueError(f"seen of the state must not be negative, got {seen}")
+    shape = [Nq, min(k, seen)]
+    for name, x, wanted in (("scores", scores, dtype), ("indices", indices, torch.int64)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} of the state must be a torch.Tensor, got {type(x).__name__}")
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(f"{name} of the state must be a dense tensor, got {x.layout}")
+        if list(x.shape) != shape or x.dtype != wanted:
+            raise ValueError(
+                f"{name} of the state must be {wanted} {shape} after {seen} documents,"
+                f" got {x.dtype} {list(x.shape)}"
+            )
+
+
+def _check_order(scores: Tensor, indices: Tensor, seen: int, k: int, largest: bool) -> None:
+    """Documents that were seen, best first."""
+    if scores.numel() == 0:
+        return
+    low, high = (int(x) for x in indices.aminmax())
+    if low < 0 or high >= seen:
+        raise ValueError(f"indices of the state must lie in [0, {seen}), got {low} to {high}")
+    _, ordered = _select(scores, indices.to(scores.device), k, largest)
+    if not torch.equal(ordered, indices.to(scores.device)):
+        order = "highest" if largest else "lowest"
+        raise ValueError(f"scores of the state must begin with the {order}, as largest={largest} orders them")
 
 
 def _default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
+from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
 from late_interaction import _checks, ops
 from late_interaction._precision import float32_precision
@@ -111,7 +111,7 @@ def _score(Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, precision: str) -> 
     learns = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
     op: Any = ops.maxsim_varlen_winners if learns else ops.maxsim_varlen
     try:
-        if learns or torch.compiler.is_compiling():
+        if learns or torch.compiler.is_compiling() or _are_functorch_transforms_active():
             result = op(Q, D, cu_q, cu_d, precision)
         else:
             with _AutoDispatchBelowAutograd():

@@ -214,6 +214,13 @@ def test_integers_require_no_gradient():
         li.maxsim(Q.long(), D.requires_grad_())
 
 
+@pytest.mark.parametrize("token", [True, False, 1.0, "[PAD]", torch.tensor(0)])
+def test_the_padding_token_is_an_id(token):
+    wanted = "mask_pad_token must be the id of the padding token, an int, or None, got"
+    with pytest.raises(TypeError, match=wanted):
+        li.MaxSimScorer(mask_pad_token=token)
+
+
 def test_scorer_ids():
     with pytest.raises(ValueError, match="mask_pad_token"):
         li.MaxSimScorer().forward_with_ids(Q, D, ONES(3, 5).long(), ONES(4, 7).long())
@@ -260,7 +267,7 @@ def test_kd_layout_wants_a_multiple():
         (((3, 5, 8), (2, 4, 7, 8)), ValueError),
         (((5,), (4, 7, 8)), ValueError),
         (((3, 5, 8), (4, -7, 8)), ValueError),
-        (((3, 5, 8), (4, 7.0, 8)), ValueError),
+        (((3, 5, 8), (4, 7.0, 8)), TypeError),
     ],
 )
 def test_explain_plan_shapes(args, error):

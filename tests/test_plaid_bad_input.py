@@ -55,6 +55,7 @@ PADDED_ALONE = {
     "rank of codes": ({"codes": CODES[0]}, ValueError, ["codes must be [Nd, Ld]", "[7]"]),
     "codes elsewhere": ({"codes": CODES.to("meta")}, ValueError, ["codes", "of Q, cpu", "meta"]),
     "residuals of floats": ({"residuals": RESIDUALS.float()}, TypeError, ["residuals", "float32"]),
+    "wide residuals": ({"residuals": RESIDUALS.short()}, TypeError, ["residuals must be uint8", "int16"]),
     "rank of residuals": ({"residuals": RESIDUALS[0]}, ValueError, ["residuals must be [Nd, Ld, bytes]"]),
     "fewer residuals": ({"residuals": RESIDUALS[:2]}, ValueError, ["residuals", "[3, 7, 4]", "[2, 7, 4]"]),
     "bytes": ({"residuals": RESIDUALS[..., :3]}, ValueError, ["residuals", "[3, 7, 4]", "[3, 7, 3]"]),
@@ -73,6 +74,11 @@ PADDED_ALONE = {
 }
 PACKED_ALONE = {
     "rank of codes": ({"codes_flat": CODES}, ValueError, ["codes_flat must be [tokens]", "[3, 7]"]),
+    "wide residuals": (
+        {"residuals_flat": RESIDUALS.flatten(0, 1).short()},
+        TypeError,
+        ["residuals_flat must be uint8", "int16"],
+    ),
     "rank of residuals": (
         {"residuals_flat": RESIDUALS},
         ValueError,

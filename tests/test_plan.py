@@ -253,3 +253,47 @@ def test_compressed_documents_that_no_call_could_have():
             li.explain_plan(*shapes, nbits=2, **options)
     with pytest.raises(ValueError, match="nbits=2 wants documents"):
         li.explain_plan((4, 5, 8), (4, 3, 7, 8), nbits=2)
+
+
+@pytest.mark.parametrize("sm", [70, 75, 79, 1000])
+def test_no_kernel_is_planned_for_such_a_device(sm):
+    with pytest.raises(ValueError, match=rf"sm must be a compute capability of at least 8\.0.*got {sm}"):
+        li.explain_plan((4, 5, 8), (3, 7, 8), sm=sm)
+    with pytest.raises(ValueError, match="sm must be"):
+        li.explain_plan((4, 5, 8), (3, 7, 8), sm=sm, nbits=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "shapes", "options"),
+    [
+        (ValueError, "sm_count must be below 10000, got 10000", None, {"sm_count": 10_000}),
+        (TypeError, "sm must be an int, got float", None, {"sm": 9.0}),
+        (TypeError, "sm_count must be an int, got True", None, {"sm_count": True}),
+        (ValueError, r"embedding dim d of at least 1, got \[4, 5, 0\]", ((4, 5, 0), (3, 7, 0)), {}),
+        (ValueError, r"from 0 up to 2\*\*31", ((4, 5, 8), (2**31, 7, 8)), {}),
+        (ValueError, r"from 0 up to 2\*\*31", ((4, 5, 8), (2**70, 7, 8)), {}),
+        (ValueError, "from 0 up to", ((4, -5, 8), (3, 7, 8)), {}),
+        (TypeError, "a size of Q must be an int, got True", ((True, 5, 8), (3, 7, 8)), {}),
+        (TypeError, "a size of D must be an int, got float", ((4, 5, 8), (3, 7.0, 8)), {}),
+        (TypeError, "Q must be a tensor or a shape of 2 or 3 sizes, got int", (8, (3, 7, 8)), {}),
+        (TypeError, "D must be a tensor or a shape .* got NoneType", ((4, 5, 8), None), {}),
+        (ValueError, "D must be a tensor or a shape of 2 or 3 or 4 sizes", ((4, 5, 8), (8,)), {}),
+        (ValueError, r"no call has Q \[5, 8\] with D \[5, 3, 7, 8\]", ((5, 8), (5, 3, 7, 8)), {}),
+        (TypeError, "dtype must be bfloat16", None, {"dtype": "bf16"}),
+        (TypeError, "dtype must be bfloat16", None, {"dtype": []}),
+        (ValueError, "normalize must be False for codes", None, {"dtype": torch.int8, "normalize": True}),
+        (ValueError, r"d_model must be below 2\*\*31", None, {"d_model": 2**31}),
+        (
+            TypeError, r"Q and D must share a dtype, got torch\.float32 and torch\.float64",
+            (torch.randn(4, 5, 8), torch.randn(3, 7, 8, dtype=torch.float64)), {},
+        ),
+    ],
+)  # fmt: skip
+def test_calls_that_there_are_not(error, message, shapes, options):
+    with pytest.raises(error, match=message):
+        li.explain_plan(*(shapes or ((4, 5, 8), (3, 7, 8))), **options)
+
+
+def test_the_dtype_is_that_of_either_tensor():
+    Q, D = torch.randn(4, 32, 128), torch.randn(5, 300, 128)
+    assert li.explain_plan(Q.shape, D) == li.explain_plan(Q, D) == li.explain_plan(Q, D.shape)

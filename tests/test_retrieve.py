@@ -228,10 +228,130 @@ def test_a_state_of_other_queries():
     Q, D, *_ = corpus("cpu")
     best = topk.TopK(Q, 7)
     best.add(D)
-    with pytest.raises(ValueError, match="scores of the state must be"):
+    with pytest.raises(ValueError, match="Q_shape of the state must be"):
         topk.TopK(Q[:3], 7).load_state_dict(best.state_dict())
     with pytest.raises(ValueError, match=r"Q must be \[Nq, Lq, d\]"):
         topk.TopK(Q[0, 0], 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("k", {"k": 6}),
+        ("k", {"k": 8}),
+        ("largest", {"largest": False}),
+        ("normalize", {"normalize": True}),
+        ("precision", {"precision": "high"}),
+        ("Q_dtype", {"dtype": torch.bfloat16}),
+        ("Q_shape", {"Lq": 4}),
+    ],
+)
+def test_a_state_of_another_search(name, options):
+    Q, D, *_ = corpus("cpu")
+    best = topk.TopK(Q, 7)
+    best.add(D)
+    options = dict(options)
+    Q = Q[:, : options.pop("Lq", None)].to(options.pop("dtype", Q.dtype))
+    other = topk.TopK(Q, options.pop("k", 7), **options)
+    with pytest.raises(ValueError, match=f"^{name} of the state must be .* as in this search, got "):
+        other.load_state_dict(best.state_dict())
+    assert other.seen == 0 and other.scores.shape == (5, 0)
+
+
+def state_after(documents, **options):
+    Q, D, *_ = corpus("cpu")
+    best = topk.TopK(Q, 7, **options)
+    best.add(D[:documents])
+    return best, best.state_dict()
+
+
+BAD_STATES = {
+    "empty": (lambda state: {}, ValueError, "state must have the entries scores, indices, seen, k"),
+    "no dict": (lambda state: list(state), TypeError, "state must be a dict from .* got list"),
+    "nothing": (lambda state: None, TypeError, "state must be a dict from .* got NoneType"),
+    "no scores": (
+        lambda state: {k: v for k, v in state.items() if k != "scores"}, ValueError, "scores missing"
+    ),
+    "an entry more": (lambda state: state | {"epoch": 3}, ValueError, "no entries but .* got epoch"),
+    "older": (
+        lambda state: {k: state[k] for k in ("scores", "indices", "seen")}, ValueError, "an older version"
+    ),
+    "k is a float": (lambda state: state | {"k": 7.0}, ValueError, "k of the state must be 7, .* got 7.0"),
+    "seen is a float": (lambda state: state | {"seen": 20.0}, TypeError, "seen of the state must be an int"),
+    "seen is True": (lambda state: state | {"seen": True}, TypeError, "seen of the state must be an int"),
+    "seen below 0": (lambda state: state | {"seen": -1}, ValueError, "seen of the state must not be neg"),
+    "seen too few": (lambda state: state | {"seen": 3}, ValueError, r"scores of the state .* \[5, 3\]"),
+    "scores of a list": (
+        lambda state: state | {"scores": [1.0]}, TypeError, "scores of the state must be a torch.Tensor"
+    ),
+    "sparse": (
+        lambda state: state | {"scores": state["scores"].to_sparse()}, TypeError, "scores .* dense tensor"
+    ),
+    "scores of float64": (
+        lambda state: state | {"scores": state["scores"].double()}, ValueError, "scores .* got torch.float64"
+    ),
+    "fewer scores": (
+        lambda state: state | {"scores": state["scores"][:, :5]}, ValueError, r"scores .* got .* \[5, 5\]"
+    ),
+    "fewer queries": (
+        lambda state: state | {"scores": state["scores"][:3]}, ValueError, r"scores .* got .* \[3, 7\]"
+    ),
+    "indices of int32": (
+        lambda state: state | {"indices": state["indices"].int()}, ValueError, "indices .* torch.int64"
+    ),
+    "fewer indices": (
+        lambda state: state | {"indices": state["indices"][:, 0]}, ValueError, r"indices .* got .* \[5\]"
+    ),
+    "documents to come": (
+        lambda state: state | {"indices": state["indices"] + 20}, ValueError, r"must lie in \[0, 20\)"
+    ),
+    "documents before all": (
+        lambda state: state | {"indices": state["indices"] - 20}, ValueError, r"must lie in \[0, 20\)"
+    ),
+    "worst first": (
+        lambda state: state | {"scores": state["scores"].flip(-1)}, ValueError, "begin with the highest"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_STATES)
+def test_states_that_no_search_has(name):
+    best, state = state_after(20)
+    change, error, message = BAD_STATES[name]
+    before = best.scores, best.indices
+    with pytest.raises(error, match=message):
+        best.load_state_dict(change(state))
+    assert best.seen == 20 and best.scores is before[0] and best.indices is before[1]
+
+
+@pytest.mark.parametrize("documents", [0, 3, 20])
+def test_a_state_of_an_older_version_with_what_it_was_searched_with(documents):
+    best, state = state_after(documents, largest=False)
+    older = {name: state[name] for name in ("scores", "indices", "seen")}
+    again, empty = state_after(0, largest=False)
+    again.load_state_dict({**empty, **older})
+    assert again.seen == documents and torch.equal(again.indices, best.indices)
+    if documents:
+        with pytest.raises(ValueError, match="begin with the highest, as largest=True"):
+            topk.TopK(corpus("cpu")[0], 7).load_state_dict({**state_after(0)[1], **older})
+
+
+def test_a_state_with_nan_and_equal_scores():
+    Q, D, *_ = corpus("cpu")
+    D[3:9], D[12] = D[2], torch.nan
+    for largest in (True, False):
+        best = topk.TopK(Q, 7, largest=largest)
+        best.add(D)
+        again = topk.TopK(Q, 7, largest=largest)
+        again.load_state_dict(best.state_dict())
+        assert torch.equal(again.indices, best.indices)
+
+
+@pytest.mark.parametrize("name", ["largest", "normalize", "precision", "sorted"])
+def test_options_of_another_kind(name):
+    Q, D, *_ = corpus("cpu")
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+        maxsim_topk(Q, D, 3, **{name: "yes"})
 
 
 def test_memory_mapped_corpus(device, tmp_path):

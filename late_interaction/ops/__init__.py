@@ -40,7 +40,8 @@ precision="highest") -> scores``
     documents' lengths, or ``[tokens]`` and ``[tokens, bytes]`` with ``extents`` ``[Nd + 1]``, their offsets.
     ``bucket_weights`` is float32, ``[2**nbits]``. Differentiable in ``Q``.
 ``maxsim_residual_winners(...the same...) -> (scores, winners)``
-    ``winners`` as those of ``maxsim_winners``, int32 where documents have offsets. Not differentiable.
+    ``winners`` as those of ``maxsim_winners``, int32 where documents have offsets. Differentiable in
+    ``scores``, with respect to ``Q``.
 ``maxsim_residual_backward(grad_scores, Q, codes, residuals, extents, centroids, bucket_weights, winners,
 nbits, normalize=True) -> grad_Q``
     Not differentiable again.
@@ -59,6 +60,9 @@ need_grad_Q=True, need_grad_H=True, need_grad_W=True, need_grad_b=True) -> (grad
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32's significant bits),
 ``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
 inputs keep their dtype and multiply in the autocast dtype, likewise.
+
+``torch.func.grad``, ``vjp`` and ``jacrev`` take every differentiable operator. Forward-mode derivatives
+(``jvp``, ``jacfwd``, dual tensors) and ``vmap`` of a forward are a RuntimeError that says so.
 
 >>> import torch, late_interaction
 >>> Q, D = torch.eye(2).unsqueeze(0), torch.eye(2).flip(0).unsqueeze(0)

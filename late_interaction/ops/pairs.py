@@ -20,13 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
+from late_interaction._precision import without_autocast
 from late_interaction.ops import autocast, autograd
-from late_interaction.ops.winners import winner_dtype
+from late_interaction.ops.winners import packed_winner_dtype
 
-_library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
 _INPUTS = 6  # Q, D, offsets of both, pairs of both
 
@@ -53,7 +52,7 @@ def _fake_winners(
     Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
     max_seqlen_q: int, precision: str = "",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    winners = Q.new_empty((pair_q.shape[0], max_seqlen_q), dtype=winner_dtype(D.shape[0]))
+    winners = Q.new_empty((pair_q.shape[0], max_seqlen_q), dtype=packed_winner_dtype(D.shape[0]))
     return _scores(Q, D, pair_q.shape[0]), winners
 
 
@@ -82,8 +81,7 @@ def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
 class _PairsWinners(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        with _AutoDispatchBelowAutograd():
-            scores, winners = _ops.maxsim_pairs_packed_winners.default(*args)
+        scores, winners = autograd.call_below_autograd(_ops.maxsim_pairs_packed_winners.default, *args)
         ctx.mark_non_differentiable(winners)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args[:_INPUTS], winners)
@@ -100,8 +98,7 @@ class _Pairs(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         *inputs, max_seqlen_q, ctx.precision = args
-        with _AutoDispatchBelowAutograd():
-            scores: Tensor = _ops.maxsim_pairs_packed.default(*args)
+        scores: Tensor = autograd.call_below_autograd(_ops.maxsim_pairs_packed.default, *args)
         ctx.longest = inputs[0].shape[0] if max_seqlen_q is None else max_seqlen_q
         ctx.save_for_backward(*inputs)
         return scores
@@ -109,24 +106,24 @@ class _Pairs(Function):
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         inputs = ctx.saved_tensors
-        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        with torch.no_grad(), without_autocast(inputs[0].device.type):
             _, winners = _ops.maxsim_pairs_packed_winners.default(*inputs, ctx.longest, ctx.precision)
         return _gradients(ctx, grad_scores, *inputs, winners)
 
 
 def register() -> None:
     forwards: tuple[tuple[Any, Any, Any], ...] = (
-        (_ops.maxsim_pairs_packed.default, _fake, _Pairs.apply),
-        (_ops.maxsim_pairs_packed_winners.default, _fake_winners, _PairsWinners.apply),
+        (_ops.maxsim_pairs_packed.default, _fake, autograd.applied(_Pairs)),
+        (_ops.maxsim_pairs_packed_winners.default, _fake_winners, autograd.applied(_PairsWinners)),
     )
     for op, fake, function in forwards:
         torch.library.register_fake(op.name(), fake)
-        _library.impl(op, autograd.kernel(op, function), "Autograd")
+        autograd.register_kernel(op, autograd.kernel(op, function))
         autocast.register_forward(op)
     backward = _ops.maxsim_pairs_packed_backward.default
     torch.library.register_fake(backward.name(), _fake_backward)
-    _library.impl(backward, autograd.last(backward), "Autograd")
+    autograd.register_kernel(backward, autograd.last(backward))
     spans = _ops.maxsim_spans.default
     torch.library.register_fake(spans.name(), _fake_spans)
-    _library.impl(spans, autograd.without_gradients(spans), "Autograd")
+    autograd.register_kernel(spans, autograd.without_gradients(spans))
     autocast.register_forward(spans)

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
+from late_interaction._precision import without_autocast
 from late_interaction.ops import autocast, autograd
-from late_interaction.ops.winners import winner_dtype
+from late_interaction.ops.winners import packed_winner_dtype
 
-_library = torch.library.Library("late_interaction", "IMPL")
 _ops = torch.ops.late_interaction
 
 
@@ -40,7 +39,7 @@ def _fake_winners(
     Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, precision: str = ""
 ) -> tuple[Tensor, Tensor]:
     scores = _fake(Q, D, cu_seqlens_q, cu_seqlens_d)
-    return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=winner_dtype(D.shape[0]))
+    return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=packed_winner_dtype(D.shape[0]))
 
 
 def _fake_backward(
@@ -70,8 +69,7 @@ def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
 class _VarlenWinners(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        with _AutoDispatchBelowAutograd():
-            scores, winners = _ops.maxsim_varlen_winners.default(*args)
+        scores, winners = autograd.call_below_autograd(_ops.maxsim_varlen_winners.default, *args)
         ctx.mark_non_differentiable(winners)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args[:4], winners)
@@ -87,8 +85,7 @@ class _VarlenWinners(Function):
 class _Varlen(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        with _AutoDispatchBelowAutograd():
-            scores: Tensor = _ops.maxsim_varlen.default(*args)
+        scores: Tensor = autograd.call_below_autograd(_ops.maxsim_varlen.default, *args)
         ctx.save_for_backward(*args[:4])
         ctx.precision = args[4]
         return scores
@@ -96,20 +93,20 @@ class _Varlen(Function):
     @staticmethod
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         inputs = ctx.saved_tensors
-        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        with torch.no_grad(), without_autocast(inputs[0].device.type):
             _, winners = _ops.maxsim_varlen_winners.default(*inputs, ctx.precision)
         return _gradients(ctx, grad_scores, *inputs, winners)
 
 
 def register() -> None:
     forwards: tuple[tuple[Any, Any, Any], ...] = (
-        (_ops.maxsim_varlen.default, _fake, _Varlen.apply),
-        (_ops.maxsim_varlen_winners.default, _fake_winners, _VarlenWinners.apply),
+        (_ops.maxsim_varlen.default, _fake, autograd.applied(_Varlen)),
+        (_ops.maxsim_varlen_winners.default, _fake_winners, autograd.applied(_VarlenWinners)),
     )
     for op, fake, function in forwards:
         torch.library.register_fake(op.name(), fake)
-        _library.impl(op, autograd.kernel(op, function), "Autograd")
+        autograd.register_kernel(op, autograd.kernel(op, function))
         autocast.register_forward(op)
     backward = _ops.maxsim_varlen_backward.default
     torch.library.register_fake(backward.name(), _fake_backward)
-    _library.impl(backward, autograd.last(backward), "Autograd")
+    autograd.register_kernel(backward, autograd.last(backward))

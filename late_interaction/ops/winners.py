@@ -4,6 +4,8 @@ Operators keep the unsigned 16-bit index in an int16 tensor (the sentinel, all o
 document has at most 65,534 tokens, and int32 above that. Users see int32 with -1.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,30 @@ MAX_NARROW_LD = 65534
 
 
 def winner_dtype(Ld: int) -> torch.dtype:
+    if not isinstance(Ld, int):
+        Ld = _bounded(Ld)
     return torch.int32 if Ld > MAX_NARROW_LD else torch.int16
+
+
+def _bounded(Ld: torch.SymInt) -> Any:
+    """A length that is a symbol. One that depends on data says nothing of itself: the traced graph asserts
+    that the narrow form holds it."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true  # slow to import
+
+    if guard_or_true(Ld > MAX_NARROW_LD) and not guard_or_false(Ld > MAX_NARROW_LD):
+        torch._check(Ld <= MAX_NARROW_LD)
+        return 0
+    return Ld
+
+
+def packed_winner_dtype(tokens: int) -> torch.dtype:
+    """The same for documents packed in so many tokens. Where that number depends on data, a traced graph
+    takes the wide form for the sake of memory: its winners go from one operator to the next alone."""
+    if not isinstance(tokens, int):
+        from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+        return torch.int32 if guard_or_true(tokens > MAX_NARROW_LD) else torch.int16
+    return winner_dtype(tokens)
 
 
 def widen(winners: Tensor, Ld: int) -> Tensor:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from late_interaction._precision import without_autocast
 from late_interaction.reference.dense import maxsim_reference, working_dtype
 
 __all__ = ["maxsim_from_hidden_reference"]
@@ -51,7 +52,7 @@ def maxsim_from_hidden_reference(
         d_mask = d_mask.unsqueeze(0) if d_mask.dim() == 1 else d_mask
         # A masked state reaches nothing, W's gradient included, whatever it holds.
         H_d = H_d.masked_fill(~d_mask.bool().unsqueeze(-1), 0.0)
-    with torch.autocast(Q.device.type, enabled=False):
+    with without_autocast(Q.device.type):
         D = torch.nn.functional.linear(H_d.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
         if normalize:
             D = torch.nn.functional.normalize(D, dim=-1, eps=1e-12)

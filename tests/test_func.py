@@ -1,0 +1,176 @@
+"""torch.func: gradients of every differentiable operator at every level; what there is not says so."""
+
+import pytest
+import torch
+from torch import func
+from torch.autograd import forward_ad
+
+import late_interaction as li
+from late_interaction import plaid
+from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.score_pairs import score_pairs_packed
+from late_interaction.varlen import maxsim_varlen
+
+OPS = torch.ops.late_interaction
+
+
+def tensors(device):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(device)
+
+    return normal
+
+
+def functions(device):
+    """{name: f(Q, D)} with Q [2, 3, 4] and D [3, 5, 4]."""
+    normal = tensors(device)
+    cu_q, cu_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 3, 6], [0, 5, 11, 15]))
+    pairs = tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 1, 1], [2, 0, 0]))
+    lengths = torch.tensor([2, 3], device=device), torch.tensor([[4], [5]], device=device)
+    d_mask = torch.arange(15, device=device).view(3, 5) % 4 != 1
+    W, b = normal(4, 6), normal(4)
+    codes = torch.arange(15, device=device).view(3, 5) % 7
+    residuals = (torch.arange(15, device=device).view(3, 5, 1) * 17).to(torch.uint8)
+    index = codes, residuals, torch.tensor([5, 4, 3], device=device), normal(7, 4), normal(4), 2
+
+    def flat(function, *rest):
+        return lambda Q, D: function(Q.flatten(0, 1), D.flatten(0, 1), cu_q, cu_d, *rest)
+
+    return {
+        "maxsim": lambda Q, D: li.maxsim(Q, D, None, d_mask, normalize=True),
+        "unified": lambda Q, D: li.maxsim(Q, D, backward="unified"),
+        "recompute": lambda Q, D: li.maxsim(Q, D, None, d_mask, winners="recompute"),
+        "with winners": lambda Q, D: li.maxsim_with_winners(Q, D)[0],
+        "pairs": lambda Q, D: li.maxsim_pairs(Q, D[:2]),
+        "padded": lambda Q, D: li.maxsim_padded(Q, D[:2, None], *lengths),
+        "varlen": flat(maxsim_varlen),
+        "listed pairs": flat(score_pairs_packed, *pairs),
+        "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b),
+        "residual": lambda Q, D: plaid.maxsim_residual(Q, *index) * D.sum(),
+        "operator": lambda Q, D: OPS.maxsim(Q, D, None, None),
+        "operator, winners": lambda Q, D: OPS.maxsim_winners(Q, D, None, None, True)[0],
+        "operator, varlen": flat(OPS.maxsim_varlen),
+        "operator, listed pairs": flat(OPS.maxsim_pairs_packed, *pairs, 3),
+        "operator, residual": lambda Q, D: OPS.maxsim_residual_winners(Q, *index)[0] * D.sum(),
+    }
+
+
+NAMES = list(functions("cpu"))
+EVERY = pytest.mark.parametrize("name", NAMES)
+# A residual-compressed document has no gradient that could be differentiated a second time.
+BUT_RESIDUAL = pytest.mark.parametrize("name", [name for name in NAMES if "residual" not in name])
+
+
+def drawn(name, device):
+    normal = tensors(device)
+    return functions(device)[name], normal(2, 3, 4), normal(3, 5, 4)
+
+
+def expected(f, Q, D):
+    inputs = Q.clone().requires_grad_(), D.clone().requires_grad_()
+    return torch.autograd.grad(f(*inputs).sum(), inputs)
+
+
+def summed(f):
+    return lambda *args: f(*args).sum()
+
+
+@EVERY
+def test_grad_and_vjp(name, device):
+    f, Q, D = drawn(name, device)
+    wanted = expected(f, Q, D)
+    torch.testing.assert_close(func.grad(summed(f), (0, 1))(Q, D), wanted)
+    torch.testing.assert_close(func.grad(summed(f))(Q, D), wanted[0])
+    scores, vjp = func.vjp(f, Q, D)
+    torch.testing.assert_close(scores, f(Q, D))
+    torch.testing.assert_close(vjp(torch.ones_like(scores)), wanted)
+    with torch.no_grad():
+        torch.testing.assert_close(func.grad(summed(f), 1)(Q, D), wanted[1])
+
+
+@EVERY
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_jacrev(name, chunk, device):
+    f, Q, D = drawn(name, device)
+    inputs = Q.clone().requires_grad_(), D.clone().requires_grad_()
+    scores = f(*inputs)
+    rows = [torch.autograd.grad(x, inputs, retain_graph=True) for x in scores.flatten()]
+    columns = (torch.stack(column) for column in zip(*rows, strict=True))
+    wanted = tuple(g.view(*scores.shape, *x.shape) for g, x in zip(columns, inputs, strict=True))
+    torch.testing.assert_close(func.jacrev(f, (0, 1), chunk_size=chunk)(Q, D), wanted)
+
+
+@EVERY
+def test_levels_within_one_another(name, device):
+    f, Q, D = drawn(name, device)
+    wanted = expected(f, Q, D)
+    # The inner level differentiates one input, the outer one the other, through the value.
+    got = (
+        func.grad(lambda Q: func.grad_and_value(summed(f), 1)(Q, D)[1])(Q),
+        func.grad(lambda D: func.grad_and_value(summed(f), 0)(Q, D)[1])(D),
+    )
+    torch.testing.assert_close(got, wanted)
+    # Both levels differentiate the same one.
+    torch.testing.assert_close(func.grad(lambda Q: func.grad_and_value(summed(f))(Q, D)[1])(Q), wanted[0])
+    inputs = Q.clone().requires_grad_(), D.clone().requires_grad_()
+    value = func.grad_and_value(lambda one: one * f(*inputs).sum())(torch.ones((), device=device))[0]
+    torch.testing.assert_close(torch.autograd.grad(value, inputs), wanted)
+    value = func.grad_and_value(summed(f))(*inputs)[1]
+    torch.testing.assert_close(torch.autograd.grad(value, inputs), wanted)
+
+
+@BUT_RESIDUAL
+def test_no_second_derivatives(name, device):
+    f, Q, D = drawn(name, device)
+    with pytest.raises(RuntimeError, match="double backward of maxsim"):
+        func.grad(lambda Q: func.grad(summed(f))(Q, D).square().sum())(Q)
+    with pytest.raises(RuntimeError, match="double backward of maxsim"):
+        func.grad(lambda D: func.grad(summed(f))(Q, D).sum())(D)
+    Q.requires_grad_()
+    with pytest.raises(RuntimeError, match="double backward of maxsim"):
+        torch.autograd.grad(func.grad(summed(f), 1)(Q, D).sum(), Q)
+
+
+@EVERY
+def test_no_forward_mode(name, device):
+    f, Q, D = drawn(name, device)
+    refused = pytest.raises(RuntimeError, match=r"no forward-mode derivative \(jvp\)")
+    for transformed in (func.jacfwd(f), func.hessian(summed(f)), lambda Q, D: func.jvp(f, (Q, D), (Q, D))):
+        with refused:
+            transformed(Q, D)
+    with forward_ad.dual_level(), refused:
+        f(forward_ad.make_dual(Q, Q), D)
+    inputs = Q.clone().requires_grad_(), D
+    scores = f(*inputs)
+    with forward_ad.dual_level(), refused:
+        torch.autograd.grad(scores, inputs[0], forward_ad.make_dual(torch.ones_like(scores), scores.detach()))
+
+
+@EVERY
+def test_no_vmap_of_a_forward(name, device):
+    f, Q, D = drawn(name, device)
+    for transformed in (lambda Q: f(Q, D), func.grad(lambda Q: f(Q, D).sum())):
+        with pytest.raises(RuntimeError, match="does not support vmap: it is batched already"):
+            func.vmap(transformed)(Q.expand(2, *Q.shape))
+
+
+def test_tangents_of_an_index(device):
+    normal = tensors(device)
+    codes = torch.zeros(2, 3, dtype=torch.int32, device=device)
+    lengths = torch.tensor([3, 2], device=device)
+    residuals = torch.zeros(2, 3, 1, dtype=torch.uint8, device=device)
+    Q, centroids, weights, table = normal(1, 2, 4), normal(7, 4), normal(4), normal(7, 5)
+    refused = pytest.raises(RuntimeError, match=r"no forward-mode derivative \(jvp\)")
+    for function, primal in (
+        (lambda x: plaid.maxsim_residual(Q, codes, residuals, lengths, x, weights, 2), centroids),
+        (lambda x: plaid.maxsim_residual(Q, codes, residuals, lengths, centroids, x, 2), weights),
+        (lambda x: plaid.plaid_approx_score(x, codes, lengths), table),
+        (lambda x: OPS.plaid_approx_score(x, codes, lengths), table),
+        (lambda x: OPS.maxsim_residual(Q, codes, residuals, lengths, x, weights, 2), centroids),
+    ):
+        with refused:
+            func.jvp(function, (primal,), (primal,))
+        with forward_ad.dual_level(), refused:
+            function(forward_ad.make_dual(primal, primal))

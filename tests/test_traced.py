@@ -1,0 +1,267 @@
+"""Public functions called with fake and with meta tensors, and traced with lengths that depend on data."""
+
+import pytest
+import torch
+from torch._dynamo import config as dynamo
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+import late_interaction as li
+from late_interaction import fp8, int8, padded, plaid, reference
+from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
+from late_interaction.forward import maxsim_forward
+from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from late_interaction.topk import maxsim_topk
+from late_interaction.varlen import maxsim_varlen, pack_sequences
+
+Nq, Lq, Nd, Ld, d, d_model = 2, 3, 4, 5, 8, 6
+
+
+def options(function, **kwargs):
+    return lambda *args: function(*args, **kwargs)
+
+
+def calls():
+    """{name: (function, arguments)}; the arguments that are differentiated require gradients."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape, grad=True):
+        return torch.randn(*shape, generator=generator, requires_grad=grad)
+
+    Q, D = normal(Nq, Lq, d), normal(Nd, Ld, d)
+    masks = torch.rand(Nq, Lq) < 0.8, torch.rand(Nd, Ld) < 0.8
+    flat = normal(Nq * Lq, d), normal(Nd * Ld, d)
+    cu = torch.tensor([0, 3, 6]), torch.tensor([0, 5, 5, 14, 20])
+    pairs = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 3])
+    lengths = torch.tensor([2, 3]), torch.tensor([[4, 5], [1, 5]])
+    own = normal(Nq, 2, Ld, d)
+    H, W, b = normal(Nd, Ld, d_model), normal(d, d_model), normal(d)
+    codes, residuals = torch.randint(7, (Nd, Ld)), torch.randint(256, (Nd, Ld, 2), dtype=torch.uint8)
+    index = normal(7, d, grad=False), normal(4, grad=False), 2
+    documents, offsets = torch.tensor([5, 4, 1, 2]), torch.tensor([0, 5, 6, 14, 20])
+    q8, d8 = fp8.quantize_fp8_per_token(Q), fp8.quantize_fp8_per_token(D)
+    qi, di = int8.quantize_int8_per_token(Q), int8.quantize_int8_per_token(D)
+    best = torch.zeros(Nq * Nd, Lq, dtype=torch.int32)
+    grads = normal(Nq, Nd, grad=False)
+
+    def quantized(function):
+        return lambda q, s, x, t: function(q, x, scale_Q=s, scale_D=t)
+
+    return {
+        "maxsim": (li.maxsim, (Q, D, *masks)),
+        "maxsim high": (options(li.maxsim, precision="high"), (Q, D)),
+        "maxsim medium": (options(li.maxsim, precision="medium", normalize=True), (Q, D)),
+        "maxsim recompute": (options(li.maxsim, winners="recompute"), (Q, D)),
+        "maxsim_pairs": (options(li.maxsim_pairs, precision="high"), (Q, own[:, 0])),
+        "maxsim_with_winners": (li.maxsim_with_winners, (Q, D)),
+        "maxsim_forward": (options(maxsim_forward, save_argmax=True), (Q, D)),
+        "lowmem": (maxsim_backward_lowmem, (grads, Q, D, best, masks[0])),
+        "unified": (maxsim_backward_unified, (grads, Q, D, best)),
+        "maxsim_varlen": (maxsim_varlen, (*flat, *cu)),
+        "maxsim_varlen high": (options(maxsim_varlen, precision="high", max_seqlen_d=9), (*flat, *cu)),
+        "score_pairs_packed": (score_pairs_packed, (*flat, *cu, *pairs)),
+        "score_pairs_packed medium": (
+            options(score_pairs_packed, precision="medium", max_seqlen_q=3), (*flat, *cu, *pairs)
+        ),
+        "rerank_direct": (
+            options(rerank_direct, max_seqlen_d=7), (flat[0].detach(), flat[1].detach(), *lengths[1].int())
+        ),
+        "maxsim_padded": (li.maxsim_padded, (Q, own, *lengths)),
+        "maxsim_from_hidden": (maxsim_from_hidden, (Q, H, W, b, masks[1])),
+        "maxsim_from_hidden medium": (
+            options(maxsim_from_hidden, precision="medium", project_Q=True), (normal(Nq, Lq, d_model), H, W)
+        ),
+        "maxsim_residual": (plaid.maxsim_residual, (Q, codes, residuals, documents, *index)),
+        "maxsim_residual_varlen": (
+            plaid.maxsim_residual_varlen, (Q, codes.flatten(), residuals.flatten(0, 1), offsets, *index)
+        ),
+        "plaid_approx_score": (
+            plaid.plaid_approx_score, (normal(7, Lq, grad=False), codes, documents)
+        ),
+        "reverse_bits": (plaid.reverse_bits, (residuals,)),
+        "fp8": (quantized(fp8.maxsim_inference_fp8), (*q8, *d8)),
+        "int8": (quantized(int8.maxsim_inference_int8), (*qi, *di)),
+        "quantize fp8": (fp8.quantize_fp8_per_token, (Q,)),
+        "quantize fp8 in all": (fp8.quantize_fp8_per_tensor, (Q,)),
+        "quantize int8": (int8.quantize_int8_per_token, (Q,)),
+        "maxsim_topk": (options(maxsim_topk, chunk_size=2), (Q, D, 3, *masks)),
+        "retrieve": (options(li.retrieve, precision="high"), (Q, D, 3)),
+        "MaxSimScorer": (
+            li.MaxSimScorer(mask_pad_token=0).forward_with_ids, (Q, D, masks[0].long(), masks[1].long())
+        ),
+        "pack_sequences": (lambda *args: pack_sequences(args), (Q[0].detach(), D[0].detach())),
+        "reference": (reference.maxsim_reference, (Q, D, *masks)),
+        "reference of hidden": (reference.maxsim_from_hidden_reference, (Q, H, W, b)),
+    }  # fmt: skip
+
+
+CALLS = calls()
+
+
+def described(results):
+    return [(tuple(x.shape), x.dtype, x.requires_grad) for x in pytree.tree_leaves(results) if x is not None]
+
+
+def with_gradients(function, args):
+    """Results of a call, and gradients of its inputs, where it has any."""
+    results = function(*args)
+    scores = [x for x in pytree.tree_leaves(results) if isinstance(x, torch.Tensor) and x.requires_grad]
+    wanted = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf]
+    if not scores:
+        return results
+    return results, torch.autograd.grad(scores[0].sum(), wanted, allow_unused=True)
+
+
+def converted(args, to):
+    return pytree.tree_map_only(
+        torch.Tensor, lambda x: to(x.detach()).requires_grad_(x.requires_grad and x.is_leaf), args
+    )
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake", "fake, symbols"])
+@pytest.mark.parametrize("name", CALLS)
+def test_shapes_and_dtypes_without_values(name, kind):
+    function, args = CALLS[name]
+    args = converted(args, lambda x: x)
+    expected = described(with_gradients(function, args))
+    if kind == "meta":
+        got = with_gradients(function, converted(args, lambda x: x.to("meta")))
+    else:
+        mode = FakeTensorMode(shape_env=ShapeEnv() if kind == "fake, symbols" else None)
+        fakes = converted(args, mode.from_tensor)
+        with mode:
+            got = with_gradients(function, fakes)
+    assert described(got) == expected
+
+
+@pytest.mark.parametrize("name", ["maxsim high", "maxsim_varlen", "score_pairs_packed", "plaid_approx_score"])
+def test_fake_tensors_outside_their_mode(name):
+    function, args = CALLS[name]
+    fakes = converted(args, FakeTensorMode().from_tensor)
+    assert described(with_gradients(function, fakes)) == described(with_gradients(function, args))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fake_tensors_of_either_device_need_none(device):
+    with FakeTensorMode():
+        Q, D = torch.randn(6, d, device=device), torch.randn(20, d, device=device)
+        cu = torch.zeros(3, dtype=torch.int64, device=device)
+        scores = maxsim_varlen(Q, D, cu, cu, precision="high")
+    assert scores.shape == (2, 2) and scores.device.type == device
+
+
+def test_what_is_packed_of_fake_lengths_has_symbols_as_shapes():
+    lengths = torch.tensor([2, 3]), torch.tensor([[4, 5], [1, 5]])
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True))
+    tensors = torch.randn(Nq, Lq, d), torch.randn(Nq, 2, Ld, d), *lengths
+    with mode:
+        batch = padded.pack_padded(*(mode.from_tensor(x) for x in tensors))
+        scores = maxsim_varlen(batch.Q_packed, batch.D_packed, batch.cu_seqlens_q, batch.cu_seqlens_d)
+    assert scores.shape == (Nq, 2 * Nq) and isinstance(batch.max_seqlen_q, torch.SymInt)
+    assert isinstance(batch.D_packed.shape[0], torch.SymInt)
+    with pytest.raises(ValueError, match="query_lengths must hold values"):
+        padded.pack_padded(*(x.to("meta") for x in tensors))
+
+
+# ---- lengths that depend on data ----
+
+
+def packed_of_masked(score):
+    """Of tokens that a mask keeps: how many, the graph does not know."""
+
+    def function(Q, D, q_mask, d_mask):
+        cu_q, cu_d = (torch.nn.functional.pad(mask.sum(-1).cumsum(0), (1, 0)) for mask in (q_mask, d_mask))
+        return score(Q[q_mask], D[d_mask], cu_q, cu_d)
+
+    return function
+
+
+def listed(Q, D, cu_q, cu_d):
+    pairs = torch.ones(cu_q.shape[0] - 1, cu_d.shape[0] - 1, device=Q.device).nonzero()
+    return score_pairs_packed(Q, D, cu_q, cu_d, pairs[:, 0], pairs[:, 1])
+
+
+def reranked(Q, D, cu_q, cu_d):
+    return rerank_direct(Q.detach(), D.detach(), cu_d[:-1], cu_d.diff())
+
+
+def residual(Q, D, cu_q, cu_d):
+    codes = D[:, 0].detach().abs().long()
+    residuals = (D[:, :2].detach() * 50).to(torch.uint8)
+    centroids, weights = D.new_ones(5, d).detach(), D.new_ones(4).detach()
+    return plaid.maxsim_residual_varlen(
+        Q.detach().unsqueeze(0), codes, residuals, cu_d, centroids, weights, 2, normalize=False
+    )
+
+
+def padded_rows(Q, D, q_mask, d_mask):
+    own = D.view(Q.shape[0], -1, *D.shape[1:])
+    lengths = q_mask.sum(-1), d_mask.sum(-1).view(Q.shape[0], -1)
+    batch = padded.pack_padded(Q, own, *lengths)
+    args = batch.Q_packed, batch.D_packed, batch.cu_seqlens_q, batch.cu_seqlens_d
+    longest = {"max_seqlen_q": batch.max_seqlen_q, "max_seqlen_d": batch.max_seqlen_d}
+    pairs = score_pairs_packed(*args, batch.pair_q_idx, batch.pair_d_idx, **longest)
+    return maxsim_varlen(*args).sum() + pairs
+
+
+LATE = {
+    "varlen": packed_of_masked(maxsim_varlen),
+    "listed pairs": packed_of_masked(listed),
+    "rerank": packed_of_masked(reranked),
+    "residual": packed_of_masked(residual),
+    "padded": padded_rows,
+}
+
+
+def masked_batch(seed, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    Q, D = torch.randn(2, 6, d, generator=generator), torch.randn(4, 9, d, generator=generator)
+    masks = (torch.rand(x.shape[:-1], generator=generator) < 0.7 for x in (Q, D))
+    return Q.to(device).requires_grad_(), D.to(device).requires_grad_(), *(m.to(device) for m in masks)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_compiled_with_lengths_that_depend_on_data(name, device):
+    torch._dynamo.reset()
+    with dynamo.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        compiled = torch.compile(LATE[name], fullgraph=True, backend="aot_eager")
+        for seed in range(3):
+            args = masked_batch(seed, device)
+            got, expected = compiled(*args), LATE[name](*args)
+            torch.testing.assert_close(got, expected)
+            if expected.requires_grad:
+                got, expected = (torch.autograd.grad(x.square().sum(), args[:2]) for x in (got, expected))
+                torch.testing.assert_close(got, expected)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_exported_with_lengths_that_depend_on_data(name, device):
+    args = [x.detach() for x in masked_batch(0, device)]
+    program = torch.export.export(_Module(LATE[name]), tuple(args))
+    for seed in range(3):
+        args = [x.detach() for x in masked_batch(seed, device)]
+        torch.testing.assert_close(program.module()(*args), LATE[name](*args))
+
+
+@pytest.mark.parametrize("length", [-1, 10])
+def test_a_compiled_graph_asserts_lengths(length):
+    torch._dynamo.reset()
+    with dynamo.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        compiled = torch.compile(
+            lambda *args: padded.pack_padded(*args).max_seqlen_d, fullgraph=True, backend="aot_eager"
+        )
+        args = torch.randn(1, 3, d), torch.randn(1, 2, 5, d), torch.tensor([3])
+        assert compiled(*args, torch.tensor([[2, 4]])) == 4
+        with pytest.raises(RuntimeError):
+            compiled(*args, torch.tensor([[2, length]]))
