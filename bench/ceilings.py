@@ -42,3 +42,12 @@ def reached(row: Row, header: Row) -> tuple[float, str] | None:
     compute = shape_of(row).flops / tflops * 1e-6
     read = bytes_moved(row) / header["read_tbps"] * 1e-6
     return max(compute, read) / row["gpu_us"], products if compute >= read else "R"
+
+
+def floor_us(row: Row, header: Row) -> float | None:
+    """The least time of a forward or step by the ceilings of its run: products at cuBLAS' rate, or every byte
+    moved once, whichever takes longer."""
+    if not header.get("cublas_tflops") or not header.get("read_tbps"):
+        return None
+    flops, bandwidth = 1e12 * header["cublas_tflops"], 1e12 * header["read_tbps"]
+    return shape_of(row).floor_us(row["op"], _BYTES[row["dtype"]], flops, bandwidth)

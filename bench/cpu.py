@@ -7,12 +7,14 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from .impls import EINSUM, OURS, einsum_maxsim
 from .inputs import Inputs, draw
-from .parity import reference, relative_error, tolerance
+from .parity import GRADIENTS, SCORES, reference_scores, relative_error, worst_error
+from .planted import every_pair, gradients, plant_shape
 from .results import Results, Row, align, best, groups, new_row, number, told
 from .shapes import Shape
 
@@ -69,7 +71,7 @@ def take_turns(calls: dict[str, Call], rounds: int) -> dict[str, float]:
 
 def run_forward(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
     x = draw(shape, torch.device("cpu"), dtype)
-    scores = reference(shape, x.Q, x.D, None).scores
+    scores = reference_scores(shape, x.Q, x.D)[0]
     rows: dict[str, Row] = {}
     calls: dict[str, Call] = {}
     for name, prepare in _contestants(shape, x).items():
@@ -80,7 +82,7 @@ def run_forward(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
                 out = call()
                 assert isinstance(out, torch.Tensor)
                 row["rel_err"] = relative_error(out, scores)
-                if row["rel_err"] > tolerance(False, name == EINSUM):
+                if row["rel_err"] > SCORES:
                     row["error"] = f"parity: relative error {row['rel_err']:.2g}"
             calls[name] = call  # a wrong one is timed too, its row says that it is wrong
         except ImportError:
@@ -93,24 +95,23 @@ def run_forward(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
 def run_step(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
     """Forward and both gradients."""
     x = draw(shape, torch.device("cpu"), dtype)
-    ref = reference(shape, x.Q, x.D, x.grad_scores)
-    assert ref.gradients is not None
+    planted = plant_shape(shape, torch.device("cpu"), dtype)
+    known = Inputs(planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape), x.grad_scores)
+    wanted = gradients(planted, every_pair(shape, x.grad_scores))
     x.require_grad()
+    known.require_grad()
     rows: dict[str, Row] = {}
     calls: dict[str, Call] = {}
     for name, prepare in {OURS: _ours, EINSUM: _einsum}.items():
         row = rows[name] = new_row("cpu", shape, "fwd+bwd", dtype, name, winners="uniform", gflops=None)
         try:
-            score = prepare(shape, x)
 
-            def step(score: Call = score) -> tuple[torch.Tensor, ...]:
-                scores = score()
-                assert isinstance(scores, torch.Tensor)
-                return torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores)
+            def step(x: Inputs = x, prepare: Callable[[Shape, Inputs], Call] = prepare) -> Any:
+                return torch.autograd.grad(prepare(shape, x)(), (x.Q, x.D), x.grad_scores)
 
-            row["rel_err"] = max(map(relative_error, step(), ref.gradients))
-            if row["rel_err"] > tolerance(True, name == EINSUM):
-                row["error"] = f"parity: relative error {row['rel_err']:.2g}"
+            row["grad_err"] = worst_error(step(known), wanted)
+            if row["grad_err"] > GRADIENTS:
+                row["error"] = f"parity: a gradient is off by {row['grad_err']:.2g}"
             calls[name] = step
         except Exception as error:  # recorded in the row
             row["error"] = told(error)

@@ -85,12 +85,15 @@ def draw(shape: Shape, device: torch.device, dtype: torch.dtype, winners: str | 
     return Inputs(Q, D, torch.randn(shape.scores_shape, device=device, dtype=torch.float32))
 
 
-def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit: int = 64) -> int:
-    """How many input sets to rotate among so that no call finds its inputs in the L2 cache."""
-    size = shape.input_bytes(itemsize(dtype))
+def sets_of_bytes(size: int, cache_bytes: int, limit: int = 64) -> int:
+    """How many input sets of `size` bytes to rotate among so that no call finds its own in the L2 cache."""
     if cache_bytes == 0 or size >= 2 * cache_bytes:
         return 1
     return min(limit, -(-3 * cache_bytes // size))
+
+
+def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit: int = 64) -> int:
+    return sets_of_bytes(shape.input_bytes(itemsize(dtype)), cache_bytes, limit)
 
 
 def draw_packed(

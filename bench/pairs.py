@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from . import varlen
 from .impls import FLASH, LIK, OURS, UnsupportedError
-from .inputs import draw_packed
+from .inputs import draw_packed, sets_of_bytes
+from .planted import gradients, plant
 from .results import Row, new_row
 from .shapes import PairShape, Shape
-from .suites import Settings
+from .suites import Settings, step_of
 from .timing import Call
-from .together import Timed, measure, set_ratios
+from .together import Timed, check_gradients, measure, set_ratios
 
 SUITE = "pairs-packed"
 FORWARD, STEP, DENSE = "forward", "forward + backward", "dense call"
@@ -50,88 +53,115 @@ def _draw_pairs(shape: PairShape, device: torch.device) -> tuple[torch.Tensor, t
     return pair_q[shuffle].int().to(device), pair_d[shuffle].int().to(device)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A row to be measured."""
+
+    variant: str
+    op: str
+    impl: str
+    prepare: Callable[[], list[Call]]
+    wanted: torch.Tensor
+    check: Callable[[Row, object], None] | None = None
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Packed sequences of the same lengths, several sets of tokens."""
+
+    sets: list[tuple[torch.Tensor, torch.Tensor]]
+    cu_q: torch.Tensor
+    cu_d: torch.Tensor
+
+
+def _draw(settings: Settings, shape: PairShape) -> _Batch:
+    Q, D, cu_q, cu_d = draw_packed(shape, settings.device, settings.dtype, shape.even)
+    count = sets_of_bytes((Q.numel() + D.numel()) * Q.element_size(), settings.cache_bytes)
+    more = (draw_packed(shape, settings.device, settings.dtype, shape.even)[:2] for _ in range(count - 1))
+    return _Batch([(Q, D), *more], cu_q, cu_d)
+
+
 def take(settings: Settings, shape: Shape) -> list[Row]:
     assert isinstance(shape, PairShape)
-    Q, D, cu_q, cu_d = draw_packed(shape, settings.device, settings.dtype, shape.even)
-    if shape.Nq == 1:
-        return _take_direct(settings, shape, Q, D, cu_d)
+    batch = _draw(settings, shape)
+    calls = _direct(settings, batch) if shape.Nq == 1 else _listed(settings, shape, batch)
+    return _measured(settings, shape, calls, batch)
+
+
+def _listed(settings: Settings, shape: PairShape, batch: _Batch) -> list[_Call]:
+    cu_q, cu_d = batch.cu_q, batch.cu_d
     pair_q, pair_d = _draw_pairs(shape, settings.device)
-    wanted = _reference(Q, D, cu_q, cu_d, pair_q, pair_d)
+    wanted = varlen.reference(*batch.sets[0], cu_q, cu_d)[pair_q.long(), pair_d.long()]
     grad = torch.randn_like(wanted, dtype=torch.float32)
     longest = {"max_seqlen_q": int(cu_q.diff().max()), "max_seqlen_d": int(cu_d.diff().max())}
-    listed = (cu_q, cu_d, pair_q, pair_d)
+    planted = plant(cu_q.diff().long(), cu_d.diff().long(), shape.d, settings.dtype)
+    of_pairs = grad.new_zeros(shape.Nq, shape.Nd)
+    of_pairs[pair_q.long(), pair_d.long()] = grad
+    of_planted = gradients(planted, of_pairs)
+
+    def scores(impl: str) -> Callable[..., torch.Tensor]:
+        f = _function(*_PATHS[impl])
+        return lambda Q, D: f(Q, D, cu_q, cu_d, pair_q, pair_d, **longest)
 
     def forward(impl: str) -> list[Call]:
-        f = _function(*_PATHS[impl])
-        return [lambda: f(Q, D, *listed, **longest)]
+        f = scores(impl)
+        return [lambda x=x: f(*x) for x in batch.sets]  # type: ignore[misc]
 
-    def step(impl: str) -> list[Call]:
-        f = _function(*_PATHS[impl])
-        q, d = Q.detach().requires_grad_(), D.detach().requires_grad_()
+    def step(impl: str, sets: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
+        f = scores(impl)
+        return [step_of(f, (Q.detach().requires_grad_(), D.detach().requires_grad_()), grad) for Q, D in sets]
 
-        def run() -> tuple[torch.Tensor, ...]:
-            scores = f(q, d, *listed, **longest)
-            return (scores.detach(), *torch.autograd.grad(scores, (q, d), grad))
+    def check(impl: str, row: Row, out: object) -> None:
+        check_gradients(step(impl, [(planted.Q, planted.D)])[0], of_planted)(row, out)
 
-        return [run]
-
-    calls: list[tuple[str, str, str, Callable[[], list[Call]]]] = []
-    for variant, op, prepare in ((FORWARD, "fwd", forward), (STEP, "fwd+bwd", step)):
-        for impl in _beside(settings, LIK):
-            calls.append((variant, op, impl, lambda prepare=prepare, impl=impl: prepare(impl)))  # type: ignore[misc]
+    beside = _beside(settings, LIK)
+    calls = [_Call(FORWARD, "fwd", impl, partial(forward, impl), wanted) for impl in beside]
+    calls += [
+        _Call(STEP, "fwd+bwd", impl, partial(step, impl, batch.sets), wanted, partial(check, impl))
+        for impl in beside
+    ]
     if shape.pairs == shape.Nq * shape.Nd and shape.even:  # the same scores, asked for as what they are
-        score = _function("late_interaction", "maxsim")
-        dense = Q.view(shape.q_shape), D.view(shape.d_shape)
-        at = pair_q.long() * shape.Nd + pair_d
-        back = torch.empty_like(at)
-        back[at] = torch.arange(len(at), device=at.device)
-        calls.append((DENSE, "fwd", OURS, lambda: [lambda: score(*dense)]))
-        return _measured(settings, shape, calls, wanted, Q, D, {DENSE: wanted[back].view(shape.scores_shape)})
-    return _measured(settings, shape, calls, wanted, Q, D, {})
+        maxsim = _function("late_interaction", "maxsim")
+        dense = [(Q.view(shape.q_shape), D.view(shape.d_shape)) for Q, D in batch.sets]
+        every = wanted.new_empty(shape.scores_shape)
+        every[pair_q.long(), pair_d.long()] = wanted
+        calls.append(
+            _Call(DENSE, "fwd", OURS, lambda: [lambda x=x: maxsim(*x) for x in dense], every)  # type: ignore[misc]
+        )
+    return calls
 
 
-def _take_direct(
-    settings: Settings, shape: PairShape, Q: torch.Tensor, D: torch.Tensor, cu_d: torch.Tensor
-) -> list[Row]:
-    order = torch.randperm(shape.Nd, generator=torch.Generator().manual_seed(0)).to(settings.device)
-    starts, lengths = cu_d[:-1][order].contiguous(), cu_d.diff()[order].contiguous()
-    cu_q = torch.tensor([0, len(Q)], dtype=torch.int32, device=settings.device)
-    wanted = varlen.reference(Q, D, cu_q, cu_d)[0][order]
+def _direct(settings: Settings, batch: _Batch) -> list[_Call]:
+    order = torch.randperm(len(batch.cu_d) - 1, generator=torch.Generator().manual_seed(0))
+    order = order.to(settings.device)
+    starts, lengths = batch.cu_d[:-1][order].contiguous(), batch.cu_d.diff()[order].contiguous()
+    wanted = varlen.reference(*batch.sets[0], batch.cu_q, batch.cu_d)[0][order]
     longest = int(lengths.max())
 
     def forward(impl: str) -> list[Call]:
         f = _function(*_DIRECT[impl])
-        return [lambda: f(Q, D, starts, lengths, longest)]
+        return [lambda x=x: f(*x, starts, lengths, longest) for x in batch.sets]  # type: ignore[misc]
 
-    calls = [
-        (FORWARD, "fwd", impl, lambda impl=impl: forward(impl))  # type: ignore[misc]
-        for impl in _beside(settings, FLASH)
-    ]
-    return _measured(settings, shape, calls, wanted, Q, D, {})
+    return [_Call(FORWARD, "fwd", impl, partial(forward, impl), wanted) for impl in _beside(settings, FLASH)]
 
 
 def _beside(settings: Settings, peer: str) -> list[str]:
     return [OURS, *(i.name for i in settings.implementations if i.name == peer)]
 
 
-def _reference(Q: torch.Tensor, D: torch.Tensor, *listed: torch.Tensor) -> torch.Tensor:
-    cu_q, cu_d, pair_q, pair_d = listed
-    return varlen.reference(Q, D, cu_q, cu_d)[pair_q.long(), pair_d.long()]
-
-
-def _measured(
-    settings: Settings, shape: PairShape, calls: list[tuple[str, str, str, Callable[[], list[Call]]]],
-    wanted: torch.Tensor, Q: torch.Tensor, D: torch.Tensor, others: dict[str, Any],
-) -> list[Row]:  # fmt: skip
-    timed = []
-    for variant, op, impl, prepare in calls:
-        row = new_row(
-            SUITE, shape, op, settings.dtype, impl, variant=variant, input_sets=1, pairs=shape.pairs,
-            tokens_q=len(Q), tokens_d=len(D), cublas_tflops=settings.ceilings.cublas_tflops,
-        )  # fmt: skip
-        timed.append(Timed(row, prepare, others.get(variant, wanted)))
-    rows = measure(settings, timed)
-    for own in [r for r in rows if r["impl"] == OURS and r["variant"] != DENSE]:
-        same = [r for r in rows if r is not own and r["op"] == own["op"]]
-        set_ratios(same, "over_ours", own)
+def _measured(settings: Settings, shape: PairShape, calls: Sequence[_Call], batch: _Batch) -> list[Row]:
+    tokens = dict(zip(("tokens_q", "tokens_d"), map(len, batch.sets[0]), strict=True))
+    rows: list[Row] = []
+    for op in dict.fromkeys(call.op for call in calls):
+        timed = []
+        for call in (c for c in calls if c.op == op):
+            row = new_row(
+                SUITE, shape, op, settings.dtype, call.impl, variant=call.variant,
+                input_sets=len(batch.sets), pairs=shape.pairs, **tokens,
+                cublas_tflops=settings.ceilings.cublas_tflops,
+            )  # fmt: skip
+            timed.append(Timed(row, call.prepare, call.wanted, call.check))
+        found = measure(settings, timed)
+        set_ratios(found[1:], "over_ours", found[0])
+        rows += found
     return rows

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from . import fp32, plans, quantized, steps, sweep, targets, variants
-from .ceilings import NAMES, reached
-from .impls import EINSUM, FLASH, LIK, OURS
+from . import fp32, kernels, plans, quantized, steps, sweep, variants
+from .ceilings import NAMES, floor_us, reached
+from .impls import EINSUM, LIK, OURS
 from .inputs import SKEWED, SKEWED_UP_TO, UNIFORM
-from .results import Row, apart, best, is_whole, number, read, records, split
+from .results import Row, best, is_whole, number, read, records, split
 from .shapes import FORWARD, LONG, TRAINING
-from .suites import H200_BYTES, H200_FLOPS
-
-Table = Callable[[Sequence[str], Sequence[Sequence[str]], int], str]
+from .tables import over_best_other, stamp, table
 
 
 def _size(row: Row) -> str:
@@ -46,7 +44,7 @@ def _times(above: Row | None, below: Row | None) -> str:
     return f"{above['gpu_us'] / below['gpu_us']:.2f}x" if above and below else "-"
 
 
-def _forward(record: _Record, table: Table) -> list[str]:
+def _forward(record: _Record) -> list[str]:
     body = []
     for shape in FORWARD:
         row = record.row("forward", shape.name) or record.row(variants.SUITE, shape.name, variants.PLAIN)
@@ -62,7 +60,7 @@ def _forward(record: _Record, table: Table) -> list[str]:
     return ["## Scores alone, bf16", table(head, body, 3)]
 
 
-def _variants(record: _Record, table: Table) -> list[str]:
+def _variants(record: _Record) -> list[str]:
     body = []
     for shape in FORWARD:
         plain = record.row(variants.SUITE, shape.name, variants.PLAIN)
@@ -81,7 +79,7 @@ def _variants(record: _Record, table: Table) -> list[str]:
     return ["## What the options cost", note, table(head, body, 1)] if body else []
 
 
-def _fp32(record: _Record, table: Table) -> list[str]:
+def _fp32(record: _Record) -> list[str]:
     body = []
     for shape in FORWARD:
         high = record.row(fp32.SUITE, shape.name, fp32.HIGH)
@@ -112,7 +110,7 @@ def _fp32(record: _Record, table: Table) -> list[str]:
     return ["## float32 inputs", note, table(head, body, 1)] if body else []
 
 
-def _quantized(record: _Record, table: Table) -> list[str]:
+def _quantized(record: _Record) -> list[str]:
     body = []
     for shape in FORWARD:
         wide = record.row(quantized.SUITE, shape.name, quantized.BF16)
@@ -135,7 +133,7 @@ def _quantized(record: _Record, table: Table) -> list[str]:
     return ["## 8-bit inputs", note, table(head, body, 1)] if body else []
 
 
-def _training(record: _Record, table: Table) -> list[str]:
+def _training(record: _Record) -> list[str]:
     body = []
     for shape in (*TRAINING, *LONG):
         steps = [
@@ -145,33 +143,38 @@ def _training(record: _Record, table: Table) -> list[str]:
         if UNIFORM not in ours or (SKEWED not in ours and shape.Ld <= SKEWED_UP_TO):
             continue
         uniform, skewed = ours[UNIFORM], ours.get(SKEWED)
-        # As stated for the card: both floors of the forward, and each input and gradient moved once.
-        products = shape.arithmetic("fwd+bwd") / H200_FLOPS
-        bound = "products" if products >= shape.bytes_moved("fwd+bwd", 2) / H200_BYTES else "memory"
+        header = record.runs[uniform["run"]]
+        floor = floor_us(uniform, header)
+        if floor is None:
+            continue
+        products = shape.arithmetic("fwd+bwd") / header["cublas_tflops"]
+        bound = "products" if products >= shape.bytes_moved("fwd+bwd", 2) / header["read_tbps"] else "memory"
         # One row of D for grad_Q and one of Q for grad_D, for each winner.
         gathered = 2 * 2 * shape.Nq * shape.Nd * shape.Lq * shape.d
-        peer = best(r for r in steps if r["impl"] in (LIK, FLASH) and r["winners"] == UNIFORM)
+        others = [r for r in steps if r["impl"] != OURS and r["winners"] == UNIFORM]
+        other = best(others)
         body.append([
-            shape.name, _size(uniform), bound, number(uniform["floor_us"]), f"{gathered / 2**20:,.0f}",
-            number(uniform["gpu_us"]), _percent(uniform["floor_us"] / uniform["gpu_us"]),
+            shape.name, _size(uniform), bound, number(floor), f"{gathered / 2**20:,.0f}",
+            number(uniform["gpu_us"]), _percent(floor / uniform["gpu_us"]),
             number(skewed and skewed["gpu_us"]), number(uniform["wall_us"]),
-            number(uniform["peak_mib"]), number(peer and peer["gpu_us"]), _times(peer, uniform),
+            number(uniform["peak_mib"]), number(other and other["gpu_us"]), over_best_other(uniform, others),
         ])  # fmt: skip
     note = (
-        'Forward and both gradients with `backward="auto"`. The floor counts the products at 790 TFLOP/s, or '
-        "each input and gradient moved once at 4.3 TB/s, whichever takes longer. What it leaves out is what "
+        'Forward and both gradients with `backward="auto"`. The floor counts the products at cuBLAS\' rate, '
+        "or each input and gradient moved once at that of a large read, whichever takes longer, by the ceilings "
+        "of the same run. What it leaves out is what "
         "the backward spends its time on where many queries meet a document: the rows of the winners, one of "
         "D and one of Q each, gathered through L2 (`rows MiB`). Where each query has its own documents, "
         "writing grad_D, mostly zeros, takes most of the backward. `skewed`: the winner's index is Ld u^4."
     )
     head = [
         "shape", "Nq x Nd, Lq, Ld", "floor by", "floor us", "rows MiB", "GPU us", "reached", "skewed us",
-        "wall us", "peak MiB", "best peer us", "peer / ours",
+        "wall us", "peak MiB", "best other us", "other / ours",
     ]  # fmt: skip
     return ["## Training step, bf16", note, table(head, body, 3)] if body else []
 
 
-def _steps(record: _Record, table: Table) -> list[str]:
+def _steps(record: _Record) -> list[str]:
     body = []
     product_us = None
     for shape in TRAINING:
@@ -208,7 +211,7 @@ def _steps(record: _Record, table: Table) -> list[str]:
     return ["## What a step's options cost", note, table(head, body, 1)] if body else []
 
 
-def _negatives(record: _Record, table: Table) -> list[str]:
+def _negatives(record: _Record) -> list[str]:
     """The largest step with documents of each query's own, library by library."""
     shape = next(s for s in TRAINING if s.name == "kd-256x16")
     wanted = [
@@ -231,12 +234,7 @@ def _negatives(record: _Record, table: Table) -> list[str]:
     return [f"## Sixteen negatives a query, on one {gpu}", note, table(head, body, 1)]
 
 
-def _targets(rows: Sequence[Row], table: Table) -> list[str]:
-    body = targets.body(targets.judge(rows))
-    return ["## Targets", table(targets.HEAD, body, 2)] if body else []
-
-
-def _profile(path: Path, table: Table) -> list[str]:
+def _profile(path: Path) -> list[str]:
     if not path.exists():
         return []
     body = []
@@ -258,7 +256,7 @@ def _profile(path: Path, table: Table) -> list[str]:
     return ["## Nsight Compute", note, table(head, body, 2)] if body else []
 
 
-def _sweep(path: Path, table: Table) -> list[str]:
+def _sweep(path: Path) -> list[str]:
     groups = sweep.by_shape(split(read(path))[1] if path.exists() else [])
     body = []
     for label, key in (("GPU time", "gpu_us"), ("wall time", "wall_us")):
@@ -269,24 +267,26 @@ def _sweep(path: Path, table: Table) -> list[str]:
             body.append([label, *(f"{v:.2f}x" for v in figures.values()), slower])
     if not body:
         return []
-    head = ["better peer over ours", *sweep.PERCENTILES, f"slower by over {100 * (sweep.LOSS - 1):.0f}%"]
+    head = ["best other over ours", *sweep.PERCENTILES, f"slower by over {100 * (sweep.LOSS - 1):.0f}%"]
     parts = ["## Random shapes"]
     if path.with_suffix(".png").exists():
-        parts.append(f"![Our time over the better peer's](../bench/results/{path.stem}.png)")
-    timed = apart(row for group in groups.values() for row in group)
-    parts.append(f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench.sweep`).{timed}")
+        parts.append(f"![Our time over the best other's](../bench/results/{path.stem}.png)")
+    others = dict.fromkeys(r["impl"] for group in groups.values() for r in group if r["impl"] != OURS)
+    beside = f"beside {', '.join(others)}"
+    parts.append(f"{len(groups)} shapes drawn from a seed, bf16 (`python -m bench.sweep`), {beside}.")
     parts.append(table(head, body, 1))
     lost = []
-    for found, ours, peer in sweep.losses([row for group in groups.values() for row in group]):
-        times = [number(sweep.clock(ours)), number(sweep.clock(peer)), peer["impl"], f"{found:.2f}"]
+    for found, ours, other in sweep.losses([row for group in groups.values() for row in group]):
+        times = [number(sweep.clock(ours)), number(sweep.clock(other)), other["impl"], f"{found:.2f}"]
         lost.append([sweep.size_of(ours), *times, str(ours.get("plan", ""))])
     if lost:
-        parts.append(table(["slower on", "ours us", "peer us", "peer", "ours / peer", "plan"], lost, 1))
+        parts.append(table(["slower on", "ours us", "other us", "other", "ours / other", "plan"], lost, 1))
     return parts
 
 
-def _plans(path: Path, table: Table) -> list[str]:
-    rows = [plans.judged(row) for row in split(read(path))[1]] if path.exists() else []
+def _plans(path: Path) -> list[str]:
+    headers, rows = split(read(path)) if path.exists() else ([], [])
+    rows = [plans.judged(row) for row in rows]
     body = [[variant, *plans.figures(found)] for variant, found in plans.by_variant(rows).items()]
     if not body:
         return []
@@ -294,13 +294,15 @@ def _plans(path: Path, table: Table) -> list[str]:
         "What the planner's choice costs: each random shape's time with the plan that it would choose today "
         "over the best of all that it could have, less 1 (`python -m bench.plans`)."
     )
+    if any(kernels.are_older(header) for header in headers):
+        note += " These times are older than the kernels of this checkout."
     parts = ["## The planner's choices", note, table(["shapes", *plans.FIGURES], body, 1)]
     if missed := plans.missed(rows):
         parts.append(table(plans.MISSED, missed, 3))
     return parts
 
 
-def build(directory: Path, table: Table, stamp: Callable[[Sequence[Row]], str]) -> str:
+def build(directory: Path) -> str:
     """The Markdown between the markers of docs/performance.md."""
     parts: list[str] = []
     for path in records(directory):
@@ -309,15 +311,15 @@ def build(directory: Path, table: Table, stamp: Callable[[Sequence[Row]], str]) 
         rows = read(path)
         record = _Record(rows)
         if not is_whole(rows):
-            if again := _negatives(record, table):
+            if again := _negatives(record):
                 parts += [*again, stamp(record.headers)]
             continue
-        measured = [*_forward(record, table), *_variants(record, table), *_fp32(record, table)]
-        measured += [*_quantized(record, table), *_training(record, table), *_steps(record, table)]
-        measured += [*_negatives(record, table), *_targets(rows, table)]
-        measured += _profile(directory / f"ncu-{path.name}", table)
-        measured += _sweep(directory / f"sweep-{path.name}", table)
-        measured += _plans(directory / f"plans-{path.name}", table)
+        measured = [*_forward(record), *_variants(record), *_fp32(record)]
+        measured += [*_quantized(record), *_training(record), *_steps(record)]
+        measured += _negatives(record)
+        measured += _profile(directory / f"ncu-{path.name}")
+        measured += _sweep(directory / f"sweep-{path.name}")
+        measured += _plans(directory / f"plans-{path.name}")
         if measured:
             parts += [*measured, stamp(record.headers)]
     return "\n\n".join(parts) if parts else "No run on a GPU is recorded yet."

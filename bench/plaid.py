@@ -1,21 +1,18 @@
 """Residual-compressed documents: decompression and MaxSim in one, and scores by centroids alone, beside
-late-interaction-kernels: every library gets the same index, of random codes. And an index that fast-plaid
-built, beside its search with every document a candidate that it decompresses."""
+late-interaction-kernels: every library gets the same index, of random codes."""
 
 from __future__ import annotations
 
 import importlib
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from .impls import LIK, OURS
-from .plaid_index import Files, missing
+from .inputs import sets_of_bytes
 from .results import Row, new_row
 from .shapes import Shape
 from .suites import Settings
@@ -24,9 +21,6 @@ from .together import Timed, measure, set_ratios
 
 SUITE = "plaid"
 PACKED, CENTROIDS = "packed", "centroids alone"
-SEARCH = "search"  # in the name of a shape, and what fast-plaid does
-FAST_PLAID = "fast-plaid"
-TOP = 10
 N_CENTROIDS = 65536
 _DOCUMENTS = 250  # whose fp64 tokens are in memory at a time
 _LIK_BYTES = 2**31 - 1
@@ -77,80 +71,60 @@ def exact(index: Index) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _calls(module: Any, variant: str, x: Index) -> Callable[[], list[Call]]:
-    if variant == CENTROIDS:
-        return lambda: [lambda: module.plaid_approx_score(x.table, x.codes, x.lengths)]
-    flat = (x.Q, x.codes.flatten(), x.residuals.flatten(0, 1), x.offsets, x.centroids, x.weights, x.nbits)
-    longest = x.codes.shape[1]  # spares late-interaction-kernels a wait for the device
-    return lambda: [lambda: module.maxsim_residual_varlen(*flat, max_seqlen_d=longest)]
+def _calls(module: Any, variant: str, sets: Sequence[Index]) -> Callable[[], list[Call]]:
+    def call(x: Index) -> Call:
+        if variant == CENTROIDS:
+            return lambda: module.plaid_approx_score(x.table, x.codes, x.lengths)
+        flat = (x.Q, x.codes.flatten(), x.residuals.flatten(0, 1), x.offsets)
+        flat += (x.centroids, x.weights, x.nbits)
+        longest = x.codes.shape[1]  # spares late-interaction-kernels a wait for the device
+        return lambda: module.maxsim_residual_varlen(*flat, max_seqlen_d=longest)
+
+    return lambda: [call(x) for x in sets]
 
 
-def _searched(settings: Settings, shape: Shape) -> list[Row]:
-    """The best documents by fast-plaid's search, and by scoring the same files here."""
-    nbits = bits(shape)
-    row = new_row(SUITE, shape, "fwd", torch.bfloat16, FAST_PLAID, variant=SEARCH, nbits=nbits)
-    if reason := missing():
-        return [{**row, "skipped": reason}]
-    centres = torch.randn(200, shape.d)
-    picks = torch.randint(200, (shape.Nd, shape.Ld))
-    documents = [F.normalize(centres[i] + 0.6 * torch.randn(shape.Ld, shape.d), dim=-1) for i in picks]
-    Q = F.normalize(documents[0][: shape.Lq] + 0.05 * torch.randn(shape.Lq, shape.d), dim=-1).unsqueeze(0)
-    engines = importlib.import_module("fast_plaid.search")
-    with tempfile.TemporaryDirectory() as folder:
-        engine = engines.FastPlaid(index=folder, device=str(settings.device))
-        engine.create(documents_embeddings=documents, nbits=nbits)
-        files = Files.read(Path(folder), settings.device)
-        queries = Q.to(settings.device, torch.bfloat16)
-        wanted = files.exact(queries)[0].topk(TOP).values
-        wide = {"n_ivf_probe": 64, "n_full_scores": 4 * shape.Nd, "show_progress": False}
+def _bytes(index: Index, variant: str) -> int:
+    """What a call reads."""
+    read = [index.codes, index.table] if variant == CENTROIDS else [index.codes, index.residuals]
+    return sum(x.numel() * x.element_size() for x in read)
 
-        def search() -> torch.Tensor:
-            found = engine.search(Q, top_k=TOP, **wide)
-            return torch.tensor([score for _, score in found[0]], device=settings.device)
 
-        def score() -> torch.Tensor:
-            return files.score(queries)[0].topk(TOP).values
-
-        mine = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=SEARCH, nbits=nbits)
-        timed = [
-            Timed(mine, lambda: [score], wanted),
-            Timed(row, lambda: [search], wanted, capture=False),
-        ]
-        rows = measure(settings, timed)
-    set_ratios(rows[:1], "over_fast_plaid", rows[1])
-    return rows
+def _approximate(index: Index) -> torch.Tensor:
+    """fp64 scores by centroids alone."""
+    score = importlib.import_module("late_interaction").reference.plaid_approx_score_reference
+    table = index.table.double()
+    parts = zip(index.codes.split(1000), index.lengths.split(1000), strict=True)
+    return torch.cat([score(table, codes, lengths) for codes, lengths in parts])
 
 
 def take(settings: Settings, shape: Shape) -> list[Row]:
-    if SEARCH in shape.name:
-        return _searched(settings, shape)
-    small = settings.device.type != "cuda"
-    index = draw(shape, settings.device, torch.bfloat16, 64 if small else N_CENTROIDS)
-    by_centroids = importlib.import_module("late_interaction").reference.plaid_approx_score_reference
-    wanted = exact(index)
-    approximate = torch.cat(
-        [
-            by_centroids(index.table.double(), codes, lengths)
-            for codes, lengths in zip(index.codes.split(1000), index.lengths.split(1000), strict=True)
-        ]
-    )
+    rows = []
+    for variant in (PACKED, CENTROIDS):
+        rows += _measured(settings, shape, variant)
+    return rows
+
+
+def _measured(settings: Settings, shape: Shape, variant: str) -> list[Row]:
+    size = N_CENTROIDS if settings.device.type == "cuda" else 64
+    first = draw(shape, settings.device, torch.bfloat16, size)
+    count = sets_of_bytes(_bytes(first, variant), settings.cache_bytes)
+    sets = [first, *(draw(shape, settings.device, torch.bfloat16, size) for _ in range(count - 1))]
+    wanted = _approximate(first) if variant == CENTROIDS else exact(first)
     modules = {OURS: "late_interaction.plaid"}
     if any(i.name == LIK for i in settings.implementations):
         modules[LIK] = "late_interaction_kernels.plaid"
-    rows = []
-    for variant in (PACKED, CENTROIDS):
-        timed, skipped = [], []
-        for impl, module in modules.items():
-            row = new_row(SUITE, shape, "fwd", torch.bfloat16, impl, variant=variant, nbits=index.nbits)
-            if impl == LIK and variant == PACKED and index.residuals.numel() > _LIK_BYTES:
-                skipped.append({**row, "skipped": "its offsets into residuals have 32 bits"})
-                continue
-            calls = _calls(importlib.import_module(module), variant, index)
-            waits = impl == LIK and variant == PACKED  # for the assertion that its bound covers all documents
-            aim = approximate if variant == CENTROIDS else wanted
-            timed.append(Timed(row, calls, aim, capture=not waits))
-        found = measure(settings, timed)
-        if len(found) > 1:
-            set_ratios(found[:1], "over_lik", found[1])
-        rows += found + skipped
-    return rows
+    timed, skipped = [], []
+    for impl, module in modules.items():
+        row = new_row(
+            SUITE, shape, "fwd", torch.bfloat16, impl, variant=variant, nbits=first.nbits, input_sets=count
+        )
+        if impl == LIK and variant == PACKED and first.residuals.numel() > _LIK_BYTES:
+            skipped.append({**row, "skipped": "its offsets into residuals have 32 bits"})
+            continue
+        calls = _calls(importlib.import_module(module), variant, sets)
+        waits = impl == LIK and variant == PACKED  # for the assertion that its bound covers all documents
+        timed.append(Timed(row, calls, wanted, capture=not waits))
+    found = measure(settings, timed)
+    if len(found) > 1:
+        set_ratios(found[:1], "over_lik", found[1])
+    return found + skipped

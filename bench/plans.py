@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import results
+from . import kernels, results
 from .draws import draw_shapes
 from .impls import OURS
 from .inputs import Inputs, draw, sets_to_beat_cache
@@ -256,7 +256,7 @@ def summary(rows: Sequence[Row]) -> str:
 # ---- the run ----
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m bench.plans", description=__doc__)
     p.add_argument("--count", type=int, default=300)
     p.add_argument("--masked", type=int, default=60, help="shapes more, with a mask")
@@ -268,8 +268,16 @@ def _parser() -> argparse.ArgumentParser:
     return p
 
 
+def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
+    """Every shape and variant of a run; the masked ones spread out, for a run that is stopped in time."""
+    jobs = [(s, PLAIN) for s in draw_shapes(args.count, args.seed, small=args.dry_run)]
+    for n, shape in enumerate(draw_shapes(args.masked, args.seed + 1, small=args.dry_run)):
+        jobs.insert(n * (1 + args.count // max(1, args.masked)), (shape, MASKED))
+    return jobs
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     start = time.perf_counter()
     device = torch.device("cpu" if args.dry_run else "cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -278,14 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(args.seed)
     name = "dry-run" if args.dry_run else results.slug(torch.cuda.get_device_name(device))
     path = args.out or results.DIRECTORY / f"plans-{name}.json"
-    plain = draw_shapes(args.count, args.seed, small=args.dry_run)
-    masked = draw_shapes(args.masked, args.seed + 1, small=args.dry_run)
-    jobs = [(s, PLAIN) for s in plain]
-    for n, shape in enumerate(masked):  # spread out, for a run that is stopped in time
-        jobs.insert(n * (1 + args.count // max(1, args.masked)), (shape, MASKED))
+    jobs = jobs_of(args)
     earlier = results.split(results.read(path))[1] if args.merge and path.exists() else []
     done = {(r["shape"], r["variant"]) for r in earlier}
-    header = results.new_header(device, Ceilings(), program="bench.plans", seed=args.seed)
+    header = results.new_header(
+        device, Ceilings(), program="bench.plans", seed=args.seed, kernels=kernels.fingerprint()
+    )
     out = results.Results(path, header, args.merge)
     clock = None if args.dry_run else Clock()
     rows: list[Row] = []

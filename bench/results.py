@@ -116,7 +116,7 @@ def new_header(device: torch.device, ceilings: Ceilings, program: str = "bench",
     }
     header: Row = {
         "kind": "header",
-        "run": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "run": datetime.now(timezone.utc).isoformat(timespec="microseconds"),
         "versions": {k: v for k, v in versions.items() if v is not None},
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
         "driver": _driver() if on_gpu else None,
@@ -135,9 +135,43 @@ def new_header(device: torch.device, ceilings: Ceilings, program: str = "bench",
     return header
 
 
-def _group(row: Row) -> tuple[object, ...]:
-    """Rows that are only ever compared within one run."""
+def line_of(row: Row) -> tuple[object, ...]:
+    """What a line of a table shows."""
     return tuple(row.get(k) for k in ("suite", "shape", "op", "dtype", "winners"))
+
+
+def group_of(row: Row) -> tuple[object, ...]:
+    """What comes from one run, all implementations and variants of it, and is replaced as a whole."""
+    return tuple(row.get(k) for k in ("suite", "shape", "op", "winners"))
+
+
+def by_group(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
+    out: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        out.setdefault(group_of(row), []).append(row)
+    return out
+
+
+class IncompleteError(ValueError):
+    """Some implementations of a group that a record holds were measured, and not all."""
+
+
+def replaced(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """`earlier`, headers among them, with whole groups replaced by those of `rows`."""
+    new = by_group(r for r in rows if r.get("kind") != "header")
+    old = by_group(r for r in earlier if r.get("kind") != "header")
+    for group in new.keys() & old.keys():
+        missing = {r["impl"] for r in old[group]} - {r["impl"] for r in new[group]}
+        if missing:
+            where = " ".join(str(part) for part in group if part)
+            raise IncompleteError(
+                f"{where}: the record has {', '.join(sorted(missing))} from another run; measure all again"
+            )
+    kept = [r for r in earlier if r.get("kind") != "header" and group_of(r) not in new]
+    measured = [*kept, *(r for r in rows if r.get("kind") != "header")]
+    runs = {r["run"] for r in measured}
+    headers = {h["run"]: h for h in (*earlier, *rows) if h.get("kind") == "header" and h["run"] in runs}
+    return [*headers.values(), *measured]
 
 
 class Results:
@@ -150,26 +184,26 @@ class Results:
         self._earlier = read(path) if merge and path.exists() else []
 
     def add(self, rows: Iterable[Row]) -> list[Row]:
-        """Records the rows, each with its run, this one if it names none, and what it reached."""
+        """Records the rows, each with its run and what it reached."""
         added = []
         for row in rows:
             share = reached(row, self.header)
             more = {"reached": share[0], "bound": share[1]} if share else {}
-            added.append({**row, **more, "run": row.get("run", self.header["run"])})
+            added.append({**row, **more, "run": self.header["run"]})
         self.rows += added
         self.write()
         return added
 
     def write(self) -> None:
-        replaced = {_group(r) for r in self.rows}
-        kept = [r for r in self._earlier if r.get("kind") != "header" and _group(r) not in replaced]
-        runs = {r["run"] for r in [*kept, *self.rows]}
-        headers = [r for r in self._earlier if r.get("kind") == "header" and r["run"] in runs]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(json.dumps(_rounded(r)) for r in [*headers, self.header, *kept, *self.rows])
-        partial = self.path.with_name(self.path.name + ".part")
-        partial.write_text(f"[\n{lines}\n]\n")
-        partial.replace(self.path)
+        write(self.path, replaced(self._earlier, [self.header, *self.rows]))
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(_rounded(r)) for r in rows)
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(f"[\n{lines}\n]\n")
+    partial.replace(path)
 
 
 def _rounded(row: Row) -> Row:
@@ -232,20 +266,11 @@ def align(head: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> 
 
 
 def groups(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
-    """Rows by what they measure, in the order they came."""
+    """Rows by the line of a table that shows them, in the order they came."""
     out: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        out.setdefault(_group(row), []).append(row)
+        out.setdefault(line_of(row), []).append(row)
     return out
-
-
-def apart(rows: Iterable[Row]) -> str:
-    """A sentence where others were timed in another run than ours on the same shape, else nothing."""
-    found: dict[str, None] = {}
-    for group in groups(rows).values():
-        ours = {r.get("run") for r in group if r["impl"] == OURS}
-        found |= dict.fromkeys(r["impl"] for r in group if ours and r.get("run") not in ours)
-    return f" In an earlier run than ours: {', '.join(found)}." if found else ""
 
 
 def summary(rows: Iterable[Row], key: str = "gpu_us") -> str:

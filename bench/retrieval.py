@@ -25,9 +25,11 @@ from .together import Timed, measure, set_ratios
 
 SUITE = "retrieve"
 K = 100
+INPUT_SETS = 1  # every corpus is many times the L2 cache
 SCORES, TOP, NORMALIZED = "scores alone", "top 100", "top 100, normalized"
 ONE_QUERY = "scores alone, one query"
 PINNED, PAGEABLE, MAPPED = "pinned", "pageable", "memory-mapped"
+ALL = (SCORES, TOP, NORMALIZED, ONE_QUERY, PINNED, PAGEABLE, MAPPED)
 HOST, FP8 = "host", "fp8"  # in the name of a shape: the corpus stays there; what it consists of
 _DRAWN = 20_000  # documents of it at a time
 
@@ -41,7 +43,7 @@ def take(settings: Settings, shape: Shape) -> list[Row]:
 
 def _row(settings: Settings, shape: Shape, impl: str, variant: str, **values: Any) -> Row:
     return new_row(
-        SUITE, shape, "fwd", settings.dtype, impl, variant=variant,
+        SUITE, shape, "fwd", settings.dtype, impl, variant=variant, input_sets=INPUT_SETS,
         floor_us=settings.floor_us(shape, "fwd"), cublas_tflops=settings.ceilings.cublas_tflops, **values,
     )  # fmt: skip
 
@@ -98,7 +100,7 @@ def _quantized(settings: Settings, shape: Shape) -> list[Row]:
     }
     timed = []
     for variant, (of, call, result) in calls.items():
-        row = new_row(SUITE, of, "fwd", D.dtype, OURS, variant=variant)
+        row = new_row(SUITE, of, "fwd", D.dtype, OURS, variant=variant, input_sets=INPUT_SETS)
         timed.append(Timed(row, lambda call=call: [call], result))  # type: ignore[misc]
     rows = measure(settings, timed)
     set_ratios(rows[2:], "over_scores", rows[1])

@@ -6,22 +6,25 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .impls import OURS
 from .inputs import Inputs
-from .parity import Reference, reference, relative_error, tolerance
+from .parity import reference_scores
+from .planted import every_pair, gradients, plant_shape
 from .results import Row, new_row
 from .shapes import COMPILED_STEPS, PAIRS, Shape
-from .suites import Settings
+from .suites import Settings, step_of
 from .timing import Call
-from .together import Timed, draw_sets, measure, set_ratios
+from .together import Timed, check_gradients, draw_sets, measure, set_ratios
 
 SUITE = "steps"
 PLAIN, RECOMPUTE, HIGH, AUTOCAST = "plain", "winners recomputed", "float32, high", "float32, autocast"
 ONE_THREAD, COMPILED, GRAPH = "one thread", "torch.compile", "CUDA graph"
+ALL = (PLAIN, RECOMPUTE, HIGH, AUTOCAST, ONE_THREAD, COMPILED, GRAPH)
 
 Step = Callable[[Inputs], tuple[torch.Tensor, ...]]
 
@@ -33,14 +36,12 @@ def _step(shape: Shape, autocast: bool = False, compiled: bool = False, **option
         torch.compiler.reset()
         maxsim = torch.compile(maxsim, fullgraph=True, dynamic=False)
 
-    def run(x: Inputs) -> tuple[torch.Tensor, ...]:
-        kind = x.Q.device.type
-        with torch.autocast(kind, torch.bfloat16) if autocast else contextlib.nullcontext():
-            scores = maxsim(x.Q, x.D, **options)
-        # Kept with their graph, scores would tie the leaves to the stream of this call.
-        return (scores.detach(), *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
+    def scores(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(Q.device.type, torch.bfloat16) if autocast else contextlib.nullcontext():
+            out: torch.Tensor = maxsim(Q, D, **options)
+        return out
 
-    return run
+    return lambda x: step_of(scores, (x.Q, x.D), x.grad_scores)()
 
 
 def _calls(step: Step, sets: Sequence[Inputs]) -> list[Call]:
@@ -73,56 +74,64 @@ def _replayed(call: Call) -> list[Call]:
     return [run]
 
 
-def _known(settings: Settings, shape: Shape, dtype: torch.dtype) -> tuple[list[Inputs], Reference]:
+@dataclass
+class _Known:
+    """Inputs of one dtype, the scores of the first, and planted ones with their gradients."""
+
+    sets: list[Inputs]
+    scores: torch.Tensor
+    planted: Inputs
+    of_planted: list[torch.Tensor]
+
+
+def _known(settings: Settings, shape: Shape, dtype: torch.dtype) -> _Known:
     sets = draw_sets(settings, shape, dtype)
-    known = reference(shape, sets[0].Q, sets[0].D, sets[0].grad_scores)
-    for x in sets:
+    first = sets[0]
+    scores = reference_scores(shape, first.Q, first.D)[0]
+    planted = plant_shape(shape, settings.device, dtype)
+    wanted = gradients(planted, every_pair(shape, first.grad_scores))
+    known = Inputs(planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape), first.grad_scores)
+    for x in (*sets, known):
         x.require_grad()
-    return sets, known
+    return _Known(sets, scores, known, wanted)
 
 
 def take(settings: Settings, shape: Shape) -> list[Row]:
-    halves, of_halves = _known(settings, shape, torch.bfloat16)
-    singles, of_singles = _known(settings, shape, torch.float32)
+    halves = _known(settings, shape, torch.bfloat16)
+    singles = _known(settings, shape, torch.float32)
 
     def timed(
-        variant: str,
-        prepare: Callable[[], Sequence[Call]],
-        known: Reference = of_halves,
-        capture: bool = True,
+        variant: str, step: Step, known: _Known, prepare: Callable[[], Sequence[Call]], on_gpu: bool = True
     ) -> Timed:
-        dtype = torch.bfloat16 if known is of_halves else torch.float32
         row = new_row(
-            SUITE, shape, "fwd+bwd", dtype, OURS, variant=variant,
+            SUITE, shape, "fwd+bwd", known.planted.Q.dtype, OURS, variant=variant,
             floor_us=settings.floor_us(shape, "fwd+bwd"), cublas_tflops=settings.ceilings.cublas_tflops,
-            input_sets=len(halves),
+            input_sets=len(halves.sets),
         )  # fmt: skip
+        check = check_gradients(lambda: step(known.planted), known.of_planted)
+        return Timed(row, prepare, known.scores, check, on_gpu=on_gpu)
 
-        def check(row: Row, out: object) -> None:
-            assert isinstance(out, tuple) and known.gradients is not None
-            errors = [relative_error(o, w) for o, w in zip(out[1:], known.gradients, strict=True)]
-            row["grad_err"] = max(errors)
-            # A product rounded otherwise moves winners that are near each other.
-            if not row["grad_err"] <= tolerance(True, dtype == torch.float32):
-                raise ValueError(f"parity: a gradient is off by {row['grad_err']:.2g}, not timed")
+    def eager(variant: str, known: _Known, **options: Any) -> Timed:
+        step = _step(shape, **options)
+        return timed(variant, step, known, lambda: _calls(step, known.sets))
 
-        return Timed(row, prepare, known.scores, check, capture)
+    def host(variant: str, step: Step, prepare: Callable[[], Sequence[Call]]) -> Timed:
+        """The host's share shows in the wall time of one call after another."""
+        return timed(variant, step, halves, prepare, on_gpu=False)
 
     plain = _step(shape)
     steps = [
-        timed(PLAIN, lambda: _calls(plain, halves)),
-        timed(RECOMPUTE, lambda: _calls(_step(shape, winners="recompute"), halves)),
-        timed(HIGH, lambda: _calls(_step(shape, precision="high"), singles), of_singles),
-        timed(AUTOCAST, lambda: _calls(_step(shape, autocast=True), singles), of_singles),
+        eager(PLAIN, halves),
+        eager(RECOMPUTE, halves, winners="recompute"),
+        eager(HIGH, singles, precision="high"),
+        eager(AUTOCAST, singles, autocast=True),
+        host(ONE_THREAD, plain, lambda: _in_one_thread(_calls(plain, halves.sets))),
     ]
-    # The host's share shows in the wall time of one call after another; their GPU time is the plain step's.
-    hosts = [timed(ONE_THREAD, lambda: _in_one_thread(_calls(plain, halves)), capture=False)]
     if settings.device.type == "cuda":
-        hosts.append(timed(GRAPH, lambda: _replayed(lambda: plain(halves[0])), capture=False))
+        steps.append(host(GRAPH, plain, lambda: _replayed(lambda: plain(halves.sets[0]))))
     if settings.compiles and (shape.name in COMPILED_STEPS or settings.compile_all):
-        hosts.append(timed(COMPILED, lambda: _calls(_step(shape, compiled=True), halves), capture=False))
-    rows = measure(settings, [*steps, *hosts])
-    for row in rows[len(steps) :]:
-        row["gpu_us"] = rows[0]["gpu_us"]
-    set_ratios(rows[1 : len(steps)], "over_plain", rows[0])
+        compiled = _step(shape, compiled=True)
+        steps.append(host(COMPILED, compiled, lambda: _calls(compiled, halves.sets)))
+    rows = measure(settings, steps)
+    set_ratios([r for r in rows[1:] if r["variant"] in (RECOMPUTE, HIGH, AUTOCAST)], "over_plain", rows[0])
     return rows

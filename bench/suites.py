@@ -5,19 +5,26 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from .impls import Compiled, Implementation, UnsupportedError
 from .inputs import SKEWED, SKEWED_UP_TO, UNIFORM, Inputs, draw, draw_winners, sets_to_beat_cache
-from .parity import Reference, misplaced_winners, reference, reference_gradients, relative_error, tolerance
+from .parity import (
+    GRADIENTS,
+    SCORES,
+    Reference,
+    misplaced_winners,
+    reference_gradients,
+    reference_scores,
+    relative_error,
+    worst_error,
+)
+from .planted import Planted, every_pair, gradients, plant_shape
 from .results import Results, Row, new_row, number, told
 from .shapes import Shape, itemsize
 from .timing import Call, Ceilings, Effort, gpu_time, peak_mib, time_limit, wall_time
-
-# The card that the project's targets are stated for; another GPU's floors come from its own ceilings.
-H200_FLOPS, H200_BYTES = 790e12, 4.3e12
 
 MAX_SIMILARITY_BYTES = 40e9
 # Calls this long read their inputs in a time that does not show: rotating among input sets adds nothing.
@@ -35,7 +42,7 @@ class Settings:
     retune: bool = False
     compile_all: bool = False
     compiles: bool = True  # steps of ours with torch.compile
-    gave_up: set[tuple[str, str, str]] = field(default_factory=set)
+    gave_up: set[tuple[object, ...]] = field(default_factory=set)
     log: Callable[[str], None] = field(default=lambda line: print(line, flush=True))
 
     @property
@@ -45,23 +52,33 @@ class Settings:
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
 
     def floor_us(self, shape: Shape, op: str) -> float | None:
-        """max(FLOPs / peak, bytes / bandwidth) of the real tokens."""
-        if self.device.type != "cuda":
+        """max(FLOPs / cuBLAS' rate, bytes / a large read's) of the real tokens, by this run's ceilings."""
+        flops, bandwidth = self.ceilings.cublas_tflops, self.ceilings.read_tbps
+        if flops is None or bandwidth is None:
             return None
-        flops, bandwidth = H200_FLOPS, H200_BYTES
-        if "H200" not in torch.cuda.get_device_name(self.device):
-            flops = 1e12 * (self.ceilings.cublas_tflops or flops * 1e-12)
-            bandwidth = 1e12 * (self.ceilings.read_tbps or bandwidth * 1e-12)
-        return shape.floor_us(op, itemsize(self.dtype), flops, bandwidth)
+        return shape.floor_us(op, itemsize(self.dtype), 1e12 * flops, 1e12 * bandwidth)
 
 
 @dataclass
 class Prepared:
-    """One implementation's call on every input set, and how to compare its result."""
+    """One implementation's call on every input set, and how to compare its results before it is timed."""
 
     calls: list[Call]
     error: Callable[[object], float]
     tolerance: float
+    grad_error: Callable[[], float] | None = None  # of both gradients, on planted inputs
+
+
+@dataclass
+class Problem:
+    """What all implementations of a group are given, and what they should give."""
+
+    shape: Shape
+    sets: list[Inputs]
+    ref: Reference
+    wanted: list[torch.Tensor]  # gradients: of given winners, or of the planted inputs
+    planted: Planted | None = None
+    planted_grad: torch.Tensor | None = None
 
 
 def _check_fits(impl: Implementation, shape: Shape, dtype: torch.dtype) -> None:
@@ -70,74 +87,67 @@ def _check_fits(impl: Implementation, shape: Shape, dtype: torch.dtype) -> None:
         raise UnsupportedError(f"the similarity tensor alone takes {size / 1e9:.0f} GB")
 
 
-def _forward(
-    impl: Implementation, shape: Shape, strategy: str | None, sets: list[Inputs], ref: Reference
-) -> Prepared:
-    score = impl.score(shape, strategy, train=False)
+def _scores_error(ref: Reference) -> Callable[[object], float]:
+    def error(out: object) -> float:
+        scores = out[0] if isinstance(out, tuple) else out
+        assert isinstance(scores, torch.Tensor)
+        return relative_error(scores, ref.scores)
+
+    return error
+
+
+def _forward(impl: Implementation, problem: Problem, strategy: str | None) -> Prepared:
+    score = impl.score(problem.shape, strategy, train=False)
 
     def call(x: Inputs) -> Call:
         return lambda: score(x.Q, x.D)
 
-    def error(out: object) -> float:
-        assert isinstance(out, torch.Tensor)
-        return relative_error(out, ref.scores)
-
-    return Prepared([call(x) for x in sets], error, tolerance(False, False))
+    return Prepared([call(x) for x in problem.sets], _scores_error(problem.ref), SCORES)
 
 
-def _for_winners_of(impl: Implementation, shape: Shape, x: Inputs, ref: Reference) -> Reference:
-    """With the gradients of the winners that `impl` found, if none is worse than the reference's: of tokens
-    whose similarities are equal but for rounding, either may win."""
-    with torch.no_grad():
-        found = impl.winners(shape, x)
-        if found is None or misplaced_winners(shape, x.Q, x.D, found, ref) > 0:
-            return ref
-        return replace(ref, gradients=reference_gradients(shape, x.Q, x.D, x.grad_scores, found))
+def step_of(
+    score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    leaves: tuple[torch.Tensor, torch.Tensor],
+    grad: torch.Tensor,
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Scores and both gradients."""
+
+    def run() -> tuple[torch.Tensor, ...]:
+        scores = score(*leaves)
+        # Kept with their graph, scores would tie the leaves to the stream of this call.
+        return (scores.detach(), *torch.autograd.grad(scores, leaves, grad))
+
+    return run
 
 
-def _step(
-    impl: Implementation, shape: Shape, strategy: str | None, sets: list[Inputs], ref: Reference
-) -> Prepared:
+def _step(impl: Implementation, problem: Problem, strategy: str | None) -> Prepared:
+    shape, planted, grad = problem.shape, problem.planted, problem.planted_grad
+    assert planted is not None and grad is not None
     score = impl.score(shape, strategy, train=True)
-    ref = _for_winners_of(impl, shape, sets[0], ref)
 
-    def call(x: Inputs) -> Call:
-        def run() -> tuple[torch.Tensor, ...]:
-            scores = score(x.Q, x.D)
-            # Kept with their graph, scores would tie the leaves to the stream of this call.
-            return (scores.detach(), *torch.autograd.grad(scores, (x.Q, x.D), x.grad_scores))
+    def grad_error() -> float:
+        leaves = planted.Q.view(shape.q_shape), planted.D.view(shape.d_shape)
+        out = step_of(score, (leaves[0].requires_grad_(), leaves[1].requires_grad_()), grad)()
+        return worst_error(out[1:], problem.wanted)
 
-        return run
-
-    return Prepared(
-        [call(x) for x in sets], _gradient_error(ref), tolerance(True, impl.moves_winners(sets[0].Q.dtype))
-    )
+    calls: list[Call] = [step_of(score, (x.Q, x.D), x.grad_scores) for x in problem.sets]
+    return Prepared(calls, _scores_error(problem.ref), SCORES, grad_error)
 
 
-def _backward(
-    impl: Implementation, shape: Shape, strategy: str | None, sets: list[Inputs], ref: Reference
-) -> Prepared:
-    calls: list[Call] = [impl.backward(shape, strategy, x) for x in sets]
-    return Prepared(calls, _gradient_error(ref), tolerance(True, False))
-
-
-def _gradient_error(ref: Reference) -> Callable[[object], float]:
-    """The worst of the gradients' errors, and of the scores' if they come along."""
+def _backward(impl: Implementation, problem: Problem, strategy: str | None) -> Prepared:
+    calls: list[Call] = [impl.backward(problem.shape, strategy, x) for x in problem.sets]
 
     def error(out: object) -> float:
-        assert isinstance(out, tuple) and ref.gradients is not None
-        wanted = ref.gradients if len(out) == 2 else (ref.scores, *ref.gradients)
-        return max(relative_error(o, w) for o, w in zip(out, wanted, strict=True))
+        assert isinstance(out, tuple)
+        return worst_error(out, problem.wanted)
 
-    return error
+    return Prepared(calls, error, GRADIENTS)
 
 
 _PREPARE = {"fwd": _forward, "fwd+bwd": _step, "bwd": _backward}
 
 
-def _draw_all(
-    settings: Settings, shape: Shape, op: str, winners: str | None
-) -> tuple[list[Inputs], Reference]:
+def _draw_all(settings: Settings, shape: Shape, op: str, winners: str | None) -> Problem:
     floor = settings.floor_us(shape, op) or 0.0
     count = 1
     if floor < ROTATE_BELOW_US:
@@ -149,29 +159,51 @@ def _draw_all(
         for x in sets:
             x.winners = draw_winners(shape, winners or UNIFORM, settings.device)
         assert first.winners is not None
-        grads = reference_gradients(shape, first.Q, first.D, first.grad_scores, first.winners)
-        return sets, Reference(torch.empty(0), first.winners, grads)
-    ref = reference(shape, first.Q, first.D, None if op == "fwd" else first.grad_scores)
-    if op == "fwd+bwd":
-        for x in sets:
-            x.require_grad()
-    return sets, ref
+        wanted = reference_gradients(shape, first.Q, first.D, first.grad_scores, first.winners)
+        return Problem(shape, sets, Reference(torch.empty(0), first.winners), [*wanted])
+    ref = Reference(*reference_scores(shape, first.Q, first.D))
+    if op == "fwd":
+        return Problem(shape, sets, ref, [])
+    for x in sets:
+        x.require_grad()
+    planted = plant_shape(shape, settings.device, settings.dtype)
+    of_planted = gradients(planted, every_pair(shape, first.grad_scores))
+    return Problem(shape, sets, ref, of_planted, planted, first.grad_scores)
 
 
-def _measure(settings: Settings, prepared: Prepared, row: Row) -> None:
-    """Fills one row; parity is judged before anything is timed."""
+def _judge(settings: Settings, prepared: Prepared, row: Row) -> bool:
+    """Whether the results are right; the row says so or why not."""
     start = time.perf_counter()
     with time_limit(settings.limit_s):
         row["rel_err"] = prepared.error(prepared.calls[0]())
         row["first_s"] = time.perf_counter() - start
-        if not row["rel_err"] <= prepared.tolerance:
-            row["error"] = f"parity: relative error {row['rel_err']:.2g}, not timed"
-            return
+    if not row["rel_err"] <= prepared.tolerance:
+        row["error"] = f"parity: relative error {row['rel_err']:.2g}, not timed"
+    elif prepared.grad_error:
+        row["grad_err"] = prepared.grad_error()
+        if not row["grad_err"] <= GRADIENTS:
+            row["error"] = f"parity: a gradient is off by {row['grad_err']:.2g}, not timed"
+    return not row.get("error")
+
+
+def _measure(settings: Settings, prepared: Prepared, row: Row) -> None:
     row["peak_mib"] = peak_mib(prepared.calls[0], settings.device)
     if settings.device.type == "cuda":
-        gpu = gpu_time(prepared.calls, settings.effort)
-        row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
+        _gpu_time(settings, prepared.calls, row)
     row["wall_us"] = wall_time(prepared.calls, settings.effort, settings.device)
+
+
+def _gpu_time(settings: Settings, calls: Sequence[Call], row: Row, capture: bool = True) -> None:
+    gpu = gpu_time(calls, settings.effort, capture)
+    row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
+
+
+def _by_one_clock(settings: Settings, timed: Sequence[tuple[Row, Sequence[Call]]]) -> None:
+    """Where one implementation could be timed by events alone, times the others of the group so as well."""
+    if len({row.get("gpu_method") for row, _ in timed}) > 1:
+        for row, calls in timed:
+            if row["gpu_method"] != "events":
+                _gpu_time(settings, calls, row, capture=False)
 
 
 def _release(device: torch.device) -> None:
@@ -181,10 +213,19 @@ def _release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def _count_misplaced(impl: Implementation, problem: Problem, row: Row) -> None:
+    x = problem.sets[0]
+    with torch.no_grad():
+        found = impl.winners(problem.shape, x)
+        if found is not None:
+            row["winners_wrong"] = misplaced_winners(problem.shape, x.Q, x.D, found, problem.ref)
+
+
 def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: str | None) -> list[Row]:
     """Every implementation on one shape, each with each of its gradient strategies."""
-    sets, ref = _draw_all(settings, shape, op, winners)
+    problem = _draw_all(settings, shape, op, winners)
     rows: list[Row] = []
+    timed: list[tuple[Row, Sequence[Call]]] = []
     for impl in settings.implementations:
         if isinstance(impl, Compiled) and not (shape.compiled or settings.compile_all):
             continue
@@ -193,30 +234,36 @@ def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: st
         if settings.retune:
             impl.retune()
         for strategy in impl.backwards if op != "fwd" else (None,):
+            key = (impl.name, shape.name, op, strategy)
             row = new_row(
                 suite, shape, op, settings.dtype, impl.name, winners=winners, backward=strategy,
                 floor_us=settings.floor_us(shape, op), cublas_tflops=settings.ceilings.cublas_tflops,
-                input_sets=len(sets),
+                input_sets=len(problem.sets),
             )  # fmt: skip
             try:
                 _check_fits(impl, shape, settings.dtype)
-                if (impl.name, shape.name, op) in settings.gave_up:
+                if key in settings.gave_up:
                     raise UnsupportedError("took too long to compile or tune before")
-                _measure(settings, _PREPARE[op](impl, shape, strategy, sets, ref), row)
-                if op == "fwd+bwd" and (winners_found := impl.winners(shape, sets[0])) is not None:
-                    x = sets[0]
-                    row["winners_wrong"] = misplaced_winners(shape, x.Q, x.D, winners_found, ref)
+                prepared = _PREPARE[op](impl, problem, strategy)
+                if _judge(settings, prepared, row):
+                    _measure(settings, prepared, row)
+                    timed.append((row, prepared.calls))
+                if op == "fwd+bwd":
+                    _count_misplaced(impl, problem, row)
             except UnsupportedError as reason:
                 row["skipped"] = str(reason)
             except TimeoutError as reason:  # not to be waited for again on the same problem
                 row["error"] = told(reason)
-                settings.gave_up.add((impl.name, shape.name, op))
+                settings.gave_up.add(key)
             except Exception as error:  # recorded in the row: one failure must not end the run
                 row["error"] = told(error)
+            if key in settings.gave_up:
+                row["over_limit_s"] = settings.limit_s
             rows.append(row)
             if impl.builds_similarities:
                 _release(settings.device)
-    del sets, ref
+    _by_one_clock(settings, timed)
+    del problem, timed
     _release(settings.device)
     return rows
 

@@ -1,7 +1,7 @@
-"""`python -m bench.sweep`: random shapes, our bf16 forward beside the peers, and where it loses.
+"""`python -m bench.sweep`: random shapes, our bf16 forward beside the peers and PyTorch, and where it loses.
 
 Three hundred shapes from a seed, log-uniform in every size: in batch, with candidates for each query, in
-pairs. GPU time and wall time of every library that takes the layout; its scores are compared with ours,
+pairs. GPU time and wall time of everyone who takes the layout; its scores are compared with ours,
 ours with fp64. The file is written after every shape, and `--merge` goes on from it. A loss is timed again,
 at length, before it is one.
 """
@@ -29,13 +29,13 @@ from .inputs import Inputs, draw, sets_to_beat_cache
 from .parity import reference_scores, relative_error
 from .results import Row, align, new_row, number, told
 from .shapes import IN_BATCH, PAIRS, Shape
-from .timing import Call, Ceilings, Effort, gpu_time, repetition, time_in_turns, time_limit, wall_time
+from .timing import Call, Ceilings, Effort, by_one_clock, gpu_time, time_in_turns, time_limit, wall_time
 
 SUITE = "sweep"
 SHORT = Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)
 LONG = Effort(gpu_ms=40, min_replays=15, max_replays=60, wall_ms=5, min_walls=5, max_walls=20)
 ROUNDS = 5
-LOSS = 1.05  # times the better peer's time
+LOSS = 1.05  # times the best other's time
 DOUBTFUL = 1.02  # from here a ratio is taken again
 NOISY = 0.1  # spread above which it is too, while it is near
 TOLERANCE = 1e-2
@@ -77,7 +77,7 @@ def clock(row: Row) -> float | None:
 
 
 def ratio(rows: Sequence[Row], key: str = "") -> float | None:
-    """Our time over the better peer's."""
+    """Our time over the best other's."""
 
     def of(row: Row) -> float | None:
         return row[key] if key else clock(row)
@@ -132,17 +132,19 @@ def run_shape(
 
 
 def _again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
-    """Times us and the better peer once more, in turns and for longer, where the first ratio may mislead."""
+    """Times all once more, in turns, by one clock and for longer, where the first ratio may mislead or they
+    were timed by different clocks."""
     first = ratio(rows)
     if first is None:
         return
-    peer = min((r for r in rows if r["impl"] != OURS and r["gpu_us"]), key=lambda r: float(r["gpu_us"]))
-    pair = [next(r for r in rows if r["impl"] == OURS), peer]
+    timed = [r for r in rows if r["gpu_us"] and r["impl"] in calls]
+    peer = min((r for r in timed if r["impl"] != OURS), key=lambda r: float(r["gpu_us"]))
+    pair = [next(r for r in timed if r["impl"] == OURS), peer]
     noisy = first > 0.8 and max(float(r["gpu_spread"]) for r in pair) > NOISY
-    if first <= DOUBTFUL and not noisy:
+    if first <= DOUBTFUL and not noisy and len({r["gpu_method"] for r in timed}) == 1:
         return
-    times = time_in_turns([repetition(calls[r["impl"]]) for r in pair], LONG, ROUNDS)
-    for row, gpu in zip(pair, times, strict=True):
+    times = time_in_turns(by_one_clock([calls[r["impl"]] for r in timed], True), LONG, ROUNDS)
+    for row, gpu in zip(timed, times, strict=True):
         row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method, again=True)
 
 
@@ -161,7 +163,7 @@ def size_of(row: Row) -> str:
 
 
 def losses(rows: Sequence[Row]) -> list[tuple[float, Row, Row]]:
-    """(our time over the better peer's, our row, its row) where that is more than LOSS, worst first."""
+    """(our time over the best other's, our row, its row) where that is more than LOSS, worst first."""
     out = []
     for group in by_shape(rows).values():
         found = ratio(group)
@@ -192,7 +194,7 @@ def summary(rows: Sequence[Row]) -> str:
             figures = ", ".join(f"{k} {v:.2f}x" for k, v in percentiles(ratios).items())
             lost = sum(r > LOSS for r in ratios)
             told_losses = f"slower by over {100 * (LOSS - 1):.0f}% on {lost} of {len(ratios)}"
-            parts.append(f"{label}, better peer over ours: {figures}; {told_losses}")
+            parts.append(f"{label}, best other over ours: {figures}; {told_losses}")
     for row in rows:
         if row.get("mismatch"):
             against = "fp64" if row["impl"] == OURS else "ours"
@@ -208,24 +210,21 @@ def summary(rows: Sequence[Row]) -> str:
         for r, ours, peer in found:
             times = [number(clock(ours)), number(clock(peer)), peer["impl"], f"{r:.2f}"]
             body.append([size_of(ours), *times, str(ours.get("plan", ""))])
-        parts.append(align(["losses", "ours us", "peer us", "peer", "ours/peer", "plan"], body))
+        parts.append(align(["losses", "ours us", "other us", "other", "ours/other", "plan"], body))
     return "\n".join(parts)
 
 
 # ---- the run ----
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m bench.sweep", description=__doc__)
     p.add_argument("--count", type=int, default=300)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
     p.add_argument("--out", type=Path, help="default: bench/results/sweep-<device>.json")
     p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
-    p.add_argument(
-        "--again", action="store_true", help="time us alone, beside the peers' times that --out holds"
-    )
-    p.add_argument("--impl", default="ours,lik,flash", help=f"some of {','.join(KEYS)}")
+    p.add_argument("--impl", default="ours,lik,flash,einsum", help=f"some of {','.join(KEYS)}")
     p.add_argument("--limit", type=float, default=20.0, help="seconds that a first call may take")
     p.add_argument(
         "--no-warm", action="store_true", help="let the peers compile and tune at their first calls"
@@ -242,9 +241,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(
     args: argparse.Namespace, out: results.Results, shapes: Sequence[Shape],
     implementations: Sequence[Implementation], device: torch.device, end: float,
-    recorded: dict[str, list[Row]],
 ) -> None:  # fmt: skip
-    """`recorded`: rows of others, by shape, that stand beside those measured now."""
     peers = {k: i for k, cls in KEYS.items() for i in implementations if type(i) is cls and i.name != OURS}
     tuned = {k: i for k, i in peers.items() if k in ("lik", "flash")}
 
@@ -281,7 +278,6 @@ def _measure(
                         log("the GPU answers no more; --merge goes on in a new process")
                         return
                     continue
-                rows += recorded.get(shape.name, [])
                 out.add(rows)
                 found = ratio(rows)
                 if n % 20 == 0 or (found or 0) > LOSS:
@@ -305,7 +301,7 @@ def _earlier(path: Path) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     start = time.perf_counter()
     device = torch.device("cpu" if args.dry_run else "cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -315,8 +311,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Its own cache: what is tuned here is timed for shorter than the peers would by themselves.
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "sweep"))
     keys = ["ours", "einsum"] if args.dry_run else [k for k in args.impl.split(",") if k]
-    if args.again:
-        keys = ["ours"]
     implementations, missing = load(keys, device)
     implementations = [i for i in implementations if i.name != COMPILED]
     for absent in missing:
@@ -327,21 +321,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device, Ceilings(), program="bench.sweep", seed=args.seed, count=args.count,
         tuning=f"each key on one shape, {triton_tuning.BENCH_MS['rep']} ms for each configuration",
     )  # fmt: skip
-    out = results.Results(path, header, args.merge or args.again)
+    out = results.Results(path, header, args.merge)
     torch.manual_seed(args.seed)
     shapes = draw_shapes(args.count, args.seed, small=args.dry_run)
-    recorded: dict[str, list[Row]] = {}
-    if args.again:
-        for row in _earlier(path):
-            recorded.setdefault(row["shape"], [])
-            if row["impl"] != OURS:
-                recorded[row["shape"]].append(row)
-        shapes = [s for s in shapes if s.name in recorded]
-    elif args.merge:
+    if args.merge:
         done = {r["shape"] for r in _earlier(path)}
         shapes = [s for s in shapes if s.name not in done]
         print(f"{args.count - len(shapes)} of {args.count} shapes are there already")
-    _measure(args, out, shapes, implementations, device, start + args.seconds - 3.0, recorded)
+    _measure(args, out, shapes, implementations, device, start + args.seconds - 3.0)
     rows = _earlier(path)
     if rows:
         print(f"\n{summary(rows)}")

@@ -163,9 +163,18 @@ def time_in_turns(repetitions: Sequence[Repetition], effort: Effort, rounds: int
     return out
 
 
-def gpu_time(calls: Sequence[Call], effort: Effort) -> GpuTime:
-    """Median GPU time of one call over CUDA-graph replays, or over an event loop where capture fails."""
-    return time_in_turns([repetition(calls)], effort)[0]
+def gpu_time(calls: Sequence[Call], effort: Effort, capture: bool = True) -> GpuTime:
+    """Median GPU time of one call over CUDA-graph replays, or over an event loop where capture fails or is
+    not wanted."""
+    return time_in_turns([repetition(calls, capture)], effort)[0]
+
+
+def by_one_clock(calls: Sequence[Sequence[Call]], capture: bool) -> list[Repetition]:
+    """A repetition of each, all of them by graphs or, if one of them cannot be captured, all by events."""
+    found = [repetition(each, capture) for each in calls]
+    if len({each.method for each in found}) > 1:
+        found = [repetition(each, capture=False) for each in calls]
+    return found
 
 
 def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> float:

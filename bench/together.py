@@ -10,14 +10,13 @@ import torch
 
 from .impls import UnsupportedError
 from .inputs import Inputs, draw, sets_to_beat_cache
-from .parity import relative_error
+from .parity import GRADIENTS, SCORES, relative_error, worst_error
 from .results import Results, Row, number, told
 from .shapes import Shape
 from .suites import ROTATE_BELOW_US, Settings
-from .timing import Call, Repetition, peak_mib, repetition, time_in_turns, time_limit, wall_time
+from .timing import Call, by_one_clock, peak_mib, time_in_turns, time_limit, wall_time
 
 ROUNDS = 5
-TOLERANCE = 1e-2
 
 # Gives the calls, one for each input set; may raise what then goes into the row.
 Prepare = Callable[[], Sequence[Call]]
@@ -31,8 +30,22 @@ class Timed:
     prepare: Prepare
     wanted: torch.Tensor
     check: Callable[[Row, object], None] | None = None  # adds what else there is to say of the first result
-    capture: bool = True  # into a CUDA graph
-    tolerance: float = TOLERANCE
+    capture: bool = True  # into a CUDA graph; where one cannot be, none of those measured with it is
+    on_gpu: bool = True  # False: its wall time alone says something
+    tolerance: float = SCORES
+
+
+def check_gradients(
+    step: Callable[[], Sequence[torch.Tensor]], wanted: Sequence[torch.Tensor], limit: float = GRADIENTS
+) -> Callable[[Row, object], None]:
+    """For Timed.check: what `step` gives behind the scores, on planted inputs."""
+
+    def check(row: Row, _: object) -> None:
+        row["grad_err"] = worst_error(step()[1:], wanted)
+        if not row["grad_err"] <= limit:
+            raise ValueError(f"parity: a gradient is off by {row['grad_err']:.2g}, not timed")
+
+    return check
 
 
 def draw_sets(settings: Settings, shape: Shape, dtype: torch.dtype) -> list[Inputs]:
@@ -45,7 +58,7 @@ def draw_sets(settings: Settings, shape: Shape, dtype: torch.dtype) -> list[Inpu
 def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
     """The calls, once the first has given what it should."""
     row = timed.row
-    key = (row["impl"], row["shape"], row["op"])
+    key = (row["impl"], row["shape"], row["op"], row.get("variant"))
     try:
         if key in settings.gave_up:
             raise UnsupportedError("took too long to compile or tune before")
@@ -68,37 +81,31 @@ def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
         settings.gave_up.add(key)
     except Exception as error:  # recorded in the row: one failure must not end the run
         row["error"] = told(error)
+    if key in settings.gave_up:
+        row["over_limit_s"] = settings.limit_s
     return None
 
 
 def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
-    """Fills the rows: parity first, then GPU time in turns, then wall time."""
-    ready: list[tuple[Row, Sequence[Call]]] = []
-    repetitions: list[Repetition] = []
-    for each in timed:
-        calls = _judged(settings, each)
-        if calls is None:
-            continue
-        try:
-            if settings.device.type == "cuda":
-                repetitions.append(repetition(calls, each.capture))
-        except Exception as error:
-            each.row["error"] = told(error)
-            continue
-        ready.append((each.row, calls))
-    if repetitions:
+    """Fills the rows: parity first, then GPU time in turns and by one clock, then wall time."""
+    ready = [(each, calls) for each in timed if (calls := _judged(settings, each)) is not None]
+    on_gpu = [(each.row, calls) for each, calls in ready if each.on_gpu and settings.device.type == "cuda"]
+    if on_gpu:
+        capture = all(each.capture for each, _ in ready if each.on_gpu)
+        repetitions = by_one_clock([calls for _, calls in on_gpu], capture)
         rounds = min(ROUNDS, settings.effort.min_replays)
-        for (row, _), gpu in zip(ready, time_in_turns(repetitions, settings.effort, rounds), strict=True):
+        for (row, _), gpu in zip(on_gpu, time_in_turns(repetitions, settings.effort, rounds), strict=True):
             row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
-    for row, calls in ready:
-        row["wall_us"] = wall_time(calls, settings.effort, settings.device)
+    for each, calls in ready:
+        each.row["wall_us"] = wall_time(calls, settings.effort, settings.device)
     return [each.row for each in timed]
 
 
 def set_ratios(rows: Sequence[Row], key: str, base: Row) -> None:
-    """row[key] = its time over the base row's, GPU time where there is one."""
-    clock = "gpu_us" if base["gpu_us"] else "wall_us"
+    """row[key] = its time over the base row's by the same clock: GPU time where both have one."""
     for row in rows:
+        same = row["gpu_us"] and base["gpu_us"] and row.get("gpu_method") == base.get("gpu_method")
+        clock = "gpu_us" if same else "wall_us"
         if row[clock] and base[clock]:
             row[key] = row[clock] / base[clock]
 

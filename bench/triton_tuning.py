@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,7 +45,16 @@ BENCH_MS = {"warmup": 2, "rep": 8}  # of Triton's do_bench, for each configurati
 
 Key = tuple[str, str, tuple[Any, ...]]  # peer, kernel, what its autotuner keys on
 Chosen = dict[tuple[str, str], dict[tuple[Any, ...], Any]]  # (module, kernel) -> key -> configuration
-Job = tuple[str, Shape, "int | None", Chosen]  # peer, shape, part of the configurations or the chosen one
+
+
+class Job(NamedTuple):
+    """A call that is made for what it compiles."""
+
+    peer: str
+    shape: Shape
+    part: int | None  # of the configurations; None: the chosen one
+    chosen: Chosen
+    op: str = "fwd"
 
 
 class _Found(Exception):  # noqa: N818, not an error
@@ -103,11 +112,18 @@ def _nothing_launches() -> Iterator[None]:
         autotuner.run, jit.run = before
 
 
-def _call(impl: Implementation, shape: Shape) -> None:
-    """One call on whatever lies in fresh memory: compiling asks for sizes, not for values."""
+def _call(impl: Implementation, shape: Shape, op: str = "fwd") -> None:
+    """One call on whatever lies in fresh memory, a step by each strategy: compiling asks for sizes, not for
+    values."""
     Q = torch.empty(shape.q_shape, device="cuda", dtype=torch.bfloat16)
     D = torch.empty(shape.d_shape, device="cuda", dtype=torch.bfloat16)
-    impl.score(shape, None, train=False)(Q, D)
+    if op == "fwd":
+        impl.score(shape, None, train=False)(Q, D)
+        return
+    for strategy in impl.backwards:
+        leaves = Q.detach().requires_grad_(), D.detach().requires_grad_()
+        scores = impl.score(shape, strategy, train=True)(*leaves)
+        torch.autograd.grad(scores, leaves, torch.zeros_like(scores))
 
 
 def find_keys(peers: dict[str, Implementation], shapes: Iterable[Shape]) -> dict[Key, list[Shape]]:
@@ -155,17 +171,16 @@ def _launch_once(kernel_call: Callable[[], object], **_: object) -> list[float]:
 
 def _compile(job: Job) -> str | None:
     """One call, which leaves what it compiles in Triton's cache. Returns what went wrong, if anything."""
-    peer, shape, part, chosen = job
     tuners = autotuners()
     configs = {name: kernel.configs for name, kernel in tuners.items()}
     try:
         for name, kernel in tuners.items():
             kernel.cache.clear()
-            if part is None:
-                kernel.cache.update(chosen.get(name, {}))
+            if job.part is None:
+                kernel.cache.update(job.chosen.get(name, {}))
             else:
-                kernel.configs = kernel.configs[part::PARTS] or kernel.configs
-        _call(_peers[peer], shape)
+                kernel.configs = kernel.configs[job.part :: PARTS] or kernel.configs
+        _call(_peers[job.peer], job.shape, job.op)
         torch.cuda.synchronize()
     except Exception as error:
         return told(error)
@@ -235,6 +250,24 @@ def _outcome(result: Any) -> str | None:
     return problem
 
 
+# ---- what `python -m bench --warm` compiles: every configuration of every shape ----
+
+
+def warm(
+    implementations: Sequence[Implementation], shapes: Sequence[Shape], op: str, seconds: float,
+    log: Callable[[str], None], processes: int | None = None,
+) -> None:  # fmt: skip
+    """Fills Triton's cache on disk on the other cores. The peers tune at their own first calls, as always,
+    with nothing left to compile."""
+    known = {impl.name for impl in implementations}
+    peers = [key for key in ("lik", "flash") if KEYS[key].name in known]
+    if not peers or op == "bwd" or not torch.cuda.is_available():  # a backward alone has what steps compiled
+        return
+    jobs = [Job(peer, shape, part, {}, op) for shape in shapes for peer in peers for part in range(PARTS)]
+    with Compilers(peers, processes if processes is not None else spare_cores()) as compilers:
+        log(f"compiled ahead for {', '.join(peers)}: {compilers.run(jobs, seconds)}")
+
+
 # ---- the process that measures ----
 
 
@@ -264,7 +297,7 @@ def prepare(
     tuned = {(name, key) for (_, name), kernel in autotuners().items() for key in kernel.cache}
     new = {key: representative(s) for key, s in keys.items() if key[1:] not in tuned}
     log(f"{len(keys)} keys, {len(new)} new, in {time.perf_counter() - start:.0f} s")
-    parts: list[Job] = [(key[0], shape, part, {}) for key, shape in new.items() for part in range(PARTS)]
+    parts = [Job(key[0], shape, part, {}) for key, shape in new.items() for part in range(PARTS)]
     log(f"configurations of the new keys: {compilers.run(parts, 0.5 * left())}")
 
     _shorten_tuning()
@@ -282,5 +315,5 @@ def prepare(
     log(f"tuned in {time.perf_counter() - began:.0f} s, {failed} failed")
 
     chosen = {name: dict(kernel.cache) for name, kernel in autotuners().items()}
-    rest: list[Job] = [(peer, shape, None, chosen) for shape in shapes for peer in peers]
+    rest = [Job(peer, shape, None, chosen) for shape in shapes for peer in peers]
     log(f"chosen configurations: {compilers.run(rest, left())}")

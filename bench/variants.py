@@ -20,6 +20,7 @@ from .together import Timed, draw_sets, measure, set_ratios
 
 SUITE = "variants"
 PLAIN, WINNERS, D_MASK, MASKS, NORMALIZE, FP16 = "plain", "winners", "d_mask", "masks", "normalize", "fp16"
+ALL = (PLAIN, WINNERS, D_MASK, MASKS, NORMALIZE, FP16)
 KEPT = 0.8  # of the tokens, at random
 
 

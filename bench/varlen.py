@@ -9,20 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from .impls import LIK, OURS, UnsupportedError
-from .inputs import draw_packed
+from .inputs import draw_packed, sets_of_bytes
+from .planted import Planted, every_pair, gradients, plant
 from .results import Row, new_row
 from .shapes import IN_BATCH, KD, Shape
-from .suites import Settings
+from .suites import Settings, step_of
 from .timing import Call
-from .together import Timed, measure, set_ratios
+from .together import Timed, check_gradients, measure, set_ratios
 
 SUITE = "varlen"
 FORWARD, STEP = "forward", "forward + backward"
 PADDED, PADDED_STEP = "padded", "padded, forward + backward"
+ALL = (FORWARD, STEP, PADDED, PADDED_STEP)
 
 _PACKAGES = {OURS: "late_interaction", LIK: "late_interaction_kernels"}
 Scores = Callable[..., torch.Tensor]
@@ -50,73 +53,128 @@ def reference(Q: torch.Tensor, D: torch.Tensor, cu_q: torch.Tensor, cu_d: torch.
     return scores
 
 
-def padded(tokens: torch.Tensor, cu_seqlens: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(
+    tokens: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, filler: float = 2.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(packed sequences as [n, longest, d], lengths). The padding is no zeros: it shows where it counts."""
     lengths = cu_seqlens.diff()
-    out = tokens.new_full((len(lengths), longest, tokens.shape[-1]), 2.0)
+    out = tokens.new_full((len(lengths), longest, tokens.shape[-1]), filler)
     out[torch.arange(longest, device=tokens.device) < lengths.unsqueeze(1)] = tokens
     return out, lengths
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One function on one form of the same sequences: `leaves` are Q and D, `others` what follows them."""
+    """One function on one form of the same sequences: `sets` are Q and D, `others` what follows them."""
 
     module: str
     variants: tuple[str, str]  # forward; with both gradients
-    leaves: tuple[torch.Tensor, torch.Tensor]
+    sets: list[tuple[torch.Tensor, torch.Tensor]]
     others: tuple[torch.Tensor, ...]
     options: dict[str, int]
-    wanted: torch.Tensor
+    wanted: torch.Tensor  # scores of the first set
+    grad: torch.Tensor
+    planted: tuple[torch.Tensor, torch.Tensor]
+    of_planted: list[torch.Tensor]  # its gradients
 
     def forward(self, impl: str) -> list[Call]:
         f = _function(impl, self.module)
-        return [lambda: f(*self.leaves, *self.others, **self.options)]
+        return [lambda x=x: f(*x, *self.others, **self.options) for x in self.sets]  # type: ignore[misc]
+
+    def _step(self, f: Scores, x: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], tuple[Any, ...]]:
+        leaves = x[0].detach().requires_grad_(), x[1].detach().requires_grad_()
+        return step_of(lambda *inputs: f(*inputs, *self.others, **self.options), leaves, self.grad)
 
     def step(self, impl: str) -> list[Call]:
         f = _function(impl, self.module)
-        leaves = [x.detach().requires_grad_() for x in self.leaves]
-        grad = torch.randn_like(self.wanted, dtype=torch.float32)
+        return [self._step(f, x) for x in self.sets]
 
-        def run() -> tuple[torch.Tensor, ...]:
-            scores = f(*leaves, *self.others, **self.options)
-            return (scores.detach(), *torch.autograd.grad(scores, leaves, grad))
+    def check(self, impl: str) -> Callable[[Row, object], None]:
+        def check(row: Row, out: object) -> None:
+            step = self._step(_function(impl, self.module), self.planted)
+            check_gradients(step, self.of_planted)(row, out)
 
-        return [run]
+        return check
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Packed sequences, several sets of tokens with the same lengths, and planted ones."""
+
+    sets: list[tuple[torch.Tensor, torch.Tensor]]
+    cu_q: torch.Tensor
+    cu_d: torch.Tensor
+    planted: Planted
+    wanted: torch.Tensor  # fp64 scores of the first set, [queries, documents]
+
+
+def _draw(settings: Settings, shape: Shape) -> _Batch:
+    drawn = dataclasses.replace(shape, Nd=shape.documents)
+    Q, D, cu_q, cu_d = draw_packed(drawn, settings.device, settings.dtype)
+    count = sets_of_bytes((Q.numel() + D.numel()) * Q.element_size(), settings.cache_bytes)
+    more = (draw_packed(drawn, settings.device, settings.dtype)[:2] for _ in range(count - 1))
+    planted = plant(cu_q.diff().long(), cu_d.diff().long(), shape.d, settings.dtype)
+    return _Batch([(Q, D), *more], cu_q, cu_d, planted, reference(Q, D, cu_q, cu_d))
+
+
+def _packed(batch: _Batch) -> _Case:
+    grad = torch.randn_like(batch.wanted, dtype=torch.float32)
+    longest = {"max_seqlen_q": int(batch.cu_q.diff().max()), "max_seqlen_d": int(batch.cu_d.diff().max())}
+    planted = batch.planted
+    return _Case(
+        "varlen", (FORWARD, STEP), batch.sets, (batch.cu_q, batch.cu_d), longest, batch.wanted, grad,
+        (planted.Q, planted.D), gradients(planted, grad),
+    )  # fmt: skip
+
+
+def _padded(batch: _Batch, shape: Shape) -> _Case:
+    """maxsim_padded has documents of each query's own."""
+    own_documents = (shape.Nq, shape.Nd)
+
+    def form(Q: torch.Tensor, D: torch.Tensor, filler: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
+        documents = padded(D, batch.cu_d, shape.Ld, filler)[0].unflatten(0, own_documents)
+        return padded(Q, batch.cu_q, shape.Lq, filler)[0], documents
+
+    wanted = batch.wanted.view(shape.Nq, *own_documents).diagonal().T
+    grad = torch.randn_like(wanted, dtype=torch.float32).contiguous()
+    own = every_pair(dataclasses.replace(shape, layout=KD), grad)
+    exact = form(*gradients(batch.planted, own), 0.0)  # type: ignore[misc]  # padding has no gradient
+    lengths = batch.cu_q.diff(), batch.cu_d.diff().unflatten(0, own_documents)
+    return _Case(
+        "padded", (PADDED, PADDED_STEP), [form(*x) for x in batch.sets], lengths, {}, wanted, grad,
+        form(batch.planted.Q, batch.planted.D), [*exact],
+    )  # fmt: skip
 
 
 def take(settings: Settings, shape: Shape) -> list[Row]:
     """Queries of up to Lq tokens, documents of up to Ld, most of them short."""
-    drawn = dataclasses.replace(shape, Nd=shape.documents)
-    Q, D, cu_q, cu_d = draw_packed(drawn, settings.device, settings.dtype)
-    wanted = reference(Q, D, cu_q, cu_d)
+    batch = _draw(settings, shape)
     cases = []
     if shape.layout == IN_BATCH:
-        longest = {"max_seqlen_q": int(cu_q.diff().max()), "max_seqlen_d": int(cu_d.diff().max())}
-        cases.append(_Case("varlen", (FORWARD, STEP), (Q, D), (cu_q, cu_d), longest, wanted))
-    if shape.layout == KD or shape.Nq == 1:  # maxsim_padded has documents of each query's own
-        queries, query_lengths = padded(Q, cu_q, shape.Lq)
-        documents, lengths = (x.unflatten(0, (shape.Nq, shape.Nd)) for x in padded(D, cu_d, shape.Ld))
-        leaves, others = (queries, documents), (query_lengths, lengths)
-        own = wanted.view(shape.Nq, shape.Nq, shape.Nd).diagonal().T
-        cases.append(_Case("padded", (PADDED, PADDED_STEP), leaves, others, {}, own))
+        cases.append(_packed(batch))
+    if shape.layout == KD or shape.Nq == 1:
+        cases.append(_padded(batch, shape))
+    Q, D = batch.sets[0]
     tokens = {"tokens_q": len(Q), "tokens_d": len(D)}
     return [row for case in cases for row in _measured(settings, shape, case, tokens)]
 
 
 def _measured(settings: Settings, shape: Shape, case: _Case, tokens: dict[str, int]) -> list[Row]:
-    theirs = [LIK] if any(i.name == LIK for i in settings.implementations) else []
-    timed = []
-    forward, step = case.variants
-    for variant, op, prepare in ((forward, "fwd", case.forward), (step, "fwd+bwd", case.step)):
-        for impl in (OURS, *theirs):
+    impls = [OURS, *(i.name for i in settings.implementations if i.name == LIK)]
+    # It reads the longest lengths back on every call.
+    waits = LIK in impls and case.module == "padded"
+    rows = []
+    for variant, op in zip(case.variants, ("fwd", "fwd+bwd"), strict=True):
+        timed = []
+        for impl in impls:
             row = new_row(
-                SUITE, shape, op, settings.dtype, impl, variant=variant, input_sets=1, **tokens,
+                SUITE, shape, op, settings.dtype, impl, variant=variant, input_sets=len(case.sets), **tokens,
                 cublas_tflops=settings.ceilings.cublas_tflops,
             )  # fmt: skip
-            waits = impl == LIK and case.module == "padded"  # it reads the longest lengths back on every call
-            timed.append(Timed(row, partial(prepare, impl), case.wanted, capture=not waits))
-    rows = measure(settings, timed)
-    for own, *others in (rows[: 1 + len(theirs)], rows[1 + len(theirs) :]):
-        set_ratios(others, "over_ours", own)
+            prepare = partial(case.forward if op == "fwd" else case.step, impl)
+            check = None if op == "fwd" else case.check(impl)
+            timed.append(Timed(row, prepare, case.wanted, check, capture=not waits))
+        found = measure(settings, timed)
+        set_ratios(found[1:], "over_ours", found[0])
+        rows += found
     return rows
