@@ -1,7 +1,7 @@
 """matrix.py FILE...: the same wheel, or source distribution, in every Python and torch that it is meant for.
 
 For every Python that is found and every torch it makes an environment, installs torch and the file, and runs
-smoke.py there. A source distribution is built there, for the CPU, and under the first and the last torch alone.
+smoke.py there. A source distribution is built there, for the CPU, under the first and the last torch alone.
 A Python that is not found, or a torch that will not install, is printed as skipped with the reason. It fails
 where a smoke test fails, and where nothing was left to run.
 
