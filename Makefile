@@ -4,8 +4,8 @@
 #                 late-interaction model
 #   make test     everything this machine can check: build, lint, types, C++ and Python tests
 #   make bench    timings against the peers that are installed
-#   make wheel    wheels in dist/: for every GPU with the CUDA toolkit at hand, and for CPU (WHEELS=cpu: that one
-#                 alone)
+#   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
+#                 distribution (WHEELS=cpu: that one alone)
 #   make docs     the README's tables and plots, from bench/results
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -73,6 +73,8 @@ lint: | $(VENV)/.dev-requirements
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+	if [ -x $(VENV)/bin/actionlint ]; then $(VENV)/bin/actionlint .github/workflows/*.yml; \
+	else echo "skipped: actionlint is not installed: workflows are not checked"; fi
 
 types: | $(VENV)/.dev-requirements
 	$(PY) -m mypy
@@ -102,7 +104,7 @@ wheel: | $(VENV)/.wheel-requirements
 	$(PY) tools/make_wheels.py $(WHEELS)
 
 test-wheel: wheel | $(VENV)/.dev-requirements
-	$(PY) tests/packaging/matrix.py dist/*.whl
+	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz
 
 clean:
 	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so

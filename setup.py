@@ -11,6 +11,7 @@ Environment:
   LATE_INTERACTION_WITH_CUDA      0: never build _cuda; 1: always, for every GPU where none is here to ask
   LATE_INTERACTION_CUDA_ARCHS     the GPUs of _cuda, such as "9.0a" or "8.0;9.0a"; "all": every one
   LATE_INTERACTION_LOCAL_VERSION  local version of a wheel, such as "cu130" or "cpu"
+  LATE_INTERACTION_REPOSITORY     URL of the repository that the long description of a wheel links to
   CUDA_HOME or CUDA_PATH          the CUDA toolkit; else nvcc on PATH, else /usr/local/cuda
   MAX_JOBS                        compilers at a time; default: the CPUs this process may use
 """
@@ -321,6 +322,26 @@ def write_ptxas_log(objects, log):
     log.write_text("".join(report.read_text() for report in reports if report.exists()))
 
 
+def long_description():
+    """README.md for a package index, which has no files beside it: with links to them in the repository.
+
+    Without LATE_INTERACTION_REPOSITORY such links become their text, and images go.
+    """
+    repository = os.environ.get("LATE_INTERACTION_REPOSITORY", "").rstrip("/")
+    release = (ROOT / "VERSION").read_text().strip()
+
+    def absolute(match):
+        image, text, target = match.groups()
+        if repository:
+            return f"{image}[{text}]({repository}/{'raw' if image else 'blob'}/v{release}/{target})"
+        return "" if image else text
+
+    # Every second piece is a block of code.
+    pieces = re.split(r"(^```.*?^```$)", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    link = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)")
+    return "".join(piece if i % 2 else link.sub(absolute, piece) for i, piece in enumerate(pieces))
+
+
 choice = BuildLibraries.choice = choose()
 
 BUILD.mkdir(parents=True, exist_ok=True)
@@ -330,6 +351,8 @@ if local := os.environ.get("LATE_INTERACTION_LOCAL_VERSION"):
 
 setuptools.setup(
     version=version,
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         cpu_extension(),
         *([cuda_extension(choice.toolkit, choice.archs)] if choice.toolkit else []),

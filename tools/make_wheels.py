@@ -1,6 +1,7 @@
-"""make_wheels.py [cu130 | cpu ...]: builds the release's wheels into dist/.
+"""make_wheels.py [cu130 | cpu | sdist ...]: builds what a release consists of into dist/.
 
-Without names: one for the CUDA toolkit at hand, if any, and one for CPU alone.
+Without names: a wheel for the CUDA toolkit at hand, if any, one for CPU alone, and the source distribution. A
+CUDA wheel is for every GPU, unless LATE_INTERACTION_CUDA_ARCHS names some.
 
 Each is one file for every Python >= 3.10 and torch >= 2.10 (cp310-abi3). It carries late_interaction's
 libraries and nothing of PyTorch. The platform tag follows from the glibc that they were linked against, so a
@@ -18,9 +19,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-MAX_MEGABYTES = 30
+MAX_MEGABYTES = 20
 # Loaded by `import torch` before late_interaction loads its own libraries.
 FROM_TORCH = ("libtorch_cpu.so", "libc10.so")
+NOTICES = (
+    "LICENSE",
+    "third_party/NOTICE",
+    "third_party/licenses/NVIDIA-CUDA-EULA.txt",
+    "third_party/licenses/PyTorch-LICENSE.txt",
+)
 
 
 def run(*command, **environment):
@@ -46,6 +53,7 @@ def build(local, with_cuda):
             *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder),
             LATE_INTERACTION_LOCAL_VERSION=local,
             LATE_INTERACTION_WITH_CUDA="1" if with_cuda else "0",
+            LATE_INTERACTION_CUDA_ARCHS=os.environ.get("LATE_INTERACTION_CUDA_ARCHS") or "all",
         )
         (plain,) = Path(folder).glob("*.whl")
         excluded = [word for name in FROM_TORCH for word in ("--exclude", name)]
@@ -60,10 +68,23 @@ def build(local, with_cuda):
     return DIST / wheel.name
 
 
+def build_sdist():
+    for old in DIST.glob("late_interaction-*.tar.gz"):
+        old.unlink()
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST)
+    (sdist,) = DIST.glob("late_interaction-*.tar.gz")
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist)
+    return sdist
+
+
 def check(wheel, with_cuda):
     run(sys.executable, "-m", "abi3audit", "--strict", "--report", wheel)
     run(sys.executable, "-m", "twine", "check", "--strict", wheel)
-    libraries = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if ".so" in name}
+    packed = zipfile.ZipFile(wheel).namelist()
+    for notice in NOTICES:
+        if not any(name.endswith(f".dist-info/licenses/{notice}") for name in packed):
+            sys.exit(f"{wheel.name} lacks {notice}, the terms of what is linked into it")
+    libraries = {Path(name).name for name in packed if ".so" in name}
     wanted = {"_C.abi3.so", "_cuda.abi3.so"} if with_cuda else {"_C.abi3.so"}
     if libraries != wanted:
         sys.exit(f"{wheel.name} holds {sorted(libraries)}, not {sorted(wanted)}")
@@ -74,12 +95,12 @@ def check(wheel, with_cuda):
 
 def main():
     cuda = toolkit_name()
-    wanted = sys.argv[1:] or [*filter(None, [cuda]), "cpu"]
-    if unknown := set(wanted) - {cuda, "cpu"}:
+    wanted = sys.argv[1:] or [*filter(None, [cuda]), "cpu", "sdist"]
+    if unknown := set(wanted) - {cuda, "cpu", "sdist"}:
         sys.exit(f"cannot build {sorted(unknown)}: the CUDA toolkit at hand is {cuda}")
     for local in wanted:
-        wheel = build(local, with_cuda=local != "cpu")
-        print(f"{wheel.relative_to(ROOT)}  {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
+        made = build_sdist() if local == "sdist" else build(local, with_cuda=local != "cpu")
+        print(f"{made.relative_to(ROOT)}  {made.stat().st_size / 1e6:.2f} MB", flush=True)
     if not cuda:
         print("no nvcc was found: no CUDA wheel")
 

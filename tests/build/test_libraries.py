@@ -9,6 +9,7 @@ import pytest
 
 import late_interaction
 
+ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = sorted(Path(late_interaction.__file__).parent.glob("*.abi3.so"))
 # What a C++ library links on any Linux.
 SYSTEM = re.compile(r"lib(stdc\+\+|gcc_s|c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*")
@@ -37,3 +38,13 @@ def test_uses_only_the_stable_abi(library):
     assert undefined
     unstable = {name for name in undefined if re.match(r"_ZNK?(2at|3c10|5torch)|Py|_Py", name)}
     assert unstable == set()
+
+
+def test_names_no_folder_of_the_machine_that_built_it(library):
+    """Messages of failed checks name a source file: csrc/..., torch/include/..., wherever it lay."""
+    texts = [text.decode() for text in re.findall(rb"[\x20-\x7e]{8,}", library.read_bytes())]
+    names = [text for text in texts if re.search(r"(csrc|torch)/\S*\.(h|cpp|cu|cuh)$", text)]
+    assert "csrc/common/tensors.h" in {name.replace("cpu/../", "").replace("cuda/../", "") for name in names}
+    assert [name for name in names if name.startswith("/")] == []
+    folders = (str(ROOT), "/site-packages/", "/dist-packages/")
+    assert [text for text in texts if any(folder in text for folder in folders)] == []
