@@ -67,8 +67,8 @@ def maxsim_topk(
         of ``Q``; indices int64. No gradients.
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1;
-            for codes without scales or with ``normalize``, and scales without codes.
+        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1
+            or a ``largest`` that is no bool; for codes without scales or with ``normalize``, and scales without codes.
         ImportError: ``progress=True`` without tqdm.
 
     Example:
@@ -128,6 +128,9 @@ class TopK:
         scale_Q: Tensor | None = None,
     ) -> None:
         _checks.positive("k", k)
+        _checks.flag("normalize", normalize)
+        _checks.flag("largest", largest)
+        _checks.known_precision(precision)
         _checks.searched("Q", Q, scale_Q)
         if scale_Q is not None and normalize:
             raise ValueError(f"normalize must be False for codes, got True and {Q.dtype}: normalize first")
