@@ -68,7 +68,8 @@ def maxsim_topk(
 
     Raises:
         TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1
-            or a ``largest`` that is no bool; for codes without scales or with ``normalize``, and scales without codes.
+            or a ``largest`` that is no bool; for codes without scales or with ``normalize``, and scales
+            without codes.
         ImportError: ``progress=True`` without tqdm.
 
     Example:
