@@ -1,8 +1,8 @@
 """The CPU tests on a CPU library that was built with sanitizers: ``make asan``.
 
 ``python tests/sanitized.py LIBRARY [pytest arguments]`` runs pytest with LIBRARY in the place of
-``late_interaction/_C.abi3.so``, which stays as it is. The interpreter and PyTorch are not instrumented, so the
-sanitizers' runtimes are preloaded. In the process of pytest this module is a plugin, which makes the package
+``late_interaction/_C.abi3.so``, which stays as it is. The interpreter and PyTorch are not instrumented, so
+the sanitizers' runtimes are preloaded. In the process of pytest this module is a plugin, which makes the package
 find LIBRARY. The first fault ends that process, with the sanitizer's report in ``<LIBRARY>.report.<pid>``.
 """
 
@@ -24,7 +24,7 @@ VARIABLE = "LATE_INTERACTION_SANITIZED_LIBRARY"  # its presence makes this modul
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
 
 OPTIONS = {
-    # PyTorch and Python keep memory until the process ends, and say nothing of it: reports of leaks are theirs.
+    # PyTorch and Python keep memory until the process ends: reports of leaks would be about theirs.
     # A test asks for more memory than there is, and expects an exception.
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",

@@ -1,7 +1,7 @@
 """A real index: built and searched by fast-plaid, read from its files, and scored here.
 
-fast-plaid's compiled part belongs to one version of PyTorch. ``make fast-plaid`` makes an environment that has
-both; where another PyTorch runs these tests, they run over there.
+fast-plaid's compiled part belongs to one version of PyTorch. ``make fast-plaid`` makes an environment that
+has both; under another PyTorch a test runs this file over there.
 """
 
 import subprocess
