@@ -2,8 +2,9 @@
 
 ``python tests/sanitized.py LIBRARY [pytest arguments]`` runs pytest with LIBRARY in the place of
 ``late_interaction/_C.abi3.so``, which stays as it is. The interpreter and PyTorch are not instrumented, so
-the sanitizers' runtimes are preloaded. In the process of pytest this module is a plugin, which makes the package
-find LIBRARY. The first fault ends that process, with the sanitizer's report in ``<LIBRARY>.report.<pid>``.
+the sanitizers' runtimes are preloaded. In the process of pytest this module is a plugin, which makes the
+package find LIBRARY. The first fault ends that process, with the sanitizer's report in
+``<LIBRARY>.report.<pid>``.
 """
 
 import importlib.machinery
