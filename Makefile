@@ -7,6 +7,8 @@
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
 #   make docs     the README's tables and plots, from bench/results
+#   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
+#   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
 # Everything that is built or fetched lies in .venv; `make build` adds late_interaction/*.so, `make wheel` dist/.
@@ -14,6 +16,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 CMAKE_BUILD := $(VENV)/build/cmake
+ASAN_BUILD := $(VENV)/build/asan
+FAST_PLAID := $(VENV)/env/fast-plaid
+TORCH_CMAKE = $$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
 SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') \
 	setup.py pyproject.toml VERSION
 CXX_FILES = $$(find csrc tests/cpp bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
@@ -30,7 +35,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 build test pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test bench wheel docs build lint types ctest pytest format test-wheel clean
+.PHONY: demo test bench wheel docs build lint types ctest pytest asan fast-plaid format test-wheel clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -48,6 +53,13 @@ $(VENV)/.compat-releases: requirements/compat.txt | $(PY)
 	set -- $$(grep -v '^#' $<); for release; do \
 	  $(PIP_INSTALL) --quiet --no-deps --target $(VENV)/compat/$$release $$release || exit 0; \
 	done; touch $@
+
+# fast-plaid's compiled part runs under one release of PyTorch, which is not ours: an environment of its own.
+$(FAST_PLAID)/.installed: requirements/fast-plaid.txt | $(PY)
+	@rm -rf $(FAST_PLAID)
+	$(PY) -m venv $(FAST_PLAID)
+	$(FAST_PLAID)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	@touch $@
 
 # ---- what a user runs ----
 
@@ -82,12 +94,23 @@ types: | $(VENV)/.dev-requirements
 ctest: | $(VENV)/.dev-requirements
 	$(VENV)/bin/cmake -S . -B $(CMAKE_BUILD) -G Ninja -DLATE_INTERACTION_PYTHON=ON \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
-	  -DCMAKE_PREFIX_PATH=$$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
+	  -DCMAKE_PREFIX_PATH=$(TORCH_CMAKE)
 	$(VENV)/bin/cmake --build $(CMAKE_BUILD)
 	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 
 pytest: build $(VENV)/.compat-releases | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 	$(PY) -m pytest -n 2
+
+# The library goes to a folder of its own and takes the place of the other one in these processes alone.
+asan: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
+	$(VENV)/bin/cmake -S . -B $(ASAN_BUILD) -G Ninja -DLATE_INTERACTION_TESTS=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+	  -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1" \
+	  -DCMAKE_PREFIX_PATH=$(TORCH_CMAKE)
+	$(VENV)/bin/cmake --build $(ASAN_BUILD) --target late_interaction
+	$(PY) tests/sanitized.py $(ASAN_BUILD)/liblate_interaction.so -n 2
+
+fast-plaid: build $(FAST_PLAID)/.installed
+	$(FAST_PLAID)/bin/python -m pytest tests/test_fast_plaid.py
 
 bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench

@@ -43,11 +43,12 @@ class _Ring:
     """The pinned pieces. They may not be freed before what was in them has left."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.memory = torch.empty(_PIECES, _PIECE, dtype=torch.uint8, pin_memory=True)
+        # The host's memory, whatever torch.set_default_device says.
+        self.memory = torch.empty(_PIECES, _PIECE, dtype=torch.uint8, device="cpu", pin_memory=True)
         self.left = [torch.cuda.Event() for _ in range(_PIECES)]
         for event in self.left:
             event.record(stream)  # before that it has no handle
-        self.handles = torch.tensor([event.cuda_event for event in self.left])
+        self.handles = torch.tensor([event.cuda_event for event in self.left], device="cpu")
         self.first = 0  # the piece that left the longest ago
 
     def send(self, source: Tensor, target: Tensor) -> None:

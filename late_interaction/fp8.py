@@ -62,7 +62,7 @@ def quantize_fp8_per_tensor(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn)
     _check_dtype(dtype)
     with torch.no_grad():
         if X.numel() == 0:
-            return X.to(dtype).contiguous(), torch.ones((), device=X.device)
+            return X.to(dtype).contiguous(), torch.ones((), dtype=torch.float32, device=X.device)
         scale = _quantized.scale_for(X.abs().amax(), torch.finfo(dtype).max)
         return _codes(X, scale, dtype), scale
 

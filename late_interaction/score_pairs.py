@@ -75,6 +75,8 @@ def score_pairs_packed(
     ):
         if longest is not None:
             _checks.longest(name, longest, offsets)
+    if max_seqlen_q is not None and not torch.compiler.is_compiling():
+        max_seqlen_q = min(max_seqlen_q, Q_packed.shape[0])  # no query is longer
     _checks.no_forward_ad("score_pairs_packed", Q_packed, D_packed)
     inputs = (Q_packed, D_packed, cu_q, cu_d, pair_q, pair_d)
     learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()

@@ -68,8 +68,9 @@ def maxsim_topk(
         of ``Q``; indices int64. No gradients.
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1;
-            for codes without scales or with ``normalize``, and scales without codes.
+        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1
+            or a ``largest`` that is no bool; for codes without scales or with ``normalize``, and scales
+            without codes.
         ImportError: ``progress=True`` without tqdm.
 
     Example:

@@ -1,8 +1,11 @@
 """A real index: built and searched by fast-plaid, read from its files, and scored here.
 
-fast-plaid's compiled part belongs to one version of PyTorch; with another one these tests are skipped.
+fast-plaid's compiled part belongs to one version of PyTorch. ``make fast-plaid`` makes an environment that
+has both; under another PyTorch a test runs this file over there.
 """
 
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +14,18 @@ import torch
 
 from bench.plaid_index import Files, missing
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+THERE = Path(sys.prefix) / "env" / "fast-plaid"
+here = pytest.mark.skipif(missing() is not None, reason=f"{missing()}: make fast-plaid runs these")
+
+
+@pytest.mark.skipif(missing() is None, reason="fast-plaid runs in this environment")
+def test_all_of_these_in_the_environment_of_fast_plaid():
+    if not (THERE / ".installed").exists():
+        pytest.skip(f"{missing()}, and {THERE} is not there: make fast-plaid makes it")
+    command = [THERE / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", __file__]
+    result = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout and "failed" not in result.stdout, result.stdout
 
 
 def corpus(documents=300, d=128):
@@ -30,6 +44,7 @@ def corpus(documents=300, d=128):
     return tokens, queries
 
 
+@here
 @pytest.mark.parametrize("nbits", [2, 4])
 def test_the_same_ranking(nbits, device, tmp_path):
     from fast_plaid.search import FastPlaid
@@ -61,6 +76,7 @@ def brute_force(Q, tokens, offsets):
     return torch.stack(best).float()
 
 
+@here
 @pytest.mark.parametrize("nbits", [2, 4])
 def test_decompression_is_theirs(nbits, device, tmp_path):
     from fast_plaid.search import FastPlaid

@@ -628,3 +628,18 @@ def test_cuda_graph_without_synchronization():
     Q.mul_(-1.5)
     graph.replay()
     assert all(map(torch.equal, captured, run()))
+
+
+def test_a_document_without_tokens_sends_no_gradient_whatever_comes_for_it(device):
+    Q, index = draw(dataclasses.replace(COMMON, dtype=FP32, Nd=3), device)
+    index.lengths[1] = 0
+    codes, residuals, lengths, centroids, weights, nbits = index.padded
+    scores, winners = OPS.maxsim_residual_winners(Q, codes, residuals, lengths, centroids, weights, nbits)
+    assert bool((winners[:, 1] == -1).all())
+    grads = [torch.ones_like(scores), torch.ones_like(scores)]
+    grads[1][:, 1] = float("inf")
+    zero, infinite = (
+        OPS.maxsim_residual_backward(g, Q, codes, residuals, lengths, centroids, weights, winners, nbits)
+        for g in grads
+    )
+    assert torch.equal(zero, infinite)

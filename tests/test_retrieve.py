@@ -453,6 +453,32 @@ def test_streamed_in_small_pieces(piece, strided, monkeypatch):
         close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk), expected)
 
 
+@pytest.mark.gpu
+def test_streamed_corpus_where_the_default_device_is_the_gpu():
+    Q = torch.randn(2, 32, 128, device="cuda")
+    D = torch.randn(200, 60, 128)  # pageable: pinned memory of our own carries it
+    expected = li.retrieve(Q, D, 9, chunk=50)
+    torch.set_default_device("cuda")
+    try:
+        got = li.retrieve(Q, D, 9, chunk=50)
+    finally:
+        torch.set_default_device(None)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize(
+    "option, error",
+    [({"largest": "no"}, TypeError), ({"largest": None}, TypeError), ({"normalize": 1}, TypeError),
+     ({"precision": "most"}, ValueError)],
+)  # fmt: skip
+def test_a_wrong_option_is_refused_before_the_first_document(option, error):
+    (name,) = option
+    with pytest.raises(error, match=f"^{name} must be"):
+        topk.TopK(torch.randn(2, 3, 8), 4, **option)
+    with pytest.raises(error, match=f"^{name} must be"):
+        li.retrieve(torch.randn(2, 3, 8), torch.randn(0, 5, 8), 4, **option)
+
+
 def pinned_rooms(pieces, size):
     events = [torch.cuda.Event() for _ in range(pieces)]
     for event in events:

@@ -226,6 +226,20 @@ def test_only_one_gradient_is_asked_for(device):
         leaf.grad = None
 
 
+@pytest.mark.parametrize("longest", [1 << 31, 1 << 40, 1 << 70])
+def test_a_longest_query_beyond_all_tokens_asks_for_no_room(longest, device):
+    Q, cu_q = packed.pack([3, 5], 8, torch.float64, device)
+    D, cu_d = packed.pack([4, 6], 8, torch.float64, device)
+    pairs = [torch.tensor(index, device=device) for index in ([1, 0, 1], [0, 1, 1])]
+    grads = []
+    for given in (5, longest):
+        leaf = Q.clone().requires_grad_()
+        scores = score_pairs_packed(leaf, D, cu_q, cu_d, *pairs, max_seqlen_q=given)
+        grads.append(torch.autograd.grad(scores.sum(), leaf)[0])
+        assert torch.equal(score_pairs_packed(Q, D, cu_q, cu_d, *pairs, max_seqlen_q=given), scores.detach())
+    assert torch.equal(*grads)
+
+
 def test_gradcheck(device):
     Q, cu_q = packed.pack([3, 0, 2], 5, torch.float64, device)
     D, cu_d = packed.pack([4, 1, 0, 6], 5, torch.float64, device)

@@ -164,7 +164,8 @@ def maxsim_residual_backward(
         tokens = documents.tokens(at).to(documents.working)  # [Nq, n, Lq, d]
         if normalize:
             tokens = torch.nn.functional.normalize(tokens, dim=-1, eps=1e-12)
-        weight = grad_scores[:, some].unsqueeze(-1) * (mine >= 0)
+        # A choice, not a product: an infinite gradient times 0 would be NaN.
+        weight = torch.where(mine >= 0, grad_scores[:, some].unsqueeze(-1), 0.0)
         tokens = tokens.masked_fill((mine < 0).unsqueeze(-1), 0.0)
         grad += torch.einsum("ijs,ijsd->isd", weight, tokens)
     if normalize:
