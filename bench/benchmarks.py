@@ -45,8 +45,7 @@ def _gpu(record: Sequence[Row]) -> list[str]:
     parts += section(
         "Whole losses, forward and backward.",
         "Microseconds of one after another, by events / peak MiB: colpali-engine's explicit-negative heads,"
-        " which are the same without an in-batch term, and PyLate's contrastive loss, scored in chunks of 32 x "
-        "32.",
+        " which are the same without an in-batch term, and PyLate's contrastive loss, in chunks of 32 x 32.",
         tables.heads_table(rows),
     )
     parts += section(

@@ -161,8 +161,8 @@ def _training(record: _Record) -> list[str]:
         ])  # fmt: skip
     note = (
         'Forward and both gradients with `backward="auto"`. The floor counts the products at cuBLAS\' rate, '
-        "or each input and gradient moved once at that of a large read, whichever takes longer, by the ceilings "
-        "of the same run. What it leaves out is what "
+        "or each input and gradient moved once at that of a large read, whichever takes longer, by the "
+        "ceilings of the same run. What it leaves out is what "
         "the backward spends its time on where many queries meet a document: the rows of the winners, one of "
         "D and one of Q each, gathered through L2 (`rows MiB`). Where each query has its own documents, "
         "writing grad_D, mostly zeros, takes most of the backward. `skewed`: the winner's index is Ld u^4."

@@ -126,11 +126,11 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def _pairs_of_times(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
-    """Layout -> (the better peer's GPU time, ours) of every shape that both ran."""
+    """Layout -> (the best other's GPU time, ours) of every shape that both ran."""
     out: dict[str, list[tuple[float, float]]] = {}
     for group in groups(rows).values():
         ours = best([r for r in group if r["impl"] == OURS])
-        peer = best([r for r in group if r["impl"] in (LIK, FLASH)])
+        peer = best([r for r in group if r["impl"] != OURS])
         if ours and peer:
             out.setdefault(ours["layout"], []).append((peer["gpu_us"], ours["gpu_us"]))
     return out
@@ -154,7 +154,7 @@ def _name_the_lines(figure: Any, axes: Any) -> None:
 
 
 def sweep(rows: Sequence[Row], target: Path) -> str | None:
-    """Draws our time over the better peer's, a point a shape; or says in a line why it did not."""
+    """Draws our time over the best other's, a point a shape; or says in a line why it did not."""
     headers, rows = split(rows)
     points = _pairs_of_times(rows)
     if not points:
@@ -176,7 +176,7 @@ def sweep(rows: Sequence[Row], target: Path) -> str | None:
     gpu = next((h["gpu"] for h in reversed(headers) if h.get("gpu")), "GPU")
     axes.set(
         xscale="log", yscale="log", xlim=(low, high), ylim=(min(p[1] for p in every) / 1.5, high),
-        xlabel="the better peer, GPU time, us", ylabel="late_interaction, GPU time, us",
+        xlabel="the best other, GPU time, us", ylabel="late_interaction, GPU time, us",
         title=f"MaxSim forward on {len(every)} random shapes, {gpu}",
     )  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):

@@ -2,8 +2,7 @@
 
 Each suite is one process on one GPU, in one go, and writes DIR/<job>.json after every shape; a GPU takes the
 next job as soon as it is free. A job that would not end in time is not started, and is said at the end, with
-how to go on. `python -m bench.merge DIR/*.json --fresh --out bench/results/<gpu>.json` makes the record of the
-suites; the sweep and the plans are records of their own.
+how to go on. `python -m bench.merge DIR/*.json --out bench/results` makes the records of what is there.
 """
 
 from __future__ import annotations
@@ -36,6 +35,10 @@ class Job:
     def command(self, out: Path, dry: bool, cores: int) -> list[str]:
         words = [sys.executable, "-m", self.program, *self.arguments, "--out", str(out / f"{self.name}.json")]
         words += ["--dry-run"] if dry else []
+        if dry and self.program == "bench.plans":
+            words += ["--masked", "1"]
+        if dry and self.program != "bench":
+            words += ["--count", "2"]
         if self.program != "bench.plans":
             words += ["--no-plot"]
         if self.program == "bench.sweep":

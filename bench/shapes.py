@@ -224,15 +224,15 @@ CPU_TRAINING = (Shape("cpu-train", 32, 32, 32, 300),)
 # The same code paths in milliseconds, for a check of the harness itself.
 TINY_FORWARD = (Shape("tiny-rerank", 1, 6, 5, 7, d=16, compiled=True), Shape("tiny-batch", 3, 4, 5, 7, d=16))
 TINY_TRAINING = (
-    Shape("tiny-steps", 9, 8, 5, 17, d=16),
-    Shape("tiny-kd", 9, 8, 5, 17, d=16, layout=KD),
-    Shape("tiny-pairs", 72, 1, 5, 17, d=16, layout=PAIRS),
+    Shape("tiny-steps", 24, 20, 5, 17, d=16),
+    Shape("tiny-kd", 24, 20, 5, 17, d=16, layout=KD),
+    Shape("tiny-pairs", 480, 1, 5, 17, d=16, layout=PAIRS),
 )
 # Too long for winners of two bytes, and for documents of a skew.
-TINY_LONG = Shape("tiny-long", 40, 2, 5, 70_000, d=16)
+TINY_LONG = Shape("tiny-long", 12, 1, 5, 70_000, d=16)
 TINY_VARLEN = (*TINY_FORWARD, Shape("tiny-own", 3, 4, 5, 7, d=16, layout=KD))
 TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
-TINY_FUSED_HEAD = (HiddenShape("tiny-head", 8, 9, 5, 17, d=16, d_model=24),)
+TINY_FUSED_HEAD = (HiddenShape("tiny-head", 16, 12, 5, 17, d=16, d_model=24),)
 TINY_PAIR_LISTS = (
     PairShape("tiny-list", 3, 4, 5, 7, d=16, pairs=9),
     PairShape("tiny-grid", 3, 4, 5, 7, d=16, pairs=12, even=True),

@@ -59,13 +59,19 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
         return
 
+    expired = TimeoutError(f"no result within {seconds:g} s")
+
     def expire(signum: int, frame: object) -> None:
-        raise TimeoutError(f"no result within {seconds:.0f} s")
+        raise expired
 
     previous = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except Exception as error:
+        if error is not expired and expired.__traceback__:  # a compiler made it an error of its own
+            raise expired from error
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

@@ -155,8 +155,7 @@ def maxsim_inference_fp8(
     (and at most 2048, if no more than 64 query tokens meet a document). Other GPUs and calls make float32
     copies of at most 64 MiB at a time, and multiply in TF32. No gradients.
 
-    On such a GPU scores err by 5e-5 of themselves at ``d = 128`` and by 2e-4 at 2048, a tenth or less of what
-    quantization costs: its tensor cores keep fewer bits of a sum of fp8 products than float32 has. (Of int8
+    The tensor cores of such a GPU keep fewer bits of a sum of fp8 products than float32 has. (Of int8
     products they keep all.)
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import plans, results
+from bench import kernels, plans, results
 from bench.shapes import IN_BATCH, Shape
 
 
@@ -84,7 +84,10 @@ def test_the_planner_chooses_by_what_was_measured() -> None:
     recorded = sorted(results.DIRECTORY.glob("plans-*.json"))
     assert recorded
     for path in recorded:
-        rows = [plans.judged(row) for row in results.split(results.read(path))[1]]
+        headers, rows = results.split(results.read(path))
+        if any(kernels.are_older(header) for header in headers):
+            pytest.skip(f"the times in {path.name} are older than the kernels")
+        rows = [plans.judged(row) for row in rows]
         assert not [row["error"] for row in rows if row.get("error") or row.get("mismatch")]
         regrets = sorted(row["regret"] for row in rows)
         assert regrets[len(regrets) // 2] < 0.001 and sum(regrets) / len(regrets) < 0.015

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -146,7 +145,7 @@ class InProcess(triton_tuning.Compilers):
 
 
 def test_without_processes_all_is_left_to_the_calls() -> None:
-    job: triton_tuning.Job = ("flash", SHAPES[0], None, {})
+    job = triton_tuning.Job("flash", SHAPES[0], None, {})
     with triton_tuning.Compilers(("flash",), processes=0) as compilers:
         assert compilers.run([job], 1.0) == "left to the calls"
 
@@ -179,7 +178,7 @@ def test_every_configuration_is_compiled_once_and_the_chosen_one_for_the_rest(
 
 
 def test_processes_say_what_went_wrong_and_never_hold_up_the_sweep() -> None:
-    jobs: list[triton_tuning.Job] = [("lik", SHAPES[0], part, {}) for part in range(3)]
+    jobs = [triton_tuning.Job("lik", SHAPES[0], part, {}) for part in range(3)]
     with triton_tuning.Compilers(("lik",), processes=1) as compilers:
         said = compilers.run(jobs, 0.0)
         assert said.startswith("0 of 3 jobs")
@@ -209,23 +208,6 @@ def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.
     assert 9 <= len({r["shape"] for r in results.split(results.read(out))[1]}) < 400
 
 
-def test_our_times_are_taken_again_beside_recorded_ones(tmp_path: Path) -> None:
-    out = tmp_path / "sweep.json"
-    options = ["--dry-run", "--out", str(out), "--count"]
-    assert sweep.main([*options, "3"]) == 0
-    first = results.read(out)
-    first[0]["run"] = "earlier"  # the header's; runs within a second would share a name
-    for r in first[1:]:
-        r["run"] = "earlier"
-    out.write_text(json.dumps(first))
-    assert sweep.main([*options, "9", "--again"]) == 0
-    headers, rows = results.split(results.read(out))
-    assert [h["run"] for h in headers] == ["earlier", rows[0]["run"]] and len(rows) == 6
-    for r, before in zip(rows, first[1:], strict=True):
-        assert (r["shape"], r["impl"]) == (before["shape"], before["impl"])
-        assert (r == before) == (r["impl"] == EINSUM)
-
-
 def test_a_library_that_fails_or_is_wrong_costs_its_row_alone() -> None:
     def off(shape: Shape, backward: str | None, train: bool) -> Any:
         return lambda Q, D: torch.full(shape.scores_shape, 7.0)
@@ -247,7 +229,14 @@ def test_a_library_that_fails_or_is_wrong_costs_its_row_alone() -> None:
 def row(name: str, impl: str, us: float | None, wall: float = 50.0, layout: str = IN_BATCH) -> results.Row:
     shape = Shape(name, 2, 3, 4, 5, 128, layout)
     out = results.new_row("sweep", shape, "fwd", torch.bfloat16, impl)
-    return {**out, "gpu_us": us, "wall_us": wall, "gpu_spread": 0.01, "plan": "wgmma_rows; 256 x 152"}
+    return {
+        **out,
+        "gpu_us": us,
+        "wall_us": wall,
+        "gpu_spread": 0.01,
+        "gpu_method": "graph",
+        "plan": "wgmma_rows; 256 x 152",
+    }
 
 
 def test_a_loss_is_against_the_better_peer_and_names_the_plan() -> None:
@@ -265,19 +254,21 @@ def test_a_loss_is_against_the_better_peer_and_names_the_plan() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "spread", "again"),
-    [(8.0, 0.01, False), (10.5, 0.01, True), (9.0, 0.2, True), (5.0, 0.2, False)],
+    [(8.0, 0.01, False), (10.5, 0.01, True), (9.0, 0.2, True), (5.0, 0.2, False), (4.0, 0.0, True)],
 )
-def test_what_looks_like_a_loss_or_is_noisy_is_timed_again(
+def test_what_looks_like_a_loss_or_is_noisy_or_of_two_clocks_is_timed_again(
     ours: float, spread: float, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "repetition", lambda calls: calls)
-    turns = [GpuTime(1.0, 0.0, "graph"), GpuTime(2.0, 0.0, "graph")]
+    clocks: list[bool] = []
+    monkeypatch.setattr(sweep, "by_one_clock", lambda calls, capture: clocks.append(capture) or calls)
+    turns = [GpuTime(us, 0.0, "events") for us in (1.0, 2.0, 3.0)]
     monkeypatch.setattr(sweep, "time_in_turns", lambda *a: turns)
     rows = [row("a", OURS, ours), row("a", LIK, 10.0), row("a", FLASH, 12.0)]
-    rows[0]["gpu_spread"] = spread
+    rows[0].update(gpu_spread=spread, gpu_method="graph" if spread else "events")
     sweep._again(rows, {OURS: [], LIK: [], FLASH: []})
-    assert bool(rows[0].get("again")) == again and rows[2]["gpu_us"] == 12.0
-    assert [r["gpu_us"] for r in rows[:2]] == ([1.0, 2.0] if again else [ours, 10.0])
+    # All of them by one clock, or none.
+    assert [bool(r.get("again")) for r in rows] == [again] * 3 and len(clocks) == again
+    assert [r["gpu_us"] for r in rows] == ([1.0, 2.0, 3.0] if again else [ours, 10.0, 12.0])
 
 
 def test_the_plot_of_a_sweep_is_drawn_from_its_rows_or_says_why_not(tmp_path: Path) -> None:
