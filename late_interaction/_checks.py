@@ -67,6 +67,8 @@ def _is_fake(x: Tensor) -> bool:
 def _require_size(holds: Any, message: Callable[[], str]) -> None:
     """A ValueError unless a condition on sizes holds. Of sizes that depend on data the traced graph asserts
     it."""
+    if holds is True:  # of sizes that are plain numbers
+        return
     if torch.compiler.is_compiling():
         torch._check(holds)
     elif not isinstance(holds, bool):
