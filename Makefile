@@ -24,7 +24,7 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(VENV)/cache/hypothesis
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test bench wheel docs build lint types ctest pytest format test-wheel clean
+.PHONY: demo test bench wheel docs build lint types ctest pytest format test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -42,6 +42,11 @@ $(VENV)/.compat-releases: requirements/compat.txt | $(PY)
 	set -- $$(grep -v '^#' $<); for release; do \
 	  $(PIP_INSTALL) --quiet --no-deps --no-compile --target $(VENV)/compat/$$release $$release || exit 0; \
 	done; touch $@
+
+# What changes the source for make mutants, beside the environment whose PyTorch the tests use.
+$(VENV)/.mutation-tools: requirements/mutants.txt | $(VENV)/.dev-requirements
+	$(PIP_INSTALL) --quiet --upgrade --target $(VENV)/mutants/site -r $<
+	@touch $@
 
 # ---- what a user runs ----
 
@@ -97,6 +102,12 @@ wheel: | $(VENV)/.wheel-requirements
 
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl
+
+# MODULE=late_interaction/topk.py: that one alone, in minutes. Without it all of them, and then the constants of
+# csrc/cpu: a night. A run that was stopped goes on where it was.
+mutants: build $(VENV)/.mutation-tools
+	$(PY) -u tools/mutate_python.py $(MODULE)
+	$(if $(MODULE),,$(PY) -u tools/mutate_constants.py)
 
 clean:
 	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so
