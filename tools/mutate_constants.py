@@ -18,6 +18,7 @@ CONSTANT = re.compile(
     r"^[ ]*(?:static |inline )*constexpr \w+ (k\w+) = (?:size_t\{)?(\d+(?:\.\d+)?(?:e\d+)?)", re.M
 )
 TESTS = "winners forward varlen score_pairs backward pieces isa quantized_kernels plaid"
+LOG = mutation.FOLDER / "constants.log"
 NEUTRAL = {
     "kSumBytes": "how many queries' sums a block of the backward holds",
     "kDocumentBytes": "how many documents a block of the backward gathers from",
@@ -53,13 +54,18 @@ def variants(number):
 def outcome(tree):
     """What becomes of a changed tree. Only what includes the changed file is compiled again."""
     build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-    if subprocess.run(build, cwd=tree, capture_output=True).returncode:
-        return "does not compile"
+    with LOG.open("w") as log:
+        if subprocess.run(build, cwd=tree, stdout=log, stderr=log).returncode:
+            return "does not compile"
+        return tested(tree, log)
+
+
+def tested(tree, log):
     files = [f"tests/test_{name}.py" for name in TESTS.split()]
     options = ["-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *files], cwd=tree, capture_output=True, timeout=3600
+            [sys.executable, "-m", "pytest", *options, *files], cwd=tree, stdout=log, stderr=log, timeout=3600
         )
     except subprocess.TimeoutExpired:
         return "times out"
@@ -69,8 +75,8 @@ def outcome(tree):
 def main(wanted):
     mutation.environment()
     tree = mutation.fresh_copy("constants")
-    if outcome(tree) != "survived":
-        raise SystemExit("the tests of the CPU kernels fail without a mutant")
+    if (found := outcome(tree)) != "survived":
+        raise SystemExit(f"without a mutant: {found}; see {LOG}")
     left = 0
     for path, match in list(constants(tree)):
         name, number = match.groups()
