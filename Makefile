@@ -35,7 +35,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 build test pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test bench wheel docs build lint types ctest pytest asan fast-plaid format test-wheel clean
+.PHONY: demo test bench wheel docs build lint types ctest pytest asan fast-plaid format test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -59,6 +59,11 @@ $(FAST_PLAID)/.installed: requirements/fast-plaid.txt | $(PY)
 	@rm -rf $(FAST_PLAID)
 	$(PY) -m venv $(FAST_PLAID)
 	$(FAST_PLAID)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
+# What changes the source for make mutants, beside the environment whose PyTorch the tests use.
+$(VENV)/.mutation-tools: requirements/mutants.txt | $(VENV)/.dev-requirements
+	$(PIP_INSTALL) --quiet --upgrade --target $(VENV)/mutants/site -r $<
 	@touch $@
 
 # ---- what a user runs ----
@@ -128,6 +133,12 @@ wheel: | $(VENV)/.wheel-requirements
 
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz
+
+# MODULE=late_interaction/topk.py: that one alone, in minutes. Without it all of them, and then the constants of
+# csrc/cpu: a night. A run that was stopped goes on where it was.
+mutants: build $(VENV)/.mutation-tools
+	$(PY) -u tools/mutate_python.py $(MODULE)
+	$(if $(MODULE),,$(PY) -u tools/mutate_constants.py)
 
 clean:
 	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so

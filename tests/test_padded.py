@@ -57,6 +57,21 @@ def test_packing_drops_the_padding_and_nothing_else(device):
     ref.assert_close(own, li.maxsim_padded(queries, documents, query_lengths, doc_lengths), 1e-5)
 
 
+def test_packing_one_candidate_each_of_few_dims(device):
+    """Sequences are longer than d here, and no query has a second document."""
+    queries, documents = torch.randn(3, 9, 2, device=device), torch.randn(3, 1, 40, 2, device=device)
+    batch = pack_padded(
+        queries,
+        documents,
+        torch.tensor([9, 3, 4], device=device),
+        torch.tensor([[40], [0], [7]], device=device),
+    )
+    assert batch.pair_q_idx.tolist() == batch.pair_d_idx.tolist() == [0, 1, 2]
+    assert (batch.max_seqlen_q, batch.max_seqlen_d) == (9, 40)
+    with pytest.raises(AttributeError):
+        batch.max_seqlen_q = 1
+
+
 def test_packing_is_differentiable():
     queries, documents, *lengths = inputs(2, 3, 4, 5, 8, torch.float32, "cpu")
     queries.requires_grad_(), documents.requires_grad_()

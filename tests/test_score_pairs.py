@@ -443,7 +443,7 @@ BAD = {
     "indices of rank 2": ({"pair_d_idx": INDEX[None]}, ValueError, ["pair_d_idx", "[pairs]", "[1, 3]"]),
     "indices elsewhere": ({"pair_q_idx": INDEX.to("meta")}, ValueError, ["pair_q_idx", "cpu", "meta"]),
     "one index short": ({"pair_q_idx": INDEX[1:]}, ValueError, ["equally long", "[2]", "[3]"]),
-    "no such query": ({"pair_q_idx": INDEX + 1}, ValueError, ["pair_q_idx", "[0, 2)", "[1, 2, 2]"]),
+    "no such query": ({"pair_q_idx": INDEX + 1}, ValueError, ["pair_q_idx", "[0, 2)", "pair_q_idx[1] = 2"]),
     "no such document": ({"pair_d_idx": INDEX - 1}, ValueError, ["pair_d_idx", "[0, 2)", "-1"]),
     "queries are longer": ({"max_seqlen_q": 4}, ValueError, ["max_seqlen_q", "at least 5", "got 4"]),
     "documents are longer": ({"max_seqlen_d": 6}, ValueError, ["max_seqlen_d", "at least 7", "got 6"]),

@@ -5,7 +5,7 @@ import torch
 
 import late_interaction as li
 from late_interaction.varlen import maxsim_varlen, pack_sequences
-from tests import packed, ref
+from tests import packed, ref, side_by_side
 
 OPS = torch.ops.late_interaction
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -93,6 +93,34 @@ def test_views_and_long_offsets(device):
     ref.assert_close(out, expected, 1e-6)
     transposed = maxsim_varlen(Q.t().contiguous().t(), D.t().contiguous().t(), cu_q, cu_d)
     ref.assert_close(transposed, expected, 1e-6)
+
+
+def test_precision_is_pytorchs_where_none_is_said(device):
+    Q, cu_q = packed.pack([5, 9], 64, torch.float32, device, 0)
+    D, cu_d = packed.pack([30, 2], 64, torch.float32, device, 0)
+    exact, rounded = (maxsim_varlen(Q, D, cu_q, cu_d, precision=p) for p in ("highest", "medium"))
+    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d), exact)
+    torch.set_float32_matmul_precision("medium")
+    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d), rounded) and not torch.equal(exact, rounded)
+
+
+def test_two_dtypes_under_autocast_are_autocasts_whatever_precision_says(device):
+    Q, cu_q = packed.pack([5, 9], 64, torch.float32, device, 0)
+    D, cu_d = packed.pack([30, 2], 64, torch.bfloat16, device, 0)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = maxsim_varlen(Q, D, cu_q, cu_d, precision="highest")
+    assert torch.equal(out, maxsim_varlen(Q.bfloat16(), D, cu_q, cu_d))
+
+
+def test_winners_are_kept_for_gradients_alone(device):
+    Q, cu = packed.pack([5, 9], 64, torch.float32, device, 0)
+    with side_by_side.Calls() as calls:
+        maxsim_varlen(Q, Q, cu, cu)
+        with torch.no_grad():
+            maxsim_varlen(Q.requires_grad_(), Q, cu, cu)
+        assert calls.of == {"maxsim_varlen": 2}
+        maxsim_varlen(Q, Q, cu, cu)
+    assert calls.of == {"maxsim_varlen": 2, "maxsim_varlen_winners": 1}
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
