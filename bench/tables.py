@@ -25,7 +25,7 @@ def stamp(headers: Sequence[Row]) -> str:
                 f", beside cuBLAS bf16 8192^3 at {h['cublas_tflops']:.0f} TFLOP/s, "
                 f"reads at {h['read_tbps']:.2f} TB/s"
             )
-        when = f"commit {h['commit'][:7]}, {h['run'][:10]}: `{h['command']}`{ceilings}"
+        when = f"commit {(h['commit'] or 'unknown')[:7]}, {h['run'][:10]}: `{h['command']}`{ceilings}"
         runs.setdefault(f"{device}; {packages}.", []).append(f"- {when}")
     return "\n\n".join("\n".join([f"{made_with} Runs:", "", *lines]) for made_with, lines in runs.items())
 

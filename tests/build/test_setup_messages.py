@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.build.fakes import fake_toolkit, script
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Enough of a torch for setup.py to look at: quick to import, of any version, with any GPUs.
@@ -64,13 +66,6 @@ def build(tmp_path, version="2.10.0", cuda=None, gpus=(), **environment):
     )
 
 
-def script(path, body):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-
-
 def error(run):
     lines = run.stderr.strip().splitlines()
     assert run.returncode and len(lines) == 1 and lines[0].startswith("late_interaction: "), run.stderr
@@ -85,19 +80,6 @@ def choice(run):
     archs = re.findall(r"-gencode=arch=compute_\w+,code=(\w+)", run.stdout)
     assert built == (["late_interaction._C", "late_interaction._cuda"] if archs else ["late_interaction._C"])
     return sentence, archs
-
-
-def fake_toolkit(folder, release, archs=(80, 86, 90, 100, 120)):
-    """A CUDA toolkit as far as setup.py looks at it."""
-    listed = "\\n".join(f"compute_{arch}" for arch in archs)
-    script(
-        folder / "bin" / "nvcc",
-        f'case "$*" in\n*--list-gpu-arch*) printf "{listed}\\n" ;;\n'
-        f"*) echo 'Cuda compilation tools, release {release}, V{release}.1' ;;\nesac",
-    )
-    (folder / "lib64").mkdir(exist_ok=True)
-    (folder / "lib64" / "libcudart_static.a").touch()
-    return str(folder)
 
 
 def test_too_old_torch(tmp_path):

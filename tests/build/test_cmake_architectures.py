@@ -1,0 +1,48 @@
+"""CMake builds CUDA for the same GPUs as setup.py (test_setup_messages.py)."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.build.fakes import fake_toolkit, script
+
+ROOT = Path(__file__).resolve().parents[2]
+CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+ALL = "80-real;90a-real;90-virtual"
+
+
+@pytest.mark.skipif(CMAKE is None, reason="no cmake")
+@pytest.mark.parametrize(
+    ("gpus", "architectures"),
+    [
+        ([], ALL),
+        (["7.5"], ALL),
+        (["9.0", "9.0"], "90a-real"),
+        (["8.9", "7.5"], "80-real"),
+        (["8.6", "9.0"], "80-real;90a-real"),
+        (["10.3"], "100-real"),
+        (["13.0"], "90-virtual"),
+    ],
+)
+def test_architectures(tmp_path, gpus, architectures):
+    lines = "\\n".join(gpus)
+    script(tmp_path / "bin" / "nvidia-smi", f"printf '{lines}\\n'" if gpus else "exit 9")
+    nvcc = Path(fake_toolkit(tmp_path / "cuda", "13.0"), "bin", "nvcc")
+    program = tmp_path / "ask.cmake"
+    program.write_text(
+        f"include({ROOT}/cmake/GpuArchitectures.cmake)\n"
+        "late_interaction_gpu_architectures(found)\n"
+        'message(NOTICE "${found}")\n'
+    )
+    run = subprocess.run(
+        [CMAKE, f"-DCMAKE_CUDA_COMPILER={nvcc}", "-P", program],
+        env=os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stderr.strip() == architectures
