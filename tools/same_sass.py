@@ -4,8 +4,8 @@ BEFORE and AFTER are each a CUDA library, an object file, a folder of object fil
 `cuobjdump -sass` wrote (a name that ends in .sass; taking it once saves minutes).
 
 A body is a kernel's instructions as cuobjdump prints them: text, encoding and scheduling, branches to offsets
-inside the body, for one architecture. Mangled names are left out, so that a kernel may move to another file or
-namespace. The two sides are compared as multisets: each body must occur equally often. Bodies that one side
+inside the body, for one architecture. Mangled names are left out, so that a kernel may move to another file
+or namespace. The two sides are compared as multisets: each body must occur equally often. Bodies that one side
 has more of are printed with their kernels' names, and the exit status is then 1.
 
     python tools/same_sass.py old/_cuda.abi3.so build/objects/late_interaction._cuda
@@ -104,15 +104,11 @@ def main() -> int:
     )
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
-    parser.add_argument(
-        "--cuobjdump", default="cuobjdump", help="path of cuobjdump; else it is found on PATH"
-    )
+    parser.add_argument("--cuobjdump", default="cuobjdump", help="its path; else it is found on PATH")
     options = parser.parse_args()
     needs_it = {options.before.suffix, options.after.suffix} != {".sass"}
     if needs_it and shutil.which(options.cuobjdump) is None:
-        parser.error(
-            f"no {options.cuobjdump} on PATH; it comes with the CUDA toolkit (or name it: --cuobjdump)"
-        )
+        parser.error(f"no {options.cuobjdump} on PATH: install the CUDA toolkit's, or name it by --cuobjdump")
     before = bodies_of(options.before, options.cuobjdump)
     after = bodies_of(options.after, options.cuobjdump)
     found = differences(before, after)

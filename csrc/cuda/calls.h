@@ -59,8 +59,8 @@ inline std::optional<ScalarType> converted(Dtype dtype, Precision precision) {
   return std::nullopt;
 }
 
-// Whether kernels that take turns may start before the one before them has ended.
-inline bool start_early(const Tensor& like) {
+// Whether kernels that call pdl_wait may be launched to start before the kernel before them has ended.
+inline bool device_supports_pdl(const Tensor& like) {
   return device_properties(like.get_device_index()).capability >= 90;
 }
 
@@ -82,7 +82,7 @@ struct PackedRoom {
     index.d_tokens = static_cast<int32_t>(in.sizes.Ld);
     index.spans = static_cast<Span*>(spans.data_ptr());
     index.row_queries = static_cast<int32_t*>(row_queries.data_ptr());
-    index.early = start_early(spans);
+    index.pdl = device_supports_pdl(spans);
     return index;
   }
 };

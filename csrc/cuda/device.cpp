@@ -68,7 +68,7 @@ Device device_properties(int device) {
   return capability == 0 || capability >= real.capability ? real : older(real, capability);
 }
 
-bool kernels_start_early() {
+bool supports_pdl() {
   int device = 0;
   return cudaGetDevice(&device) == cudaSuccess && real_properties(device).capability >= 90;
 }

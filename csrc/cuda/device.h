@@ -11,7 +11,7 @@ namespace late_interaction {
 Device device_properties(int device);
 
 // Whether kernels may start on the current device while the one before them ends.
-bool kernels_start_early();
+bool supports_pdl();
 
 // For tests: plan as for an older compute capability from now on, on every device and thread; 0 ends that,
 // nothing changes nothing. Returns what the current device is planned as.

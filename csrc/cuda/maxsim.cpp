@@ -274,7 +274,7 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
   }
   const Sizes& s = in.sizes;
   const bool two = how.copies == Copies::halves;
-  const int64_t width = two ? (s.d + 7) / 8 * 8 : s.d;  // the copy engine wants whole 16 bytes
+  const int64_t width = two ? (s.d + 7) / 8 * 8 : s.d;  // TMA wants whole 16 bytes
   std::vector<int64_t> shape_Q = shape_of_queries(in), shape_D = shape_of_documents(in);
   shape_Q.back() = shape_D.back() = width;
   if (two) {

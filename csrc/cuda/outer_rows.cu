@@ -21,7 +21,8 @@
 #include "outer_rows.h"
 
 #include "kernels/wanted_rows.cuh"
-#include "ptx/async_copy.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ld_st.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -57,11 +58,11 @@ struct MmaProduct {
 #pragma unroll 1
     for (int k = 0; k < kStep; k += 16) {
       uint32_t w[4];
-      ptx::load_matrix_x4_transposed(w, at(stage, k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2));
+      ptx::ldmatrix_x4_trans(w, at(stage, k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2));
       const auto a = Operands::operand_a(w);
 #pragma unroll
       for (int n = 0; n < kOuterColumns / 8; n += 2) {
-        ptx::load_matrix_x4_transposed(w, at(hidden, k + lane / 8 % 2 * 8 + lane % 8, n + lane / 16));
+        ptx::ldmatrix_x4_trans(w, at(hidden, k + lane / 8 % 2 * 8 + lane % 8, n + lane / 16));
         Operands::multiply(reinterpret_cast<ptx::Accumulator&>(c[4 * n]), a, Operands::operand_b(w[0], w[1]));
         Operands::multiply(reinterpret_cast<ptx::Accumulator&>(c[4 * n + 4]), a,
                            Operands::operand_b(w[2], w[3]));
@@ -80,15 +81,15 @@ struct WgmmaProduct {
   static __device__ __forceinline__ void multiply(float (&c)[kAccumulators], uint32_t stage) {
     const uint32_t grad = stage + threadIdx.x / 128 * kColumnBytes;
     const uint32_t hidden = stage + kGradColumns * kColumnBytes;
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStep; k += 16) {
       ptx::TransposedWgmmaShape<kOuterColumns>::issue<Type>(
-          c, ptx::matrix_of_columns(grad + k * 128, kColumnBytes),
-          ptx::matrix_of_columns(hidden + k * 128, kColumnBytes), 1);
+          c, ptx::smem_desc_mn_major(grad + k * 128, kColumnBytes),
+          ptx::smem_desc_mn_major(hidden + k * 128, kColumnBytes), 1);
     }
-    ptx::commit_products();
-    ptx::wait_products<0>();
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
   }
 };
 
@@ -113,7 +114,7 @@ struct OuterRows {
     for (int column = 0; column < kColumns; ++column) {
       const int dim = first + column * 64 + piece * 8;
       const bool inside = exists && dim < width;
-      ptx::copy_16_async(to + column * kColumnBytes, inside ? row + dim : row, inside ? 16 : 0);
+      ptx::cp_async_16(to + column * kColumnBytes, inside ? row + dim : row, inside ? 16 : 0);
     }
   }
 
@@ -138,7 +139,7 @@ struct OuterRows {
     for (int from = 0; from < listed; from += kStep) {
       ring.wait_empty();
       fetch_stage(ring.stage(), from, listed);
-      ptx::arrive_when_copied(ring.full());
+      ptx::cp_async_mbarrier_arrive_noinc(ring.full());
       ring.advance();
     }
   }
@@ -157,20 +158,20 @@ struct OuterRows {
     constexpr int kStages = Product::kStages;
     const auto fetch = [&](int stage, int from) {
       if (from < listed) fetch_stage(stages + stage * kStageBytes, from, listed);
-      ptx::commit_copies();
+      ptx::cp_async_commit();
     };
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) fetch(s, s * kStep);
     int stage = 0;
 #pragma unroll 1
     for (int from = 0; from < listed; from += kStep) {
-      ptx::wait_copies<kStages - 2>();
+      ptx::cp_async_wait<kStages - 2>();
       __syncthreads();  // everybody's copies have landed, and the stage read last is free
       fetch((stage + kStages - 1) % kStages, from + (kStages - 1) * kStep);
       Product::multiply(c, stages + stage * kStageBytes);
       stage = (stage + 1) % kStages;
     }
-    ptx::wait_copies<0>();
+    ptx::cp_async_wait<0>();
     __syncthreads();
   }
 
@@ -227,10 +228,10 @@ __device__ __forceinline__ void own_tile(const OuterArgs& p) {
     if (threadIdx.x == 0) ring.init(Product::kCopyThreads, kProductThreads / 32);
     __syncthreads();
     if (threadIdx.x >= kProductThreads) {
-      ptx::give_registers<56>();
+      ptx::setmaxnreg_dec<56>();
       walk([&](int listed) { tile.copy_list(ring, listed); });
     } else {
-      ptx::take_registers<224>();
+      ptx::setmaxnreg_inc<224>();
       float c[kAccumulators] = {};
       walk([&](int listed) { tile.multiply_list(c, ring, listed); });
       tile.add_to_part(c, split);

@@ -18,8 +18,8 @@
 #include "kernels/launch.cuh"
 #include "kernels/packed_parts.cuh"
 #include "kernels/rows.cuh"
-#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
+#include "ptx/pdl.cuh"
 
 namespace late_interaction {
 
@@ -134,7 +134,7 @@ __device__ void copy_short_document(const PackedIndex& p, int64_t document) {
 
 // Two blocks a multiprocessor are enough: with three, ptxas would spill on compute capability 8.6.
 __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constant__ PackedIndex p) {
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t each = int64_t{gridDim.x} * kThreads, first = int64_t{blockIdx.x} * kThreads;
   if (first < p.q_tokens) {
     const int32_t* offsets = near_offsets(p);
@@ -187,7 +187,7 @@ cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
   const int64_t documents = index.documents * (index.dealt ? 32 : 1);  // threads for them
   const int64_t count = std::max({int64_t{index.q_tokens}, documents, index.blocks});
   const int64_t copies = index.copies.tokens != nullptr ? index.documents * kThreads : 0;
-  const LaunchShape shape{blocks_for(std::max(count, copies)), kThreads, 0, index.early};
+  const LaunchShape shape{blocks_for(std::max(count, copies)), kThreads, 0, index.pdl};
   return launch(index_packed, shape, stream, index);
 }
 

@@ -22,7 +22,7 @@ struct PackedIndex {
   // The rows of D, in 16 bytes, where short documents are copied.
   const uint4* rows;
   int64_t row_stride;
-  bool early;  // its blocks may start while the kernel before it ends
+  bool pdl;  // its blocks may start while the kernel before it ends
 };
 
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream);

@@ -13,8 +13,8 @@
 #include "kernels/launch.cuh"
 #include "kernels/packed_parts.cuh"
 #include "kernels/rows.cuh"
-#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
+#include "ptx/pdl.cuh"
 
 namespace late_interaction {
 
@@ -50,7 +50,7 @@ __device__ PairPlace place_of(const Pairs& p, int64_t pair, int32_t longest_quer
 
 // A chunk of kThreads pairs a block.
 __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ PairIndex p) {
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t pair = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   int64_t cost = 0;
   if (pair < p.pairs.count) {
@@ -92,7 +92,7 @@ __device__ Found find_place(int64_t count, int64_t wanted, Cost cost) {
 }
 
 __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ PairIndex p, int64_t chunks) {
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   int64_t mine = 0, all;
   for (int64_t k = threadIdx.x; k < chunks; k += kThreads) mine += p.chunk_costs[k];
   sum_before<kWarps>(mine, all);
@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ 
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ PairPick p) {
   // The kernels that make the grid waited for whoever made the list: it may be read while they end.
-  if (p.grid == nullptr) take_turns();
+  if (p.grid == nullptr) ptx::pdl_wait_and_launch_dependents();
   const int64_t pair = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   if (pair >= p.pairs.count) return;
   const int lane = threadIdx.x % kLanes;
   const PairPlace place = place_of(p.pairs, pair, p.longest_query);
   const bool scored = place.rows.length >= 0 && p.grid != nullptr;
   const int64_t query = scored ? p.pairs.query[pair] : 0, document = scored ? p.pairs.document[pair] : 0;
-  if (p.grid != nullptr) take_turns();
+  if (p.grid != nullptr) ptx::pdl_wait_and_launch_dependents();
   if (lane == 0) {
     float score = place.rows.length < 0 ? __int_as_float(0x7FC00000) : 0.0f;
     if (scored && p.part_rows == 0) score = p.grid[query * p.pairs.documents + document];
@@ -148,20 +148,20 @@ int64_t chunks_of(int64_t pairs) { return blocks_for(pairs); }
 
 cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream) {
   const int64_t chunks = chunks_of(index.pairs.count);
-  const cudaError_t error = launch(index_pairs, {chunks, kThreads, 0, index.early}, stream, index);
+  const cudaError_t error = launch(index_pairs, {chunks, kThreads, 0, index.pdl}, stream, index);
   if (error != cudaSuccess || index.unit_ends == nullptr) return error;
-  return launch(share_pairs, {index.blocks, kThreads, 0, index.early}, stream, index, chunks);
+  return launch(share_pairs, {index.blocks, kThreads, 0, index.pdl}, stream, index, chunks);
 }
 
-// Blocks that start early find the few multiprocessors free that the grid's kernel left over, and scores from
-// all over the grid come slowly to those few. Shared memory that nobody uses keeps them to two each: the rest
-// of a short list starts all over the device, as it becomes free.
+// Blocks that start by programmatic dependent launch find the few multiprocessors free that the grid's kernel
+// left over, and scores from all over the grid come slowly to those few. Shared memory that nobody uses keeps
+// them to two each: the rest of a short list starts all over the device, as it becomes free.
 cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream) {
   const int lanes = pick.winners != nullptr ? 32 : 1;
   const int64_t blocks = blocks_for(lanes * pick.pairs.count);
-  const bool spread = pick.early && blocks <= 2 * device.sm_count;
+  const bool spread = pick.pdl && blocks <= 2 * device.sm_count;
   const int unused = spread ? device.smem_per_sm / 2 - 2048 : 0;
-  const LaunchShape shape{blocks, kThreads, unused, pick.early};
+  const LaunchShape shape{blocks, kThreads, unused, pick.pdl};
   return lanes > 1 ? launch(pick_pairs<32>, shape, stream, pick) : launch(pick_pairs<1>, shape, stream, pick);
 }
 

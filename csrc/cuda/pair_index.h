@@ -21,7 +21,7 @@ struct PairIndex {
   int32_t* unit_ends;    // [blocks], pairs with about equally many document tokens; null: not wanted
   int64_t blocks;
   int32_t pair_tokens;  // what a pair costs beside its document's tokens, in tokens
-  bool early;           // blocks may start while the kernel before them ends
+  bool pdl;             // blocks may start while the kernel before them ends
 };
 
 int64_t chunks_of(int64_t pairs);
@@ -39,7 +39,7 @@ struct PairPick {
   void* winners;
   bool wide_winners;
   int32_t winner_stride;
-  bool early;
+  bool pdl;
 };
 
 cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream);

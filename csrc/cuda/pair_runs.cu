@@ -10,8 +10,8 @@
 
 #include "kernels/block_sum.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
+#include "ptx/pdl.cuh"
 
 namespace late_interaction {
 
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) count_names(const __grid_constant__ 
   extern __shared__ int32_t seen[];
   for (int64_t k = threadIdx.x; k <= runs.count; k += kThreads) seen[k] = 0;
   __syncthreads();
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t pair = pair_of_thread();
   if (pair < runs.pairs) atomicAdd(&seen[name_of(runs, pair)], 1);
   __syncthreads();
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
     place_names(const __grid_constant__ PairRuns runs, int32_t chunks) {
   constexpr int kAtOnce = 8;  // counts on their way: one would leave the block waiting for memory
   const auto names = static_cast<int32_t>(runs.count) + 1;
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   int32_t before = 0;  // pairs of the names so far
   for (int32_t first = 0; first < names; first += kThreads) {
     const auto name = first + static_cast<int32_t>(threadIdx.x);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads) place_pairs(const __grid_constant__ PairRuns runs) {
   extern __shared__ int32_t next[];
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   for (int64_t k = threadIdx.x; k <= runs.count; k += kThreads) next[k] = counts_of(runs, blockIdx.x)[k];
   const int64_t pair = pair_of_thread();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -121,10 +121,10 @@ int64_t room_to_count(int64_t pairs, int64_t count) {
 
 cudaError_t launch_count_runs(const PairRuns& runs, cudaStream_t stream) {
   const int64_t chunks = chunks_of(runs.pairs);
-  const LaunchShape shape{chunks, kThreads, static_cast<int>(4 * (runs.count + 1)), runs.early};
+  const LaunchShape shape{chunks, kThreads, static_cast<int>(4 * (runs.count + 1)), runs.pdl};
   cudaError_t error = launch(count_names, shape, stream, runs);
   if (error == cudaSuccess)
-    error = launch(place_names, {1, kThreads, 0, runs.early}, stream, runs, static_cast<int32_t>(chunks));
+    error = launch(place_names, {1, kThreads, 0, runs.pdl}, stream, runs, static_cast<int32_t>(chunks));
   return error == cudaSuccess ? launch(place_pairs, shape, stream, runs) : error;
 }
 

@@ -14,7 +14,7 @@ struct PairRuns {
   int64_t* order;   // [pairs]
   int32_t* begins;  // [count + 1]
   int32_t* counts;  // [room_to_count]
-  bool early;       // blocks may start while the kernel before them ends
+  bool pdl;         // blocks may start while the kernel before them ends
 };
 
 // What counting takes room for, in numbers; 0: there is so much to count that sorting is faster.

@@ -64,7 +64,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   index.longest_query = static_cast<int32_t>(longest_query);
   index.rows = reinterpret_cast<Span*>(words);
   index.spans = reinterpret_cast<Span*>(words + pairs);
-  index.early = start_early(scores);
+  index.pdl = device_supports_pdl(scores);
   if (shared_out) {
     index.chunk_costs = words + 2 * pairs;
     index.unit_ends = reinterpret_cast<int32_t*>(words + 2 * pairs + chunks);
@@ -121,7 +121,7 @@ PairPick pick_to(const PairInputs& in, int64_t longest_query, const Scored& to) 
   pick.winners = to.winners ? to.winners->data_ptr() : nullptr;
   pick.wide_winners = wide_winners(in.sizes.Ld);
   pick.winner_stride = to.winners ? static_cast<int32_t>(to.winners->size(1)) : 0;
-  pick.early = start_early(to.scores);
+  pick.pdl = device_supports_pdl(to.scores);
   return pick;
 }
 
@@ -209,7 +209,7 @@ class Runs {
                         .order = static_cast<int64_t*>(order.data_ptr()),
                         .begins = first,
                         .counts = static_cast<int32_t*>(counts.data_ptr()),
-                        .early = start_early(names)};
+                        .pdl = device_supports_pdl(names)};
     check(launch_count_runs(runs, stream), "runs of pairs");
   }
 

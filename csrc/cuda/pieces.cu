@@ -17,8 +17,8 @@
 #include "kernels/factors.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/rows.cuh"
-#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
+#include "ptx/pdl.cuh"
 
 namespace late_interaction {
 
@@ -37,7 +37,7 @@ __device__ Span piece_of(const ForwardArgs& p, int32_t k, int32_t tile_tokens) {
 
 __global__ void __launch_bounds__(kThreads)
     list_pieces(const __grid_constant__ ForwardArgs p, int64_t count, int32_t tile_tokens, Visit* visits) {
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= count) return;
   const auto j = static_cast<int32_t>(at % p.N);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     list_masked_pieces(const __grid_constant__ ForwardArgs p, int32_t tile_tokens, Visit* visits) {
   __shared__ Span ends[kWarps];
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t at = blockIdx.x;
   const auto query = static_cast<int32_t>(at / p.N), j = static_cast<int32_t>(at % p.N);
   const int32_t document = j / p.pieces;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
     join_pieces(const __grid_constant__ ForwardArgs p, int depth, float* scores) {
   __shared__ Maximum met[kWarps][32];
   __shared__ float sums[kJoinedRows / 32];
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t documents = p.N / p.pieces, j = blockIdx.x % documents, of_query = blockIdx.x / documents;
   const auto query = static_cast<int32_t>(of_query / p.parts);
   const auto part = static_cast<int32_t>(of_query % p.parts);
@@ -130,19 +130,18 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_piece_visits(const ForwardArgs& args, int tile_tokens, Visit* visits,
                                 cudaStream_t stream) {
   const int64_t count = (args.layout == Layout::in_batch ? 1 : args.Nq) * args.N;
-  const bool early = kernels_start_early();
+  const bool pdl = supports_pdl();
   if (args.d_mask.data != nullptr) {
-    return launch(list_masked_pieces, {count, kThreads, 0, early}, stream, args, tile_tokens, visits);
+    return launch(list_masked_pieces, {count, kThreads, 0, pdl}, stream, args, tile_tokens, visits);
   }
   const int64_t blocks = (count + kThreads - 1) / kThreads;
-  return launch(list_pieces, {blocks, kThreads, 0, early}, stream, args, count, tile_tokens, visits);
+  return launch(list_pieces, {blocks, kThreads, 0, pdl}, stream, args, count, tile_tokens, visits);
 }
 
 cudaError_t launch_join_pieces(const ForwardArgs& args, float* scores, cudaStream_t stream) {
   const int groups = std::min((args.Lq + 31) / 32, kJoinedRows / 32);
   const int depth = std::min<int>(args.pieces, kWarps / groups);
-  const LaunchShape shape{args.Nq * args.parts * args.documents(), 32 * groups * depth, 0,
-                          kernels_start_early()};
+  const LaunchShape shape{args.Nq * args.parts * args.documents(), 32 * groups * depth, 0, supports_pdl()};
   return launch(join_pieces, shape, stream, args, depth, scores);
 }
 

@@ -24,7 +24,7 @@ struct ProjectArgs {
   int32_t d, d_model;
 };
 
-// Both as the copy engine sees them: boxes of kHiddenBoxRows rows of hidden, of kProjectedDims rows of W.
+// Both as TMA sees them: boxes of kHiddenBoxRows rows of hidden, of kProjectedDims rows of W.
 struct ProjectMaps {
   CUtensorMap hidden, weight;
 };

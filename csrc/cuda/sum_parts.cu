@@ -4,7 +4,7 @@
 #include "device.h"
 #include "forward.h"
 #include "kernels/launch.cuh"
-#include "kernels/turns.cuh"
+#include "ptx/pdl.cuh"
 
 namespace late_interaction {
 
@@ -21,7 +21,7 @@ __device__ int parts_of(const ForwardArgs& p, int64_t query, int rows) {
 
 __global__ void __launch_bounds__(kThreads)
     sum_parts(const __grid_constant__ ForwardArgs p, int rows, float* scores) {
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t count = p.Nq * p.N;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kThreads) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t launch_sum_parts(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                              cudaStream_t stream) {
   const int64_t blocks = std::min<int64_t>((args.Nq * args.N + kThreads - 1) / kThreads, 1024);
-  const LaunchShape shape{blocks, kThreads, 0, kernels_start_early()};
+  const LaunchShape shape{blocks, kThreads, 0, supports_pdl()};
   return launch(sum_parts, shape, stream, args, plan.part_rows, scores);
 }
 

@@ -26,7 +26,7 @@ struct Axis {
   int64_t size, stride;  // stride in elements
 };
 
-// fp32 becomes TF32 on its way through the copy engine, rounded to nearest; the tensor cores would cut it
+// fp32 becomes TF32 on its way through TMA, rounded to nearest; the tensor cores would cut it
 // off.
 CUtensorMapDataType type_of(Compute compute) {
   switch (compute) {

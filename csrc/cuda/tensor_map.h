@@ -1,4 +1,4 @@
-// Describes Q and D to the copy engine of sm_90.
+// Describes Q and D to TMA.
 #pragma once
 
 #include "../common/tensors.h"

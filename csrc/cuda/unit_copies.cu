@@ -15,8 +15,8 @@
 #include "kernels/element.cuh"
 #include "kernels/half_scale.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
+#include "ptx/pdl.cuh"
 
 namespace late_interaction {
 
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
                 float* q_factors) {
   constexpr int kElements = 16 / sizeof(T), kRowsOfBlock = kThreads / kLanes;
   using In = Piece<T, kElements>;
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int block = blockIdx.x;
   const bool of_query = block < q_blocks;
   const Rows& rows = of_query ? q : documents;
@@ -134,7 +134,7 @@ cudaError_t launch_rows(const Rows& q, const Rows& documents, int64_t d, float* 
     constexpr int kRowsOfBlock = kThreads / kLanes;
     return (rows + kRowsOfBlock - 1) / kRowsOfBlock;
   };
-  const LaunchShape shape{blocks(q.count) + blocks(documents.count), kThreads, 0, kernels_start_early()};
+  const LaunchShape shape{blocks(q.count) + blocks(documents.count), kThreads, 0, supports_pdl()};
   return launch(vectors ? unit_copies<T, kLanes, kHeld, true> : unit_copies<T, kLanes, kHeld, false>, shape,
                 stream, q, documents, static_cast<int>(blocks(q.count)), static_cast<int>(d), q_factors);
 }

@@ -17,8 +17,8 @@
 #include "kernels/factors.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/rows.cuh"
-#include "kernels/turns.cuh"
 #include "kernels/winner.cuh"
+#include "ptx/pdl.cuh"
 
 namespace late_interaction {
 
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     find_visits(const __grid_constant__ ForwardArgs p, int64_t documents, Visit* visits) {
   // Of 32 tokens, on their way at a time: one would leave the warp waiting for memory.
   constexpr int kWords = 8;
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int lane = threadIdx.x % 32;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
   for (int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; at < documents; at += stride) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
     copy_visits(const __grid_constant__ ForwardArgs p, const __grid_constant__ CopyRoom room, int parts,
                 Visit* visits) {
   __shared__ uint32_t kept[kPartTokens / 32];
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int64_t at = blockIdx.x / parts;
   const int32_t here = static_cast<int32_t>(blockIdx.x % parts) * kPartTokens;
   const MaskedDocument document(p, at);
@@ -163,9 +163,7 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
 
 cudaError_t launch_visits(const ForwardArgs& args, int64_t documents, const CopyRoom& copies, Visit* visits,
                           cudaStream_t stream) {
-  const auto shape = [](int64_t blocks) {
-    return LaunchShape{blocks, kCopyThreads, 0, kernels_start_early()};
-  };
+  const auto shape = [](int64_t blocks) { return LaunchShape{blocks, kCopyThreads, 0, supports_pdl()}; };
   if (copies.tokens != nullptr) {
     const int parts = (args.Ld + kPartTokens - 1) / kPartTokens;
     return launch(copy_visits, shape(documents * parts), stream, args, copies, parts, visits);

@@ -169,7 +169,7 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   plan.split = gather_split(s, device);
   plan.gather_grid = ceil_div(s.Nq * s.Lq * plan.split, kWarps);
   plan.gather_smem_bytes = block_smem(plan.pieces, plan.method == Backward::unified);
-  plan.early = device.capability >= 90;
+  plan.pdl = device.capability >= 90;
   if (s.layout == Layout::per_query && s.Lq <= kFewWinners) {
     plan_few(s, dtype, device, plan);
   } else {

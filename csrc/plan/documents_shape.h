@@ -19,7 +19,7 @@ constexpr DocumentsShape documents_shape(int columns, int chunks, bool winners, 
 }
 
 // Of a stage, where they ride with its embeddings: its tokens' mask, then, if they are quantized, their
-// factors. Each with 16 bytes more, since the copy engine begins at whole 16; it writes to multiples of 128.
+// factors. Each with 16 bytes more, since TMA begins at whole 16; it writes to multiples of 128.
 constexpr int mask_bytes(const DocumentsShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int factor_bytes(const DocumentsShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int weight_bytes(const DocumentsShape& shape, bool quantized) {

@@ -109,7 +109,7 @@ struct BackwardPlan {
   bool vectors = true;                 // rows are read in vectors; else element by element
   int pieces = 1;                      // of an embedding, that a warp holds in registers
   bool finish_later = false;           // gradients are summed in fp32 first and normalized by a second kernel
-  bool early = false;                  // its blocks may start while the kernel before it ends
+  bool pdl = false;                    // its blocks may start while the kernel before it ends
   // gather: grad_Q, and in unified grad_D with it
   int split = 1;  // warps that share a query token's documents
   int64_t gather_grid = 0;

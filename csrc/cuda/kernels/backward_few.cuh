@@ -9,16 +9,17 @@
 //   all others: zeros                                              a warp each
 //
 // Writing those zeros is what bounds it. So tiles are small and blocks many: some write while others wait
-// for winners and rows of Q. From sm_90 on the copy engine writes zeros to the whole tile, from shared
+// for winners and rows of Q. From sm_90 on TMA writes zeros to the whole tile, from shared
 // memory, while its block still waits for winners; the rows that are none follow when it is done. Zeros that
 // the L2 cache has no room for are the first that it gives up.
 #pragma once
 
-#include "../ptx/bulk.cuh"
-#include "../ptx/l2_policy.cuh"
-#include "../ptx/publish.cuh"
+#include "../ptx/cache_policy.cuh"
+#include "../ptx/fence_proxy.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/pdl.cuh"
+#include "../ptx/tma.cuh"
 #include "backward_tile.cuh"
-#include "turns.cuh"
 #include "winner.cuh"
 
 namespace late_interaction {
@@ -40,7 +41,7 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
   uint16_t* token_of;     // [chunk] of an entry, counted within the tile
   uint32_t* first_entry;  // [tile_tokens]
 
-  // Whether the copy engine writes the zeros: where the device has one, to rows of whole pieces of 16 bytes.
+  // Whether TMA writes the zeros: where the device has it, to rows of whole pieces of 16 bytes.
   static __device__ __forceinline__ bool clears_by_engine(const BackwardArgs& p) {
 #if __CUDA_ARCH__ >= 900
     if (Base::kSums && p.grad_D_sums != nullptr) return false;
@@ -54,7 +55,7 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
   __device__ __forceinline__ void lay_out_zeros() const {
     auto* words = reinterpret_cast<uint4*>(shared.sums);
     for (int k = threadIdx.x; k < kZeroBytes / 16; k += kBackwardThreads) words[k] = uint4{};
-    ptx::publish_shared();
+    ptx::fence_proxy_async();
     __syncthreads();
   }
 
@@ -63,18 +64,18 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
     auto* to = reinterpret_cast<uint8_t*>(static_cast<T*>(p.grad_D) + row * p.d);
     const int64_t all_rows = int64_t{p.owned_blocks} * p.tile_tokens;
     const bool stay = all_rows * p.d * static_cast<int>(sizeof(T)) <= kStays;
-    const uint64_t normal = ptx::evict_normal(), first = ptx::evict_first();
+    const uint64_t normal = ptx::cache_policy_evict_normal(), first = ptx::cache_policy_evict_first();
     const uint64_t policy = stay ? normal : first;
     for (int left = tokens * p.d * static_cast<int>(sizeof(T)); left > 0; left -= kZeroBytes) {
-      ptx::start_bulk_store(to, shared.sums, min(left, kZeroBytes), policy);
+      ptx::bulk_store(to, shared.sums, min(left, kZeroBytes), policy);
       to += kZeroBytes;
     }
   }
 
   // Every warp comes by once, before its first row; then the zeros are written.
   __device__ __forceinline__ void wait_for_zeros() const {
-    if (threadIdx.x == kZeroThread) ptx::finish_bulk_stores();
-    ptx::sync_all_warps();
+    if (threadIdx.x == kZeroThread) ptx::bulk_store_commit_and_wait();
+    ptx::barrier_sync_unaligned();
   }
 
   __device__ __forceinline__ void run(uint32_t block, bool by_engine) const {
@@ -147,7 +148,7 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
   using S = typename Row::S;
   constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
   const bool unit_Q = kNormalized && p.q_inverse != nullptr, unit_D = kNormalized && p.d_inverse != nullptr;
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first_row = (block * kBackwardWarps + warp) * kTogether, rows = int64_t{p.Nq} * p.Lq;
   Pick<S> mine;
@@ -200,7 +201,7 @@ __device__ __forceinline__ void own_few(const BackwardArgs& p, uint32_t block, u
                   reinterpret_cast<uint32_t*>(memory + p.memory.starts)};
   const bool by_engine = Rows::clears_by_engine(p);
   if (by_engine) rows.lay_out_zeros();  // while the kernel before this one ends
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   rows.run(block, by_engine);
 }
 

@@ -9,9 +9,9 @@
 // grad_D_sums by vector reductions. One pass over everything, but the order of those sums is the hardware's.
 #pragma once
 
+#include "../ptx/pdl.cuh"
 #include "backward_pairs.cuh"
 #include "backward_picks.cuh"
-#include "turns.cuh"
 
 namespace late_interaction {
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
   constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
   auto& shared = *reinterpret_cast<Shared*>(memory);
 
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int share = warp & ((1 << p.split_bits) - 1);
   const int64_t index = (block * kBackwardWarps + warp) >> p.split_bits;

@@ -42,7 +42,7 @@ inline unsigned rows_grid(int64_t rows) {
 inline LaunchShape lowmem_shape(const BackwardArgs& args, const BackwardPlan& plan, int rows = 1) {
   const int64_t gather_blocks = args.grad_Q != nullptr ? (plan.gather_grid + rows - 1) / rows : 0;
   const int smem = args.owned_blocks > 0 ? plan.lowmem_smem_bytes : plan.gather_smem_bytes;
-  return {args.owned_blocks + gather_blocks, kBackwardThreads, smem, plan.early};
+  return {args.owned_blocks + gather_blocks, kBackwardThreads, smem, plan.pdl};
 }
 
 template <class T>
@@ -80,7 +80,7 @@ template <class T>
 cudaError_t BackwardLauncher<T>::unified(const BackwardArgs& args, const BackwardPlan& plan,
                                          cudaStream_t stream) {
   return with_rows<T>(plan, [&]<int kPieces, bool kVectors>() {
-    const LaunchShape shape{plan.gather_grid, kBackwardThreads, plan.gather_smem_bytes, plan.early};
+    const LaunchShape shape{plan.gather_grid, kBackwardThreads, plan.gather_smem_bytes, plan.pdl};
     return launch(backward_unified<T, kPieces, kVectors>, shape, stream, args);
   });
 }

@@ -22,10 +22,10 @@
 // Everything is a function of the input alone: the same bits in every run.
 #pragma once
 
-#include "../ptx/copy_element.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/pdl.cuh"
 #include "backward_order.cuh"
 #include "backward_tile.cuh"
-#include "turns.cuh"
 
 namespace late_interaction {
 
@@ -164,7 +164,7 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
 
   __device__ __forceinline__ void run(uint32_t* warp_totals) {
     order.count(warp_totals);
-    ptx::wait_for_elements();  // `kept`: all of it behind the next barrier
+    ptx::cp_async_wait_all();  // `kept`: all of it behind the next barrier
     const uint32_t* starts = order.starts;
     const uint32_t capacity = p.list_capacity;
     for (int from = 0; from < tile.tokens;) {
@@ -242,7 +242,7 @@ __device__ __forceinline__ void own_documents(const Args& p, int64_t block, uint
   __shared__ uint32_t warp_totals[kBackwardWarps];
   __shared__ OwnedTile tile;
   if (threadIdx.x == 0 && !p.packed) tile = dense_tile(p, static_cast<int32_t>(block));
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   if (threadIdx.x == 0 && p.packed) tile = packed_tile(p, block);
   __syncthreads();
   if (tile.tokens == 0) return;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void own_documents(const Args& p, int64_t block, uint
   auto* kept = reinterpret_cast<S*>(memory + p.memory.kept);
   const S* grad = static_cast<const S*>(p.grad) + tile.i * p.grad_query_stride + tile.j * p.grad_item_stride;
   for (int query = threadIdx.x; query < p.grads_kept; query += kBackwardThreads) {
-    ptx::copy_element_async(kept + query, grad + query * p.grad_query_stride);
+    ptx::cp_async_element(kept + query, grad + query * p.grad_query_stride);
   }
   const auto words = [&](int32_t at) { return reinterpret_cast<uint32_t*>(memory + at); };
   const auto halves = [&](int32_t at) { return reinterpret_cast<uint16_t*>(memory + at); };

@@ -28,8 +28,10 @@
 #pragma once
 
 #include "../../plan/direct.h"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/mma.cuh"
+#include "../ptx/pdl.cuh"
 #include "forward_mma.cuh"
-#include "turns.cuh"
 
 namespace late_interaction {
 
@@ -134,7 +136,7 @@ __device__ __forceinline__ void prefetch_document(const ForwardArgs& p, const vo
   constexpr int64_t kLine = 128;
   const int64_t bytes = 2 * ((p.Ld - 1) * p.D.token_stride + p.d);
   for (int64_t at = threadIdx.x % 32 * kLine; at < bytes; at += 32 * kLine) {
-    ptx::prefetch(static_cast<const uint8_t*>(document) + at);
+    ptx::prefetch_l2(static_cast<const uint8_t*>(document) + at);
   }
 }
 
@@ -197,7 +199,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   int32_t j = static_cast<int32_t>(unit - tile_index * p.N);
   RowTile tile = row_tile(p, tile_index, Tile::kRows);
   DirectRows<Tile> rows(p, tile);
-  take_turns();
+  ptx::pdl_wait_and_launch_dependents();
   while (left > 0) {
     const int32_t end_j = static_cast<int32_t>(min(p.N, j + left));
     left -= end_j - j;

@@ -15,7 +15,7 @@ cudaError_t launch_direct_tile(const ForwardArgs& args, const ForwardPlan& plan,
       args.winners != nullptr ? maxsim_forward_direct<Tile, true> : maxsim_forward_direct<Tile, false>;
   ForwardArgs mine = args;
   mine.members = plan.members;
-  return launch(kernel, {plan.grid, Tile::kThreads, 0, kernels_start_early()}, stream, mine);
+  return launch(kernel, {plan.grid, Tile::kThreads, 0, supports_pdl()}, stream, mine);
 }
 
 template <class Mma, int kColumnBlocks, int kSteps>

@@ -27,9 +27,9 @@
 
 #include <cstdint>
 
-#include "../ptx/async_copy.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
 #include "../ptx/mma.cuh"
-#include "../ptx/narrow_copy.cuh"
 #include "finish.cuh"
 #include "pairs.cuh"
 #include "rows.cuh"
@@ -105,8 +105,8 @@ __device__ __forceinline__ void copy_piece(uint32_t dst, const void* src, int va
 #pragma unroll
   for (int at = 0; at < 16; at += kBytes) {
     const bool exists = at < valid_bytes;
-    ptx::copy_few_async<kBytes>(dst + at, static_cast<const char*>(src) + (exists ? at : 0),
-                                exists ? kBytes : 0);
+    ptx::cp_async_narrow<kBytes>(dst + at, static_cast<const char*>(src) + (exists ? at : 0),
+                                 exists ? kBytes : 0);
   }
 }
 
@@ -147,7 +147,7 @@ __device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, 
     const bool exists = row < valid_rows;
     const E* from = exists ? data + source(row) + first : data;
     if (width == 16) {  // d is then a multiple of a piece
-      ptx::copy_16_async(to, from, exists ? 16 : 0);
+      ptx::cp_async_16(to, from, exists ? 16 : 0);
     } else if (width == 8) {
       copy_piece<8>(to, from, exists ? row_bytes : 0);
     } else if (width == 4) {
@@ -171,13 +171,13 @@ __device__ __forceinline__ void multiply_chunk(ptx::Accumulator (&acc)[Tile::kRo
 #pragma unroll
     for (int i = 0; i < Tile::kRowBlocks; ++i) {
       uint32_t words[4];
-      ptx::load_matrix_x4(words, piece_address(q_chunk, q_row + i * 16, 2 * k + q_piece));
+      ptx::ldmatrix_x4(words, piece_address(q_chunk, q_row + i * 16, 2 * k + q_piece));
       a[i] = Mma::operand_a(words);
     }
 #pragma unroll
     for (int n = 0; n < Tile::kColumnBlocks; n += 2) {
       uint32_t words[4];
-      ptx::load_matrix_x4(words, piece_address(d_chunk, d_row + n * 8, 2 * k + d_piece));
+      ptx::ldmatrix_x4(words, piece_address(d_chunk, d_row + n * 8, 2 * k + d_piece));
       const typename Mma::B b0 = Mma::operand_b(words[0], words[1]);
       const typename Mma::B b1 = Mma::operand_b(words[2], words[3]);
 #pragma unroll
@@ -247,19 +247,19 @@ __device__ __forceinline__ Visited visit_units(const PairArgs& p, int64_t& unit,
 __device__ __forceinline__ void wait_stage(int stages) {
   switch (stages) {
     case 2:
-      return ptx::wait_copies<0>();
+      return ptx::cp_async_wait<0>();
     case 3:
-      return ptx::wait_copies<1>();
+      return ptx::cp_async_wait<1>();
     case 4:
-      return ptx::wait_copies<2>();
+      return ptx::cp_async_wait<2>();
     case 5:
-      return ptx::wait_copies<3>();
+      return ptx::cp_async_wait<3>();
     case 6:
-      return ptx::wait_copies<4>();
+      return ptx::cp_async_wait<4>();
     case 7:
-      return ptx::wait_copies<5>();
+      return ptx::cp_async_wait<5>();
     default:
-      return ptx::wait_copies<kMaxStages - 2>();
+      return ptx::cp_async_wait<kMaxStages - 2>();
   }
 }
 
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           }
         }
       }
-      ptx::commit_copies();
+      ptx::cp_async_commit();
     };
 
     __syncthreads();  // the last row tile's readers are done with shared memory

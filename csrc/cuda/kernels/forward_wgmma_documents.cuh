@@ -7,7 +7,7 @@
 //                      +-----------------------------------------------+     element by element
 //
 // One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
-// What counts is that the copy engine never waits. So the ring takes all the shared memory there is, each
+// What counts is that TMA never waits. So the ring takes all the shared memory there is, each
 // warpgroup has a share of it, and while one waits for its products, its barriers or the end of its document,
 // the others take what has arrived.
 //
@@ -37,9 +37,7 @@
 #include <type_traits>
 
 #include "../../plan/documents_shape.h"
-#include "../ptx/copy_line.cuh"
 #include "../ptx/mma.cuh"
-#include "../ptx/prefetch_map.cuh"
 #include "fold_codes.cuh"
 #include "hopper.cuh"
 #include "pairs.cuh"
@@ -144,12 +142,12 @@ struct DocumentsMemory {
 
   __device__ __forceinline__ void init_barriers() const {
     for (int i = 0; i < stages; ++i) {
-      ptx::init_barrier(barriers + 16 * i, 1);
-      ptx::init_barrier(barriers + 16 * i + 8, Tile::kWarps);
+      ptx::mbarrier_init(barriers + 16 * i, 1);
+      ptx::mbarrier_init(barriers + 16 * i + 8, Tile::kWarps);
     }
     for (int team = 0; team < Tile::kWarpgroups; ++team)
-      ptx::init_barrier(barriers + 16 * stages + 8 * team, 1);
-    ptx::publish_barriers();
+      ptx::mbarrier_init(barriers + 16 * stages + 8 * team, 1);
+    ptx::fence_mbarrier_init();
   }
 };
 
@@ -254,7 +252,7 @@ __device__ __forceinline__ void load_weights(const typename Tile::Args& p,
   if constexpr (!Tile::kListed) {
     const auto copy = [&](uint32_t to, const auto& line) {
       const int32_t first = line.begin(walk.row_tile, visit) + t;
-      ptx::copy_line(to, &line.map, memory.full(warpgroup, at), first & -line.kWhole);
+      ptx::tma_load_1d(to, &line.map, memory.full(warpgroup, at), first & -line.kWhole);
     };
     if (p.mask.rides) copy(memory.mask_of(warpgroup, at), p.mask);
     if (Tile::kQuantized && p.factors.rides) copy(memory.factors_of(warpgroup, at), p.factors);
@@ -281,18 +279,18 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
         const int warpgroup = team * p.members + member;
         const uint32_t full = memory.full(warpgroup, at);
         const uint32_t bytes = tails * (Tile::kStageBytes / kTails);
-        ptx::wait(memory.empty(warpgroup, at), at.parity ^ 1);
+        ptx::mbarrier_wait_parity(memory.empty(warpgroup, at), at.parity ^ 1);
         if (chunk == 0) {
-          ptx::arrive_expecting(full, bytes + weights_of_tile<Tile>(p));
+          ptx::mbarrier_arrive_expect_tx(full, bytes + weights_of_tile<Tile>(p));
           load_weights<Tile>(p, memory, warpgroup, at, walk, visit, t);
         } else {
-          ptx::arrive_expecting(full, bytes);
+          ptx::mbarrier_arrive_expect_tx(full, bytes);
         }
 #pragma unroll 1
         for (int i = 0; i < boxes; ++i) {
 #pragma unroll
           for (int c = 0; c < Tile::kChunks; ++c) {
-            ptx::copy_box(
+            ptx::tma_load_4d(
                 memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
                 full, (chunk + c) * Tile::kChunkElements, visit.first + t + i * kTailTokens,
                 packed ? 0 : visit.document, walk.row_tile);
@@ -315,10 +313,10 @@ template <class Tile>
 __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
                                            const DocumentsMemory<Tile>& memory, int team,
                                            const RowTile& tile) {
-  ptx::arrive_expecting(memory.q_full(team), memory.q_bytes);
+  ptx::mbarrier_arrive_expect_tx(memory.q_full(team), memory.q_bytes);
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
-    ptx::copy_box(memory.query(team) + chunk * Tile::kQChunkBytes, &maps.Q, memory.q_full(team),
-                  chunk * Tile::kChunkElements, first_query_token(p, tile), tile.query, 0);
+    ptx::tma_load_4d(memory.query(team) + chunk * Tile::kQChunkBytes, &maps.Q, memory.q_full(team),
+                     chunk * Tile::kChunkElements, first_query_token(p, tile), tile.query, 0);
   }
 }
 
@@ -339,7 +337,7 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
         Element element[kElements];
       } x;
       // Neighbouring lanes read other pieces of their rows, in other banks.
-      x.words = ptx::load_shared_16(row + ((piece + lane) % 8 << 4));
+      x.words = ptx::ld_shared_v4_b32(row + ((piece + lane) % 8 << 4));
 #pragma unroll
       for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
     }
@@ -369,7 +367,7 @@ struct TokenWeights {
       factors[i / 2][i % 2] = 1.0f;
     }
   }
-  // Those that the copy engine cannot bring: asked for before the tile is waited for.
+  // Those that TMA cannot bring: asked for before the tile is waited for.
   __device__ __forceinline__ void load(const WeighedArgs& p, int32_t row_tile, int32_t j,
                                        int32_t first_token) {
     const bool mask_apart = p.d_mask.data != nullptr && !p.mask.rides;
@@ -400,15 +398,14 @@ struct TokenWeights {
     if (p.mask.rides) {
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-        const uint32_t four = ptx::load_shared(mask + token(first.mask, i / 2, i % 2) / 4 * 4);
+        const uint32_t four = ptx::ld_shared(mask + token(first.mask, i / 2, i % 2) / 4 * 4);
         if ((four >> 8 * (first.mask % 4) & 0xFF) == 0) keeps[i / 2][i % 2] = 0;
       }
     }
     if (Tile::kQuantized && p.factors.rides) {
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-        factors[i / 2][i % 2] =
-            __uint_as_float(ptx::load_shared(all + 4 * token(first.factor, i / 2, i % 2)));
+        factors[i / 2][i % 2] = __uint_as_float(ptx::ld_shared(all + 4 * token(first.factor, i / 2, i % 2)));
       }
     }
   }
@@ -429,8 +426,8 @@ struct TokenSquares {
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
         uint32_t w[4];
-        ptx::load_matrix_x4(w, stage + chunk * Tile::kDChunkBytes + (row + 64 * block) * kChunkRowBytes +
-                                   ((piece ^ (row & 7)) << 4));
+        ptx::ldmatrix_x4(w, stage + chunk * Tile::kDChunkBytes + (row + 64 * block) * kChunkRowBytes +
+                                ((piece ^ (row & 7)) << 4));
         const auto tokens = Mma::operand_a(w);
         Mma::multiply(low[block], tokens, Mma::operand_b(w[0], w[2]));
         Mma::multiply(high[block], tokens, Mma::operand_b(w[1], w[3]));
@@ -454,11 +451,11 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p,
                                               TokenSquares<Tile>& squares, TokenWeights<Tile>& weights,
                                               const WeightPlaces& places) {
   for (int first_chunk = 0; first_chunk < p.chunks; first_chunk += Tile::kChunks) {
-    ptx::wait(memory.full(warpgroup, at), at.parity);
+    ptx::mbarrier_wait_parity(memory.full(warpgroup, at), at.parity);
     const uint32_t stage = memory.stage(warpgroup, at);
-    const uint32_t tokens = ptx::matrix_at(stage);
-    const uint32_t rows = ptx::matrix_at(q + first_chunk * Tile::kQChunkBytes);
-    ptx::fence_products();
+    const uint32_t tokens = ptx::smem_desc_low(stage);
+    const uint32_t rows = ptx::smem_desc_low(q + first_chunk * Tile::kQChunkBytes);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * Tile::kChunks; ++i) {
       const int chunk = i / 4, k = i % 4;
@@ -466,21 +463,21 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p,
       for (int block = 0; block < Tile::kBlocks; ++block) {
         ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
             c[block],
-            ptx::matrix_of_rows(tokens + (chunk * Tile::kDChunkBytes + block * 64 * kChunkRowBytes) / 16 +
-                                2 * k),
-            ptx::matrix_of_rows(rows + chunk * Tile::kQChunkBytes / 16 + 2 * k), first_chunk > 0 || i > 0);
+            ptx::smem_desc_k_major(tokens + (chunk * Tile::kDChunkBytes + block * 64 * kChunkRowBytes) / 16 +
+                                   2 * k),
+            ptx::smem_desc_k_major(rows + chunk * Tile::kQChunkBytes / 16 + 2 * k), first_chunk > 0 || i > 0);
       }
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
     if (!Tile::kQuantized && p.normalize) squares.add(stage);
     if constexpr (!Tile::kListed) {
       if (first_chunk == 0) {
         weights.take(p, memory.mask_of(warpgroup, at), memory.factors_of(warpgroup, at), places);
       }
     }
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(memory.empty(warpgroup, at));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory.empty(warpgroup, at));
     at.advance(memory.share);
   }
 }
@@ -643,9 +640,9 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
         tile = row_tile(p, held_rows, Tile::kRows);
         own.take(p, tile, 0);
       }
-      ptx::sync_some(barrier, team_threads);
+      ptx::named_barrier_sync(barrier, team_threads);
       if (memory.q_owner(team) == team && thread == 0) load_query<Tile>(p, maps, memory, team, tile);
-      ptx::wait(memory.q_full(team), q_parity);
+      ptx::mbarrier_wait_parity(memory.q_full(team), q_parity);
       q_parity ^= 1;
       if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
     }
@@ -688,7 +685,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
     typename Tile::Maxima* maxima = &memory.exchange[turn % 2][team * p.members];
     hand_over<Tile>(maxima[member], maximum, token);
-    ptx::sync_some(barrier, team_threads);
+    ptx::named_barrier_sync(barrier, team_threads);
     if (turn == thread / 32) {
       float best[Tile::kOwned];
       int32_t best_token[Tile::kOwned];
@@ -715,24 +712,24 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   constexpr int kBarriersReady = 15;
 
   if (warpgroup == Tile::kWarpgroups) {
-    ptx::give_registers<Tile::kProducerRegisters>();
+    ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
     const int thread = threadIdx.x - Tile::kWarpgroups * Tile::kGroupThreads, team = thread / 32;
     if (thread == 0) memory.init_barriers();
     if (thread == 32) {
-      ptx::prefetch_map(&maps.D);
-      ptx::prefetch_map(&maps.Q);
+      ptx::prefetch_tensormap(&maps.D);
+      ptx::prefetch_tensormap(&maps.Q);
     }
     __syncwarp();
-    ptx::sync_some(kBarriersReady, Tile::kThreads);
+    ptx::named_barrier_sync(kBarriersReady, Tile::kThreads);
     if (thread % 32 != 0 || team >= p.teams) return;
-    ptx::wait_for_earlier_kernels();
+    ptx::pdl_wait();
     load_documents<Tile>(p, maps, memory, team);
-    if (team == 0) ptx::let_next_kernel_start();
+    if (team == 0) ptx::pdl_launch_dependents();
   } else {
-    ptx::take_registers<Tile::kRegisters>();
-    ptx::sync_some(kBarriersReady, Tile::kThreads);
+    ptx::setmaxnreg_inc<Tile::kRegisters>();
+    ptx::named_barrier_sync(kBarriersReady, Tile::kThreads);
     if (warpgroup >= p.teams * p.members) return;
-    ptx::wait_for_earlier_kernels();
+    ptx::pdl_wait();
     score_documents<Tile>(p, maps, memory, warpgroup);
   }
 #endif

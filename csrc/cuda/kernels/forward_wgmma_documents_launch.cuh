@@ -18,7 +18,7 @@ cudaError_t launch_documents_tile(typename Tile::Args args, const TensorMaps& ma
                                   cudaStream_t stream) {
   args.teams = plan.teams;
   args.members = plan.members;
-  return launch_early(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
+  return launch_pdl(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
 }
 
 template <class Args>

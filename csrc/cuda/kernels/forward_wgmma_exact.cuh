@@ -6,7 +6,7 @@
 //   own sign; of a query row, `high` is rounded, so that low . low has no sign of its own and no bias comes
 //   of it.
 //
-//   stage of the ring     tokens | query rows     as the copy engine brings them, then the rows rounded
+//   stage of the ring     tokens | query rows     as TMA brings them, then the rows rounded
 //                         tokens | query rows     their low parts
 //
 // The tensor cores truncate as they accumulate, a bias that would grow with d. They sum kTogether steps of
@@ -69,12 +69,12 @@ __device__ void cut_stages(const ForwardArgs& p, const SplitShared<Tile>& at) {
     for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
       for (int chunk = 0; chunk < p.chunks; ++chunk) {
         const uint32_t stage = at.stage(place.stage);
-        ptx::wait(at.full(place.stage), place.parity);
+        ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
         for (uint32_t first = threadIdx.x % 128 * 16; first < kBytes; first += kPieces * kStep) {
           float4 x[kPieces];
 #pragma unroll
           for (int i = 0; i < kPieces; ++i) {
-            if (first + i * kStep < kBytes) x[i] = ptx::load_shared_quad(stage + first + i * kStep);
+            if (first + i * kStep < kBytes) x[i] = ptx::ld_shared_v4_f32(stage + first + i * kStep);
           }
 #pragma unroll
           for (int i = 0; i < kPieces; ++i) {
@@ -83,15 +83,15 @@ __device__ void cut_stages(const ForwardArgs& p, const SplitShared<Tile>& at) {
               x[i] = each(x[i], [](float y) { return rounded(y - cut_off(y)); });
             } else if (piece < kBytes) {
               const float4 high = each(x[i], rounded);
-              ptx::store_shared_quad(stage + piece, high);
+              ptx::st_shared_v4_f32(stage + piece, high);
               x[i] = make_float4(rounded(x[i].x - high.x), rounded(x[i].y - high.y), rounded(x[i].z - high.z),
                                  rounded(x[i].w - high.w));
             }
-            if (piece < kBytes) ptx::store_shared_quad(stage + kBytes + piece, x[i]);
+            if (piece < kBytes) ptx::st_shared_v4_f32(stage + kBytes + piece, x[i]);
           }
         }
-        ptx::publish_shared();
-        ptx::arrive(at.cut(place.stage));
+        ptx::fence_proxy_async();
+        ptx::mbarrier_arrive(at.cut(place.stage));
         place.advance(p.stages);
       }
     }
@@ -108,12 +108,12 @@ struct ExactConsumer : SummingConsumer<Tile, ExactConsumer<Tile>> {
   // Steps [first, first + kTogether) of the chunk in the ring.
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int first) {
     constexpr uint32_t kLow = (Tile::kDBytes + Tile::kQBytes) / 16, kRows = 64 * kChunkRowBytes / 16;
-    const uint32_t d = ptx::matrix_at(at.stage(place.stage)), q = d + Tile::kDBytes / 16 + me * kRows;
+    const uint32_t d = ptx::smem_desc_low(at.stage(place.stage)), q = d + Tile::kDBytes / 16 + me * kRows;
     const auto issue = [&](uint32_t rows, uint32_t tokens, int k, bool add) {
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-          c, ptx::matrix_of_rows(rows + k * 32 / 16), ptx::matrix_of_rows(tokens + k * 32 / 16), add);
+          c, ptx::smem_desc_k_major(rows + k * 32 / 16), ptx::smem_desc_k_major(tokens + k * 32 / 16), add);
     };
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = first; k < first + Tile::kTogether; ++k) {
       issue(q + kLow, d, k, k > first);
@@ -121,22 +121,22 @@ struct ExactConsumer : SummingConsumer<Tile, ExactConsumer<Tile>> {
     }
 #pragma unroll
     for (int k = first; k < first + Tile::kTogether; ++k) issue(q, d, k, true);
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   template <class Meanwhile>
   __device__ __forceinline__ void take_chunk(float (&sum)[kAccumulators], int, Meanwhile meanwhile) {
-    ptx::wait(at.full(place.stage), place.parity);
-    ptx::wait(at.cut(place.stage), place.parity);
+    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+    ptx::mbarrier_wait_parity(at.cut(place.stage), place.parity);
 #pragma unroll
     for (int first = 0; first < kSteps; first += Tile::kTogether) {
       float c[kAccumulators];
       multiply(c, first);
       if (first == 0) meanwhile();
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       this->let_follow();
       if (first + Tile::kTogether == kSteps) {
-        if (threadIdx.x % 32 == 0) ptx::arrive(at.empty(place.stage));
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
         place.advance(p.stages);
       }
 #pragma unroll
@@ -158,15 +158,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup < Tile::kConsumers) {
-    ptx::take_registers<Tile::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     ExactConsumer<Tile>(p, at, warpgroup).run();
   } else if (warpgroup == Tile::kConsumers) {
-    ptx::give_registers<Tile::kHelperRegisters>();
+    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) SplitLoader<Tile>{p, maps, at}.run();
     if (Tile::kWeighed && helper / 32 == 1) weigh_split<Tile>(p, at);
   } else {
-    ptx::give_registers<Tile::kHelperRegisters>();
+    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
     cut_stages<Tile>(p, at);
   }
 #endif

@@ -60,9 +60,9 @@ struct HalvesLoader {
       for (int block = 0; block < 2; ++block) {
         const uint32_t place = to + half * Tile::kQHalf + block * 64 * kChunkRowBytes;
         if (p.cluster == 1) {
-          ptx::copy_box(place, &maps.Q, full, dim, first + 64 * block, tile.query, half);
-        } else if (block == static_cast<int>(ptx::rank_in_cluster())) {
-          ptx::copy_box_to(3, place, &maps.Q, full, dim, first + 64 * block, tile.query, half);
+          ptx::tma_load_4d(place, &maps.Q, full, dim, first + 64 * block, tile.query, half);
+        } else if (block == static_cast<int>(ptx::cluster_ctarank())) {
+          ptx::tma_load_4d_multicast(3, place, &maps.Q, full, dim, first + 64 * block, tile.query, half);
         }
       }
     }
@@ -77,9 +77,9 @@ struct HalvesLoader {
       const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
       if (!p.stream_q && unit.tile != resident) {
         resident = unit.tile;
-        ptx::wait(at.q_empty(), q_parity ^ 1);
+        ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
-        ptx::arrive_expecting(at.q_full(), p.chunks * Tile::kQBytes);
+        ptx::mbarrier_arrive_expect_tx(at.q_full(), p.chunks * Tile::kQBytes);
         for (int chunk = 0; chunk < p.chunks; ++chunk) {
           copy_rows(at.q + chunk * Tile::kQBytes, at.q_full(), tile, chunk * Tile::kChunkElements);
         }
@@ -90,11 +90,11 @@ struct HalvesLoader {
         for (int chunk = 0; chunk < p.chunks; ++chunk) {
           const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
           const int dim = chunk * Tile::kChunkElements;
-          ptx::wait(at.empty(place.stage), place.parity ^ 1);
-          ptx::arrive_expecting(full, at.stage_bytes);
+          ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+          ptx::mbarrier_arrive_expect_tx(full, at.stage_bytes);
           if (p.stream_q) copy_rows(to + Tile::kDBytes, full, tile, dim);
-          ptx::copy_box(to, &maps.D, full, dim, begin, document, 0);
-          ptx::copy_box(to + Tile::kDHalf, &maps.D, full, dim, begin, document, 1);
+          ptx::tma_load_4d(to, &maps.D, full, dim, begin, document, 0);
+          ptx::tma_load_4d(to + Tile::kDHalf, &maps.D, full, dim, begin, document, 1);
           place.advance(p.stages);
         }
       }
@@ -118,50 +118,50 @@ struct HalvesConsumer : SummingConsumer<Tile, HalvesConsumer<Tile>> {
                                           bool add) const {
       const uint32_t along = step * 32 / 16;
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-          c, ptx::matrix_of_rows(q + (low_q ? kQLow : 0) + along),
-          ptx::matrix_of_rows(d + (low_d ? kDLow : 0) + along), add);
+          c, ptx::smem_desc_k_major(q + (low_q ? kQLow : 0) + along),
+          ptx::smem_desc_k_major(d + (low_d ? kDLow : 0) + along), add);
     }
   };
 
   __device__ __forceinline__ Operands operands(int chunk) const {
     const uint32_t stage = at.stage(place.stage);
     const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + chunk * Tile::kQBytes;
-    return {ptx::matrix_at(rows + me * 64 * kChunkRowBytes), ptx::matrix_at(stage)};
+    return {ptx::smem_desc_low(rows + me * 64 * kChunkRowBytes), ptx::smem_desc_low(stage)};
   }
 
   __device__ __forceinline__ void multiply_low(float (&c)[kAccumulators], const Operands& x) {
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       x.issue(c, true, false, step, step > 0);
       x.issue(c, false, true, step, true);
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   __device__ __forceinline__ void multiply_high(float (&c)[kAccumulators], const Operands& x, int first) {
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int step = first; step < first + Tile::kTogether; ++step)
       x.issue(c, false, false, step, step > first);
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   // To all blocks of the cluster: lane r tells block r.
   __device__ __forceinline__ void release() {
     const int lane = threadIdx.x % 32;
-    if (lane < p.cluster) ptx::arrive_there(ptx::address_at(at.empty(place.stage), lane));
+    if (lane < p.cluster) ptx::mbarrier_arrive_cluster(ptx::mapa(at.empty(place.stage), lane));
     place.advance(p.stages);
   }
 
   template <class Meanwhile>
   __device__ __forceinline__ void take_chunk(float (&sum)[kAccumulators], int chunk, Meanwhile meanwhile) {
-    ptx::wait(at.full(place.stage), place.parity);
+    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
     {
       float c[kAccumulators];
       multiply_low(c, operands(chunk));
       meanwhile();
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       this->let_follow();
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) sum[i] = fmaf(c[i], 1.0f / kLowScale, sum[i]);
@@ -171,7 +171,7 @@ struct HalvesConsumer : SummingConsumer<Tile, HalvesConsumer<Tile>> {
       keep_here(sum);
       float c[kAccumulators];
       multiply_high(c, operands(chunk), first);
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       if (first + Tile::kTogether == kSteps) release();
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) sum[i] += c[i];
@@ -199,15 +199,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
-    ptx::give_registers<Tile::kHelperRegisters>();
+    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) HalvesLoader<Tile>{p, maps, at}.run();
     if (helper / 32 == 1) weigh_split<Tile>(p, at);
   } else {
-    ptx::take_registers<Tile::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     HalvesConsumer<Tile>(p, at, warpgroup).run();
   }
-  ptx::sync_cluster();  // a block that is gone could not be told that a stage is empty
+  ptx::cluster_sync();  // a block that is gone could not be told that a stage is empty
 #endif
 }
 

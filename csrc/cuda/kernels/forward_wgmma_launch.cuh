@@ -37,22 +37,22 @@ cudaError_t choose_columns(const ForwardPlan& plan, Launch launch) {
   return error;
 }
 
-// The kernels call wait_for_earlier_kernels: their blocks start while the kernel before them ends.
+// Launches a kernel that calls pdl_wait: its blocks may start while the kernel before it ends.
 template <class Kernel, class Args>
-cudaError_t launch_early(Kernel kernel, int threads, const Args& args, const TensorMaps& maps,
-                         const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_pdl(Kernel kernel, int threads, const Args& args, const TensorMaps& maps,
+                       const ForwardPlan& plan, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute pdl;
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.grid));
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = plan.smem_bytes;
   config.stream = stream;
-  config.attrs = &early;
+  config.attrs = &pdl;
   config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, args, maps);
 }
@@ -66,7 +66,7 @@ cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, co
     const auto launch_tile = [&]<bool kWinners, bool kVisited>() {
       using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled, kVisited>;
       static_assert(RowsShared<Tile>::kKept <= kRowsKept);
-      return launch_early(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
+      return launch_pdl(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
     };
     const auto launch = [&]<bool kWinners>() {
       if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {

@@ -132,7 +132,7 @@ struct RowsShared {
                                                           Tile::kConsumers * Handover<Tile>::kBytes)) {}
 
   __device__ __forceinline__ uint32_t note(int i) const {
-    return barriers + kBarrierBytes + kNoteBytes * ptx::thread() + 4 * i;
+    return barriers + kBarrierBytes + kNoteBytes * ptx::tid_x() + 4 * i;
   }
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t weights_of(int i) const { return weights + i * Tile::kWeightBytes; }
@@ -205,18 +205,18 @@ struct ColumnWeights {
   uint32_t mine;  // where the factors of this lane's columns lie
 
   __device__ __forceinline__ void enter(uint32_t weights) {
-    const uint32_t quad = ptx::thread() % 4;
+    const uint32_t quad = ptx::tid_x() % 4;
     if constexpr (Tile::kMasked) {
 #pragma unroll
       for (int w = 0; w < Tile::kMaskWords; ++w) {
-        kept[w] = ptx::load_shared(weights + (quad * Tile::kMaskWords + w) * 4);
+        kept[w] = ptx::ld_shared(weights + (quad * Tile::kMaskWords + w) * 4);
       }
     }
     if constexpr (Tile::kScaled) mine = weights + Tile::kMaskBytes + quad * 8;
   }
 
   __device__ __forceinline__ float2 load(int n) const {
-    const float2 swapped = ptx::load_shared_pair(mine + n * 32);
+    const float2 swapped = ptx::ld_shared_v2_f32(mine + n * 32);
     return {swapped.y, swapped.x};
   }
   __device__ __forceinline__ float2 factors(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
@@ -316,13 +316,13 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
 template <class Tile>
 __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
                                           const RowsShared<Tile>& at, uint32_t q_parity) {
-  ptx::wait(at.q_empty(), q_parity ^ 1);
-  ptx::arrive_expecting(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
+  ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
+  ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
   const int first = first_query_token(p, tile);
   for (int group = 0; group < Tile::kConsumers; ++group) {
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      ptx::copy_box(at.q + chunk * Tile::kQChunkBytes + group * 128 * kChunkRowBytes, &maps.Q, at.q_full(),
-                    chunk * Tile::kChunkElements, first + 128 * group, tile.query, 0);
+      ptx::tma_load_4d(at.q + chunk * Tile::kQChunkBytes + group * 128 * kChunkRowBytes, &maps.Q, at.q_full(),
+                       chunk * Tile::kChunkElements, first + 128 * group, tile.query, 0);
     }
   }
 }
@@ -345,12 +345,12 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
         if (Tile::kVisited && tile.ends && j + 1 < part.end_j) {
           tile.next = tile_width<Tile>(visit_at<Tile>(p, part.tile, j + 1).length, 0);
         }
-        ptx::wait(at.empty(place.stage), place.parity ^ 1);
-        if constexpr (Tile::kVisited) ptx::store_shared(at.tile_note(place.stage), tile.note());
-        ptx::arrive_expecting(at.full(place.stage), Tile::kStageBytes);
+        ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+        if constexpr (Tile::kVisited) ptx::st_shared(at.tile_note(place.stage), tile.note());
+        ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-          ptx::copy_box(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
-                        chunk * Tile::kChunkElements, visit.begin() + tile.begin, item, outer);
+          ptx::tma_load_4d(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
+                           chunk * Tile::kChunkElements, visit.begin() + tile.begin, item, outer);
         }
         place.advance(p.stages);
       }
@@ -377,8 +377,8 @@ struct Weigher {
     Looked looked;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      const int32_t token = span.first + tile_begin<Tile>(span.length, t) + 32 * i + ptx::thread() % 32;
-      const bool exists = token < span.first + span.length && 32 * i + ptx::thread() % 32 < Tile::kColumns;
+      const int32_t token = span.first + tile_begin<Tile>(span.length, t) + 32 * i + ptx::tid_x() % 32;
+      const bool exists = token < span.first + span.length && 32 * i + ptx::tid_x() % 32 < Tile::kColumns;
       if constexpr (Tile::kMasked) {
         looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
@@ -388,7 +388,7 @@ struct Weigher {
   }
 
   __device__ __forceinline__ void store(const Looked& looked) {
-    const int lane = ptx::thread() % 32;
+    const int lane = ptx::tid_x() % 32;
     const uint32_t weights = at.weights_of(place.stage);
     if constexpr (Tile::kMasked) {
       uint32_t words[Tile::kMaskWords] = {};
@@ -402,7 +402,7 @@ struct Weigher {
       }
 #pragma unroll
       for (int w = 0; w < Tile::kMaskWords; ++w) {
-        if (lane < 4) ptx::store_shared(weights + (lane * Tile::kMaskWords + w) * 4, words[w]);
+        if (lane < 4) ptx::st_shared(weights + (lane * Tile::kMaskWords + w) * 4, words[w]);
       }
     }
     if constexpr (Tile::kScaled) {
@@ -410,12 +410,12 @@ struct Weigher {
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
-          ptx::store_shared(weights + Tile::kMaskBytes + 4 * factor_place(column),
-                            __float_as_uint(looked.factor[i]));
+          ptx::st_shared(weights + Tile::kMaskBytes + 4 * factor_place(column),
+                         __float_as_uint(looked.factor[i]));
         }
       }
     }
-    ptx::arrive(at.full(place.stage));
+    ptx::mbarrier_arrive(at.full(place.stage));
     place.advance(p.stages);
   }
 
@@ -435,7 +435,7 @@ struct Weigher {
         const Span span{visit.begin(), visit.copied() ? max(visit.length, Tile::kColumns) : visit.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, factors, stride, span, t);
-          ptx::wait(at.empty(place.stage), place.parity ^ 1);
+          ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
           store(looked);
         }
       }
@@ -459,38 +459,38 @@ struct RowsConsumer {
 
   template <int kWidth>
   __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
-    const uint32_t q = ptx::matrix_at(q_blocks + block * 64 * kChunkRowBytes),
-                   d = ptx::matrix_at(at.stage(place.stage));
+    const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kChunkRowBytes),
+                   d = ptx::smem_desc_low(at.stage(place.stage));
     // The first product sets them. But where tiles of two widths meet, ptxas would keep what they held, for
     // want of a word that it is dead.
     if constexpr (Tile::kVisited) {
 #pragma unroll
       for (Accumulator& x : c) x = 0;
     }
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4 * Tile::kChunks; ++k) {
       ptx::WgmmaShape<kWidth>::template issue<typename Tile::Type>(
           reinterpret_cast<Accumulator(&)[kWidth / 2]>(c),
-          ptx::matrix_of_rows(q + (k / 4 * Tile::kQChunkBytes + k % 4 * 32) / 16),
-          ptx::matrix_of_rows(d + (k / 4 * Tile::kStageChunkBytes + k % 4 * 32) / 16), k > 0);
+          ptx::smem_desc_k_major(q + (k / 4 * Tile::kQChunkBytes + k % 4 * 32) / 16),
+          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageChunkBytes + k % 4 * 32) / 16), k > 0);
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
   // What the compiler knows to be the same in all lanes it works out between products. Each such pause lets
   // in products of the other consumer, until both wait for theirs at once: plain calls took a tenth longer.
   // So it may not know that of a stage, where folds are so short that only their products keep consumers
   // apart.
-  static __device__ __forceinline__ int unknown_zero() { return ptx::thread() >> 12; }
+  static __device__ __forceinline__ int unknown_zero() { return ptx::tid_x() >> 12; }
 
   // Notes, for what would crowd out accumulators: of the visit at hand its place and its length, and the row
   // tile.
   enum Note { kPlace, kLength, kTile };
   __device__ __forceinline__ void note(Note what, uint32_t value) const {
-    ptx::store_shared(at.note(what), value);
+    ptx::st_shared(at.note(what), value);
   }
   __device__ __forceinline__ int32_t noted(Note what) const {
-    return static_cast<int32_t>(ptx::load_shared(at.note(what)));
+    return static_cast<int32_t>(ptx::ld_shared(at.note(what)));
   }
   __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, noted(kTile), Tile::kRows); }
 
@@ -503,13 +503,15 @@ struct RowsConsumer {
     note(kLength, visit_at<Tile>(p, rows_at_hand(), j).length);
   }
 
-  __device__ __forceinline__ void wait_for_stage() const { ptx::wait(at.full(place.stage), place.parity); }
+  __device__ __forceinline__ void wait_for_stage() const {
+    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+  }
 
   // What the loader noted of the stage that was waited for. Lane 0 reads it, which gives the stage back; and
   // from a lane, the compiler knows that all have the same.
   __device__ __forceinline__ TileAtHand noted_tile() const {
     uint32_t note = 0;
-    if (ptx::thread() % 32 == 0) note = ptx::load_shared(at.tile_note(place.stage));
+    if (ptx::tid_x() % 32 == 0) note = ptx::ld_shared(at.tile_note(place.stage));
     return TileAtHand::of(__shfl_sync(kFullWarp, note, 0));
   }
 
@@ -520,9 +522,9 @@ struct RowsConsumer {
     multiply<kWidth>(c[1], 1);
     // Whether it ends is known before the next tile waits for it; factors leave no room to keep it.
     const TileAtHand tile = Tile::kVisited ? noted_tile() : tile_at<Tile>(length(), t);
-    const float first_token = static_cast<float>(tile.begin + 2 * (ptx::thread() % 4));
+    const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
-    ptx::wait_products<1>();
+    ptx::wgmma_wait<1>();
     // The compiler may not know that this is always so: a fold without a branch before it would be moved, in
     // part, behind the wait for the products that it is to overlap; or its factors before it, all of them.
     if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
@@ -532,13 +534,14 @@ struct RowsConsumer {
     if constexpr (kNext > 0) {
       wait_for_stage();
       multiply<kNext>(c[0], 0);
-      ptx::wait_products<1>();
+      ptx::wgmma_wait<1>();
     } else {
       if (Tile::kReadsAhead && more) wait_for_stage();
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
     }
     constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
-    if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0)) ptx::arrive(at.empty(folded.stage));
+    if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0))
+      ptx::mbarrier_arrive(at.empty(folded.stage));
     if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
       if constexpr (Tile::kReadsAhead) {
@@ -546,7 +549,7 @@ struct RowsConsumer {
         if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
       }
     });
-    if (kReadsHere) ptx::arrive(at.empty(folded.stage));
+    if (kReadsHere) ptx::mbarrier_arrive(at.empty(folded.stage));
     t += Tile::kColumns;
     if (Tile::kScaled ? t >= noted(kLength) : tile.ends) {
       handover.give(best, handed++ & 1);
@@ -587,7 +590,7 @@ struct RowsConsumer {
   __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
     if (Tile::kWhole || p.visits == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
     int32_t tiles = 0;
-    for (int32_t j = first + ptx::thread() % 32; j < end; j += 32) {
+    for (int32_t j = first + ptx::tid_x() % 32; j < end; j += 32) {
       tiles += count_tiles<Tile>(visit_at<Tile>(p, rows_at_hand(), j).length);
     }
     return warp_sum(tiles);
@@ -604,7 +607,7 @@ struct RowsConsumer {
 #pragma unroll
       for (int n = 0; n < Tile::kColumns / 8; ++n) weights.ahead[n] = weights.load(n);
     }
-    if (Tile::kStaggered && ptx::thread() >= 128 && left > 0) take_tiles<1>(left-- > 1);
+    if (Tile::kStaggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
     for (; left >= Tile::kTogether; left -= Tile::kTogether) {
       take_tiles<Tile::kTogether>(left > Tile::kTogether);
     }
@@ -621,15 +624,15 @@ struct RowsConsumer {
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
       // Worked out anew for each row tile, which is rarer than a register is dear.
-      const int64_t documents = UnitRange::mine(p, ptx::block()).end - noted(kTile) * p.N - first;
+      const int64_t documents = UnitRange::mine(p, ptx::ctaid_x()).end - noted(kTile) * p.N - first;
       if (documents <= 0) break;
-      ptx::wait(at.q_full(), q_parity);
+      ptx::mbarrier_wait_parity(at.q_full(), q_parity);
       if constexpr (Tile::kVisited) {
         take_visited_tiles();
       } else {
         take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       }
-      if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
       note(kTile, noted(kTile) + 1);
     }
   }
@@ -644,26 +647,26 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const RowsShared<Tile> at(shared, p.stages);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::init_barrier(at.full(stage), Tile::kWeighed ? 1 + 32 : 1);
-      ptx::init_barrier(at.empty(stage), (Tile::kWeighed ? 128 : 4) * Tile::kConsumers);
+      ptx::mbarrier_init(at.full(stage), Tile::kWeighed ? 1 + 32 : 1);
+      ptx::mbarrier_init(at.empty(stage), (Tile::kWeighed ? 128 : 4) * Tile::kConsumers);
     }
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) at.handover(consumer).init_barriers();
-    ptx::init_barrier(at.q_full(), 1);
-    ptx::init_barrier(at.q_empty(), 4 * Tile::kConsumers);
-    ptx::publish_barriers();
+    ptx::mbarrier_init(at.q_full(), 1);
+    ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
+    ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  ptx::wait_for_earlier_kernels();
+  ptx::pdl_wait();
 
   // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
-    ptx::give_registers<Tile::kHelperRegisters>();
+    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) {
       load_tiles<Tile>(p, maps, at);
-      ptx::let_next_kernel_start();
+      ptx::pdl_launch_dependents();
     }
     if constexpr (Tile::kWeighed) {
       if (helper / 32 == 1) Weigher<Tile>{p, at}.run();
@@ -673,7 +676,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       finish_documents<Tile>(p, at.handover(consumer), at.finishers[32 * consumer + threadIdx.x % 32]);
     }
   } else {
-    ptx::take_registers<Tile::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     RowsConsumer<Tile> consumer{p, at, at.handover(warpgroup), at.q + 2 * warpgroup * 64 * kChunkRowBytes};
     consumer.run();
   }

@@ -28,7 +28,7 @@
 //     warpgroup 0   multiply ... | multiply last | fold | multiply first, finish | multiply ...
 //     warpgroup 1   multiply ...       | multiply last          | fold | multiply first, finish | ...
 //
-// fp32 is rounded to TF32 on its way through the copy engine (see tensor_map.cpp).
+// fp32 is rounded to TF32 on its way through TMA (see tensor_map.cpp).
 //
 // A document's last tile is moved back to end with the document: a token that is seen twice changes neither
 // the maximum nor, since ties keep the earlier one, the winner. So only documents shorter than a tile have
@@ -39,7 +39,6 @@
 // Of what tokens count each lane says itself that it has written or read it.
 #pragma once
 
-#include "../ptx/cluster.cuh"
 #include "fold.cuh"
 #include "hopper.cuh"
 
@@ -83,17 +82,17 @@ struct SplitUnits {
   static constexpr uint32_t kBytes = 32;
   uint32_t at;
 
-  __device__ __forceinline__ uint32_t first() const { return ptx::load_shared(at); }
-  __device__ __forceinline__ uint32_t end() const { return ptx::load_shared(at + 4); }
-  __device__ __forceinline__ uint32_t step() const { return ptx::load_shared(at + 8); }
-  __device__ __forceinline__ uint32_t groups() const { return ptx::load_shared(at + 12); }
+  __device__ __forceinline__ uint32_t first() const { return ptx::ld_shared(at); }
+  __device__ __forceinline__ uint32_t end() const { return ptx::ld_shared(at + 4); }
+  __device__ __forceinline__ uint32_t step() const { return ptx::ld_shared(at + 8); }
+  __device__ __forceinline__ uint32_t groups() const { return ptx::ld_shared(at + 12); }
 
   __device__ __forceinline__ void deal(const ForwardArgs& p) const {
     const uint32_t clusters = gridDim.x / p.cluster, mine = blockIdx.x / p.cluster;
-    ptx::store_shared(at, p.stream_q ? mine : static_cast<uint32_t>(p.units * mine / clusters));
-    ptx::store_shared(at + 4, static_cast<uint32_t>(p.stream_q ? p.units : p.units * (mine + 1) / clusters));
-    ptx::store_shared(at + 8, p.stream_q ? clusters : 1);
-    ptx::store_shared(at + 12, static_cast<uint32_t>((p.N + p.cluster - 1) / p.cluster));
+    ptx::st_shared(at, p.stream_q ? mine : static_cast<uint32_t>(p.units * mine / clusters));
+    ptx::st_shared(at + 4, static_cast<uint32_t>(p.stream_q ? p.units : p.units * (mine + 1) / clusters));
+    ptx::st_shared(at + 8, p.stream_q ? clusters : 1);
+    ptx::st_shared(at + 12, static_cast<uint32_t>((p.N + p.cluster - 1) / p.cluster));
   }
 
   __device__ __forceinline__ SplitUnit operator()(const ForwardArgs& p, uint32_t unit) const {
@@ -108,7 +107,7 @@ struct SplitUnits {
       tile = unit / groups;
       group = unit - tile * groups;
     }
-    const int32_t j = static_cast<int32_t>(group * p.cluster + ptx::rank_in_cluster());
+    const int32_t j = static_cast<int32_t>(group * p.cluster + ptx::cluster_ctarank());
     const int32_t last = static_cast<int32_t>(p.N) - 1;
     return {static_cast<int32_t>(tile), min(j, last), j <= last};
   }
@@ -177,10 +176,10 @@ __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&
   for (int n = 0; n < Tile::kColumns / 8; ++n) {
     float2 limit, factor;
     if constexpr (Weights::limits(kKind)) {
-      limit = ptx::load_shared_pair(weights + Weights::kLimits + n * 32);
+      limit = ptx::ld_shared_v2_f32(weights + Weights::kLimits + n * 32);
     }
     if constexpr (Weights::scales(kKind)) {
-      factor = ptx::load_shared_pair(weights + Weights::kFactors + n * 32);
+      factor = ptx::ld_shared_v2_f32(weights + Weights::kFactors + n * 32);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -228,11 +227,11 @@ struct SplitLoader {
     const int first = first_query_token(p, tile), dim = chunk * Tile::kChunkElements;
     const auto place = [&](int half) { return to + half * 128 * kChunkRowBytes; };
     if (p.cluster == 2) {
-      const uint32_t rank = ptx::rank_in_cluster();
-      ptx::copy_box_to(3, place(rank), &maps.Q, full, dim, first + 128 * rank, tile.query, 0);
+      const uint32_t rank = ptx::cluster_ctarank();
+      ptx::tma_load_4d_multicast(3, place(rank), &maps.Q, full, dim, first + 128 * rank, tile.query, 0);
     } else {
       for (int half = 0; half < Tile::kRows / 128; ++half) {
-        ptx::copy_box(place(half), &maps.Q, full, dim, first + 128 * half, tile.query, 0);
+        ptx::tma_load_4d(place(half), &maps.Q, full, dim, first + 128 * half, tile.query, 0);
       }
     }
   }
@@ -246,9 +245,9 @@ struct SplitLoader {
       const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
       if (!p.stream_q && unit.tile != resident) {
         resident = unit.tile;
-        ptx::wait(at.q_empty(), q_parity ^ 1);
+        ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
-        ptx::arrive_expecting(at.q_full(), p.chunks * Tile::kQBytes);
+        ptx::mbarrier_arrive_expect_tx(at.q_full(), p.chunks * Tile::kQBytes);
         for (int chunk = 0; chunk < p.chunks; ++chunk) {
           copy_rows(at.q + chunk * Tile::kQBytes, at.q_full(), tile, chunk);
         }
@@ -257,10 +256,10 @@ struct SplitLoader {
         const int32_t begin = split_begin<Tile>(p, t);
         for (int chunk = 0; chunk < p.chunks; ++chunk) {
           const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
-          ptx::wait(at.empty(place.stage), place.parity ^ 1);
-          ptx::arrive_expecting(full, at.stage_bytes / Tile::kCopies);
+          ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+          ptx::mbarrier_arrive_expect_tx(full, at.stage_bytes / Tile::kCopies);
           if (p.stream_q) copy_rows(to + Tile::kDBytes, full, tile, chunk);
-          ptx::copy_box(to, &maps.D, full, chunk * Tile::kChunkElements, begin, unit.j, tile.query);
+          ptx::tma_load_4d(to, &maps.D, full, chunk * Tile::kChunkElements, begin, unit.j, tile.query);
           place.advance(p.stages);
         }
       }
@@ -295,23 +294,23 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
       }
       all = __all_sync(kFullWarp, all);
       ones = __all_sync(kFullWarp, ones);
-      ptx::wait(at.weight_empty(place.stage), place.parity ^ 1);
+      ptx::mbarrier_wait_parity(at.weight_empty(place.stage), place.parity ^ 1);
       const uint32_t weights = at.weight(place.stage);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
           const float limit = keep[i] ? INFINITY : -INFINITY;
-          ptx::store_shared(weights + Weights::kLimits + column * 4, __float_as_uint(limit));
-          ptx::store_shared(weights + Weights::kFactors + column * 4, __float_as_uint(factor[i]));
+          ptx::st_shared(weights + Weights::kLimits + column * 4, __float_as_uint(limit));
+          ptx::st_shared(weights + Weights::kFactors + column * 4, __float_as_uint(factor[i]));
         }
       }
       if (lane == 0) {
-        ptx::store_shared(weights + Weights::kKind, all    ? ones ? Weights::kPlain : Weights::kScaled
-                                                    : ones ? Weights::kLimited
-                                                           : Weights::kLimitedAndScaled);
+        ptx::st_shared(weights + Weights::kKind, all    ? ones ? Weights::kPlain : Weights::kScaled
+                                                 : ones ? Weights::kLimited
+                                                        : Weights::kLimitedAndScaled);
       }
-      ptx::arrive(at.weight_full(place.stage));
+      ptx::mbarrier_arrive(at.weight_full(place.stage));
       place.advance(Weights::kStages);
     }
   }
@@ -325,14 +324,14 @@ __device__ __forceinline__ uint32_t take_weights(const SplitShared<Tile>& at, co
                                                  float zero, uint32_t& weights) {
   weights = at.weight(place.stage) + threadIdx.x % 4 * 8;
   if constexpr (!Tile::kWeighed) return __float_as_uint(zero);
-  ptx::wait(at.weight_full(place.stage), place.parity);
-  return ptx::load_shared(at.weight(place.stage) + SplitWeights<Tile>::kKind);
+  ptx::mbarrier_wait_parity(at.weight_full(place.stage), place.parity);
+  return ptx::ld_shared(at.weight(place.stage) + SplitWeights<Tile>::kKind);
 }
 
 template <class Tile>
 __device__ __forceinline__ void return_weights(const SplitShared<Tile>& at, RingPlace& place) {
   if constexpr (Tile::kWeighed) {
-    ptx::arrive(at.weight_empty(place.stage));
+    ptx::mbarrier_arrive(at.weight_empty(place.stage));
     place.advance(SplitWeights<Tile>::kStages);
   }
 }
@@ -344,9 +343,9 @@ __device__ __forceinline__ void await_rows(const ForwardArgs& p, const SplitShar
   const int32_t tile = at.units(p, now).tile;
   if (now != first) {
     if (tile == at.units(p, now - 1).tile) return;
-    if (threadIdx.x % 32 == 0) ptx::arrive(at.q_empty());
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
   }
-  ptx::wait(at.q_full(), (tile - at.units(p, first).tile) & 1);
+  ptx::mbarrier_wait_parity(at.q_full(), (tile - at.units(p, first).tile) & 1);
 }
 
 template <class Tile>
@@ -363,30 +362,30 @@ struct SplitConsumer {
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int chunk) {
     const uint32_t stage = at.stage(place.stage);
     const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + chunk * Tile::kQBytes;
-    const uint32_t mine = rows + ptx::thread() / 128 * 128 * kChunkRowBytes;  // this warpgroup's
-    const uint32_t q = ptx::matrix_at(mine + block * 8 * kChunkRowBytes), d = ptx::matrix_at(stage);
+    const uint32_t mine = rows + ptx::tid_x() / 128 * 128 * kChunkRowBytes;  // this warpgroup's
+    const uint32_t q = ptx::smem_desc_low(mine + block * 8 * kChunkRowBytes), d = ptx::smem_desc_low(stage);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-          c, ptx::matrix_of_rows<2>(q + k * 32 / 16), ptx::matrix_of_rows(d + k * 32 / 16),
+          c, ptx::smem_desc_k_major<2>(q + k * 32 / 16), ptx::smem_desc_k_major(d + k * 32 / 16),
           k > 0 || chunk > 0);
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   // To all blocks of the cluster: lane r tells block r.
   __device__ __forceinline__ void release(int stage) {
     const int lane = threadIdx.x % 32;
-    if (lane < p.cluster) ptx::arrive_there(ptx::address_at(at.empty(stage), lane));
+    if (lane < p.cluster) ptx::mbarrier_arrive_cluster(ptx::mapa(at.empty(stage), lane));
     if (leads) {
       leads = false;
-      ptx::arrive_some(kStartBarrier, 256);
+      ptx::named_barrier_arrive(kStartBarrier, 256);
     }
   }
 
   __device__ __forceinline__ void multiply_chunk(Accumulator (&c)[2][kAccumulators], int chunk) {
-    ptx::wait(at.full(place.stage), place.parity);
-    ptx::fence_products();
+    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+    ptx::wgmma_fence();
     multiply(c[0], 0, chunk);
     multiply(c[1], 1, chunk);
   }
@@ -400,15 +399,15 @@ struct SplitConsumer {
       const int before = place.stage;
       place.advance(p.stages);
       multiply_chunk(c, chunk);
-      ptx::wait_products<2>();
+      ptx::wgmma_wait<2>();
       release(before);
     }
     const float first_token = static_cast<float>(split_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
     uint32_t weights;
     const uint32_t kind = take_weights<Tile>(at, weight_place, p.zeros[0], weights);
-    ptx::wait_products<1>();
+    ptx::wgmma_wait<1>();
     fold_split<Tile>(c[0], best, first_token, p.zeros, weights, kind);
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     release(place.stage);
     place.advance(p.stages);
     fold_split<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights, kind);
@@ -434,7 +433,7 @@ struct SplitConsumer {
   }
 
   __device__ __forceinline__ void run() {
-    if (!leads) ptx::sync_some(kStartBarrier, 256);
+    if (!leads) ptx::named_barrier_sync(kStartBarrier, 256);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     uint32_t now = at.units.first();
@@ -451,21 +450,21 @@ template <class Tile>
 __device__ __forceinline__ void begin_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::init_barrier(at.full(stage), 1);
-      ptx::init_barrier(at.empty(stage), 4 * Tile::kConsumers * p.cluster);
-      if (Tile::kCopies > 1) ptx::init_barrier(at.cut(stage), 128);
+      ptx::mbarrier_init(at.full(stage), 1);
+      ptx::mbarrier_init(at.empty(stage), 4 * Tile::kConsumers * p.cluster);
+      if (Tile::kCopies > 1) ptx::mbarrier_init(at.cut(stage), 128);
     }
     for (int stage = 0; stage < SplitWeights<Tile>::kStages; ++stage) {
-      ptx::init_barrier(at.weight_full(stage), 32);
-      ptx::init_barrier(at.weight_empty(stage), 128 * Tile::kConsumers);
+      ptx::mbarrier_init(at.weight_full(stage), 32);
+      ptx::mbarrier_init(at.weight_empty(stage), 128 * Tile::kConsumers);
     }
-    ptx::init_barrier(at.q_full(), 1);
-    ptx::init_barrier(at.q_empty(), 4 * Tile::kConsumers);
-    ptx::publish_barriers();
+    ptx::mbarrier_init(at.q_full(), 1);
+    ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
+    ptx::fence_mbarrier_init();
     at.units.deal(p);
   }
   __syncthreads();
-  ptx::sync_cluster();
+  ptx::cluster_sync();
 }
 
 template <class Tile>
@@ -481,16 +480,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
-    ptx::give_registers<40>();
+    ptx::setmaxnreg_dec<40>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) SplitLoader<Tile>{p, maps, at}.run();
     if (Tile::kWeighed && helper / 32 == 1) weigh_split<Tile>(p, at);
   } else {
-    ptx::take_registers<232>();
+    ptx::setmaxnreg_inc<232>();
     SplitConsumer<Tile> consumer{p, at, warpgroup == 0};
     consumer.run();
   }
-  ptx::sync_cluster();  // a block that is gone could not be told that a stage is empty
+  ptx::cluster_sync();  // a block that is gone could not be told that a stage is empty
 #endif
 }
 

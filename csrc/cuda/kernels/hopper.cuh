@@ -1,8 +1,10 @@
-// What the two wgmma forwards share: the tensors as the copy engine sees them, and the ring's bookkeeping.
+// What the two wgmma forwards share: the tensors as TMA sees them, and the ring's bookkeeping.
 #pragma once
 
-#include "../ptx/grid.cuh"
-#include "../ptx/shared.cuh"
+#include "../ptx/cluster.cuh"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/pdl.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "finish.cuh"

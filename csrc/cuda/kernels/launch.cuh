@@ -1,4 +1,4 @@
-// Launches a kernel that takes dynamic shared memory and may start early.
+// Launches a kernel with dynamic shared memory, by programmatic dependent launch if asked.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,7 @@ struct LaunchShape {
   int64_t grid;
   int threads;
   int smem_bytes;
-  bool early;  // sm_90, and the kernel calls wait_for_earlier_kernels: its blocks start while the one before
-               // ends
+  bool pdl;  // its blocks may start while the kernel before it ends: sm_90, and the kernel calls pdl_wait
 };
 
 template <class... Args>
@@ -21,16 +20,16 @@ cudaError_t launch(void (*kernel)(Args...), const LaunchShape& shape, cudaStream
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.smem_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute pdl;
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.smem_bytes);
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = shape.early ? 1 : 0;
+  config.attrs = &pdl;
+  config.numAttrs = shape.pdl ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

@@ -9,7 +9,7 @@
 //      stage:        [384 rows of hidden][128 bytes], then [128 rows of W][128 bytes]; 16-byte pieces
 //                    XOR-swizzled by the row. Dims past d_model and rows past d of W are zeros; rows past the
 //                    tile's end hold whatever was there, and so do the sums that nobody writes.
-//      warpgroup 2   copies. One thread has the copy engine bring W, and hidden where all rows are wanted.
+//      warpgroup 2   copies. One thread has TMA bring W, and hidden where all rows are wanted.
 //      Else
 //                    all threads copy hidden row by row as listed, eight threads a row, 16 bytes each
 //                    (cp.async), and the stage's barrier counts the threads whose copies have landed, too.
@@ -19,7 +19,11 @@
 #pragma once
 
 #include "../project_rows.h"
-#include "../ptx/l2_policy.cuh"
+#include "../ptx/cache_policy.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "element.cuh"
 #include "wanted_rows.cuh"
@@ -84,13 +88,13 @@ struct ProjectRows : ProjectTile {
   __device__ __forceinline__ void copy_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full, int tile,
                                              int end, int dim) const {
     const int boxes = p.wanted == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
-    ptx::arrive_expecting(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
-    ptx::copy_box(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
+    ptx::mbarrier_arrive_expect_tx(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
+    ptx::tma_load_4d(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
 #pragma unroll 1
     for (int box = 0; box < boxes; ++box) {
       const int row = box * kHiddenBoxRows;
-      ptx::copy_box_of_rows(stage + row * 128, &maps.hidden, full, dim,
-                            static_cast<int>(first_row) + tile + row, once);
+      ptx::tma_load_4d_matrix(stage + row * 128, &maps.hidden, full, dim,
+                              static_cast<int>(first_row) + tile + row, once);
     }
   }
 
@@ -105,7 +109,7 @@ struct ProjectRows : ProjectTile {
     for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
       if (tile + row + r >= end) break;
       const T* from = hidden + list[tile + row + r] * p.hidden_stride + (inside ? dim + piece * 8 : 0);
-      ptx::copy_16_of_256_async(to + r * 128, from, bytes, once);
+      ptx::cp_async_16_prefetch_256(to + r * 128, from, bytes, once);
     }
   }
 
@@ -122,7 +126,7 @@ struct ProjectRows : ProjectTile {
         __syncwarp();
         if (gathered) {
           copy_rows(ring.stage(), tile, end, dim);
-          ptx::arrive_when_copied(ring.full());
+          ptx::cp_async_mbarrier_arrive_noinc(ring.full());
         }
         ring.advance();
       }
@@ -133,19 +137,19 @@ struct ProjectRows : ProjectTile {
                                            bool accumulate) const {
     const uint32_t hidden = stage + threadIdx.x / 128 * (kBlocks * 64 * 128);
     const uint32_t weight = stage + kTileRows * 128;
-    ptx::fence_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStepDims; k += 16) {
-      const uint64_t b = ptx::matrix_of_rows(ptx::matrix_at(weight + k * 2));
+      const uint64_t b = ptx::smem_desc_k_major(ptx::smem_desc_low(weight + k * 2));
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         ptx::WgmmaShape<kProjectedDims>::issue<Type>(
-            c[block], ptx::matrix_of_rows(ptx::matrix_at(hidden + block * (64 * 128) + k * 2)), b,
+            c[block], ptx::smem_desc_k_major(ptx::smem_desc_low(hidden + block * (64 * 128) + k * 2)), b,
             accumulate || k > 0);
       }
     }
-    ptx::commit_products();
-    ptx::wait_products<0>();
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
   }
 
   // Adds the bias to a row that a quad holds; what is left to multiply it by, then.
@@ -154,7 +158,7 @@ struct ProjectRows : ProjectTile {
 #pragma unroll
     for (int n = 0; n < kProjectedDims / 8; ++n) {
       float* x = c + 4 * n + 2 * half;
-      const float2 b = ptx::load_shared_pair(bias + (8 * n + 2 * (threadIdx.x % 4)) * sizeof(float));
+      const float2 b = ptx::ld_shared_v2_f32(bias + (8 * n + 2 * (threadIdx.x % 4)) * sizeof(float));
       x[0] += b.x;
       x[1] += b.y;
       squares = fma(x[0], x[0], fma(x[1], x[1], squares));
@@ -238,7 +242,7 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
 
   const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
   const int64_t end = p.rows * (blockIdx.x + 1) / gridDim.x;
-  const uint64_t once = ptx::evict_first();
+  const uint64_t once = ptx::cache_policy_evict_first();
   const auto walk = [&](const auto& tiles) {
     for (int64_t first = p.rows * blockIdx.x / gridDim.x; first < end; first += Tile::kListed) {
       const auto count = static_cast<int>(min(end - first, int64_t{Tile::kListed}));
@@ -247,10 +251,10 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
     }
   };
   if (copies) {
-    ptx::give_registers<Tile::kCopyRegisters>();
+    ptx::setmaxnreg_dec<Tile::kCopyRegisters>();
     walk([&](const auto& rows) { rows.copy_tiles(maps, ring); });
   } else {
-    ptx::take_registers<Tile::kProductRegisters>();
+    ptx::setmaxnreg_inc<Tile::kProductRegisters>();
     walk([&](const auto& rows) {
       rows.multiply_tiles(
           ring, [&](float (&c)[Tile::kAccumulators], int first, int end) { rows.finish(c, first, end); });

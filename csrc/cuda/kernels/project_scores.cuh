@@ -11,8 +11,11 @@
 #pragma once
 
 #include "../project_scores.h"
-#include "../ptx/l2_policy.cuh"
+#include "../ptx/cache_policy.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
 #include "../ptx/mma.cuh"
+#include "../ptx/wgmma.cuh"
 #include "project_rows.cuh"
 
 namespace late_interaction {
@@ -50,10 +53,10 @@ struct ScoreRows {
       const int row = k / kPieces, piece = k % kPieces;
       const bool exists = row < count && piece * 8 < p.project.d;
       const T* from = static_cast<const T*>(p.Q) + (exists ? int64_t{row} * p.project.d + piece * 8 : 0);
-      ptx::copy_16_async(at(row, piece), from, exists ? 16 : 0);
+      ptx::cp_async_16(at(row, piece), from, exists ? 16 : 0);
     }
-    ptx::commit_copies();
-    ptx::wait_copies<0>();
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
   }
 
   // Products of 16 rows of a warp with eight query rows.
@@ -63,7 +66,7 @@ struct ScoreRows {
 #pragma unroll
     for (int k = 0; k < kPieces / 4; ++k) {
       uint32_t w[4];
-      ptx::load_matrix_x4(w, at(first_query + lane % 8, 4 * k + lane / 8));
+      ptx::ldmatrix_x4(w, at(first_query + lane % 8, 4 * k + lane / 8));
       Mma::multiply(s, a[2 * k], Mma::operand_b(w[0], w[1]));
       Mma::multiply(s, a[2 * k + 1], Mma::operand_b(w[2], w[3]));
     }
@@ -127,13 +130,13 @@ __global__ void __launch_bounds__(ScoreTile::kThreads, 1)
   // Numbers of rows fit 32 bits.
   const auto first = static_cast<int>(p.project.rows * blockIdx.x / gridDim.x);
   const int count = static_cast<int>(p.project.rows * (blockIdx.x + 1) / gridDim.x) - first;
-  const ProjectRows<Type, T> rows{{},    p.project, ptx::smem_address(bias), nullptr,
-                                  first, count,     ptx::evict_first()};
+  const ProjectRows<Type, T> rows{{},    p.project, ptx::smem_address(bias),        nullptr,
+                                  first, count,     ptx::cache_policy_evict_first()};
   if (threadIdx.x / 128 == Tile::kWarpgroups) {
-    ptx::give_registers<Tile::kCopyRegisters>();
+    ptx::setmaxnreg_dec<Tile::kCopyRegisters>();
     rows.copy_tiles(maps, ring);
   } else {
-    ptx::take_registers<Tile::kProductRegisters>();
+    ptx::setmaxnreg_inc<Tile::kProductRegisters>();
     rows.multiply_tiles(ring, [&](float (&c)[Tile::kAccumulators], int from, int end) {
       const float upper = rows.scale_of_row(c, 0, p.normalize), lower = rows.scale_of_row(c, 1, p.normalize);
       typename Mma::A a[kProjectedDims / 16];

@@ -9,8 +9,7 @@
 
 #include <type_traits>
 
-#include "../ptx/async_copy.cuh"
-#include "../ptx/shared.cuh"
+#include "../ptx/ld_st.cuh"
 #include "compressed.cuh"
 
 namespace late_interaction {
@@ -69,7 +68,7 @@ struct ByteLookup {
       const int byte = i / kRowWords, word = i % kWords;
       uint32_t x = value(p, byte, kBits == 8 ? 0 : 2 * word);
       if constexpr (kBits < 8) x |= value(p, byte, 2 * word + 1) << 16;
-      ptx::store_shared(table + 4 * i, x);
+      ptx::st_shared(table + 4 * i, x);
     }
   }
 
@@ -107,21 +106,21 @@ struct ByteLookup {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t half = i < 2 ? codes.x : codes.y;
-        w[i] = ptx::load_shared(values + row_of(half, 2 * i % 4)) |
-               ptx::load_shared(values + row_of(half, 2 * i % 4 + 1)) << 16;
+        w[i] = ptx::ld_shared(values + row_of(half, 2 * i % 4)) |
+               ptx::ld_shared(values + row_of(half, 2 * i % 4 + 1)) << 16;
       }
     } else if constexpr (kBits == 4) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = ptx::load_shared(values + row_of(codes, i));
+      for (int i = 0; i < 4; ++i) w[i] = ptx::ld_shared(values + row_of(codes, i));
     } else if constexpr (kBits == 2) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float2 two = ptx::load_shared_pair(values + row_of(codes, i));
+        const float2 two = ptx::ld_shared_v2_f32(values + row_of(codes, i));
         w[2 * i] = __float_as_uint(two.x);
         w[2 * i + 1] = __float_as_uint(two.y);
       }
     } else {
-      const uint4 four = ptx::load_shared_16(values + row_of(codes, 0));
+      const uint4 four = ptx::ld_shared_v4_b32(values + row_of(codes, 0));
       w[0] = four.x;
       w[1] = four.y;
       w[2] = four.z;
@@ -153,7 +152,7 @@ struct DimLookup {
 
   static __device__ __forceinline__ void fill(const ResidualArgs& p, uint32_t table) {
     for (int i = threadIdx.x; i < 1 << p.documents.nbits; i += blockDim.x)
-      ptx::store_shared(table + 4 * i, __float_as_uint(p.documents.weights[i]));
+      ptx::st_shared(table + 4 * i, __float_as_uint(p.documents.weights[i]));
   }
   static __device__ __forceinline__ Codes load_any(const ResidualArgs& p, const uint8_t* row, int piece) {
     const uint32_t bit = piece * kPieceDims * p.documents.nbits;
@@ -164,7 +163,7 @@ struct DimLookup {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t bucket = codes >> (i * nbits) & ((1u << nbits) - 1);
-      x[i] = __float_as_uint(__uint_as_float(x[i]) + __uint_as_float(ptx::load_shared(table + 4 * bucket)));
+      x[i] = __float_as_uint(__uint_as_float(x[i]) + __uint_as_float(ptx::ld_shared(table + 4 * bucket)));
     }
   }
   static __device__ __forceinline__ void cut(uint32_t (&x)[4], int count) {

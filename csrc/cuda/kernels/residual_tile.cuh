@@ -29,7 +29,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../ptx/load.cuh"
+#include "../ptx/ld_st.cuh"
 #include "../ptx/mma.cuh"
 #include "residual_lookup.cuh"
 #include "winner.cuh"
@@ -217,7 +217,7 @@ struct Pieces {
       if (!exists(p, first + c)) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        centroid[c][i] = ptx::load_16_once(at.centroid[i] + c * kResidualChunkBytes);
+        centroid[c][i] = ptx::ld_global_no_allocate(at.centroid[i] + c * kResidualChunkBytes);
     }
     if constexpr (!Tile::kAny) {
       load_whole(p, at, first);
@@ -271,7 +271,7 @@ struct TileProducts {
 #pragma unroll
     for (int block = 0; block < Tile::kColumnBlocks; ++block) {
       if (Tile::kAny && block >= p.column_blocks) break;
-      const uint4 q = ptx::load_shared_16(queries + 8 * block * row_bytes);
+      const uint4 q = ptx::ld_shared_v4_b32(queries + 8 * block * row_bytes);
       Mma::multiply(scores[block], first, Mma::operand_b(q.x, q.y));
       Mma::multiply(scores[block], second, Mma::operand_b(q.z, q.w));
     }

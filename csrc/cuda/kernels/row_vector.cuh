@@ -8,8 +8,8 @@
 
 #include <type_traits>
 
-#include "../ptx/reduce.cuh"
-#include "../ptx/store.cuh"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/red.cuh"
 #include "element.cuh"
 #include "winner.cuh"
 
@@ -110,7 +110,7 @@ struct RowVector {
         RowElements<Out, kLanes> stored{};
 #pragma unroll
         for (int k = 0; k < kLanes; ++k) stored.element[k] = narrow<Out>(x[p][k]);
-        if (at < d) ptx::store_words(row + at, stored.words);
+        if (at < d) ptx::st_global_vec(row + at, stored.words);
       } else {
 #pragma unroll
         for (int k = 0; k < kLanes; ++k) {
@@ -140,7 +140,7 @@ struct RowVector {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) product[k] = scale * x[p][k];
       if constexpr (kVectors) {
-        if (at < d) ptx::add_vector(row + at, product);
+        if (at < d) ptx::red_add(row + at, product);
       } else {
 #pragma unroll
         for (int k = 0; k < kLanes; ++k) {

@@ -9,8 +9,6 @@
 // they are.
 #pragma once
 
-#include "../ptx/shared.cuh"
-#include "../ptx/tma.cuh"
 #include "finish.cuh"
 #include "hopper.cuh"
 
@@ -39,41 +37,41 @@ struct Handover {
   __device__ __forceinline__ uint32_t empty() const { return barriers + 8; }
 
   __device__ __forceinline__ void init_barriers() const {
-    ptx::init_barrier(full(), 128);
-    ptx::init_barrier(empty(), 32);
+    ptx::mbarrier_init(full(), 128);
+    ptx::mbarrier_init(empty(), 32);
   }
 
   // A lane's maxima, of rows 64 * block + 16 * warp + 8 * half + lane / 4 in the order of 2 * block + half.
   template <class Best>
   __device__ __forceinline__ void give(Best (&best)[4], uint32_t parity) const {
-    ptx::wait(empty(), parity ^ 1);
-    const uint32_t mine = room + 256 * (ptx::thread() / 32 % 4) + 4 * (ptx::thread() % 32);
+    ptx::mbarrier_wait_parity(empty(), parity ^ 1);
+    const uint32_t mine = room + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32);
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
       const uint32_t to = mine + 1024 * (h / 2) + 128 * (h % 2);
-      ptx::store_shared(to, __float_as_uint(best[h].maximum()));
-      if constexpr (Tile::kWinners) ptx::store_shared(to + kValueBytes, best[h].token());
+      ptx::st_shared(to, __float_as_uint(best[h].maximum()));
+      if constexpr (Tile::kWinners) ptx::st_shared(to + kValueBytes, best[h].token());
       best[h].clear();
     }
-    ptx::arrive(full());
+    ptx::mbarrier_arrive(full());
   }
 
   // Of rows lane, lane + 32, ...
   __device__ __forceinline__ void take(Maximum (&best)[4], uint32_t parity) const {
-    ptx::wait(full(), parity);
+    ptx::mbarrier_wait_parity(full(), parity);
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
       const uint32_t from = room + 512 * o + 16 * (threadIdx.x % 32);
-      const float4 m = ptx::load_shared_quad(from);
+      const float4 m = ptx::ld_shared_v4_f32(from);
       float4 tokens{};
-      if constexpr (Tile::kWinners) tokens = ptx::load_shared_quad(from + kValueBytes);
+      if constexpr (Tile::kWinners) tokens = ptx::ld_shared_v4_f32(from + kValueBytes);
       best[o] = {m.x, __float_as_int(tokens.x)};
       keep_better<Tile::kWinners>(best[o].value, best[o].token, m.y, __float_as_int(tokens.y));
       keep_better<Tile::kWinners>(best[o].value, best[o].token, m.z, __float_as_int(tokens.z));
       keep_better<Tile::kWinners>(best[o].value, best[o].token, m.w, __float_as_int(tokens.w));
     }
   }
-  __device__ __forceinline__ void taken() const { ptx::arrive(empty()); }
+  __device__ __forceinline__ void taken() const { ptx::mbarrier_arrive(empty()); }
 };
 
 // Sees to rows whose maximum is NaN or infinite, one after the other: see resolve_rare_rows. It is not
@@ -100,28 +98,28 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
   const auto place = [&](int row) { return room + 16 * row; };
 #pragma unroll
   for (int o = 0; o < Tile::kOwned; ++o) {
-    ptx::store_shared(place(32 * o + threadIdx.x % 32), __float_as_uint(best[o].value));
-    ptx::store_shared(place(32 * o + threadIdx.x % 32) + 4, best[o].token);
+    ptx::st_shared(place(32 * o + threadIdx.x % 32), __float_as_uint(best[o].value));
+    ptx::st_shared(place(32 * o + threadIdx.x % 32) + 4, best[o].token);
   }
   __syncwarp();
 #pragma unroll 1
   for (int of_group = 0; of_group < 128; ++of_group) {
     const int slot = 128 * group + of_group;
-    const float value = __uint_as_float(ptx::load_shared(place(of_group)));
+    const float value = __uint_as_float(ptx::ld_shared(place(of_group)));
     if (fabsf(value) < INFINITY || slot >= tile.count || !keeps_row(p, tile.first + slot)) continue;
     const Maximum exact =
         recompute_row(p, static_cast<const Element*>(p.Q.data) + row_offset(p, tile.first + slot), passage);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      ptx::store_shared(place(of_group), __float_as_uint(exact.value));
-      ptx::store_shared(place(of_group) + 4, exact.token);
+      ptx::st_shared(place(of_group), __float_as_uint(exact.value));
+      ptx::st_shared(place(of_group) + 4, exact.token);
     }
   }
   __syncwarp();
 #pragma unroll
   for (int o = 0; o < Tile::kOwned; ++o) {
-    best[o] = {__uint_as_float(ptx::load_shared(place(32 * o + threadIdx.x % 32))),
-               static_cast<int32_t>(ptx::load_shared(place(32 * o + threadIdx.x % 32) + 4))};
+    best[o] = {__uint_as_float(ptx::ld_shared(place(32 * o + threadIdx.x % 32))),
+               static_cast<int32_t>(ptx::ld_shared(place(32 * o + threadIdx.x % 32) + 4))};
   }
 }
 
@@ -170,7 +168,7 @@ struct FinishersNotes {
 // The consumer that this finisher follows: worked out anew, for want of registers.
 template <class Tile>
 __device__ __forceinline__ int followed() {
-  return ptx::thread() / 32 - Tile::kFirstFinisher;
+  return ptx::tid_x() / 32 - Tile::kFirstFinisher;
 }
 
 // One warp: finishes what its consumer has maxima of.

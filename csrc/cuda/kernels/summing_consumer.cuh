@@ -40,7 +40,7 @@ struct SummingConsumer {
   __device__ __forceinline__ void let_follow() {
     if (!leads) return;
     leads = false;
-    ptx::arrive_some(kStartBarrier, 256);
+    ptx::named_barrier_arrive(kStartBarrier, 256);
   }
 
   // A document is finished under the products of the next one's first chunk.
@@ -88,7 +88,7 @@ struct SummingConsumer {
   }
 
   __device__ __forceinline__ void run() {
-    if (!leads) ptx::sync_some(kStartBarrier, 256);
+    if (!leads) ptx::named_barrier_sync(kStartBarrier, 256);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     uint32_t now = at.units.first();

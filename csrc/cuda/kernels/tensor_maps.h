@@ -1,4 +1,4 @@
-// The inputs as the copy engine of sm_90 sees them.
+// The inputs as TMA sees them.
 #pragma once
 
 #include <cuda.h>

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../ptx/gather.cuh"
+#include "../ptx/fence_proxy.cuh"
 #include "hopper.cuh"
 #include "winner.cuh"
 
@@ -58,24 +58,24 @@ struct RowRing {
   // By one thread, and then __syncthreads.
   __device__ __forceinline__ void init(int copying_arrivals, int multiplying_warps) const {
     for (int s = 0; s < kStages; ++s) {
-      ptx::init_barrier(barriers + s * 16, copying_arrivals);
-      ptx::init_barrier(barriers + s * 16 + 8, multiplying_warps);
+      ptx::mbarrier_init(barriers + s * 16, copying_arrivals);
+      ptx::mbarrier_init(barriers + s * 16 + 8, multiplying_warps);
     }
-    ptx::publish_barriers();
+    ptx::fence_mbarrier_init();
   }
 
   __device__ __forceinline__ uint32_t stage() const { return stages + place.stage * kStageBytes; }
   __device__ __forceinline__ uint32_t full() const { return barriers + place.stage * 16; }
   __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
 
-  __device__ __forceinline__ void wait_empty() const { ptx::wait(empty(), place.parity ^ 1); }
+  __device__ __forceinline__ void wait_empty() const { ptx::mbarrier_wait_parity(empty(), place.parity ^ 1); }
   __device__ __forceinline__ void advance() { place.advance(kStages); }
   __device__ __forceinline__ void wait_full() const {
-    ptx::wait(full(), place.parity);
-    ptx::publish_shared();
+    ptx::mbarrier_wait_parity(full(), place.parity);
+    ptx::fence_proxy_async();
   }
   __device__ __forceinline__ void give_back() {
-    if (threadIdx.x % 32 == 0) ptx::arrive(empty());
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty());
     advance();
   }
 };

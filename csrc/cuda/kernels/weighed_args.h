@@ -1,4 +1,4 @@
-// What weighs documents' tokens, their mask and their scales, as the copy engine of sm_90 sees it.
+// What weighs documents' tokens, their mask and their scales, as TMA sees it.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +11,7 @@ namespace late_interaction {
 // A view of one number a token as a line: all that lies between its first element and its last. So documents
 // may begin anywhere, and may share their numbers. What lies outside reads as zeros.
 //
-// The copy engine begins at whole 16 bytes alone. So a box is longer than its tile by as much, and the number
+// TMA begins at whole 16 bytes alone. So a box is longer than its tile by as much, and the number
 // of the tile's first token lies somewhere in its first 16 bytes.
 template <class T>
 struct WeightLine {

@@ -1,10 +1,10 @@
-// Reductions into global memory that return nothing.
+// red: additions into global memory that return nothing.
 #pragma once
 
 namespace late_interaction::ptx {
 
 // `to` must be aligned to the vector. Four in one instruction on sm_90, one by one before.
-__device__ __forceinline__ void add_vector(float* to, const float (&x)[4]) {
+__device__ __forceinline__ void red_add(float* to, const float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
                "f"(x[3])
@@ -15,7 +15,7 @@ __device__ __forceinline__ void add_vector(float* to, const float (&x)[4]) {
 #endif
 }
 
-__device__ __forceinline__ void add_vector(double* to, const double (&x)[2]) {
+__device__ __forceinline__ void red_add(double* to, const double (&x)[2]) {
   atomicAdd(to, x[0]);
   atomicAdd(to + 1, x[1]);
 }
