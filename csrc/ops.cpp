@@ -1,5 +1,5 @@
 // Every operator of the library, on one page. The kernels behind them are registered by
-// csrc/cpu/register.cpp (CPU) and csrc/cuda/*.cpp (CUDA); fake kernels, autograd and autocast
+// csrc/cpu/register.cpp (CPU) and csrc/cuda/*/entry.cpp (CUDA); fake kernels, autograd and autocast
 // live in late_interaction/ops/.
 //
 // Shapes. Q is [Nq, Lq, d]. D is [Nd, Ld, d] (in-batch: every query meets every document) or
@@ -14,17 +14,16 @@
 //
 // precision says how fp32 inputs multiply: "highest" (fp32 accuracy), "high" (the significant bits of TF32),
 // "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32. Other dtypes
-// multiply as they are, but with normalize perhaps as fp16 copies of unit rows (plan/copies.h).
+// multiply as they are, but with normalize perhaps as fp16 copies of unit rows (plan/operand_conversion.h).
 // backward names the gradient strategy: "auto", "lowmem", "unified".
 #include <torch/csrc/stable/library.h>
 
 #include "common/tensors.h"
-#include "plan/alternatives.h"
-#include "plan/copies.h"
-#include "plan/halves.h"
-#include "plan/own_documents.h"
+#include "plan/forward_candidates.h"
+#include "plan/forward_enumerate.h"
+#include "plan/operand_conversion.h"
+#include "plan/plaid.h"
 #include "plan/plan.h"
-#include "plan/residual.h"
 
 STABLE_TORCH_LIBRARY(late_interaction, m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.

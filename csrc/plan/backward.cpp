@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "own_documents.h"
 #include "plan.h"
 
 namespace late_interaction {
@@ -46,7 +45,7 @@ int gather_split(const Sizes& s, const Device& device) {
 // Blocks that the kernels leave registers for on a multiprocessor.
 int resident_blocks(Dtype dtype, int pieces) { return pieces > 1 || dtype == Dtype::fp64 ? 1 : 3; }
 
-// Sums and picks of the warps (backward_picks.cuh); in unified, where picks are added to as well.
+// Sums and picks of the warps (backward/gather_queue.cuh); in unified, where picks are added to as well.
 int block_smem(int pieces, bool scatter) {
   return kWarps * (pieces * kPieceBytes + 32 * 16 * (scatter ? 2 : 1));
 }
@@ -68,7 +67,7 @@ void cut_documents(const Sizes& s, int64_t tiles, BackwardPlan& plan) {
   plan.owned_grid = std::max<int64_t>(s.documents(), 1) * plan.tiles;
 }
 
-// Documents of one query alone: nearly all gradients are zeros (kernels/backward_few.cuh).
+// Documents of one query alone: nearly all gradients are zeros (backward/grad_d_single_query.cuh).
 void plan_few(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
   const int64_t bytes = s.Ld * s.d * element_bytes(dtype);
   const int64_t least = std::max({int64_t{1}, ceil_div(s.Ld, kMaxTileTokens), bytes / kFewBytes});

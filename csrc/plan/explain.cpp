@@ -1,10 +1,9 @@
 #include <sstream>
 
-#include "direct.h"
-#include "halves.h"
+#include "forward_candidates.h"
+#include "kernel_limits.h"
+#include "plaid.h"
 #include "plan.h"
-#include "residual.h"
-#include "tail_width.h"
 
 namespace late_interaction {
 

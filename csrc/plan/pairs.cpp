@@ -2,15 +2,9 @@
 
 #include <algorithm>
 
-#include "warpgroups.h"
+#include "forward_candidates.h"
 
 namespace late_interaction {
-
-namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 // A listed pair reads its document, from L2 at best, and multiplies it while it waits. The grid reads each
 // document once and multiplies it with the tokens of all queries; in the time that it takes to read a

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "../common/owned_memory.h"
 #include "../common/problem.h"
+#include "kernel_limits.h"
 
 namespace late_interaction {
 
@@ -79,6 +79,16 @@ struct ForwardPlan {
   int tile_tokens() const { return tile == Tile::wgmma_documents ? tokens : columns; }
 };
 
+// Whether a plan is one for forward/sm80/kernel_short_docs.cuh: a thin tile without a ring.
+inline bool is_direct(const ForwardPlan& plan) { return plan.tile == Tile::thin && plan.stages == 0; }
+
+// tail_width of a plan; 0: all its tiles are alike.
+inline int tail_of(const ForwardPlan& plan) {
+  const bool tails = plan.tile == Tile::wgmma_rows && plan.copied &&
+                     has_tails(element_bytes(plan.compute), plan.masked, plan.scaled);
+  return tails ? tail_width(plan.columns) : 0;
+}
+
 // What a forward plan depends on besides sizes.
 struct ForwardTraits {
   Dtype dtype = Dtype::bf16;
@@ -103,6 +113,13 @@ inline constexpr int kRowsKept = 18 * 1024;
 // The widest tiles that leave their kernels the registers they need.
 inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
+
+// Documents of a batch that a single query meets are that query's own: a backward finds their few winners
+// without an order (backward/grad_d_single_query.cuh), and writes zeros nearly everywhere.
+inline Sizes with_own_documents(Sizes s) {
+  if (s.Nq == 1 && s.Lq <= kFewWinners) s.layout = Layout::per_query;
+  return s;
+}
 
 struct BackwardPlan {
   Backward method = Backward::lowmem;  // lowmem or unified, never automatic

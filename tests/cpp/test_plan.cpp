@@ -1,9 +1,9 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
+#include "../../csrc/plan/forward_candidates.h"
 #include "../../csrc/plan/pairs.h"
+#include "../../csrc/plan/plaid.h"
 #include "../../csrc/plan/plan.h"
 #include "../../csrc/plan/recompute.h"
-#include "../../csrc/plan/residual.h"
-#include "../../csrc/plan/warpgroups.h"
 
 #include <algorithm>
 #include <array>

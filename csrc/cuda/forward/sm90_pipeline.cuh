@@ -1,0 +1,59 @@
+// What the two wgmma forwards share: the tensors as TMA sees them, and the ring's bookkeeping.
+#pragma once
+
+#include "../ptx/cluster.cuh"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/pdl.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "epilogue.cuh"
+#include "tma_args.h"
+
+namespace late_interaction {
+
+// A place in a ring and the parity of its barriers' phase.
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A block's units: a contiguous range of (row tile, document), equally many for each, or as many as have
+// equally many tokens.
+struct UnitRange {
+  int64_t unit, end;
+
+  static __device__ __forceinline__ UnitRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
+    if (p.unit_ends != nullptr) return {block == 0 ? 0 : p.unit_ends[block - 1], p.unit_ends[block]};
+    return {p.units * block / gridDim.x, p.units * (block + 1) / gridDim.x};
+  }
+};
+
+// The part of a range that lies on one row tile: documents [first_j, end_j).
+struct RowTileUnits {
+  RowTile tile;
+  int32_t first_j, end_j;
+
+  static __device__ __forceinline__ RowTileUnits take(const ForwardArgs& p, UnitRange& range, int tile_rows) {
+    RowTileUnits part;
+    part.tile = row_tile(p, range.unit / p.N, tile_rows);
+    part.first_j = static_cast<int32_t>(range.unit % p.N);
+    part.end_j = static_cast<int32_t>(min(p.N, part.first_j + (range.end - range.unit)));
+    range.unit += part.end_j - part.first_j;
+    return part;
+  }
+};
+
+// Rows of a tile start here in the Q map.
+__device__ __forceinline__ int first_query_token(const ForwardArgs& p, const RowTile& tile) {
+  return p.layout == Layout::in_batch ? tile.first : tile.first - tile.query * p.Lq;
+}
+
+}  // namespace late_interaction
