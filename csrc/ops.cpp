@@ -239,15 +239,17 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   if (is_empty(sizes)) return kEmpty;
   const Dtype type = dtype_named(dtype);
   if (step == "forward" || step == "alternatives") {
-    const Multiplied how = plan_copies(sizes, type, parse_precision(precision), masked, normalize, device);
+    const OperandConversion how =
+        plan_operand_conversion(sizes, type, parse_precision(precision), masked, normalize, device);
     const int64_t row_bytes = d * element_bytes(compute_for(how.dtype, how.precision));
-    const ForwardTraits traits{.dtype = how.dtype,
-                               .precision = how.precision,
-                               .masked = masked,
-                               .scaled = (normalize && how.copies != Copies::unit_fp16) || is_quantized(type),
-                               .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
-    const std::vector<ForwardPlan> plans = how.copies == Copies::halves
-                                               ? std::vector{*plan_halves(sizes, masked, !normalize, device)}
+    const ForwardTraits traits{
+        .dtype = how.dtype,
+        .precision = how.precision,
+        .masked = masked,
+        .scaled = (normalize && how.copies != Copies::normalized_fp16) || is_quantized(type),
+        .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
+    const std::vector<ForwardPlan> plans = how.copies == Copies::fp16x2
+                                               ? std::vector{*plan_3xfp16(sizes, masked, !normalize, device)}
                                                : forward_alternatives(sizes, traits, device);
     if (step == "forward") return explain(how.copies, type) + explain(sizes, plans[0]);
     std::string names;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 128;
 constexpr int kMaxStages = 8;
-constexpr int64_t kMaxExactToken = int64_t{1} << 24;      // wgmma_rows and wgmma_split keep tokens in fp32
+constexpr int64_t kMaxExactToken = int64_t{1} << 24;      // sm90_q and sm90_q_longd keep tokens in fp32
 constexpr int64_t kWgmmaReserve = 2048, kBarriers = 512;  // what is left for barriers, what they take
 
 // Inverse norms and the exchange between warps, as the kernel lays them out before the ring.
@@ -23,7 +23,7 @@ int64_t exchange_bytes(const TileShape& tile) {
 int blocks_by_registers(Tile tile) { return tile == Tile::thin ? 3 : 2; }
 
 // The pieces that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
-int64_t count_parts(const Sizes& s, int64_t rows) {
+int64_t count_partials(const Sizes& s, int64_t rows) {
   if (s.layout == Layout::per_query || s.Lq % rows == 0) return std::max<int64_t>(1, ceil_div(s.Lq, rows));
   if (rows % s.Lq == 0 || s.Nq * s.Lq <= rows) return 1;
   return ceil_div(s.Lq - 1, rows) + 1;
@@ -67,18 +67,19 @@ int64_t count_row_tiles(const Sizes& s, int64_t rows) {
 
 // Each piece has two tiles at least, so that one that ends with its document is no shorter than a tile. No
 // one knows packed documents' lengths, and what is copied of masked ones.
-bool may_cut(const Sizes& s, int64_t tile, int pieces, bool packed_or_copied) {
-  return pieces == 1 || (!packed_or_copied && ceil_div(s.Ld, tile) >= 2 * pieces);
+bool may_split(const Sizes& s, int64_t tile, int num_splits, bool packed_or_compacted) {
+  return num_splits == 1 || (!packed_or_compacted && ceil_div(s.Ld, tile) >= 2 * num_splits);
 }
 
 // Persistent, one block a multiprocessor.
 void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
   plan.blocks_per_sm = 1;
   plan.row_tiles = count_row_tiles(s, plan.rows);
-  plan.units = plan.row_tiles * s.N * plan.pieces;
-  plan.grid = std::min<int64_t>(plan.units, device.sm_count);
-  plan.parts = static_cast<int>(plan.pieces == 1 ? count_parts(s, plan.part_rows)
-                                                 : ceil_div(std::max<int64_t>(s.Lq, 1), plan.part_rows));
+  plan.work_tiles = plan.row_tiles * s.N * plan.num_splits;
+  plan.grid = std::min<int64_t>(plan.work_tiles, device.sm_count);
+  plan.partials =
+      static_cast<int>(plan.num_splits == 1 ? count_partials(s, plan.partial_rows)
+                                            : ceil_div(std::max<int64_t>(s.Lq, 1), plan.partial_rows));
 }
 
 // The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
@@ -101,8 +102,8 @@ int fit_columns(const Sizes& s, Compute compute, int64_t documents_a_block, int 
 void deal(const Sizes& s, ForwardPlan& plan, const Device& device) {
   constexpr int64_t kMostRanked = 2048;
   const int64_t hands = device.sm_count / std::max<int64_t>(plan.row_tiles, 1);
-  plan.dealt = hands >= 4 && s.N >= hands && s.N <= kMostRanked;
-  if (plan.dealt) plan.grid = hands * plan.row_tiles;
+  plan.lpt = hands >= 4 && s.N >= hands && s.N <= kMostRanked;
+  if (plan.lpt) plan.grid = hands * plan.row_tiles;
 }
 
 bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
@@ -126,8 +127,8 @@ TileShape tile_shape(Tile tile, Compute compute) {
   return {1, 1, 256, 1};
 }
 
-std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                    Tile tile) {
+std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                     Tile tile) {
   if (is_quantized(traits.dtype) || (traits.packed && tile != Tile::thin)) return std::nullopt;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   const TileShape shape = tile_shape(tile, compute);
@@ -144,17 +145,17 @@ std::optional<ForwardPlan> plan_mma(const Sizes& s, const ForwardTraits& traits,
   plan.smem_bytes = static_cast<int>(exchange_bytes(shape) + q + f.stages * stage);
   plan.rows = shape.rows;
   plan.columns = shape.columns;
-  plan.part_rows = shape.warp_rows;
+  plan.partial_rows = shape.warp_rows;
   plan.row_tiles = count_row_tiles(s, shape.rows);
-  plan.units = plan.row_tiles * s.N;
-  plan.grid = std::min<int64_t>(plan.units, static_cast<int64_t>(f.blocks) * device.sm_count);
-  plan.parts = static_cast<int>(count_parts(s, shape.warp_rows));
+  plan.work_tiles = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.work_tiles, static_cast<int64_t>(f.blocks) * device.sm_count);
+  plan.partials = static_cast<int>(count_partials(s, shape.warp_rows));
   return plan;
 }
 
 // A thin tile without a ring. A warp holds its query rows in registers; of longer ones, pieces.
-std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                       int columns) {
+std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
+                                                const Device& device, int columns) {
   constexpr int64_t kLongestEmbedding = 2 * kChunkBytes;
   constexpr int kWarps = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
@@ -166,43 +167,45 @@ std::optional<ForwardPlan> plan_direct(const Sizes& s, const ForwardTraits& trai
   plan.compute = compute;
   plan.tile = Tile::thin;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  plan.rows = plan.part_rows = 32;
+  plan.rows = plan.partial_rows = 32;
   plan.columns = columns != 0 ? columns : s.Ld <= 8 ? 8 : 32;
-  plan.blocks_per_sm = direct_blocks(plan.columns, plan.chunks);
+  plan.blocks_per_sm = short_docs_blocks(plan.columns, plan.chunks);
   plan.row_tiles = count_row_tiles(s, plan.rows);
-  plan.units = plan.row_tiles * s.N;
-  plan.grid = std::min<int64_t>(plan.units, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
-  plan.members = plan.grid == plan.units && s.Ld > plan.columns ? kWarps : 1;
-  plan.parts = static_cast<int>(count_parts(s, plan.part_rows));
+  plan.work_tiles = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.work_tiles, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
+  plan.members = plan.grid == plan.work_tiles && s.Ld > plan.columns ? kWarps : 1;
+  plan.partials = static_cast<int>(count_partials(s, plan.partial_rows));
   return plan;
 }
 
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
-std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                           bool copied, int columns, int pieces) {
+std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       bool compacted, int columns, int num_splits) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
   const int64_t element = element_bytes(compute);
   if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kChunkBytes) return std::nullopt;
   ForwardPlan plan;
   plan.compute = compute;
-  plan.tile = Tile::wgmma_rows;
+  plan.tile = Tile::sm90_q;
   plan.chunks = static_cast<int>(ceil_div(s.d * element, kChunkBytes));
   plan.rows = 256;
-  plan.part_rows = 128;
+  plan.partial_rows = 128;
   plan.scaled = traits.scaled;
-  plan.copied = copied;
-  const auto masked = [&](int width) { return !copied && (traits.masked || traits.packed || s.Ld < width); };
+  plan.compacted = compacted;
+  const auto masked = [&](int width) {
+    return !compacted && (traits.masked || traits.packed || s.Ld < width);
+  };
   const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
   plan.columns = fit_columns(s, compute, documents_a_block, 5, [&](int width) {
     return width <= widest_tile(masked(width), plan.scaled) && (columns == 0 || width == columns);
   });
   if (plan.columns == 0) return std::nullopt;
-  if (!may_cut(s, plan.columns, pieces, traits.packed || copied)) return std::nullopt;
-  plan.pieces = pieces;
+  if (!may_split(s, plan.columns, num_splits, traits.packed || compacted)) return std::nullopt;
+  plan.num_splits = num_splits;
   plan.masked = masked(plan.columns);
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
-  plan.trimmed = traits.masked && !copied && (operations(s) >= kWorthTrimming || pieces > 1);
+  plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
   const int64_t q = plan.chunks * plan.rows * kChunkBytes;
   const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
                         (plan.scaled ? 4 * plan.columns : 0);
@@ -219,17 +222,17 @@ std::optional<ForwardPlan> plan_wgmma_rows(const Sizes& s, const ForwardTraits& 
 // Full accuracy takes half the rows, since sums take registers too, and two parts of an element.
 // tf32x3: the low parts are made in the ring, and three products for each chunk leave it the time to stream Q
 // in every block. halves: both parts are copied, of Q as well.
-std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                            bool paired, int columns, bool halves) {
+std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
+                                             const Device& device, bool paired, int columns, bool halves) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if (!serves_wgmma(s, traits, device) || traits.packed || compute == Compute::fp64) return std::nullopt;
   const bool exact = compute == Compute::tf32x3;
   ForwardPlan plan;
   plan.compute = compute;
-  plan.tile = Tile::wgmma_split;
+  plan.tile = Tile::sm90_q_longd;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = exact || halves ? 128 : 256;
-  plan.part_rows = exact || halves ? 16 : 32;
+  plan.partial_rows = exact || halves ? 16 : 32;
   plan.columns = fit_columns(s, compute, 1, 0, [&](int width) {
     return width <= kWidestSplitTile && (columns == 0 || width == columns);
   });
@@ -237,8 +240,8 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
   plan.masked = traits.masked || s.Ld < plan.columns;
   plan.scaled = traits.scaled;
   constexpr int64_t kUnitsAndBarriers = 512;
-  const int64_t weights = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
-  const int64_t beside = weights + kUnitsAndBarriers, room = device.smem_per_block - beside;
+  const int64_t token_scales = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
+  const int64_t beside = token_scales + kUnitsAndBarriers, room = device.smem_per_block - beside;
   const int64_t chunk = (exact || halves ? 2 : 1) * kChunkBytes;  // of a token
   const int64_t q = plan.chunks * plan.rows * chunk, d_stage = plan.columns * chunk;
   plan.stream_q = exact || (room - q) / d_stage < (halves ? 3 : 4);
@@ -249,17 +252,16 @@ std::optional<ForwardPlan> plan_wgmma_split(const Sizes& s, const ForwardTraits&
   share_out(s, plan, device);
   if (paired && plan.stream_q && !exact && device.sm_count >= 2) {
     plan.cluster = 2;
-    plan.units = plan.row_tiles * ceil_div(s.N, 2);
-    plan.grid = 2 * std::min<int64_t>(plan.units, device.sm_count / 2);
+    plan.work_tiles = plan.row_tiles * ceil_div(s.N, 2);
+    plan.grid = 2 * std::min<int64_t>(plan.work_tiles, device.sm_count / 2);
   }
-  if (plan.units > INT32_MAX) return std::nullopt;
+  if (plan.work_tiles > INT32_MAX) return std::nullopt;
   return plan;
 }
 
 // Documents on the M side: the ring takes what Q and the exchange between warps leave.
-std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int members, int pieces, bool winners,
-                                                bool listed) {
+std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       int members, int num_splits, bool winners, bool listed) {
   constexpr int kWidest = 128, kFewestStages = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if (!device.wgmma || !traits.copy_engine || rows_together(s) > kWidest || element_bytes(compute) > 2) {
@@ -267,21 +269,21 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   }
   ForwardPlan plan;
   plan.compute = compute;
-  plan.tile = Tile::wgmma_documents;
+  plan.tile = Tile::sm90_d;
   plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together(s), 32)) * 32);
-  const DocumentsShape shape = documents_shape(plan.columns, plan.chunks, winners, listed);
+  const Sm90DShape shape = sm90_d_shape(plan.columns, plan.chunks, winners, listed);
   if (members > shape.warpgroups) return std::nullopt;
   plan.chunks = static_cast<int>(ceil_div(plan.chunks, shape.chunks)) * shape.chunks;
   plan.tokens = shape.tokens;
-  if (!may_cut(s, plan.tokens, pieces, traits.packed)) return std::nullopt;
-  plan.pieces = pieces;
-  plan.rows = plan.part_rows = plan.columns;
+  if (!may_split(s, plan.tokens, num_splits, traits.packed)) return std::nullopt;
+  plan.num_splits = num_splits;
+  plan.rows = plan.partial_rows = plan.columns;
   share_out(s, plan, device);
-  plan.parts = 1;  // no query is cut
+  plan.partials = 1;  // no query is cut
   const int64_t documents_a_block =
-      std::max<int64_t>(1, ceil_div(plan.units, std::max<int64_t>(plan.grid, 1)));
-  const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), pieces);
+      std::max<int64_t>(1, ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1)));
+  const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), num_splits);
   const int64_t stage = shape.chunks * shape.tokens * kChunkBytes;
   const int64_t q = plan.chunks * plan.columns * kChunkBytes;
   const int64_t exchange = shape.warpgroups * 2 * 4 * plan.columns * 8;
@@ -302,7 +304,7 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   };
   // Tiles that a warpgroup takes one after the other, and the end of a document that all who took part in it
   // wait for.
-  const auto turns = [&](int of) {
+  const auto waves = [&](int of) {
     return ceil_div(documents_a_block, teams_of(of)) * (ceil_div(tiles, of) + 1);
   };
   plan.members = std::max(members, 1);
@@ -310,19 +312,20 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
   const int64_t enough = plan.chunks == shape.chunks ? 3 : 4;  // stages; a tile may be several
   for (const int more : {2, 3}) {
     const bool possible = members == 0 && few && more <= shape.warpgroups && share(1, more) >= enough;
-    if (possible && turns(more) < turns(plan.members)) plan.members = more;
+    if (possible && waves(more) < waves(plan.members)) plan.members = more;
   }
   plan.teams = teams_of(plan.members);
   // What weighs tokens lies in what is left over, and takes stages where that is too little. Nobody asks for
   // the winners of quantized ones, half of the exchange.
-  const bool quantized = is_quantized(traits.dtype), weighed = traits.masked || (traits.scaled && quantized);
-  const int64_t weights = weighed ? weight_bytes(shape, quantized) : 0;
-  const int64_t left_over = weighed ? kWgmmaReserve - kBarriers + (quantized ? exchange / 2 : 0) : 0;
+  const bool quantized = is_quantized(traits.dtype),
+             masked_or_scaled = traits.masked || (traits.scaled && quantized);
+  const int64_t token_scales = masked_or_scaled ? token_scale_bytes(shape, quantized) : 0;
+  const int64_t left_over = masked_or_scaled ? kWgmmaReserve - kBarriers + (quantized ? exchange / 2 : 0) : 0;
   const int64_t resident = fixed(plan.teams) - left_over, warpgroups = plan.teams * plan.members;
   plan.stages = static_cast<int>(
       warpgroups * std::min(share(plan.teams, plan.members),
-                            (device.smem_per_block - resident) / (stage + weights) / warpgroups));
-  plan.smem_bytes = static_cast<int>(resident + plan.stages * (stage + weights));
+                            (device.smem_per_block - resident) / (stage + token_scales) / warpgroups));
+  plan.smem_bytes = static_cast<int>(resident + plan.stages * (stage + token_scales));
   if (plan.stages < kFewestStages) return std::nullopt;
   if (traits.packed) deal(s, plan, device);
   return plan;
@@ -330,10 +333,10 @@ std::optional<ForwardPlan> plan_wgmma_documents(const Sizes& s, const ForwardTra
 
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& s, const ForwardTraits& traits,
                                  const Device& device, bool winners, bool listed) {
-  if (plan.tile != Tile::wgmma_documents) return plan;
-  const int all = documents_shape(plan.columns, plan.chunks, false, false).warpgroups;
-  if (documents_shape(plan.columns, plan.chunks, winners, listed).warpgroups == all) return plan;
-  return *plan_wgmma_documents(s, traits, device, 0, plan.pieces, winners, listed);
+  if (plan.tile != Tile::sm90_d) return plan;
+  const int all = sm90_d_shape(plan.columns, plan.chunks, false, false).warpgroups;
+  if (sm90_d_shape(plan.columns, plan.chunks, winners, listed).warpgroups == all) return plan;
+  return *plan_sm90_d(s, traits, device, 0, plan.num_splits, winners, listed);
 }
 
 }  // namespace late_interaction

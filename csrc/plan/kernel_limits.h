@@ -8,7 +8,7 @@ namespace late_interaction {
 
 // ---- forward/sm90_d: the shape of a block ----
 
-struct DocumentsShape {
+struct Sm90DShape {
   int warpgroups;  // as many as registers allow
   int chunks;      // 128-byte pieces of an embedding in a stage of the ring
   int tokens;      // in a stage: a tile, of one or two blocks of 64
@@ -16,7 +16,7 @@ struct DocumentsShape {
 
 // columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes. Winners of 64 and of
 // 128 rows take the registers of a warpgroup, and so do the producers of listed pairs with 64.
-constexpr DocumentsShape documents_shape(int columns, int chunks, bool winners, bool listed) {
+constexpr Sm90DShape sm90_d_shape(int columns, int chunks, bool winners, bool listed) {
   const bool fewer = (columns == 64 && (winners || listed)) || (columns == 128 && winners);
   const int warpgroups = (columns <= 64 ? 4 : 3) - (fewer ? 1 : 0);
   if (chunks > 1) return {warpgroups, 2, 64};
@@ -25,10 +25,10 @@ constexpr DocumentsShape documents_shape(int columns, int chunks, bool winners, 
 
 // Of a stage, where they ride with its embeddings: its tokens' mask, then, if they are quantized, their
 // factors. Each with 16 bytes more, since TMA begins at whole 16; it writes to multiples of 128.
-constexpr int mask_bytes(const DocumentsShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
-constexpr int factor_bytes(const DocumentsShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
-constexpr int weight_bytes(const DocumentsShape& shape, bool quantized) {
-  return mask_bytes(shape) + (quantized ? factor_bytes(shape) : 0);
+constexpr int mask_bytes(const Sm90DShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
+constexpr int scale_bytes(const Sm90DShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
+constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
+  return mask_bytes(shape) + (quantized ? scale_bytes(shape) : 0);
 }
 
 // ---- forward/sm90_q ----
@@ -47,7 +47,7 @@ constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >=
 
 // Blocks of the short-document kernel (forward/sm80/kernel_short_docs.cuh) that a multiprocessor holds, as
 // registers allow. chunks: 128-byte slices of an embedding, or of what a warp holds of a longer one.
-constexpr int direct_blocks(int columns, int chunks) {
+constexpr int short_docs_blocks(int columns, int chunks) {
   return (columns == 8 ? 3 : 2) + (chunks == 1 ? 1 : 0);
 }
 
@@ -55,7 +55,7 @@ constexpr int direct_blocks(int columns, int chunks) {
 
 // Where a block of the backward that owns document tokens (backward/grad_d_segmented.cuh) keeps what, in
 // bytes from the start of its shared memory. The planner lays it out (plan/backward.cpp).
-struct OwnedMemory {
+struct SegmentedSmem {
   int32_t staged = 0;   // tokens of a chunk of winners; before it, what every block has
   int32_t origins = 0;  // and whose they are
   int32_t kept = 0;     // gradients of the document's scores
@@ -67,6 +67,6 @@ struct OwnedMemory {
 
 // Winners of a document that one query meets, at most, for backward/grad_d_single_query.cuh: a thread of a
 // block each.
-inline constexpr int64_t kFewWinners = 256;
+inline constexpr int64_t kSingleQueryWinners = 256;
 
 }  // namespace late_interaction

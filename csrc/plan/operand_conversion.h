@@ -16,22 +16,22 @@ enum class Copies {
   scaled_fp16,
   // fp16 for products of unit rows: those of D, and rows of Q by a power of two each; bf16 and fp16 inputs
   // too.
-  unit_fp16,
+  normalized_fp16,
   // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products, and
   // powers of two: for each row of Q, and for rows of D where they differ:
   // forward/sm90_q_longd/fp32_3xfp16.cuh.
-  halves,
+  fp16x2,
 };
 
-struct Multiplied {
+struct OperandConversion {
   Copies copies = Copies::none;
   Dtype dtype = Dtype::fp32;  // of the copies; halves: of the inputs
   Precision precision = Precision::highest;
 };
 
 // How a call of these inputs multiplies.
-Multiplied plan_copies(const Sizes& sizes, Dtype dtype, Precision precision, bool masked, bool normalize,
-                       const Device& device);
+OperandConversion plan_operand_conversion(const Sizes& sizes, Dtype dtype, Precision precision, bool masked,
+                                          bool normalize, const Device& device);
 
 // One line, where there are copies.
 std::string explain(Copies copies, Dtype inputs);

@@ -25,9 +25,9 @@ ForwardPlan plan_pairs(const PairSizes& s, const ForwardTraits& traits, bool win
   const Sizes sizes{Layout::per_query, s.pairs, 1, Lq, Ld, s.d};
   ForwardPlan plan =
       with_warpgroups_left(plan_forward(sizes, traits, device), sizes, traits, device, winners, true);
-  plan.units = s.pairs;
-  plan.grid = std::min(plan.grid, plan.units);
-  plan.parts = 1;
+  plan.work_tiles = s.pairs;
+  plan.grid = std::min(plan.grid, plan.work_tiles);
+  plan.partials = 1;
   return plan;
 }
 

@@ -45,8 +45,8 @@ ResidualPlan plan_residual(const Sizes& s, bool packed, Dtype dtype, Precision p
 
   plan.by_warp = plan.compute == Compute::fp64 || fit(8) == 0;
   if (plan.by_warp) {
-    plan.units = s.Nq * s.N;
-    plan.grid = std::min<int64_t>(plan.units, int64_t{16} * device.sm_count);
+    plan.work_tiles = s.Nq * s.N;
+    plan.grid = std::min<int64_t>(plan.work_tiles, int64_t{16} * device.sm_count);
     return plan;
   }
   const bool even = plan.chunks % 2 == 0, thirds = plan.chunks % 3 == 0;
@@ -66,13 +66,13 @@ ResidualPlan plan_residual(const Sizes& s, bool packed, Dtype dtype, Precision p
   const bool few = device.capability < 90 || plan.columns > 32;
   const int64_t resident = few ? 2 : half && plan.step == 2 ? 4 : 3;
   const int64_t rows = 8 * plan.column_blocks;
-  plan.parts = static_cast<int>(s.Lq > rows ? ceil_div(s.Lq, rows) : 1);
-  plan.row_tiles = s.Lq > rows ? s.Nq * plan.parts : ceil_div(s.Nq, rows / s.Lq);
-  plan.units = s.N * plan.row_tiles;
+  plan.partials = static_cast<int>(s.Lq > rows ? ceil_div(s.Lq, rows) : 1);
+  plan.row_tiles = s.Lq > rows ? s.Nq * plan.partials : ceil_div(s.Nq, rows / s.Lq);
+  plan.work_tiles = s.N * plan.row_tiles;
   plan.smem_bytes = static_cast<int>(smem_bytes(half, plan.chunks, rows));
   const int64_t blocks = std::min(resident, fit(rows)) * device.sm_count;
   plan_cut(plan, s, packed, blocks);
-  plan.grid = std::min(plan.units + plan.most_pieces * plan.row_tiles, blocks);
+  plan.grid = std::min(plan.work_tiles + plan.most_pieces * plan.row_tiles, blocks);
   return plan;
 }
 

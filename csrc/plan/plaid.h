@@ -7,15 +7,15 @@ namespace late_interaction {
 
 struct ResidualPlan {
   Compute compute = Compute::bf16;
-  bool by_warp = false;   // no tensor cores: fp64, and embeddings whose query rows do not fit
-  bool any = false;       // the tile that takes any alignment and finds winners
-  int columns = 0;        // query rows that a tile has room for
-  int chunks = 0;         // 64-byte chunks of an embedding
-  int step = 2;           // of those, that a lane holds
-  int column_blocks = 0;  // eights of query rows in use
-  int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
-  int64_t row_tiles = 0;  // of query rows
-  int64_t units = 0;      // (tile of query rows, document) pairs
+  bool by_warp = false;    // no tensor cores: fp64, and embeddings whose query rows do not fit
+  bool any = false;        // the tile that takes any alignment and finds winners
+  int columns = 0;         // query rows that a tile has room for
+  int chunks = 0;          // 64-byte chunks of an embedding
+  int step = 2;            // of those, that a lane holds
+  int column_blocks = 0;   // eights of query rows in use
+  int partials = 1;        // pieces a query's score is summed from; > 1 needs a second, small kernel
+  int64_t row_tiles = 0;   // of query rows
+  int64_t work_tiles = 0;  // (tile of query rows, document) pairs
   // Documents of more than twice cut_tokens tokens are cut into pieces of as many; 0: there are none. At most
   // so many pieces, and documents that are cut.
   int64_t cut_tokens = 0, most_pieces = 0, most_cut = 0;

@@ -18,7 +18,7 @@ struct TileTime {
 };
 
 TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
-  const bool documents = plan.tile == Tile::wgmma_documents;
+  const bool documents = plan.tile == Tile::sm90_d;
   const double tokens = plan.tile_tokens(), bytes = element_bytes(plan.compute);
   const double products = 2.0 * plan.rows * tokens * (plan.chunks * 64) / kProducts;  // two bytes an element
   if (!documents) return {products, products};
@@ -32,35 +32,35 @@ TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
 // numbers of pieces those are looked at that give each block one, two, ... units and leave few blocks idle:
 // the fewest of about equal ones, since blocks that begin together read the same tokens for other rows, from
 // L2. Reads are slower where a block has one unit, all of whose tokens one thread asks for (on an H200, 5%).
-int worthwhile_pieces(const Sizes& s, const ForwardPlan& whole, const Device& device) {
-  constexpr int64_t kMostUnits = 8;   // of a block; with more, few multiprocessors idle at the end
-  constexpr int64_t kMostTurns = 16;  // the same, once they are cut
-  constexpr double kEnd = 1.5;        // tiles: a piece's first copies and last fold have nothing beside them
-  constexpr double kJoin = 5.0, kEach = 1.0;  // microseconds: kernels before and behind; of a block's unit
-  constexpr double kLong = 2.0;               // microseconds, of a tile
+int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& device) {
+  constexpr int64_t kMostWorkTiles = 8;  // of a block; with more, few multiprocessors idle at the end
+  constexpr int64_t kMostWaves = 16;     // the same, once they are cut
+  constexpr double kEnd = 1.5;  // tiles: a piece's first copies and last fold have nothing beside them
+  constexpr double kCombine = 5.0, kEach = 1.0;  // microseconds: kernels before and behind; of a block's unit
+  constexpr double kLong = 2.0;                  // microseconds, of a tile
   constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
-  const int64_t blocks = device.sm_count, units = whole.row_tiles * s.N;
-  const bool documents = whole.tile == Tile::wgmma_documents;
+  const int64_t blocks = device.sm_count, work_tiles = whole.row_tiles * s.N;
+  const bool documents = whole.tile == Tile::sm90_d;
   const int64_t tiles = ceil_div(s.Ld, whole.tile_tokens());
   const TileTime tile = tile_time(s, whole);
   const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a piece, else it is little but its ends
-  if (tiles < 2 * fewest || units > kMostUnits * blocks) return 1;
-  const double together = 1.0 * units * tiles / blocks * tile.together;
-  const auto time = [&](int64_t pieces) {
-    const int64_t turns = ceil_div(units * pieces, blocks), each = ceil_div(tiles, pieces);
-    const double all = together * (documents && turns == 1 ? kOneReader : 1.0);
-    const double busiest = turns * (each + kEnd) * tile.alone;
-    return std::max(all + kEach * turns, busiest) + (pieces > 1 ? kJoin : 0.0);
+  if (tiles < 2 * fewest || work_tiles > kMostWorkTiles * blocks) return 1;
+  const double together = 1.0 * work_tiles * tiles / blocks * tile.together;
+  const auto time = [&](int64_t num_splits) {
+    const int64_t waves = ceil_div(work_tiles * num_splits, blocks), each = ceil_div(tiles, num_splits);
+    const double all = together * (documents && waves == 1 ? kOneReader : 1.0);
+    const double busiest = waves * (each + kEnd) * tile.alone;
+    return std::max(all + kEach * waves, busiest) + (num_splits > 1 ? kCombine : 0.0);
   };
   const double uncut = time(1);
   int64_t best = 1;
   double least = kGain * uncut;
-  for (int64_t turns = 1; turns <= kMostTurns; ++turns) {
-    const int64_t pieces = std::min(turns * blocks / units, tiles / fewest);
-    if (pieces < 2 || pieces == best) continue;
-    const double taken = time(pieces);
+  for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
+    const int64_t num_splits = std::min(waves * blocks / work_tiles, tiles / fewest);
+    if (num_splits < 2 || num_splits == best) continue;
+    const double taken = time(num_splits);
     if (taken >= (best == 1 ? 1.0 : kEqual) * least) continue;
-    best = pieces;
+    best = num_splits;
     least = taken;
   }
   return static_cast<int>(best);

@@ -5,8 +5,8 @@
 
 namespace late_interaction {
 
-// Of a plan of wgmma_rows or wgmma_documents that leaves documents whole: how many pieces each had better be
+// Of a plan of sm90_q or sm90_d that leaves documents whole: how many pieces each had better be
 // cut into; 1: none.
-int worthwhile_pieces(const Sizes& s, const ForwardPlan& whole, const Device& device);
+int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& device);
 
 }  // namespace late_interaction

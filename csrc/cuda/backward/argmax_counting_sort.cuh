@@ -24,7 +24,7 @@ template <class Args>
 struct WinnerOrder {
   const Args& p;
   // Shared memory. The tile too: registers go to rows in flight.
-  const OwnedTile& tile;
+  const SegmentedTile& tile;
   void* list;         // [list_capacity] entries in the order of their tokens, in 16 bits where those do
   uint32_t* starts;   // [tokens + 1] first place of each token
   uint32_t* next;     // [tokens] winners of each token; then the place of the next one
@@ -116,7 +116,7 @@ struct WinnerOrder {
   template <int kWidth>
   __device__ __forceinline__ bool stage(uint32_t first) {
     constexpr int kAhead = kWidth == 4 ? 2 : 4, kStep = 32 * kWidth;
-    using Piece = Tokens<kWidth>;
+    using TokenVec = Tokens<kWidth>;
     uint32_t* counts = cursors + warp * tile.tokens;
     for (int t = lane; t < tile.tokens; t += 32) counts[t] = 0;
     __syncwarp();
@@ -124,7 +124,7 @@ struct WinnerOrder {
     const uint32_t length = mine.end - mine.begin;
     found = p.compact ? 0 : length;
     for (uint32_t base = 0; base < length; base += kAhead * kStep) {
-      Piece ahead[kAhead];
+      TokenVec ahead[kAhead];
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         const uint32_t at = base + u * kStep + lane * kWidth;
@@ -142,7 +142,7 @@ struct WinnerOrder {
         if (p.compact) {
           if (!keep<kWidth>(ahead[u], at)) return false;
         } else if (at < length) {
-          *reinterpret_cast<Piece*>(staged + warp * p.room + at) = ahead[u];
+          *reinterpret_cast<TokenVec*>(staged + warp * p.room + at) = ahead[u];
         }
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {

@@ -38,12 +38,12 @@ struct BackwardArgs {
   void* grad_D;
   void* grad_D_sums;
   // The plan's numbers.
-  int32_t split_bits;    // 2^split_bits warps share a query token
-  int32_t owned_blocks;  // of the grid, the first ones: those that own documents
-  int32_t segments;      // 2^segment_bits warps order winners
+  int32_t split_bits;     // 2^split_bits warps share a query token
+  int32_t grad_d_blocks;  // of the grid, the first ones: those that own documents
+  int32_t segments;       // 2^segment_bits warps order winners
   int32_t segment_bits;
   int32_t room;         // winners that each of them has room for in shared memory
-  int32_t chunk;        // that all of them have; backward_few: a document's winners, in whole warps
+  int32_t chunk;        // that all of them have; backward_single_query: a document's winners, in whole warps
   bool compact;         // winners of other tiles are left out there
   int32_t tile_tokens;  // document tokens of a block
   int32_t tiles;        // blocks a document is cut into
@@ -52,7 +52,7 @@ struct BackwardArgs {
   Divider by_step;
   int32_t list_capacity;  // winners ordered at a time
   bool narrow_list;       // their numbers fit 16 bits
-  OwnedMemory memory;
+  SegmentedSmem memory;
   int32_t grads_kept;  // gradients of scores that a block keeps in shared memory; 0: read where they lie
 };
 

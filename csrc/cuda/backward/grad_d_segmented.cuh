@@ -29,14 +29,14 @@
 
 namespace late_interaction {
 
-template <class T, int kPieces, bool kVectors, bool kNormalized, class Args>
-struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
-  using Base = TileRows<T, kPieces, kVectors, kNormalized, Args>;
-  using Base::kTogether, Base::lane, Base::p, Base::shared, Base::warp;
+template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
+struct SegmentedRows : TileRows<T, kFragments, kVectors, kNormalized, Args> {
+  using Base = TileRows<T, kFragments, kVectors, kNormalized, Args>;
+  using Base::kRowsInFlight, Base::lane, Base::p, Base::shared, Base::warp;
   using typename Base::Row;
   using typename Base::S;
 
-  const OwnedTile& tile;
+  const SegmentedTile& tile;
   WinnerOrder<Args> order;
   const S* kept;  // [grads_kept] gradients of the scores with this document, in shared memory
 
@@ -45,7 +45,7 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
   }
 
   // The row of Q of an entry, and what it counts: grad, times its inverse norm if normalized.
-  __device__ __forceinline__ Pick<S> pick(uint32_t e) const {
+  __device__ __forceinline__ GatherEntry<S> pick(uint32_t e) const {
     if constexpr (kListedArgs<Args>) {
       const EntryOfPair entry = entry_of_pair(p, tile, e);
       if (entry.row < 0) return {};
@@ -55,7 +55,7 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
     const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(i);
     const S* grad = static_cast<const S*>(p.grad) + whose * p.grad_query_stride + tile.j * p.grad_item_stride;
     return {i * p.Q.item_stride + s * p.Q.token_stride,
-            (p.grads_kept > 0 ? kept[query] : *grad) * this->q_factor(i * int64_t{p.Lq} + s)};
+            (p.grads_kept > 0 ? kept[query] : *grad) * this->q_scale(i * int64_t{p.Lq} + s)};
   }
 
   __device__ __forceinline__ void write_row(int t, Row& sum, int first) const {
@@ -68,7 +68,7 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
 
   __device__ __forceinline__ void walk_list(int from, int to, int first) {
     const uint32_t* starts = order.starts;
-    Pick<S>* picks = shared.picks[warp];
+    GatherEntry<S>* queue = shared.queue[warp];
     const uint32_t base = starts[from], count = starts[to] - base;
     const uint32_t begin = base + share(count, warp), end = base + share(count, warp + 1);
     Row sum;
@@ -83,18 +83,18 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
         int mine = t;  // the token that has won this place
         if (starts[t + 1] < batch + 32) mine = order.token_at(at, t, to);
         __syncwarp();
-        picks[lane] = batch + lane < end ? pick(order.listed(at - base)) : Pick<S>{};
+        queue[lane] = batch + lane < end ? pick(order.listed(at - base)) : GatherEntry<S>{};
         // Places behind which rows are complete. What follows the share's last one is for later.
         const unsigned ends = __ballot_sync(kFullWarp, at + 1 < end && starts[mine + 1] == at + 1);
         __syncwarp();
-        for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kTogether) {
-          RawRow<T, kPieces> rows[kTogether];
+        for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kRowsInFlight) {
+          RawRow<T, kFragments> rows[kRowsInFlight];
 #pragma unroll
-          for (int u = 0; u < kTogether; ++u) rows[u] = this->fetch(picks[k0 + u], first);
-          S scale = picks[k0].scale;
+          for (int u = 0; u < kRowsInFlight; ++u) rows[u] = this->fetch(queue[k0 + u], first);
+          S scale = queue[k0].scale;
 #pragma unroll
-          for (int u = 0; u < kTogether; ++u) {
-            const S next_scale = u + 1 < kTogether ? picks[k0 + u + 1].scale : S(0);  // under way early
+          for (int u = 0; u < kRowsInFlight; ++u) {
+            const S next_scale = u + 1 < kRowsInFlight ? queue[k0 + u + 1].scale : S(0);  // under way early
             sum.add_scaled(rows[u], scale);
             scale = next_scale;
             if (ends >> (k0 + u) & 1) {
@@ -126,7 +126,7 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
 
   // One token with more winners than the list holds: every warp searches its share of the entries.
   __device__ __forceinline__ void sum_hot_token(int t, int first) {
-    Pick<S>* picks = shared.picks[warp];
+    GatherEntry<S>* queue = shared.queue[warp];
     Row sum;
     sum.clear();
     const int token = tile.first_token + t * p.token_step;
@@ -143,13 +143,13 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
       next = load(batch + 32 + lane);
       const unsigned hits = __ballot_sync(kFullWarp, won);
       if (held + __popc(hits) > 32 || !more) {
-        if (lane >= held) picks[lane] = Pick<S>{};
+        if (lane >= held) queue[lane] = GatherEntry<S>{};
         __syncwarp();
-        this->add_picks(sum, held, first);
+        this->add_gathered(sum, held, first);
         __syncwarp();
         held = 0;
       }
-      if (won) picks[held + __popc(hits & ((1u << lane) - 1))] = pick(batch + lane);
+      if (won) queue[held + __popc(hits & ((1u << lane) - 1))] = pick(batch + lane);
       held += __popc(hits);
     }
     if (warp > 0) sum.put(shared.sums[warp]);
@@ -186,7 +186,7 @@ struct OwnedRows : TileRows<T, kPieces, kVectors, kNormalized, Args> {
   }
 };
 
-__device__ __forceinline__ OwnedTile dense_tile(const BackwardArgs& p, int32_t block) {
+__device__ __forceinline__ SegmentedTile dense_tile(const BackwardArgs& p, int32_t block) {
   const bool in_batch = p.layout == Layout::in_batch;
   const int32_t N = static_cast<int32_t>(p.N);
   const int32_t document = p.by_tiles.quotient(block), tile = block - document * p.tiles;
@@ -213,7 +213,7 @@ __device__ __forceinline__ int64_t stretch_begin(const BackwardArgs& p, int64_t 
 // Tile t of a stretch that begins at token `begin` belongs to block begin / tile_tokens + index + t. From
 // stretch to stretch that leaves blocks enough, whatever their lengths, and some blocks nothing to do.
 template <class Args>
-__device__ __forceinline__ OwnedTile packed_tile(const Args& p, int64_t block) {
+__device__ __forceinline__ SegmentedTile packed_tile(const Args& p, int64_t block) {
   int64_t index = 0, end = p.N + 2;  // the last stretch whose first block is this one or before it
   while (end - index > 1) {
     const int64_t middle = (index + end) / 2;
@@ -234,13 +234,13 @@ __device__ __forceinline__ OwnedTile packed_tile(const Args& p, int64_t block) {
 }
 
 // What a block of the grid owns, and where it works.
-template <class T, int kPieces, bool kVectors, bool kNormalized, class Args>
-__device__ __forceinline__ void own_documents(const Args& p, int64_t block, uint8_t* memory) {
-  using Kernel = OwnedRows<T, kPieces, kVectors, kNormalized, Args>;
+template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
+__device__ __forceinline__ void grad_d_segmented(const Args& p, int64_t block, uint8_t* memory) {
+  using Kernel = SegmentedRows<T, kFragments, kVectors, kNormalized, Args>;
   using Shared = typename Kernel::Shared;
   using S = typename Kernel::S;
   __shared__ uint32_t warp_totals[kBackwardWarps];
-  __shared__ OwnedTile tile;
+  __shared__ SegmentedTile tile;
   if (threadIdx.x == 0 && !p.packed) tile = dense_tile(p, static_cast<int32_t>(block));
   ptx::pdl_wait_and_launch_dependents();
   if (threadIdx.x == 0 && p.packed) tile = packed_tile(p, block);

@@ -24,9 +24,9 @@
 
 namespace late_interaction {
 
-template <class T, int kPieces, bool kVectors, bool kNormalized>
-struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
-  using Base = TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs>;
+template <class T, int kFragments, bool kVectors, bool kNormalized>
+struct SingleQueryRows : TileRows<T, kFragments, kVectors, kNormalized, BackwardArgs> {
+  using Base = TileRows<T, kFragments, kVectors, kNormalized, BackwardArgs>;
   using Base::lane, Base::p, Base::shared, Base::warp;
   using typename Base::Row;
   using typename Base::S;
@@ -62,7 +62,7 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
   __device__ __forceinline__ void start_zeros(int64_t row, int tokens) const {
     if (threadIdx.x != kZeroThread) return;
     auto* to = reinterpret_cast<uint8_t*>(static_cast<T*>(p.grad_D) + row * p.d);
-    const int64_t all_rows = int64_t{p.owned_blocks} * p.tile_tokens;
+    const int64_t all_rows = int64_t{p.grad_d_blocks} * p.tile_tokens;
     const bool stay = all_rows * p.d * static_cast<int>(sizeof(T)) <= kStays;
     const uint64_t normal = ptx::cache_policy_evict_normal(), first = ptx::cache_policy_evict_first();
     const uint64_t policy = stay ? normal : first;
@@ -127,32 +127,32 @@ struct FewRows : TileRows<T, kPieces, kVectors, kNormalized, BackwardArgs> {
     const int e = from + lane;
     const bool won = token_of[e] == t;
     const unsigned hits = __ballot_sync(kFullWarp, won);
-    Pick<S>* picks = shared.picks[warp];
-    picks[lane] = Pick<S>{};
+    GatherEntry<S>* queue = shared.queue[warp];
+    queue[lane] = GatherEntry<S>{};
     __syncwarp();
     if (won) {
-      picks[__popc(hits & ((1u << lane) - 1))] = {i * p.Q.item_stride + e * p.Q.token_stride,
-                                                  grad * this->q_factor(i * p.Lq + e)};
+      queue[__popc(hits & ((1u << lane) - 1))] = {i * p.Q.item_stride + e * p.Q.token_stride,
+                                                  grad * this->q_scale(i * p.Lq + e)};
     }
     __syncwarp();
-    this->add_picks(sum, __popc(hits), first);
+    this->add_gathered(sum, __popc(hits), first);
     __syncwarp();
   }
 };
 
 // grad_Q where each query token met one document: a row of D, as often as its score counts. A warp has as
 // many of them as it has rows in flight.
-template <class T, int kPieces, bool kVectors, bool kNormalized>
+template <class T, int kFragments, bool kVectors, bool kNormalized>
 __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t block) {
-  using Row = RowVector<T, kPieces, kVectors>;
+  using Row = RowVector<T, kFragments, kVectors>;
   using S = typename Row::S;
-  constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
+  constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
   const bool unit_Q = kNormalized && p.q_inverse != nullptr, unit_D = kNormalized && p.d_inverse != nullptr;
   ptx::pdl_wait_and_launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t first_row = (block * kBackwardWarps + warp) * kTogether, rows = int64_t{p.Nq} * p.Lq;
-  Pick<S> mine;
-  if (lane < kTogether && first_row + lane < rows) {
+  const int64_t first_row = (block * kBackwardWarps + warp) * kRowsInFlight, rows = int64_t{p.Nq} * p.Lq;
+  GatherEntry<S> mine;
+  if (lane < kRowsInFlight && first_row + lane < rows) {
     const int32_t row = static_cast<int32_t>(first_row) + lane, i = p.by_Lq.quotient(row);
     const int32_t token = load_winner(p.winners, p.wide_winners, row);
     const S grad = static_cast<const S*>(p.grad)[i * p.grad_query_stride];
@@ -162,15 +162,15 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
     }
   }
   for (int first = 0; first < p.d; first += Row::kDims) {
-    RawRow<T, kPieces> fetched[kTogether];
+    RawRow<T, kFragments> fetched[kRowsInFlight];
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
+    for (int u = 0; u < kRowsInFlight; ++u) {
       const int64_t offset = __shfl_sync(kFullWarp, mine.offset, u);
       fetched[u] =
           Row::fetch(static_cast<const T*>(p.D.data) + offset, p.D.dim_stride, first, p.d, offset >= 0);
     }
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
+    for (int u = 0; u < kRowsInFlight; ++u) {
       const int64_t row = first_row + u;
       if (row >= rows) break;
       Row gradient;
@@ -193,9 +193,9 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
   }
 }
 
-template <class T, int kPieces, bool kVectors, bool kNormalized>
-__device__ __forceinline__ void own_few(const BackwardArgs& p, uint32_t block, uint8_t* memory) {
-  using Rows = FewRows<T, kPieces, kVectors, kNormalized>;
+template <class T, int kFragments, bool kVectors, bool kNormalized>
+__device__ __forceinline__ void grad_d_single_query(const BackwardArgs& p, uint32_t block, uint8_t* memory) {
+  using Rows = SingleQueryRows<T, kFragments, kVectors, kNormalized>;
   const Rows rows{{p, *reinterpret_cast<typename Rows::Shared*>(memory)},
                   reinterpret_cast<uint16_t*>(memory + p.memory.staged),
                   reinterpret_cast<uint32_t*>(memory + p.memory.starts)};

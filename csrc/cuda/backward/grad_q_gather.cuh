@@ -22,18 +22,18 @@ struct alignas(16) Destination {
   S scale;
 };
 
-template <class T, int kPieces, bool kVectors>
-struct ScatterShared : BackwardShared<T, kPieces, kVectors> {
+template <class T, int kFragments, bool kVectors>
+struct ScatterShared : BackwardShared<T, kFragments, kVectors> {
   Destination<Sum<T>> destinations[kBackwardWarps][32];
 };
 
-template <class T, int kPieces, bool kVectors, bool kNormalized, bool kScatter, class Args>
+template <class T, int kFragments, bool kVectors, bool kNormalized, bool kScatter, class Args>
 __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uint8_t* memory) {
-  using Shared =
-      std::conditional_t<kScatter, ScatterShared<T, kPieces, kVectors>, BackwardShared<T, kPieces, kVectors>>;
+  using Shared = std::conditional_t<kScatter, ScatterShared<T, kFragments, kVectors>,
+                                    BackwardShared<T, kFragments, kVectors>>;
   using Row = typename Shared::Row;
   using S = typename Shared::S;
-  constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
+  constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
   auto& shared = *reinterpret_cast<Shared*>(memory);
 
   ptx::pdl_wait_and_launch_dependents();
@@ -51,7 +51,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
   const T* q = static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + mine_of_Q.s * p.Q.token_stride;
   const T* documents = static_cast<const T*>(p.D.data) + i * p.D.query_stride;
   const S* grad = static_cast<const S*>(p.grad) + mine_of_Q.first_grad(p);
-  Pick<S>* picks = shared.picks[warp];
+  GatherEntry<S>* queue = shared.queue[warp];
   const bool unit_Q = kNormalized && p.q_inverse != nullptr, unit_D = kNormalized && p.d_inverse != nullptr;
   const S q_inverse = unit_Q ? static_cast<const S*>(p.q_inverse)[row] : S(1);
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
     sum.clear();
     if (kScatter) own.load(q, p.Q.dim_stride, first, p.d);
     for (int32_t j0 = first_j; j0 < end_j; j0 += 32) {
-      Pick<S> mine;
+      GatherEntry<S> mine;
       Destination<S> destination{};
       if (j0 + lane < end_j) {
         const MetDocument met = mine_of_Q.meets(p, j0 + lane);
@@ -79,22 +79,22 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
         }
       }
       __syncwarp();
-      picks[lane] = mine;
+      queue[lane] = mine;
       if constexpr (kScatter) shared.destinations[warp][lane] = destination;
       __syncwarp();
-      for (int k0 = 0; k0 < 32 && j0 + k0 < end_j; k0 += kTogether) {
-        RawRow<T, kPieces> rows[kTogether];
+      for (int k0 = 0; k0 < 32 && j0 + k0 < end_j; k0 += kRowsInFlight) {
+        RawRow<T, kFragments> rows[kRowsInFlight];
 #pragma unroll
-        for (int u = 0; u < kTogether; ++u) {
-          const int64_t offset = picks[k0 + u].offset;
+        for (int u = 0; u < kRowsInFlight; ++u) {
+          const int64_t offset = queue[k0 + u].offset;
           rows[u] = Row::fetch(documents + offset, p.D.dim_stride, first, p.d, offset >= 0);
         }
 #pragma unroll
-        for (int u = 0; u < kTogether; ++u) sum.add_scaled(rows[u], picks[k0 + u].scale);
+        for (int u = 0; u < kRowsInFlight; ++u) sum.add_scaled(rows[u], queue[k0 + u].scale);
         if constexpr (kScatter) {
 #pragma unroll
-          for (int u = 0; u < kTogether; ++u) {
-            if (picks[k0 + u].offset < 0) continue;
+          for (int u = 0; u < kRowsInFlight; ++u) {
+            if (queue[k0 + u].offset < 0) continue;
             const Destination<S> to = shared.destinations[warp][k0 + u];
             own.add_product_to(static_cast<S*>(p.grad_D_sums) + to.offset, to.scale, first, p.d);
           }

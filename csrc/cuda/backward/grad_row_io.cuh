@@ -8,14 +8,14 @@ namespace late_interaction {
 
 // kNormalized: Q's rows count by their inverse norms, and gradients of unit rows become those of the rows
 // that they came from. (Without it the code is half as long, and small calls are faster.)
-template <class T, int kPieces, bool kVectors, bool kNormalized, class Args>
+template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
 struct TileRows {
-  using Shared = BackwardShared<T, kPieces, kVectors>;
+  using Shared = BackwardShared<T, kFragments, kVectors>;
   using Row = typename Shared::Row;
   using S = typename Shared::S;
-  static constexpr int kTogether = kUnroll<T, kPieces, kVectors>;
+  static constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
   // Whether rows may be longer than a warp holds. What normalizes those leaves their sums.
-  static constexpr bool kSums = kNormalized && (kPieces == kMostPieces || !kVectors);
+  static constexpr bool kSums = kNormalized && (kFragments == kMostFragments || !kVectors);
 
   const Args& p;
   Shared& shared;
@@ -23,27 +23,27 @@ struct TileRows {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // What row `row` of Q, counted over all queries, counts beside its gradient.
-  __device__ __forceinline__ S q_factor(int64_t row) const {
+  __device__ __forceinline__ S q_scale(int64_t row) const {
     if constexpr (kNormalized) {
       if (p.q_inverse != nullptr) return static_cast<const S*>(p.q_inverse)[row];
     }
     return S(1);
   }
 
-  __device__ __forceinline__ RawRow<T, kPieces> fetch(const Pick<S>& picked, int first) const {
-    return Row::fetch(static_cast<const T*>(p.Q.data) + picked.offset, p.Q.dim_stride, first, p.d,
-                      picked.offset >= 0);
+  __device__ __forceinline__ RawRow<T, kFragments> fetch(const GatherEntry<S>& queued, int first) const {
+    return Row::fetch(static_cast<const T*>(p.Q.data) + queued.offset, p.Q.dim_stride, first, p.d,
+                      queued.offset >= 0);
   }
 
   // The first `count` rows that this warp has picked.
-  __device__ __forceinline__ void add_picks(Row& sum, int count, int first) const {
-    const Pick<S>* picks = shared.picks[warp];
-    for (int k0 = 0; k0 < count; k0 += kTogether) {
-      RawRow<T, kPieces> rows[kTogether];
+  __device__ __forceinline__ void add_gathered(Row& sum, int count, int first) const {
+    const GatherEntry<S>* queue = shared.queue[warp];
+    for (int k0 = 0; k0 < count; k0 += kRowsInFlight) {
+      RawRow<T, kFragments> rows[kRowsInFlight];
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) rows[u] = fetch(picks[k0 + u], first);
+      for (int u = 0; u < kRowsInFlight; ++u) rows[u] = fetch(queue[k0 + u], first);
 #pragma unroll
-      for (int u = 0; u < kTogether; ++u) sum.add_scaled(rows[u], picks[k0 + u].scale);
+      for (int u = 0; u < kRowsInFlight; ++u) sum.add_scaled(rows[u], queue[k0 + u].scale);
     }
   }
 

@@ -71,7 +71,7 @@ __device__ __forceinline__ PairedRow query_row(const PairBackwardArgs& p, int32_
 // Which document, and which of its tokens, a block owns: the first one and every `token_step`-th behind it.
 // Of a document of one query alone, `i` is that query; else it is 0, and a quotient by Lq counts the queries
 // from it.
-struct OwnedTile {
+struct SegmentedTile {
   int64_t first_row;     // of gradients, of the tile's first token
   int64_t first_winner;  // of the document with query i, among all winners; of listed pairs: the document's
                          // first place in by_document
@@ -86,7 +86,7 @@ struct EntryRange {
   uint32_t count;
 };
 
-// Of packed document j: OwnedTile::first_winner, and how many winners.
+// Of packed document j: SegmentedTile::first_winner, and how many winners.
 __device__ __forceinline__ EntryRange entries_of(const BackwardArgs& p, int32_t j) {
   return {int64_t{j} * p.Lq, static_cast<uint32_t>(p.Lq)};
 }
@@ -96,11 +96,12 @@ __device__ __forceinline__ EntryRange entries_of(const PairBackwardArgs& p, int3
 }
 
 // Where the winner of entry e is. There are fewer than 2^31 documents: a block owns one.
-__device__ __forceinline__ int64_t winner_of_entry(const BackwardArgs& p, const OwnedTile& tile, uint32_t e) {
+__device__ __forceinline__ int64_t winner_of_entry(const BackwardArgs& p, const SegmentedTile& tile,
+                                                   uint32_t e) {
   const uint64_t others = uint64_t{p.by_Lq.quotient(e)} * (static_cast<uint32_t>(p.N) - 1);
   return tile.first_winner + others * static_cast<uint32_t>(p.Lq) + e;
 }
-__device__ __forceinline__ int64_t winner_of_entry(const PairBackwardArgs& p, const OwnedTile& tile,
+__device__ __forceinline__ int64_t winner_of_entry(const PairBackwardArgs& p, const SegmentedTile& tile,
                                                    uint32_t e) {
   const uint32_t k = p.by_Lq.quotient(e);
   return p.by_document[tile.first_winner + k] * p.Lq + (e - k * p.Lq);
@@ -110,7 +111,7 @@ __device__ __forceinline__ int64_t winner_of_entry(const PairBackwardArgs& p, co
 struct EntryOfPair {
   int64_t pair, row;
 };
-__device__ __forceinline__ EntryOfPair entry_of_pair(const PairBackwardArgs& p, const OwnedTile& tile,
+__device__ __forceinline__ EntryOfPair entry_of_pair(const PairBackwardArgs& p, const SegmentedTile& tile,
                                                      uint32_t e) {
   const uint32_t k = p.by_Lq.quotient(e);
   const int64_t pair = p.by_document[tile.first_winner + k];

@@ -16,7 +16,7 @@ template <class T, class F>
 cudaError_t with_rows(const BackwardPlan& plan, F f) {
   if (!plan.vectors) return f.template operator()<4, false>();
   if constexpr (sizeof(T) < 8) {
-    switch (plan.pieces) {
+    switch (plan.row_fragments) {
       case 1:
         return f.template operator()<1, true>();
       case 2:
@@ -25,7 +25,7 @@ cudaError_t with_rows(const BackwardPlan& plan, F f) {
         return f.template operator()<4, true>();
     }
   }
-  return f.template operator()<kMostPieces, true>();
+  return f.template operator()<kMostFragments, true>();
 }
 
 inline RowsView rows_of(const BackwardArgs& p, bool documents) {
@@ -41,8 +41,8 @@ inline unsigned rows_grid(int64_t rows) {
 // rows: of grad_Q, that a warp takes together.
 inline LaunchShape lowmem_shape(const BackwardArgs& args, const BackwardPlan& plan, int rows = 1) {
   const int64_t gather_blocks = args.grad_Q != nullptr ? (plan.gather_grid + rows - 1) / rows : 0;
-  const int smem = args.owned_blocks > 0 ? plan.lowmem_smem_bytes : plan.gather_smem_bytes;
-  return {args.owned_blocks + gather_blocks, kBackwardThreads, smem, plan.pdl};
+  const int smem = args.grad_d_blocks > 0 ? plan.lowmem_smem_bytes : plan.gather_smem_bytes;
+  return {args.grad_d_blocks + gather_blocks, kBackwardThreads, smem, plan.pdl};
 }
 
 template <class T>
@@ -50,14 +50,14 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
                                         cudaStream_t stream) {
   const bool normalized =
       args.q_inverse != nullptr || args.d_inverse != nullptr || args.grad_D_sums != nullptr;
-  return with_rows<T>(plan, [&]<int kPieces, bool kVectors>() {
+  return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
     const auto launch_rows = [&]<bool kNormalized>() {
-      if (plan.few) {
-        const int rows = args.N == 1 ? kUnroll<T, kPieces, kVectors> : 1;
-        return launch(backward_few<T, kPieces, kVectors, kNormalized>, lowmem_shape(args, plan, rows), stream,
-                      args);
+      if (plan.single_query) {
+        const int rows = args.N == 1 ? kUnroll<T, kFragments, kVectors> : 1;
+        return launch(backward_single_query<T, kFragments, kVectors, kNormalized>,
+                      lowmem_shape(args, plan, rows), stream, args);
       }
-      return launch(backward_lowmem<T, kPieces, kVectors, kNormalized, BackwardArgs>,
+      return launch(backward_lowmem<T, kFragments, kVectors, kNormalized, BackwardArgs>,
                     lowmem_shape(args, plan), stream, args);
     };
     if constexpr (kVectors && sizeof(T) < 8) {  // what is rare takes the one that can normalize
@@ -70,8 +70,8 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
 template <class T>
 cudaError_t BackwardLauncher<T>::lowmem_pairs(const PairBackwardArgs& args, const BackwardPlan& plan,
                                               cudaStream_t stream) {
-  return with_rows<T>(plan, [&]<int kPieces, bool kVectors>() {
-    return launch(backward_lowmem<T, kPieces, kVectors, false, PairBackwardArgs>, lowmem_shape(args, plan),
+  return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
+    return launch(backward_lowmem<T, kFragments, kVectors, false, PairBackwardArgs>, lowmem_shape(args, plan),
                   stream, args);
   });
 }
@@ -79,9 +79,9 @@ cudaError_t BackwardLauncher<T>::lowmem_pairs(const PairBackwardArgs& args, cons
 template <class T>
 cudaError_t BackwardLauncher<T>::unified(const BackwardArgs& args, const BackwardPlan& plan,
                                          cudaStream_t stream) {
-  return with_rows<T>(plan, [&]<int kPieces, bool kVectors>() {
+  return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
     const LaunchShape shape{plan.gather_grid, kBackwardThreads, plan.gather_smem_bytes, plan.pdl};
-    return launch(backward_unified<T, kPieces, kVectors>, shape, stream, args);
+    return launch(backward_unified<T, kFragments, kVectors>, shape, stream, args);
   });
 }
 

@@ -12,7 +12,7 @@ namespace late_interaction {
 cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool documents, void* inverse,
                                  cudaStream_t stream);
 
-// In one launch: grad_D of args.owned_blocks, grad_Q unless args.grad_Q is null.
+// In one launch: grad_D of args.grad_d_blocks, grad_Q unless args.grad_Q is null.
 cudaError_t launch_lowmem(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
                           cudaStream_t stream);
 

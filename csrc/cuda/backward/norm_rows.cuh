@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kRowsThreads)
                   Sum<T>* inverse) {
   constexpr int kLanes = kNormLanes, kStep = kVectors ? 16 / sizeof(T) : 1;
   constexpr int kAhead = 2;  // pieces on their way at a time: all that a lane has of 128 halves
-  struct alignas(kStep * sizeof(T)) Piece {
+  struct alignas(kStep * sizeof(T)) Vec {
     T element[kStep];
   };
   const int lane = threadIdx.x % kLanes;
@@ -68,22 +68,22 @@ __global__ void __launch_bounds__(kRowsThreads)
       const T* x = in.template row<T>(at);
 #pragma unroll 1
       for (int first = lane * kStep; first < d; first += kAhead * kLanes * kStep) {
-        Piece pieces[kAhead] = {};
+        Vec vecs[kAhead] = {};
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
           const int k = first + i * kLanes * kStep;
           if (k >= d) break;
           if constexpr (kVectors) {
-            pieces[i] = *reinterpret_cast<const Piece*>(x + k);
+            vecs[i] = *reinterpret_cast<const Vec*>(x + k);
           } else {
-            pieces[i].element[0] = x[k * in.view.dim_stride];
+            vecs[i].element[0] = x[k * in.view.dim_stride];
           }
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
 #pragma unroll
           for (int e = 0; e < kStep; ++e) {
-            const Sum<T> value = widen(pieces[i].element[e]);
+            const Sum<T> value = widen(vecs[i].element[e]);
             squares = fma(value, value, squares);
           }
         }

@@ -42,9 +42,9 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
   const ScalarType sum_type = score_type(in.dtype);
   const bool summed_in_place = sum_type == Q.scalar_type();
   // Half-precision copies, and copies of the tokens that a mask keeps.
-  const Multiplied how = multiplied(in, precision, normalize, Q.get_device_index());
+  const OperandConversion how = operand_conversion(in, precision, normalize, Q.get_device_index());
   const bool copied = how.copies != Copies::none;
-  const int64_t element = how.copies == Copies::halves ? 4 : 2;
+  const int64_t element = how.copies == Copies::fp16x2 ? 4 : 2;
   const int64_t copy = s.Ld * (element * s.d + 8), norms = normalize ? 4 * s.Ld : 0;
   // Of all queries of a batch they may be too many at a time, beside those of a part of the documents.
   constexpr int64_t kMostOfQueries = 4 << 20;

@@ -71,7 +71,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
 
   const BackwardPlan plan = plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse,
                                           method, device_properties(device));
-  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
+  STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
 
   BackwardArgs args{};
@@ -119,7 +119,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
       if (!grad_Q && !grad_D) return;
       BackwardArgs part = args;
       if (!grad_Q) part.grad_Q = nullptr;
-      part.owned_blocks = grad_D ? static_cast<int32_t>(plan.owned_grid) : 0;
+      part.grad_d_blocks = grad_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
       check(launch_lowmem(part, in.dtype, plan, stream), "gradients");
     };
     const bool in_place = need_grad_D && to.grad_D.data_ptr() == in.D.data;

@@ -13,8 +13,8 @@ namespace late_interaction {
 // Whether rows of both inputs can be read in the vectors that the backward kernels use.
 inline bool reads_in_vectors(const Inputs& in) {
   const int64_t element = element_bytes(in.dtype), vector = element == 8 ? 16 : 4 * element;
-  return reads_in_pieces(in.Q, in.sizes.d, element, vector) &&
-         reads_in_pieces(in.D, in.sizes.d, element, vector);
+  return readable_in_vectors(in.Q, in.sizes.d, element, vector) &&
+         readable_in_vectors(in.D, in.sizes.d, element, vector);
 }
 
 // How many winners of one (query, document), of `count` that lie behind each other, can be read at once.

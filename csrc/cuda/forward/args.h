@@ -32,28 +32,28 @@ struct ForwardArgs {
   int32_t queries;             // packed: how many
   const int32_t* q_offsets;    // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
   const int32_t* row_queries;  // packed: the query of each row; of a row of none, what ~ makes a query of it
-  const int32_t* unit_ends;    // packed: where each block's units end; null: all get equally many
-  // wgmma_rows, wgmma_documents: documents [Nq or 1, N] as they are visited; null: in order, each whole.
-  const Visit* visits;
-  CopyRoom copies;  // wgmma_rows: what some visits read
-  // wgmma_rows, wgmma_documents: each document is cut into so many visits, which leave the maxima of their
+  const int32_t* work_tile_ends;  // packed: where each block's units end; null: all get equally many
+  // sm90_q, sm90_d: documents [Nq or 1, N] as they are visited; null: in order, each whole.
+  const DocRange* doc_ranges;
+  CompactedTokens compacted;  // sm90_q: what some doc_ranges read
+  // sm90_q, sm90_d: each document is cut into so many doc_ranges, which leave the maxima of their
   // rows here, [N, Nq * Lq], for a kernel that comes after (forward/doc_ranges/split_and_combine.cu). Null:
   // who finishes a document sums.
-  int32_t pieces = 1;
+  int32_t num_splits = 1;
   Maximum* maxima;
-  int32_t parts;
+  int32_t partials;
   int32_t chunks, stages;
-  int32_t teams, members;  // wgmma_documents: teams of a block, warpgroups of a team; direct: warps a unit
+  int32_t teams, members;  // sm90_d: teams of a block, warpgroups of a team; direct: warps a unit
   bool stream_q;
-  int32_t cluster;  // wgmma_split: blocks that share a row tile's chunks
-  int64_t row_tiles, units;
+  int32_t cluster;  // sm90_q_longd: blocks that share a row tile's chunks
+  int64_t row_tiles, work_tiles;
   // Inverse norms of tokens, or their scales: see primitives/token_scales.cuh. Null: 1.
-  ScaleView q_factors;
-  float zeros[4];              // zeros that the compiler does not know to be such
-  ScaleView d_factors;         // wgmma only
-  const float* shared_factor;  // wgmma only: of all documents' tokens
+  ScaleView q_scales;
+  float zeros[4];             // zeros that the compiler does not know to be such
+  ScaleView d_scales;         // wgmma only
+  const float* shared_scale;  // wgmma only: of all documents' tokens
 
-  int64_t documents() const { return N / pieces; }  // each query meets
+  int64_t documents() const { return N / num_splits; }  // each query meets
 };
 
 }  // namespace late_interaction

@@ -15,7 +15,7 @@ std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, con
                                            const std::string& precision_name, bool paired,
                                            bool want_winners) {
   const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
-  const Multiplied how = multiplied(in, precision_name, normalize, Q.get_device_index());
+  const OperandConversion how = operand_conversion(in, precision_name, normalize, Q.get_device_index());
   const DeviceGuard guard(Q.get_device_index());
   const Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
   OptionalTensor winners;

@@ -1,8 +1,8 @@
 // What every tensor-core forward does once a document has gone by: agree on each row's maximum, treat the
 // rare rows, apply the query mask and norms, write winners, and sum each query's rows.
 //
-// A Tile says who owns what: kOwned rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of the
-// o-th, kWarpRows neighbouring rows a warp, kPacked whether its kernel takes packed queries.
+// A Tile says who owns what: kLaneRows rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of
+// the o-th, kWarpRows neighbouring rows a warp, kPacked whether its kernel takes packed queries.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,11 +28,11 @@ struct Passage {
   __device__ __forceinline__ Passage(const ForwardArgs& p, int32_t query, int32_t j, Span of)
       : tokens(static_cast<const E*>(p.D.data) + document_offset(p, query, j) + of.first * p.D.token_stride),
         mask(document_mask(p, query, j)),
-        factors(document_factors(p, query, j)),
+        factors(document_scales(p, query, j)),
         first(of.first),
         length(of.length) {
     if (mask != nullptr) mask += first * p.d_mask.token_stride;
-    if (factors != nullptr) factors += first * p.d_factors.token_stride;
+    if (factors != nullptr) factors += first * p.d_scales.token_stride;
   }
 };
 
@@ -56,7 +56,7 @@ __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage
     }
     dot = warp_sum(dot);
     if (of.factors != nullptr) {
-      dot *= token_factor(p, of.factors, t);
+      dot *= token_scale(p, of.factors, t);
     } else if (p.normalize) {
       dot *= inverse_norm(warp_sum(squares));
     }
@@ -99,23 +99,23 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 // What a warp has of a query is a part of its score. Of packed queries, part (warp, query) lies at place warp
 // + query of the parts: from row to row the warp, the query or both go up, so no two parts share a place.
 template <class Tile>
-struct OwnedRows {
+struct LaneRows {
   // What a row's maximum counts; negative if it is masked, or does not exist.
-  float scale[Tile::kOwned];
-  int32_t query[Tile::kOwned];      // -1: the row does not exist
-  int32_t place[Tile::kOwned];      // of the row within its query
+  float scale[Tile::kLaneRows];
+  int32_t query[Tile::kLaneRows];   // -1: the row does not exist
+  int32_t place[Tile::kLaneRows];   // of the row within its query
   int32_t first_query, last_query;  // of the warp; none if last < first
-  int32_t first_part;  // the first query may have begun in another warp: which part of it this is
+  int32_t first_partial;  // the first query may have begun in another warp: which part of it this is
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
 #pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) {
+    for (int o = 0; o < Tile::kLaneRows; ++o) {
       const int at = Tile::slot(warp_m, threadIdx.x % 32, o);
       const int32_t row = tile.first + at;
       const bool exists = at < tile.count;
       query[o] = exists ? row / p.Lq : -1;
       place[o] = row - query[o] * p.Lq;
-      scale[o] = exists && keeps_row(p, row) ? row_factor(p, query[o], place[o]) : -1.0f;
+      scale[o] = exists && keeps_row(p, row) ? row_scale(p, query[o], place[o]) : -1.0f;
       if (Tile::kPacked && p.packed && exists) {
         const int32_t its = p.row_queries[row];
         query[o] = max(its, ~its);
@@ -128,7 +128,7 @@ struct OwnedRows {
     first_query = first / p.Lq;
     last_query = count > 0 ? (first + count - 1) / p.Lq : -1;
     const int32_t begun = first_query * p.Lq - tile.origin;
-    first_part = (first - tile.origin) / Tile::kWarpRows - begun / Tile::kWarpRows;
+    first_partial = (first - tile.origin) / Tile::kWarpRows - begun / Tile::kWarpRows;
   }
 
   __device__ __forceinline__ void take_packed_queries(const ForwardArgs& p, int32_t first, int32_t count) {
@@ -136,15 +136,15 @@ struct OwnedRows {
     const bool alone = p.Lq <= Tile::kWarpRows;  // then its parts are the scores, and none may be missing
     first_query = count <= 0 || alone ? 0 : query_of(first);
     last_query = count <= 0 ? -1 : alone ? p.queries - 1 : query_of(first + count - 1);
-    first_part = first / Tile::kWarpRows;
+    first_partial = first / Tile::kWarpRows;
   }
 };
 
 // Row of the o-th maximum a lane is left with after reduce_quad, where a warp's rows are blocks of 16 and a
 // lane holds rows lane / 4 and lane / 4 + 8 of each, in that order.
-template <int kWarpRows, int kOwned>
+template <int kWarpRows, int kLaneRows>
 __device__ __forceinline__ int slot_after_quad(int warp_m, int lane, int o) {
-  const int held = (lane % 4) * kOwned + o;
+  const int held = (lane % 4) * kLaneRows + o;
   return warp_m * kWarpRows + (held / 2) * 16 + (held % 2) * 8 + lane / 4;
 }
 
@@ -194,10 +194,10 @@ __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile&
 
 // Query mask and norms, and winners out.
 template <class Tile, bool kWinners>
-__device__ __forceinline__ void count_rows(const ForwardArgs& p, const OwnedRows<Tile>& own, int32_t j,
-                                           Maximum (&best)[Tile::kOwned]) {
+__device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, const LaneRows<Tile>& own,
+                                                         int32_t j, Maximum (&best)[Tile::kLaneRows]) {
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     // A masked row counts 0, whatever its maximum is; one without a token, whatever its factor is.
     const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
     const bool counts = !none && !(own.scale[o] < 0.0f);
@@ -213,28 +213,28 @@ __device__ __forceinline__ void count_rows(const ForwardArgs& p, const OwnedRows
 
 // Each query's sum over the rows of this warp.
 template <class Tile>
-__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const OwnedRows<Tile>& own, int32_t j,
-                                            const Maximum (&best)[Tile::kOwned]) {
-  int64_t at = (int64_t{own.first_query} * p.parts + own.first_part) * p.N + j;
+__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
+                                            const Maximum (&best)[Tile::kLaneRows]) {
+  int64_t at = (int64_t{own.first_query} * p.partials + own.first_partial) * p.N + j;
 #pragma unroll 1
   for (int32_t query = own.first_query; query <= own.last_query; ++query) {
     float sum = 0.0f;
 #pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) sum += own.query[o] == query ? best[o].value : 0.0f;
+    for (int o = 0; o < Tile::kLaneRows; ++o) sum += own.query[o] == query ? best[o].value : 0.0f;
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
     // The next one begins here: its part 0.
-    at = (int64_t{query + 1} * p.parts + (Tile::kPacked && p.packed ? own.first_part : 0)) * p.N + j;
+    at = (int64_t{query + 1} * p.partials + (Tile::kPacked && p.packed ? own.first_partial : 0)) * p.N + j;
   }
 }
 
 // A finished piece of a document: the maxima of the lane's rows, for the kernel that joins the pieces.
 template <class Tile>
 __device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile& tile, int warp_m, int32_t j,
-                                             const Maximum (&best)[Tile::kOwned]) {
+                                             const Maximum (&best)[Tile::kLaneRows]) {
   Maximum* to = p.maxima + int64_t{j} * p.Nq * p.Lq + tile.first;
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     const int slot = Tile::slot(warp_m, threadIdx.x % 32, o);
     if (slot < tile.count) to[slot] = best[o];
   }
@@ -243,15 +243,15 @@ __device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile
 // A finished document, where the warp that found its maxima also delivers them.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
-                                                const OwnedRows<Tile>& own, int warp_m, int32_t j,
+                                                const LaneRows<Tile>& own, int warp_m, int32_t j,
                                                 const float* maximum, const int32_t* token) {
-  Maximum best[Tile::kOwned];
+  Maximum best[Tile::kLaneRows];
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     best[o] = {maximum[o], token[o]};
     resolve_row<E>(p, tile, Tile::slot(warp_m, threadIdx.x % 32, o), j, best[o]);
   }
-  count_rows<Tile, kWinners>(p, own, j, best);
+  apply_scale_store_argmax<Tile, kWinners>(p, own, j, best);
   sum_queries<Tile>(p, own, j, best);
 }
 

@@ -24,23 +24,24 @@ inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scale
 struct PairPick;  // pairs/index.h
 
 // What similarities are multiplied by, as primitives/token_scales.cuh has it.
-struct Factors {
+struct TokenScaleViews {
   ScaleView q, d;
   const float* shared = nullptr;
 };
 
 // Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
 // the dtype that they multiply in, or are multiplied by the halves that were made of them.
-void forward_into(const Inputs& in, bool normalize, const Factors& factors, Precision precision,
+void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& factors, Precision precision,
                   const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
-                  const PairPick* pick = nullptr, const HalfTokens* halves = nullptr);
+                  const PairPick* pick = nullptr, const Fp16x2Tokens* fp16x2 = nullptr);
 
 // How the inputs of a call multiply.
-Multiplied multiplied(const Inputs& in, const std::string& precision, bool normalize, int device);
+OperandConversion operand_conversion(const Inputs& in, const std::string& precision, bool normalize,
+                                     int device);
 
 // As forward_into, of inputs that multiply as they are or as converted operands.
 void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
-                const Inputs& in, bool normalize, const Multiplied& how, const Tensor& scores,
+                const Inputs& in, bool normalize, const OperandConversion& how, const Tensor& scores,
                 const OptionalTensor& winners);
 
 }  // namespace late_interaction

@@ -13,7 +13,7 @@
 namespace late_interaction {
 
 // A place in a ring and the parity of its barriers' phase.
-struct RingPlace {
+struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
 
@@ -27,26 +27,27 @@ struct RingPlace {
 
 // A block's units: a contiguous range of (row tile, document), equally many for each, or as many as have
 // equally many tokens.
-struct UnitRange {
-  int64_t unit, end;
+struct WorkRange {
+  int64_t work_tile, end;
 
-  static __device__ __forceinline__ UnitRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
-    if (p.unit_ends != nullptr) return {block == 0 ? 0 : p.unit_ends[block - 1], p.unit_ends[block]};
-    return {p.units * block / gridDim.x, p.units * (block + 1) / gridDim.x};
+  static __device__ __forceinline__ WorkRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
+    if (p.work_tile_ends != nullptr)
+      return {block == 0 ? 0 : p.work_tile_ends[block - 1], p.work_tile_ends[block]};
+    return {p.work_tiles * block / gridDim.x, p.work_tiles * (block + 1) / gridDim.x};
   }
 };
 
 // The part of a range that lies on one row tile: documents [first_j, end_j).
-struct RowTileUnits {
+struct RowTileWork {
   RowTile tile;
   int32_t first_j, end_j;
 
-  static __device__ __forceinline__ RowTileUnits take(const ForwardArgs& p, UnitRange& range, int tile_rows) {
-    RowTileUnits part;
-    part.tile = row_tile(p, range.unit / p.N, tile_rows);
-    part.first_j = static_cast<int32_t>(range.unit % p.N);
-    part.end_j = static_cast<int32_t>(min(p.N, part.first_j + (range.end - range.unit)));
-    range.unit += part.end_j - part.first_j;
+  static __device__ __forceinline__ RowTileWork take(const ForwardArgs& p, WorkRange& range, int tile_rows) {
+    RowTileWork part;
+    part.tile = row_tile(p, range.work_tile / p.N, tile_rows);
+    part.first_j = static_cast<int32_t>(range.work_tile % p.N);
+    part.end_j = static_cast<int32_t>(min(p.N, part.first_j + (range.end - range.work_tile)));
+    range.work_tile += part.end_j - part.first_j;
     return part;
   }
 };

@@ -10,10 +10,10 @@ inline constexpr int kTailTokens = 16;      // of the last boxes of a packed doc
 
 // Both maps are [outer, items, tokens, d]; what lies outside reads as zeros.
 struct TensorMaps {
-  CUtensorMap Q;       // in_batch: [1, 1, Nq * Lq, d]; per_query: [1, Nq, Lq, d]
-  CUtensorMap D;       // [Nq or 1, N, Ld, d]; packed: [1, 1, tokens, d]
-  CUtensorMap copies;  // wgmma_rows: [1, 1, tokens, d] of ForwardArgs::copies
-  CUtensorMap D_tail;  // wgmma_documents, packed: D in boxes of kTailTokens
+  CUtensorMap Q;          // in_batch: [1, 1, Nq * Lq, d]; per_query: [1, Nq, Lq, d]
+  CUtensorMap D;          // [Nq or 1, N, Ld, d]; packed: [1, 1, tokens, d]
+  CUtensorMap compacted;  // sm90_q: [1, 1, tokens, d] of ForwardArgs::copies
+  CUtensorMap D_tail;     // sm90_d, packed: D in boxes of kTailTokens
 };
 
 }  // namespace late_interaction

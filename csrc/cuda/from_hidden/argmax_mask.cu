@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kThreads) won_rows(const void* winners, bool w
 
 }  // namespace
 
-cudaError_t launch_won_rows(const void* winners, bool wide, int64_t Nq, int64_t Nd, int64_t Lq, int64_t Ld,
-                            uint8_t* won, cudaStream_t stream) {
+cudaError_t launch_argmax_mask(const void* winners, bool wide, int64_t Nq, int64_t Nd, int64_t Lq, int64_t Ld,
+                               uint8_t* won, cudaStream_t stream) {
   const int64_t count = Nq * Nd * Lq;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + kThreads - 1) / kThreads, 1 << 16));
   won_rows<<<blocks, kThreads, 0, stream>>>(winners, wide, count, Nd, Lq, Ld, won);

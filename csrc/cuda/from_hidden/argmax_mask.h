@@ -8,7 +8,7 @@
 namespace late_interaction {
 
 // winners [Nq, Nd, Lq], contiguous, uint16 or (wide) int32; won [Nd * Ld] holds zeros.
-cudaError_t launch_won_rows(const void* winners, bool wide, int64_t Nq, int64_t Nd, int64_t Lq, int64_t Ld,
-                            uint8_t* won, cudaStream_t stream);
+cudaError_t launch_argmax_mask(const void* winners, bool wide, int64_t Nq, int64_t Nd, int64_t Lq, int64_t Ld,
+                               uint8_t* won, cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -32,8 +32,8 @@ Tensor unit_rows_(Tensor x) {
   const DeviceGuard guard(device);
   const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
   if (x.numel() > 0) {
-    check(launch_unit_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
-                           current_stream(device)),
+    check(launch_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
+                                current_stream(device)),
           "unit rows");
   }
   return inverse;
@@ -172,9 +172,10 @@ Tensor won_rows(Tensor winners, int64_t Ld) {
   const Tensor won = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
   fill_zero(won, current_stream(device));
   if (won.numel() > 0 && winners.numel() > 0) {
-    check(launch_won_rows(winners.const_data_ptr(), wide, winners.size(0), winners.size(1), winners.size(2),
-                          Ld, static_cast<uint8_t*>(won.mutable_data_ptr()), current_stream(device)),
-          "won rows");
+    check(
+        launch_argmax_mask(winners.const_data_ptr(), wide, winners.size(0), winners.size(1), winners.size(2),
+                           Ld, static_cast<uint8_t*>(won.mutable_data_ptr()), current_stream(device)),
+        "won rows");
   }
   return won;
 }
@@ -213,7 +214,7 @@ void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool f
                        .d_model = static_cast<int32_t>(d_model),
                        .splits = static_cast<int32_t>(parts.size(0)),
                        .fresh = fresh};
-  check(launch_outer_rows(dtype, device_properties(device).wgmma, args, current_stream(device)),
+  check(launch_weight_grad(dtype, device_properties(device).wgmma, args, current_stream(device)),
         "outer rows");
 }
 

@@ -67,8 +67,8 @@ cudaError_t launch(void* x, int64_t rows, int64_t d, void* inverse, cudaStream_t
 
 }  // namespace
 
-cudaError_t launch_unit_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
-                             cudaStream_t stream) {
+cudaError_t launch_normalize_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
+                                  cudaStream_t stream) {
   switch (dtype) {
     case Dtype::bf16:
       return launch<__nv_bfloat16>(x, rows, d, inverse, stream);

@@ -10,7 +10,7 @@
 namespace late_interaction {
 
 // x [rows, d], contiguous: every row divided by its norm. inverse[row] = 1 / max(norm, eps), as it was.
-cudaError_t launch_unit_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
-                             cudaStream_t stream);
+cudaError_t launch_normalize_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
+                                  cudaStream_t stream);
 
 }  // namespace late_interaction

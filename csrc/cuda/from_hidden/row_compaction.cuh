@@ -53,7 +53,7 @@ template <int kStages, int kStageBytes>
 struct RowRing {
   static constexpr int kBarriers = 2 * kStages;
   uint32_t stages, barriers;
-  RingPlace place;
+  PipelineState place;
 
   // By one thread, and then __syncthreads.
   __device__ __forceinline__ void init(int copying_arrivals, int multiplying_warps) const {

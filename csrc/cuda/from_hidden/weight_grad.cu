@@ -266,7 +266,7 @@ cudaError_t launch(const OuterArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_outer_rows(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream) {
+cudaError_t launch_weight_grad(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream) {
   if (dtype == Dtype::bf16) {
     return wgmma ? launch<WgmmaProduct<ptx::WgmmaBf16, __nv_bfloat16>>(args, stream)
                  : launch<MmaProduct<ptx::MmaBf16>>(args, stream);

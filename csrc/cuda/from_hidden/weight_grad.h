@@ -22,6 +22,6 @@ struct OuterArgs {
 };
 
 // bf16 and fp16; rows of whole, aligned 16 bytes. wgmma: the device has it.
-cudaError_t launch_outer_rows(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream);
+cudaError_t launch_weight_grad(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -32,7 +32,7 @@ constexpr int64_t kBlock = 512 << 10;
 
 struct Ring {
   uint8_t* memory;
-  int64_t pieces;
+  int64_t slots;
   int64_t room;             // bytes of a piece
   const cudaEvent_t* left;  // of each piece: when what was in it has left it
   int64_t first;            // the piece that is filled first
@@ -71,24 +71,24 @@ class Transfer {
     std::atomic<bool> sent{false};
   };
 
-  int64_t piece(int64_t turn) const { return (ring_.first + turn) % ring_.pieces; }
-  uint8_t* room(int64_t turn) const { return ring_.memory + piece(turn) * ring_.room; }
+  int64_t slot(int64_t turn) const { return (ring_.first + turn) % ring_.slots; }
+  uint8_t* room(int64_t turn) const { return ring_.memory + slot(turn) * ring_.room; }
 
   // Blocks are taken in order, so what is waited for is being filled and sent, and waits for no later one.
   bool wait_for_room(int64_t turn) {
-    const int64_t before = turn - ring_.pieces;
+    const int64_t before = turn - ring_.slots;
     while (before >= 0 && !turns_[before].sent.load(std::memory_order_acquire)) {
       if (error() != cudaSuccess) return false;
       std::this_thread::yield();
     }
-    return succeeds(cudaEventSynchronize(ring_.left[piece(turn)]));
+    return succeeds(cudaEventSynchronize(ring_.left[slot(turn)]));
   }
 
   void send(int64_t turn) {
     const int64_t begin = turn * ring_.room, bytes = std::min(ring_.room, bytes_ - begin);
     if (succeeds(cudaMemcpyAsync(to_ + begin, room(turn), static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
                                  stream_)) &&
-        succeeds(cudaEventRecord(ring_.left[piece(turn)], stream_))) {
+        succeeds(cudaEventRecord(ring_.left[slot(turn)], stream_))) {
       turns_[turn].sent.store(true, std::memory_order_release);
     }
   }

@@ -31,20 +31,20 @@ PairSizes sizes_of(const PairInputs& in, int64_t longest_query) {
 }
 
 cudaError_t launch_listed(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const bool wgmma = plan.tile == Tile::wgmma_documents;
+  const bool wgmma = plan.tile == Tile::sm90_d;
   switch (plan.compute) {
     case Compute::bf16:
-      return wgmma ? launch_wgmma_pairs_bf16(args, make_tensor_maps(args, plan), plan, stream)
-                   : launch_pairs_bf16(args, plan, stream);
+      return wgmma ? launch_sm90_d_pairs_bf16(args, make_tensor_maps(args, plan), plan, stream)
+                   : launch_sm80_pairs_bf16(args, plan, stream);
     case Compute::fp16:
-      return wgmma ? launch_wgmma_pairs_fp16(args, make_tensor_maps(args, plan), plan, stream)
-                   : launch_pairs_fp16(args, plan, stream);
+      return wgmma ? launch_sm90_d_pairs_fp16(args, make_tensor_maps(args, plan), plan, stream)
+                   : launch_sm80_pairs_fp16(args, plan, stream);
     case Compute::tf32:
-      return launch_pairs_tf32(args, plan, stream);
+      return launch_sm80_pairs_tf32(args, plan, stream);
     case Compute::tf32x3:
-      return launch_pairs_tf32x3(args, plan, stream);
+      return launch_sm80_pairs_tf32x3(args, plan, stream);
     case Compute::fp64:
-      return launch_pairs_fp64(args, plan, stream);
+      return launch_fp64_pairs(args, plan, stream);
     default:
       return cudaErrorInvalidValue;
   }
@@ -57,7 +57,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   const Device& device = device_properties(scores.get_device_index());
   const ForwardPlan plan =
       plan_pairs(sizes_of(in, longest_query), traits_of(in, precision, false), winners.has_value(), device);
-  const bool shared_out = plan.tile == Tile::wgmma_documents;
+  const bool shared_out = plan.tile == Tile::sm90_d;
   const int64_t chunks = shared_out ? chunks_of(pairs) : 0, blocks = shared_out ? plan.grid : 0;
   // Rows and spans of pairs, costs of chunks, and ends of blocks, in this order.
   const Tensor room = new_tensor(scores, {2 * pairs + chunks + (blocks + 1) / 2}, ScalarType::Long);
@@ -70,7 +70,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   index.pdl = device_supports_pdl(scores);
   if (shared_out) {
     index.chunk_costs = words + 2 * pairs;
-    index.unit_ends = reinterpret_cast<int32_t*>(words + 2 * pairs + chunks);
+    index.work_tile_ends = reinterpret_cast<int32_t*>(words + 2 * pairs + chunks);
     index.blocks = blocks;
     index.pair_tokens = plan.tokens / 2 + 16;  // half of its last tile, and its end
   }
@@ -95,13 +95,13 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   args.packed = true;
   args.spans = index.spans;
   args.rows = index.rows;
-  args.unit_ends = index.unit_ends;
-  args.parts = 1;
+  args.work_tile_ends = index.work_tile_ends;
+  args.partials = 1;
   args.chunks = plan.chunks;
   args.stages = plan.stages;
   args.stream_q = plan.stream_q;
   args.row_tiles = plan.row_tiles;
-  args.units = plan.units;
+  args.work_tiles = plan.work_tiles;
   check(launch_listed(args, plan, stream), "forward");
 }
 
@@ -201,29 +201,29 @@ Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::stri
 // ---- backward ----
 
 // The pairs in the order of what they name, queries or documents, and where those of each name begin.
-class Runs {
+class Csr {
  public:
-  Runs(const Tensor& names, int64_t count, cudaStream_t stream)
+  Csr(const Tensor& names, int64_t count, cudaStream_t stream)
       : begins(new_tensor(names, {count + 1}, ScalarType::Int)) {
-    const int64_t pairs = names.size(0), room = room_to_count(pairs, count);
+    const int64_t pairs = names.size(0), room = counting_buffer_size(pairs, count);
     auto* first = static_cast<int32_t*>(begins.data_ptr());
     if (room == 0) {
       const auto [sorted, places] = sort(names);
       order = places;
       const auto* keys = static_cast<const int32_t*>(sorted.const_data_ptr());
-      check(launch_find_runs(keys, pairs, count, first, stream), "runs of pairs");
+      check(launch_csr_of_sorted(keys, pairs, count, first, stream), "runs of pairs");
       return;
     }
     order = new_tensor(names, {pairs}, ScalarType::Long);
     const Tensor counts = new_tensor(names, {room}, ScalarType::Int);
-    const PairRuns runs{.names = static_cast<const int32_t*>(names.const_data_ptr()),
-                        .pairs = pairs,
-                        .count = count,
-                        .order = static_cast<int64_t*>(order.data_ptr()),
-                        .begins = first,
-                        .counts = static_cast<int32_t*>(counts.data_ptr()),
-                        .pdl = device_supports_pdl(names)};
-    check(launch_count_runs(runs, stream), "runs of pairs");
+    const PairsCsr csr{.names = static_cast<const int32_t*>(names.const_data_ptr()),
+                       .pairs = pairs,
+                       .count = count,
+                       .order = static_cast<int64_t*>(order.data_ptr()),
+                       .begins = first,
+                       .counts = static_cast<int32_t*>(counts.data_ptr()),
+                       .pdl = device_supports_pdl(names)};
+    check(launch_csr_by_counting(csr, stream), "runs of pairs");
   }
 
   const int64_t* places() const { return static_cast<const int64_t*>(order.const_data_ptr()); }
@@ -261,7 +261,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   const int64_t stride = winners.size(1);
   const BackwardPlan plan = plan_pairs_backward(sizes_of(in, stride), stride, in.dtype, reads_in_vectors(in),
                                                 device_properties(device));
-  const Runs by_query(pair_q, in.pairs.queries, stream), by_document(pair_d, s.N, stream);
+  const Csr by_query(pair_q, in.pairs.queries, stream), by_document(pair_d, s.N, stream);
   PairBackwardArgs args{};
   args.layout = Layout::in_batch;
   args.N = s.N;

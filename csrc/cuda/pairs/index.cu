@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) index_pairs(const __grid_constant__ 
     p.spans[pair] = place.tokens;
     cost = place.tokens.length + p.pair_tokens;
   }
-  if (p.unit_ends == nullptr) return;
+  if (p.work_tile_ends == nullptr) return;
   int64_t all;
   sum_before<kWarps>(cost, all);
   if (threadIdx.x == 0) p.chunk_costs[blockIdx.x] = all;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) share_pairs(const __grid_constant__ 
     // Before the pair or behind it, whichever is nearer.
     end = first + pair.place + (pair.place < count && 2 * pair.rest > cost(pair.place));
   }
-  if (threadIdx.x == 0) p.unit_ends[blockIdx.x] = static_cast<int32_t>(end);
+  if (threadIdx.x == 0) p.work_tile_ends[blockIdx.x] = static_cast<int32_t>(end);
 }
 
 // kLanes threads a pair: one for its score, more where there are winners to copy.
@@ -123,9 +123,9 @@ __global__ void __launch_bounds__(kThreads) pick_pairs(const __grid_constant__ P
   if (p.grid != nullptr) ptx::pdl_wait_and_launch_dependents();
   if (lane == 0) {
     float score = place.rows.length < 0 ? __int_as_float(0x7FC00000) : 0.0f;
-    if (scored && p.part_rows == 0) score = p.grid[query * p.pairs.documents + document];
-    if (scored && p.part_rows > 0) {
-      score = sum_of_parts(p.grid, p.part_rows, query, place.rows, document, p.pairs.documents);
+    if (scored && p.partial_rows == 0) score = p.grid[query * p.pairs.documents + document];
+    if (scored && p.partial_rows > 0) {
+      score = sum_of_partials(p.grid, p.partial_rows, query, place.rows, document, p.pairs.documents);
     }
     p.scores[pair] = score;
   }
@@ -149,7 +149,7 @@ int64_t chunks_of(int64_t pairs) { return blocks_for(pairs); }
 cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream) {
   const int64_t chunks = chunks_of(index.pairs.count);
   const cudaError_t error = launch(index_pairs, {chunks, kThreads, 0, index.pdl}, stream, index);
-  if (error != cudaSuccess || index.unit_ends == nullptr) return error;
+  if (error != cudaSuccess || index.work_tile_ends == nullptr) return error;
   return launch(share_pairs, {index.blocks, kThreads, 0, index.pdl}, stream, index, chunks);
 }
 

@@ -15,10 +15,10 @@ struct PairIndex {
   Pairs pairs;
   int32_t longest_query;  // one of more rows is not scored
   // What is worked out. A pair that is not scored has rows of length -1, and no tokens.
-  Span* rows;            // [pairs] of its query
-  Span* spans;           // [pairs] of its document
-  int64_t* chunk_costs;  // [chunks_of(pairs)]
-  int32_t* unit_ends;    // [blocks], pairs with about equally many document tokens; null: not wanted
+  Span* rows;               // [pairs] of its query
+  Span* spans;              // [pairs] of its document
+  int64_t* chunk_costs;     // [chunks_of(pairs)]
+  int32_t* work_tile_ends;  // [blocks], pairs with about equally many document tokens; null: not wanted
   int64_t blocks;
   int32_t pair_tokens;  // what a pair costs beside its document's tokens, in tokens
   bool pdl;             // blocks may start while the kernel before them ends
@@ -33,7 +33,7 @@ struct PairPick {
   Pairs pairs;
   int32_t longest_query;
   const float* grid;         // [queries, documents]
-  int32_t part_rows;         // not 0: `grid` holds parts of so many rows (varlen/partials.cuh)
+  int32_t partial_rows;      // not 0: `grid` holds parts of so many rows (varlen/partials.cuh)
   const void* grid_winners;  // [documents, q_tokens]
   float* scores;
   void* winners;

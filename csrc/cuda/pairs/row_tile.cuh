@@ -33,7 +33,7 @@ __device__ __forceinline__ void finish_pair(const PairArgs& p, const RowTile& ti
   const int lane = threadIdx.x % 32;
   float sum = 0.0f;
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     const int at = Tile::slot(0, lane, o);
     Maximum best{maximum[o], token[o]};
     resolve_row<E>(p, tile, at, j, best);

@@ -68,9 +68,9 @@ struct ResidualArgs {
   bool wide_winners;
   void* scores;   // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
   void* winners;  // [Nq, N, Lq] or null
-  int32_t parts;
+  int32_t partials;
   int32_t column_blocks, chunks;
-  int32_t units;
+  int32_t work_tiles;
   int32_t row_tiles;
   int32_t* tickets;  // how many units were handed out beyond those that blocks begin with
   // Of the backward.

@@ -155,14 +155,14 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   const bool whole = dense.whole(s.d, nbits);
   const ResidualPlan plan =
       plan_residual(s, in.packed, dtype, precision, whole, want_winners, device_properties(device));
-  STD_TORCH_CHECK(plan.units + plan.most_pieces * plan.row_tiles <= INT32_MAX - (int64_t{1} << 20),
+  STD_TORCH_CHECK(plan.work_tiles + plan.most_pieces * plan.row_tiles <= INT32_MAX - (int64_t{1} << 20),
                   "late_interaction: more than 2^31 - 2^20 documents times tiles of query rows in one call");
   args.scores = scores.data_ptr();
   args.winners = winners ? winners->data_ptr() : nullptr;
-  args.parts = plan.parts;
+  args.partials = plan.partials;
   args.column_blocks = plan.column_blocks;
   args.chunks = plan.chunks;
-  args.units = static_cast<int32_t>(plan.units);
+  args.work_tiles = static_cast<int32_t>(plan.work_tiles);
   args.whole = whole;
   if (plan.by_warp) {
     check(launch_residual_by_warp(args, dtype, plan, stream), "compressed documents");
@@ -171,21 +171,21 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   args.row_tiles = static_cast<int32_t>(plan.row_tiles);
   const SharedWork work(plan, Q);
   check(work.prepare(args, plan, stream), "pieces of documents");
-  if (plan.parts == 1) {
+  if (plan.partials == 1) {
     check(launch_tile(args, plan, stream), "compressed documents");
     return {scores, winners};
   }
-  const Tensor parts = new_tensor(Q, {s.Nq, plan.parts, s.N}, ScalarType::Float);
-  args.scores = parts.data_ptr();
+  const Tensor partials = new_tensor(Q, {s.Nq, plan.partials, s.N}, ScalarType::Float);
+  args.scores = partials.data_ptr();
   check(launch_tile(args, plan, stream), "compressed documents");
   ForwardArgs sums{};
   sums.layout = Layout::per_query;  // every query has all of its parts
   sums.N = s.N;
   sums.Nq = args.Nq;
   sums.Lq = args.Lq;
-  sums.parts = plan.parts;
-  sums.scores = parts.data_ptr();
-  check(launch_sum_parts(sums, ForwardPlan{}, static_cast<float*>(scores.data_ptr()), stream),
+  sums.partials = plan.partials;
+  sums.scores = partials.data_ptr();
+  check(launch_reduce_partials(sums, ForwardPlan{}, static_cast<float*>(scores.data_ptr()), stream),
         "sum of parts");
   return {scores, winners};
 }

@@ -50,7 +50,7 @@ struct ResidualTile {
   static constexpr int kTokens = 16;               // of a warp's tile
   static constexpr int kStep = kStep_;             // chunks that a lane holds
   static constexpr int kHeld = 2 * kColumnBlocks;  // maxima of a lane, shared with seven others
-  static constexpr int kOwned = kColumns / 32;
+  static constexpr int kLaneRows = kColumns / 32;
   // As many as its registers allow without spilling; plan_residual counts on it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr int kBlocksPerSm = 2;
@@ -60,7 +60,7 @@ struct ResidualTile {
 };
 
 // A document, or a piece of one, against a tile of query rows.
-struct ResidualUnit {
+struct PlaidWorkTile {
   static constexpr int32_t kWhole = -1, kElsewhere = -2;  // in place of a slot
   CompressedSpan span;
   int32_t tile = -1;  // past the last unit
@@ -69,26 +69,26 @@ struct ResidualUnit {
 
 // For each tile of query rows first the pieces of documents that were cut, then the documents. One that was
 // cut is empty there, and finished elsewhere.
-__device__ __forceinline__ ResidualUnit unit_at(const ResidualArgs& p, int32_t pieces, int32_t index) {
-  ResidualUnit unit;
+__device__ __forceinline__ PlaidWorkTile work_tile_at(const ResidualArgs& p, int32_t pieces, int32_t index) {
+  PlaidWorkTile work_tile;
   const int32_t each = pieces + static_cast<int32_t>(p.documents.N);
-  if (index >= each * p.row_tiles) return unit;
-  unit.tile = index / each;
-  const int32_t at = index - unit.tile * each;
+  if (index >= each * p.row_tiles) return work_tile;
+  work_tile.tile = index / each;
+  const int32_t at = index - work_tile.tile * each;
   if (at < pieces) {
-    unit.piece = p.cut.pieces[at];
+    work_tile.piece = p.cut.pieces[at];
   } else {
-    unit.piece.document = at - pieces;
+    work_tile.piece.document = at - pieces;
   }
-  unit.span = span_of(p.documents, unit.piece.document);
+  work_tile.span = span_of(p.documents, work_tile.piece.document);
   if (at < pieces) {
-    unit.span.first += unit.piece.begin;
-    unit.span.count = min(p.cut.tokens, unit.span.count - unit.piece.begin);
-  } else if (pieces > 0 && unit.span.count > 2 * p.cut.tokens) {
-    unit.span = {};
-    unit.piece.slot = ResidualUnit::kElsewhere;
+    work_tile.span.first += work_tile.piece.begin;
+    work_tile.span.count = min(p.cut.tokens, work_tile.span.count - work_tile.piece.begin);
+  } else if (pieces > 0 && work_tile.span.count > 2 * p.cut.tokens) {
+    work_tile.span = {};
+    work_tile.piece.slot = PlaidWorkTile::kElsewhere;
   }
-  return unit;
+  return work_tile;
 }
 
 // Tiles of a document that the warp goes through: one at least, so that all warps come to its end.
@@ -109,7 +109,7 @@ struct alignas(16) ResidualExchange {
   float maximum[2][Tile::kWarps][Tile::kColumns];
   int32_t token[Tile::kWinners ? 2 : 1][Tile::kWarps][Tile::kColumns];
   float scale[Tile::kColumns];  // inverse norms of the query rows; 1 without normalize
-  ResidualUnit units[4];        // the one in hand, the next one, and the one after that, by turn
+  PlaidWorkTile work_tiles[4];  // the one in hand, the next one, and the one after that, by turn
   int32_t ticket;               // which is the one after that
   int32_t pieces;               // of all documents that were cut
 };
@@ -128,9 +128,9 @@ struct QueryRows {
       first = part = 0;
       count = p.Lq;
     } else {
-      query = tile / p.parts;
+      query = tile / p.partials;
       queries = 1;
-      part = tile % p.parts;
+      part = tile % p.partials;
       first = part * columns;
       count = min(columns, p.Lq - first);
     }
@@ -410,25 +410,25 @@ __device__ __forceinline__ int32_t token_in(unsigned long long integer) {
 
 // Leaves the maxima of a piece with those of its document, whose are known if it was the last. By one warp.
 template <class Tile>
-__device__ __forceinline__ bool meet(const ResidualArgs& p, const ResidualUnit& unit,
-                                     float (&best)[Tile::kOwned], int32_t (&token)[Tile::kOwned]) {
+__device__ __forceinline__ bool meet(const ResidualArgs& p, const PlaidWorkTile& work_tile,
+                                     float (&best)[Tile::kLaneRows], int32_t (&token)[Tile::kLaneRows]) {
   const int lane = threadIdx.x % 32, columns = 8 * p.column_blocks;
-  const int64_t place = int64_t{unit.piece.slot} * p.row_tiles + unit.tile;
+  const int64_t place = int64_t{work_tile.piece.slot} * p.row_tiles + work_tile.tile;
   unsigned long long* maxima = p.cut.maxima + place * columns;
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     if (32 * o + lane >= columns) continue;
-    const int32_t of_document = token[o] == kSentinel ? kSentinel : token[o] + unit.piece.begin;
+    const int32_t of_document = token[o] == kSentinel ? kSentinel : token[o] + work_tile.piece.begin;
     atomicMax(maxima + 32 * o + lane, as_integer(best[o], of_document));
   }
   __threadfence();
   __syncwarp();
   int32_t before = 0;
   if (lane == 0) before = atomicAdd(p.cut.arrivals + place, 1);
-  if (__shfl_sync(kFullWarp, before, 0) + 1 < unit.piece.pieces) return false;
+  if (__shfl_sync(kFullWarp, before, 0) + 1 < work_tile.piece.pieces) return false;
   __threadfence();
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     if (32 * o + lane >= columns) continue;
     const unsigned long long integer = __ldcg(maxima + 32 * o + lane);
     best[o] = value_in(integer);
@@ -439,14 +439,14 @@ __device__ __forceinline__ bool meet(const ResidualArgs& p, const ResidualUnit& 
 
 // What the warps found, merged; winners and each query's sum to memory. By one warp.
 template <class Tile>
-__device__ __forceinline__ void finish_document(const ResidualArgs& p, const ResidualUnit& unit,
+__device__ __forceinline__ void finish_document(const ResidualArgs& p, const PlaidWorkTile& work_tile,
                                                 const ResidualExchange<Tile>& exchange, int set) {
-  if (unit.piece.slot == ResidualUnit::kElsewhere) return;
+  if (work_tile.piece.slot == PlaidWorkTile::kElsewhere) return;
   const int lane = threadIdx.x % 32;
-  float value[Tile::kOwned];
-  int32_t token[Tile::kOwned];
+  float value[Tile::kLaneRows];
+  int32_t token[Tile::kLaneRows];
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     const int column = 32 * o + lane;
     value[o] = -INFINITY;
     token[o] = kSentinel;
@@ -457,27 +457,27 @@ __device__ __forceinline__ void finish_document(const ResidualArgs& p, const Res
                                  Tile::kWinners ? exchange.token[set][warp][column] : 0);
     }
   }
-  if (unit.piece.slot >= 0 && !meet<Tile>(p, unit, value, token)) return;
+  if (work_tile.piece.slot >= 0 && !meet<Tile>(p, work_tile, value, token)) return;
 
-  const QueryRows rows(p, unit.tile, 8 * p.column_blocks);
-  const int64_t N = p.documents.N, j = unit.piece.document;
-  int32_t query[Tile::kOwned];
+  const QueryRows rows(p, work_tile.tile, 8 * p.column_blocks);
+  const int64_t N = p.documents.N, j = work_tile.piece.document;
+  int32_t query[Tile::kLaneRows];
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     const int column = 32 * o + lane;
     query[o] = column < rows.rows() ? rows.query + column / rows.count : -1;
     if (query[o] >= 0 && Tile::kWinners && p.winners != nullptr) {
       const int32_t s = rows.first + column % rows.count;
       store_winner(p.winners, p.wide_winners, (query[o] * N + j) * p.Lq + s, token[o]);
     }
-    value[o] = query[o] >= 0 && unit.span.count > 0 ? value[o] * exchange.scale[column] : 0.0f;
+    value[o] = query[o] >= 0 && work_tile.span.count > 0 ? value[o] * exchange.scale[column] : 0.0f;
   }
   for (int32_t i = rows.query; i < rows.query + rows.queries; ++i) {
     float sum = 0.0f;
 #pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) sum += query[o] == i ? value[o] : 0.0f;
+    for (int o = 0; o < Tile::kLaneRows; ++o) sum += query[o] == i ? value[o] : 0.0f;
     sum = warp_sum(sum);
-    if (lane == 0) static_cast<float*>(p.scores)[(int64_t{i} * p.parts + rows.part) * N + j] = sum;
+    if (lane == 0) static_cast<float*>(p.scores)[(int64_t{i} * p.partials + rows.part) * N + j] = sum;
   }
 }
 
@@ -497,14 +497,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   if (threadIdx.x < 2) {
     int32_t pieces = p.cut.tokens > 0 ? *p.cut.counts : 0;
     if (pieces > p.cut.most) pieces = 0;
-    exchange.units[threadIdx.x] = unit_at(p, pieces, blockIdx.x + threadIdx.x * stride);
+    exchange.work_tiles[threadIdx.x] = work_tile_at(p, pieces, blockIdx.x + threadIdx.x * stride);
     if (threadIdx.x == 0) {
       exchange.ticket = blockIdx.x + 2 * stride;
       exchange.pieces = pieces;
     }
   }
   __syncthreads();
-  const auto span = [&](int turn) -> const CompressedSpan& { return exchange.units[turn % 4].span; };
+  const auto span = [&](int turn) -> const CompressedSpan& { return exchange.work_tiles[turn % 4].span; };
   int32_t tiles = count_tiles<Tile>(span(0));
   Pair pair;
   pair.point_at(p, span(0), 0, Pair::codes(p, span(0), 0));
@@ -518,17 +518,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   int32_t query_tile = -1;
 
 #pragma unroll 1
-  for (int turn = 0; exchange.units[turn].tile >= 0; turn = (turn + 1) % Tile::kWarps) {
+  for (int turn = 0; exchange.work_tiles[turn].tile >= 0; turn = (turn + 1) % Tile::kWarps) {
     const int set = turn % 2;  // of maxima
-    if (exchange.units[turn].tile != query_tile) {
-      query_tile = exchange.units[turn].tile;
+    if (exchange.work_tiles[turn].tile != query_tile) {
+      query_tile = exchange.work_tiles[turn].tile;
       __syncthreads();  // nobody reads the rows before any more
       load_queries<Tile>(p, QueryRows(p, query_tile, 8 * p.column_blocks), exchange, query_rows);
       __syncthreads();
     }
     if (threadIdx.x == Tile::kThreads - 32) {  // in the warp that has the fewest tiles
       // The document after the next: its number came while the last one was in hand.
-      exchange.units[(turn + 2) % 4] = unit_at(p, exchange.pieces, exchange.ticket);
+      exchange.work_tiles[(turn + 2) % 4] = work_tile_at(p, exchange.pieces, exchange.ticket);
       exchange.ticket = 3 * stride + atomicAdd(p.tickets, 1);
     }
 
@@ -580,13 +580,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 
     maxima.merge_lanes();
 #pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) {
+    for (int o = 0; o < Tile::kLaneRows; ++o) {
       const int column = ColumnMaxima<Tile>::column(o);
       exchange.maximum[set][warp][column] = maxima.value[o];
       if constexpr (Tile::kWinners) exchange.token[set][warp][column] = maxima.token[o];
     }
     __syncthreads();
-    if (warp == turn) finish_document<Tile>(p, exchange.units[turn], exchange, set);
+    if (warp == turn) finish_document<Tile>(p, exchange.work_tiles[turn], exchange, set);
     tiles = count_tiles<Tile>(next);
     // Which was not known before.
     if (tiles == 1) codes = Pair::codes(p, span(turn + 2), 0);

@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
   __shared__ S sums[kResidualWarps];
   const CompressedDocuments& c = p.documents;
   const int warp = threadIdx.x / 32;
-  for (int32_t unit = blockIdx.x; unit < p.units; unit += gridDim.x) {
-    const int64_t i = unit / c.N, j = unit % c.N;
+  for (int32_t work_tile = blockIdx.x; work_tile < p.work_tiles; work_tile += gridDim.x) {
+    const int64_t i = work_tile / c.N, j = work_tile % c.N;
     const CompressedSpan span = span_of(c, j);
     S sum = 0;
     for (int32_t s = warp; s < p.Lq; s += kResidualWarps) {
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
     if (threadIdx.x == 0) {
       S total = 0;
       for (const S part : sums) total += part;
-      static_cast<S*>(p.scores)[unit] = total;
+      static_cast<S*>(p.scores)[work_tile] = total;
     }
     __syncthreads();
   }

@@ -1,9 +1,9 @@
 // One token's embedding across the 32 lanes of a warp.
 //
 // A lane holds kVector neighbouring elements of every piece of 32 * kVector: 8 or 16 bytes a load, coalesced.
-// kPieces pieces are in registers at once; longer embeddings are worked through a block of kDims at a time.
-// kVectors: rows are aligned for such loads and d is a multiple of kVector; else elements are read one by
-// one.
+// kFragments pieces are in registers at once; longer embeddings are worked through a block of kDims at a
+// time. kVectors: rows are aligned for such loads and d is a multiple of kVector; else elements are read one
+// by one.
 #pragma once
 
 #include <type_traits>
@@ -23,9 +23,9 @@ inline constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 template <class T, int kCount = kVector<T>>
 using RowWords = std::conditional_t<sizeof(T) * kCount == 8, uint2, uint4>;
 
-template <class T, int kPieces>
+template <class T, int kFragments>
 struct RawRow {
-  RowWords<T> v[kPieces];
+  RowWords<T> v[kFragments];
 };
 
 template <class T, int kCount = kVector<T>>
@@ -34,30 +34,30 @@ union RowElements {
   T element[kCount];
 };
 
-template <class T, int kPieces, bool kVectors>
+template <class T, int kFragments, bool kVectors>
 struct RowVector {
   static constexpr int kLanes = kVector<T>;
-  static constexpr int kPieceDims = 32 * kLanes;
-  static constexpr int kDims = kPieces * kPieceDims;
+  static constexpr int kFragmentDims = 32 * kLanes;
+  static constexpr int kDims = kFragments * kFragmentDims;
   using S = Sum<T>;
 
-  S x[kPieces][kLanes];
+  S x[kFragments][kLanes];
 
-  static __device__ __forceinline__ int dim(int first, int piece) {
-    return first + piece * kPieceDims + (threadIdx.x % 32) * kLanes;
+  static __device__ __forceinline__ int dim(int first, int fragment) {
+    return first + fragment * kFragmentDims + (threadIdx.x % 32) * kLanes;
   }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) x[p][k] = 0;
     }
   }
 
-  __device__ __forceinline__ void add_scaled(const RawRow<T, kPieces>& row, S scale) {
+  __device__ __forceinline__ void add_scaled(const RawRow<T, kFragments>& row, S scale) {
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
       const RowElements<T> loaded{row.v[p]};
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) x[p][k] = fma(scale, widen(loaded.element[k]), x[p][k]);
@@ -67,7 +67,7 @@ struct RowVector {
   __device__ __forceinline__ S dot(const RowVector& other) const {
     S sum = 0;
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) sum = fma(x[p][k], other.x[p][k], sum);
     }
@@ -75,11 +75,11 @@ struct RowVector {
   }
 
   // Elements first .. first + kDims of a row; zeros past d, and all of them where the row does not exist.
-  static __device__ __forceinline__ RawRow<T, kPieces> fetch(const T* row, int64_t stride, int first, int d,
-                                                             bool exists = true) {
-    RawRow<T, kPieces> raw;
+  static __device__ __forceinline__ RawRow<T, kFragments> fetch(const T* row, int64_t stride, int first,
+                                                                int d, bool exists = true) {
+    RawRow<T, kFragments> raw;
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
       const int at = dim(first, p);
       RowElements<T> loaded{};
       if constexpr (kVectors) {
@@ -104,7 +104,7 @@ struct RowVector {
   template <class Out>
   __device__ __forceinline__ void store(Out* row, int first, int d) const {
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
       const int at = dim(first, p);
       if constexpr (kVectors) {
         RowElements<Out, kLanes> stored{};
@@ -123,7 +123,7 @@ struct RowVector {
   // Adds what `store` wrote.
   __device__ __forceinline__ void add_stored(const S* row, int first, int d) {
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) {
         if (dim(first, p) + k < d) x[p][k] += row[dim(first, p) + k];
@@ -134,7 +134,7 @@ struct RowVector {
   // Adds scale * this to a row in global memory, by reductions that return nothing.
   __device__ __forceinline__ void add_product_to(S* row, S scale, int first, int d) const {
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
       const int at = dim(first, p);
       S product[kLanes];
 #pragma unroll
@@ -153,14 +153,14 @@ struct RowVector {
   // To and from shared memory, in the order of the lanes.
   __device__ __forceinline__ void put(S* to) const {
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) to[(p * kLanes + k) * 32 + threadIdx.x % 32] = x[p][k];
     }
   }
   __device__ __forceinline__ void add(const S* from) {
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) x[p][k] += from[(p * kLanes + k) * 32 + threadIdx.x % 32];
     }
@@ -172,14 +172,14 @@ struct RowVector {
   __device__ __forceinline__ void through_normalization(const RowVector& token, S inverse, S scale) {
     bool any = false;
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) any = any || x[p][k] != S(0);
     }
     if (!__any_sync(kFullWarp, any)) return;
     const S along = inverse < S(1e12) ? dot(token) * scale * scale : S(0);
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kFragments; ++p) {
 #pragma unroll
       for (int k = 0; k < kLanes; ++k) x[p][k] = (x[p][k] - along * token.x[p][k]) * inverse;
     }

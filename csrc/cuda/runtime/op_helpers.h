@@ -30,7 +30,7 @@ inline int64_t element_bytes(Dtype dtype) {
 }
 
 // Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
-inline bool reads_in_pieces(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
+inline bool readable_in_vectors(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
   const auto whole = [&](int64_t elements) { return elements * element % bytes == 0; };
   return (view.dim_stride == 1 || d == 1) && whole(d) && whole(view.token_stride) &&
          whole(view.item_stride) && whole(view.query_stride) &&
@@ -52,7 +52,7 @@ inline bool device_supports_pdl(const Tensor& like) {
 }
 
 inline bool aligned(const TokenView& view, const Inputs& in) {
-  return reads_in_pieces(view, in.sizes.d, element_bytes(in.dtype), 16);
+  return readable_in_vectors(view, in.sizes.d, element_bytes(in.dtype), 16);
 }
 
 }  // namespace late_interaction

@@ -86,8 +86,8 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
 }
 
 template <class T, class View>
-WeightLine<T> encode_line(const ForwardArgs& p, const View& view, CUtensorMapDataType type, int tokens) {
-  WeightLine<T> line{};
+TokenScaleLine<T> encode_line(const ForwardArgs& p, const View& view, CUtensorMapDataType type, int tokens) {
+  TokenScaleLine<T> line{};
   if (view.data == nullptr || (view.token_stride != 1 && p.Ld != 1)) return line;
   // A map begins at whole 16 bytes, up to 15 before the view: some of those that hold its first number.
   const int64_t before = reinterpret_cast<uintptr_t>(view.data) % 16 / sizeof(T);
@@ -133,7 +133,7 @@ static int64_t documents_of(const ForwardArgs& p) {
 }
 
 TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
-  const bool in_batch = p.layout == Layout::in_batch, documents = plan.tile == Tile::wgmma_documents;
+  const bool in_batch = p.layout == Layout::in_batch, documents = plan.tile == Tile::sm90_d;
   const int q_box = documents ? plan.columns : 128;
   const int64_t rows = int64_t{p.Nq} * p.Lq;
   // Rows of one query lie token_stride apart; with one token each, the queries do.
@@ -146,9 +146,9 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   const Axis items = p.packed ? one : Axis{p.documents(), p.D.item_stride};
   maps.D = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, items,
                   in_batch ? one : Axis{p.Nq, p.D.query_stride}, plan.tile_tokens());
-  if (p.copies.tokens != nullptr) {
-    maps.copies = encode(p.copies.tokens, plan.compute, p.d, {p.copies.slot * documents_of(p), p.d}, one, one,
-                         plan.columns);
+  if (p.compacted.tokens != nullptr) {
+    maps.compacted = encode(p.compacted.tokens, plan.compute, p.d, {p.compacted.slot * documents_of(p), p.d},
+                            one, one, plan.columns);
   }
   if (p.packed && documents) {
     maps.D_tail = encode(p.D.data, plan.compute, p.d, {p.Ld, p.D.token_stride}, one, one, kTailTokens);
@@ -156,12 +156,12 @@ TensorMaps make_tensor_maps(const ForwardArgs& p, const ForwardPlan& plan) {
   return maps;
 }
 
-WeighedArgs weigh(const ForwardArgs& p, int tokens) {
+TokenScaleArgs weigh(const ForwardArgs& p, int tokens) {
   return {p, encode_line<uint8_t>(p, p.d_mask, CU_TENSOR_MAP_DATA_TYPE_UINT8, tokens),
-          encode_line<float>(p, p.d_factors, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tokens)};
+          encode_line<float>(p, p.d_scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tokens)};
 }
 
-TensorMaps make_half_maps(const ForwardArgs& p, const HalfTokens& x, const ForwardPlan& plan) {
+TensorMaps make_fp16x2_maps(const ForwardArgs& p, const Fp16x2Tokens& x, const ForwardPlan& plan) {
   constexpr int kRowsOfBox = 64;
   const int64_t rows = int64_t{p.Nq} * p.Lq, documents = documents_of(p), w = x.width;
   const bool in_batch = p.layout == Layout::in_batch;

@@ -33,12 +33,12 @@ template <class Args, class Launch>
 void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedGradients& to, Launch launch,
                    cudaStream_t stream) {
   const Sizes& s = in.sizes;
-  plan.owned_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see packed_tile in backward/grad_d_segmented.cuh
-  STD_TORCH_CHECK(plan.gather_grid + plan.owned_grid <= INT32_MAX,
+  plan.grad_d_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see packed_tile in backward/grad_d_segmented.cuh
+  STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
   const bool need_Q = to.Q.numel() > 0, need_D = to.D.numel() > 0;
   if (!need_Q && !need_D) return;
-  const PackedRoom room(in, to.Q);
+  const PackedIndexBuffers room(in, to.Q);
   const PackedIndex index = room.index(in);
   check(launch_packed_index(index, stream), "index of packed sequences");
   take_plan(args, plan);
@@ -50,7 +50,7 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
   args.row_queries = index.row_queries;
   args.grad_Q = need_Q ? to.Q.data_ptr() : nullptr;
   args.grad_D = need_D ? to.D.data_ptr() : nullptr;
-  args.owned_blocks = need_D ? static_cast<int32_t>(plan.owned_grid) : 0;
+  args.grad_d_blocks = need_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
   check(launch(args, in.dtype, plan, stream), "gradients");
 }
 

@@ -61,7 +61,7 @@ __device__ const int32_t* near_offsets(const PackedIndex& p) {
 
 // Where a block's units end, if each gets about equally many tokens; a document counts `document_tokens` more
 // than it has. Of the two ends between documents the nearer one.
-__device__ int32_t unit_end(const PackedIndex& p, int64_t block) {
+__device__ int32_t work_tile_end(const PackedIndex& p, int64_t block) {
   if (block + 1 == p.blocks) return static_cast<int32_t>(p.row_tiles * p.documents);
   const auto before = [&](int64_t j) {
     const int32_t first = min(max(p.d_offsets[j], 0), p.d_tokens);
@@ -76,7 +76,7 @@ __device__ int32_t unit_end(const PackedIndex& p, int64_t block) {
   return static_cast<int32_t>(tile * p.documents + j);
 }
 
-// Documents dealt to the `hands` blocks of a row tile: where the visits of a hand begin.
+// Documents dealt to the `hands` blocks of a row tile: where the doc_ranges of a hand begin.
 struct Deal {
   int32_t hands, rounds, rest;  // full rounds, and documents of the last one
 
@@ -89,14 +89,14 @@ struct Deal {
     const bool back = rounds % 2 == 1;  // the last round begins with the last hand
     return hand * rounds + (back ? max(0, hand - (hands - rest)) : min(hand, rest));
   }
-  // The place among the visits of the document of this rank.
+  // The place among the doc_ranges of the document of this rank.
   __device__ int32_t place(int32_t rank) const {
     const int32_t round = rank / hands, turn = rank % hands;
     return begin(round % 2 == 1 ? hands - 1 - turn : turn) + round;
   }
 };
 
-__device__ int32_t dealt_end(const PackedIndex& p, int32_t block) {
+__device__ int32_t lpt_end(const PackedIndex& p, int32_t block) {
   const Deal deal(p);
   const int32_t tile = block / deal.hands, hand = block % deal.hands;
   return tile * static_cast<int32_t>(p.documents) + deal.begin(hand + 1);
@@ -114,22 +114,23 @@ __device__ int32_t rank_of(const PackedIndex& p, int32_t document, int32_t lengt
 }
 
 // A document shorter than a tile has a copy of its own, in the place of its number.
-__device__ Visit visit_of(const PackedIndex& p, int64_t document, Span span) {
-  const bool copied = p.copies.tokens != nullptr && span.length > 0 && span.length < p.copies.least;
+__device__ DocRange doc_range_of(const PackedIndex& p, int64_t document, Span span) {
+  const bool copied = p.compacted.tokens != nullptr && span.length > 0 && span.length < p.compacted.least;
   const auto number = static_cast<int32_t>(document);
-  const int32_t slot = ~(number * p.copies.slot);
+  const int32_t slot = ~(number * p.compacted.slot);
   if (copied) return {slot, span.length, number, slot};
   return {span.first, span.length, number, 0};
 }
 
 __device__ void copy_short_document(const PackedIndex& p, int64_t document) {
   const Span span = packed_span(p.d_offsets, document, p.d_tokens);
-  if (span.length == 0 || span.length >= p.copies.least) return;
-  const int64_t first = span.first * p.row_stride, slot = document * p.copies.slot;
+  if (span.length == 0 || span.length >= p.compacted.least) return;
+  const int64_t first = span.first * p.row_stride, slot = document * p.compacted.slot;
   const auto source = [&](int k) { return min(k, span.length - 1); };
-  copy_rows({p.rows + first, p.row_stride, p.copies.pieces}, p.copies.tokens + slot * p.copies.pieces,
-            p.copies.least, source, [](int k) { return k; });
-  for (int k = threadIdx.x; k < p.copies.least; k += kThreads) p.copies.origins[slot + k] = source(k);
+  copy_rows({p.rows + first, p.row_stride, p.compacted.token_vecs},
+            p.compacted.tokens + slot * p.compacted.token_vecs, p.compacted.least, source,
+            [](int k) { return k; });
+  for (int k = threadIdx.x; k < p.compacted.least; k += kThreads) p.compacted.positions[slot + k] = source(k);
 }
 
 // Two blocks a multiprocessor are enough: with three, ptxas would spill on compute capability 8.6.
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constan
   }
   // The last blocks begin here, while the first ones have rows.
   const int64_t last = int64_t{gridDim.x - 1 - blockIdx.x} * kThreads + threadIdx.x;
-  const bool ranked = p.visits != nullptr && p.dealt;
+  const bool ranked = p.doc_ranges != nullptr && p.lpt;
   for (int64_t at = ranked ? last / 32 : last; at < p.documents; at += ranked ? each / 32 : each) {
     const Span span = packed_span(p.d_offsets, at, p.d_tokens);
     int64_t place = at;
@@ -154,12 +155,12 @@ __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constan
       if (threadIdx.x % 32 != 0) continue;
     }
     p.spans[at] = span;
-    if (p.visits != nullptr) p.visits[place] = visit_of(p, at, span);
+    if (p.doc_ranges != nullptr) p.doc_ranges[place] = doc_range_of(p, at, span);
   }
-  for (int64_t at = last; p.unit_ends != nullptr && at < p.blocks; at += each) {
-    p.unit_ends[at] = p.dealt ? dealt_end(p, static_cast<int32_t>(at)) : unit_end(p, at);
+  for (int64_t at = last; p.work_tile_ends != nullptr && at < p.blocks; at += each) {
+    p.work_tile_ends[at] = p.lpt ? lpt_end(p, static_cast<int32_t>(at)) : work_tile_end(p, at);
   }
-  if (p.copies.tokens == nullptr) return;
+  if (p.compacted.tokens == nullptr) return;
   for (int64_t document = blockIdx.x; document < p.documents; document += gridDim.x) {
     copy_short_document(p, document);
   }
@@ -167,13 +168,13 @@ __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constan
 
 // scores[i, j] of packed queries.
 __global__ void __launch_bounds__(kThreads)
-    sum_packed_parts(const __grid_constant__ ForwardArgs p, int part_rows, float* scores) {
+    reduce_packed_partials(const __grid_constant__ ForwardArgs p, int partial_rows, float* scores) {
   const int64_t count = p.queries * p.N;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kThreads) {
     const int64_t query = at / p.N, j = at - query * p.N;
     const Span rows = packed_span(p.q_offsets, query, p.Lq);
-    scores[at] = sum_of_parts(static_cast<const float*>(p.scores), part_rows, query, rows, j, p.N);
+    scores[at] = sum_of_partials(static_cast<const float*>(p.scores), partial_rows, query, rows, j, p.N);
   }
 }
 
@@ -184,16 +185,17 @@ unsigned blocks_for(int64_t threads) {
 }  // namespace
 
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
-  const int64_t documents = index.documents * (index.dealt ? 32 : 1);  // threads for them
+  const int64_t documents = index.documents * (index.lpt ? 32 : 1);  // threads for them
   const int64_t count = std::max({int64_t{index.q_tokens}, documents, index.blocks});
-  const int64_t copies = index.copies.tokens != nullptr ? index.documents * kThreads : 0;
+  const int64_t copies = index.compacted.tokens != nullptr ? index.documents * kThreads : 0;
   const LaunchShape shape{blocks_for(std::max(count, copies)), kThreads, 0, index.pdl};
   return launch(index_packed, shape, stream, index);
 }
 
-cudaError_t launch_sum_packed_parts(const ForwardArgs& args, int part_rows, float* scores,
-                                    cudaStream_t stream) {
-  sum_packed_parts<<<blocks_for(args.queries * args.N), kThreads, 0, stream>>>(args, part_rows, scores);
+cudaError_t launch_reduce_packed_partials(const ForwardArgs& args, int partial_rows, float* scores,
+                                          cudaStream_t stream) {
+  reduce_packed_partials<<<blocks_for(args.queries * args.N), kThreads, 0, stream>>>(args, partial_rows,
+                                                                                     scores);
   return cudaGetLastError();
 }
 

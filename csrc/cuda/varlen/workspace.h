@@ -8,10 +8,10 @@
 namespace late_interaction {
 
 // Where packed documents lie, and the query of each row.
-struct PackedRoom {
+struct PackedIndexBuffers {
   Tensor spans, row_queries;
 
-  PackedRoom(const Inputs& in, const Tensor& like)
+  PackedIndexBuffers(const Inputs& in, const Tensor& like)
       : spans(new_tensor(like, {in.sizes.N, 2}, ScalarType::Int)),
         row_queries(new_tensor(like, {in.sizes.Lq}, ScalarType::Int)) {}
 

@@ -7,21 +7,21 @@ namespace late_interaction {
 
 inline constexpr int kCopyThreads = 256;
 
-// Rows of `pieces` times 16 bytes, at most 16 of them.
-struct PieceRows {
+// Rows of `vecs` times 16 bytes, at most 16 of them.
+struct VecRows {
   const uint4* data;
-  int64_t stride;  // in pieces
-  int pieces;
+  int64_t stride;  // in vecs
+  int vecs;
 };
 
 // Row k of [0, count) from row source(k) to row place(k) of `to`, which lie behind each other; none where
 // source(k) is negative.
 template <class Source, class Place>
-__device__ __forceinline__ void copy_rows(const PieceRows& from, uint4* to, int count, Source source,
+__device__ __forceinline__ void copy_rows(const VecRows& from, uint4* to, int count, Source source,
                                           Place place) {
   constexpr int kLanes = 16, kAtOnce = kCopyThreads / kLanes, kUnroll = 8;
   const int lane = threadIdx.x % kLanes, first = threadIdx.x / kLanes;
-  if (lane >= from.pieces) return;
+  if (lane >= from.vecs) return;
   for (int base = first; base < count; base += kAtOnce * kUnroll) {
     uint4 row[kUnroll];
 #pragma unroll
@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_rows(const PieceRows& from, uint4* to, int 
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int k = base + u * kAtOnce;
-      if (k < count && source(k) >= 0) to[int64_t{place(k)} * from.pieces + lane] = row[u];
+      if (k < count && source(k) >= 0) to[int64_t{place(k)} * from.vecs + lane] = row[u];
     }
   }
 }

@@ -2,8 +2,9 @@
 // the pieces lie, before it; and what their rows' maxima come to, after it.
 //
 //     document 0                  document 1
-//     |  piece 0  |  piece 1  |   |  piece 0  |  piece 1  |      visits, each whole tiles but for the last
-//          v           v               v           v             wgmma_rows, wgmma_documents: units like any
+//     |  piece 0  |  piece 1  |   |  piece 0  |  piece 1  |      doc_ranges, each whole tiles but for the
+//     last
+//          v           v               v           v             sm90_q, sm90_d: units like any
 //     row  m m m m     m m m m         m m m m     m m m m       maxima [visit, row], and their tokens
 //           \___ ___/                   \___ ___/
 //               larger, the earlier token at ties                a block: 128 rows of a query, a document
@@ -27,37 +28,37 @@ namespace {
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
 // Piece k of a document is its tiles [k * tiles / pieces, (k + 1) * tiles / pieces).
-__device__ Span piece_of(const ForwardArgs& p, int32_t k, int32_t tile_tokens) {
+__device__ Span split_of(const ForwardArgs& p, int32_t k, int32_t tile_tokens) {
   const int64_t tiles = (p.Ld + tile_tokens - 1) / tile_tokens;
   const auto begin = [&](int32_t i) {
-    return static_cast<int32_t>(min(tiles * i / p.pieces * tile_tokens, int64_t{p.Ld}));
+    return static_cast<int32_t>(min(tiles * i / p.num_splits * tile_tokens, int64_t{p.Ld}));
   };
   return {begin(k), begin(k + 1) - begin(k)};
 }
 
-__global__ void __launch_bounds__(kThreads)
-    list_pieces(const __grid_constant__ ForwardArgs p, int64_t count, int32_t tile_tokens, Visit* visits) {
+__global__ void __launch_bounds__(kThreads) list_splits(const __grid_constant__ ForwardArgs p, int64_t count,
+                                                        int32_t tile_tokens, DocRange* doc_ranges) {
   ptx::pdl_wait_and_launch_dependents();
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= count) return;
   const auto j = static_cast<int32_t>(at % p.N);
-  const Span piece = piece_of(p, j % p.pieces, tile_tokens);
-  visits[at] = {piece.first, piece.length, j / p.pieces, piece.first};
+  const Span split = split_of(p, j % p.num_splits, tile_tokens);
+  doc_ranges[at] = {split.first, split.length, j / p.num_splits, split.first};
 }
 
 // A block a piece: from the first token that the mask keeps to the last.
 __global__ void __launch_bounds__(kThreads)
-    list_masked_pieces(const __grid_constant__ ForwardArgs p, int32_t tile_tokens, Visit* visits) {
+    list_masked_splits(const __grid_constant__ ForwardArgs p, int32_t tile_tokens, DocRange* doc_ranges) {
   __shared__ Span ends[kWarps];
   ptx::pdl_wait_and_launch_dependents();
   const int64_t at = blockIdx.x;
   const auto query = static_cast<int32_t>(at / p.N), j = static_cast<int32_t>(at % p.N);
-  const int32_t document = j / p.pieces;
+  const int32_t document = j / p.num_splits;
   const uint8_t* mask = document_mask(p, query, document);
-  const Span piece = piece_of(p, j % p.pieces, tile_tokens);
+  const Span split = split_of(p, j % p.num_splits, tile_tokens);
   int32_t first = INT32_MAX, end = 0;
 #pragma unroll 8
-  for (int32_t t = piece.first + threadIdx.x; t < piece.first + piece.length; t += kThreads) {
+  for (int32_t t = split.first + threadIdx.x; t < split.first + split.length; t += kThreads) {
     if (mask[t * p.d_mask.token_stride] == 0) continue;
     first = min(first, t);
     end = t + 1;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
     end = max(end, other.length);
   }
   if (end == 0) first = 0;
-  visits[at] = {first, end - first, document, first};
+  doc_ranges[at] = {first, end - first, document, first};
 }
 
 // NaN is above all, and of two the earlier one counts, as in PyTorch.
@@ -86,36 +87,36 @@ __device__ __forceinline__ void keep_first(Maximum& best, const Maximum& other) 
 
 // A block has 32 rows side by side for each `depth` of its warps, which share the pieces.
 __global__ void __launch_bounds__(kThreads)
-    join_pieces(const __grid_constant__ ForwardArgs p, int depth, float* scores) {
+    combine_splits(const __grid_constant__ ForwardArgs p, int depth, float* scores) {
   __shared__ Maximum met[kWarps][32];
-  __shared__ float sums[kJoinedRows / 32];
+  __shared__ float sums[kCombineRows / 32];
   ptx::pdl_wait_and_launch_dependents();
-  const int64_t documents = p.N / p.pieces, j = blockIdx.x % documents, of_query = blockIdx.x / documents;
-  const auto query = static_cast<int32_t>(of_query / p.parts);
-  const auto part = static_cast<int32_t>(of_query % p.parts);
+  const int64_t documents = p.N / p.num_splits, j = blockIdx.x % documents, of_query = blockIdx.x / documents;
+  const auto query = static_cast<int32_t>(of_query / p.partials);
+  const auto part = static_cast<int32_t>(of_query % p.partials);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / depth, turn = warp % depth;
-  const int32_t place = part * kJoinedRows + 32 * group + lane;
+  const int32_t place = part * kCombineRows + 32 * group + lane;
   const bool exists = place < p.Lq;
   const int64_t row = int64_t{query} * p.Lq + place, rows = int64_t{p.Nq} * p.Lq;
 
   Maximum best{-INFINITY, kSentinel};
   if (exists) {
-    const Maximum* from = p.maxima + j * p.pieces * rows + row;
+    const Maximum* from = p.maxima + j * p.num_splits * rows + row;
 #pragma unroll 4
-    for (int k = turn; k < p.pieces; k += depth) keep_first(best, from[k * rows]);
+    for (int k = turn; k < p.num_splits; k += depth) keep_first(best, from[k * rows]);
   }
   met[warp][lane] = best;
   __syncthreads();
   if (turn == 0) {
     for (int i = 1; i < depth; ++i) keep_first(best, met[warp + i][lane]);
-    // As count_rows (forward/epilogue.cuh) has it.
+    // As apply_scale_store_argmax (forward/epilogue.cuh) has it.
     const bool none = best.value == -INFINITY && best.token == kSentinel;
     const bool counts = exists && !none && keeps_row(p, static_cast<int32_t>(row));
     if (p.winners != nullptr && exists) {
       const int64_t at = (query * documents + j) * p.Lq + place;
       store_winner(p.winners, p.wide_winners, at, counts ? best.token : kSentinel);
     }
-    const float sum = warp_sum(counts ? best.value * row_factor(p, query, place) : 0.0f);
+    const float sum = warp_sum(counts ? best.value * row_scale(p, query, place) : 0.0f);
     if (lane == 0) sums[group] = sum;
   }
   __syncthreads();
@@ -127,22 +128,22 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t launch_piece_visits(const ForwardArgs& args, int tile_tokens, Visit* visits,
-                                cudaStream_t stream) {
+cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, DocRange* doc_ranges,
+                                    cudaStream_t stream) {
   const int64_t count = (args.layout == Layout::in_batch ? 1 : args.Nq) * args.N;
   const bool pdl = supports_pdl();
   if (args.d_mask.data != nullptr) {
-    return launch(list_masked_pieces, {count, kThreads, 0, pdl}, stream, args, tile_tokens, visits);
+    return launch(list_masked_splits, {count, kThreads, 0, pdl}, stream, args, tile_tokens, doc_ranges);
   }
   const int64_t blocks = (count + kThreads - 1) / kThreads;
-  return launch(list_pieces, {blocks, kThreads, 0, pdl}, stream, args, count, tile_tokens, visits);
+  return launch(list_splits, {blocks, kThreads, 0, pdl}, stream, args, count, tile_tokens, doc_ranges);
 }
 
-cudaError_t launch_join_pieces(const ForwardArgs& args, float* scores, cudaStream_t stream) {
-  const int groups = std::min((args.Lq + 31) / 32, kJoinedRows / 32);
-  const int depth = std::min<int>(args.pieces, kWarps / groups);
-  const LaunchShape shape{args.Nq * args.parts * args.documents(), 32 * groups * depth, 0, supports_pdl()};
-  return launch(join_pieces, shape, stream, args, depth, scores);
+cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream) {
+  const int groups = std::min((args.Lq + 31) / 32, kCombineRows / 32);
+  const int depth = std::min<int>(args.num_splits, kWarps / groups);
+  const LaunchShape shape{args.Nq * args.partials * args.documents(), 32 * groups * depth, 0, supports_pdl()};
+  return launch(combine_splits, shape, stream, args, depth, scores);
 }
 
 }  // namespace late_interaction

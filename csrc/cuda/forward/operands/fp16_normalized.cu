@@ -48,19 +48,19 @@ struct Rows {
 };
 
 template <class T, int kCount>
-struct alignas(kCount * sizeof(T)) Piece {
+struct alignas(kCount * sizeof(T)) Vec {
   T element[kCount];
 
-  __device__ __forceinline__ Piece() {}
+  __device__ __forceinline__ Vec() {}
 };
 
 // kLanes lanes hold a row, kHeld pieces of 16 bytes each. kVectors: it is read in those.
 template <class T, int kLanes, int kHeld, bool kVectors>
 __global__ void __launch_bounds__(kThreads)
-    unit_copies(const __grid_constant__ Rows q, const __grid_constant__ Rows documents, int q_blocks, int d,
-                float* q_factors) {
+    normalize_to_fp16(const __grid_constant__ Rows q, const __grid_constant__ Rows documents, int q_blocks,
+                      int d, float* q_scales) {
   constexpr int kElements = 16 / sizeof(T), kRowsOfBlock = kThreads / kLanes;
-  using In = Piece<T, kElements>;
+  using In = Vec<T, kElements>;
   ptx::pdl_wait_and_launch_dependents();
   const int block = blockIdx.x;
   const bool of_query = block < q_blocks;
@@ -104,19 +104,19 @@ __global__ void __launch_bounds__(kThreads)
   const int exponent = scale_exponent(largest);
   const float scale = of_query ? power_of_two(exponent) : to_unit * power_of_two(kTopExponent);
   if (of_query && lane == 0 && length > 0) {
-    q_factors[row] = to_unit * power_of_two(-kTopExponent) * power_of_two(-exponent);
+    q_scales[row] = to_unit * power_of_two(-kTopExponent) * power_of_two(-exponent);
   }
   __half* out = rows.out + int64_t{row} * d;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int k = (lane + i * kLanes) * kElements;
     if (k >= length) break;
-    Piece<__half, kElements> copy;
+    Vec<__half, kElements> copy;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
       copy.element[e] = __float2half_rn(widen(held[i].element[e]) * scale);
     }
-    *reinterpret_cast<Piece<__half, kElements>*>(out + k) = copy;
+    *reinterpret_cast<Vec<__half, kElements>*>(out + k) = copy;
   }
 }
 
@@ -127,7 +127,7 @@ bool in_vectors(const TokenView& x, int64_t element) {
 }
 
 template <class T, int kLanes, int kHeld>
-cudaError_t launch_rows(const Rows& q, const Rows& documents, int64_t d, float* q_factors,
+cudaError_t launch_rows(const Rows& q, const Rows& documents, int64_t d, float* q_scales,
                         cudaStream_t stream) {
   const bool vectors = in_vectors(q.in, sizeof(T)) && in_vectors(documents.in, sizeof(T));
   const auto blocks = [](int64_t rows) {
@@ -135,24 +135,25 @@ cudaError_t launch_rows(const Rows& q, const Rows& documents, int64_t d, float* 
     return (rows + kRowsOfBlock - 1) / kRowsOfBlock;
   };
   const LaunchShape shape{blocks(q.count) + blocks(documents.count), kThreads, 0, supports_pdl()};
-  return launch(vectors ? unit_copies<T, kLanes, kHeld, true> : unit_copies<T, kLanes, kHeld, false>, shape,
-                stream, q, documents, static_cast<int>(blocks(q.count)), static_cast<int>(d), q_factors);
+  return launch(
+      vectors ? normalize_to_fp16<T, kLanes, kHeld, true> : normalize_to_fp16<T, kLanes, kHeld, false>, shape,
+      stream, q, documents, static_cast<int>(blocks(q.count)), static_cast<int>(d), q_scales);
 }
 
 template <class T>
-cudaError_t launch_copies(const UnitCopies& c, const Sizes& s, cudaStream_t stream) {
+cudaError_t launch_copies(const Fp16NormalizedArgs& c, const Sizes& s, cudaStream_t stream) {
   const Rows q(c.Q, s.Lq, s.Nq, 1, c.half_Q);
   const Rows documents(c.D, s.Ld, s.N, s.layout == Layout::in_batch ? 1 : s.Nq, c.half_D);
   const int64_t bytes = s.d * sizeof(T);
   const auto run = bytes <= 256   ? launch_rows<T, 8, 2>
                    : bytes <= 512 ? launch_rows<T, 8, 4>
                                   : launch_rows<T, 32, 2 * sizeof(T)>;
-  return run(q, documents, s.d, c.q_factors, stream);
+  return run(q, documents, s.d, c.q_scales, stream);
 }
 
 }  // namespace
 
-cudaError_t launch_unit_copies(const UnitCopies& c, const Sizes& s, cudaStream_t stream) {
+cudaError_t launch_fp16_normalized(const Fp16NormalizedArgs& c, const Sizes& s, cudaStream_t stream) {
   switch (c.dtype) {
     case Dtype::bf16:
       return launch_copies<__nv_bfloat16>(c, s, stream);

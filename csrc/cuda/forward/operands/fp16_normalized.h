@@ -8,13 +8,13 @@
 
 namespace late_interaction {
 
-struct UnitCopies {
+struct Fp16NormalizedArgs {
   Dtype dtype;     // of Q and D: bf16, fp16 or fp32
   TokenView Q, D;  // d a multiple of 8, at most 1024
   void *half_Q, *half_D;
-  float* q_factors;  // [Nq * Lq]: what products with a row of half_Q are to be multiplied by
+  float* q_scales;  // [Nq * Lq]: what products with a row of half_Q are to be multiplied by
 };
 
-cudaError_t launch_unit_copies(const UnitCopies& copies, const Sizes& sizes, cudaStream_t stream);
+cudaError_t launch_fp16_normalized(const Fp16NormalizedArgs& copies, const Sizes& sizes, cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -42,7 +42,7 @@ struct Rows {
   MaskView mask;
   int d, width;
   __half *out, *low;  // low: null where an element is one number
-  float *factors, *shared_factor;
+  float *factors, *shared_scale;
 };
 
 union FourHalves {
@@ -58,8 +58,8 @@ __device__ __forceinline__ void each_element(const float* x, int64_t stride, int
   const int lane = threadIdx.x % kLanes;
   if constexpr (kVectors) {
     for (int k = lane * kElements; k < d; k += kLanes * kElements) {
-      const float4 piece = *reinterpret_cast<const float4*>(x + k);
-      f(piece.x, k), f(piece.y, k + 1), f(piece.z, k + 2), f(piece.w, k + 3);
+      const float4 vec = *reinterpret_cast<const float4*>(x + k);
+      f(vec.x, k), f(vec.y, k + 1), f(vec.z, k + 2), f(vec.w, k + 3);
     }
   } else {
 #pragma unroll 1
@@ -115,11 +115,11 @@ __device__ __forceinline__ float squares_of(const float* x, int64_t stride, int 
 
 template <Scale kScale, bool kVectors, bool kTwo>
 __global__ void __launch_bounds__(kThreads)
-    half_copies(const __grid_constant__ Rows rows, const uint32_t* largest) {
+    scale_to_fp16(const __grid_constant__ Rows rows, const uint32_t* largest) {
   constexpr bool kOfAll = kScale == Scale::shared || kScale == Scale::shared_or_own;
   constexpr bool kShared = kOfAll || kScale == Scale::unit;
   const int shared = kOfAll ? scale_exponent(*largest) : kShared ? kTopExponent : 0;
-  if (kShared && blockIdx.x == 0 && threadIdx.x == 0) *rows.shared_factor = power_of_two(-shared);
+  if (kShared && blockIdx.x == 0 && threadIdx.x == 0) *rows.shared_scale = power_of_two(-shared);
   // Whole warps stay together for the shuffles.
   const int64_t step = int64_t{gridDim.x} * kRowsOfBlock;
   for (int64_t first = blockIdx.x * int64_t{kRowsOfBlock}; first < rows.in.rows; first += step) {
@@ -193,36 +193,36 @@ cudaError_t launch(const Rows& q, const Rows& d, uint32_t* largest, [[maybe_unus
   const unsigned q_blocks = blocks_for(q.in.rows), d_blocks = blocks_for(d.in.rows);
   if constexpr (kTwo) {
     if (normalize) {
-      half_copies<Scale::own_to_unit, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
-      half_copies<Scale::unit, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
+      scale_to_fp16<Scale::own_to_unit, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
+      scale_to_fp16<Scale::unit, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, nullptr);
       return cudaGetLastError();
     }
   }
   const cudaError_t error = cudaMemsetAsync(largest, 0, sizeof *largest, stream);
   if (error != cudaSuccess) return error;
   largest_magnitude<kVectors><<<d_blocks, kThreads, 0, stream>>>(d, largest);
-  half_copies<Scale::own, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
+  scale_to_fp16<Scale::own, kVectors, kTwo><<<q_blocks, kThreads, 0, stream>>>(q, nullptr);
   constexpr Scale kTokens = kTwo ? Scale::shared_or_own : Scale::shared;
-  half_copies<kTokens, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, largest);
+  scale_to_fp16<kTokens, kVectors, kTwo><<<d_blocks, kThreads, 0, stream>>>(d, largest);
   return cudaGetLastError();
 }
 
-Rows rows_of(const RowsView& in, const MaskView& mask, const HalfCopies& c, int64_t d, void* out,
+Rows rows_of(const RowsView& in, const MaskView& mask, const Fp16ScaledArgs& c, int64_t d, void* out,
              float* factors) {
   __half* first = static_cast<__half*>(out);
-  __half* second = c.pieces == 2 ? first + in.rows * c.width : nullptr;
-  return {in, mask, static_cast<int>(d), static_cast<int>(c.width), first, second, factors, c.d_factor};
+  __half* second = c.terms == 2 ? first + in.rows * c.width : nullptr;
+  return {in, mask, static_cast<int>(d), static_cast<int>(c.width), first, second, factors, c.d_scale_of_all};
 }
 
 }  // namespace
 
-cudaError_t launch_half_copies(const HalfCopies& c, const Sizes& s, bool normalize, cudaStream_t stream) {
-  const Rows q = rows_of({c.Q, s.Nq, s.Lq, s.Nq * s.Lq}, {}, c, s.d, c.half_Q, c.q_factors);
-  const Rows d = rows_of({c.D, s.N, s.Ld, s.documents() * s.Ld}, c.d_mask, c, s.d, c.half_D, c.d_factors);
+cudaError_t launch_fp16_scaled(const Fp16ScaledArgs& c, const Sizes& s, bool normalize, cudaStream_t stream) {
+  const Rows q = rows_of({c.Q, s.Nq, s.Lq, s.Nq * s.Lq}, {}, c, s.d, c.half_Q, c.q_scales);
+  const Rows d = rows_of({c.D, s.N, s.Ld, s.documents() * s.Ld}, c.d_mask, c, s.d, c.half_D, c.d_scales);
   const bool vectors = in_vectors(c.Q, s.d) && in_vectors(c.D, s.d);
-  const auto run = c.pieces == 2 ? vectors ? launch<true, true> : launch<false, true>
-                   : vectors     ? launch<true, false>
-                                 : launch<false, false>;
+  const auto run = c.terms == 2 ? vectors ? launch<true, true> : launch<false, true>
+                   : vectors    ? launch<true, false>
+                                : launch<false, false>;
   return run(q, d, c.largest, normalize, stream);
 }
 

@@ -10,17 +10,17 @@
 namespace late_interaction {
 
 // As fp16_scaled.h makes them: [2, Nq * Lq, width] and [2, documents * Ld, width].
-struct HalfTokens {
+struct Fp16x2Tokens {
   const void *Q, *D;
   int64_t width;
 };
 
 // Defined in runtime/tma_descriptors.cpp: both maps are [2, items, tokens, width], documents of all queries
 // behind each other.
-TensorMaps make_half_maps(const ForwardArgs& args, const HalfTokens& tokens, const ForwardPlan& plan);
+TensorMaps make_fp16x2_maps(const ForwardArgs& args, const Fp16x2Tokens& tokens, const ForwardPlan& plan);
 
 // args has the fp32 inputs, and factors that undo the scales of the copies.
-cudaError_t launch_wgmma_halves(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                cudaStream_t stream);
+cudaError_t launch_sm90_3xfp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
 
 }  // namespace late_interaction

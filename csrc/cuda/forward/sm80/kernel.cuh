@@ -12,7 +12,7 @@
 //           differ by at most one.
 //   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
 //   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a
-//           quad, who hold the same rows, split them: a lane then owns kOwned rows, for good.
+//           quad, who hold the same rows, split them: a lane then owns kLaneRows rows, for good.
 //
 // Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
 // kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
@@ -20,7 +20,7 @@
 // so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
 //
 // Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed
-// order; a query that spans several warps' rows leaves one part each, which sum_parts adds in order.
+// order; a query that spans several warps' rows leaves one part each, which reduce_partials adds in order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -50,10 +50,10 @@ struct MmaTile {
   static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
   static constexpr int kRows = kWarpsM * kWarpRows, kColumns = kWarpsN * kWarpColumns;
   static constexpr int kHeld = 2 * kRowBlocks;  // rows whose maxima a lane holds, shared with its quad
-  static constexpr int kOwned = kHeld / 4;      // rows of those that it alone finishes
+  static constexpr int kLaneRows = kHeld / 4;   // rows of those that it alone finishes
 
   static __device__ __forceinline__ int slot(int warp_m, int lane, int o) {
-    return slot_after_quad<kWarpRows, kOwned>(warp_m, lane, o);
+    return slot_after_quad<kWarpRows, kLaneRows>(warp_m, lane, o);
   }
 };
 
@@ -72,7 +72,7 @@ struct Tiles<ptx::Mma3xTf32> {
 };
 
 inline constexpr int kChunkBytes = 128;
-inline constexpr int kPiecesPerChunk = 8;  // of 16 bytes
+inline constexpr int kVecsPerChunk = 8;  // of 16 bytes
 inline constexpr int kMaxStages = 8;
 
 // What lies before the ring in shared memory: inverse norms of a tile's tokens, and the maxima that warps
@@ -86,8 +86,8 @@ struct Exchange {
 };
 
 // Address of a 16-byte piece in a swizzled chunk of rows.
-__device__ __forceinline__ uint32_t piece_address(uint32_t base, int row, int piece) {
-  return base + row * kChunkBytes + ((piece ^ (row & 7)) << 4);
+__device__ __forceinline__ uint32_t vec_address(uint32_t base, int row, int vec) {
+  return base + row * kChunkBytes + ((vec ^ (row & 7)) << 4);
 }
 
 // In how many bytes at a time the rows of a view can be copied: 16, 8, 4, or 0: not by cp.async.
@@ -101,7 +101,7 @@ __device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, i
 
 // One piece in copies of kBytes, of which `valid_bytes` exist in all.
 template <int kBytes>
-__device__ __forceinline__ void copy_piece(uint32_t dst, const void* src, int valid_bytes) {
+__device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int valid_bytes) {
 #pragma unroll
   for (int at = 0; at < 16; at += kBytes) {
     const bool exists = at < valid_bytes;
@@ -113,20 +113,20 @@ __device__ __forceinline__ void copy_piece(uint32_t dst, const void* src, int va
 // One piece by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
 // line: the usual path should not pay for its registers.
 template <class E>
-__device__ __noinline__ void load_piece_by_element(uint32_t dst, const E* row, int64_t stride, int first,
-                                                   int d) {
-  constexpr int kPieceElements = 16 / sizeof(E);
+__device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int64_t stride, int first,
+                                                 int d) {
+  constexpr int kVecElements = 16 / sizeof(E);
   union {
-    E element[kPieceElements];
+    E element[kVecElements];
     uint4 words;
-  } piece;
-  piece.words = make_uint4(0, 0, 0, 0);
+  } vec;
+  vec.words = make_uint4(0, 0, 0, 0);
 #pragma unroll
-  for (int k = 0; k < kPieceElements; ++k) {
-    if (first + k < d) piece.element[k] = row[(first + k) * stride];
+  for (int k = 0; k < kVecElements; ++k) {
+    if (first + k < d) vec.element[k] = row[(first + k) * stride];
   }
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(dst), "r"(piece.words.x),
-               "r"(piece.words.y), "r"(piece.words.z), "r"(piece.words.w)
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(dst), "r"(vec.words.x), "r"(vec.words.y),
+               "r"(vec.words.z), "r"(vec.words.w)
                : "memory");
 }
 
@@ -135,25 +135,25 @@ __device__ __noinline__ void load_piece_by_element(uint32_t dst, const E* row, i
 template <class E, int kRows, int kThreads, class Source>
 __device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, int width, int chunk, int d,
                                            int valid_rows, Source source) {
-  constexpr int kPieceElements = 16 / sizeof(E);
+  constexpr int kVecElements = 16 / sizeof(E);
   const E* data = static_cast<const E*>(view.data);
-  const int piece = threadIdx.x % kPiecesPerChunk;
-  const int first = (chunk * kPiecesPerChunk + piece) * kPieceElements;
+  const int vec = threadIdx.x % kVecsPerChunk;
+  const int first = (chunk * kVecsPerChunk + vec) * kVecElements;
   if (first >= d) valid_rows = 0;
   const int row_bytes = (d - first) * static_cast<int>(sizeof(E));  // from this piece on
 #pragma unroll 4
-  for (int row = threadIdx.x / kPiecesPerChunk; row < kRows; row += kThreads / kPiecesPerChunk) {
-    const uint32_t to = piece_address(dst, row, piece);
+  for (int row = threadIdx.x / kVecsPerChunk; row < kRows; row += kThreads / kVecsPerChunk) {
+    const uint32_t to = vec_address(dst, row, vec);
     const bool exists = row < valid_rows;
     const E* from = exists ? data + source(row) + first : data;
     if (width == 16) {  // d is then a multiple of a piece
       ptx::cp_async_16(to, from, exists ? 16 : 0);
     } else if (width == 8) {
-      copy_piece<8>(to, from, exists ? row_bytes : 0);
+      copy_vec<8>(to, from, exists ? row_bytes : 0);
     } else if (width == 4) {
-      copy_piece<4>(to, from, exists ? row_bytes : 0);
+      copy_vec<4>(to, from, exists ? row_bytes : 0);
     } else {
-      load_piece_by_element(to, exists ? data + source(row) : data, view.dim_stride, first, exists ? d : 0);
+      load_vec_by_element(to, exists ? data + source(row) : data, view.dim_stride, first, exists ? d : 0);
     }
   }
 }
@@ -163,21 +163,21 @@ template <class Mma, class Tile>
 __device__ __forceinline__ void multiply_chunk(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
                                                uint32_t q_chunk, uint32_t d_chunk, int warp_m, int warp_n) {
   const int lane = threadIdx.x % 32;
-  const int q_row = warp_m * Tile::kWarpRows + lane % 16, q_piece = lane / 16;
-  const int d_row = warp_n * Tile::kWarpColumns + (lane / 16) * 8 + lane % 8, d_piece = (lane / 8) % 2;
+  const int q_row = warp_m * Tile::kWarpRows + lane % 16, q_vec = lane / 16;
+  const int d_row = warp_n * Tile::kWarpColumns + (lane / 16) * 8 + lane % 8, d_vec = (lane / 8) % 2;
 #pragma unroll Mma::kUnroll
-  for (int k = 0; k < kPiecesPerChunk / 2; ++k) {
+  for (int k = 0; k < kVecsPerChunk / 2; ++k) {
     typename Mma::A a[Tile::kRowBlocks];
 #pragma unroll
     for (int i = 0; i < Tile::kRowBlocks; ++i) {
       uint32_t words[4];
-      ptx::ldmatrix_x4(words, piece_address(q_chunk, q_row + i * 16, 2 * k + q_piece));
+      ptx::ldmatrix_x4(words, vec_address(q_chunk, q_row + i * 16, 2 * k + q_vec));
       a[i] = Mma::operand_a(words);
     }
 #pragma unroll
     for (int n = 0; n < Tile::kColumnBlocks; n += 2) {
       uint32_t words[4];
-      ptx::ldmatrix_x4(words, piece_address(d_chunk, d_row + n * 8, 2 * k + d_piece));
+      ptx::ldmatrix_x4(words, vec_address(d_chunk, d_row + n * 8, 2 * k + d_vec));
       const typename Mma::B b0 = Mma::operand_b(words[0], words[1]);
       const typename Mma::B b1 = Mma::operand_b(words[2], words[3]);
 #pragma unroll
@@ -213,7 +213,7 @@ __device__ __forceinline__ void fold_tile(
 }
 
 // What a block does at a time: a row tile, and the documents [first_j, end_j) that it meets.
-struct Visited {
+struct Work {
   RowTile tile;
   int32_t first_j, end_j;
   int32_t begun;  // listed pairs: rows of the query that went before
@@ -221,24 +221,24 @@ struct Visited {
 
 // The next of the units [unit, end).
 template <class Tile>
-__device__ __forceinline__ Visited visit_units(const ForwardArgs& p, int64_t& unit, int64_t end, int32_t&) {
-  const int32_t first_j = static_cast<int32_t>(unit % p.N);
-  const int32_t end_j = static_cast<int32_t>(min(p.N, first_j + (end - unit)));
-  const RowTile tile = row_tile(p, unit / p.N, Tile::kRows);
-  unit += end_j - first_j;
+__device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_tile, int64_t end, int32_t&) {
+  const int32_t first_j = static_cast<int32_t>(work_tile % p.N);
+  const int32_t end_j = static_cast<int32_t>(min(p.N, first_j + (end - work_tile)));
+  const RowTile tile = row_tile(p, work_tile / p.N, Tile::kRows);
+  work_tile += end_j - first_j;
   return {tile, first_j, end_j, 0};
 }
 
 // Of listed pairs: a tile of the rows that are left, from `begun` on, of the pair's query.
 template <class Tile>
-__device__ __forceinline__ Visited visit_units(const PairArgs& p, int64_t& unit, int64_t, int32_t& begun) {
-  const int32_t j = static_cast<int32_t>(unit);
+__device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile, int64_t, int32_t& begun) {
+  const int32_t j = static_cast<int32_t>(work_tile);
   const Span rows = p.rows[j];
-  const Visited visited{pair_tile<Tile>(rows, begun), j, j + 1, begun};
+  const Work visited{pair_tile<Tile>(rows, begun), j, j + 1, begun};
   begun += Tile::kRows;
   if (begun >= rows.length) {
     begun = 0;
-    ++unit;
+    ++work_tile;
   }
   return visited;
 }
@@ -271,7 +271,7 @@ struct Cursor {
 
 template <class Mma, class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
-    maxsim_forward_mma(const __grid_constant__ typename Tile::Args p) {
+    maxsim_forward_sm80(const __grid_constant__ typename Tile::Args p) {
   using E = typename Mma::Element;
   extern __shared__ __align__(128) uint8_t shared[];
   auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
@@ -285,12 +285,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 
   const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);
 
-  int64_t unit = p.units * blockIdx.x / gridDim.x;
-  const int64_t end_unit = p.units * (blockIdx.x + 1) / gridDim.x;
+  int64_t work_tile = p.work_tiles * blockIdx.x / gridDim.x;
+  const int64_t end_work_tile = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
   int32_t begun = 0;
-  while (unit < end_unit) {
-    const auto [tile, first_j, end_j, before] = visit_units<Tile>(p, unit, end_unit, begun);
-    OwnedRows<Tile> own;
+  while (work_tile < end_work_tile) {
+    const auto [tile, first_j, end_j, before] = take_work<Tile>(p, work_tile, end_work_tile, begun);
+    LaneRows<Tile> own;
     if constexpr (!Tile::kListed) own.take(p, tile, warp_m);
 
     const auto length_of = [&](int32_t j) {
@@ -379,14 +379,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           if (p.normalize) {
             // kThreads / kColumns neighbouring threads share a token's squares.
             constexpr int kSharers = Tile::kThreads / Tile::kColumns;
-            const int row = threadIdx.x / kSharers, first_piece = threadIdx.x % kSharers;
+            const int row = threadIdx.x / kSharers, first_vec = threadIdx.x % kSharers;
 #pragma unroll
-            for (int piece = first_piece; piece < kPiecesPerChunk; piece += kSharers) {
+            for (int vec = first_vec; vec < kVecsPerChunk; vec += kSharers) {
               union {
                 uint4 words;
                 E element[16 / sizeof(E)];
               } data;
-              const uint32_t from = piece_address(d_chunk, row, piece);
+              const uint32_t from = vec_address(d_chunk, row, vec);
               asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                            : "=r"(data.words.x), "=r"(data.words.y), "=r"(data.words.z), "=r"(data.words.w)
                            : "r"(from));
@@ -442,7 +442,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       if constexpr (Tile::kWarpsN > 1) {
         // Warps side by side saw other tokens of the same rows. They take turns to finish documents.
 #pragma unroll
-        for (int o = 0; o < Tile::kOwned; ++o) {
+        for (int o = 0; o < Tile::kLaneRows; ++o) {
           const int slot = Tile::slot(warp_m, lane, o);
           exchange.maximum[warp_n][slot] = maximum[o];
           if constexpr (kWinners) exchange.token[warp_n][slot] = token[o];
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 #pragma unroll
           for (int n = 0; n < Tile::kWarpsN; ++n) {
 #pragma unroll
-            for (int o = 0; o < Tile::kOwned; ++o) {
+            for (int o = 0; o < Tile::kLaneRows; ++o) {
               const int slot = Tile::slot(warp_m, lane, o);
               keep_better<kWinners>(maximum[o], token[o], exchange.maximum[n][slot],
                                     kWinners ? exchange.token[n][slot] : 0);

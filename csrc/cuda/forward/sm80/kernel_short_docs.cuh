@@ -44,14 +44,14 @@ struct DirectTile {
   static constexpr int kRowBlocks = 2, kColumnBlocks = kColumnBlocks_, kSteps = kSteps_;
   static constexpr bool kWhole = kWhole_, kLong = kLong_, kPacked = false;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kBlocksPerSm = direct_blocks(8 * kColumnBlocks, kSteps / 2);
+  static constexpr int kBlocksPerSm = short_docs_blocks(8 * kColumnBlocks, kSteps / 2);
   static constexpr int kRows = 16 * kRowBlocks, kWarpRows = kRows, kColumns = 8 * kColumnBlocks;
-  static constexpr int kHeld = 2 * kRowBlocks, kOwned = 1;
+  static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = 1;
   static constexpr int kStepElements = 64 / sizeof(Element), kShareElements = 16 / sizeof(Element);
-  static constexpr int kPieceElements = kSteps * kStepElements;
+  static constexpr int kPassElements = kSteps * kStepElements;
 
   static __device__ __forceinline__ int slot(int, int lane, int o) {
-    return slot_after_quad<kWarpRows, kOwned>(0, lane, o);
+    return slot_after_quad<kWarpRows, kLaneRows>(0, lane, o);
   }
 };
 
@@ -90,10 +90,10 @@ __device__ __forceinline__ Share<E> load_share(const E* row, int64_t dim_stride,
 // The lane's shares of a row from element `piece` on, or zeros where there is none.
 template <class Tile, class E = typename Tile::Element>
 __device__ __forceinline__ void load_shares(Share<E> (&shares)[Tile::kSteps], bool exists, const E* row,
-                                            const TokenView& view, int width, int d, int piece) {
+                                            const TokenView& view, int width, int d, int k_first) {
 #pragma unroll
   for (int s = 0; s < Tile::kSteps; ++s) {
-    const int first = piece + s * Tile::kStepElements + threadIdx.x % 4 * Tile::kShareElements;
+    const int first = k_first + s * Tile::kStepElements + threadIdx.x % 4 * Tile::kShareElements;
     shares[s] = load_share<Tile>(row, view.dim_stride, width, first, exists ? d : 0);
   }
 }
@@ -155,12 +155,12 @@ struct DirectRows {
 
   template <class E>
   __device__ __forceinline__ void load(const ForwardArgs& p, Share<E> (&q)[Tile::kHeld][Tile::kSteps],
-                                       int width, int piece) const {
+                                       int width, int k_first) const {
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
       const bool exists = offset[h] >= 0;
       load_shares<Tile>(q[h], exists, static_cast<const E*>(p.Q.data) + (exists ? offset[h] : 0), p.Q, width,
-                        p.d, piece);
+                        p.d, k_first);
     }
   }
 };
@@ -183,7 +183,7 @@ __device__ __forceinline__ void merge_block(float& maximum, int32_t& token) {
 
 template <class Tile, bool kWinners>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
-    maxsim_forward_direct(const __grid_constant__ ForwardArgs p) {
+    maxsim_forward_sm80_short_docs(const __grid_constant__ ForwardArgs p) {
   using E = typename Tile::Element;
   const auto* D = static_cast<const E*>(p.D.data);
   const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);
@@ -194,9 +194,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int32_t first_token = p.members > 1 ? warp * Tile::kColumns : 0;
 
   // Divisions take a good part of a small call: those that come first go under the end of the kernel before.
-  const int64_t unit = p.units * worker / workers;
-  int64_t left = p.units * (worker + 1) / workers - unit, tile_index = unit / p.N;
-  int32_t j = static_cast<int32_t>(unit - tile_index * p.N);
+  const int64_t work_tile = p.work_tiles * worker / workers;
+  int64_t left = p.work_tiles * (worker + 1) / workers - work_tile, tile_index = work_tile / p.N;
+  int32_t j = static_cast<int32_t>(work_tile - tile_index * p.N);
   RowTile tile = row_tile(p, tile_index, Tile::kRows);
   DirectRows<Tile> rows(p, tile);
   ptx::pdl_wait_and_launch_dependents();
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     left -= end_j - j;
     Share<E> q[Tile::kHeld][Tile::kSteps];
     if constexpr (!Tile::kLong) rows.load(p, q, q_width, 0);
-    OwnedRows<Tile> own;
+    LaneRows<Tile> own;
     own.take(p, tile, 0);
 
     for (; j < end_j; ++j) {
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       for (int32_t t = first_token; t < p.Ld; t += p.members * Tile::kColumns) {
         ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
         uint64_t valid = 0;
-        int piece = 0;
+        int k_first = 0;
         do {
           Share<E> tokens[Tile::kColumnBlocks][Tile::kSteps];
 #pragma unroll
@@ -232,14 +232,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
             const int32_t at = t + 8 * n + lane / 4;
             const bool exists = at < p.Ld;
             load_shares<Tile>(tokens[n], exists, document + (exists ? at * p.D.token_stride : 0), p.D,
-                              d_width, p.d, piece);
+                              d_width, p.d, k_first);
           }
-          if constexpr (Tile::kLong) rows.load(p, q, q_width, piece);
-          if (piece == 0) valid = valid_tokens<Tile>(p, mask, t);  // which waits: all loads are under way
+          if constexpr (Tile::kLong) rows.load(p, q, q_width, k_first);
+          if (k_first == 0) valid = valid_tokens<Tile>(p, mask, t);  // which waits: all loads are under way
 #pragma unroll
           for (int n = 0; n < Tile::kColumnBlocks; ++n) multiply_shares<Tile>(acc, n, q, tokens[n]);
-          piece += Tile::kPieceElements;
-        } while (Tile::kLong && piece < p.d);
+          k_first += Tile::kPassElements;
+        } while (Tile::kLong && k_first < p.d);
         const int32_t lane_token = t + 2 * (lane % 4);
         if (valid == ~uint64_t{0} >> (64 - Tile::kColumns)) {
           fold_tile<Tile, kWinners, false>(acc, maximum, token, lane_token, valid);

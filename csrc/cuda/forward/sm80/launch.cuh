@@ -9,7 +9,7 @@ namespace late_interaction {
 
 template <class Mma, class Tile, bool kWinners>
 cudaError_t launch_tile(const typename Tile::Args& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const auto kernel = maxsim_forward_mma<Mma, Tile, kWinners>;
+  const auto kernel = maxsim_forward_sm80<Mma, Tile, kWinners>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
   if (error != cudaSuccess) return error;
@@ -18,7 +18,7 @@ cudaError_t launch_tile(const typename Tile::Args& args, const ForwardPlan& plan
 }
 
 template <class Mma>
-cudaError_t launch_mma(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_sm80(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   using Wide = typename Tiles<Mma>::Wide;
   using Mid = typename Tiles<Mma>::Mid;
   using Thin = typename Tiles<Mma>::Thin;

@@ -11,8 +11,8 @@ namespace late_interaction {
 
 template <class Tile>
 cudaError_t launch_direct_tile(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const auto kernel =
-      args.winners != nullptr ? maxsim_forward_direct<Tile, true> : maxsim_forward_direct<Tile, false>;
+  const auto kernel = args.winners != nullptr ? maxsim_forward_sm80_short_docs<Tile, true>
+                                              : maxsim_forward_sm80_short_docs<Tile, false>;
   ForwardArgs mine = args;
   mine.members = plan.members;
   return launch(kernel, {plan.grid, Tile::kThreads, 0, supports_pdl()}, stream, mine);

@@ -45,12 +45,12 @@
 
 namespace late_interaction {
 
-struct DocumentWalk;
+struct DocumentScheduler;
 
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kListed_ = false>
-struct WgmmaDocumentsTile {
-  using Args = WeighedArgs;
-  using Walk = DocumentWalk;
+struct Sm90DTile {
+  using Args = TokenScaleArgs;
+  using Scheduler = DocumentScheduler;
   static constexpr bool kListed = kListed_;
   using Type = Type_;
   using Element = Element_;
@@ -58,7 +58,7 @@ struct WgmmaDocumentsTile {
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kQuantized = sizeof(Element) == 1;  // tokens have scales, else they may be normalized
   static constexpr int kColumns = kColumns_;
-  static constexpr DocumentsShape kShape = documents_shape(kColumns, kChunks_, kWinners, kListed);
+  static constexpr Sm90DShape kShape = sm90_d_shape(kColumns, kChunks_, kWinners, kListed);
   static constexpr int kChunks = kShape.chunks, kTokens = kShape.tokens;  // of a stage
   static constexpr int kBlocks = kTokens / 64;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
@@ -70,11 +70,11 @@ struct WgmmaDocumentsTile {
   static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 152 : 232;
   static constexpr int kProducerRegisters = kWarpgroups == 4 ? 32 : kWarpgroups == 3 ? 56 : 40;
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
-  static constexpr int kHeld = kColumns / 4, kOwned = kColumns / 32;
+  static constexpr int kHeld = kColumns / 4, kLaneRows = kColumns / 32;
   static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
   static constexpr uint32_t kDChunkBytes = kTokens * kChunkRowBytes;
   static constexpr uint32_t kStageBytes = kChunks * kDChunkBytes;
-  static constexpr uint32_t kWeightBytes = weight_bytes(kShape, kQuantized);
+  static constexpr uint32_t kTokenScaleBytes = token_scale_bytes(kShape, kQuantized);
   static_assert(kQChunkBytes % 1024 == 0, "swizzled rows come in groups of eight");
 
   static __device__ __forceinline__ int slot(int, int lane, int o) { return 32 * o + lane; }
@@ -94,44 +94,44 @@ struct WgmmaDocumentsTile {
 // Where things lie in a block's shared memory: the ring, a share for each warpgroup; Q, once or for each
 // team; of each stage its tokens' mask and scales, if they have any; the exchange; barriers.
 template <class Tile>
-struct DocumentsMemory {
-  uint32_t ring, q, q_bytes, weights, barriers;
+struct Sm90DShared {
+  uint32_t ring, q, q_bytes, token_scales, barriers;
   int share, stages;
   bool one_q;
   typename Tile::Exchange& exchange;
 
-  __device__ __forceinline__ DocumentsMemory(const ForwardArgs& p, uint8_t* shared)
+  __device__ __forceinline__ Sm90DShared(const ForwardArgs& p, uint8_t* shared)
       : exchange(*reinterpret_cast<typename Tile::Exchange*>(
-            shared + p.stages * (Tile::kStageBytes + (weighed(p) ? Tile::kWeightBytes : 0)) +
+            shared + p.stages * (Tile::kStageBytes + (masked_or_scaled(p) ? Tile::kTokenScaleBytes : 0)) +
             (p.row_tiles == 1 ? 1 : p.teams) * p.chunks * Tile::kQChunkBytes)) {
     ring = ptx::smem_address(shared);
     q = ring + p.stages * Tile::kStageBytes;
     q_bytes = p.chunks * Tile::kQChunkBytes;
-    weights = ptx::smem_address(&exchange) - p.stages * Tile::kWeightBytes;
+    token_scales = ptx::smem_address(&exchange) - p.stages * Tile::kTokenScaleBytes;
     barriers = ptx::smem_address(&exchange) + sizeof(exchange);
     share = p.stages / (p.teams * p.members);
     stages = p.stages;
     one_q = p.row_tiles == 1;
   }
 
-  static __device__ __forceinline__ bool weighed(const ForwardArgs& p) {
-    return !Tile::kListed && (p.d_mask.data != nullptr || (Tile::kQuantized && p.d_factors.data != nullptr));
+  static __device__ __forceinline__ bool masked_or_scaled(const ForwardArgs& p) {
+    return !Tile::kListed && (p.d_mask.data != nullptr || (Tile::kQuantized && p.d_scales.data != nullptr));
   }
 
-  __device__ __forceinline__ uint32_t stage(int warpgroup, const RingPlace& at) const {
+  __device__ __forceinline__ uint32_t stage(int warpgroup, const PipelineState& at) const {
     return ring + (warpgroup * share + at.stage) * Tile::kStageBytes;
   }
   // Of a stage's tokens.
-  __device__ __forceinline__ uint32_t mask_of(int warpgroup, const RingPlace& at) const {
-    return weights + (warpgroup * share + at.stage) * Tile::kWeightBytes;
+  __device__ __forceinline__ uint32_t mask_of(int warpgroup, const PipelineState& at) const {
+    return token_scales + (warpgroup * share + at.stage) * Tile::kTokenScaleBytes;
   }
-  __device__ __forceinline__ uint32_t factors_of(int warpgroup, const RingPlace& at) const {
+  __device__ __forceinline__ uint32_t scales_of(int warpgroup, const PipelineState& at) const {
     return mask_of(warpgroup, at) + mask_bytes(Tile::kShape);
   }
-  __device__ __forceinline__ uint32_t full(int warpgroup, const RingPlace& at) const {
+  __device__ __forceinline__ uint32_t full(int warpgroup, const PipelineState& at) const {
     return barriers + 16 * (warpgroup * share + at.stage);
   }
-  __device__ __forceinline__ uint32_t empty(int warpgroup, const RingPlace& at) const {
+  __device__ __forceinline__ uint32_t empty(int warpgroup, const PipelineState& at) const {
     return full(warpgroup, at) + 8;
   }
   __device__ __forceinline__ int q_owner(int team) const { return one_q ? 0 : team; }
@@ -152,20 +152,20 @@ struct DocumentsMemory {
 };
 
 // A (row tile, document) on its way through a block's range.
-struct DocumentWalk {
+struct DocumentScheduler {
   int32_t left;  // units from here to the end of the range
   int32_t row_tile, j;
 
-  __device__ __forceinline__ DocumentWalk(const ForwardArgs& p, int first) {
-    const UnitRange range = UnitRange::mine(p);
-    left = static_cast<int32_t>(range.end - range.unit);
-    row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.unit / p.N);
-    j = static_cast<int32_t>(range.unit - row_tile * p.N);
+  __device__ __forceinline__ DocumentScheduler(const ForwardArgs& p, int first) {
+    const WorkRange range = WorkRange::mine(p);
+    left = static_cast<int32_t>(range.end - range.work_tile);
+    row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.work_tile / p.N);
+    j = static_cast<int32_t>(range.work_tile - row_tile * p.N);
     advance(p, first);
   }
-  __device__ __forceinline__ void advance(const ForwardArgs& p, int units) {
-    left -= units;
-    j += units;
+  __device__ __forceinline__ void advance(const ForwardArgs& p, int work_tiles) {
+    left -= work_tiles;
+    j += work_tiles;
     while (j >= p.N && p.row_tiles > 1) {
       j -= static_cast<int32_t>(p.N);
       ++row_tile;
@@ -177,16 +177,16 @@ struct DocumentWalk {
 
 // A (tile of its query's rows, pair) on its way through a block's range.
 template <int kRows>
-struct PairWalk {
+struct PairScheduler {
   static constexpr int32_t row_tile = 0;
   int32_t left, j;  // pairs from here to the end of the range; the pair
   int32_t begun;    // of its query's rows: those that went before
   Span rows, tokens;
 
-  __device__ __forceinline__ PairWalk(const PairArgs& p, int first) {
-    const UnitRange range = UnitRange::mine(p);
-    left = static_cast<int32_t>(range.end - range.unit);
-    j = static_cast<int32_t>(range.unit);
+  __device__ __forceinline__ PairScheduler(const PairArgs& p, int first) {
+    const WorkRange range = WorkRange::mine(p);
+    left = static_cast<int32_t>(range.end - range.work_tile);
+    j = static_cast<int32_t>(range.work_tile);
     step(p, first);
   }
   __device__ __forceinline__ void step(const PairArgs& p, int pairs) {
@@ -209,33 +209,34 @@ struct PairWalk {
 
 // Its producers look up where pairs lie, in registers that those who multiply can spare.
 template <class Tile>
-struct ListedDocumentsTile : Listed<Tile> {
-  using Walk = PairWalk<Tile::kRows>;
+struct Sm90DPairsTile : Listed<Tile> {
+  using Scheduler = PairScheduler<Tile::kRows>;
   static constexpr int kRegisters = Tile::kWarpgroups == 4 ? 104 : Tile::kRegisters;
   static constexpr int kProducerRegisters = Tile::kWarpgroups == 4 ? 64 : Tile::kProducerRegisters;
 };
 
-__device__ __forceinline__ Visit visit_of(const ForwardArgs& p, int32_t row_tile, int32_t j) {
-  if (p.visits == nullptr) return {0, p.Ld, j, 0};
-  return p.visits[document_index(p, row_tile, j)];
+__device__ __forceinline__ DocRange doc_range_of(const ForwardArgs& p, int32_t row_tile, int32_t j) {
+  if (p.doc_ranges == nullptr) return {0, p.Ld, j, 0};
+  return p.doc_ranges[document_index(p, row_tile, j)];
 }
 
-// The document, or piece of one, that a walk has come to.
-__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const DocumentWalk& walk) {
-  if (walk.left <= 0) return {0, p.Ld, walk.j, 0};
-  return visit_of(p, walk.row_tile, walk.j);
+// The document, or piece of one, that a scheduler has come to.
+__device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const DocumentScheduler& scheduler) {
+  if (scheduler.left <= 0) return {0, p.Ld, scheduler.j, 0};
+  return doc_range_of(p, scheduler.row_tile, scheduler.j);
 }
 
 template <int kRows>
-__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const PairWalk<kRows>& walk) {
-  return {walk.tokens.first, walk.tokens.length, walk.j, 0};
+__device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p,
+                                                 const PairScheduler<kRows>& scheduler) {
+  return {scheduler.tokens.first, scheduler.tokens.length, scheduler.j, 0};
 }
 
 // ---- producers ----
 
 // Bytes of what weighs a tile's tokens and comes with its first stage. Listed pairs have no weights.
 template <class Tile>
-__device__ __forceinline__ uint32_t weights_of_tile(const typename Tile::Args& p) {
+__device__ __forceinline__ uint32_t token_scales_of_tile(const typename Tile::Args& p) {
   uint32_t bytes = 0;
   if constexpr (!Tile::kListed) {
     if (p.mask.rides) bytes += Tile::kTokens + 16;
@@ -245,34 +246,35 @@ __device__ __forceinline__ uint32_t weights_of_tile(const typename Tile::Args& p
 }
 
 template <class Tile>
-__device__ __forceinline__ void load_weights(const typename Tile::Args& p,
-                                             const DocumentsMemory<Tile>& memory, int warpgroup,
-                                             const RingPlace& at, const typename Tile::Walk& walk,
-                                             const Visit& visit, int32_t t) {
+__device__ __forceinline__ void load_token_scales(const typename Tile::Args& p,
+                                                  const Sm90DShared<Tile>& memory, int warpgroup,
+                                                  const PipelineState& at,
+                                                  const typename Tile::Scheduler& scheduler,
+                                                  const DocRange& doc_range, int32_t t) {
   if constexpr (!Tile::kListed) {
     const auto copy = [&](uint32_t to, const auto& line) {
-      const int32_t first = line.begin(walk.row_tile, visit) + t;
+      const int32_t first = line.begin(scheduler.row_tile, doc_range) + t;
       ptx::tma_load_1d(to, &line.map, memory.full(warpgroup, at), first & -line.kWhole);
     };
     if (p.mask.rides) copy(memory.mask_of(warpgroup, at), p.mask);
-    if (Tile::kQuantized && p.factors.rides) copy(memory.factors_of(warpgroup, at), p.factors);
+    if (Tile::kQuantized && p.factors.rides) copy(memory.scales_of(warpgroup, at), p.factors);
   }
 }
 
 template <class Tile>
 __device__ __forceinline__ void load_documents(const typename Tile::Args& p, const TensorMaps& maps,
-                                               const DocumentsMemory<Tile>& memory, int team) {
+                                               const Sm90DShared<Tile>& memory, int team) {
   constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
   const bool packed = !Tile::kQuantized && p.packed;   // quantized tokens never are
-  RingPlace first;  // of the next tile's stages, in the shares of the members whose turn it is
+  PipelineState first;  // of the next tile's stages, in the shares of the members whose turn it is
   int member = 0;
-  for (typename Tile::Walk walk(p, team); walk.left > 0; walk.advance(p, p.teams)) {
-    const Visit visit = visit_at(p, walk);
-    for (int32_t t = 0; t < visit.length; t += Tile::kTokens) {
-      RingPlace at = first;
+  for (typename Tile::Scheduler scheduler(p, team); scheduler.left > 0; scheduler.advance(p, p.teams)) {
+    const DocRange doc_range = doc_range_at(p, scheduler);
+    for (int32_t t = 0; t < doc_range.length; t += Tile::kTokens) {
+      PipelineState at = first;
       // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
       // has tokens for.
-      const int tails = packed ? min((visit.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
+      const int tails = packed ? min((doc_range.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
       const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
       const int boxes = tails == kTails ? 1 : tails;
       for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
@@ -281,8 +283,8 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
         const uint32_t bytes = tails * (Tile::kStageBytes / kTails);
         ptx::mbarrier_wait_parity(memory.empty(warpgroup, at), at.parity ^ 1);
         if (chunk == 0) {
-          ptx::mbarrier_arrive_expect_tx(full, bytes + weights_of_tile<Tile>(p));
-          load_weights<Tile>(p, memory, warpgroup, at, walk, visit, t);
+          ptx::mbarrier_arrive_expect_tx(full, bytes + token_scales_of_tile<Tile>(p));
+          load_token_scales<Tile>(p, memory, warpgroup, at, scheduler, doc_range, t);
         } else {
           ptx::mbarrier_arrive_expect_tx(full, bytes);
         }
@@ -292,8 +294,8 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
           for (int c = 0; c < Tile::kChunks; ++c) {
             ptx::tma_load_4d(
                 memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
-                full, (chunk + c) * Tile::kChunkElements, visit.first + t + i * kTailTokens,
-                packed ? 0 : visit.document, walk.row_tile);
+                full, (chunk + c) * Tile::kChunkElements, doc_range.first + t + i * kTailTokens,
+                packed ? 0 : doc_range.document, scheduler.row_tile);
           }
         }
         at.advance(memory.share);
@@ -311,8 +313,7 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
 // By one thread, once nobody multiplies by the rows that were there.
 template <class Tile>
 __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
-                                           const DocumentsMemory<Tile>& memory, int team,
-                                           const RowTile& tile) {
+                                           const Sm90DShared<Tile>& memory, int team, const RowTile& tile) {
   ptx::mbarrier_arrive_expect_tx(memory.q_full(team), memory.q_bytes);
   for (int chunk = 0; chunk < p.chunks; ++chunk) {
     ptx::tma_load_4d(memory.query(team) + chunk * Tile::kQChunkBytes, &maps.Q, memory.q_full(team),
@@ -322,22 +323,22 @@ __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMap
 
 // Scales the lane's rows by their inverse norms, taken from Q in shared memory.
 template <class Tile>
-__device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q, OwnedRows<Tile>& own) {
+__device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q, LaneRows<Tile>& own) {
   using Element = typename Tile::Element;
   constexpr int kElements = 16 / sizeof(Element);
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     float squares = 0.0f;
 #pragma unroll 1
-    for (int piece = 0; piece < 8 * p.chunks; ++piece) {
-      const uint32_t row = q + piece / 8 * Tile::kQChunkBytes + Tile::slot(0, lane, o) * kChunkRowBytes;
+    for (int vec = 0; vec < 8 * p.chunks; ++vec) {
+      const uint32_t row = q + vec / 8 * Tile::kQChunkBytes + Tile::slot(0, lane, o) * kChunkRowBytes;
       union {
         uint4 words;
         Element element[kElements];
       } x;
       // Neighbouring lanes read other pieces of their rows, in other banks.
-      x.words = ptx::ld_shared_v4_b32(row + ((piece + lane) % 8 << 4));
+      x.words = ptx::ld_shared_v4_b32(row + ((vec + lane) % 8 << 4));
 #pragma unroll
       for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
     }
@@ -346,21 +347,21 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
 }
 
 // Where the weights of a lane's first token lie among those that come with a tile of the document at hand.
-struct WeightPlaces {
+struct TokenScalePlaces {
   int32_t mask, factor;
 };
 
 // What weighs the lane's tokens of a tile, as it lies in memory until it is used: two of each block, lane / 4
 // and lane / 4 + 8 of the warp's 16.
 template <class Tile>
-struct TokenWeights {
+struct LaneTokenScales {
   uint8_t keeps[Tile::kBlocks][2];
   float factors[Tile::kBlocks][2];
 
   static __device__ __forceinline__ int32_t token(int32_t first_token, int block, int half) {
     return first_token + 64 * block + 8 * half;
   }
-  __device__ __forceinline__ TokenWeights(int32_t length, int32_t first_token) {
+  __device__ __forceinline__ LaneTokenScales(int32_t length, int32_t first_token) {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
       keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < length;
@@ -368,15 +369,15 @@ struct TokenWeights {
     }
   }
   // Those that TMA cannot bring: asked for before the tile is waited for.
-  __device__ __forceinline__ void load(const WeighedArgs& p, int32_t row_tile, int32_t j,
+  __device__ __forceinline__ void load(const TokenScaleArgs& p, int32_t row_tile, int32_t j,
                                        int32_t first_token) {
     const bool mask_apart = p.d_mask.data != nullptr && !p.mask.rides;
-    const bool factors_apart = Tile::kQuantized && p.d_factors.data != nullptr && !p.factors.rides;
+    const bool factors_apart = Tile::kQuantized && p.d_scales.data != nullptr && !p.factors.rides;
     if (!mask_apart && !factors_apart) return;
-    const Visit visit = visit_of(p, row_tile, j);
-    first_token += visit.origin;
+    const DocRange doc_range = doc_range_of(p, row_tile, j);
+    first_token += doc_range.argmax_base;
     if (mask_apart) {
-      const uint8_t* mask = document_mask(p, row_tile, visit.document);
+      const uint8_t* mask = document_mask(p, row_tile, doc_range.document);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
         const int32_t at = token(first_token, i / 2, i % 2);
@@ -384,17 +385,17 @@ struct TokenWeights {
       }
     }
     if (factors_apart) {
-      const float* all = document_factors(p, row_tile, visit.document);
+      const float* all = document_scales(p, row_tile, doc_range.document);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
         const int32_t at = token(first_token, i / 2, i % 2);
-        factors[i / 2][i % 2] = at < p.Ld ? all[at * p.d_factors.token_stride] : 0.0f;
+        factors[i / 2][i % 2] = at < p.Ld ? all[at * p.d_scales.token_stride] : 0.0f;
       }
     }
   }
   // Those that came with the tile.
-  __device__ __forceinline__ void take(const WeighedArgs& p, uint32_t mask, uint32_t all,
-                                       const WeightPlaces& first) {
+  __device__ __forceinline__ void take(const TokenScaleArgs& p, uint32_t mask, uint32_t all,
+                                       const TokenScalePlaces& first) {
     if (p.mask.rides) {
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
@@ -422,12 +423,12 @@ struct TokenSquares {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % Tile::kWarps * 16 + lane % 16;
 #pragma unroll
     for (int i = 0; i < 4 * Tile::kChunks; ++i) {
-      const int chunk = i / 4, piece = 2 * (i % 4) + lane / 16;
+      const int chunk = i / 4, vec = 2 * (i % 4) + lane / 16;
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
         uint32_t w[4];
         ptx::ldmatrix_x4(w, stage + chunk * Tile::kDChunkBytes + (row + 64 * block) * kChunkRowBytes +
-                                ((piece ^ (row & 7)) << 4));
+                                ((vec ^ (row & 7)) << 4));
         const auto tokens = Mma::operand_a(w);
         Mma::multiply(low[block], tokens, Mma::operand_b(w[0], w[2]));
         Mma::multiply(high[block], tokens, Mma::operand_b(w[1], w[3]));
@@ -445,11 +446,11 @@ struct TokenSquares {
 
 // The products of a tile: what the stages of its embeddings give adds up.
 template <class Tile>
-__device__ __forceinline__ void multiply_tile(const typename Tile::Args& p,
-                                              const DocumentsMemory<Tile>& memory, int warpgroup, uint32_t q,
-                                              RingPlace& at, typename Tile::Products& c,
-                                              TokenSquares<Tile>& squares, TokenWeights<Tile>& weights,
-                                              const WeightPlaces& places) {
+__device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, const Sm90DShared<Tile>& memory,
+                                              int warpgroup, uint32_t q, PipelineState& at,
+                                              typename Tile::Products& c, TokenSquares<Tile>& squares,
+                                              LaneTokenScales<Tile>& token_scales,
+                                              const TokenScalePlaces& places) {
   for (int first_chunk = 0; first_chunk < p.chunks; first_chunk += Tile::kChunks) {
     ptx::mbarrier_wait_parity(memory.full(warpgroup, at), at.parity);
     const uint32_t stage = memory.stage(warpgroup, at);
@@ -472,7 +473,7 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p,
     if (!Tile::kQuantized && p.normalize) squares.add(stage);
     if constexpr (!Tile::kListed) {
       if (first_chunk == 0) {
-        weights.take(p, memory.mask_of(warpgroup, at), memory.factors_of(warpgroup, at), places);
+        token_scales.take(p, memory.mask_of(warpgroup, at), memory.scales_of(warpgroup, at), places);
       }
     }
     ptx::wgmma_wait<0>();
@@ -501,14 +502,14 @@ __device__ __forceinline__ void normalize_tokens(typename Tile::Products& c,
 template <class Tile>
 __device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, float (&maximum)[Tile::kHeld],
                                             int32_t (&token)[Tile::kHeld], int32_t first_token,
-                                            const TokenWeights<Tile>& weights) {
+                                            const LaneTokenScales<Tile>& token_scales) {
 #pragma unroll
   for (int block = 0; block < Tile::kBlocks; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool valid = weights.keeps[block][half] != 0;
-      const int32_t at = weights.token(first_token, block, half);
-      const float factor = Tile::kQuantized ? usable_factor(weights.factors[block][half]) : 1.0f;
+      const bool valid = token_scales.keeps[block][half] != 0;
+      const int32_t at = token_scales.token(first_token, block, half);
+      const float factor = Tile::kQuantized ? usable_scale(token_scales.factors[block][half]) : 1.0f;
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) {
         const float value = similarity<Tile::kQuantized>(c[block][4 * (h / 2) + 2 * half + h % 2], factor);
@@ -553,16 +554,16 @@ __device__ __forceinline__ void hand_over(typename Tile::Maxima& to, const float
 
 template <class Tile>
 __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, int warpgroups,
-                                            float (&best)[Tile::kOwned],
-                                            int32_t (&best_token)[Tile::kOwned]) {
+                                            float (&best)[Tile::kLaneRows],
+                                            int32_t (&best_token)[Tile::kLaneRows]) {
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     best[o] = -INFINITY;
     best_token[o] = kSentinel;
   }
   for (int i = 0; i < warpgroups; ++i) {
 #pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) {
+    for (int o = 0; o < Tile::kLaneRows; ++o) {
       const int row = Tile::slot(0, threadIdx.x % 32, o);
 #pragma unroll
       for (int w = 0; w < Tile::kWarps; ++w) {
@@ -577,45 +578,45 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
 // Rare rows (forward/epilogue.cuh) of the visit at place j, which is looked up here for want of registers
 // elsewhere.
 template <class E>
-__device__ __noinline__ Maximum resolve_rare_visit(const ForwardArgs& p, bool rare, int32_t row,
-                                                   int32_t row_tile, int32_t query, int32_t j) {
-  const Visit visit = visit_of(p, row_tile, j);
-  const Span tokens =
-      p.maxima != nullptr ? Span{visit.origin, visit.length} : whole_document(p, query, visit.document);
-  return resolve_rare_rows<E>(p, rare, row, query, visit.document, tokens);
+__device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, bool rare, int32_t row,
+                                                       int32_t row_tile, int32_t query, int32_t j) {
+  const DocRange doc_range = doc_range_of(p, row_tile, j);
+  const Span tokens = p.maxima != nullptr ? Span{doc_range.argmax_base, doc_range.length}
+                                          : whole_document(p, query, doc_range.document);
+  return resolve_rare_rows<E>(p, rare, row, query, doc_range.document, tokens);
 }
 
 // A finished visit, by the warp that merged its maxima.
 template <class Tile>
-__device__ __forceinline__ void finish_visit(const ForwardArgs& p, const RowTile& tile,
-                                             const OwnedRows<Tile>& own, int32_t row_tile, int32_t j,
-                                             const float (&maximum)[Tile::kOwned],
-                                             const int32_t (&token)[Tile::kOwned]) {
-  Maximum best[Tile::kOwned];
+__device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const RowTile& tile,
+                                                 const LaneRows<Tile>& own, int32_t row_tile, int32_t j,
+                                                 const float (&maximum)[Tile::kLaneRows],
+                                                 const int32_t (&token)[Tile::kLaneRows]) {
+  Maximum best[Tile::kLaneRows];
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     best[o] = {maximum[o], token[o]};
-    if (Tile::kWinners && token[o] >= 0) best[o].token += visit_of(p, row_tile, j).origin;
+    if (Tile::kWinners && token[o] >= 0) best[o].token += doc_range_of(p, row_tile, j).argmax_base;
     bool rare = !(fabsf(best[o].value) < INFINITY);
     if (!__any_sync(kFullWarp, rare)) continue;
     const int slot = Tile::slot(0, threadIdx.x % 32, o);
     rare = rare && slot < tile.count && keeps_row(p, tile.first + slot);
     const Maximum exact =
-        resolve_rare_visit<typename Tile::Element>(p, rare, tile.first + slot, row_tile, tile.query, j);
+        resolve_rare_doc_range<typename Tile::Element>(p, rare, tile.first + slot, row_tile, tile.query, j);
     if (rare) best[o] = exact;
   }
   if (p.maxima != nullptr) {
     leave_maxima<Tile>(p, tile, 0, j, best);
   } else {
-    const int32_t document = visit_of(p, row_tile, j).document;
-    count_rows<Tile, Tile::kWinners>(p, own, document, best);
+    const int32_t document = doc_range_of(p, row_tile, j).document;
+    apply_scale_store_argmax<Tile, Tile::kWinners>(p, own, document, best);
     sum_queries<Tile>(p, own, document, best);
   }
 }
 
 template <class Tile>
 __device__ __forceinline__ void score_documents(const typename Tile::Args& p, const TensorMaps& maps,
-                                                const DocumentsMemory<Tile>& memory, int warpgroup) {
+                                                const Sm90DShared<Tile>& memory, int warpgroup) {
   const int team = warpgroup / p.members, member = warpgroup % p.members;
   const int barrier = 1 + team, team_threads = p.members * Tile::kGroupThreads;
   const int thread = threadIdx.x - team * team_threads;  // of the team
@@ -625,18 +626,18 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
   // Tiles go round among the members without regard to where a document ends.
   int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
 
-  RingPlace at;
+  PipelineState at;
   uint32_t q_parity = 0;
   int turn = 0;  // of the team's warps
   RowTile tile;
-  OwnedRows<Tile> own;
-  typename Tile::Walk walk(p, team);
-  decltype(walk.rows_id()) held_rows = -1;
-  int32_t next_length = visit_at(p, walk).length;
-  while (walk.left > 0) {
-    if constexpr (Tile::kListed) tile = pair_tile<Tile>(walk.rows, walk.begun);
-    if (walk.rows_id() != held_rows) {
-      held_rows = walk.rows_id();
+  LaneRows<Tile> own;
+  typename Tile::Scheduler scheduler(p, team);
+  decltype(scheduler.rows_id()) held_rows = -1;
+  int32_t next_length = doc_range_at(p, scheduler).length;
+  while (scheduler.left > 0) {
+    if constexpr (Tile::kListed) tile = pair_tile<Tile>(scheduler.rows, scheduler.begun);
+    if (scheduler.rows_id() != held_rows) {
+      held_rows = scheduler.rows_id();
       if constexpr (!Tile::kListed) {
         tile = row_tile(p, held_rows, Tile::kRows);
         own.take(p, tile, 0);
@@ -647,21 +648,21 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       q_parity ^= 1;
       if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
     }
-    const int32_t j = walk.j, rows = Tile::kListed ? 0 : static_cast<int32_t>(held_rows);
+    const int32_t j = scheduler.j, rows = Tile::kListed ? 0 : static_cast<int32_t>(held_rows);
     const int32_t length = next_length;
     int32_t begun = 0;
-    if constexpr (Tile::kListed) begun = walk.begun;
-    walk.advance(p, p.teams);
-    next_length = visit_at(p, walk).length;
+    if constexpr (Tile::kListed) begun = scheduler.begun;
+    scheduler.advance(p, p.teams);
+    next_length = doc_range_at(p, scheduler).length;
     int32_t t = first_tile * Tile::kTokens;
     first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
     if (first_tile < 0) first_tile += p.members;
 
-    WeightPlaces places{lane_token, lane_token};
+    TokenScalePlaces places{lane_token, lane_token};
     if constexpr (!Tile::kListed) {
-      const Visit visit = visit_of(p, rows, j);
-      places.mask += p.mask.shift(rows, visit);
-      places.factor += p.factors.shift(rows, visit);
+      const DocRange doc_range = doc_range_of(p, rows, j);
+      places.mask += p.mask.shift(rows, doc_range);
+      places.factor += p.factors.shift(rows, doc_range);
     }
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
@@ -671,15 +672,16 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       token[h] = kSentinel;
     }
     for (; t < length; t += step) {
-      TokenWeights<Tile> weights(length, t + lane_token);
-      if constexpr (!Tile::kListed) weights.load(p, rows, j, t + lane_token);
+      LaneTokenScales<Tile> token_scales(length, t + lane_token);
+      if constexpr (!Tile::kListed) token_scales.load(p, rows, j, t + lane_token);
       typename Tile::Products products;
       TokenSquares<Tile> squares;
-      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares, weights, places);
+      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares, token_scales,
+                          places);
       if constexpr (!Tile::kQuantized) {
         if (p.normalize) normalize_tokens<Tile>(products, squares);
       }
-      fold_tokens<Tile>(products, maximum, token, t + lane_token, weights);
+      fold_tokens<Tile>(products, maximum, token, t + lane_token, token_scales);
     }
 
     reduce_lanes<Tile>(maximum, token);
@@ -688,13 +690,13 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     hand_over<Tile>(maxima[member], maximum, token);
     ptx::named_barrier_sync(barrier, team_threads);
     if (turn == thread / 32) {
-      float best[Tile::kOwned];
-      int32_t best_token[Tile::kOwned];
+      float best[Tile::kLaneRows];
+      int32_t best_token[Tile::kLaneRows];
       merge_warps<Tile>(maxima, p.members, best, best_token);
       if constexpr (Tile::kListed) {
         finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
       } else {
-        finish_visit<Tile>(p, tile, own, rows, j, best, best_token);
+        finish_doc_range<Tile>(p, tile, own, rows, j, best, best_token);
       }
     }
     if (++turn == team_threads / 32) turn = 0;
@@ -703,11 +705,11 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_wgmma_documents(const __grid_constant__ typename Tile::Args p,
-                                   const __grid_constant__ TensorMaps maps) {
+    maxsim_forward_sm90_d(const __grid_constant__ typename Tile::Args p,
+                          const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const DocumentsMemory<Tile> memory(p, shared);
+  const Sm90DShared<Tile> memory(p, shared);
   // The same for all lanes, and the compiler is to know it.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / Tile::kGroupThreads, 0);
   constexpr int kBarriersReady = 15;

@@ -1,5 +1,5 @@
 // Launches the wgmma forward with documents on the M side for one element type.
-// csrc/cuda/forward_wgmma_documents_*.cu and pairs_wgmma_*.cu instantiate it.
+// csrc/cuda/forward_sm90_d_*.cu and pairs_wgmma_*.cu instantiate it.
 #pragma once
 
 #include "../sm90_q/launch.cuh"
@@ -8,7 +8,7 @@
 namespace late_interaction {
 
 // What a tile's kernel takes.
-inline WeighedArgs tile_args(const ForwardArgs& args, const ForwardPlan& plan) {
+inline TokenScaleArgs tile_args(const ForwardArgs& args, const ForwardPlan& plan) {
   return weigh(args, plan.tokens);
 }
 inline const PairArgs& tile_args(const PairArgs& args, const ForwardPlan&) { return args; }
@@ -18,21 +18,21 @@ cudaError_t launch_documents_tile(typename Tile::Args args, const TensorMaps& ma
                                   cudaStream_t stream) {
   args.teams = plan.teams;
   args.members = plan.members;
-  return launch_pdl(maxsim_forward_wgmma_documents<Tile>, Tile::kThreads, args, maps, plan, stream);
+  return launch_pdl(maxsim_forward_sm90_d<Tile>, Tile::kThreads, args, maps, plan, stream);
 }
 
 template <class Args>
 inline constexpr bool kListed = std::is_same_v<Args, PairArgs>;
 
 template <class Args, class Tile>
-using DocumentsTileFor = std::conditional_t<kListed<Args>, ListedDocumentsTile<Tile>, Tile>;
+using DocumentsTileFor = std::conditional_t<kListed<Args>, Sm90DPairsTile<Tile>, Tile>;
 
 template <class Type, class Element, int kColumns, class Args>
 cudaError_t launch_documents_columns(const Args& args, const TensorMaps& maps, const ForwardPlan& plan,
                                      cudaStream_t stream) {
   const auto launch = [&]<bool kWinners>() {
-    using One = WgmmaDocumentsTile<Type, Element, kColumns, 1, kWinners, kListed<Args>>;
-    using Two = WgmmaDocumentsTile<Type, Element, kColumns, 2, kWinners, kListed<Args>>;
+    using One = Sm90DTile<Type, Element, kColumns, 1, kWinners, kListed<Args>>;
+    using Two = Sm90DTile<Type, Element, kColumns, 2, kWinners, kListed<Args>>;
     const auto all = tile_args(args, plan);
     return plan.chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(all, maps, plan, stream)
                             : launch_documents_tile<DocumentsTileFor<Args, Two>>(all, maps, plan, stream);

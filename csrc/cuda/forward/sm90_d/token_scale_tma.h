@@ -14,7 +14,7 @@ namespace late_interaction {
 // TMA begins at whole 16 bytes alone. So a box is longer than its tile by as much, and the number
 // of the tile's first token lies somewhere in its first 16 bytes.
 template <class T>
-struct WeightLine {
+struct TokenScaleLine {
   static constexpr int32_t kWhole = 16 / sizeof(T);
 
   CUtensorMap map;
@@ -22,20 +22,20 @@ struct WeightLine {
   int32_t first, query_stride, item_stride;
 
   // Where the first token of a visit lies: in the line; and in its box, as the first of each tile does.
-  __host__ __device__ int32_t begin(int32_t query, const Visit& visit) const {
-    return first + query * query_stride + visit.document * item_stride + visit.first;
+  __host__ __device__ int32_t begin(int32_t query, const DocRange& doc_range) const {
+    return first + query * query_stride + doc_range.document * item_stride + doc_range.first;
   }
-  __host__ __device__ int32_t shift(int32_t query, const Visit& visit) const {
-    return begin(query, visit) & (kWhole - 1);
+  __host__ __device__ int32_t shift(int32_t query, const DocRange& doc_range) const {
+    return begin(query, doc_range) & (kWhole - 1);
   }
 };
 
-struct WeighedArgs : ForwardArgs {
-  WeightLine<uint8_t> mask;
-  WeightLine<float> factors;
+struct TokenScaleArgs : ForwardArgs {
+  TokenScaleLine<uint8_t> mask;
+  TokenScaleLine<float> factors;
 };
 
 // Of a call, for tiles of so many tokens.
-WeighedArgs weigh(const ForwardArgs& args, int tokens);
+TokenScaleArgs weigh(const ForwardArgs& args, int tokens);
 
 }  // namespace late_interaction

@@ -16,12 +16,12 @@ namespace late_interaction {
 
 // The document that is visited at place j.
 template <class Tile>
-__device__ __forceinline__ Visit visit_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
-  if (Tile::kWhole || (!Tile::kVisited && (p.visits == nullptr || j >= p.N))) return {0, p.Ld, j, 0};
-  return p.visits[document_index(p, tile.query, j)];
+__device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
+  if (Tile::kWhole || (!Tile::kDocRanges && (p.doc_ranges == nullptr || j >= p.N))) return {0, p.Ld, j, 0};
+  return p.doc_ranges[document_index(p, tile.query, j)];
 }
 
-// Whether visits are pieces of documents.
+// Whether doc_ranges are pieces of documents.
 template <class Tile>
 __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
   return !Tile::kWhole && p.maxima != nullptr;
@@ -29,9 +29,9 @@ __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
 
 // All lanes of both sides arrive: each has written, or read, words of its own.
 template <class Tile>
-struct Handover {
+struct EpilogueBuffer {
   static constexpr uint32_t kValueBytes = 128 * 16, kBytes = kValueBytes * (Tile::kWinners ? 2 : 1);
-  uint32_t room, barriers;
+  uint32_t buffer, barriers;
 
   __device__ __forceinline__ uint32_t full() const { return barriers; }
   __device__ __forceinline__ uint32_t empty() const { return barriers + 8; }
@@ -45,7 +45,7 @@ struct Handover {
   template <class Best>
   __device__ __forceinline__ void give(Best (&best)[4], uint32_t parity) const {
     ptx::mbarrier_wait_parity(empty(), parity ^ 1);
-    const uint32_t mine = room + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32);
+    const uint32_t mine = buffer + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32);
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
       const uint32_t to = mine + 1024 * (h / 2) + 128 * (h % 2);
@@ -61,7 +61,7 @@ struct Handover {
     ptx::mbarrier_wait_parity(full(), parity);
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      const uint32_t from = room + 512 * o + 16 * (threadIdx.x % 32);
+      const uint32_t from = buffer + 512 * o + 16 * (threadIdx.x % 32);
       const float4 m = ptx::ld_shared_v4_f32(from);
       float4 tokens{};
       if constexpr (Tile::kWinners) tokens = ptx::ld_shared_v4_f32(from + kValueBytes);
@@ -79,25 +79,25 @@ struct Handover {
 // maxima wait in the room.
 template <class Tile>
 __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile& tile, int group,
-                                             const Visit& visit, uint32_t room,
-                                             Maximum (&best)[Tile::kOwned]) {
+                                             const DocRange& doc_range, uint32_t buffer,
+                                             Maximum (&best)[Tile::kLaneRows]) {
   using Element = typename Tile::Element;
   bool rare = false;
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) rare = rare || !(fabsf(best[o].value) < INFINITY);
+  for (int o = 0; o < Tile::kLaneRows; ++o) rare = rare || !(fabsf(best[o].value) < INFINITY);
   if (!__any_sync(kFullWarp, rare)) return;
-  const int32_t j = visit.document;
-  const Passage<Element> passage(
-      p, tile.query, j,
-      leaves_maxima<Tile>(p) ? Span{visit.origin, visit.length} : whole_document(p, tile.query, j));
+  const int32_t j = doc_range.document;
+  const Passage<Element> passage(p, tile.query, j,
+                                 leaves_maxima<Tile>(p) ? Span{doc_range.argmax_base, doc_range.length}
+                                                        : whole_document(p, tile.query, j));
   if (!any_token_kept(p, passage)) {
 #pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) best[o] = {-INFINITY, kSentinel};
+    for (int o = 0; o < Tile::kLaneRows; ++o) best[o] = {-INFINITY, kSentinel};
     return;
   }
-  const auto place = [&](int row) { return room + 16 * row; };
+  const auto place = [&](int row) { return buffer + 16 * row; };
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     ptx::st_shared(place(32 * o + threadIdx.x % 32), __float_as_uint(best[o].value));
     ptx::st_shared(place(32 * o + threadIdx.x % 32) + 4, best[o].token);
   }
@@ -117,7 +117,7 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
   }
   __syncwarp();
 #pragma unroll
-  for (int o = 0; o < Tile::kOwned; ++o) {
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
     best[o] = {__uint_as_float(ptx::ld_shared(place(32 * o + threadIdx.x % 32))),
                static_cast<int32_t>(ptx::ld_shared(place(32 * o + threadIdx.x % 32) + 4))};
   }
@@ -126,8 +126,8 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
 // Each query's sum over the rows of this warp, four queries at a time: a butterfly whose first two exchanges
 // also deal the four out to eight lanes each.
 template <class Tile>
-__device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const OwnedRows<Tile>& own, int32_t j,
-                                                 const Maximum (&best)[Tile::kOwned]) {
+__device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
+                                                 const Maximum (&best)[Tile::kLaneRows]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int32_t first = own.first_query; first <= own.last_query; first += 4) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const Own
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int o = 0; o < Tile::kOwned; ++o) sum[i] += own.query[o] == first + i ? best[o].value : 0.0f;
+      for (int o = 0; o < Tile::kLaneRows; ++o) sum[i] += own.query[o] == first + i ? best[o].value : 0.0f;
     }
 #pragma unroll
     for (int half = 2; half > 0; half /= 2) {
@@ -151,64 +151,65 @@ __device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const Own
     const int32_t query = first + lane / 8;
     if (lane % 8 == 0 && query <= own.last_query) {
       const bool begun = query == own.first_query || p.packed;  // else the query begins here: its part 0
-      static_cast<float*>(p.scores)[(int64_t{query} * p.parts + (begun ? own.first_part : 0)) * p.N + j] =
-          sum[0];
+      static_cast<float*>(
+          p.scores)[(int64_t{query} * p.partials + (begun ? own.first_partial : 0)) * p.N + j] = sum[0];
     }
   }
 }
 
 // What a finisher's lane keeps in shared memory, since it has few registers: where it is, and its rows there.
 template <class Tile>
-struct FinishersNotes {
+struct EpilogueState {
   int32_t documents, tile_index, j;  // documents: still to come
   RowTile tile;
-  OwnedRows<Tile> own;
+  LaneRows<Tile> own;
 };
 
 // The consumer that this finisher follows: worked out anew, for want of registers.
 template <class Tile>
-__device__ __forceinline__ int followed() {
-  return ptx::tid_x() / 32 - Tile::kFirstFinisher;
+__device__ __forceinline__ int followed_consumer() {
+  return ptx::tid_x() / 32 - Tile::kFirstEpilogueWarp;
 }
 
 // One warp: finishes what its consumer has maxima of.
 template <class Tile>
-__device__ void finish_documents(const ForwardArgs& p, const Handover<Tile>& from,
-                                 FinishersNotes<Tile>& notes) {
-  const UnitRange range = UnitRange::mine(p);
-  notes.documents = static_cast<int32_t>(range.end - range.unit);
-  notes.tile_index = static_cast<int32_t>(range.unit / p.N);
-  notes.j = static_cast<int32_t>(range.unit % p.N);
+__device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Tile>& from,
+                                  EpilogueState<Tile>& state) {
+  const WorkRange range = WorkRange::mine(p);
+  state.documents = static_cast<int32_t>(range.end - range.work_tile);
+  state.tile_index = static_cast<int32_t>(range.work_tile / p.N);
+  state.j = static_cast<int32_t>(range.work_tile % p.N);
   bool entered = false;
-  for (uint32_t parity = 0; notes.documents > 0; parity ^= 1) {
+  for (uint32_t parity = 0; state.documents > 0; parity ^= 1) {
     if (!entered) {
-      notes.tile = row_tile(p, notes.tile_index, Tile::kRows);
-      notes.own.take(p, notes.tile, followed<Tile>());
+      state.tile = row_tile(p, state.tile_index, Tile::kRows);
+      state.own.take(p, state.tile, followed_consumer<Tile>());
       entered = true;
     }
-    Maximum best[Tile::kOwned];
-    const Visit visit = visit_at<Tile>(p, notes.tile, notes.j);
+    Maximum best[Tile::kLaneRows];
+    const DocRange doc_range = doc_range_at<Tile>(p, state.tile, state.j);
     from.take(best, parity);
 #pragma unroll
-    for (int o = 0; o < Tile::kOwned; ++o) {
-      if (visit.length == 0) best[o].value = -INFINITY;
+    for (int o = 0; o < Tile::kLaneRows; ++o) {
+      if (doc_range.length == 0) best[o].value = -INFINITY;
       if constexpr (Tile::kWinners) {
         const int32_t token = max(best[o].token, 0);
-        best[o].token = visit.origin < 0 ? p.copies.origins[~visit.origin + token] : token + visit.origin;
+        best[o].token = doc_range.argmax_base < 0 ? p.compacted.positions[~doc_range.argmax_base + token]
+                                                  : token + doc_range.argmax_base;
       }
     }
-    resolve_rows<Tile>(p, notes.tile, followed<Tile>(), visit, from.room, best);
+    resolve_rows<Tile>(p, state.tile, followed_consumer<Tile>(), doc_range, from.buffer, best);
     from.taken();
     if (leaves_maxima<Tile>(p)) {
-      leave_maxima<Tile>(p, notes.tile, followed<Tile>(), notes.j, best);
+      leave_maxima<Tile>(p, state.tile, followed_consumer<Tile>(), state.j, best);
     } else {
-      count_rows<Tile, Tile::kWinners>(p, notes.own, visit.document, best);
-      sum_four_by_four<Tile>(p, notes.own, visit.document, best);
+      apply_scale_store_argmax<Tile, Tile::kWinners>(p, state.own, doc_range.document, best);
+      sum_four_by_four<Tile>(p, state.own, doc_range.document, best);
     }
-    --notes.documents;
-    if (++notes.j == p.N) {
-      notes.j = 0;
-      ++notes.tile_index;
+    --state.documents;
+    if (++state.j == p.N) {
+      state.j = 0;
+      ++state.tile_index;
       entered = false;
     }
   }

@@ -19,7 +19,7 @@
 //              stores them under the products of the next document.
 //
 // The tensor cores need not wait for a fold. Products are issued only as fast as they are taken, so that one
-// consumer folds while the other issues. For folds that take longer, the body of the loop has kTogether
+// consumer folds while the other issues. For folds that take longer, the body of the loop has kUnrollTiles
 // tiles: inside it a consumer has one block in flight while it folds the other.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
@@ -34,7 +34,7 @@
 // earlier one, the winner. So columns are left out one by one only where a document that was not copied has a
 // mask, or is shorter than a tile.
 //
-// Where every column of a visit counts alike (kVisited), its last tile is narrower, a tail, if what remains
+// Where every column of a visit counts alike (kDocRanges), its last tile is narrower, a tail, if what remains
 // fits one. The loader, which knows, notes beside each stage what it holds: a consumer needs no visit, and no
 // word from memory, to choose between the products of a tile and those of a tail.
 //
@@ -55,23 +55,23 @@ namespace late_interaction {
 
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
-// kVisited: documents have visits, and all columns count alike.
+// kDocRanges: documents have doc_ranges, and all columns count alike.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
-          bool kScaled_, bool kVisited_>
-struct WgmmaRowsTile {
+          bool kScaled_, bool kDocRanges_>
+struct Sm90QTile {
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
   static constexpr int kChunks = kChunks_;
   static constexpr bool kWinners = kWinners_, kPacked = true;
-  static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kWeighed = kMasked || kScaled;
+  static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kMaskedOrScaled = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
-  static constexpr bool kVisited = kVisited_;
+  static constexpr bool kDocRanges = kDocRanges_;
   // All documents are as long as the longest, and read where they lie.
-  static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kVisited;
+  static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
   // Columns of the last tile of a visit, where what remains fits them.
-  static constexpr int kTail = kVisited ? tail_width(kColumns) : kColumns;
+  static constexpr int kTail = kDocRanges ? tail_width(kColumns) : kColumns;
   // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
   static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
   using Best =
@@ -82,21 +82,21 @@ struct WgmmaRowsTile {
   // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's products, and a short
   // body is fetched faster; longer folds need products of their own warpgroup beside them. Half of them where
   // registers are short, or where four bodies would no longer stay at hand.
-  static constexpr int kTogether = [] {
-    if (!kWeighed && !kQuantized && !kWinners) return 1;
+  static constexpr int kUnrollTiles = [] {
+    if (!kMaskedOrScaled && !kQuantized && !kWinners) return 1;
     if (kMasked && kWinners && !kScaled) return 1;
-    const bool long_body = kWeighed && (kQuantized || kWinners || (kMasked && kScaled));
+    const bool long_body = kMaskedOrScaled && (kQuantized || kWinners || (kMasked && kScaled));
     return long_body ? 2 : 4;
   }();
   // The second consumer begins with a single tile, so that the two do not wait for their products at once.
   static constexpr bool kStaggered = kQuantized && kScaled && !kThreeAtOnce;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1),
-                       kFirstFinisher = kThreads / 32 - kConsumers;  // a warp
+                       kFirstEpilogueWarp = kThreads / 32 - kConsumers;  // a warp
   // All warps share what the launch gave the block: 168 registers for each of 384 threads.
   static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
-  static constexpr int kHeld = 4, kOwned = 4;  // rows of a consumer's lane, of a finisher's
+  static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of a finisher's
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
   static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
@@ -104,7 +104,7 @@ struct WgmmaRowsTile {
   // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' factors.
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
-  static constexpr uint32_t kWeightBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
+  static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return kWarpRows * warp + 32 * o + lane;
@@ -114,52 +114,54 @@ struct WgmmaRowsTile {
 // Shared memory of a block, in this order: the Q tile, the ring, what its columns count, what consumers hand
 // over, what finishers note, barriers, what stages hold, and what consumers note.
 template <class Tile>
-struct RowsShared {
-  static constexpr uint32_t kFinishBytes =
-      Tile::kConsumers * (Handover<Tile>::kBytes + 32 * sizeof(FinishersNotes<Tile>));
-  static constexpr uint32_t kBarrierBytes = 256, kNoteBytes = 12;  // of all stages; of a thread
-  static constexpr uint32_t kKept = kFinishBytes + kBarrierBytes + 128 * Tile::kConsumers * kNoteBytes;
-  uint32_t q, ring, weights, handovers, barriers;
-  FinishersNotes<Tile>* finishers;
+struct Sm90QShared {
+  static constexpr uint32_t kEpilogueBytes =
+      Tile::kConsumers * (EpilogueBuffer<Tile>::kBytes + 32 * sizeof(EpilogueState<Tile>));
+  static constexpr uint32_t kBarrierBytes = 256, kSpillBytes = 12;  // of all stages; of a thread
+  static constexpr uint32_t kKept = kEpilogueBytes + kBarrierBytes + 128 * Tile::kConsumers * kSpillBytes;
+  uint32_t q, ring, token_scales, epilogue_buffers, barriers;
+  EpilogueState<Tile>* epilogue_states;
 
-  __device__ __forceinline__ RowsShared(uint8_t* base, int stages)
+  __device__ __forceinline__ Sm90QShared(uint8_t* base, int stages)
       : q(ptx::smem_address(base)),
         ring(q + Tile::kChunks * Tile::kQChunkBytes),
-        weights(ring + stages * Tile::kStageBytes),
-        handovers(weights + stages * Tile::kWeightBytes),
-        barriers(handovers + kFinishBytes),
-        finishers(reinterpret_cast<FinishersNotes<Tile>*>(base + (handovers - q) +
-                                                          Tile::kConsumers * Handover<Tile>::kBytes)) {}
+        token_scales(ring + stages * Tile::kStageBytes),
+        epilogue_buffers(token_scales + stages * Tile::kTokenScaleBytes),
+        barriers(epilogue_buffers + kEpilogueBytes),
+        epilogue_states(reinterpret_cast<EpilogueState<Tile>*>(
+            base + (epilogue_buffers - q) + Tile::kConsumers * EpilogueBuffer<Tile>::kBytes)) {}
 
-  __device__ __forceinline__ uint32_t note(int i) const {
-    return barriers + kBarrierBytes + kNoteBytes * ptx::tid_x() + 4 * i;
+  __device__ __forceinline__ uint32_t spill(int i) const {
+    return barriers + kBarrierBytes + kSpillBytes * ptx::tid_x() + 4 * i;
   }
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
-  __device__ __forceinline__ uint32_t weights_of(int i) const { return weights + i * Tile::kWeightBytes; }
+  __device__ __forceinline__ uint32_t token_scales_of(int i) const {
+    return token_scales + i * Tile::kTokenScaleBytes;
+  }
   __device__ __forceinline__ uint32_t q_full() const { return barriers; }
   __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
-  __device__ __forceinline__ Handover<Tile> handover(int consumer) const {
-    return {handovers + consumer * Handover<Tile>::kBytes, barriers + 16 + 16 * consumer};
+  __device__ __forceinline__ EpilogueBuffer<Tile> epilogue_buffer(int consumer) const {
+    return {epilogue_buffers + consumer * EpilogueBuffer<Tile>::kBytes, barriers + 16 + 16 * consumer};
   }
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
-  __device__ __forceinline__ uint32_t tile_note(int i) const { return barriers + 176 + 4 * i; }
+  __device__ __forceinline__ uint32_t stage_tile(int i) const { return barriers + 176 + 4 * i; }
 };
 
 enum class Width : uint32_t { none, full, tail };
 
 // Of a visit.
-struct TileAtHand {
+struct StageTile {
   int32_t begin;      // its first token
   Width width, next;  // next: of the tile behind it, as long as rows are the same
   bool ends;          // the visit
 
   // As the loader leaves it beside a stage.
-  __device__ __forceinline__ uint32_t note() const {
+  __device__ __forceinline__ uint32_t packed() const {
     return 32u * begin + 8 * static_cast<uint32_t>(width) + 2 * static_cast<uint32_t>(next) + (ends ? 1 : 0);
   }
-  static __device__ __forceinline__ TileAtHand of(uint32_t note) {
-    return {static_cast<int32_t>(note / 32), Width{note / 8 % 4}, Width{note / 2 % 4}, note % 2 != 0};
+  static __device__ __forceinline__ StageTile unpacked(uint32_t word) {
+    return {static_cast<int32_t>(word / 32), Width{word / 8 % 4}, Width{word / 2 % 4}, word % 2 != 0};
   }
 };
 
@@ -178,11 +180,11 @@ __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t
 // Of the tile at token t. It is as wide as a tail where what remains fits that.
 template <class Tile>
 __device__ __forceinline__ Width tile_width(int32_t length, int32_t t) {
-  return Tile::kVisited && length - t <= Tile::kTail ? Width::tail : Width::full;
+  return Tile::kDocRanges && length - t <= Tile::kTail ? Width::tail : Width::full;
 }
 
 template <class Tile>
-__device__ __forceinline__ TileAtHand tile_at(int32_t length, int32_t t) {
+__device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
   const Width width = tile_width<Tile>(length, t);
   const bool ends = t + Tile::kColumns >= length;
   return {tile_begin<Tile>(length, t, width == Width::tail ? Tile::kTail : Tile::kColumns), width,
@@ -192,27 +194,27 @@ __device__ __forceinline__ TileAtHand tile_at(int32_t length, int32_t t) {
 // Where the factor of a column lies among those of its stage: neighbours swap places. Accumulators of even
 // columns are in even registers, and a load of two puts its first number into an even register: so a product
 // has its operands in different banks, and reads both at once.
-__device__ __forceinline__ int factor_place(int column) { return column ^ 1; }
+__device__ __forceinline__ int scale_place(int column) { return column ^ 1; }
 
 // What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
 // n + e of `kept` says whether they do, factors(n) by what they are multiplied. Shared memory is busy with
 // the products, so where there are registers for it a factor is read a tile ahead, in the place of the one
 // that was used last.
 template <class Tile>
-struct ColumnWeights {
+struct ColumnScales {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
   float2 ahead[Tile::kReadsAhead ? Tile::kColumns / 8 : 1];
   uint32_t mine;  // where the factors of this lane's columns lie
 
-  __device__ __forceinline__ void enter(uint32_t weights) {
+  __device__ __forceinline__ void enter(uint32_t token_scales) {
     const uint32_t quad = ptx::tid_x() % 4;
     if constexpr (Tile::kMasked) {
 #pragma unroll
       for (int w = 0; w < Tile::kMaskWords; ++w) {
-        kept[w] = ptx::ld_shared(weights + (quad * Tile::kMaskWords + w) * 4);
+        kept[w] = ptx::ld_shared(token_scales + (quad * Tile::kMaskWords + w) * 4);
       }
     }
-    if constexpr (Tile::kScaled) mine = weights + Tile::kMaskBytes + quad * 8;
+    if constexpr (Tile::kScaled) mine = token_scales + Tile::kMaskBytes + quad * 8;
   }
 
   __device__ __forceinline__ float2 load(int n) const {
@@ -238,20 +240,20 @@ struct ColumnWeights {
 // they count. used(n): factors(n) have been.
 template <class Tile, int kWidth, class Used, class Fold>
 __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                            const ColumnWeights<Tile>& weights, Used used, Fold fold) {
+                                            const ColumnScales<Tile>& token_scales, Used used, Fold fold) {
   constexpr int kPairs = kWidth / 8;
 #pragma unroll
   for (int first = 0; first < kPairs; first += 3) {
     bool keeps[3][2] = {};
     if constexpr (Tile::kMasked) {
-      const uint32_t bits = weights.six_bits(first);
+      const uint32_t bits = token_scales.six_bits(first);
 #pragma unroll
       for (int i = 0; i < 6; ++i) keeps[i / 2][i % 2] = (bits & (2u << i)) != 0;
     }
 #pragma unroll
     for (int n = first; n < min(first + 3, kPairs); ++n) {
       float2 factors{1.0f, 1.0f};
-      if constexpr (Tile::kScaled) factors = weights.factors(n);
+      if constexpr (Tile::kScaled) factors = token_scales.factors(n);
       Similarity<typename Tile::Accumulator, Tile::kScaled> x[2][2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -268,36 +270,37 @@ __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c
 template <class Tile, int kWidth, class Used>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                           const ColumnWeights<Tile>& weights, Used used) {
+                                           const ColumnScales<Tile>& token_scales, Used used) {
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
-  for_columns<Tile, kWidth>(c, weights, used, [&](int n, const float (&x)[2][2], const bool (&keeps)[2]) {
-    if constexpr (Tile::kMasked && !Tile::kWinners) {
+  for_columns<Tile, kWidth>(c, token_scales, used,
+                            [&](int n, const float (&x)[2][2], const bool (&keeps)[2]) {
+                              if constexpr (Tile::kMasked && !Tile::kWinners) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (keeps[e]) {  // once for both rows
-          rows[0].value = larger(rows[0].value, x[0][e]);
-          rows[1].value = larger(rows[1].value, x[1][e]);
-        }
-      }
-    } else {
+                                for (int e = 0; e < 2; ++e) {
+                                  if (keeps[e]) {  // once for both rows
+                                    rows[0].value = larger(rows[0].value, x[0][e]);
+                                    rows[1].value = larger(rows[1].value, x[1][e]);
+                                  }
+                                }
+                              } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float a = !Tile::kMasked || keeps[0] ? x[half][0] : -INFINITY;
-        const float b = !Tile::kMasked || keeps[1] ? x[half][1] : -INFINITY;
-        rows[half].fold(a, b, first_token[half], 8.0f * n, zeros[0]);
-      }
-    }
-  });
+                                for (int half = 0; half < 2; ++half) {
+                                  const float a = !Tile::kMasked || keeps[0] ? x[half][0] : -INFINITY;
+                                  const float b = !Tile::kMasked || keeps[1] ? x[half][1] : -INFINITY;
+                                  rows[half].fold(a, b, first_token[half], 8.0f * n, zeros[0]);
+                                }
+                              }
+                            });
 }
 
 // The same, three numbers an instruction.
 template <class Tile, int kWidth, class Used, class Value>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowMaximum<Value>* rows, float, const float*,
-                                           const ColumnWeights<Tile>& weights, Used used) {
+                                           const ColumnScales<Tile>& token_scales, Used used) {
   Value seen[2][kWidth / 4];
   int32_t top[2] = {rows[0].order(), rows[1].order()};
-  for_columns<Tile, kWidth>(c, weights, used, [&](int n, const Value(&x)[2][2], const bool (&keeps)[2]) {
+  for_columns<Tile, kWidth>(c, token_scales, used, [&](int n, const Value(&x)[2][2], const bool (&keeps)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (Tile::kMasked) {
@@ -315,7 +318,7 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
 
 template <class Tile>
 __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
-                                          const RowsShared<Tile>& at, uint32_t q_parity) {
+                                          const Sm90QShared<Tile>& at, uint32_t q_parity) {
   ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
   ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
   const int first = first_query_token(p, tile);
@@ -329,28 +332,28 @@ __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps
 
 // One thread: Q tiles and documents, by TMA.
 template <class Tile>
-__device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const RowsShared<Tile>& at) {
-  RingPlace place;
+__device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& at) {
+  PipelineState place;
   uint32_t q_parity = 0;
-  for (UnitRange range = UnitRange::mine(p); range.unit < range.end; q_parity ^= 1) {
-    const RowTileUnits part = RowTileUnits::take(p, range, Tile::kRows);
+  for (WorkRange range = WorkRange::mine(p); range.work_tile < range.end; q_parity ^= 1) {
+    const RowTileWork part = RowTileWork::take(p, range, Tile::kRows);
     load_rows<Tile>(p, maps, part.tile, at, q_parity);
     for (int32_t j = part.first_j; j < part.end_j; ++j) {
-      const Visit visit = visit_at<Tile>(p, part.tile, j);
-      const CUtensorMap* map = visit.copied() ? &maps.copies : &maps.D;
-      const int32_t item = visit.copied() || p.packed ? 0 : visit.document;
-      const int32_t outer = visit.copied() ? 0 : part.tile.query;
-      for (int32_t t = 0; t < max(visit.length, 1); t += Tile::kColumns) {
-        TileAtHand tile = tile_at<Tile>(visit.length, t);
-        if (Tile::kVisited && tile.ends && j + 1 < part.end_j) {
-          tile.next = tile_width<Tile>(visit_at<Tile>(p, part.tile, j + 1).length, 0);
+      const DocRange doc_range = doc_range_at<Tile>(p, part.tile, j);
+      const CUtensorMap* map = doc_range.compacted() ? &maps.compacted : &maps.D;
+      const int32_t item = doc_range.compacted() || p.packed ? 0 : doc_range.document;
+      const int32_t outer = doc_range.compacted() ? 0 : part.tile.query;
+      for (int32_t t = 0; t < max(doc_range.length, 1); t += Tile::kColumns) {
+        StageTile tile = tile_at<Tile>(doc_range.length, t);
+        if (Tile::kDocRanges && tile.ends && j + 1 < part.end_j) {
+          tile.next = tile_width<Tile>(doc_range_at<Tile>(p, part.tile, j + 1).length, 0);
         }
         ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
-        if constexpr (Tile::kVisited) ptx::st_shared(at.tile_note(place.stage), tile.note());
+        if constexpr (Tile::kDocRanges) ptx::st_shared(at.stage_tile(place.stage), tile.packed());
         ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
         for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
           ptx::tma_load_4d(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
-                           chunk * Tile::kChunkElements, visit.begin() + tile.begin, item, outer);
+                           chunk * Tile::kChunkElements, doc_range.begin() + tile.begin, item, outer);
         }
         place.advance(p.stages);
       }
@@ -360,12 +363,12 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const R
 
 // One warp: lane l weighs columns l, l + 32, ... of each stage. It asks memory before it waits for the stage.
 template <class Tile>
-struct Weigher {
+struct TokenScaleProducer {
   static constexpr int kRounds = (Tile::kColumns + 31) / 32;
 
   const ForwardArgs& p;
-  const RowsShared<Tile>& at;
-  RingPlace place;
+  const Sm90QShared<Tile>& at;
+  PipelineState place;
 
   struct Looked {
     bool kept[kRounds];
@@ -382,14 +385,14 @@ struct Weigher {
       if constexpr (Tile::kMasked) {
         looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
-      if constexpr (Tile::kScaled) looked.factor[i] = exists ? usable_factor(factors[token * stride]) : 0.0f;
+      if constexpr (Tile::kScaled) looked.factor[i] = exists ? usable_scale(factors[token * stride]) : 0.0f;
     }
     return looked;
   }
 
   __device__ __forceinline__ void store(const Looked& looked) {
     const int lane = ptx::tid_x() % 32;
-    const uint32_t weights = at.weights_of(place.stage);
+    const uint32_t token_scales = at.token_scales_of(place.stage);
     if constexpr (Tile::kMasked) {
       uint32_t words[Tile::kMaskWords] = {};
 #pragma unroll
@@ -402,7 +405,7 @@ struct Weigher {
       }
 #pragma unroll
       for (int w = 0; w < Tile::kMaskWords; ++w) {
-        if (lane < 4) ptx::st_shared(weights + (lane * Tile::kMaskWords + w) * 4, words[w]);
+        if (lane < 4) ptx::st_shared(token_scales + (lane * Tile::kMaskWords + w) * 4, words[w]);
       }
     }
     if constexpr (Tile::kScaled) {
@@ -410,7 +413,7 @@ struct Weigher {
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
-          ptx::st_shared(weights + Tile::kMaskBytes + 4 * factor_place(column),
+          ptx::st_shared(token_scales + Tile::kMaskBytes + 4 * scale_place(column),
                          __float_as_uint(looked.factor[i]));
         }
       }
@@ -420,19 +423,21 @@ struct Weigher {
   }
 
   __device__ __forceinline__ void run() {
-    const UnitRange range = UnitRange::mine(p);
-    int64_t documents = range.end - range.unit;
-    int32_t tile = static_cast<int32_t>(range.unit / p.N), j = static_cast<int32_t>(range.unit % p.N);
+    const WorkRange range = WorkRange::mine(p);
+    int64_t documents = range.end - range.work_tile;
+    int32_t tile = static_cast<int32_t>(range.work_tile / p.N),
+            j = static_cast<int32_t>(range.work_tile % p.N);
     for (; documents > 0; ++tile, j = 0) {
       const RowTile rows = row_tile(p, tile, Tile::kRows);
       for (; j < p.N && documents > 0; ++j, --documents) {
-        const Visit visit = visit_at<Tile>(p, rows, j);
-        const uint8_t* mask = document_mask(p, rows.query, visit.document);
+        const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
+        const uint8_t* mask = document_mask(p, rows.query, doc_range.document);
         const float* factors =
-            visit.copied() ? p.copies.factors : document_factors(p, rows.query, visit.document);
-        const int64_t stride = visit.copied() ? 1 : p.d_factors.token_stride;
+            doc_range.compacted() ? p.compacted.factors : document_scales(p, rows.query, doc_range.document);
+        const int64_t stride = doc_range.compacted() ? 1 : p.d_scales.token_stride;
         // A copy has room for a tile, in which its last token is repeated.
-        const Span span{visit.begin(), visit.copied() ? max(visit.length, Tile::kColumns) : visit.length};
+        const Span span{doc_range.begin(),
+                        doc_range.compacted() ? max(doc_range.length, Tile::kColumns) : doc_range.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
           const Looked looked = look(mask, factors, stride, span, t);
           ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
@@ -444,15 +449,15 @@ struct Weigher {
 };
 
 template <class Tile>
-struct RowsConsumer {
+struct Sm90QConsumer {
   using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
-  const RowsShared<Tile>& at;
-  const Handover<Tile> handover;
+  const Sm90QShared<Tile>& at;
+  const EpilogueBuffer<Tile> epilogue_buffer;
   uint32_t q_blocks;  // this warpgroup's rows of the Q tile
-  RingPlace place;
+  PipelineState place;
   typename Tile::Best best[Tile::kHeld];
-  ColumnWeights<Tile> weights;
+  ColumnScales<Tile> token_scales;
   int32_t t;        // where in the visit at hand
   Width next;       // of the tile behind the last one
   uint32_t handed;  // documents, so far
@@ -463,7 +468,7 @@ struct RowsConsumer {
                    d = ptx::smem_desc_low(at.stage(place.stage));
     // The first product sets them. But where tiles of two widths meet, ptxas would keep what they held, for
     // want of a word that it is dead.
-    if constexpr (Tile::kVisited) {
+    if constexpr (Tile::kDocRanges) {
 #pragma unroll
       for (Accumulator& x : c) x = 0;
     }
@@ -485,22 +490,22 @@ struct RowsConsumer {
 
   // Notes, for what would crowd out accumulators: of the visit at hand its place and its length, and the row
   // tile.
-  enum Note { kPlace, kLength, kTile };
-  __device__ __forceinline__ void note(Note what, uint32_t value) const {
-    ptx::st_shared(at.note(what), value);
+  enum Spill { kPlace, kLength, kTile };
+  __device__ __forceinline__ void spill(Spill what, uint32_t value) const {
+    ptx::st_shared(at.spill(what), value);
   }
-  __device__ __forceinline__ int32_t noted(Note what) const {
-    return static_cast<int32_t>(ptx::ld_shared(at.note(what)));
+  __device__ __forceinline__ int32_t spilled(Spill what) const {
+    return static_cast<int32_t>(ptx::ld_shared(at.spill(what)));
   }
-  __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, noted(kTile), Tile::kRows); }
+  __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, spilled(kTile), Tile::kRows); }
 
-  __device__ __forceinline__ int32_t length() const { return Tile::kWhole ? p.Ld : noted(kLength); }
+  __device__ __forceinline__ int32_t length() const { return Tile::kWhole ? p.Ld : spilled(kLength); }
 
   __device__ __forceinline__ void enter(int32_t j) {
     t = 0;
     if constexpr (Tile::kWhole) return;
-    note(kPlace, j);
-    note(kLength, visit_at<Tile>(p, rows_at_hand(), j).length);
+    spill(kPlace, j);
+    spill(kLength, doc_range_at<Tile>(p, rows_at_hand(), j).length);
   }
 
   __device__ __forceinline__ void wait_for_stage() const {
@@ -509,10 +514,10 @@ struct RowsConsumer {
 
   // What the loader noted of the stage that was waited for. Lane 0 reads it, which gives the stage back; and
   // from a lane, the compiler knows that all have the same.
-  __device__ __forceinline__ TileAtHand noted_tile() const {
-    uint32_t note = 0;
-    if (ptx::tid_x() % 32 == 0) note = ptx::ld_shared(at.tile_note(place.stage));
-    return TileAtHand::of(__shfl_sync(kFullWarp, note, 0));
+  __device__ __forceinline__ StageTile read_stage_tile() const {
+    uint32_t word = 0;
+    if (ptx::tid_x() % 32 == 0) word = ptx::ld_shared(at.stage_tile(place.stage));
+    return StageTile::unpacked(__shfl_sync(kFullWarp, word, 0));
   }
 
   // A tile of kWidth columns, whose first block is in flight; leaves that of the next tile in flight, of
@@ -521,15 +526,16 @@ struct RowsConsumer {
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
     multiply<kWidth>(c[1], 1);
     // Whether it ends is known before the next tile waits for it; factors leave no room to keep it.
-    const TileAtHand tile = Tile::kVisited ? noted_tile() : tile_at<Tile>(length(), t);
+    const StageTile tile = Tile::kDocRanges ? read_stage_tile() : tile_at<Tile>(length(), t);
     const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
-    if constexpr (Tile::kWeighed && !Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
+    if constexpr (Tile::kMaskedOrScaled && !Tile::kReadsAhead)
+      token_scales.enter(at.token_scales_of(place.stage));
     ptx::wgmma_wait<1>();
     // The compiler may not know that this is always so: a fold without a branch before it would be moved, in
     // part, behind the wait for the products that it is to overlap; or its factors before it, all of them.
     if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
-      fold_block<Tile, kWidth>(c[0], best, first_token, p.zeros, weights, [](int) {});
-    const RingPlace folded = place;
+      fold_block<Tile, kWidth>(c[0], best, first_token, p.zeros, token_scales, [](int) {});
+    const PipelineState folded = place;
     place.advance(p.stages);
     if constexpr (kNext > 0) {
       wait_for_stage();
@@ -540,20 +546,20 @@ struct RowsConsumer {
       ptx::wgmma_wait<0>();
     }
     constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
-    if (!kReadsHere && (Tile::kWeighed || threadIdx.x % 32 == 0))
+    if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
       ptx::mbarrier_arrive(at.empty(folded.stage));
-    if constexpr (Tile::kReadsAhead) weights.enter(at.weights_of(place.stage));
-    fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, weights, [&](int n) {
+    if constexpr (Tile::kReadsAhead) token_scales.enter(at.token_scales_of(place.stage));
+    fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
       if constexpr (Tile::kReadsAhead) {
-        if (kNext > 0 || more) weights.ahead[n] = weights.load(n);
+        if (kNext > 0 || more) token_scales.ahead[n] = token_scales.load(n);
         if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
       }
     });
     if (kReadsHere) ptx::mbarrier_arrive(at.empty(folded.stage));
     t += Tile::kColumns;
-    if (Tile::kScaled ? t >= noted(kLength) : tile.ends) {
-      handover.give(best, handed++ & 1);
-      if constexpr (!Tile::kVisited) enter(Tile::kWhole ? 0 : noted(kPlace) + 1);
+    if (Tile::kScaled ? t >= spilled(kLength) : tile.ends) {
+      epilogue_buffer.give(best, handed++ & 1);
+      if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kPlace) + 1);
     }
     next = tile.next;
   }
@@ -563,19 +569,19 @@ struct RowsConsumer {
   __device__ __forceinline__ void take_tiles(bool more) {
     constexpr auto kWidth = [](int i) { return i >= kTiles ? 0 : i == kTiles - 1 ? kLast : Tile::kColumns; };
     Accumulator c[2][Tile::kColumns / 2];
-    if constexpr (!Tile::kReadsAhead && !Tile::kVisited) wait_for_stage();
+    if constexpr (!Tile::kReadsAhead && !Tile::kDocRanges) wait_for_stage();
     multiply<kWidth(0)>(c[0], 0);
     [&]<int... kAt>(std::integer_sequence<int, kAt...>) {
       (take_tile<kWidth(kAt), kWidth(kAt + 1)>(c, more), ...);
     }(std::make_integer_sequence<int, kTiles>{});
   }
 
-  // All tiles that a row tile meets, where documents have visits. Where folds are long, a tail shares a body
-  // with the tile before it: one of its blocks is then in flight while that tile is folded.
-  __device__ __forceinline__ void take_visited_tiles() {
+  // All tiles that a row tile meets, where documents have doc_ranges. Where folds are long, a tail shares a
+  // body with the tile before it: one of its blocks is then in flight while that tile is folded.
+  __device__ __forceinline__ void take_doc_range_tiles() {
     do {
       wait_for_stage();
-      const TileAtHand tile = noted_tile();
+      const StageTile tile = read_stage_tile();
       if (tile.width == Width::tail) {
         take_tiles<1, Tile::kTail>(true);
       } else if (Tile::kWinners && tile.next == Width::tail) {
@@ -588,10 +594,10 @@ struct RowsConsumer {
 
   // Tiles of documents [first, end).
   __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
-    if (Tile::kWhole || p.visits == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
+    if (Tile::kWhole || p.doc_ranges == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
     int32_t tiles = 0;
     for (int32_t j = first + ptx::tid_x() % 32; j < end; j += 32) {
-      tiles += count_tiles<Tile>(visit_at<Tile>(p, rows_at_hand(), j).length);
+      tiles += count_tiles<Tile>(doc_range_at<Tile>(p, rows_at_hand(), j).length);
     }
     return warp_sum(tiles);
   }
@@ -603,54 +609,54 @@ struct RowsConsumer {
     int32_t left = __shfl_sync(kFullWarp, count_all_tiles(first, end), 0);
     if constexpr (Tile::kReadsAhead) {
       wait_for_stage();
-      weights.enter(at.weights_of(place.stage));
+      token_scales.enter(at.token_scales_of(place.stage));
 #pragma unroll
-      for (int n = 0; n < Tile::kColumns / 8; ++n) weights.ahead[n] = weights.load(n);
+      for (int n = 0; n < Tile::kColumns / 8; ++n) token_scales.ahead[n] = token_scales.load(n);
     }
     if (Tile::kStaggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
-    for (; left >= Tile::kTogether; left -= Tile::kTogether) {
-      take_tiles<Tile::kTogether>(left > Tile::kTogether);
+    for (; left >= Tile::kUnrollTiles; left -= Tile::kUnrollTiles) {
+      take_tiles<Tile::kUnrollTiles>(left > Tile::kUnrollTiles);
     }
     for (; left > 0; --left) take_tiles<1>(left > 1);
   }
 
   __device__ __forceinline__ void run() {
-    const int64_t begin = UnitRange::mine(p).unit;
-    note(kTile, static_cast<int32_t>(begin / p.N));
+    const int64_t begin = WorkRange::mine(p).work_tile;
+    spill(kTile, static_cast<int32_t>(begin / p.N));
     int32_t first = static_cast<int32_t>(begin % p.N);
     handed = 0;
-    if constexpr ((Tile::kWhole || Tile::kVisited) && !Tile::kWinners) place.stage = unknown_zero();
+    if constexpr ((Tile::kWhole || Tile::kDocRanges) && !Tile::kWinners) place.stage = unknown_zero();
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
       // Worked out anew for each row tile, which is rarer than a register is dear.
-      const int64_t documents = UnitRange::mine(p, ptx::ctaid_x()).end - noted(kTile) * p.N - first;
+      const int64_t documents = WorkRange::mine(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
       if (documents <= 0) break;
       ptx::mbarrier_wait_parity(at.q_full(), q_parity);
-      if constexpr (Tile::kVisited) {
-        take_visited_tiles();
+      if constexpr (Tile::kDocRanges) {
+        take_doc_range_tiles();
       } else {
         take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       }
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
-      note(kTile, noted(kTile) + 1);
+      spill(kTile, spilled(kTile) + 1);
     }
   }
 };
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_wgmma_rows(const __grid_constant__ ForwardArgs p,
-                              const __grid_constant__ TensorMaps maps) {
+    maxsim_forward_sm90_q(const __grid_constant__ ForwardArgs p, const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const RowsShared<Tile> at(shared, p.stages);
+  const Sm90QShared<Tile> at(shared, p.stages);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
-      ptx::mbarrier_init(at.full(stage), Tile::kWeighed ? 1 + 32 : 1);
-      ptx::mbarrier_init(at.empty(stage), (Tile::kWeighed ? 128 : 4) * Tile::kConsumers);
+      ptx::mbarrier_init(at.full(stage), Tile::kMaskedOrScaled ? 1 + 32 : 1);
+      ptx::mbarrier_init(at.empty(stage), (Tile::kMaskedOrScaled ? 128 : 4) * Tile::kConsumers);
     }
-    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) at.handover(consumer).init_barriers();
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
+      at.epilogue_buffer(consumer).init_barriers();
     ptx::mbarrier_init(at.q_full(), 1);
     ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
@@ -668,16 +674,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       load_tiles<Tile>(p, maps, at);
       ptx::pdl_launch_dependents();
     }
-    if constexpr (Tile::kWeighed) {
-      if (helper / 32 == 1) Weigher<Tile>{p, at}.run();
+    if constexpr (Tile::kMaskedOrScaled) {
+      if (helper / 32 == 1) TokenScaleProducer<Tile>{p, at}.run();
     }
-    const int consumer = threadIdx.x / 32 - Tile::kFirstFinisher;
+    const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
     if (consumer >= 0) {
-      finish_documents<Tile>(p, at.handover(consumer), at.finishers[32 * consumer + threadIdx.x % 32]);
+      run_epilogue_warp<Tile>(p, at.epilogue_buffer(consumer),
+                              at.epilogue_states[32 * consumer + threadIdx.x % 32]);
     }
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    RowsConsumer<Tile> consumer{p, at, at.handover(warpgroup), at.q + 2 * warpgroup * 64 * kChunkRowBytes};
+    Sm90QConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
+                                 at.q + 2 * warpgroup * 64 * kChunkRowBytes};
     consumer.run();
   }
 #endif

@@ -63,14 +63,14 @@ cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, co
   if constexpr (kColumns > widest_tile(kMasked, kScaled)) {
     return cudaErrorInvalidValue;
   } else {
-    const auto launch_tile = [&]<bool kWinners, bool kVisited>() {
-      using Tile = WgmmaRowsTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled, kVisited>;
-      static_assert(RowsShared<Tile>::kKept <= kRowsKept);
-      return launch_pdl(maxsim_forward_wgmma_rows<Tile>, Tile::kThreads, args, maps, plan, stream);
+    const auto launch_tile = [&]<bool kWinners, bool kDocRanges>() {
+      using Tile = Sm90QTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled, kDocRanges>;
+      static_assert(Sm90QShared<Tile>::kKept <= kRowsKept);
+      return launch_pdl(maxsim_forward_sm90_q<Tile>, Tile::kThreads, args, maps, plan, stream);
     };
     const auto launch = [&]<bool kWinners>() {
       if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {
-        if (args.visits != nullptr) return launch_tile.template operator()<kWinners, true>();
+        if (args.doc_ranges != nullptr) return launch_tile.template operator()<kWinners, true>();
       }
       return launch_tile.template operator()<kWinners, false>();
     };
@@ -116,22 +116,22 @@ cudaError_t launch_clusters(Kernel kernel, int threads, const ForwardArgs& args,
   return cudaLaunchKernelEx(&config, kernel, args, maps);
 }
 
-// launch.operator()<kColumns, kWinners, kWeighed>() as planned.
+// launch.operator()<kColumns, kWinners, kMaskedOrScaled>() as planned.
 template <class Type, class Element, class Launch>
 cudaError_t choose_split(const ForwardArgs& args, const ForwardPlan& plan, Launch launch) {
   return choose_columns<Type>(plan, [&]<int kColumns>() {
     if constexpr (kColumns > kWidestSplitTile) {
       return cudaErrorInvalidValue;
     } else {
-      const bool weighed = plan.masked || plan.scaled;
+      const bool masked_or_scaled = plan.masked || plan.scaled;
       if constexpr (kMayWantWinners<Element>) {
         if (args.winners != nullptr) {
-          return weighed ? launch.template operator()<kColumns, true, true>()
-                         : launch.template operator()<kColumns, true, false>();
+          return masked_or_scaled ? launch.template operator()<kColumns, true, true>()
+                                  : launch.template operator()<kColumns, true, false>();
         }
       }
-      return weighed ? launch.template operator()<kColumns, false, true>()
-                     : launch.template operator()<kColumns, false, false>();
+      return masked_or_scaled ? launch.template operator()<kColumns, false, true>()
+                              : launch.template operator()<kColumns, false, false>();
     }
   });
 }
@@ -139,9 +139,9 @@ cudaError_t choose_split(const ForwardArgs& args, const ForwardPlan& plan, Launc
 template <class Type, class Element>
 cudaError_t launch_split(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                          cudaStream_t stream) {
-  return choose_split<Type, Element>(args, plan, [&]<int kColumns, bool kWinners, bool kWeighed>() {
-    using Tile = WgmmaSplitTile<Type, Element, kColumns, kWinners, kWeighed>;
-    return launch_clusters(maxsim_forward_wgmma_split<Tile>, Tile::kThreads, args, maps, plan, stream);
+  return choose_split<Type, Element>(args, plan, [&]<int kColumns, bool kWinners, bool kMaskedOrScaled>() {
+    using Tile = Sm90QLongDTile<Type, Element, kColumns, kWinners, kMaskedOrScaled>;
+    return launch_clusters(maxsim_forward_sm90_q_longd<Tile>, Tile::kThreads, args, maps, plan, stream);
   });
 }
 

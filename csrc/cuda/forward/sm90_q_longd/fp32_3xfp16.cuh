@@ -7,8 +7,8 @@
 //   stage of the ring     tokens, high | low | query rows, high | low         64 elements of each
 //
 // The tensor cores truncate as they accumulate, a bias that would grow with d. So they sum the low products
-// of a chunk alone, and of the high ones kTogether steps of sixteen elements; the rounding addition that
-// follows is ours, and takes a second set of registers. A consumer therefore has one block of 64 rows.
+// of a chunk alone, and of the high ones kPromotionInterval steps of sixteen elements; the rounding addition
+// that follows is ours, and takes a second set of registers. A consumer therefore has one block of 64 rows.
 //
 // Who owns what, where it differs
 //   cluster    each of two blocks brings half of the rows' chunk, both numbers of it.
@@ -25,32 +25,32 @@
 
 namespace late_interaction {
 
-// A stage, as SplitShared measures it, has both numbers of everything.
-template <int kColumns_, bool kWinners_, int kTogether_ = 2>
-struct WgmmaHalvesTile : RowsOf64<2> {
+// A stage, as LongDShared measures it, has both numbers of everything.
+template <int kColumns_, bool kWinners_, int kPromotionInterval_ = 2>
+struct Sm90By3xFp16Tile : RowsOf64<2> {
   using RowsOf64<2>::kConsumers, RowsOf64<2>::kRows;
   using Type = ptx::WgmmaFp16;
   using Element = float;  // of the inputs, which rare rows are looked up in
   using Accumulator = float;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kWinners = kWinners_, kPacked = false;
-  static constexpr bool kWeighed = true;  // tokens may have factors: far smaller ones than others
+  static constexpr bool kMaskedOrScaled = true;  // tokens may have factors: far smaller ones than others
   static constexpr int kThreads = 128 * (kConsumers + 1);
   // Of the 168 for each of 384 threads that a launch gives: the weigher needs some.
   static constexpr int kHelperRegisters = 40;
   static constexpr int kConsumerRegisters = (3 * 168 - kHelperRegisters) / 2;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(__half);
-  static constexpr int kTogether = kTogether_;
+  static constexpr int kPromotionInterval = kPromotionInterval_;
   static constexpr uint32_t kQHalf = kRows * kChunkRowBytes, kDHalf = kColumns * kChunkRowBytes;
   static constexpr uint32_t kQBytes = 2 * kQHalf, kDBytes = 2 * kDHalf;  // a chunk
   static constexpr int kCopies = 1;
 };
 
 template <class Tile>
-struct HalvesLoader {
+struct Producer3xFp16 {
   const ForwardArgs& p;
   const TensorMaps& maps;
-  const SplitShared<Tile>& at;
+  const LongDShared<Tile>& at;
 
   // A chunk of query rows to `to`: all of them, or of two blocks each 64 for both.
   __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t full, const RowTile& tile, int dim) {
@@ -69,14 +69,14 @@ struct HalvesLoader {
   }
 
   __device__ void run() {
-    RingPlace place;
+    PipelineState place;
     uint32_t q_parity = 0;
     int32_t resident = -1;
-    for (uint32_t next = at.units.first(); next < at.units.end(); next += at.units.step()) {
-      const SplitUnit unit = at.units(p, next);
-      const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
-      if (!p.stream_q && unit.tile != resident) {
-        resident = unit.tile;
+    for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
+      const LongDWorkTile work_tile = at.scheduler(p, next);
+      const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
+      if (!p.stream_q && work_tile.tile != resident) {
+        resident = work_tile.tile;
         ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
         ptx::mbarrier_arrive_expect_tx(at.q_full(), p.chunks * Tile::kQBytes);
@@ -84,9 +84,9 @@ struct HalvesLoader {
           copy_rows(at.q + chunk * Tile::kQBytes, at.q_full(), tile, chunk * Tile::kChunkElements);
         }
       }
-      const int32_t document = document_index(p, tile.query, unit.j);
+      const int32_t document = document_index(p, tile.query, work_tile.j);
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
-        const int32_t begin = split_begin<Tile>(p, t);
+        const int32_t begin = long_d_tile_begin<Tile>(p, t);
         for (int chunk = 0; chunk < p.chunks; ++chunk) {
           const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
           const int dim = chunk * Tile::kChunkElements;
@@ -103,8 +103,8 @@ struct HalvesLoader {
 };
 
 template <class Tile>
-struct HalvesConsumer : SummingConsumer<Tile, HalvesConsumer<Tile>> {
-  using Base = SummingConsumer<Tile, HalvesConsumer<Tile>>;
+struct Consumer3xFp16 : PromotingConsumer<Tile, Consumer3xFp16<Tile>> {
+  using Base = PromotingConsumer<Tile, Consumer3xFp16<Tile>>;
   using Base::at, Base::kAccumulators, Base::me, Base::p, Base::place;
   static constexpr int kSteps = 4;  // of sixteen elements, in a chunk
   using Base::Base;
@@ -142,7 +142,7 @@ struct HalvesConsumer : SummingConsumer<Tile, HalvesConsumer<Tile>> {
   __device__ __forceinline__ void multiply_high(float (&c)[kAccumulators], const Operands& x, int first) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = first; step < first + Tile::kTogether; ++step)
+    for (int step = first; step < first + Tile::kPromotionInterval; ++step)
       x.issue(c, false, false, step, step > first);
     ptx::wgmma_commit();
   }
@@ -167,12 +167,12 @@ struct HalvesConsumer : SummingConsumer<Tile, HalvesConsumer<Tile>> {
       for (int i = 0; i < kAccumulators; ++i) sum[i] = fmaf(c[i], 1.0f / kLowScale, sum[i]);
     }
 #pragma unroll
-    for (int first = 0; first < kSteps; first += Tile::kTogether) {
+    for (int first = 0; first < kSteps; first += Tile::kPromotionInterval) {
       keep_here(sum);
       float c[kAccumulators];
       multiply_high(c, operands(chunk), first);
       ptx::wgmma_wait<0>();
-      if (first + Tile::kTogether == kSteps) release();
+      if (first + Tile::kPromotionInterval == kSteps) release();
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) sum[i] += c[i];
     }
@@ -188,12 +188,12 @@ struct HalvesConsumer : SummingConsumer<Tile, HalvesConsumer<Tile>> {
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_wgmma_halves(const __grid_constant__ ForwardArgs p,
-                                const __grid_constant__ TensorMaps maps) {
+    maxsim_forward_sm90_3xfp16(const __grid_constant__ ForwardArgs p,
+                               const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const SplitShared<Tile> at(shared, p);
-  begin_split<Tile>(p, at);
+  const LongDShared<Tile> at(shared, p);
+  init_long_d<Tile>(p, at);
 
   // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
   // registers.
@@ -201,11 +201,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
-    if (helper == 0) HalvesLoader<Tile>{p, maps, at}.run();
-    if (helper / 32 == 1) weigh_split<Tile>(p, at);
+    if (helper == 0) Producer3xFp16<Tile>{p, maps, at}.run();
+    if (helper / 32 == 1) produce_token_scales<Tile>(p, at);
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    HalvesConsumer<Tile>(p, at, warpgroup).run();
+    Consumer3xFp16<Tile>(p, at, warpgroup).run();
   }
   ptx::cluster_sync();  // a block that is gone could not be told that a stage is empty
 #endif

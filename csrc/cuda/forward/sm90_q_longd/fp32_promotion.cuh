@@ -12,7 +12,7 @@ template <int kConsumers_>
 struct RowsOf64 {
   static constexpr int kConsumers = kConsumers_;  // warpgroups
   static constexpr int kRows = 64 * kConsumers, kWarpRows = 16;
-  static constexpr int kHeld = 2, kOwned = 1;
+  static constexpr int kHeld = 2, kLaneRows = 1;
 
   static __device__ __forceinline__ int slot(int warp, int lane, int) {
     return lane % 2 == 0 ? warp * kWarpRows + lane % 4 * 4 + lane / 4 : kRows;
@@ -22,18 +22,18 @@ struct RowsOf64 {
 // Self::take_chunk(sum, chunk, meanwhile) adds the products of a chunk, and calls `meanwhile` under the first
 // of them.
 template <class Tile, class Self>
-struct SummingConsumer {
+struct PromotingConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
   static constexpr int kStartBarrier = 1;  // of warpgroup 1
   const ForwardArgs& p;
-  const SplitShared<Tile>& at;
+  const LongDShared<Tile>& at;
   int me;      // which of the consumers
   bool leads;  // the other one waits for this one's first products
-  RingPlace place, weight_place;
+  PipelineState place, token_scale_state;
   RowBest<Tile::kWinners> best[Tile::kHeld];
 
-  __device__ __forceinline__ SummingConsumer(const ForwardArgs& args, const SplitShared<Tile>& shared,
-                                             int warpgroup)
+  __device__ __forceinline__ PromotingConsumer(const ForwardArgs& args, const LongDShared<Tile>& shared,
+                                               int warpgroup)
       : p(args), at(shared), me(warpgroup), leads(warpgroup == 0) {}
 
   // The first products are done: the other consumer may begin.
@@ -50,14 +50,14 @@ struct SummingConsumer {
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) sum[i] = 0.0f;
     self.take_chunk(sum, 0, [&] {
-      if (t == 0 && now != at.units.first()) finish(at.units(p, now - at.units.step()));
+      if (t == 0 && now != at.scheduler.first()) finish(at.scheduler(p, now - at.scheduler.step()));
     });
     for (int chunk = 1; chunk < p.chunks; ++chunk) self.take_chunk(sum, chunk, [] {});
-    const float first_token = static_cast<float>(split_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
-    uint32_t weights;
-    const uint32_t kind = take_weights<Tile>(at, weight_place, p.zeros[0], weights);
-    fold_split<Tile>(sum, best, first_token, p.zeros, weights, kind);
-    return_weights<Tile>(at, weight_place);
+    const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
+    uint32_t token_scales;
+    const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
+    fold_tile<Tile>(sum, best, first_token, p.zeros, token_scales, kind);
+    return_token_scales<Tile>(at, token_scale_state);
   }
 
   // The quad's two rows: one to each pair of its lanes.
@@ -77,13 +77,13 @@ struct SummingConsumer {
     return {maximum[0], token[0]};
   }
 
-  __device__ __forceinline__ void finish(const SplitUnit& unit) {
+  __device__ __forceinline__ void finish(const LongDWorkTile& work_tile) {
     const Maximum mine = reduce();
-    if (!unit.counts) return;
-    const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
-    OwnedRows<Tile> own;
+    if (!work_tile.counts) return;
+    const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
+    LaneRows<Tile> own;
     own.take(p, tile, threadIdx.x / 32);
-    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, threadIdx.x / 32, unit.j,
+    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, threadIdx.x / 32, work_tile.j,
                                                                   &mine.value, &mine.token);
   }
 
@@ -91,12 +91,12 @@ struct SummingConsumer {
     if (!leads) ptx::named_barrier_sync(kStartBarrier, 256);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-    uint32_t now = at.units.first();
-    for (; now < at.units.end(); now += at.units.step()) {
+    uint32_t now = at.scheduler.first();
+    for (; now < at.scheduler.end(); now += at.scheduler.step()) {
       if (!p.stream_q) await_rows<Tile>(p, at, now);
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) take_tile(now, t);
     }
-    finish(at.units(p, now - at.units.step()));
+    finish(at.scheduler(p, now - at.scheduler.step()));
   }
 };
 

@@ -14,7 +14,7 @@
 //   block      a document at a time. Rows that are short enough stay in shared memory, and the ring brings
 //              tokens alone; a block then has no partner, and walks the documents of one row tile.
 //   loader     one thread of warpgroup 2, which keeps few registers: all TMA loads.
-//   weigher    kWeighed only: the next warp of warpgroup 2. It brings what a tile's tokens count, in a
+//   weigher    kMaskedOrScaled only: the next warp of warpgroup 2. It brings what a tile's tokens count, in a
 //              ring of its own: limits (masks) and factors (inverse norms, scales) of their similarities.
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
 //   warp       32 neighbouring query rows. A block of 64 takes every other group of eight rows of its
@@ -44,19 +44,19 @@
 
 namespace late_interaction {
 
-// kWeighed: some columns are left out (masked tokens, or what lies behind the end of a short document), or
-// columns have factors of their own (inverse norms, scales).
-template <class Type_, class Element_, int kColumns_, bool kWinners_, bool kWeighed_>
-struct WgmmaSplitTile {
+// kMaskedOrScaled: some columns are left out (masked tokens, or what lies behind the end of a short
+// document), or columns have factors of their own (inverse norms, scales).
+template <class Type_, class Element_, int kColumns_, bool kWinners_, bool kMaskedOrScaled_>
+struct Sm90QLongDTile {
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kWinners = kWinners_, kWeighed = kWeighed_, kPacked = false;
+  static constexpr bool kWinners = kWinners_, kMaskedOrScaled = kMaskedOrScaled_, kPacked = false;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
-  static constexpr int kHeld = 4, kOwned = 1;
+  static constexpr int kHeld = 4, kLaneRows = 1;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
   static constexpr uint32_t kQBytes = kRows * kChunkRowBytes, kDBytes = kColumns * kChunkRowBytes;  // a chunk
   static constexpr int kCopies = 1;  // of what a stage receives: fp32_3xtf32.cuh has two
@@ -69,7 +69,7 @@ struct WgmmaSplitTile {
 };
 
 // What a block does next: a document against a row tile.
-struct SplitUnit {
+struct LongDWorkTile {
   int32_t tile, j;
   bool counts;  // else the cluster's last document was the other block's, and this one only keeps step
 };
@@ -77,7 +77,7 @@ struct SplitUnit {
 // A cluster's units. Resident rows: a contiguous range, documents innermost. Streamed ones: every so-manieth
 // unit, so that what all clusters work on at a time is some row tiles by some documents, and L2 serves most.
 // They lie in shared memory, and are read anew each time: a consumer has no registers to keep them in.
-struct SplitUnits {
+struct LongDScheduler {
   static constexpr uint32_t kBand = 8;  // row tiles
   static constexpr uint32_t kBytes = 32;
   uint32_t at;
@@ -89,23 +89,24 @@ struct SplitUnits {
 
   __device__ __forceinline__ void deal(const ForwardArgs& p) const {
     const uint32_t clusters = gridDim.x / p.cluster, mine = blockIdx.x / p.cluster;
-    ptx::st_shared(at, p.stream_q ? mine : static_cast<uint32_t>(p.units * mine / clusters));
-    ptx::st_shared(at + 4, static_cast<uint32_t>(p.stream_q ? p.units : p.units * (mine + 1) / clusters));
+    ptx::st_shared(at, p.stream_q ? mine : static_cast<uint32_t>(p.work_tiles * mine / clusters));
+    ptx::st_shared(at + 4,
+                   static_cast<uint32_t>(p.stream_q ? p.work_tiles : p.work_tiles * (mine + 1) / clusters));
     ptx::st_shared(at + 8, p.stream_q ? clusters : 1);
     ptx::st_shared(at + 12, static_cast<uint32_t>((p.N + p.cluster - 1) / p.cluster));
   }
 
-  __device__ __forceinline__ SplitUnit operator()(const ForwardArgs& p, uint32_t unit) const {
+  __device__ __forceinline__ LongDWorkTile operator()(const ForwardArgs& p, uint32_t work_tile) const {
     const uint32_t groups = this->groups();
     uint32_t tile, group;
     if (p.stream_q) {
-      const uint32_t band = unit / (kBand * groups), in_band = unit - band * kBand * groups;
+      const uint32_t band = work_tile / (kBand * groups), in_band = work_tile - band * kBand * groups;
       const uint32_t width = min(kBand, static_cast<uint32_t>(p.row_tiles) - band * kBand);
       group = in_band / width;
       tile = band * kBand + in_band - group * width;
     } else {
-      tile = unit / groups;
-      group = unit - tile * groups;
+      tile = work_tile / groups;
+      group = work_tile - tile * groups;
     }
     const int32_t j = static_cast<int32_t>(group * p.cluster + ptx::cluster_ctarank());
     const int32_t last = static_cast<int32_t>(p.N) - 1;
@@ -116,9 +117,9 @@ struct SplitUnits {
 // What the columns of a tile count, as the weigher brings it: of each column a limit and a factor, and how
 // much of that there is to apply.
 template <class Tile>
-struct SplitWeights {
-  static constexpr uint32_t kLimits = 0, kFactors = 4 * Tile::kColumns, kKind = 2 * kFactors;
-  static constexpr uint32_t kBytes = Tile::kWeighed ? kKind + 16 : 0;
+struct LongDTokenScales {
+  static constexpr uint32_t kLimits = 0, kScales = 4 * Tile::kColumns, kKind = 2 * kScales;
+  static constexpr uint32_t kBytes = Tile::kMaskedOrScaled ? kKind + 16 : 0;
   static constexpr int kStages = 2;
 
   // A limit of minus infinity leaves a column out, whatever its token holds; the others are plus infinity,
@@ -133,27 +134,29 @@ struct SplitWeights {
 // block's units, barriers.
 // A stage of the ring: tokens, and behind them query rows where those are not resident.
 template <class Tile>
-struct SplitShared {
-  uint32_t q, ring, stage_bytes, weights, barriers;
+struct LongDShared {
+  uint32_t q, ring, stage_bytes, token_scales, barriers;
   int stages;
-  SplitUnits units;
+  LongDScheduler scheduler;
 
-  __device__ __forceinline__ SplitShared(const uint8_t* base, const ForwardArgs& p) {
+  __device__ __forceinline__ LongDShared(const uint8_t* base, const ForwardArgs& p) {
     stages = p.stages;
     stage_bytes = Tile::kCopies * (Tile::kDBytes + (p.stream_q ? Tile::kQBytes : 0));
     q = ptx::smem_address(base);
     ring = q + (p.stream_q ? 0 : p.chunks * Tile::kQBytes);
-    weights = ring + stages * stage_bytes;
-    units.at = weights + SplitWeights<Tile>::kStages * SplitWeights<Tile>::kBytes;
-    barriers = units.at + SplitUnits::kBytes;
+    token_scales = ring + stages * stage_bytes;
+    scheduler.at = token_scales + LongDTokenScales<Tile>::kStages * LongDTokenScales<Tile>::kBytes;
+    barriers = scheduler.at + LongDScheduler::kBytes;
   }
 
   __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * stage_bytes; }
-  __device__ __forceinline__ uint32_t weight(int i) const { return weights + i * SplitWeights<Tile>::kBytes; }
+  __device__ __forceinline__ uint32_t token_scale_stage(int i) const {
+    return token_scales + i * LongDTokenScales<Tile>::kBytes;
+  }
   __device__ __forceinline__ uint32_t q_full() const { return barriers; }
   __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
-  __device__ __forceinline__ uint32_t weight_full(int i) const { return barriers + 16 + 16 * i; }
-  __device__ __forceinline__ uint32_t weight_empty(int i) const { return barriers + 24 + 16 * i; }
+  __device__ __forceinline__ uint32_t token_scale_full(int i) const { return barriers + 16 + 16 * i; }
+  __device__ __forceinline__ uint32_t token_scale_empty(int i) const { return barriers + 24 + 16 * i; }
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
   __device__ __forceinline__ uint32_t cut(int i) const { return barriers + 48 + 16 * stages + 8 * i; }
@@ -161,7 +164,7 @@ struct SplitShared {
 
 // Where a tile begins: the last one of a document is moved back to end with it.
 template <class Tile>
-__device__ __forceinline__ int32_t split_begin(const ForwardArgs& p, int32_t t) {
+__device__ __forceinline__ int32_t long_d_tile_begin(const ForwardArgs& p, int32_t t) {
   return max(0, min(t, p.Ld - Tile::kColumns));
 }
 
@@ -169,27 +172,27 @@ __device__ __forceinline__ int32_t split_begin(const ForwardArgs& p, int32_t t) 
 template <class Tile, uint32_t kKind>
 __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                              RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                             uint32_t weights) {
-  using Weights = SplitWeights<Tile>;
+                                             uint32_t token_scales) {
+  using TokenScales = LongDTokenScales<Tile>;
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
 #pragma unroll
   for (int n = 0; n < Tile::kColumns / 8; ++n) {
     float2 limit, factor;
-    if constexpr (Weights::limits(kKind)) {
-      limit = ptx::ld_shared_v2_f32(weights + Weights::kLimits + n * 32);
+    if constexpr (TokenScales::limits(kKind)) {
+      limit = ptx::ld_shared_v2_f32(token_scales + TokenScales::kLimits + n * 32);
     }
-    if constexpr (Weights::scales(kKind)) {
-      factor = ptx::ld_shared_v2_f32(weights + Weights::kFactors + n * 32);
+    if constexpr (TokenScales::scales(kKind)) {
+      factor = ptx::ld_shared_v2_f32(token_scales + TokenScales::kScales + n * 32);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // (Sums of int8 products as floats, which hold 24 bits: all of one up to d = 1024.)
       auto a = static_cast<float>(c[4 * n + 2 * half]), b = static_cast<float>(c[4 * n + 2 * half + 1]);
-      if constexpr (Weights::scales(kKind)) {
+      if constexpr (TokenScales::scales(kKind)) {
         a *= factor.x;
         b *= factor.y;
       }
-      if constexpr (Weights::limits(kKind)) {
+      if constexpr (TokenScales::limits(kKind)) {
         a = fminf(a, limit.x);
         b = fminf(b, limit.y);
       }
@@ -199,28 +202,28 @@ __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&
 }
 
 template <class Tile>
-__device__ __forceinline__ void fold_split(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
-                                           RowBest<Tile::kWinners>* rows, float token, const float* zeros,
-                                           uint32_t weights, uint32_t kind) {
-  using Weights = SplitWeights<Tile>;
-  if (kind == Weights::kPlain) {
-    fold_columns<Tile, Weights::kPlain>(c, rows, token, zeros, weights);
-  } else if constexpr (Tile::kWeighed) {
-    if (kind == Weights::kLimited) {
-      fold_columns<Tile, Weights::kLimited>(c, rows, token, zeros, weights);
-    } else if (kind == Weights::kScaled) {
-      fold_columns<Tile, Weights::kScaled>(c, rows, token, zeros, weights);
+__device__ __forceinline__ void fold_tile(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                          RowBest<Tile::kWinners>* rows, float token, const float* zeros,
+                                          uint32_t token_scales, uint32_t kind) {
+  using TokenScales = LongDTokenScales<Tile>;
+  if (kind == TokenScales::kPlain) {
+    fold_columns<Tile, TokenScales::kPlain>(c, rows, token, zeros, token_scales);
+  } else if constexpr (Tile::kMaskedOrScaled) {
+    if (kind == TokenScales::kLimited) {
+      fold_columns<Tile, TokenScales::kLimited>(c, rows, token, zeros, token_scales);
+    } else if (kind == TokenScales::kScaled) {
+      fold_columns<Tile, TokenScales::kScaled>(c, rows, token, zeros, token_scales);
     } else {
-      fold_columns<Tile, Weights::kLimitedAndScaled>(c, rows, token, zeros, weights);
+      fold_columns<Tile, TokenScales::kLimitedAndScaled>(c, rows, token, zeros, token_scales);
     }
   }
 }
 
 template <class Tile>
-struct SplitLoader {
+struct LongDProducer {
   const ForwardArgs& p;
   const TensorMaps& maps;
-  const SplitShared<Tile>& at;
+  const LongDShared<Tile>& at;
 
   // Chunk `chunk` of query rows to `to`: all of them, or of two blocks each half for both.
   __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t full, const RowTile& tile, int chunk) {
@@ -237,14 +240,14 @@ struct SplitLoader {
   }
 
   __device__ void run() {
-    RingPlace place;
+    PipelineState place;
     uint32_t q_parity = 0;
     int32_t resident = -1;
-    for (uint32_t next = at.units.first(); next < at.units.end(); next += at.units.step()) {
-      const SplitUnit unit = at.units(p, next);
-      const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
-      if (!p.stream_q && unit.tile != resident) {
-        resident = unit.tile;
+    for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
+      const LongDWorkTile work_tile = at.scheduler(p, next);
+      const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
+      if (!p.stream_q && work_tile.tile != resident) {
+        resident = work_tile.tile;
         ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
         ptx::mbarrier_arrive_expect_tx(at.q_full(), p.chunks * Tile::kQBytes);
@@ -253,13 +256,13 @@ struct SplitLoader {
         }
       }
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
-        const int32_t begin = split_begin<Tile>(p, t);
+        const int32_t begin = long_d_tile_begin<Tile>(p, t);
         for (int chunk = 0; chunk < p.chunks; ++chunk) {
           const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
           ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
           ptx::mbarrier_arrive_expect_tx(full, at.stage_bytes / Tile::kCopies);
           if (p.stream_q) copy_rows(to + Tile::kDBytes, full, tile, chunk);
-          ptx::tma_load_4d(to, &maps.D, full, chunk * Tile::kChunkElements, begin, unit.j, tile.query);
+          ptx::tma_load_4d(to, &maps.D, full, chunk * Tile::kChunkElements, begin, work_tile.j, tile.query);
           place.advance(p.stages);
         }
       }
@@ -269,18 +272,18 @@ struct SplitLoader {
 
 // One warp: lane l looks at tokens l, l + 32, ... of each tile.
 template <class Tile>
-__device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
-  using Weights = SplitWeights<Tile>;
+__device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Tile>& at) {
+  using TokenScales = LongDTokenScales<Tile>;
   constexpr int kRounds = (Tile::kColumns + 31) / 32;
   const int lane = threadIdx.x % 32;
-  RingPlace place;
-  for (uint32_t next = at.units.first(); next < at.units.end(); next += at.units.step()) {
-    const SplitUnit unit = at.units(p, next);
-    const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
-    const uint8_t* mask = document_mask(p, tile.query, unit.j);
-    const float* factors = document_factors(p, tile.query, unit.j);
+  PipelineState place;
+  for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
+    const LongDWorkTile work_tile = at.scheduler(p, next);
+    const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
+    const uint8_t* mask = document_mask(p, tile.query, work_tile.j);
+    const float* factors = document_scales(p, tile.query, work_tile.j);
     for (int32_t first = 0; first < p.Ld; first += Tile::kColumns) {
-      const int32_t begin = split_begin<Tile>(p, first);
+      const int32_t begin = long_d_tile_begin<Tile>(p, first);
       float factor[kRounds];
       bool keep[kRounds], all = true, ones = true;
 #pragma unroll
@@ -288,30 +291,31 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
         const int column = 32 * i + lane;
         const int32_t t = begin + column;
         keep[i] = t < p.Ld && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
-        factor[i] = t < p.Ld && factors != nullptr ? token_factor(p, factors, t) : 1.0f;
+        factor[i] = t < p.Ld && factors != nullptr ? token_scale(p, factors, t) : 1.0f;
         all = all && (keep[i] || column >= Tile::kColumns);
         ones = ones && factor[i] == 1.0f;
       }
       all = __all_sync(kFullWarp, all);
       ones = __all_sync(kFullWarp, ones);
-      ptx::mbarrier_wait_parity(at.weight_empty(place.stage), place.parity ^ 1);
-      const uint32_t weights = at.weight(place.stage);
+      ptx::mbarrier_wait_parity(at.token_scale_empty(place.stage), place.parity ^ 1);
+      const uint32_t token_scales = at.token_scale_stage(place.stage);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
           const float limit = keep[i] ? INFINITY : -INFINITY;
-          ptx::st_shared(weights + Weights::kLimits + column * 4, __float_as_uint(limit));
-          ptx::st_shared(weights + Weights::kFactors + column * 4, __float_as_uint(factor[i]));
+          ptx::st_shared(token_scales + TokenScales::kLimits + column * 4, __float_as_uint(limit));
+          ptx::st_shared(token_scales + TokenScales::kScales + column * 4, __float_as_uint(factor[i]));
         }
       }
       if (lane == 0) {
-        ptx::st_shared(weights + Weights::kKind, all    ? ones ? Weights::kPlain : Weights::kScaled
-                                                 : ones ? Weights::kLimited
-                                                        : Weights::kLimitedAndScaled);
+        ptx::st_shared(token_scales + TokenScales::kKind,
+                       all    ? ones ? TokenScales::kPlain : TokenScales::kScaled
+                       : ones ? TokenScales::kLimited
+                              : TokenScales::kLimitedAndScaled);
       }
-      ptx::mbarrier_arrive(at.weight_full(place.stage));
-      place.advance(Weights::kStages);
+      ptx::mbarrier_arrive(at.token_scale_full(place.stage));
+      place.advance(TokenScales::kStages);
     }
   }
 }
@@ -320,43 +324,43 @@ __device__ void weigh_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
 // is. Even where that is always the plain one the compiler must not know it: a fold without a branch before
 // it would be moved behind the wait for the products that it is to overlap.
 template <class Tile>
-__device__ __forceinline__ uint32_t take_weights(const SplitShared<Tile>& at, const RingPlace& place,
-                                                 float zero, uint32_t& weights) {
-  weights = at.weight(place.stage) + threadIdx.x % 4 * 8;
-  if constexpr (!Tile::kWeighed) return __float_as_uint(zero);
-  ptx::mbarrier_wait_parity(at.weight_full(place.stage), place.parity);
-  return ptx::ld_shared(at.weight(place.stage) + SplitWeights<Tile>::kKind);
+__device__ __forceinline__ uint32_t take_token_scales(const LongDShared<Tile>& at, const PipelineState& place,
+                                                      float zero, uint32_t& token_scales) {
+  token_scales = at.token_scale_stage(place.stage) + threadIdx.x % 4 * 8;
+  if constexpr (!Tile::kMaskedOrScaled) return __float_as_uint(zero);
+  ptx::mbarrier_wait_parity(at.token_scale_full(place.stage), place.parity);
+  return ptx::ld_shared(at.token_scale_stage(place.stage) + LongDTokenScales<Tile>::kKind);
 }
 
 template <class Tile>
-__device__ __forceinline__ void return_weights(const SplitShared<Tile>& at, RingPlace& place) {
-  if constexpr (Tile::kWeighed) {
-    ptx::mbarrier_arrive(at.weight_empty(place.stage));
-    place.advance(SplitWeights<Tile>::kStages);
+__device__ __forceinline__ void return_token_scales(const LongDShared<Tile>& at, PipelineState& place) {
+  if constexpr (Tile::kMaskedOrScaled) {
+    ptx::mbarrier_arrive(at.token_scale_empty(place.stage));
+    place.advance(LongDTokenScales<Tile>::kStages);
   }
 }
 
 // The rows of a unit's tile, where they are resident.
 template <class Tile>
-__device__ __forceinline__ void await_rows(const ForwardArgs& p, const SplitShared<Tile>& at, uint32_t now) {
-  const uint32_t first = at.units.first();
-  const int32_t tile = at.units(p, now).tile;
+__device__ __forceinline__ void await_rows(const ForwardArgs& p, const LongDShared<Tile>& at, uint32_t now) {
+  const uint32_t first = at.scheduler.first();
+  const int32_t tile = at.scheduler(p, now).tile;
   if (now != first) {
-    if (tile == at.units(p, now - 1).tile) return;
+    if (tile == at.scheduler(p, now - 1).tile) return;
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
   }
-  ptx::mbarrier_wait_parity(at.q_full(), (tile - at.units(p, first).tile) & 1);
+  ptx::mbarrier_wait_parity(at.q_full(), (tile - at.scheduler(p, first).tile) & 1);
 }
 
 template <class Tile>
-struct SplitConsumer {
+struct LongDConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
   using Accumulator = typename Tile::Accumulator;
   static constexpr int kStartBarrier = 1;  // of warpgroup 1
   const ForwardArgs& p;
-  const SplitShared<Tile>& at;
+  const LongDShared<Tile>& at;
   bool leads;  // warpgroup 1 waits for this one's first chunk
-  RingPlace place, weight_place;
+  PipelineState place, token_scale_state;
   RowBest<Tile::kWinners> best[Tile::kHeld];
 
   __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int chunk) {
@@ -394,7 +398,7 @@ struct SplitConsumer {
   __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
     Accumulator c[2][kAccumulators];
     multiply_chunk(c, 0);
-    if (t == 0 && now != at.units.first()) finish(at.units(p, now - at.units.step()));
+    if (t == 0 && now != at.scheduler.first()) finish(at.scheduler(p, now - at.scheduler.step()));
     for (int chunk = 1; chunk < p.chunks; ++chunk) {
       const int before = place.stage;
       place.advance(p.stages);
@@ -402,19 +406,19 @@ struct SplitConsumer {
       ptx::wgmma_wait<2>();
       release(before);
     }
-    const float first_token = static_cast<float>(split_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
-    uint32_t weights;
-    const uint32_t kind = take_weights<Tile>(at, weight_place, p.zeros[0], weights);
+    const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
+    uint32_t token_scales;
+    const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
     ptx::wgmma_wait<1>();
-    fold_split<Tile>(c[0], best, first_token, p.zeros, weights, kind);
+    fold_tile<Tile>(c[0], best, first_token, p.zeros, token_scales, kind);
     ptx::wgmma_wait<0>();
     release(place.stage);
     place.advance(p.stages);
-    fold_split<Tile>(c[1], best + 2, first_token, p.zeros + 2, weights, kind);
-    return_weights<Tile>(at, weight_place);
+    fold_tile<Tile>(c[1], best + 2, first_token, p.zeros + 2, token_scales, kind);
+    return_token_scales<Tile>(at, token_scale_state);
   }
 
-  __device__ __forceinline__ void finish(const SplitUnit& unit) {
+  __device__ __forceinline__ void finish(const LongDWorkTile& work_tile) {
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
 #pragma unroll
@@ -424,11 +428,11 @@ struct SplitConsumer {
       best[h].clear();
     }
     reduce_quad<Tile::kHeld, Tile::kWinners>(maximum, token);
-    if (!unit.counts) return;
-    const RowTile tile = row_tile(p, unit.tile, Tile::kRows);
-    OwnedRows<Tile> own;
+    if (!work_tile.counts) return;
+    const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
+    LaneRows<Tile> own;
     own.take(p, tile, threadIdx.x / 32);
-    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, threadIdx.x / 32, unit.j,
+    finish_document<typename Tile::Element, Tile, Tile::kWinners>(p, tile, own, threadIdx.x / 32, work_tile.j,
                                                                   maximum, token);
   }
 
@@ -436,32 +440,32 @@ struct SplitConsumer {
     if (!leads) ptx::named_barrier_sync(kStartBarrier, 256);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
-    uint32_t now = at.units.first();
-    for (; now < at.units.end(); now += at.units.step()) {
+    uint32_t now = at.scheduler.first();
+    for (; now < at.scheduler.end(); now += at.scheduler.step()) {
       if (!p.stream_q) await_rows<Tile>(p, at, now);
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) take_tile(now, t);
     }
-    finish(at.units(p, now - at.units.step()));
+    finish(at.scheduler(p, now - at.scheduler.step()));
   }
 };
 
 // What threads agree on before they part.
 template <class Tile>
-__device__ __forceinline__ void begin_split(const ForwardArgs& p, const SplitShared<Tile>& at) {
+__device__ __forceinline__ void init_long_d(const ForwardArgs& p, const LongDShared<Tile>& at) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
       ptx::mbarrier_init(at.full(stage), 1);
       ptx::mbarrier_init(at.empty(stage), 4 * Tile::kConsumers * p.cluster);
       if (Tile::kCopies > 1) ptx::mbarrier_init(at.cut(stage), 128);
     }
-    for (int stage = 0; stage < SplitWeights<Tile>::kStages; ++stage) {
-      ptx::mbarrier_init(at.weight_full(stage), 32);
-      ptx::mbarrier_init(at.weight_empty(stage), 128 * Tile::kConsumers);
+    for (int stage = 0; stage < LongDTokenScales<Tile>::kStages; ++stage) {
+      ptx::mbarrier_init(at.token_scale_full(stage), 32);
+      ptx::mbarrier_init(at.token_scale_empty(stage), 128 * Tile::kConsumers);
     }
     ptx::mbarrier_init(at.q_full(), 1);
     ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
-    at.units.deal(p);
+    at.scheduler.deal(p);
   }
   __syncthreads();
   ptx::cluster_sync();
@@ -469,12 +473,12 @@ __device__ __forceinline__ void begin_split(const ForwardArgs& p, const SplitSha
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_wgmma_split(const __grid_constant__ ForwardArgs p,
-                               const __grid_constant__ TensorMaps maps) {
+    maxsim_forward_sm90_q_longd(const __grid_constant__ ForwardArgs p,
+                                const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const SplitShared<Tile> at(shared, p);
-  begin_split<Tile>(p, at);
+  const LongDShared<Tile> at(shared, p);
+  init_long_d<Tile>(p, at);
 
   // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
   // registers.
@@ -482,11 +486,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     ptx::setmaxnreg_dec<40>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
-    if (helper == 0) SplitLoader<Tile>{p, maps, at}.run();
-    if (Tile::kWeighed && helper / 32 == 1) weigh_split<Tile>(p, at);
+    if (helper == 0) LongDProducer<Tile>{p, maps, at}.run();
+    if (Tile::kMaskedOrScaled && helper / 32 == 1) produce_token_scales<Tile>(p, at);
   } else {
     ptx::setmaxnreg_inc<232>();
-    SplitConsumer<Tile> consumer{p, at, warpgroup == 0};
+    LongDConsumer<Tile> consumer{p, at, warpgroup == 0};
     consumer.run();
   }
   ptx::cluster_sync();  // a block that is gone could not be told that a stage is empty

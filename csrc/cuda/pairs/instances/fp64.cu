@@ -3,7 +3,7 @@
 
 namespace late_interaction {
 
-cudaError_t launch_pairs_fp64(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_fp64_pairs(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   maxsim_forward_fp64<PairArgs><<<static_cast<unsigned>(plan.grid), kFp64Threads, 0, stream>>>(args);
   return cudaGetLastError();
 }

@@ -3,7 +3,7 @@
 
 namespace late_interaction {
 
-cudaError_t launch_pairs_bf16(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_sm80_pairs_bf16(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
   return launch_listed_mma<ptx::MmaBf16>(args, plan, stream);
 }
 

@@ -3,8 +3,8 @@
 
 namespace late_interaction {
 
-cudaError_t launch_wgmma_pairs_fp16(const PairArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                    cudaStream_t stream) {
+cudaError_t launch_sm90_d_pairs_fp16(const PairArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream) {
   return launch_documents<ptx::WgmmaFp16, __half>(args, maps, plan, stream);
 }
 

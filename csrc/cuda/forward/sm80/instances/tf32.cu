@@ -2,8 +2,8 @@
 
 namespace late_interaction {
 
-cudaError_t launch_forward_tf32(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return launch_mma<ptx::MmaTf32>(args, plan, stream);
+cudaError_t launch_sm80_tf32(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
+  return launch_sm80<ptx::MmaTf32>(args, plan, stream);
 }
 
 }  // namespace late_interaction

@@ -2,8 +2,8 @@
 
 namespace late_interaction {
 
-cudaError_t launch_wgmma_split_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                    cudaStream_t stream) {
+cudaError_t launch_sm90_q_longd_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream) {
   return launch_split<ptx::WgmmaFp16, __half>(args, maps, plan, stream);
 }
 

@@ -4,11 +4,11 @@
 
 namespace late_interaction {
 
-cudaError_t launch_wgmma_halves(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                cudaStream_t stream) {
+cudaError_t launch_sm90_3xfp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream) {
   const auto launch = [&]<int kColumns, bool kWinners, bool /*kWeighed: always*/>() {
-    using Tile = WgmmaHalvesTile<kColumns, kWinners>;
-    return launch_clusters(maxsim_forward_wgmma_halves<Tile>, Tile::kThreads, args, maps, plan, stream);
+    using Tile = Sm90By3xFp16Tile<kColumns, kWinners>;
+    return launch_clusters(maxsim_forward_sm90_3xfp16<Tile>, Tile::kThreads, args, maps, plan, stream);
   };
   return choose_split<ptx::WgmmaFp16, float>(args, plan, launch);
 }

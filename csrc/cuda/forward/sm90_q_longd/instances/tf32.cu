@@ -2,8 +2,8 @@
 
 namespace late_interaction {
 
-cudaError_t launch_wgmma_split_tf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                    cudaStream_t stream) {
+cudaError_t launch_sm90_q_longd_tf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream) {
   return launch_split<ptx::WgmmaTf32, float>(args, maps, plan, stream);
 }
 
