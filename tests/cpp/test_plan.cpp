@@ -19,8 +19,8 @@ const Device kH200 = device_of_capability(90, 132);
 
 // Bytes beside the gradients that the parts of a plan take, by its own account.
 int64_t taken(const Sizes& s, const RecomputePlan& plan, int64_t sum_bytes) {
-  const bool summed = plan.partials == RecomputePlan::Parts::documents;
-  const int64_t pairs = plan.partials == RecomputePlan::Parts::apart
+  const bool summed = plan.parts == RecomputePlan::Parts::documents;
+  const int64_t pairs = plan.parts == RecomputePlan::Parts::apart
                             ? std::max(plan.queries * s.N, s.Nq * plan.documents)
                             : plan.queries * plan.documents;
   return 2 * pairs * s.Lq + (summed ? sum_bytes * s.Nq * s.Lq * s.d : 0);
@@ -33,13 +33,13 @@ void test_recomputed_winners_have_their_room() {
       large{Layout::in_batch, 512, 512, 32, 300, 128};
   const Sizes huge{Layout::in_batch, 4096, 4096, 32, 300, 128};
   const Sizes own{Layout::per_query, 4096, 64, 128, 300, 128};
-  EXPECT(plan_recompute(small, half, true).partials == Parts::none);
-  EXPECT(plan_recompute(large, half, true).partials == Parts::documents);
-  EXPECT(plan_recompute(large, half, false).partials == Parts::apart);
-  EXPECT(plan_recompute(huge, half, true).partials == Parts::apart);
-  EXPECT(plan_recompute(huge, single, true).partials == Parts::documents);
-  EXPECT(plan_recompute(own, half, true).partials == Parts::queries);
-  EXPECT(plan_recompute({Layout::in_batch, 0, 9, 32, 300, 128}, half, true).partials == Parts::none);
+  EXPECT(plan_recompute(small, half, true).parts == Parts::none);
+  EXPECT(plan_recompute(large, half, true).parts == Parts::documents);
+  EXPECT(plan_recompute(large, half, false).parts == Parts::apart);
+  EXPECT(plan_recompute(huge, half, true).parts == Parts::apart);
+  EXPECT(plan_recompute(huge, single, true).parts == Parts::documents);
+  EXPECT(plan_recompute(own, half, true).parts == Parts::queries);
+  EXPECT(plan_recompute({Layout::in_batch, 0, 9, 32, 300, 128}, half, true).parts == Parts::none);
   for (const Sizes& s : {small, large, huge, own}) {
     EXPECT(taken(s, plan_recompute(s, half, true), 4) <= 16 << 20);
     EXPECT(taken(s, plan_recompute(s, single, true), 0) <= 16 << 20);
@@ -180,10 +180,10 @@ void test_few_long_documents_are_cut_for_all_blocks() {
         EXPECT(explain({layout, Nq, N, Lq, Ld, 128}, cut).find("pieces") != std::string::npos);
       }
       // Documents enough, short ones, lengths that no one knows, kernels that take documents whole.
-      EXPECT(plan(layout, 1, 1000, 32, 1030, {.masked = masked}).pieces == 1);
-      EXPECT(plan(layout, 1, 1, 32, 300, {.masked = masked}).pieces == 1);
-      EXPECT(plan(layout, 1, 1, 32, 100000, {.masked = masked, .packed = true}).pieces == 1);
-      EXPECT(plan(layout, 1, 1, 32, 100000, {.dtype = Dtype::fp32, .masked = masked}).pieces == 1);
+      EXPECT(plan(layout, 1, 1000, 32, 1030, {.masked = masked}).num_splits == 1);
+      EXPECT(plan(layout, 1, 1, 32, 300, {.masked = masked}).num_splits == 1);
+      EXPECT(plan(layout, 1, 1, 32, 100000, {.masked = masked, .packed = true}).num_splits == 1);
+      EXPECT(plan(layout, 1, 1, 32, 100000, {.dtype = Dtype::fp32, .masked = masked}).num_splits == 1);
     }
   }
 }
