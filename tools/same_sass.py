@@ -5,8 +5,8 @@ BEFORE and AFTER are each a CUDA library, an object file, a folder of object fil
 
 A body is a kernel's instructions as cuobjdump prints them: text, encoding and scheduling, branches to offsets
 inside the body, for one architecture. Mangled names are left out, so that a kernel may move to another file
-or namespace. The two sides are compared as multisets: each body must occur equally often. Bodies that one side
-has more of are printed with their kernels' names, and the exit status is then 1.
+or namespace. The two sides are compared as multisets: each body must occur equally often. Bodies that one
+side has more of are printed with their kernels' names, and the exit status is then 1.
 
     python tools/same_sass.py old/_cuda.abi3.so build/objects/late_interaction._cuda
 """
