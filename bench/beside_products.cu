@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "cuda/ptx/publish.cuh"
+#include "cuda/ptx/fence_proxy.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace ptx = late_interaction::ptx;
@@ -66,24 +66,25 @@ __global__ void __launch_bounds__(256, 1)
   for (int i = threadIdx.x; i < 2 * kMatrixBytes / 4; i += 256) {
     reinterpret_cast<uint32_t*>(shared)[i] = 0x3C003C00u + i * 7919u % 0x03000300u;
   }
-  ptx::publish_shared();
+  ptx::fence_proxy_async();
   __syncthreads();
   const uint32_t base = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const long long start = clock64();
   if (threadIdx.x < 128 && products > 0) {
     float c[kNumbers] = {};
-    const uint32_t a = ptx::matrix_at(base), b = ptx::matrix_at(base + kMatrixBytes);
+    const uint32_t a = ptx::smem_desc_low(base), b = ptx::smem_desc_low(base + kMatrixBytes);
 #pragma unroll 1
     for (int i = 0; i < products; ++i) {
-      ptx::fence_products();
+      ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         const uint32_t at = k / 4 * (32 * 1024 / 16) + k % 4 * (32 / 16);
         ptx::WgmmaShape<kColumns>::issue<ptx::WgmmaBf16>(
-            c, ptx::matrix_of_rows(a + at + i % 4 * (8 * 1024 / 16)), ptx::matrix_of_rows(b + at), k > 0);
+            c, ptx::smem_desc_k_major(a + at + i % 4 * (8 * 1024 / 16)), ptx::smem_desc_k_major(b + at),
+            k > 0);
       }
-      ptx::commit_products();
-      ptx::wait_products<0>();
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
     }
     if (threadIdx.x == 0) clocks->products = clock64() - start;
     for (float x : c) sink[threadIdx.x] += x;

@@ -3,7 +3,7 @@
 The shapes of `bench.sweep`, and some more with a fifth of the document tokens masked. For each, every plan
 that the library can name for it (`explain_plan`'s alternatives, forced one after the other) is compared with
 the chosen one's scores and timed. The regret is what the choice costs: its time over the best one's, less 1.
-The thresholds in csrc/plan/forward.cpp are where these figures say that one plan overtakes another.
+The thresholds in csrc/plan/forward_select.cpp are where these figures say that one plan overtakes another.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // Every operator of the library, on one page. The kernels behind them are registered by
-// csrc/cpu/register.cpp (CPU) and csrc/cuda/*.cpp (CUDA); fake kernels, autograd and autocast
+// csrc/cpu/register.cpp (CPU) and csrc/cuda/*/entry.cpp (CUDA); fake kernels, autograd and autocast
 // live in late_interaction/ops/.
 //
 // Shapes. Q is [Nq, Lq, d]. D is [Nd, Ld, d] (in-batch: every query meets every document) or
@@ -14,17 +14,16 @@
 //
 // precision says how fp32 inputs multiply: "highest" (fp32 accuracy), "high" (the significant bits of TF32),
 // "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32. Other dtypes
-// multiply as they are, but with normalize perhaps as fp16 copies of unit rows (plan/copies.h).
+// multiply as they are, but with normalize perhaps as fp16 copies of unit rows (plan/operand_conversion.h).
 // backward names the gradient strategy: "auto", "lowmem", "unified".
 #include <torch/csrc/stable/library.h>
 
 #include "common/tensors.h"
-#include "plan/alternatives.h"
-#include "plan/copies.h"
-#include "plan/halves.h"
-#include "plan/own_documents.h"
+#include "plan/forward_candidates.h"
+#include "plan/forward_enumerate.h"
+#include "plan/operand_conversion.h"
+#include "plan/plaid.h"
 #include "plan/plan.h"
-#include "plan/residual.h"
 
 STABLE_TORCH_LIBRARY(late_interaction, m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.
@@ -240,15 +239,17 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   if (is_empty(sizes)) return kEmpty;
   const Dtype type = dtype_named(dtype);
   if (step == "forward" || step == "alternatives") {
-    const Multiplied how = plan_copies(sizes, type, parse_precision(precision), masked, normalize, device);
+    const OperandConversion how =
+        plan_operand_conversion(sizes, type, parse_precision(precision), masked, normalize, device);
     const int64_t row_bytes = d * element_bytes(compute_for(how.dtype, how.precision));
-    const ForwardTraits traits{.dtype = how.dtype,
-                               .precision = how.precision,
-                               .masked = masked,
-                               .scaled = (normalize && how.copies != Copies::unit_fp16) || is_quantized(type),
-                               .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
-    const std::vector<ForwardPlan> plans = how.copies == Copies::halves
-                                               ? std::vector{*plan_halves(sizes, masked, !normalize, device)}
+    const ForwardTraits traits{
+        .dtype = how.dtype,
+        .precision = how.precision,
+        .masked = masked,
+        .scaled = (normalize && how.copies != Copies::normalized_fp16) || is_quantized(type),
+        .copy_engine = row_bytes % 16 == 0};  // as a dense tensor has it
+    const std::vector<ForwardPlan> plans = how.copies == Copies::fp16x2
+                                               ? std::vector{*plan_3xfp16(sizes, masked, !normalize, device)}
                                                : forward_alternatives(sizes, traits, device);
     if (step == "forward") return explain(how.copies, type) + explain(sizes, plans[0]);
     std::string names;

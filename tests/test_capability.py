@@ -100,14 +100,14 @@ def test_the_forced_kernel_is_the_one_that_runs_and_the_one_that_is_explained(sh
     sms = torch.cuda.get_device_properties().multi_processor_count
     capability(80)
     assert li.explain_plan(Q, D) == li.explain_plan(Q, D, sm=80, sm_count=sms)
-    assert "maxsim_forward_mma" in li.explain_plan(Q, D)
+    assert "maxsim_forward_sm80" in li.explain_plan(Q, D)
     ran = kernels(lambda: li.maxsim(Q, D))
     if "maxsim" not in ran:
         pytest.skip("the profiler sees no kernels here")
-    assert "maxsim_forward_mma" in ran and "wgmma" not in ran
+    assert "maxsim_forward_sm80" in ran and "sm90" not in ran
     capability(0)
     assert li.explain_plan(Q, D) == native
-    assert ("wgmma" in native) == ("wgmma" in kernels(lambda: li.maxsim(Q, D)))
+    assert ("sm90" in native) == ("sm90" in kernels(lambda: li.maxsim(Q, D)))
 
 
 @pytest.mark.gpu

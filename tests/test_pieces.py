@@ -188,7 +188,7 @@ def test_codes_with_a_scale_each(Nq, Ld, d, dtype, force):
 def test_codes_with_one_scale(Nq, dtype):
     Q, D, scale_Q, d_mask = codes(Nq, 2, 33, 20_011, 128, dtype)
     scale_D = torch.rand((), device="cuda")
-    assert "cut" in li.explain_plan(Q, D, winners=False)
+    assert "splits" in li.explain_plan(Q, D, winners=False)
     for mask in (None, d_mask):
         expected, _ = ref.maxsim(ref.dequantized(Q, scale_Q), ref.dequantized(D, scale_D), None, mask)
         got = OPS.maxsim_quantized(Q, D, scale_Q, scale_D, None, mask)
@@ -204,7 +204,7 @@ def test_the_same_bits_each_time(shape):
     Nq, N, Lq, Ld, d = shape
     generator = torch.Generator("cuda").manual_seed(1)
     Q, D = (torch.randn(*x, d, device="cuda", generator=generator).bfloat16() for x in ((Nq, Lq), (N, Ld)))
-    assert "cut" in li.explain_plan(Q, D, winners=False)
+    assert "splits" in li.explain_plan(Q, D, winners=False)
     expected, best = ref.maxsim(Q, D)
     scores, winners = li.maxsim_with_winners(Q, D)
     ref.assert_close(scores, expected, ref.tolerance(Q.dtype))

@@ -64,16 +64,16 @@ def test_every_call_is_explained_on_every_gpu(case):
 @pytest.mark.parametrize(
     ("q_shape", "d_shape", "options", "kernel", "why"),
     [
-        ((1, 32, 128), (1000, 300, 128), {}, "wgmma_documents", "32 query rows meet each document"),
-        ((256, 32, 128), (256, 300, 128), {}, "wgmma_rows", "8192 query rows meet each document"),
-        ((64, 32, 768), (64, 300, 768), {}, "wgmma_split", "embeddings of 12 x 128 bytes"),
-        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32}, "wgmma_halves", "2 x 152 tokens"),
-        ((256, 32, 128), (256, 300, 128), {"sm": 80}, "mma", "device"),
-        ((256, 32, 7), (256, 300, 7), {}, "mma", "16 bytes"),
+        ((1, 32, 128), (1000, 300, 128), {}, "sm90_d", "32 query rows meet each document"),
+        ((256, 32, 128), (256, 300, 128), {}, "sm90_q", "8192 query rows meet each document"),
+        ((64, 32, 768), (64, 300, 768), {}, "sm90_q_longd", "embeddings of 12 x 128 bytes"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32}, "sm90_3xfp16", "2 x 152 tokens"),
+        ((256, 32, 128), (256, 300, 128), {"sm": 80}, "sm80", "device"),
+        ((256, 32, 7), (256, 300, 7), {}, "sm80", "16 bytes"),
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.float64}, "fp64", "float64"),
-        ((8, 32, 128), (8, 5, 300, 128), {}, "wgmma", "32 query rows meet each document"),
-        ((256, 32, 128), (256, 300, 128), {"dtype": torch.int8}, "wgmma_rows, products in int8", "2 x 160"),
-        ((1, 32, 128), (9, 300, 128), {"dtype": torch.float8_e4m3fn}, "documents, products in e4m3", "32"),
+        ((8, 32, 128), (8, 5, 300, 128), {}, "sm90_", "32 query rows meet each document"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": torch.int8}, "sm90_q, products in int8", "2 x 160"),
+        ((1, 32, 128), (9, 300, 128), {"dtype": torch.float8_e4m3fn}, "sm90_d, products in e4m3", "32"),
         ((64, 32, 8), (9, 300, 8), {"dtype": torch.float8_e5m2}, "float32 copies", "e5m2 codes of this d"),
         ((1, 32, 128), (9, 300, 128), {"dtype": torch.int8, "sm": 80}, "tf32: float32 copies", "device"),
     ],
@@ -81,7 +81,7 @@ def test_every_call_is_explained_on_every_gpu(case):
 def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, why):
     plan = sections(li.explain_plan(q_shape, d_shape, **{"sm": 90, "sm_count": 132, **options}))["forward"]
     assert kernel in plan["kernel"] and why in plan["why"]
-    assert kernel != "mma" or "wgmma" not in plan["kernel"]
+    assert kernel != "sm80" or "sm90" not in plan["kernel"]
 
 
 def test_tensors_and_their_shapes_are_explained_alike():
@@ -108,10 +108,10 @@ def test_precision_decides_what_is_multiplied():
             "forward"
         ]
 
-    assert "wgmma_halves, products in 3xfp16" in kernel(precision="highest")["kernel"]
+    assert "sm90_3xfp16, products in 3xfp16" in kernel(precision="highest")["kernel"]
     assert "two fp16 numbers" in kernel(precision="highest")["copies"]
     # Rows of powers of two far apart; where they are normalized they have one and the same.
-    assert "factors" in kernel(precision="highest")["scaled"]
+    assert "scales" in kernel(precision="highest")["scaled"]
     assert "scaled" not in kernel(precision="highest", normalize=True)
     assert "in fp16" in kernel(precision="high")["kernel"]
     assert "scaled" in kernel(precision="high")["copies"]
@@ -140,9 +140,9 @@ def test_few_rows_multiply_as_they_are(shapes, precision):
 def test_few_rows_multiply_in_three_tf32_products():
     shapes = (4, 32, 128), (64, 300, 128)
     text = li.explain_plan(*shapes, dtype=torch.float32, precision="highest", sm=90, sm_count=132)
-    assert "wgmma_exact, products in 3xtf32" in text and "copies  " not in text
+    assert "sm90_3xtf32, products in 3xtf32" in text and "copies  " not in text
     text = li.explain_plan(*shapes, dtype=torch.float32, precision="highest", sm=80, sm_count=108)
-    assert "maxsim_forward_mma, products in 3xtf32" in text
+    assert "maxsim_forward_sm80, products in 3xtf32" in text
 
 
 def test_deterministic_algorithms_decide_for_lowmem_and_say_so():
@@ -164,8 +164,8 @@ def test_a_mask_is_planned_for():
             ((8, 32, 128), (100, 300, 128), True),
         )
     )
-    assert "masked" not in plain and "copied" not in plain
-    assert "copied" in masked and "masked" not in masked  # where many rows read what is copied once
+    assert "masked" not in plain and "compacted" not in plain
+    assert "compacted" in masked and "masked" not in masked  # where many rows read what is copied once
     assert "is 104 tokens wide where" in masked and "tail" not in plain + few_rows
     assert "a kernel before finds" in few_rows  # padding is skipped where that pays for a kernel of its own
     assert "masked" in small and "a kernel before" not in small
@@ -234,7 +234,7 @@ def test_compressed_documents_are_explained(winners, nbits, dtype, sm, sm_count)
         assert {"kernel", "tile", "grid", "why"} <= set(forward)
         tile = dtype is not torch.float64
         assert forward["kernel"].startswith("maxsim_residual_" + ("tile" if tile else "by_warp"))
-        assert ("cut" in forward) == (tile and Ld == 100_000)
+        assert ("splits" in forward) == (tile and Ld == 100_000)
         assert ("specialized" in forward["why"]) == (tile and (winners or d == 37 or dtype == torch.float32))
         if winners:
             assert plan["backward"]["gather"].startswith(f"{Nq * Lq} blocks")

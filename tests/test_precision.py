@@ -75,7 +75,7 @@ def test_two_numbers_are_as_exact_as_float32(d, normalize):
     Q, D = problem("cuda", d, queries=70, documents=5000 // d)
     unit = {"normalize": normalize}
     plan = li.explain_plan(Q, D, precision="highest", winners=False)
-    assert "wgmma_halves" in plan
+    assert "sm90_3xfp16" in plan
     scores, winners = ref.maxsim(Q, D, **unit)
     out, found = score("highest", Q, D, **unit)
     ref.assert_close(out, scores, 3e-6)
@@ -93,7 +93,7 @@ def test_two_numbers_at_the_edges_of_tiles(Ld, d):
     Q, D = torch.randn(131, 20, d, device="cuda"), torch.randn(2 + 500_000 // (Ld * d), Ld, d, device="cuda")
     d_mask = torch.rand(D.shape[:-1], device="cuda") < 0.7
     d_mask[0] = False
-    assert "wgmma_halves" in li.explain_plan(Q, D, precision="highest", winners=False)
+    assert "sm90_3xfp16" in li.explain_plan(Q, D, precision="highest", winners=False)
     for mask in (None, d_mask):
         scores, winners = ref.maxsim(Q, D, d_mask=mask)
         out, found = score("highest", Q, D, mask)
@@ -127,7 +127,7 @@ def test_two_numbers_hide_no_document_behind_a_larger_one(Ld, ratio):
     Q, D = torch.randn(131, 20, 128, device="cuda"), torch.randn(5000 // Ld, Ld, 128, device="cuda")
     D[1:] *= ratio
     D[2::3, ::2] *= ratio  # nor a token behind one of its own document
-    assert "wgmma_halves" in li.explain_plan(Q, D, precision="highest", winners=False)
+    assert "sm90_3xfp16" in li.explain_plan(Q, D, precision="highest", winners=False)
     scores, winners = ref.maxsim(Q, D)
     out, found = score("highest", Q, D)
     ref.assert_winners_close(found, winners, Q, D, 3e-6)

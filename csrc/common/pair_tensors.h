@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "pairs.h"
+#include "problem.h"
 #include "tensors.h"
 
 namespace late_interaction {

@@ -25,7 +25,7 @@
 #include <memory>
 #include <vector>
 
-#include "forward_cut.h"
+#include "cache_blocking.h"
 #include "kernels.h"
 #include "parallel.h"
 

@@ -1,38 +1,37 @@
 #include <algorithm>
 #include <bit>
 
-#include "own_documents.h"
 #include "plan.h"
 
 namespace late_interaction {
 
 namespace {
 
-constexpr int kWarps = 8;          // of a block, whatever it does
-constexpr int kMaxPieces = 8;      // that a warp holds of a row read in vectors
-constexpr int kElementPieces = 4;  // and of one read element by element
-constexpr int kPieceBytes = 512;   // of a piece in the type of sums
+constexpr int kWarps = 8;             // of a block, whatever it does
+constexpr int kMaxFragments = 8;      // that a warp holds of a row read in vectors
+constexpr int kElementFragments = 4;  // and of one read element by element
+constexpr int kFragmentBytes = 512;   // of a piece in the type of sums
 constexpr int kMaxTileTokens = 2048;
 constexpr int kMinTileTokens = 32;
-constexpr int64_t kFewBytes = 32 * 1024;  // of gradients, of a tile of such a document
+constexpr int64_t kSingleQueryBytes = 32 * 1024;  // of gradients, of a tile of such a document
 constexpr int64_t kMaxChunk = 8192;
 constexpr int kCacheBytes = 64 * 1024;  // that a multiprocessor's rows in flight and rows read again want
 constexpr int kReservedBytes = 1024;    // of shared memory, that a block takes beside its own
 
-static_assert(kFewWinners == 32 * kWarps);
+static_assert(kSingleQueryWinners == 32 * kWarps);
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Dims of one piece of an embedding: 32 lanes by 4 elements, or 2 in fp64.
-int piece_dims(Dtype dtype) { return dtype == Dtype::fp64 ? 64 : 128; }
+int fragment_dims(Dtype dtype) { return dtype == Dtype::fp64 ? 64 : 128; }
 
 int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
-int pieces_for(int64_t d, Dtype dtype) {
-  if (dtype == Dtype::fp64) return kMaxPieces;  // one kernel for all lengths
-  int pieces = 1;
-  while (pieces < kMaxPieces && pieces * piece_dims(dtype) < d) pieces *= 2;
-  return pieces;
+int fragments_for(int64_t d, Dtype dtype) {
+  if (dtype == Dtype::fp64) return kMaxFragments;  // one kernel for all lengths
+  int fragments = 1;
+  while (fragments < kMaxFragments && fragments * fragment_dims(dtype) < d) fragments *= 2;
+  return fragments;
 }
 
 // As many warps to a query token as it takes to fill the device, while each still has a few documents.
@@ -44,11 +43,11 @@ int gather_split(const Sizes& s, const Device& device) {
 }
 
 // Blocks that the kernels leave registers for on a multiprocessor.
-int resident_blocks(Dtype dtype, int pieces) { return pieces > 1 || dtype == Dtype::fp64 ? 1 : 3; }
+int resident_blocks(Dtype dtype, int fragments) { return fragments > 1 || dtype == Dtype::fp64 ? 1 : 3; }
 
-// Sums and picks of the warps (backward_picks.cuh); in unified, where picks are added to as well.
-int block_smem(int pieces, bool scatter) {
-  return kWarps * (pieces * kPieceBytes + 32 * 16 * (scatter ? 2 : 1));
+// Sums and picks of the warps (backward/gather_queue.cuh); in unified, where picks are added to as well.
+int block_smem(int fragments, bool scatter) {
+  return kWarps * (fragments * kFragmentBytes + 32 * 16 * (scatter ? 2 : 1));
 }
 
 // Winners that fall to a document.
@@ -65,18 +64,18 @@ void cut_documents(const Sizes& s, int64_t tiles, BackwardPlan& plan) {
   const int64_t tokens = std::max<int64_t>(1, ceil_div(s.Ld, tiles));
   plan.tile_tokens = static_cast<int>(tokens);
   plan.tiles = static_cast<int>(ceil_div(s.Ld, tokens));
-  plan.owned_grid = std::max<int64_t>(s.documents(), 1) * plan.tiles;
+  plan.grad_d_grid = std::max<int64_t>(s.documents(), 1) * plan.tiles;
 }
 
-// Documents of one query alone: nearly all gradients are zeros (kernels/backward_few.cuh).
-void plan_few(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
+// Documents of one query alone: nearly all gradients are zeros (backward/grad_d_single_query.cuh).
+void plan_single_query(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& plan) {
   const int64_t bytes = s.Ld * s.d * element_bytes(dtype);
-  const int64_t least = std::max({int64_t{1}, ceil_div(s.Ld, kMaxTileTokens), bytes / kFewBytes});
+  const int64_t least = std::max({int64_t{1}, ceil_div(s.Ld, kMaxTileTokens), bytes / kSingleQueryBytes});
   cut_documents(s, clamp_tiles(s, device, least, ceil_div(s.Ld, kMinTileTokens)), plan);
-  plan.few = true;
+  plan.single_query = true;
   plan.chunk = static_cast<int>(ceil_div(s.Lq, 32) * 32);
-  OwnedMemory& memory = plan.memory;
-  memory.staged = block_smem(plan.pieces, false);
+  SegmentedSmem& memory = plan.memory;
+  memory.staged = block_smem(plan.row_fragments, false);
   memory.starts = memory.staged + 2 * plan.chunk;
   plan.lowmem_smem_bytes = memory.starts + 4 * plan.tile_tokens;
 }
@@ -90,7 +89,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   const int64_t shared_memory = std::max(device.smem_per_sm - kCacheBytes, device.smem_per_sm / 2);
   const int64_t room =
       std::min<int64_t>(device.smem_per_block,
-                        shared_memory / resident_blocks(dtype, plan.pieces) - kReservedBytes) /
+                        shared_memory / resident_blocks(dtype, plan.row_fragments) - kReservedBytes) /
       16 * 16;
   plan.segments =
       static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(entries / 64, 1, kWarps))));
@@ -100,7 +99,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   const int64_t sum_bytes = dtype == Dtype::fp64 ? 8 : 4;
   plan.grads_kept = static_cast<int>(sum_bytes * grads <= room / 8 ? grads : 0);
 
-  OwnedMemory& memory = plan.memory;
+  SegmentedSmem& memory = plan.memory;
   // Winners come to shared memory before they are in order: in a document of several tiles those of this one
   // alone, and a quarter more than an even share to each warp, if the list has room for them then.
   const int64_t unit = 32 * plan.segments;
@@ -110,7 +109,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
     const int64_t staged = compact ? std::min(entries, 5 * ceil_div(entries, 4 * tiles) + unit)
                                    : std::min({entries, room / 6, kMaxChunk});
     plan.chunk = static_cast<int>(ceil_div(staged, unit) * unit);
-    memory.staged = block_smem(plan.pieces, false);
+    memory.staged = block_smem(plan.row_fragments, false);
     memory.origins = memory.staged + 2 * plan.chunk;
     memory.kept = memory.staged + (compact ? 4 : 2) * plan.chunk;
     memory.starts = memory.kept + static_cast<int>(sum_bytes) * plan.grads_kept;
@@ -163,15 +162,15 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   BackwardPlan plan;
   plan.method = method;
   plan.vectors = vectors;
-  plan.pieces = vectors ? pieces_for(s.d, dtype) : kElementPieces;
+  plan.row_fragments = vectors ? fragments_for(s.d, dtype) : kElementFragments;
   // The Jacobian of the normalization needs a whole row; longer rows are summed first.
-  plan.finish_later = normalize && s.d > plan.pieces * piece_dims(dtype);
+  plan.finish_later = normalize && s.d > plan.row_fragments * fragment_dims(dtype);
   plan.split = gather_split(s, device);
   plan.gather_grid = ceil_div(s.Nq * s.Lq * plan.split, kWarps);
-  plan.gather_smem_bytes = block_smem(plan.pieces, plan.method == Backward::unified);
-  plan.early = device.capability >= 90;
-  if (s.layout == Layout::per_query && s.Lq <= kFewWinners) {
-    plan_few(s, dtype, device, plan);
+  plan.gather_smem_bytes = block_smem(plan.row_fragments, plan.method == Backward::unified);
+  plan.pdl = device.capability >= 90;
+  if (s.layout == Layout::per_query && s.Lq <= kSingleQueryWinners) {
+    plan_single_query(s, dtype, device, plan);
   } else {
     plan_many(s, dtype, device, plan);
   }

@@ -1,10 +1,9 @@
 #include <sstream>
 
-#include "direct.h"
-#include "halves.h"
+#include "forward_candidates.h"
+#include "kernel_limits.h"
+#include "plaid.h"
 #include "plan.h"
-#include "residual.h"
-#include "tail_width.h"
 
 namespace late_interaction {
 
@@ -38,11 +37,11 @@ std::string name_of(Tile tile) {
       return "mid";
     case Tile::thin:
       return "thin";
-    case Tile::wgmma_rows:
+    case Tile::sm90_q:
       return "wgmma, query rows on its M side";
-    case Tile::wgmma_split:
+    case Tile::sm90_q_longd:
       return "wgmma, query rows on its M side, embeddings in chunks";
-    case Tile::wgmma_documents:
+    case Tile::sm90_d:
       return "wgmma, documents on its M side";
     case Tile::copies:
       return "copies";
@@ -71,7 +70,7 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
   const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
   const std::string together =
       std::to_string(rows) + (rows == 1 ? " query row meets" : " query rows meet") + " each document";
-  if (is_direct(plan)) {
+  if (is_short_docs(plan)) {
     return together + ": documents of " + std::to_string(s.Ld) + " tokens are read straight into operands, " +
            (plan.members > 1 ? "a block" : "a warp") + " a document";
   }
@@ -80,12 +79,12 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
       return "float64 products, which no tile of the tensor cores serves";
     case Tile::copies:
       return "no kernel multiplies " + name_of(plan.compute) + " codes of this d on this device; " + together;
-    case Tile::wgmma_documents:
+    case Tile::sm90_d:
       return together + ": as few as fit the narrow side of a tile, so documents take its wide side";
-    case Tile::wgmma_rows:
-    case Tile::wgmma_split: {
+    case Tile::sm90_q:
+    case Tile::sm90_q_longd: {
       const std::string chunks =
-          plan.tile == Tile::wgmma_rows
+          plan.tile == Tile::sm90_q
               ? ""
               : "; embeddings of " + std::to_string(plan.chunks) + " x 128 bytes go by in chunks";
       const int64_t tiles = (s.Ld + plan.columns - 1) / plan.columns;
@@ -105,12 +104,12 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
 }
 
 std::string how_summed(const ForwardPlan& plan) {
-  const std::string parts = "up to " + std::to_string(plan.parts) + " parts a query, added by ";
-  if (plan.pieces > 1) {
-    return "in a second kernel, where a row's pieces meet" +
-           (plan.parts == 1 ? std::string() : "; " + parts + "a third");
+  const std::string partials = "up to " + std::to_string(plan.partials) + " partial sums a query, added by ";
+  if (plan.num_splits > 1) {
+    return "in a second kernel, which combines the splits of each document" +
+           (plan.partials == 1 ? std::string() : "; " + partials + "a third");
   }
-  return plan.parts == 1 ? "a query's rows meet in one warp" : parts + "a second kernel";
+  return plan.partials == 1 ? "a query's rows meet in one warp" : partials + "a second kernel";
 }
 
 }  // namespace
@@ -126,40 +125,40 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   }
   if (plan.tile == Tile::copies) {
     out << "kernel     maxsim_forward of maxsim_dequantized, products in tf32: float32 copies of the codes, "
-           "a piece of D at a time\n"
+           "some documents at a time\n"
         << "why        " << why(s, plan) << "\n";
     return out.str();
   }
-  const bool documents = plan.tile == Tile::wgmma_documents;
-  const bool split = plan.tile == Tile::wgmma_split, exact = plan.compute == Compute::tf32x3;
-  const bool wgmma = documents || split || plan.tile == Tile::wgmma_rows;
-  const bool direct = is_direct(plan), halves = is_halves(plan);
+  const bool sm90_d = plan.tile == Tile::sm90_d;
+  const bool long_d = plan.tile == Tile::sm90_q_longd, exact = plan.compute == Compute::tf32x3;
+  const bool sm90 = sm90_d || long_d || plan.tile == Tile::sm90_q;
+  const bool short_docs = is_short_docs(plan), fp16x2 = is_3xfp16(plan);
   const int tokens = plan.tile_tokens();
   out << "kernel     maxsim_forward_"
-      << (documents ? "wgmma_documents"
-          : halves  ? "wgmma_halves"
-          : split   ? exact ? "wgmma_exact" : "wgmma_split"
-          : wgmma   ? "wgmma_rows"
-          : direct  ? "direct"
-                    : "mma")
-      << ", products in " << (halves ? "3x" : "") << name_of(plan.compute) << "\n"
+      << (sm90_d       ? "sm90_d"
+          : fp16x2     ? "sm90_3xfp16"
+          : long_d     ? exact ? "sm90_3xtf32" : "sm90_q_longd"
+          : sm90       ? "sm90_q"
+          : short_docs ? "sm80_short_docs"
+                       : "sm80")
+      << ", products in " << (fp16x2 ? "3x" : "") << name_of(plan.compute) << "\n"
       << "tile       " << name_of(plan.tile) << ": " << plan.rows << " query rows x " << tokens
       << " document tokens\n"
       << "rows       "
       << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
       << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n") << "ring       ";
-  if (direct) {
+  if (short_docs) {
     out << "none: tokens go from memory to registers\n";
   } else {
-    out << plan.stages << " stages, " << plan.chunks << " of " << (halves ? 2 * 128 : 128)
+    out << plan.stages << " stages, " << plan.chunks << " of " << (fp16x2 ? 2 * 128 : 128)
         << " bytes a token to an embedding\n";
   }
-  if (documents) {
+  if (sm90_d) {
     out << "teams      " << plan.teams << " of " << plan.members
         << (plan.members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
   }
   out << "Q          "
-      << (direct          ? plan.chunks > 2 ? "comes from L1, piece by piece" : "stays in registers"
+      << (short_docs      ? plan.chunks > 2 ? "comes from L1, slice by slice" : "stays in registers"
           : plan.stream_q ? "streams through the ring with D"
                           : "stays in shared memory")
       << (plan.cluster > 1 ? ", half of it from the other block of a cluster\n" : "\n") << "memory     "
@@ -170,21 +169,21 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
                     (plan.trimmed ? ", of what a kernel before finds between the first and the last kept\n"
                                   : "\n")
               : "")
-      << (plan.copied
-              ? "copied     by a kernel before: what counts of documents with holes, or shorter than a tile\n"
+      << (plan.compacted ? "compacted  by a kernel before: the kept tokens of documents with holes, or "
+                           "shorter than a tile\n"
+                         : "")
+      << (plan.num_splits > 1
+              ? "splits     each document over " + std::to_string(plan.num_splits) + " blocks, some " +
+                    std::to_string((s.Ld + plan.num_splits - 1) / plan.num_splits) +
+                    " tokens each: whole ones would leave multiprocessors idle\n"
               : "")
-      << (plan.pieces > 1 ? "cut        each document into " + std::to_string(plan.pieces) +
-                                " pieces of some " + std::to_string((s.Ld + plan.pieces - 1) / plan.pieces) +
-                                " tokens: whole ones would leave multiprocessors idle\n"
-                          : "")
       << (tail_of(plan) > 0 ? "tail       the last tile of a document is " + std::to_string(tail_of(plan)) +
                                   " tokens wide where what remains fits it\n"
                             : "")
-      << (plan.dealt ? "dealt      documents go to the blocks of a row tile by length, long ones first\n"
-                     : "")
-      << (plan.scaled ? "scaled     columns have factors of their own\n" : "") << "grid       " << plan.grid
-      << " blocks share " << plan.units << " (row tile, " << (plan.pieces > 1 ? "piece" : "document")
-      << ") units\n"
+      << (plan.lpt ? "schedule   documents go to the blocks of a row tile by length, longest first\n" : "")
+      << (plan.scaled ? "scaled     columns have scales of their own\n" : "") << "grid       " << plan.grid
+      << " blocks share " << plan.work_tiles << " (row tile, "
+      << (plan.num_splits > 1 ? "split of a document" : "document") << ") work tiles\n"
       << "sum        " << how_summed(plan) << "\n"
       << "why        " << why(s, plan) << "\n";
   return out.str();
@@ -196,10 +195,10 @@ std::string explain(const Sizes& s, const BackwardPlan& plan) {
       << "gather     " << plan.gather_grid << " blocks of 8 warps, " << plan.split << " to a query token"
       << (plan.method == Backward::unified ? "; grad_D by fp32 vector reductions\n" : "\n");
   if (plan.method == Backward::lowmem) {
-    out << "owned      " << plan.owned_grid << " blocks of 8 warps, each " << plan.tile_tokens << " of "
+    out << "grad_D     " << plan.grad_d_grid << " blocks of 8 warps, each " << plan.tile_tokens << " of "
         << s.Ld << " tokens of a document\n"
         << "ordering   ";
-    if (plan.few) {
+    if (plan.single_query) {
       out << "none, each token looks for its few winners";
     } else {
       out << plan.segments << (plan.segments == 1 ? " warp" : " warps") << ", up to " << plan.list_capacity
@@ -217,7 +216,8 @@ std::string explain(const Sizes& s, const ResidualPlan& plan, int nbits) {
   if (plan.by_warp) {
     out << "kernel     maxsim_residual_by_warp, products in " << name_of(plan.compute) << "\n"
         << "tile       none: a warp for each query token, which decompresses the document's tokens in order\n"
-        << "grid       " << plan.grid << " blocks share " << plan.units << " (query, document) units\n"
+        << "grid       " << plan.grid << " blocks share " << plan.work_tiles
+        << " (query, document) work tiles\n"
         << "why        "
         << (plan.compute == Compute::fp64 ? "float64 products, which no tile of the tensor cores serves"
                                           : "embeddings so long that no query rows fit in shared memory")
@@ -234,15 +234,16 @@ std::string explain(const Sizes& s, const ResidualPlan& plan, int nbits) {
         << (bytes ? "a byte of " + std::to_string(nbits) + "-bit buckets at a time" : "bucket by bucket")
         << ", from shared memory\n";
     if (plan.cut_tokens > 0) {
-      out << "cut        documents of more than " << 2 * plan.cut_tokens << " tokens, into pieces of "
+      out << "splits     documents of more than " << 2 * plan.cut_tokens << " tokens, into splits of "
           << plan.cut_tokens << "\n";
     }
     out << "memory     " << plan.smem_bytes << " bytes of shared memory a block\n"
-        << "grid       " << plan.grid << " blocks share " << plan.units
-        << " (tile of query rows, document) units\n"
+        << "grid       " << plan.grid << " blocks share " << plan.work_tiles
+        << " (tile of query rows, document) work tiles\n"
         << "sum        "
-        << (plan.parts == 1 ? std::string("a query's rows meet in one warp")
-                            : std::to_string(plan.parts) + " parts a query, added by a second kernel")
+        << (plan.partials == 1
+                ? std::string("a query's rows meet in one warp")
+                : std::to_string(plan.partials) + " partial sums a query, added by a second kernel")
         << "\n"
         << "why        " << rows << (rows == 1 ? " query row meets" : " query rows meet") << " each document"
         << (plan.any ? "; winners, rows or a precision that the specialized tiles do not take" : "") << "\n";

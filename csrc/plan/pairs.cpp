@@ -2,15 +2,9 @@
 
 #include <algorithm>
 
-#include "warpgroups.h"
+#include "forward_candidates.h"
 
 namespace late_interaction {
-
-namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 // A listed pair reads its document, from L2 at best, and multiplies it while it waits. The grid reads each
 // document once and multiplies it with the tokens of all queries; in the time that it takes to read a
@@ -31,9 +25,9 @@ ForwardPlan plan_pairs(const PairSizes& s, const ForwardTraits& traits, bool win
   const Sizes sizes{Layout::per_query, s.pairs, 1, Lq, Ld, s.d};
   ForwardPlan plan =
       with_warpgroups_left(plan_forward(sizes, traits, device), sizes, traits, device, winners, true);
-  plan.units = s.pairs;
-  plan.grid = std::min(plan.grid, plan.units);
-  plan.parts = 1;
+  plan.work_tiles = s.pairs;
+  plan.grid = std::min(plan.grid, plan.work_tiles);
+  plan.partials = 1;
   return plan;
 }
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "../common/owned_memory.h"
 #include "../common/problem.h"
+#include "kernel_limits.h"
 
 namespace late_interaction {
 
@@ -32,14 +32,14 @@ int64_t element_bytes(Compute compute);
 // Tiles of the tensor-core forwards: rows of Q by tokens of D that one block multiplies at a time (half the
 // tokens in tf32x3, whose operands take twice the registers).
 enum class Tile {
-  wide,             // 256 x 64: four warps below each other
-  mid,              // 128 x 128: two by two warps
-  thin,             // 32 x 128: four warps side by side, for one short query
-  wgmma_rows,       // sm_90a: 256 query rows x `columns` tokens
-  wgmma_split,      // sm_90a: the same, embeddings in chunks, for those that do not fit it
-  wgmma_documents,  // sm_90a: `tokens` tokens x `columns` query rows
-  none,             // fp64: no tensor-core tile
-  copies,           // quantized tokens that no kernel multiplies as they are: float32 copies of them
+  wide,          // 256 x 64: four warps below each other
+  mid,           // 128 x 128: two by two warps
+  thin,          // 32 x 128: four warps side by side, for one short query
+  sm90_q,        // sm_90a: 256 query rows x `columns` tokens
+  sm90_q_longd,  // sm_90a: the same, embeddings in chunks, for those that do not fit it
+  sm90_d,        // sm_90a: `tokens` tokens x `columns` query rows
+  none,          // fp64: no tensor-core tile
+  copies,        // quantized tokens that no kernel multiplies as they are: float32 copies of them
 };
 
 struct TileShape {
@@ -51,33 +51,43 @@ TileShape tile_shape(Tile tile, Compute compute);
 struct ForwardPlan {
   Compute compute = Compute::bf16;
   Tile tile = Tile::wide;
-  int rows = 0;           // query rows of a tile
-  int columns = 0;        // tokens of a tile; wgmma_documents: query rows it has room for
-  int tokens = 0;         // wgmma_documents: tokens of a tile
-  int chunks = 0;         // 128-byte pieces of an embedding; a stage of the ring holds one, or two
-  int stages = 0;         // depth of the ring
-  int cluster = 1;        // wgmma_split: blocks that bring each other's query rows
-  bool masked = false;    // wgmma_rows, wgmma_split: columns of a tile may be left out one by one
-  bool trimmed = false;   // wgmma_rows: a kernel before finds where each masked document begins and ends
-  bool copied = false;    // wgmma_rows: or copies what counts of it, so that no column is left out
-  int pieces = 1;         // wgmma_rows, wgmma_documents: that each document is cut into
-  bool dealt = false;     // packed: documents are dealt to the blocks of a row tile, long ones first
-  int teams = 0;          // wgmma_documents: teams of warpgroups, each with documents of its own
-  int members = 0;        // wgmma_documents: warpgroups that share a document's tiles; direct: warps
-  bool scaled = false;    // wgmma_rows, wgmma_split: columns of a tile have factors of their own
-  bool stream_q = false;  // Q travels through the ring with D instead of staying in shared memory
-  int smem_bytes = 0;     // dynamic shared memory of a block
-  int blocks_per_sm = 0;  // resident together
-  int64_t row_tiles = 0;  // tiles of query rows
-  int64_t units = 0;      // (row tile, piece of a document) pairs, dealt out in contiguous ranges
-  int64_t grid = 0;       // blocks
-  int part_rows = 0;      // query rows that are summed together: those of one warp, or of a block that joins
-                          // pieces
-  int parts = 1;          // pieces a query's score is summed from; > 1 needs a second, small kernel
+  int rows = 0;            // query rows of a tile
+  int columns = 0;         // tokens of a tile; sm90_d: query rows it has room for
+  int tokens = 0;          // sm90_d: tokens of a tile
+  int chunks = 0;          // 128-byte pieces of an embedding; a stage of the ring holds one, or two
+  int stages = 0;          // depth of the ring
+  int cluster = 1;         // sm90_q_longd: blocks that bring each other's query rows
+  bool masked = false;     // sm90_q, sm90_q_longd: columns of a tile may be left out one by one
+  bool trimmed = false;    // sm90_q: a kernel before finds where each masked document begins and ends
+  bool compacted = false;  // sm90_q: or copies what counts of it, so that no column is left out
+  int num_splits = 1;      // sm90_q, sm90_d: that each document is cut into
+  bool lpt = false;        // packed: documents are dealt to the blocks of a row tile, long ones first
+  int teams = 0;           // sm90_d: teams of warpgroups, each with documents of its own
+  int members = 0;         // sm90_d: warpgroups that share a document's tiles; direct: warps
+  bool scaled = false;     // sm90_q, sm90_q_longd: columns of a tile have factors of their own
+  bool stream_q = false;   // Q travels through the ring with D instead of staying in shared memory
+  int smem_bytes = 0;      // dynamic shared memory of a block
+  int blocks_per_sm = 0;   // resident together
+  int64_t row_tiles = 0;   // tiles of query rows
+  int64_t work_tiles = 0;  // (row tile, piece of a document) pairs, dealt out in contiguous ranges
+  int64_t grid = 0;        // blocks
+  int partial_rows = 0;    // query rows that are summed together: those of one warp, or of a block that joins
+                           // pieces
+  int partials = 1;        // pieces a query's score is summed from; > 1 needs a second, small kernel
 
   // Document tokens of a tile, which are its rows where documents take the M side.
-  int tile_tokens() const { return tile == Tile::wgmma_documents ? tokens : columns; }
+  int tile_tokens() const { return tile == Tile::sm90_d ? tokens : columns; }
 };
+
+// Whether a plan is one for forward/sm80/kernel_short_docs.cuh: a thin tile without a ring.
+inline bool is_short_docs(const ForwardPlan& plan) { return plan.tile == Tile::thin && plan.stages == 0; }
+
+// tail_width of a plan; 0: all its tiles are alike.
+inline int tail_of(const ForwardPlan& plan) {
+  const bool tails = plan.tile == Tile::sm90_q && plan.compacted &&
+                     has_tails(element_bytes(plan.compute), plan.masked, plan.scaled);
+  return tails ? tail_width(plan.columns) : 0;
+}
 
 // What a forward plan depends on besides sizes.
 struct ForwardTraits {
@@ -93,39 +103,46 @@ struct ForwardTraits {
 
 ForwardPlan plan_forward(const Sizes& sizes, const ForwardTraits& traits, const Device& device);
 
-// Tokens of a tile of wgmma_rows, or wgmma_split. wgmma multiplies int8 in widths of whole 16.
+// Tokens of a tile of sm90_q, or sm90_q_longd. wgmma multiplies int8 in widths of whole 16.
 inline constexpr std::array kTileWidths = {152, 128, 104, 80};
 inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
 
-// wgmma_rows: bytes of shared memory beside the rows, the ring and what its columns count.
+// sm90_q: bytes of shared memory beside the rows, the ring and what its columns count.
 inline constexpr int kRowsKept = 18 * 1024;
 
 // The widest tiles that leave their kernels the registers they need.
 inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
 
+// Documents of a batch that a single query meets are that query's own: a backward finds their few winners
+// without an order (backward/grad_d_single_query.cuh), and writes zeros nearly everywhere.
+inline Sizes with_own_documents(Sizes s) {
+  if (s.Nq == 1 && s.Lq <= kSingleQueryWinners) s.layout = Layout::per_query;
+  return s;
+}
+
 struct BackwardPlan {
   Backward method = Backward::lowmem;  // lowmem or unified, never automatic
   bool vectors = true;                 // rows are read in vectors; else element by element
-  int pieces = 1;                      // of an embedding, that a warp holds in registers
+  int row_fragments = 1;               // of an embedding, that a warp holds in registers
   bool finish_later = false;           // gradients are summed in fp32 first and normalized by a second kernel
-  bool early = false;                  // its blocks may start while the kernel before it ends
+  bool pdl = false;                    // its blocks may start while the kernel before it ends
   // gather: grad_Q, and in unified grad_D with it
   int split = 1;  // warps that share a query token's documents
   int64_t gather_grid = 0;
   int gather_smem_bytes = 0;
   // owned: grad_D in lowmem
-  bool few = false;         // a document has a query to itself: a kernel of its own
-  int segments = 1;         // warps that take part in the ordering of winners
-  int chunk = 0;            // winners that it has in shared memory at a time
-  bool compact = false;     // of those of its tile alone
-  int tile_tokens = 0;      // document tokens a block owns
-  int tiles = 0;            // blocks a document is cut into
-  int list_capacity = 0;    // winners it orders at a time
-  bool narrow_list = true;  // in 16 bits each
-  int grads_kept = 0;       // gradients of scores that a block keeps in shared memory
-  OwnedMemory memory;       // of a block
-  int64_t owned_grid = 0;
+  bool single_query = false;  // a document has a query to itself: a kernel of its own
+  int segments = 1;           // warps that take part in the ordering of winners
+  int chunk = 0;              // winners that it has in shared memory at a time
+  bool compact = false;       // of those of its tile alone
+  int tile_tokens = 0;        // document tokens a block owns
+  int tiles = 0;              // blocks a document is cut into
+  int list_capacity = 0;      // winners it orders at a time
+  bool narrow_list = true;    // in 16 bits each
+  int grads_kept = 0;         // gradients of scores that a block keeps in shared memory
+  SegmentedSmem memory;       // of a block
+  int64_t grad_d_grid = 0;
   int lowmem_smem_bytes = 0;  // of a block of either kind: one kernel has both
 };
 

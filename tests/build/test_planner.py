@@ -47,7 +47,7 @@ traits = st.builds(plan.ForwardTraits, dtypes, precisions, st.booleans(), st.boo
 def test_a_forward_fits_the_device(size, traits, device):
     forward = plan.plan_forward(size, traits, device)
     assert forward.grid >= 1 or forward.tile == plan.Tile.copies
-    assert forward.parts >= 1
+    assert forward.partials >= 1
     assert 0 <= forward.smem_bytes <= device.smem_per_block
     assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
     assert "forward" in plan.explain(size, forward)
@@ -64,7 +64,7 @@ def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, m
     assert 0 < backward.gather_smem_bytes <= device.smem_per_block
     assert backward.tiles >= 1 and backward.tile_tokens >= 1
     assert backward.tiles * backward.tile_tokens >= size.Ld
-    assert backward.chunk >= 1 and (backward.few or backward.list_capacity >= 1)
+    assert backward.chunk >= 1 and (backward.single_query or backward.list_capacity >= 1)
     assert backward.method.name in plan.explain(size, backward)
 
 
@@ -83,12 +83,12 @@ def test_documents_of_one_query_have_a_kernel_of_their_own():
         return plan.plan_backward(size, dtype, True, False, plan.Backward.lowmem, H200)
 
     kd = backward(plan.Layout.per_query, 128, 8, 32, 1030)
-    assert kd.few and kd.tiles == 8 and kd.chunk == 32
+    assert kd.single_query and kd.tiles == 8 and kd.chunk == 32
     assert backward(plan.Layout.per_query, 128, 8, 32, 1030, dtype=plan.Dtype.fp32).tiles == 16
     assert backward(plan.Layout.per_query, 8, 1, 32, 1030).tiles == 33  # else most multiprocessors would idle
-    assert backward(plan.Layout.per_query, 128, 8, 256, 1030).few
-    assert not backward(plan.Layout.per_query, 128, 8, 257, 1030).few
-    assert not backward(plan.Layout.in_batch, 1, 8, 32, 1030).few
+    assert backward(plan.Layout.per_query, 128, 8, 256, 1030).single_query
+    assert not backward(plan.Layout.per_query, 128, 8, 257, 1030).single_query
+    assert not backward(plan.Layout.in_batch, 1, 8, 32, 1030).single_query
 
 
 def test_tiles_leave_out_the_winners_of_others_where_those_of_their_own_find_room():
@@ -113,8 +113,8 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
     def tile(size, copy_engine, device):
         return plan.plan_forward(size, plan.ForwardTraits(copy_engine=copy_engine), device).tile
 
-    assert tile(one, True, H200) == plan.Tile.wgmma_documents
-    assert tile(many, True, H200) == plan.Tile.wgmma_rows
+    assert tile(one, True, H200) == plan.Tile.sm90_d
+    assert tile(many, True, H200) == plan.Tile.sm90_q
     for copy_engine, device in ((False, H200), (True, A100)):
         assert tile(one, copy_engine, device) == plan.Tile.thin
         assert tile(many, copy_engine, device) in {plan.Tile.mid, plan.Tile.wide}
@@ -124,35 +124,35 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
     def tile(Nq, N, Lq, Ld, d=128, layout=plan.Layout.per_query, **traits):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
         made = plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
-        return "direct" if "forward_direct" in plan.explain(size, made) else made.tile.name
+        return "direct" if "sm80_short_docs" in plan.explain(size, made) else made.tile.name
 
     in_batch = plan.Layout.in_batch
     assert tile(161, 486, 24, 6) == tile(68, 556, 29, 29) == "direct"  # few rows, however many documents
     assert tile(161, 486, 24, 80) == tile(1, 1, 24, 192) == tile(264, 1, 24, 192) == "direct"
-    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 193) == tile(265, 1, 24, 193) == "wgmma_documents"
+    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 193) == tile(265, 1, 24, 193) == "sm90_d"
     assert tile(396, 1, 24, 512, d=64) == tile(265, 1, 24, 64, masked=True) == "direct"
     assert tile(1056, 1, 24, 128) == "direct"  # a query and a document for each warp
-    assert tile(1057, 1, 24, 128) == tile(1, 700, 24, 33, layout=in_batch) == "wgmma_documents"
+    assert tile(1057, 1, 24, 128) == tile(1, 700, 24, 33, layout=in_batch) == "sm90_d"
     assert tile(373, 2188, 65, 1) == "direct"  # over 32 rows: where all warps find work
-    assert tile(1, 25, 61, 8) == tile(4, 25, 16, 65, layout=in_batch) == "wgmma_documents"
+    assert tile(1, 25, 61, 8) == tile(4, 25, 16, 65, layout=in_batch) == "sm90_d"
     assert tile(4, 25, 16, 64, layout=in_batch) == tile(9, 20, 16, 384, layout=in_batch) == "direct"
-    assert tile(9, 20, 16, 385, layout=in_batch) == tile(9, 50, 16, 129, layout=in_batch) == "wgmma_rows"
+    assert tile(9, 20, 16, 385, layout=in_batch) == tile(9, 50, 16, 129, layout=in_batch) == "sm90_q"
     assert tile(9, 50, 16, 512, d=64, layout=in_batch) == "direct"
     assert tile(512, 512, 32, 16, layout=in_batch) == "direct"  # however much there is to do
     assert tile(145, 1, 274, 20) == tile(32, 32, 32, 40, layout=in_batch) == "direct"  # little to do
-    assert tile(512, 512, 32, 40, layout=in_batch) == "wgmma_rows"
-    assert tile(161, 486, 24, 6, scaled=True) == "wgmma_documents"
+    assert tile(512, 512, 32, 40, layout=in_batch) == "sm90_q"
+    assert tile(161, 486, 24, 6, scaled=True) == "sm90_d"
     assert tile(161, 486, 24, 16, d=1024) == "direct"  # more than a warp holds: piece by piece
     assert tile(387, 50, 2, 73, d=100, copy_engine=False) == "direct"
     assert tile(387, 50, 2, 129, d=100, copy_engine=False) == "thin"
-    assert tile(161, 486, 24, 6, packed=True) == "wgmma_documents"
+    assert tile(161, 486, 24, 6, packed=True) == "sm90_d"
 
 
 def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_than_tiles():
     def tile(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, device=H200, **traits):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
         made = plan.plan_forward(size, plan.ForwardTraits(**traits), device)
-        return "direct" if "forward_direct" in plan.explain(size, made) else made.tile.name
+        return "direct" if "sm80_short_docs" in plan.explain(size, made) else made.tile.name
 
     per_query = plan.Layout.per_query
     # A block's warps share four tiles of eight tokens; many documents of one tile; queries of their own.
@@ -162,11 +162,11 @@ def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_t
         == tile(24, 184, 75, 6, 768, per_query)
         == "direct"
     )
-    assert tile(7, 17, 25, 65, 512) == tile(6, 579, 98, 17, 320) == "wgmma_split"
-    assert tile(24, 184, 75, 60, 768, per_query) == tile(14, 67, 845, 59, 768) == "wgmma_split"
-    assert tile(7, 679, 23, 37, 512, per_query) == tile(3, 1494, 89, 64, 512, per_query) == "wgmma_documents"
+    assert tile(7, 17, 25, 65, 512) == tile(6, 579, 98, 17, 320) == "sm90_q_longd"
+    assert tile(24, 184, 75, 60, 768, per_query) == tile(14, 67, 845, 59, 768) == "sm90_q_longd"
+    assert tile(7, 679, 23, 37, 512, per_query) == tile(3, 1494, 89, 64, 512, per_query) == "sm90_d"
     assert tile(21, 22, 534, 5, 1024) == "direct"
-    assert tile(46, 45, 854, 4, 768) == "wgmma_split"  # query rows that L2 cannot hold come again and again
+    assert tile(46, 45, 854, 4, 768) == "sm90_q_longd"  # query rows that L2 cannot hold come again and again
     for traits in ({"scaled": True}, {"copy_engine": False}, {"dtype": plan.Dtype.fp32}):
         assert tile(7, 17, 25, 32, 512, **traits) != "direct"
     assert tile(7, 17, 25, 32, 512, device=A100) != "direct"
@@ -187,10 +187,10 @@ def test_over_64_rows_meet_short_documents_as_rows_where_a_multiprocessor_has_on
         size = plan.Sizes(plan.Layout.in_batch, 1, N, Lq, Ld, 128)
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).tile.name
 
-    assert tile(132, 65, 512) == "wgmma_rows"
-    assert tile(132, 64, 512) == tile(133, 65, 512) == tile(132, 65, 513) == "wgmma_documents"
+    assert tile(132, 65, 512) == "sm90_q"
+    assert tile(132, 64, 512) == tile(133, 65, 512) == tile(132, 65, 513) == "sm90_d"
     for traits in ({"packed": True}, {"scaled": True}, {"dtype": plan.Dtype.int8}):
-        assert tile(132, 65, 512, **traits) == "wgmma_documents"
+        assert tile(132, 65, 512, **traits) == "sm90_d"
 
 
 def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_a_mask_leaves():
@@ -199,7 +199,7 @@ def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
 
     assert forward(32, 32, 300).columns == 80 and forward(256, 256, 300).columns == 152
-    assert forward(256, 256, 300, masked=True).copied and not forward(256, 256, 70).copied
+    assert forward(256, 256, 300, masked=True).compacted and not forward(256, 256, 70).compacted
 
 
 def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
@@ -208,21 +208,21 @@ def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
         return plan.plan_forward(size, plan.ForwardTraits(dtype, precision), H200)
 
     resident, streamed = forward(256), forward(768)
-    assert resident.tile == streamed.tile == plan.Tile.wgmma_split
+    assert resident.tile == streamed.tile == plan.Tile.sm90_q_longd
     assert not resident.stream_q and resident.cluster == 1 and resident.stages >= 4
     assert streamed.stream_q and streamed.cluster == 2 and streamed.stages >= 4
-    assert streamed.grid % 2 == 0 and streamed.units == streamed.row_tiles * 32
+    assert streamed.grid % 2 == 0 and streamed.work_tiles == streamed.row_tiles * 32
     assert forward(768, N=3).cluster == 1  # else every fourth block would idle
     assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).stream_q
     exact = forward(128, plan.Dtype.fp32, plan.Precision.highest)
-    assert exact.tile == plan.Tile.wgmma_split and exact.rows == 128 and exact.parts == 2
+    assert exact.tile == plan.Tile.sm90_q_longd and exact.rows == 128 and exact.partials == 2
 
 
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
     def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, scaled=False):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
         made = plan.plan_forward(size, plan.ForwardTraits(scaled=scaled), H200)
-        assert made.tile == plan.Tile.wgmma_documents and made.parts == 1
+        assert made.tile == plan.Tile.sm90_d and made.partials == 1
         assert made.stages % (made.teams * made.members) == 0
         return made.teams, made.members
 
@@ -249,14 +249,14 @@ def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
         size = plan.Sizes(plan.Layout.in_batch, Nq, 100, 32, 300, d)
         return plan.plan_forward(size, plan.ForwardTraits(dtype, copy_engine=copy_engine), device)
 
-    for Nq, tile in ((1, plan.Tile.wgmma_documents), (64, plan.Tile.wgmma_rows)):
+    for Nq, tile in ((1, plan.Tile.sm90_d), (64, plan.Tile.sm90_q)):
         for d, chunks in ((16, 1), (128, 1), (256, 2)):
             made = forward(Nq, d)
             assert (made.compute.name, made.tile, made.chunks) == (dtype.name, tile, chunks)
         assert forward(Nq, 128, copy_engine=False).tile == plan.Tile.copies
         assert forward(Nq, 128, A100).tile == plan.Tile.copies
     split = forward(64, 512)
-    assert (split.compute.name, split.tile, split.chunks) == (dtype.name, plan.Tile.wgmma_split, 4)
+    assert (split.compute.name, split.tile, split.chunks) == (dtype.name, plan.Tile.sm90_q_longd, 4)
 
 
 def test_int8_tiles_are_whole_sixteens():
@@ -285,12 +285,12 @@ def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
         return plan.plan_forward(size, plan.ForwardTraits(packed=True), H200)
 
     few = packed(2560, 128, 300)
-    assert few.tile == plan.Tile.wgmma_rows and few.dealt and few.grid == 13 * 10
-    assert few.copied and not few.masked  # short documents are copied, so that no column is left out
+    assert few.tile == plan.Tile.sm90_q and few.lpt and few.grid == 13 * 10
+    assert few.compacted and not few.masked  # short documents are copied, so that no column is left out
     small = packed(200, 128, 300)
-    assert small.masked and not small.copied
-    assert not packed(20000, 128, 300).dealt  # a row tile has a block or two
+    assert small.masked and not small.compacted
+    assert not packed(20000, 128, 300).lpt  # a row tile has a block or two
     rerank = packed(32, 700, 300)
-    assert rerank.tile == plan.Tile.wgmma_documents and rerank.dealt and rerank.grid == 132
-    assert not packed(32, 10000, 300).dealt
+    assert rerank.tile == plan.Tile.sm90_d and rerank.lpt and rerank.grid == 132
+    assert not packed(32, 10000, 300).lpt
     assert packed(2560, 128, 300, d=200).tile == plan.Tile.thin

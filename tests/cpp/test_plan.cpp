@@ -1,9 +1,9 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
+#include "../../csrc/plan/forward_candidates.h"
 #include "../../csrc/plan/pairs.h"
+#include "../../csrc/plan/plaid.h"
 #include "../../csrc/plan/plan.h"
 #include "../../csrc/plan/recompute.h"
-#include "../../csrc/plan/residual.h"
-#include "../../csrc/plan/warpgroups.h"
 
 #include <algorithm>
 #include <array>
@@ -60,7 +60,7 @@ void test_a_plan_fits_its_device() {
         const Sizes sizes{Layout::in_batch, 64, 64, Lq, 300, d};
         const ForwardPlan forward = plan_forward(sizes, {}, device);
         EXPECT(forward.smem_bytes <= device.smem_per_block);
-        EXPECT(forward.grid >= 1 && forward.grid <= forward.units);
+        EXPECT(forward.grid >= 1 && forward.grid <= forward.work_tiles);
         const BackwardPlan backward =
             plan_backward(sizes, Dtype::bf16, true, false, Backward::lowmem, device);
         EXPECT(backward.lowmem_smem_bytes <= device.smem_per_block);
@@ -94,17 +94,17 @@ void test_a_plan_for_compressed_documents_covers_the_queries_and_fits() {
             for (bool winners : {false, true}) {
               const ResidualPlan plan =
                   plan_residual(sizes, false, dtype, Precision::highest, d % 32 == 0, winners, device);
-              EXPECT(plan.grid >= 1 && plan.grid <= plan.units && plan.cut_tokens == 0);
+              EXPECT(plan.grid >= 1 && plan.grid <= plan.work_tiles && plan.cut_tokens == 0);
               if (plan.by_warp) {
                 EXPECT(dtype == Dtype::fp64 || d > 1024);
                 continue;
               }
-              const int64_t rows = 8 * plan.column_blocks, tiles = plan.units / sizes.N;
+              const int64_t rows = 8 * plan.column_blocks, tiles = plan.work_tiles / sizes.N;
               EXPECT(plan.smem_bytes <= device.smem_per_block);
               EXPECT(rows >= 8 && rows <= plan.columns);
               EXPECT(plan.any || plan.chunks % plan.step == 0);
-              EXPECT(plan.parts * rows >= Lq && (plan.parts == 1 || rows < Lq));
-              EXPECT(Lq > rows ? tiles == Nq * plan.parts : tiles * (rows / Lq) >= Nq);
+              EXPECT(plan.partials * rows >= Lq && (plan.partials == 1 || rows < Lq));
+              EXPECT(Lq > rows ? tiles == Nq * plan.partials : tiles * (rows / Lq) >= Nq);
             }
           }
         }
@@ -150,8 +150,8 @@ void test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits() {
         const PairSizes sizes{pairs, 50, 200, 50 * longest, 60000, 128, longest};
         const ForwardPlan forward = plan_pairs(sizes, {.packed = true}, false, device);
         EXPECT(forward.smem_bytes <= device.smem_per_block);
-        EXPECT(forward.units == pairs && forward.grid >= 1 && forward.grid <= pairs);
-        EXPECT(forward.tile == (capability == 90 ? Tile::wgmma_documents : Tile::thin));
+        EXPECT(forward.work_tiles == pairs && forward.grid >= 1 && forward.grid <= pairs);
+        EXPECT(forward.tile == (capability == 90 ? Tile::sm90_d : Tile::thin));
         const BackwardPlan backward = plan_pairs_backward(sizes, longest, Dtype::bf16, true, device);
         EXPECT(backward.lowmem_smem_bytes <= device.smem_per_block);
         EXPECT(!backward.narrow_list || pairs * longest <= 65536);  // one document may meet them all
@@ -173,17 +173,17 @@ void test_few_long_documents_are_cut_for_all_blocks() {
                                           {1, 40, 128, 16384}}) {
         const ForwardPlan cut = plan(layout, Nq, N, Lq, Ld, {.masked = masked});
         const int64_t tile = cut.tokens > 0 ? cut.tokens : cut.columns;
-        EXPECT(cut.pieces > 1 && cut.units == cut.row_tiles * N * cut.pieces && !cut.copied);
+        EXPECT(cut.num_splits > 1 && cut.work_tiles == cut.row_tiles * N * cut.num_splits && !cut.compacted);
         EXPECT(cut.grid > 7 * kH200.sm_count / 10);
-        EXPECT((Ld + tile - 1) / tile >= 2 * cut.pieces);  // so that no piece is shorter than a tile
-        EXPECT(cut.parts == (Lq + 127) / 128);
+        EXPECT((Ld + tile - 1) / tile >= 2 * cut.num_splits);  // so that no piece is shorter than a tile
+        EXPECT(cut.partials == (Lq + 127) / 128);
         EXPECT(explain({layout, Nq, N, Lq, Ld, 128}, cut).find("pieces") != std::string::npos);
       }
       // Documents enough, short ones, lengths that no one knows, kernels that take documents whole.
-      EXPECT(plan(layout, 1, 1000, 32, 1030, {.masked = masked}).pieces == 1);
-      EXPECT(plan(layout, 1, 1, 32, 300, {.masked = masked}).pieces == 1);
-      EXPECT(plan(layout, 1, 1, 32, 100000, {.masked = masked, .packed = true}).pieces == 1);
-      EXPECT(plan(layout, 1, 1, 32, 100000, {.dtype = Dtype::fp32, .masked = masked}).pieces == 1);
+      EXPECT(plan(layout, 1, 1000, 32, 1030, {.masked = masked}).num_splits == 1);
+      EXPECT(plan(layout, 1, 1, 32, 300, {.masked = masked}).num_splits == 1);
+      EXPECT(plan(layout, 1, 1, 32, 100000, {.masked = masked, .packed = true}).num_splits == 1);
+      EXPECT(plan(layout, 1, 1, 32, 100000, {.dtype = Dtype::fp32, .masked = masked}).num_splits == 1);
     }
   }
 }
@@ -217,7 +217,7 @@ void test_no_warpgroup_idles_beside_winners() {
             const Sizes s{layout, 1, documents, rows, Ld, d};
             const ForwardPlan alone = plan_forward(s, traits, kH200);
             const ForwardPlan plan = with_warpgroups_left(alone, s, traits, kH200, true, rows % 2 == 0);
-            if (plan.tile != Tile::wgmma_documents) continue;
+            if (plan.tile != Tile::sm90_d) continue;
             const int most = plan.columns == 32 ? 4 : plan.columns == 128 ? 2 : 3;
             EXPECT(plan.teams >= 1 && plan.members >= 1 && plan.teams * plan.members <= most);
             EXPECT(plan.stages >= 4 && plan.stages % (plan.teams * plan.members) == 0);
@@ -228,7 +228,7 @@ void test_no_warpgroup_idles_beside_winners() {
     }
   }
   const ForwardPlan rows = left(256, 1000, 300, true, false);
-  EXPECT(rows.tile == Tile::wgmma_rows && rows.teams == 0);
+  EXPECT(rows.tile == Tile::sm90_q && rows.teams == 0);
 }
 
 void test_a_plan_can_be_read() {

@@ -1,4 +1,4 @@
-// Tensor-core products for sm_80+: mma.sync fragments, and ldmatrix that feeds them.
+// mma.sync (sm_80+): matrix products of a warp, and ldmatrix, which loads their operands.
 //
 // Every policy below multiplies a 16-row block by an 8-column block over 32 BYTES of the embedding (16
 // half-width or 8 fp32 elements), so one kernel body with one shared-memory layout serves them all:
@@ -12,14 +12,14 @@
 
 namespace late_interaction::ptx {
 
-__device__ __forceinline__ void load_matrix_x4(uint32_t (&r)[4], uint32_t smem) {
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(smem));
 }
 
-// The same of 16-bit elements, each 8x8 matrix transposed on its way.
-__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t smem) {
+// The same for 16-bit elements; it transposes each 8x8 matrix.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(smem));
@@ -62,14 +62,14 @@ struct MmaFp16 : RawOperands<__half> {
   }
 };
 
-__device__ __forceinline__ uint32_t round_to_tf32(uint32_t x) {
+__device__ __forceinline__ uint32_t cvt_rna_tf32(uint32_t x) {
   uint32_t r;
   asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(r) : "f"(__uint_as_float(x)));
   return r;
 }
 
-__device__ __forceinline__ void multiply_tf32(Accumulator& c, const uint32_t (&a)[4],
-                                              const uint32_t (&b)[2]) {
+__device__ __forceinline__ void mma_m16n8k8_tf32(Accumulator& c, const uint32_t (&a)[4],
+                                                 const uint32_t (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -79,13 +79,13 @@ __device__ __forceinline__ void multiply_tf32(Accumulator& c, const uint32_t (&a
 // fp32 inputs, 10 mantissa bits a product: precision "high".
 struct MmaTf32 : RawOperands<float> {
   static __device__ __forceinline__ A operand_a(const uint32_t (&w)[4]) {
-    return {{round_to_tf32(w[0]), round_to_tf32(w[1]), round_to_tf32(w[2]), round_to_tf32(w[3])}};
+    return {{cvt_rna_tf32(w[0]), cvt_rna_tf32(w[1]), cvt_rna_tf32(w[2]), cvt_rna_tf32(w[3])}};
   }
   static __device__ __forceinline__ B operand_b(uint32_t w0, uint32_t w1) {
-    return {{round_to_tf32(w0), round_to_tf32(w1)}};
+    return {{cvt_rna_tf32(w0), cvt_rna_tf32(w1)}};
   }
   static __device__ __forceinline__ void multiply(Accumulator& c, const A& a, const B& b) {
-    multiply_tf32(c, a.r, b.r);
+    mma_m16n8k8_tf32(c, a.r, b.r);
   }
 };
 
@@ -101,8 +101,8 @@ struct Mma3xTf32 {
     uint32_t big[2], small[2];
   };
   static __device__ __forceinline__ void split(uint32_t x, uint32_t& big, uint32_t& small) {
-    big = round_to_tf32(x);
-    small = round_to_tf32(__float_as_uint(__uint_as_float(x) - __uint_as_float(big)));
+    big = cvt_rna_tf32(x);
+    small = cvt_rna_tf32(__float_as_uint(__uint_as_float(x) - __uint_as_float(big)));
   }
   static __device__ __forceinline__ A operand_a(const uint32_t (&w)[4]) {
     A a;
@@ -120,9 +120,9 @@ struct Mma3xTf32 {
     // The tensor cores truncate as they accumulate, a bias that would grow with d: they sum these eight
     // elements alone, and the rounding addition is ours.
     Accumulator sum = {0.0f, 0.0f, 0.0f, 0.0f};
-    multiply_tf32(sum, a.small, b.big);
-    multiply_tf32(sum, a.big, b.small);
-    multiply_tf32(sum, a.big, b.big);
+    mma_m16n8k8_tf32(sum, a.small, b.big);
+    mma_m16n8k8_tf32(sum, a.big, b.small);
+    mma_m16n8k8_tf32(sum, a.big, b.big);
 #pragma unroll
     for (int e = 0; e < 4; ++e) c[e] += sum[e];
   }

@@ -1,0 +1,75 @@
+#include "cache_blocking.h"
+
+#include <algorithm>
+
+namespace late_interaction::cpu {
+namespace {
+
+constexpr int64_t kPanelBytes = 256 << 10;  // of a row block: stays in L2
+constexpr int64_t kMaxBlockRows = 1024;
+constexpr int64_t kTileBytes = 48 << 10;  // of a tile: in L2 too, its groups in L1
+constexpr int64_t kMaxTileTokens = 384;
+constexpr int64_t kItemsPerThread = 8;    // enough to even out, few enough to pack Q rarely
+constexpr double kMinItemWork = 1 << 20;  // multiply-adds
+constexpr int64_t kMinPartTokens = 256;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// How many pieces of `work` make an item worth taking, up to `most`.
+int64_t pieces_worth(double work, int64_t most) {
+  return static_cast<int64_t>(std::clamp(kMinItemWork / std::max(work, 1.0), 1.0, double(most)));
+}
+
+}  // namespace
+
+Cut cut_forward(const Sizes& s, const Multiplier& m, int64_t threads) {
+  Cut c;
+  c.steps = ceil_div(s.d, m.step_dims);
+  c.row_bytes = std::max<int64_t>(c.steps * m.step_bytes, 1);
+  const int64_t panel_rows = 2 * m.lanes;
+  const int64_t group = 3 * m.token_step;
+  c.block_rows = std::clamp(kPanelBytes / c.row_bytes / panel_rows * panel_rows, panel_rows, kMaxBlockRows);
+  c.tile_tokens = std::clamp(kTileBytes / c.row_bytes / group * group, group, kMaxTileTokens);
+  c.tile_tokens = std::min(c.tile_tokens, std::max(round_up(s.Ld, group), group));
+
+  // As many queries as fill a block, all documents; then fewer documents, then fewer queries, until there
+  // are items for all threads.
+  const int64_t wanted = threads <= 1 ? 1 : threads * kItemsPerThread;
+  const double pair_work = double(s.Lq) * double(s.Ld) * double(s.d);
+  const int64_t fit = std::max<int64_t>(c.block_rows / std::max<int64_t>(s.Lq, 1), 1);
+  c.queries = s.layout == Layout::per_query ? 1 : std::min(fit, s.Nq);
+  c.query_items = ceil_div(s.Nq, c.queries);
+  c.documents = std::clamp(ceil_div(s.N, ceil_div(wanted, c.query_items)),
+                           pieces_worth(pair_work * double(c.queries), s.N), s.N);
+  c.document_items = ceil_div(s.N, c.documents);
+  c.queries = std::clamp(ceil_div(s.Nq, ceil_div(wanted, c.document_items)),
+                         std::min(pieces_worth(pair_work * double(c.documents), s.Nq), c.queries), c.queries);
+  c.query_items = ceil_div(s.Nq, c.queries);
+
+  const int64_t pairs = s.Nq * s.N;
+  if (threads > 1 && pairs < 2 * threads && pair_work >= 2 * kMinItemWork) {
+    c.queries = c.documents = 1;
+    c.query_items = s.Nq;
+    c.document_items = s.N;
+    const int64_t parts = std::min(ceil_div(wanted, pairs), static_cast<int64_t>(pair_work / kMinItemWork));
+    c.token_parts = std::clamp<int64_t>(parts, 1, ceil_div(s.Ld, kMinPartTokens));
+    c.row_parts = std::clamp<int64_t>(ceil_div(parts, c.token_parts), 1, ceil_div(s.Lq, panel_rows));
+  }
+
+  // A query longer than a block is walked in even blocks.
+  const int64_t rows = std::max<int64_t>(ceil_div(c.queries * s.Lq, c.row_parts), 1);
+  c.block_rows = std::min(c.block_rows, round_up(ceil_div(rows, ceil_div(rows, c.block_rows)), panel_rows));
+  return c;
+}
+
+Cut cut_packed(Sizes s, const Multiplier& m, int64_t threads) {
+  s.Lq = ceil_div(s.Lq, s.Nq);
+  s.Ld = ceil_div(s.Ld, s.N);
+  Cut c = cut_forward(s, m, threads);
+  c.row_parts = c.token_parts = 1;
+  return c;
+}
+
+}  // namespace late_interaction::cpu

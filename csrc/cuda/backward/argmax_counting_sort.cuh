@@ -1,0 +1,262 @@
+// The winners of one document, put in the order of their tokens: a stable counting sort in shared memory.
+//
+// Entry e is the winner of the e-th query row that meets the document: of (query, query token) in order. They
+// go by in chunks; of a chunk each of `segments` warps has a contiguous segment.
+//   count   Every warp brings its segment into shared memory and counts it by token. The counts of all chunks
+//           and warps add up to the place where each token's winners start. Where a document has several
+//           tiles (`compact`) a warp keeps what falls to this one, and all entries are one chunk, unless
+//           some warp has no room for what it finds.
+//   list    The counts become places: tokens in order, within a token the chunks, within a chunk the warps.
+//           Then each warp puts its entries in their places, 32 at a time; of lanes with the same token
+//           the lower one comes first.
+// A call of `list` takes the tokens whose winners fit the list, so that any number of winners is put in order
+// by some number of calls. One chunk, the usual case, stays in shared memory from `count` to `list`.
+#pragma once
+
+#include "gather_queue.cuh"
+#include "incidence.cuh"
+
+namespace late_interaction {
+
+inline constexpr uint16_t kElsewhere = 0xFFFF;  // a winner of another tile, or none
+
+template <class Args>
+struct WinnerOrder {
+  const Args& p;
+  // Shared memory. The tile too: registers go to rows in flight.
+  const SegmentedTile& tile;
+  void* list;         // [list_capacity] entries in the order of their tokens, in 16 bits where those do
+  uint32_t* starts;   // [tokens + 1] first place of each token
+  uint32_t* next;     // [tokens] winners of each token; then the place of the next one
+  uint32_t* cursors;  // [segments][tokens] the same, for each warp and one chunk
+  // [segments][room] what each warp has of a chunk: tokens, counted within the tile, and, if `compact`, whose
+  // they are, counted within the warp's segment.
+  uint16_t* staged;
+  uint16_t* origins;
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t entries = tile.entries;
+  uint32_t chunk = 0;  // entries of one
+  uint32_t found = 0;  // of the chunk in shared memory, by this warp
+
+  __device__ __forceinline__ void put(uint32_t at, uint32_t e) const {
+    if (p.narrow_list) {
+      static_cast<uint16_t*>(list)[at] = static_cast<uint16_t>(e);
+    } else {
+      static_cast<uint32_t*>(list)[at] = e;
+    }
+  }
+  __device__ __forceinline__ uint32_t listed(uint32_t at) const {
+    return p.narrow_list ? static_cast<const uint16_t*>(list)[at] : static_cast<const uint32_t*>(list)[at];
+  }
+
+  // Where the winner of an entry is.
+  __device__ __forceinline__ int64_t winner_at(uint32_t e) const { return winner_of_entry(p, tile, e); }
+
+  __device__ __forceinline__ uint16_t within_tile(int32_t token) const {
+    const uint32_t behind = static_cast<uint32_t>(token - tile.first_token);  // the sentinel becomes huge
+    if (behind >= static_cast<uint32_t>(p.Ld)) return kElsewhere;
+    const uint32_t t = p.by_step.quotient(behind);
+    const bool here = t < static_cast<uint32_t>(tile.tokens) && t * p.token_step == behind;
+    return here ? static_cast<uint16_t>(t) : kElsewhere;
+  }
+
+  template <int kWidth>
+  struct alignas(2 * kWidth) Tokens {
+    uint16_t token[kWidth];
+  };
+
+  template <int kWidth>
+  __device__ __forceinline__ Tokens<kWidth> load(uint32_t e) const {
+    const int64_t at = winner_at(e);
+    if constexpr (kWidth == 1) {
+      return {within_tile(load_winner(p.winners, p.wide_winners, at))};
+    } else {
+      auto loaded = *reinterpret_cast<const Tokens<kWidth>*>(static_cast<const uint16_t*>(p.winners) + at);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) loaded.token[k] = within_tile(loaded.token[k]);
+      return loaded;
+    }
+  }
+
+  struct Segment {
+    uint32_t begin, end;  // within the chunk
+  };
+  __device__ __forceinline__ Segment segment(uint32_t first) const {
+    const uint32_t size = min(chunk, entries - first);
+    const uint32_t each = ((size + p.segments - 1 >> p.segment_bits) + 31) / 32 * 32;
+    return {min(warp * each, size), min((warp + 1) * each, size)};
+  }
+
+  // Adds what 32 lanes have loaded, from entry `at` of the segment on, to what this warp has found. Returns
+  // whether there is room for it.
+  template <int kWidth>
+  __device__ __forceinline__ bool keep(const Tokens<kWidth>& loaded, uint32_t at) {
+    uint32_t lower = 0, all = 0;  // found by the lanes below, and by all
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      const unsigned votes = __ballot_sync(kFullWarp, loaded.token[k] != kElsewhere);
+      lower += __popc(votes & ((1u << lane) - 1));
+      all += __popc(votes);
+    }
+    if (found + all > p.room) return false;
+    uint32_t to = warp * p.room + found + lower;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      if (loaded.token[k] == kElsewhere) continue;
+      staged[to] = loaded.token[k];
+      origins[to++] = static_cast<uint16_t>(at + k);
+    }
+    found += all;
+    return true;
+  }
+
+  // This warp's segment of the chunk that starts at entry `first`, kWidth winners a load and kAhead loads at
+  // once; counted into its cursors. Returns whether there was room for it.
+  template <int kWidth>
+  __device__ __forceinline__ bool stage(uint32_t first) {
+    constexpr int kAhead = kWidth == 4 ? 2 : 4, kStep = 32 * kWidth;
+    using TokenVec = Tokens<kWidth>;
+    uint32_t* counts = cursors + warp * tile.tokens;
+    for (int t = lane; t < tile.tokens; t += 32) counts[t] = 0;
+    __syncwarp();
+    const Segment mine = segment(first);
+    const uint32_t length = mine.end - mine.begin;
+    found = p.compact ? 0 : length;
+    for (uint32_t base = 0; base < length; base += kAhead * kStep) {
+      TokenVec ahead[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const uint32_t at = base + u * kStep + lane * kWidth;
+        if (at < length) {
+          ahead[u] = load<kWidth>(first + mine.begin + at);
+        } else {
+#pragma unroll
+          for (int k = 0; k < kWidth; ++k) ahead[u].token[k] = kElsewhere;
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (base + u * kStep >= length) break;
+        const uint32_t at = base + u * kStep + lane * kWidth;
+        if (p.compact) {
+          if (!keep<kWidth>(ahead[u], at)) return false;
+        } else if (at < length) {
+          *reinterpret_cast<TokenVec*>(staged + warp * p.room + at) = ahead[u];
+        }
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) {
+          if (ahead[u].token[k] != kElsewhere) atomicAdd(counts + ahead[u].token[k], 1u);
+        }
+      }
+    }
+    __syncwarp();
+    return true;
+  }
+
+  __device__ __forceinline__ bool stage_chunk(uint32_t first) {
+    bool fits = true;
+    if (warp < p.segments) {
+      fits = p.winners_at_once == 4   ? stage<4>(first)
+             : p.winners_at_once == 2 ? stage<2>(first)
+                                      : stage<1>(first);
+    }
+    return __syncthreads_or(!fits) == 0;
+  }
+
+  // A token's counts, warp by warp, become the places of those warps. Returns the place behind them.
+  __device__ __forceinline__ uint32_t counts_to_places(int t, uint32_t place) {
+    for (int s = 0; s < p.segments; ++s) {
+      const uint32_t count = cursors[s * tile.tokens + t];
+      cursors[s * tile.tokens + t] = place;
+      place += count;
+    }
+    return place;
+  }
+
+  // Fills starts, and next with the same. Of a single chunk the cursors have their places too.
+  __device__ __forceinline__ void count(uint32_t* warp_totals) {
+    // Each thread has a run of tokens.
+    const int each = (tile.tokens + kBackwardThreads - 1) / kBackwardThreads;
+    const int begin = min(static_cast<int>(threadIdx.x) * each, tile.tokens);
+    const int end = min(begin + each, tile.tokens);
+    uint32_t mine = 0;
+    chunk = p.compact ? max(1u, min(entries, p.segments << 16)) : p.chunk;
+    for (uint32_t first = 0; first == 0 || first < entries; first += chunk) {  // of no entries: zeros
+      if (first > 0) __syncthreads();
+      while (!stage_chunk(first)) chunk = p.chunk;  // which always fits
+      for (int t = begin; t < end; ++t) {
+        uint32_t sum = 0;
+        for (int s = 0; s < p.segments; ++s) sum += cursors[s * tile.tokens + t];
+        next[t] = first == 0 ? sum : next[t] + sum;
+        mine += sum;
+      }
+    }
+    uint32_t before = mine;  // exclusive sums
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(kFullWarp, before, offset);
+      if (lane >= offset) before += other;
+    }
+    if (lane == 31) warp_totals[warp] = before;
+    before -= mine;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) before += warp_totals[w];
+    for (int t = begin; t < end; ++t) {
+      const uint32_t count = next[t];
+      starts[t] = next[t] = before;
+      if (entries <= chunk) counts_to_places(t, before);
+      before += count;
+    }
+    if (threadIdx.x == kBackwardThreads - 1) starts[tile.tokens] = before;
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void place(uint32_t first, int from, int to) {
+    uint32_t* places = cursors + warp * tile.tokens;
+    const uint32_t base = starts[from];
+    const uint32_t begin = first + segment(first).begin;
+    const uint16_t* tokens = staged + warp * p.room;
+    for (uint32_t batch = 0; batch < found; batch += 32) {
+      const uint32_t at = batch + lane;
+      const int t = at < found ? tokens[at] : kElsewhere;
+      const bool here = t >= from && t < to;
+      const unsigned among = __ballot_sync(kFullWarp, here);
+      if (among == 0) continue;
+      const unsigned same = __match_any_sync(kFullWarp, t) & among;
+      const unsigned lower = same & ((1u << lane) - 1);
+      const uint32_t place = here ? places[t] : 0;
+      __syncwarp();
+      if (here) {
+        put(place - base + __popc(lower), begin + (p.compact ? origins[warp * p.room + at] : at));
+        if (lower == 0) places[t] = place + __popc(same);
+      }
+      __syncwarp();
+    }
+  }
+
+  // The entries of tokens [from, to) in list.
+  __device__ __forceinline__ void list_tokens(int from, int to) {
+    for (uint32_t first = 0; first < entries; first += chunk) {
+      if (entries > chunk) {
+        stage_chunk(first);
+        for (int t = from + threadIdx.x; t < to; t += kBackwardThreads)
+          next[t] = counts_to_places(t, next[t]);
+        __syncthreads();
+      }
+      if (warp < p.segments) place(first, from, to);
+      __syncthreads();
+    }
+  }
+
+  // The token at a place: the last one of [from, to) that starts there or before.
+  __device__ __forceinline__ int token_at(uint32_t place, int from, int to) const {
+    while (to - from > 1) {
+      const int middle = (from + to) / 2;
+      (starts[middle] <= place ? from : to) = middle;
+    }
+    return from;
+  }
+};
+
+}  // namespace late_interaction

@@ -1,0 +1,31 @@
+// maxsim_backward on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../../common/tensors.h"
+#include "run.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
+                                           bool normalize, std::string backward, bool need_grad_Q,
+                                           bool need_grad_D, bool paired) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const DeviceGuard guard(Q.get_device_index());
+  const auto [grad_Q, grad_D] = new_gradients(Q, in, need_grad_Q, need_grad_D);
+  backward_into(in, grad_scores, winners, normalize, parse_backward(backward),
+                {.grad_Q = grad_Q, .grad_D = grad_D});
+  return {grad_Q, grad_D};
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+}

@@ -1,0 +1,94 @@
+// Gradient rows of document tokens, as the blocks that own tokens sum them up and write them.
+#pragma once
+
+#include "args.h"
+#include "gather_queue.cuh"
+
+namespace late_interaction {
+
+// kNormalized: Q's rows count by their inverse norms, and gradients of unit rows become those of the rows
+// that they came from. (Without it the code is half as long, and small calls are faster.)
+template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
+struct TileRows {
+  using Shared = BackwardShared<T, kFragments, kVectors>;
+  using Row = typename Shared::Row;
+  using S = typename Shared::S;
+  static constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
+  // Whether rows may be longer than a warp holds. What normalizes those leaves their sums.
+  static constexpr bool kSums = kNormalized && (kFragments == kMostFragments || !kVectors);
+
+  const Args& p;
+  Shared& shared;
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  // What row `row` of Q, counted over all queries, counts beside its gradient.
+  __device__ __forceinline__ S q_scale(int64_t row) const {
+    if constexpr (kNormalized) {
+      if (p.q_inverse != nullptr) return static_cast<const S*>(p.q_inverse)[row];
+    }
+    return S(1);
+  }
+
+  __device__ __forceinline__ RawRow<T, kFragments> fetch(const GatherEntry<S>& queued, int first) const {
+    return Row::fetch(static_cast<const T*>(p.Q.data) + queued.offset, p.Q.dim_stride, first, p.d,
+                      queued.offset >= 0);
+  }
+
+  // The first `count` rows that this warp has picked.
+  __device__ __forceinline__ void add_gathered(Row& sum, int count, int first) const {
+    const GatherEntry<S>* queue = shared.queue[warp];
+    for (int k0 = 0; k0 < count; k0 += kRowsInFlight) {
+      RawRow<T, kFragments> rows[kRowsInFlight];
+#pragma unroll
+      for (int u = 0; u < kRowsInFlight; ++u) rows[u] = fetch(queue[k0 + u], first);
+#pragma unroll
+      for (int u = 0; u < kRowsInFlight; ++u) sum.add_scaled(rows[u], queue[k0 + u].scale);
+    }
+  }
+
+  // Row `row` of grad_D, whose token starts at element x of D.
+  __device__ __forceinline__ void write(int64_t row, int64_t x, Row& sum, int first) const {
+    if constexpr (kSums) {
+      if (p.grad_D_sums != nullptr) {
+        sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
+        return;
+      }
+    }
+    if constexpr (kNormalized) {
+      if (p.d_inverse != nullptr) {
+        Row own;
+        own.load(static_cast<const T*>(p.D.data) + x, p.D.dim_stride, first, p.d);
+        const S inverse = static_cast<const S*>(p.d_inverse)[row];
+        sum.through_normalization(own, inverse, p.unit_documents ? S(1) : inverse);
+      }
+    }
+    sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);
+  }
+
+  // Zeros to those of `count` rows, `step` behind each other, that no winner falls to. The warps take turns.
+  template <class Won>
+  __device__ __forceinline__ void clear(int64_t row, int64_t step, int count, Won won) const {
+    if constexpr (kSums) {
+      if (p.grad_D_sums != nullptr) return clear_in(static_cast<S*>(p.grad_D_sums), row, step, count, won);
+    }
+    clear_in(static_cast<T*>(p.grad_D), row, step, count, won);
+  }
+
+ private:
+  template <class Out, class Won>
+  __device__ __forceinline__ void clear_in(Out* gradients, int64_t row, int64_t step, int count,
+                                           Won won) const {
+    Row zero;
+    zero.clear();
+    Out* to = gradients + (row + warp * step) * p.d;
+    step *= kBackwardWarps * p.d;
+#pragma unroll 4
+    for (int t = warp; t < count; t += kBackwardWarps, to += step) {
+      if (won(t)) continue;
+      for (int first = 0; first < p.d; first += Row::kDims) zero.store(to, first, p.d);
+    }
+  }
+};
+
+}  // namespace late_interaction

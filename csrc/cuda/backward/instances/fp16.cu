@@ -1,0 +1,7 @@
+#include "../launch.cuh"
+
+namespace late_interaction {
+
+template struct BackwardLauncher<__half>;
+
+}  // namespace late_interaction

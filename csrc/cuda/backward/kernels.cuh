@@ -1,0 +1,63 @@
+// The ways to both gradients, each in one launch.
+//
+//   backward_lowmem   the first blocks own documents and write grad_D, the others gather grad_Q: two kinds of
+//                     block that wait for different things (shared memory; L2) on one multiprocessor. Those
+//                     that own documents take longest and come first. Either kind may be absent.
+//   backward_single_query      the same where each document meets one query alone.
+//   backward_unified  grad_Q, and grad_D by reductions as the winners' rows go by.
+#pragma once
+
+#include "grad_d_segmented.cuh"
+#include "grad_d_single_query.cuh"
+#include "grad_q_gather.cuh"
+
+namespace late_interaction {
+
+template <class T, int kFragments>
+inline constexpr int kBackwardBlocks = kFragments > 1 || sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
+#if __CUDA_ARCH__ >= 900
+template <bool kNormalized>
+inline constexpr int kMostSingleQueryBlocks = kNormalized ? 4 : 5;
+#else
+template <bool kNormalized>
+inline constexpr int kMostSingleQueryBlocks = 4;  // five leave 48 registers a thread: too few there
+#endif
+template <class T, int kFragments, bool kNormalized>
+inline constexpr int kSingleQueryBlocks = kFragments == 8 ? 1
+                                          : kFragments > 1 || sizeof(T) == 8
+                                              ? 2
+                                              : kMostSingleQueryBlocks<kNormalized>;
+
+// Args: BackwardArgs, or PairBackwardArgs for listed pairs.
+template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
+__global__ void __launch_bounds__(kBackwardThreads, (kBackwardBlocks<T, kFragments>))
+    backward_lowmem(const __grid_constant__ Args p) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  if (blockIdx.x < p.grad_d_blocks) {
+    grad_d_segmented<T, kFragments, kVectors, kNormalized>(p, blockIdx.x, shared);
+  } else {
+    gather_winners<T, kFragments, kVectors, kNormalized, false>(p, blockIdx.x - p.grad_d_blocks, shared);
+  }
+}
+
+template <class T, int kFragments, bool kVectors, bool kNormalized>
+__global__ void __launch_bounds__(kBackwardThreads, (kSingleQueryBlocks<T, kFragments, kNormalized>))
+    backward_single_query(const __grid_constant__ BackwardArgs p) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  if (blockIdx.x < p.grad_d_blocks) {
+    grad_d_single_query<T, kFragments, kVectors, kNormalized>(p, blockIdx.x, shared);
+  } else if (p.N == 1) {
+    copy_winners<T, kFragments, kVectors, kNormalized>(p, blockIdx.x - p.grad_d_blocks);
+  } else {
+    gather_winners<T, kFragments, kVectors, kNormalized, false>(p, blockIdx.x - p.grad_d_blocks, shared);
+  }
+}
+
+template <class T, int kFragments, bool kVectors>
+__global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks<T, kFragments> == 1 ? 1 : 2)
+    backward_unified(const __grid_constant__ BackwardArgs p) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  gather_winners<T, kFragments, kVectors, true, true>(p, blockIdx.x, shared);
+}
+
+}  // namespace late_interaction

@@ -1,7 +1,0 @@
-#include "kernels/backward_launch.cuh"
-
-namespace late_interaction {
-
-template struct BackwardLauncher<__half>;
-
-}  // namespace late_interaction

@@ -1,0 +1,176 @@
+// What a mask leaves of each document, before a kernel reads it.
+//
+// find_doc_ranges: the tokens from the first that the mask keeps to the last. A warp a document.
+//
+// compact_doc_ranges: only those that it keeps, since a tile of them needs no mask. A document whose kept
+// tokens lie behind each other, and fill a tile, is read where it lies; any other is copied, once, while the
+// products that take the copy read it many times.
+//
+//     document   a . b c . . d e f          part 0 of a block of threads     part 1 ...
+//     copy       a b c d e f f f            its own kept tokens, behind those that the parts before it keep,
+//                                           which it counts itself; part 0 repeats the last one up to a tile
+#include <algorithm>
+
+#include "../../primitives/argmax.cuh"
+#include "../../primitives/token_scales.cuh"
+#include "../../ptx/pdl.cuh"
+#include "../../runtime/device.h"
+#include "../../runtime/launch_config.cuh"
+#include "../launch.h"
+#include "../row_tile.cuh"
+#include "copy_rows.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kWarps = kCopyThreads / 32;
+constexpr int kSegmentTokens = 128;
+
+struct MaskedDocument {
+  int32_t query, j;
+  const uint8_t* mask;
+
+  __device__ MaskedDocument(const ForwardArgs& p, int64_t document) {
+    query = p.layout == Layout::in_batch ? 0 : static_cast<int32_t>(document / p.N);
+    j = static_cast<int32_t>(document - query * p.N);
+    mask = document_mask(p, query, j);
+  }
+  __device__ bool keeps(const ForwardArgs& p, int32_t t) const {
+    return t < p.Ld && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
+  }
+};
+
+__global__ void __launch_bounds__(kCopyThreads)
+    find_doc_ranges(const __grid_constant__ ForwardArgs p, int64_t documents, DocRange* doc_ranges) {
+  // Of 32 tokens, on their way at a time: one would leave the warp waiting for memory.
+  constexpr int kWords = 8;
+  ptx::pdl_wait_and_launch_dependents();
+  const int lane = threadIdx.x % 32;
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  for (int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; at < documents; at += stride) {
+    const MaskedDocument document(p, at);
+    int32_t first = p.Ld, end = 0;
+    for (int32_t begin = 0; begin < p.Ld; begin += 32 * kWords) {
+      bool kept[kWords];
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) kept[w] = document.keeps(p, begin + 32 * w + lane);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const uint32_t bits = __ballot_sync(kFullWarp, kept[w]);
+        if (bits == 0) continue;
+        first = min(first, begin + 32 * w + __ffs(bits) - 1);
+        end = begin + 32 * (w + 1) - __clz(bits);
+      }
+    }
+    if (end == 0) first = 0;
+    if (lane == 0) doc_ranges[at] = {first, end - first, document.j, first};
+  }
+}
+
+// Of a document's kept tokens: how many, how many before the part, the first, and the end of the last.
+struct Kept {
+  int32_t count, before, first, end;
+};
+
+// And `part`: a bit for each token of the part that begins at `here`.
+__device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document, int32_t here,
+                           uint32_t (&segment)[kSegmentTokens / 32]) {
+  constexpr int kWords = 4;  // of 32 tokens, on their way at a time
+  __shared__ Kept shared[kWarps];
+  const int lane = threadIdx.x % 32;
+  Kept mine{0, 0, p.Ld, 0};
+  for (int32_t begin = 0; begin < p.Ld; begin += kCopyThreads * kWords) {
+    bool kept[kWords];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      kept[w] = document.keeps(p, begin + w * kCopyThreads + static_cast<int32_t>(threadIdx.x));
+    }
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t bits = __ballot_sync(kFullWarp, kept[w]);
+      const int32_t first = begin + w * kCopyThreads + static_cast<int32_t>(threadIdx.x) - lane;
+      if (lane == 0 && first >= here && first < here + kSegmentTokens) segment[(first - here) / 32] = bits;
+      if (bits == 0) continue;
+      mine.count += __popc(bits);
+      mine.before += first < here ? __popc(bits) : 0;
+      mine.first = min(mine.first, first + __ffs(bits) - 1);
+      mine.end = first + 32 - __clz(bits);
+    }
+  }
+  if (lane == 0) shared[threadIdx.x / 32] = mine;
+  __syncthreads();
+  Kept all = shared[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) {
+    all.count += shared[w].count;
+    all.before += shared[w].before;
+    all.first = min(all.first, shared[w].first);
+    all.end = max(all.end, shared[w].end);
+  }
+  return all;
+}
+
+__global__ void __launch_bounds__(kCopyThreads, 4)
+    compact_doc_ranges(const __grid_constant__ ForwardArgs p, const __grid_constant__ CompactedTokens room,
+                       int segments, DocRange* doc_ranges) {
+  __shared__ uint32_t kept[kSegmentTokens / 32];
+  ptx::pdl_wait_and_launch_dependents();
+  const int64_t at = blockIdx.x / segments;
+  const int32_t here = static_cast<int32_t>(blockIdx.x % segments) * kSegmentTokens;
+  const MaskedDocument document(p, at);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Kept all = count_kept(p, document, here, kept);
+  const bool whole = all.count == all.end - all.first && all.count >= room.least;
+  const bool copied = all.count > 0 && !whole;
+  const auto slot = static_cast<int32_t>(at * room.slot);
+  if (here == 0 && threadIdx.x == 0) {
+    doc_ranges[at] = copied           ? DocRange{~slot, all.count, document.j, ~slot}
+                     : all.count == 0 ? DocRange{0, 0, document.j, 0}
+                                      : DocRange{all.first, all.count, document.j, all.first};
+  }
+  if (!copied) return;
+
+  const int64_t elements = p.d / room.token_vecs;  // of a piece: strides are whole numbers of them, too
+  const auto* tokens = static_cast<const uint4*>(p.D.data);
+  const int64_t first = document_offset(p, document.query, document.j) / elements;
+  const VecRows rows{tokens + first, p.D.token_stride / elements, room.token_vecs};
+  uint4* to = room.tokens + int64_t{slot} * room.token_vecs;
+  int32_t of_word[kSegmentTokens / 32];  // kept
+#pragma unroll
+  for (int w = 0; w < kSegmentTokens / 32; ++w) of_word[w] = __popc(kept[w]);
+  const auto source = [&](int k) { return kept[k / 32] >> (k % 32) & 1 ? here + k : -1; };
+  const auto place = [&](int k) {
+    int32_t before = all.before + __popc(kept[k / 32] & ((1u << (k % 32)) - 1));
+#pragma unroll
+    for (int w = 0; w + 1 < kSegmentTokens / 32; ++w) before += w < k / 32 ? of_word[w] : 0;
+    return before;
+  };
+  copy_rows(rows, to, kSegmentTokens, source, place);
+  const int repeated = here == 0 ? max(0, room.least - all.count) : 0;
+  copy_rows(rows, to, repeated, [&](int) { return all.end - 1; }, [&](int k) { return all.count + k; });
+
+  const float* factors = room.factors != nullptr ? document_scales(p, document.query, document.j) : nullptr;
+  const auto note = [&](int32_t token, int32_t k) {
+    room.positions[slot + k] = token;
+    if (factors != nullptr) room.factors[slot + k] = factors[token * p.d_scales.token_stride];
+  };
+  if (warp < kSegmentTokens / 32 && (kept[warp] >> lane & 1)) note(here + threadIdx.x, place(threadIdx.x));
+  for (int k = threadIdx.x; k < repeated; k += kCopyThreads) note(all.end - 1, all.count + k);
+}
+
+}  // namespace
+
+cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const CompactedTokens& copies,
+                              DocRange* doc_ranges, cudaStream_t stream) {
+  const auto shape = [](int64_t blocks) { return LaunchShape{blocks, kCopyThreads, 0, supports_pdl()}; };
+  if (copies.tokens != nullptr) {
+    const int segments = (args.Ld + kSegmentTokens - 1) / kSegmentTokens;
+    return launch(compact_doc_ranges, shape(documents * segments), stream, args, copies, segments,
+                  doc_ranges);
+  }
+  const int64_t blocks = std::min<int64_t>((documents + kWarps - 1) / kWarps, 1 << 20);
+  return launch(find_doc_ranges, shape(blocks), stream, args, documents, doc_ranges);
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,149 @@
+// Documents that a forward takes in pieces, since there are too few of them for all multiprocessors: where
+// the pieces lie, before it; and what their rows' maxima come to, after it.
+//
+//     document 0                  document 1
+//     |  piece 0  |  piece 1  |   |  piece 0  |  piece 1  |      doc_ranges, each whole tiles but for the
+//     last
+//          v           v               v           v             sm90_q, sm90_d: units like any
+//     row  m m m m     m m m m         m m m m     m m m m       maxima [visit, row], and their tokens
+//           \___ ___/                   \___ ___/
+//               larger, the earlier token at ties                a block: 128 rows of a query, a document
+//               query mask, factors; sum over rows
+//
+// Nothing is added up before all pieces have met, and rows are added in one order: the same bits every time.
+#include <algorithm>
+
+#include "../../primitives/argmax.cuh"
+#include "../../primitives/token_scales.cuh"
+#include "../../ptx/pdl.cuh"
+#include "../../runtime/device.h"
+#include "../../runtime/launch_config.cuh"
+#include "../launch.h"
+#include "../row_tile.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+
+// Piece k of a document is its tiles [k * tiles / pieces, (k + 1) * tiles / pieces).
+__device__ Span split_of(const ForwardArgs& p, int32_t k, int32_t tile_tokens) {
+  const int64_t tiles = (p.Ld + tile_tokens - 1) / tile_tokens;
+  const auto begin = [&](int32_t i) {
+    return static_cast<int32_t>(min(tiles * i / p.num_splits * tile_tokens, int64_t{p.Ld}));
+  };
+  return {begin(k), begin(k + 1) - begin(k)};
+}
+
+__global__ void __launch_bounds__(kThreads) list_splits(const __grid_constant__ ForwardArgs p, int64_t count,
+                                                        int32_t tile_tokens, DocRange* doc_ranges) {
+  ptx::pdl_wait_and_launch_dependents();
+  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const auto j = static_cast<int32_t>(at % p.N);
+  const Span split = split_of(p, j % p.num_splits, tile_tokens);
+  doc_ranges[at] = {split.first, split.length, j / p.num_splits, split.first};
+}
+
+// A block a piece: from the first token that the mask keeps to the last.
+__global__ void __launch_bounds__(kThreads)
+    list_masked_splits(const __grid_constant__ ForwardArgs p, int32_t tile_tokens, DocRange* doc_ranges) {
+  __shared__ Span ends[kWarps];
+  ptx::pdl_wait_and_launch_dependents();
+  const int64_t at = blockIdx.x;
+  const auto query = static_cast<int32_t>(at / p.N), j = static_cast<int32_t>(at % p.N);
+  const int32_t document = j / p.num_splits;
+  const uint8_t* mask = document_mask(p, query, document);
+  const Span split = split_of(p, j % p.num_splits, tile_tokens);
+  int32_t first = INT32_MAX, end = 0;
+#pragma unroll 8
+  for (int32_t t = split.first + threadIdx.x; t < split.first + split.length; t += kThreads) {
+    if (mask[t * p.d_mask.token_stride] == 0) continue;
+    first = min(first, t);
+    end = t + 1;
+  }
+  first = __reduce_min_sync(kFullWarp, first);
+  end = __reduce_max_sync(kFullWarp, end);
+  if (threadIdx.x % 32 == 0) ends[threadIdx.x / 32] = {first, end};
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (const Span& other : ends) {
+    first = min(first, other.first);
+    end = max(end, other.length);
+  }
+  if (end == 0) first = 0;
+  doc_ranges[at] = {first, end - first, document, first};
+}
+
+// NaN is above all, and of two the earlier one counts, as in PyTorch.
+__device__ __forceinline__ void keep_first(Maximum& best, const Maximum& other) {
+  const bool nan = isnan(best.value), other_nan = isnan(other.value);
+  const bool above = other_nan ? !nan : other.value > best.value;
+  const bool level = nan == other_nan && (nan || other.value == best.value);
+  const bool earlier = static_cast<uint32_t>(other.token) < static_cast<uint32_t>(best.token);
+  if (above || (level && earlier)) best = other;
+}
+
+// A block has 32 rows side by side for each `depth` of its warps, which share the pieces.
+__global__ void __launch_bounds__(kThreads)
+    combine_splits(const __grid_constant__ ForwardArgs p, int depth, float* scores) {
+  __shared__ Maximum met[kWarps][32];
+  __shared__ float sums[kCombineRows / 32];
+  ptx::pdl_wait_and_launch_dependents();
+  const int64_t documents = p.N / p.num_splits, j = blockIdx.x % documents, of_query = blockIdx.x / documents;
+  const auto query = static_cast<int32_t>(of_query / p.partials);
+  const auto part = static_cast<int32_t>(of_query % p.partials);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / depth, turn = warp % depth;
+  const int32_t place = part * kCombineRows + 32 * group + lane;
+  const bool exists = place < p.Lq;
+  const int64_t row = int64_t{query} * p.Lq + place, rows = int64_t{p.Nq} * p.Lq;
+
+  Maximum best{-INFINITY, kSentinel};
+  if (exists) {
+    const Maximum* from = p.maxima + j * p.num_splits * rows + row;
+#pragma unroll 4
+    for (int k = turn; k < p.num_splits; k += depth) keep_first(best, from[k * rows]);
+  }
+  met[warp][lane] = best;
+  __syncthreads();
+  if (turn == 0) {
+    for (int i = 1; i < depth; ++i) keep_first(best, met[warp + i][lane]);
+    // As apply_scale_store_argmax (forward/epilogue.cuh) has it.
+    const bool none = best.value == -INFINITY && best.token == kSentinel;
+    const bool counts = exists && !none && keeps_row(p, static_cast<int32_t>(row));
+    if (p.winners != nullptr && exists) {
+      const int64_t at = (query * documents + j) * p.Lq + place;
+      store_winner(p.winners, p.wide_winners, at, counts ? best.token : kSentinel);
+    }
+    const float sum = warp_sum(counts ? best.value * row_scale(p, query, place) : 0.0f);
+    if (lane == 0) sums[group] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float sum = 0.0f;
+  for (int i = 0; i < blockDim.x / 32 / depth; ++i) sum += sums[i];
+  scores[blockIdx.x] = sum;
+}
+
+}  // namespace
+
+cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, DocRange* doc_ranges,
+                                    cudaStream_t stream) {
+  const int64_t count = (args.layout == Layout::in_batch ? 1 : args.Nq) * args.N;
+  const bool pdl = supports_pdl();
+  if (args.d_mask.data != nullptr) {
+    return launch(list_masked_splits, {count, kThreads, 0, pdl}, stream, args, tile_tokens, doc_ranges);
+  }
+  const int64_t blocks = (count + kThreads - 1) / kThreads;
+  return launch(list_splits, {blocks, kThreads, 0, pdl}, stream, args, count, tile_tokens, doc_ranges);
+}
+
+cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream) {
+  const int groups = std::min((args.Lq + 31) / 32, kCombineRows / 32);
+  const int depth = std::min<int>(args.num_splits, kWarps / groups);
+  const LaunchShape shape{args.Nq * args.partials * args.documents(), 32 * groups * depth, 0, supports_pdl()};
+  return launch(combine_splits, shape, stream, args, depth, scores);
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,48 @@
+// maxsim and maxsim_winners on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../../common/tensors.h"
+#include "run.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
+                                           const OptionalTensor& d_mask, bool normalize,
+                                           const std::string& precision_name, bool paired,
+                                           bool want_winners) {
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
+  const OperandConversion how = operand_conversion(in, precision_name, normalize, Q.get_device_index());
+  const DeviceGuard guard(Q.get_device_index());
+  const Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
+  OptionalTensor winners;
+  if (want_winners) winners = new_tensor(Q, shape_of_winners(in), winner_type(in.sizes.Ld));
+  score_into(Q, D, q_mask, d_mask, in, normalize, how, scores, winners);
+  return {scores, winners};
+}
+
+Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, bool normalize,
+              std::string precision, std::string backward, bool paired) {
+  parse_backward(backward);
+  return std::get<0>(forward(Q, D, q_mask, d_mask, normalize, precision, paired, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask,
+                                          bool normalize, std::string precision, std::string backward,
+                                          bool paired) {
+  parse_backward(backward);
+  auto [scores, winners] = forward(Q, D, q_mask, d_mask, normalize, precision, paired, true);
+  return {scores, *winners};
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
+  m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
+}

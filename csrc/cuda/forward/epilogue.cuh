@@ -1,0 +1,258 @@
+// What every tensor-core forward does once a document has gone by: agree on each row's maximum, treat the
+// rare rows, apply the query mask and norms, write winners, and sum each query's rows.
+//
+// A Tile says who owns what: kLaneRows rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of
+// the o-th, kWarpRows neighbouring rows a warp, kPacked whether its kernel takes packed queries.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../primitives/argmax.cuh"
+#include "../primitives/element.cuh"
+#include "../primitives/token_scales.cuh"
+#include "args.h"
+#include "row_tile.cuh"
+
+namespace late_interaction {
+
+// Tokens of a document that maxima are over, from the `first` on: all of them, or a piece's.
+template <class E>
+struct Passage {
+  const E* tokens;
+  const uint8_t* mask;
+  const float* factors;
+  int32_t first, length;
+
+  __device__ __forceinline__ Passage(const ForwardArgs& p, int32_t query, int32_t j, Span of)
+      : tokens(static_cast<const E*>(p.D.data) + document_offset(p, query, j) + of.first * p.D.token_stride),
+        mask(document_mask(p, query, j)),
+        factors(document_scales(p, query, j)),
+        first(of.first),
+        length(of.length) {
+    if (mask != nullptr) mask += first * p.d_mask.token_stride;
+    if (factors != nullptr) factors += first * p.d_scales.token_stride;
+  }
+};
+
+__device__ __forceinline__ Span whole_document(const ForwardArgs& p, int32_t query, int32_t j) {
+  return {0, document_length(p, query, j)};
+}
+
+// The exact answer for one row, in plain fp32 and token order. All lanes of the warp work on the same row.
+template <class E>
+__device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
+  Maximum best{-INFINITY, kSentinel};
+  for (int32_t t = 0; t < of.length; ++t) {
+    if (of.mask != nullptr && of.mask[t * p.d_mask.token_stride] == 0) continue;
+    const E* x = of.tokens + t * p.D.token_stride;
+    float dot = 0.0f, squares = 0.0f;
+#pragma unroll 1  // rare, and to be called with few registers
+    for (int k = threadIdx.x % 32; k < p.d; k += 32) {
+      const float value = widen(x[k * p.D.dim_stride]);
+      dot = fmaf(widen(q[k * p.Q.dim_stride]), value, dot);
+      squares = fmaf(value, value, squares);
+    }
+    dot = warp_sum(dot);
+    if (of.factors != nullptr) {
+      dot *= token_scale(p, of.factors, t);
+    } else if (p.normalize) {
+      dot *= inverse_norm(warp_sum(squares));
+    }
+    if (isnan(dot)) return {dot, of.first + t};
+    if (best.token == kSentinel || dot > best.value) best = {dot, of.first + t};
+  }
+  return best;
+}
+
+template <class E>
+__device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const Passage<E>& of) {
+  if (of.mask == nullptr) return of.length > 0;
+  for (int32_t first = 0; first < of.length; first += 32) {
+    const int32_t t = first + threadIdx.x % 32;
+    if (__any_sync(kFullWarp, t < of.length && of.mask[t * p.d_mask.token_stride] != 0)) return true;
+  }
+  return false;
+}
+
+// Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or infinite: the document has no token
+// left (-inf and no winner: the row counts 0), or its similarities really are infinite. One row of each rare
+// lane; kept out of line, and out of the registers of the common case.
+template <class E>
+__device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
+                                                  int32_t j, Span tokens) {
+  const Passage<E> passage(p, query, j, tokens);
+  Maximum mine{-INFINITY, kSentinel};
+  if (!any_token_kept(p, passage)) return mine;
+  for (unsigned left = __ballot_sync(kFullWarp, rare); left != 0; left &= left - 1) {
+    const int who = __ffs(left) - 1;
+    const int32_t its_row = __shfl_sync(kFullWarp, row, who);
+    const Maximum exact = recompute_row(p, static_cast<const E*>(p.Q.data) + row_offset(p, its_row), passage);
+    if (static_cast<int>(threadIdx.x % 32) == who) mine = exact;
+  }
+  return mine;
+}
+
+// The rows a lane owns, and the queries its warp sums, for as long as its block stays on one row tile.
+//
+// What a warp has of a query is a part of its score. Of packed queries, part (warp, query) lies at place warp
+// + query of the parts: from row to row the warp, the query or both go up, so no two parts share a place.
+template <class Tile>
+struct LaneRows {
+  // What a row's maximum counts; negative if it is masked, or does not exist.
+  float scale[Tile::kLaneRows];
+  int32_t query[Tile::kLaneRows];   // -1: the row does not exist
+  int32_t place[Tile::kLaneRows];   // of the row within its query
+  int32_t first_query, last_query;  // of the warp; none if last < first
+  int32_t first_partial;  // the first query may have begun in another warp: which part of it this is
+
+  __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
+#pragma unroll
+    for (int o = 0; o < Tile::kLaneRows; ++o) {
+      const int at = Tile::slot(warp_m, threadIdx.x % 32, o);
+      const int32_t row = tile.first + at;
+      const bool exists = at < tile.count;
+      query[o] = exists ? row / p.Lq : -1;
+      place[o] = row - query[o] * p.Lq;
+      scale[o] = exists && keeps_row(p, row) ? row_scale(p, query[o], place[o]) : -1.0f;
+      if (Tile::kPacked && p.packed && exists) {
+        const int32_t its = p.row_queries[row];
+        query[o] = max(its, ~its);
+        if (its < 0) scale[o] = -1.0f;
+      }
+    }
+    const int32_t first = tile.first + warp_m * Tile::kWarpRows;
+    const int32_t count = min(Tile::kWarpRows, tile.count - warp_m * Tile::kWarpRows);
+    if (Tile::kPacked && p.packed) return take_packed_queries(p, first, count);
+    first_query = first / p.Lq;
+    last_query = count > 0 ? (first + count - 1) / p.Lq : -1;
+    const int32_t begun = first_query * p.Lq - tile.origin;
+    first_partial = (first - tile.origin) / Tile::kWarpRows - begun / Tile::kWarpRows;
+  }
+
+  __device__ __forceinline__ void take_packed_queries(const ForwardArgs& p, int32_t first, int32_t count) {
+    const auto query_of = [&](int32_t row) { return max(p.row_queries[row], ~p.row_queries[row]); };
+    const bool alone = p.Lq <= Tile::kWarpRows;  // then its parts are the scores, and none may be missing
+    first_query = count <= 0 || alone ? 0 : query_of(first);
+    last_query = count <= 0 ? -1 : alone ? p.queries - 1 : query_of(first + count - 1);
+    first_partial = first / Tile::kWarpRows;
+  }
+};
+
+// Row of the o-th maximum a lane is left with after reduce_quad, where a warp's rows are blocks of 16 and a
+// lane holds rows lane / 4 and lane / 4 + 8 of each, in that order.
+template <int kWarpRows, int kLaneRows>
+__device__ __forceinline__ int slot_after_quad(int warp_m, int lane, int o) {
+  const int held = (lane % 4) * kLaneRows + o;
+  return warp_m * kWarpRows + (held / 2) * 16 + (held % 2) * 8 + lane / 4;
+}
+
+// One exchange of a butterfly that halves what lanes carry: of two maxima, the lane keeps the low one (the
+// high one if it is the upper of the two lanes), merged with what its partner has for it.
+template <bool kWinners>
+__device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, float high,
+                                                int32_t high_token, bool upper, int partner) {
+  const float got = __shfl_xor_sync(kFullWarp, upper ? low : high, partner);
+  low = upper ? high : low;
+  int32_t got_token = 0;
+  if constexpr (kWinners) {
+    got_token = __shfl_xor_sync(kFullWarp, upper ? low_token : high_token, partner);
+    low_token = upper ? high_token : low_token;
+  }
+  keep_better<kWinners>(low, low_token, got, got_token);
+}
+
+// Reduces over the four lanes of a quad, each of which saw other columns of the same rows, so that lane q is
+// left with the result of its own rows, in front.
+template <int kHeld, bool kWinners>
+__device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const int half = kHeld >> (step + 1), partner = 2 >> step;
+    const bool upper = threadIdx.x & partner;
+#pragma unroll
+    for (int h = 0; h < kHeld / 2; ++h) {
+      if (h >= half) break;
+      exchange_halves<kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper, partner);
+    }
+  }
+}
+
+// Sees to one row a lane whose maximum over document j is NaN or infinite; `slot` is its place in the tile.
+template <class E>
+__device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
+                                            Maximum& best) {
+  bool rare = !(fabsf(best.value) < INFINITY);
+  if (!__any_sync(kFullWarp, rare)) return;
+  const int32_t row = tile.first + slot;
+  rare = rare && slot < tile.count && keeps_row(p, row);
+  const Span tokens = whole_document(p, tile.query, j);
+  const Maximum exact = resolve_rare_rows<E>(p, rare, row, tile.query, j, tokens);
+  if (rare) best = exact;
+}
+
+// Query mask and norms, and winners out.
+template <class Tile, bool kWinners>
+__device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, const LaneRows<Tile>& own,
+                                                         int32_t j, Maximum (&best)[Tile::kLaneRows]) {
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    // A masked row counts 0, whatever its maximum is; one without a token, whatever its factor is.
+    const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
+    const bool counts = !none && !(own.scale[o] < 0.0f);
+    best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
+    if constexpr (kWinners) {
+      if (own.query[o] >= 0) {
+        const int64_t at = ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.N + j) * p.Lq + own.place[o];
+        store_winner(p.winners, p.wide_winners, at, counts ? best[o].token : kSentinel);
+      }
+    }
+  }
+}
+
+// Each query's sum over the rows of this warp.
+template <class Tile>
+__device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
+                                            const Maximum (&best)[Tile::kLaneRows]) {
+  int64_t at = (int64_t{own.first_query} * p.partials + own.first_partial) * p.N + j;
+#pragma unroll 1
+  for (int32_t query = own.first_query; query <= own.last_query; ++query) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int o = 0; o < Tile::kLaneRows; ++o) sum += own.query[o] == query ? best[o].value : 0.0f;
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
+    // The next one begins here: its part 0.
+    at = (int64_t{query + 1} * p.partials + (Tile::kPacked && p.packed ? own.first_partial : 0)) * p.N + j;
+  }
+}
+
+// A finished piece of a document: the maxima of the lane's rows, for the kernel that joins the pieces.
+template <class Tile>
+__device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile& tile, int warp_m, int32_t j,
+                                             const Maximum (&best)[Tile::kLaneRows]) {
+  Maximum* to = p.maxima + int64_t{j} * p.Nq * p.Lq + tile.first;
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    const int slot = Tile::slot(warp_m, threadIdx.x % 32, o);
+    if (slot < tile.count) to[slot] = best[o];
+  }
+}
+
+// A finished document, where the warp that found its maxima also delivers them.
+template <class E, class Tile, bool kWinners>
+__device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
+                                                const LaneRows<Tile>& own, int warp_m, int32_t j,
+                                                const float* maximum, const int32_t* token) {
+  Maximum best[Tile::kLaneRows];
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    best[o] = {maximum[o], token[o]};
+    resolve_row<E>(p, tile, Tile::slot(warp_m, threadIdx.x % 32, o), j, best[o]);
+  }
+  apply_scale_store_argmax<Tile, kWinners>(p, own, j, best);
+  sum_queries<Tile>(p, own, j, best);
+}
+
+}  // namespace late_interaction

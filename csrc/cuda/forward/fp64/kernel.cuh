@@ -1,0 +1,106 @@
+// MaxSim forward in fp64: the reference on the GPU, for gradcheck and for measuring the others.
+//
+// One block for each (query i, document j). A warp takes every eighth query token; its lanes take every 32nd
+// document token each, so the lane that finds a maximum first in its own tokens, and the lowest token among
+// lanes, is the first overall. The row sums of the warps are added in order.
+#pragma once
+
+#include "../../pairs/args.h"
+#include "../../primitives/argmax.cuh"
+#include "../../primitives/element.cuh"
+#include "../row_tile.cuh"
+
+namespace late_interaction {
+
+inline constexpr int kFp64Threads = 256;
+// Blocks a multiprocessor: unasked, ptxas spills to fit in one more.
+inline constexpr int kFp64Blocks = 2;
+
+__device__ __forceinline__ double squared_norm(const double* x, int64_t stride, int d) {
+  double squares = 0.0;
+  for (int k = 0; k < d; ++k) squares = fma(x[k * stride], x[k * stride], squares);
+  return squares;
+}
+
+// PyTorch's max: NaN is larger than everything, and the first of equals wins.
+__device__ __forceinline__ bool beats(double value, int32_t token, double best, int32_t best_token) {
+  if (token == kSentinel) return false;
+  if (best_token == kSentinel) return true;
+  if (isnan(value) != isnan(best)) return isnan(value);
+  if (value == best || isnan(value)) return token < best_token;
+  return value > best;
+}
+
+// The rows of query i, or of pair j, and where winner s of it goes.
+__device__ __forceinline__ Span query_rows(const ForwardArgs& p, int32_t i, int32_t) {
+  return p.packed ? packed_span(p.q_offsets, i, p.Lq) : Span{i * p.Lq, p.Lq};
+}
+__device__ __forceinline__ Span query_rows(const PairArgs& p, int32_t, int32_t j) { return p.rows[j]; }
+
+__device__ __forceinline__ int64_t winner_place(const ForwardArgs& p, Span rows, int32_t i, int32_t j,
+                                                int32_t s) {
+  return p.packed ? j * int64_t{p.Lq} + rows.first + s : (i * p.N + j) * p.Lq + s;
+}
+__device__ __forceinline__ int64_t winner_place(const PairArgs& p, Span, int32_t, int32_t j, int32_t s) {
+  return j * int64_t{p.winner_stride} + s;
+}
+
+// Args: ForwardArgs, or PairArgs for listed pairs.
+template <class Args>
+__global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
+    maxsim_forward_fp64(const __grid_constant__ Args p) {
+  __shared__ double sums[kFp64Threads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int32_t i = static_cast<int32_t>(blockIdx.x / p.N);
+  const int32_t j = static_cast<int32_t>(blockIdx.x % p.N);
+  const double* document = static_cast<const double*>(p.D.data) + document_offset(p, i, j);
+  const int32_t length = document_length(p, i, j);
+  const Span rows = query_rows(p, i, j);
+  const uint8_t* mask = document_mask(p, i, j);
+
+  double sum = 0.0;
+  for (int32_t s = warp; s < rows.length; s += kFp64Threads / 32) {
+    const int32_t row = rows.first + s;
+    const double* q = static_cast<const double*>(p.Q.data) + row_offset(p, row);
+    double best = 0.0;
+    int32_t token = kSentinel;
+    if (keeps_row(p, row)) {
+      for (int32_t t = lane; t < length; t += 32) {
+        if (mask != nullptr && mask[t * p.d_mask.token_stride] == 0) continue;
+        const double* x = document + t * p.D.token_stride;
+        double dot = 0.0;
+        for (int k = 0; k < p.d; ++k) dot = fma(q[k * p.Q.dim_stride], x[k * p.D.dim_stride], dot);
+        if (p.normalize) dot *= inverse_norm(squared_norm(x, p.D.dim_stride, p.d));
+        if (beats(dot, t, best, token)) {
+          best = dot;
+          token = t;
+        }
+      }
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      const double other = __shfl_xor_sync(kFullWarp, best, offset);
+      const int32_t other_token = __shfl_xor_sync(kFullWarp, token, offset);
+      if (beats(other, other_token, best, token)) {
+        best = other;
+        token = other_token;
+      }
+    }
+    if (token != kSentinel) {
+      sum += p.normalize ? best * inverse_norm(squared_norm(q, p.Q.dim_stride, p.d)) : best;
+    }
+    if (p.winners != nullptr && lane == 0) {
+      store_winner(p.winners, p.wide_winners, winner_place(p, rows, i, j, s), token);
+    }
+  }
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double total = 0.0;
+    for (int w = 0; w < kFp64Threads / 32; ++w) total += sums[w];
+    static_cast<double*>(p.scores)[i * p.N + j] =
+        rows.length < 0 ? __longlong_as_double(0x7FF8000000000000) : total;
+  }
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,78 @@
+// The forward kernels, as the host calls them. Each returns the launch's error and waits for nothing.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../../plan/plan.h"
+#include "args.h"
+#include "tma_args.h"
+
+namespace late_interaction {
+
+// Defined in dispatch.cpp: launches the kernel that the plan names.
+cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+
+cudaError_t launch_sm80_bf16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_sm80_fp16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_sm80_tf32(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_sm80_tf32x3(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+cudaError_t launch_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+
+// sm_90a: query rows, or documents, on the M side of wgmma; split: query rows, and their embeddings in
+// pieces.
+cudaError_t launch_sm90_q_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_q_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_q_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_q_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_q_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_d_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_d_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_d_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_d_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+cudaError_t launch_sm90_d_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+
+cudaError_t launch_sm90_q_longd_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream);
+cudaError_t launch_sm90_q_longd_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream);
+cudaError_t launch_sm90_q_longd_tf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream);
+cudaError_t launch_sm90_q_longd_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream);
+cudaError_t launch_sm90_q_longd_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream);
+cudaError_t launch_sm90_q_longd_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                                     cudaStream_t stream);
+// The same for fp32 at full accuracy.
+cudaError_t launch_sm90_3xtf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream);
+// What the mask leaves of each of [documents]: the tokens from the first that it keeps to the last. Where
+// `copies` has room, only those that count; tokens then lie in whole 16 bytes, at most 16 of them.
+cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const CompactedTokens& copies,
+                              DocRange* doc_ranges, cudaStream_t stream);
+
+// Of documents that are cut into args.num_splits of whole tiles of `tile_tokens`: the doc_ranges [documents *
+// pieces]. A mask's last tokens at either end of a piece are left out.
+cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, DocRange* doc_ranges,
+                                    cudaStream_t stream);
+
+// Query rows that one block joins: of more, a query's score is left in parts [Nq, args.parts, documents].
+inline constexpr int kCombineRows = 128;
+// scores, and winners where args has them, of documents whose pieces left their maxima.
+cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream);
+
+// scores[i, j] = sum over p of parts[i, p, j], in order.
+cudaError_t launch_reduce_partials(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
+                                   cudaStream_t stream);
+
+}  // namespace late_interaction

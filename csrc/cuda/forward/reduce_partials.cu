@@ -1,0 +1,46 @@
+// A query longer than the rows of a warp leaves its score in parts; this adds them, in order.
+#include <algorithm>
+
+#include "../ptx/pdl.cuh"
+#include "../runtime/device.h"
+#include "../runtime/launch_config.cuh"
+#include "launch.h"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// The parts a query has: the blocks of `rows` rows it touches, counted from the start of its row tiles.
+__device__ int parts_of(const ForwardArgs& p, int64_t query, int rows) {
+  if (p.layout == Layout::per_query) return p.partials;
+  const int64_t first = query * p.Lq;
+  return static_cast<int>((first + p.Lq - 1) / rows - first / rows) + 1;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    reduce_partials(const __grid_constant__ ForwardArgs p, int rows, float* scores) {
+  ptx::pdl_wait_and_launch_dependents();
+  const int64_t count = p.Nq * p.N;
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
+       at += int64_t{gridDim.x} * kThreads) {
+    const int64_t query = at / p.N, j = at % p.N;
+    const float* partials = static_cast<const float*>(p.scores) + query * p.partials * p.N + j;
+    const int n = parts_of(p, query, rows);
+    float sum = 0.0f;
+    for (int part = 0; part < n; ++part) sum += partials[part * p.N];
+    scores[at] = sum;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_reduce_partials(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
+                                   cudaStream_t stream) {
+  const int64_t blocks = std::min<int64_t>((args.Nq * args.N + kThreads - 1) / kThreads, 1024);
+  const LaunchShape shape{blocks, kThreads, 0, supports_pdl()};
+  return launch(reduce_partials, shape, stream, args, plan.partial_rows, scores);
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,78 @@
+// The layout policy: which query rows form a tile, and which documents they meet.
+//
+//   in_batch   the rows of all queries lie behind each other, [Nq * Lq], and are cut into tiles wherever
+//              a tile is full: short queries share one, long queries span several. All tiles meet all
+//              documents.
+//   packed     in_batch, with one query of all tokens: documents lie where spans say, and rows are told apart
+//              where their maxima are counted (epilogue.cuh).
+//   per_query  each query is cut on its own, since no other query meets its documents.
+//
+// Everything after the choice of a tile (loads, products, maxima, sums) is the same for both.
+#pragma once
+
+#include "args.h"
+
+namespace late_interaction {
+
+struct RowTile {
+  int32_t first;   // first row of the tile among [Nq * Lq]
+  int32_t count;   // rows that exist
+  int32_t origin;  // row that blocks of rows are counted from
+  int32_t query;   // per_query: whose documents; in_batch: 0 (documents have no query stride)
+};
+
+__device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index, int tile_rows) {
+  if (p.layout == Layout::in_batch) {
+    const int32_t first = static_cast<int32_t>(index * tile_rows);
+    return {first, min(tile_rows, p.Nq * p.Lq - first), 0, 0};
+  }
+  const int32_t tiles_per_query = (p.Lq + tile_rows - 1) / tile_rows;
+  const int32_t query = static_cast<int32_t>(index / tiles_per_query);
+  const int32_t offset = static_cast<int32_t>(index % tiles_per_query) * tile_rows;
+  return {query * p.Lq + offset, min(tile_rows, p.Lq - offset), query * p.Lq, query};
+}
+
+// Sequence i of `total` tokens packed end to end. Offsets that lead elsewhere give less, never another's
+// memory.
+__device__ __forceinline__ Span packed_span(const int32_t* offsets, int64_t i, int32_t total) {
+  const int32_t first = min(max(offsets[i], 0), total);
+  return {first, max(0, min(offsets[i + 1], total) - first)};
+}
+
+// Offset, in elements, of a row of Q.
+__device__ __forceinline__ int64_t row_offset(const ForwardArgs& p, int32_t row) {
+  const int32_t query = row / p.Lq;
+  return query * p.Q.item_stride + (row - query * p.Lq) * p.Q.token_stride;
+}
+
+__device__ __forceinline__ int64_t document_index(const ForwardArgs& p, int32_t query, int32_t j) {
+  return p.layout == Layout::in_batch ? j : query * p.N + j;
+}
+
+__device__ __forceinline__ int64_t dense_offset(const ForwardArgs& p, int32_t query, int32_t j) {
+  return query * p.D.query_stride + j * p.D.item_stride;
+}
+
+// Offset, in elements, of a document's first token.
+__device__ __forceinline__ int64_t document_offset(const ForwardArgs& p, int32_t query, int32_t j) {
+  if (p.packed) return p.spans[document_index(p, query, j)].first * p.D.token_stride;
+  return dense_offset(p, query, j);
+}
+
+__device__ __forceinline__ int32_t document_length(const ForwardArgs& p, int32_t query, int32_t j) {
+  return p.packed ? p.spans[document_index(p, query, j)].length : p.Ld;
+}
+
+__device__ __forceinline__ bool keeps_row(const ForwardArgs& p, int32_t row) {
+  if (p.q_mask.data == nullptr) return true;
+  const int32_t query = row / p.Lq;
+  return p.q_mask.data[query * p.q_mask.item_stride + (row - query * p.Lq) * p.q_mask.token_stride] != 0;
+}
+
+// The mask of one document, or null.
+__device__ __forceinline__ const uint8_t* document_mask(const ForwardArgs& p, int32_t query, int32_t j) {
+  if (p.d_mask.data == nullptr) return nullptr;
+  return p.d_mask.data + query * p.d_mask.query_stride + j * p.d_mask.item_stride;
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,47 @@
+// The forward, from parsed inputs to scores and winners, for every operator that scores.
+#pragma once
+
+#include <string>
+
+#include "../../common/tensors.h"
+#include "../../plan/operand_conversion.h"
+#include "../../plan/plan.h"
+#include "../runtime/op_helpers.h"
+#include "../runtime/tma_descriptors.h"
+#include "operands/fp16x2.h"
+
+namespace late_interaction {
+
+inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled) {
+  return {.dtype = in.dtype,
+          .precision = precision,
+          .masked = in.d_mask.data != nullptr,
+          .packed = in.packed.has_value(),
+          .scaled = scaled,
+          .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
+}
+
+struct PairPick;  // pairs/index.h
+
+// What similarities are multiplied by, as primitives/token_scales.cuh has it.
+struct TokenScaleViews {
+  ScaleView q, d;
+  const float* shared = nullptr;
+};
+
+// Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
+// the dtype that they multiply in, or are multiplied by the halves that were made of them.
+void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& factors, Precision precision,
+                  const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
+                  const PairPick* pick = nullptr, const Fp16x2Tokens* fp16x2 = nullptr);
+
+// How the inputs of a call multiply.
+OperandConversion operand_conversion(const Inputs& in, const std::string& precision, bool normalize,
+                                     int device);
+
+// As forward_into, of inputs that multiply as they are or as converted operands.
+void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
+                const Inputs& in, bool normalize, const OperandConversion& how, const Tensor& scores,
+                const OptionalTensor& winners);
+
+}  // namespace late_interaction

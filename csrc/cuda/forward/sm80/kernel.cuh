@@ -1,0 +1,473 @@
+// MaxSim forward on the tensor cores of sm_80 and newer (mma.sync).
+//
+//                    a document's tokens, kColumns at a time
+//                 +-------------------------------------------+
+//   query rows    | S = Q . D^T, 16 x 8 blocks in registers   |  -> running max (and winner)
+//   kRows of them |     warps kWarpsM below each other,       |     of every row, in registers
+//   (row_tile)    |     kWarpsN side by side                  |     until the document ends
+//                 +-------------------------------------------+
+//
+// Who owns what
+//   block   a contiguous range of units (row tile, document); the grid is persistent, and ranges
+//           differ by at most one.
+//   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
+//   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a
+//           quad, who hold the same rows, split them: a lane then owns kLaneRows rows, for good.
+//
+// Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
+// kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
+// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte piece ^ row % 8),
+// so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
+//
+// Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed
+// order; a query that spans several warps' rows leaves one part each, which reduce_partials adds in order.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../../pairs/row_tile.cuh"
+#include "../../ptx/cp_async.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../../ptx/mma.cuh"
+#include "../epilogue.cuh"
+#include "../row_tile.cuh"
+
+namespace late_interaction {
+
+template <int kWarpsM_, int kWarpsN_, int kRowBlocks_, int kColumnBlocks_, int kBlocksPerSm_>
+struct MmaTile {
+  using Args = ForwardArgs;
+  static constexpr bool kListed = false;
+  static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
+  static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
+  static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
+  static constexpr int kBlocksPerSm = kBlocksPerSm_;
+  // Documents of lengths of their own take registers that large tiles do not have.
+  static constexpr bool kPacked = kWarpsM == 1;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
+  static constexpr int kRows = kWarpsM * kWarpRows, kColumns = kWarpsN * kWarpColumns;
+  static constexpr int kHeld = 2 * kRowBlocks;  // rows whose maxima a lane holds, shared with its quad
+  static constexpr int kLaneRows = kHeld / 4;   // rows of those that it alone finishes
+
+  static __device__ __forceinline__ int slot(int warp_m, int lane, int o) {
+    return slot_after_quad<kWarpRows, kLaneRows>(warp_m, lane, o);
+  }
+};
+
+// The tiles of plan.h. Operands split in two (3xTF32) need the registers of half the columns.
+template <class Mma>
+struct Tiles {
+  using Wide = MmaTile<4, 1, 4, 8, 2>;
+  using Mid = MmaTile<2, 2, 4, 8, 2>;
+  using Thin = MmaTile<1, 4, 2, 4, 3>;
+};
+template <>
+struct Tiles<ptx::Mma3xTf32> {
+  using Wide = MmaTile<4, 1, 4, 4, 2>;
+  using Mid = MmaTile<2, 2, 4, 4, 2>;
+  using Thin = MmaTile<1, 4, 2, 4, 3>;
+};
+
+inline constexpr int kChunkBytes = 128;
+inline constexpr int kVecsPerChunk = 8;  // of 16 bytes
+inline constexpr int kMaxStages = 8;
+
+// What lies before the ring in shared memory: inverse norms of a tile's tokens, and the maxima that warps
+// side by side exchange at a document's end. One buffer each is enough: between its readers and its next
+// writers lies the __syncthreads of at least one step.
+template <class Tile>
+struct Exchange {
+  float inverse_norm[Tile::kColumns];
+  float maximum[Tile::kWarpsN][Tile::kRows];
+  int32_t token[Tile::kWarpsN][Tile::kRows];
+};
+
+// Address of a 16-byte piece in a swizzled chunk of rows.
+__device__ __forceinline__ uint32_t vec_address(uint32_t base, int row, int vec) {
+  return base + row * kChunkBytes + ((vec ^ (row & 7)) << 4);
+}
+
+// In how many bytes at a time the rows of a view can be copied: 16, 8, 4, or 0: not by cp.async.
+template <class E>
+__device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, int d) {
+  if (aligned) return 16;
+  const int64_t strides = view.token_stride | view.item_stride | view.query_stride | d;
+  const auto bits = reinterpret_cast<uint64_t>(view.data) | static_cast<uint64_t>(strides) * sizeof(E);
+  return view.dim_stride != 1 || bits % 4 != 0 ? 0 : bits % 8 == 0 ? 8 : 4;
+}
+
+// One piece in copies of kBytes, of which `valid_bytes` exist in all.
+template <int kBytes>
+__device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int valid_bytes) {
+#pragma unroll
+  for (int at = 0; at < 16; at += kBytes) {
+    const bool exists = at < valid_bytes;
+    ptx::cp_async_narrow<kBytes>(dst + at, static_cast<const char*>(src) + (exists ? at : 0),
+                                 exists ? kBytes : 0);
+  }
+}
+
+// One piece by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
+// line: the usual path should not pay for its registers.
+template <class E>
+__device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int64_t stride, int first,
+                                                 int d) {
+  constexpr int kVecElements = 16 / sizeof(E);
+  union {
+    E element[kVecElements];
+    uint4 words;
+  } vec;
+  vec.words = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int k = 0; k < kVecElements; ++k) {
+    if (first + k < d) vec.element[k] = row[(first + k) * stride];
+  }
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(dst), "r"(vec.words.x), "r"(vec.words.y),
+               "r"(vec.words.z), "r"(vec.words.w)
+               : "memory");
+}
+
+// Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows
+// from `valid_rows` on, and elements from d on, become zeros.
+template <class E, int kRows, int kThreads, class Source>
+__device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, int width, int chunk, int d,
+                                           int valid_rows, Source source) {
+  constexpr int kVecElements = 16 / sizeof(E);
+  const E* data = static_cast<const E*>(view.data);
+  const int vec = threadIdx.x % kVecsPerChunk;
+  const int first = (chunk * kVecsPerChunk + vec) * kVecElements;
+  if (first >= d) valid_rows = 0;
+  const int row_bytes = (d - first) * static_cast<int>(sizeof(E));  // from this piece on
+#pragma unroll 4
+  for (int row = threadIdx.x / kVecsPerChunk; row < kRows; row += kThreads / kVecsPerChunk) {
+    const uint32_t to = vec_address(dst, row, vec);
+    const bool exists = row < valid_rows;
+    const E* from = exists ? data + source(row) + first : data;
+    if (width == 16) {  // d is then a multiple of a piece
+      ptx::cp_async_16(to, from, exists ? 16 : 0);
+    } else if (width == 8) {
+      copy_vec<8>(to, from, exists ? row_bytes : 0);
+    } else if (width == 4) {
+      copy_vec<4>(to, from, exists ? row_bytes : 0);
+    } else {
+      load_vec_by_element(to, exists ? data + source(row) : data, view.dim_stride, first, exists ? d : 0);
+    }
+  }
+}
+
+// Products of one chunk, added to the accumulators.
+template <class Mma, class Tile>
+__device__ __forceinline__ void multiply_chunk(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
+                                               uint32_t q_chunk, uint32_t d_chunk, int warp_m, int warp_n) {
+  const int lane = threadIdx.x % 32;
+  const int q_row = warp_m * Tile::kWarpRows + lane % 16, q_vec = lane / 16;
+  const int d_row = warp_n * Tile::kWarpColumns + (lane / 16) * 8 + lane % 8, d_vec = (lane / 8) % 2;
+#pragma unroll Mma::kUnroll
+  for (int k = 0; k < kVecsPerChunk / 2; ++k) {
+    typename Mma::A a[Tile::kRowBlocks];
+#pragma unroll
+    for (int i = 0; i < Tile::kRowBlocks; ++i) {
+      uint32_t words[4];
+      ptx::ldmatrix_x4(words, vec_address(q_chunk, q_row + i * 16, 2 * k + q_vec));
+      a[i] = Mma::operand_a(words);
+    }
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; n += 2) {
+      uint32_t words[4];
+      ptx::ldmatrix_x4(words, vec_address(d_chunk, d_row + n * 8, 2 * k + d_vec));
+      const typename Mma::B b0 = Mma::operand_b(words[0], words[1]);
+      const typename Mma::B b1 = Mma::operand_b(words[2], words[3]);
+#pragma unroll
+      for (int i = 0; i < Tile::kRowBlocks; ++i) {
+        Mma::multiply(acc[i][n], a[i], b0);
+        Mma::multiply(acc[i][n + 1], a[i], b1);
+      }
+    }
+  }
+}
+
+// Folds a tile's similarities into the running maxima. Argmax costs three instructions an element (compare,
+// max, select of an immediate), maxima alone one. kSome: some columns are masked out, as `valid` says.
+template <class Tile, bool kWinners, bool kSome>
+__device__ __forceinline__ void fold_tile(
+    const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], float (&maximum)[Tile::kHeld],
+    int32_t (&token)[Tile::kHeld], int32_t first_token, uint64_t valid) {
+#pragma unroll
+  for (int h = 0; h < Tile::kHeld; ++h) {
+    int32_t found = -1;  // column within the tile: an immediate in the select
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float value = acc[h / 2][n][(h % 2) * 2 + e];
+        if constexpr (kSome) value = (valid >> (n * 8 + e)) & 1 ? value : -INFINITY;
+        if constexpr (kWinners) found = value > maximum[h] ? n * 8 + e : found;
+        maximum[h] = max_keeping_nan(maximum[h], value);
+      }
+    }
+    if constexpr (kWinners) token[h] = found >= 0 ? first_token + found : token[h];
+  }
+}
+
+// What a block does at a time: a row tile, and the documents [first_j, end_j) that it meets.
+struct Work {
+  RowTile tile;
+  int32_t first_j, end_j;
+  int32_t begun;  // listed pairs: rows of the query that went before
+};
+
+// The next of the units [unit, end).
+template <class Tile>
+__device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_tile, int64_t end, int32_t&) {
+  const int32_t first_j = static_cast<int32_t>(work_tile % p.N);
+  const int32_t end_j = static_cast<int32_t>(min(p.N, first_j + (end - work_tile)));
+  const RowTile tile = row_tile(p, work_tile / p.N, Tile::kRows);
+  work_tile += end_j - first_j;
+  return {tile, first_j, end_j, 0};
+}
+
+// Of listed pairs: a tile of the rows that are left, from `begun` on, of the pair's query.
+template <class Tile>
+__device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile, int64_t, int32_t& begun) {
+  const int32_t j = static_cast<int32_t>(work_tile);
+  const Span rows = p.rows[j];
+  const Work visited{pair_tile<Tile>(rows, begun), j, j + 1, begun};
+  begun += Tile::kRows;
+  if (begun >= rows.length) {
+    begun = 0;
+    ++work_tile;
+  }
+  return visited;
+}
+
+// Waits for the oldest stage of a ring with stages - 1 loads under way. The instruction takes an immediate.
+__device__ __forceinline__ void wait_stage(int stages) {
+  switch (stages) {
+    case 2:
+      return ptx::cp_async_wait<0>();
+    case 3:
+      return ptx::cp_async_wait<1>();
+    case 4:
+      return ptx::cp_async_wait<2>();
+    case 5:
+      return ptx::cp_async_wait<3>();
+    case 6:
+      return ptx::cp_async_wait<4>();
+    case 7:
+      return ptx::cp_async_wait<5>();
+    default:
+      return ptx::cp_async_wait<kMaxStages - 2>();
+  }
+}
+
+// The next chunk to load: a place in (document, token tile, chunk) order. A document without tokens has a
+// tile of zeros.
+struct Cursor {
+  int32_t j, t, chunk;
+};
+
+template <class Mma, class Tile, bool kWinners>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
+    maxsim_forward_sm80(const __grid_constant__ typename Tile::Args p) {
+  using E = typename Mma::Element;
+  extern __shared__ __align__(128) uint8_t shared[];
+  auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
+  const uint32_t q_base = ptx::smem_address(shared) + sizeof(Exchange<Tile>);
+  const uint32_t ring = q_base + (p.stream_q ? 0 : p.chunks * Tile::kRows * kChunkBytes);
+  const uint32_t stage_bytes = (Tile::kColumns + (p.stream_q ? Tile::kRows : 0)) * kChunkBytes;
+  static_assert(sizeof(Exchange<Tile>) % 128 == 0, "chunks are swizzled by address");
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
+
+  const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);
+
+  int64_t work_tile = p.work_tiles * blockIdx.x / gridDim.x;
+  const int64_t end_work_tile = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
+  int32_t begun = 0;
+  while (work_tile < end_work_tile) {
+    const auto [tile, first_j, end_j, before] = take_work<Tile>(p, work_tile, end_work_tile, begun);
+    LaneRows<Tile> own;
+    if constexpr (!Tile::kListed) own.take(p, tile, warp_m);
+
+    const auto length_of = [&](int32_t j) {
+      return Tile::kPacked ? document_length(p, tile.query, j) : p.Ld;
+    };
+    const auto load_q = [&](uint32_t dst, int chunk) {
+      load_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, chunk, p.d, tile.count,
+                                                 [&](int row) { return row_offset(p, tile.first + row); });
+    };
+    Cursor next{first_j, 0, 0};
+    const auto load_stage = [&](int stage) {
+      if (next.j < end_j) {
+        const uint32_t dst = ring + stage * stage_bytes;
+        const int32_t length = length_of(next.j);
+        const int64_t offset =
+            Tile::kPacked ? document_offset(p, tile.query, next.j) : dense_offset(p, tile.query, next.j);
+        const int64_t from = offset + next.t * p.D.token_stride;
+        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, d_width, next.chunk, p.d, length - next.t,
+                                                      [&](int row) { return from + row * p.D.token_stride; });
+        if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.chunk);
+        if (++next.chunk == p.chunks) {
+          next.chunk = 0;
+          if ((next.t += Tile::kColumns) >= length) {
+            next.t = 0;
+            ++next.j;
+          }
+        }
+      }
+      ptx::cp_async_commit();
+    };
+
+    __syncthreads();  // the last row tile's readers are done with shared memory
+    if (!p.stream_q) {
+      for (int chunk = 0; chunk < p.chunks; ++chunk)
+        load_q(q_base + chunk * Tile::kRows * kChunkBytes, chunk);
+    }
+    for (int stage = 0; stage < p.stages - 1; ++stage) load_stage(stage);
+
+    int stage = 0, free_stage = p.stages - 1;
+    for (int32_t j = first_j; j < end_j; ++j) {
+      const uint8_t* mask = document_mask(p, tile.query, j);
+      const int32_t length = length_of(j);
+      float maximum[Tile::kHeld];
+      int32_t token[Tile::kHeld];
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld; ++h) {
+        maximum[h] = -INFINITY;
+        token[h] = kSentinel;
+      }
+
+      for (int32_t t = 0; t < max(length, 1); t += Tile::kColumns) {
+        const int32_t first_token = t + warp_n * Tile::kWarpColumns;
+        // Bit c: column c of this warp's tokens counts.
+        uint64_t valid = ~uint64_t{0} >> (64 - Tile::kWarpColumns);
+        if (first_token + Tile::kWarpColumns > length) {
+          const int32_t left = length - first_token;
+          valid = left > 0 ? (uint64_t{1} << left) - 1 : 0;
+        }
+        uint32_t kept[Tile::kWarpColumns / 32];
+        if (mask != nullptr) {
+#pragma unroll
+          for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
+            const int32_t at = first_token + w * 32 + lane;
+            kept[w] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+          }
+        }
+
+        ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks];
+#pragma unroll
+        for (int i = 0; i < Tile::kRowBlocks; ++i) {
+#pragma unroll
+          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[i][n][e] = 0.0f;
+          }
+        }
+        float squares = 0.0f;
+        for (int chunk = 0; chunk < p.chunks; ++chunk) {
+          wait_stage(p.stages);
+          __syncthreads();  // this stage has arrived for all, and all are done with the one before
+          load_stage(free_stage);
+          const uint32_t d_chunk = ring + stage * stage_bytes;
+          const uint32_t q_chunk = p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes
+                                              : q_base + chunk * Tile::kRows * kChunkBytes;
+          multiply_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
+          if (p.normalize) {
+            // kThreads / kColumns neighbouring threads share a token's squares.
+            constexpr int kSharers = Tile::kThreads / Tile::kColumns;
+            const int row = threadIdx.x / kSharers, first_vec = threadIdx.x % kSharers;
+#pragma unroll
+            for (int vec = first_vec; vec < kVecsPerChunk; vec += kSharers) {
+              union {
+                uint4 words;
+                E element[16 / sizeof(E)];
+              } data;
+              const uint32_t from = vec_address(d_chunk, row, vec);
+              asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                           : "=r"(data.words.x), "=r"(data.words.y), "=r"(data.words.z), "=r"(data.words.w)
+                           : "r"(from));
+#pragma unroll
+              for (int k = 0; k < static_cast<int>(16 / sizeof(E)); ++k) {
+                const float value = widen(data.element[k]);
+                squares = fmaf(value, value, squares);
+              }
+            }
+          }
+          free_stage = stage;
+          if (++stage == p.stages) stage = 0;
+        }
+
+        if (p.normalize) {
+          constexpr int kSharers = Tile::kThreads / Tile::kColumns;
+#pragma unroll
+          for (int partner = 1; partner < kSharers; partner *= 2) {
+            squares += __shfl_xor_sync(kFullWarp, squares, partner);
+          }
+          exchange.inverse_norm[threadIdx.x / kSharers] = inverse_norm(squares);
+          __syncthreads();
+          const float* scales = exchange.inverse_norm + warp_n * Tile::kWarpColumns + 2 * (lane % 4);
+#pragma unroll
+          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+            const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
+#pragma unroll
+            for (int i = 0; i < Tile::kRowBlocks; ++i) {
+              acc[i][n][0] *= scale.x;
+              acc[i][n][1] *= scale.y;
+              acc[i][n][2] *= scale.x;
+              acc[i][n][3] *= scale.y;
+            }
+          }
+        }
+        if (mask != nullptr) {
+          uint64_t bits = 0;
+#pragma unroll
+          for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
+            bits |= static_cast<uint64_t>(__ballot_sync(kFullWarp, kept[w] != 0)) << (32 * w);
+          }
+          valid &= bits;
+        }
+        const int32_t lane_token = first_token + 2 * (lane % 4);
+        if (valid == ~uint64_t{0} >> (64 - Tile::kWarpColumns)) {
+          fold_tile<Tile, kWinners, false>(acc, maximum, token, lane_token, valid);
+        } else {
+          fold_tile<Tile, kWinners, true>(acc, maximum, token, lane_token, valid >> (2 * (lane % 4)));
+        }
+      }
+
+      reduce_quad<Tile::kHeld, kWinners>(maximum, token);
+      if constexpr (Tile::kWarpsN > 1) {
+        // Warps side by side saw other tokens of the same rows. They take turns to finish documents.
+#pragma unroll
+        for (int o = 0; o < Tile::kLaneRows; ++o) {
+          const int slot = Tile::slot(warp_m, lane, o);
+          exchange.maximum[warp_n][slot] = maximum[o];
+          if constexpr (kWinners) exchange.token[warp_n][slot] = token[o];
+        }
+        __syncthreads();
+        if (j % Tile::kWarpsN == warp_n) {
+#pragma unroll
+          for (int n = 0; n < Tile::kWarpsN; ++n) {
+#pragma unroll
+            for (int o = 0; o < Tile::kLaneRows; ++o) {
+              const int slot = Tile::slot(warp_m, lane, o);
+              keep_better<kWinners>(maximum[o], token[o], exchange.maximum[n][slot],
+                                    kWinners ? exchange.token[n][slot] : 0);
+            }
+          }
+        }
+      }
+      if (j % Tile::kWarpsN != warp_n) continue;
+      if constexpr (Tile::kListed) {
+        finish_pair<E, Tile, kWinners>(p, tile, before, j, maximum, token);
+      } else {
+        finish_document<E, Tile, kWinners>(p, tile, own, warp_m, j, maximum, token);
+      }
+    }
+  }
+}
+
+}  // namespace late_interaction

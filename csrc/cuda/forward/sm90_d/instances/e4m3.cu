@@ -1,0 +1,10 @@
+#include "../launch.cuh"
+
+namespace late_interaction {
+
+cudaError_t launch_sm90_d_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
+                               cudaStream_t stream) {
+  return launch_documents<ptx::WgmmaE4m3, __nv_fp8_e4m3>(args, maps, plan, stream);
+}
+
+}  // namespace late_interaction

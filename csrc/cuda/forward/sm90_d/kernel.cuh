@@ -1,0 +1,741 @@
+// MaxSim forward on Hopper for few query rows: documents on the M side of wgmma, query rows on its N side.
+//
+//                        kColumns query rows (up to 128), resident in shared memory
+//                      +-----------------------------------------------+
+//   64 or 128 tokens   |                one warpgroup                  |  -> running max (and winner)
+//   of a document      |                                               |     of each query row,
+//                      +-----------------------------------------------+     element by element
+//
+// One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
+// What counts is that TMA never waits. So the ring takes all the shared memory there is, each
+// warpgroup has a share of it, and while one waits for its products, its barriers or the end of its document,
+// the others take what has arrived.
+//
+//     several documents a block: one to a team     one document a block: a tile to each warpgroup
+//     of one warpgroup                             of the only team
+//
+//     document 0  ==>        warpgroup 0           tile 0  ==>        warpgroup 0
+//     document 1  ==>  ring  warpgroup 1           tile 1  ==>  ring  warpgroup 1
+//     document 2  ==>        warpgroup 2           tile 2  ==>        warpgroup 2
+//        ...                    ...                  ...                 ...
+//
+// Who owns what
+//   block      one a multiprocessor, persistent: a contiguous range of (query, document). With one query for
+//              all documents there is one row tile; else a row tile is a query, with documents of its own, or
+//              with each document comes the row tile of its listed pair (pairs/row_tile.cuh).
+//   team       p.members warpgroups, and every p.teams-th document of the block.
+//   producer   one thread a team, each of another warp of the last warpgroup, which keeps few registers: TMA
+//              loads. Teams with documents of other lengths do not wait for each other. The tokens' mask and
+//              scales come with their tile: behind the copies that are under way, a load takes microseconds.
+//   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
+//              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
+//   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one merges the
+//              maxima of all, and treats, sums and stores them, while the others go on.
+//   lane       the running maxima of kColumns / 4 query rows over the tokens it sees.
+#pragma once
+
+#include <type_traits>
+
+#include "../../../plan/kernel_limits.h"
+#include "../../pairs/row_tile.cuh"
+#include "../../primitives/max_fold.cuh"
+#include "../../ptx/mma.cuh"
+#include "../sm90_pipeline.cuh"
+#include "token_scale_tma.h"
+
+namespace late_interaction {
+
+struct DocumentScheduler;
+
+template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kListed_ = false>
+struct Sm90DTile {
+  using Args = TokenScaleArgs;
+  using Scheduler = DocumentScheduler;
+  static constexpr bool kListed = kListed_;
+  using Type = Type_;
+  using Element = Element_;
+  using Accumulator = typename Type::Accumulator;
+  static constexpr bool kWinners = kWinners_, kPacked = true;
+  static constexpr bool kQuantized = sizeof(Element) == 1;  // tokens have scales, else they may be normalized
+  static constexpr int kColumns = kColumns_;
+  static constexpr Sm90DShape kShape = sm90_d_shape(kColumns, kChunks_, kWinners, kListed);
+  static constexpr int kChunks = kShape.chunks, kTokens = kShape.tokens;  // of a stage
+  static constexpr int kBlocks = kTokens / 64;
+  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
+  static constexpr int kWarpgroups = kShape.warpgroups;  // that multiply, at most
+  static constexpr int kWarps = 4;                       // of a warpgroup
+  static constexpr int kGroupThreads = 32 * kWarps;
+  static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;
+  // Of a lane that multiplies, once the producer's warpgroup has given up of its own what it can.
+  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 152 : 232;
+  static constexpr int kProducerRegisters = kWarpgroups == 4 ? 32 : kWarpgroups == 3 ? 56 : 40;
+  static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
+  static constexpr int kHeld = kColumns / 4, kLaneRows = kColumns / 32;
+  static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
+  static constexpr uint32_t kDChunkBytes = kTokens * kChunkRowBytes;
+  static constexpr uint32_t kStageBytes = kChunks * kDChunkBytes;
+  static constexpr uint32_t kTokenScaleBytes = token_scale_bytes(kShape, kQuantized);
+  static_assert(kQChunkBytes % 1024 == 0, "swizzled rows come in groups of eight");
+
+  static __device__ __forceinline__ int slot(int, int lane, int o) { return 32 * o + lane; }
+
+  struct NoTokens {};
+  struct Tokens {
+    int32_t token[kWarps][kColumns];
+  };
+  struct Maxima : std::conditional_t<kWinners, Tokens, NoTokens> {
+    float maximum[kWarps][kColumns];
+  };
+  using Exchange = Maxima[2][kWarpgroups];
+
+  using Products = Accumulator[kBlocks][kColumns / 2];  // of a lane
+};
+
+// Where things lie in a block's shared memory: the ring, a share for each warpgroup; Q, once or for each
+// team; of each stage its tokens' mask and scales, if they have any; the exchange; barriers.
+template <class Tile>
+struct Sm90DShared {
+  uint32_t ring, q, q_bytes, token_scales, barriers;
+  int share, stages;
+  bool one_q;
+  typename Tile::Exchange& exchange;
+
+  __device__ __forceinline__ Sm90DShared(const ForwardArgs& p, uint8_t* shared)
+      : exchange(*reinterpret_cast<typename Tile::Exchange*>(
+            shared + p.stages * (Tile::kStageBytes + (masked_or_scaled(p) ? Tile::kTokenScaleBytes : 0)) +
+            (p.row_tiles == 1 ? 1 : p.teams) * p.chunks * Tile::kQChunkBytes)) {
+    ring = ptx::smem_address(shared);
+    q = ring + p.stages * Tile::kStageBytes;
+    q_bytes = p.chunks * Tile::kQChunkBytes;
+    token_scales = ptx::smem_address(&exchange) - p.stages * Tile::kTokenScaleBytes;
+    barriers = ptx::smem_address(&exchange) + sizeof(exchange);
+    share = p.stages / (p.teams * p.members);
+    stages = p.stages;
+    one_q = p.row_tiles == 1;
+  }
+
+  static __device__ __forceinline__ bool masked_or_scaled(const ForwardArgs& p) {
+    return !Tile::kListed && (p.d_mask.data != nullptr || (Tile::kQuantized && p.d_scales.data != nullptr));
+  }
+
+  __device__ __forceinline__ uint32_t stage(int warpgroup, const PipelineState& at) const {
+    return ring + (warpgroup * share + at.stage) * Tile::kStageBytes;
+  }
+  // Of a stage's tokens.
+  __device__ __forceinline__ uint32_t mask_of(int warpgroup, const PipelineState& at) const {
+    return token_scales + (warpgroup * share + at.stage) * Tile::kTokenScaleBytes;
+  }
+  __device__ __forceinline__ uint32_t scales_of(int warpgroup, const PipelineState& at) const {
+    return mask_of(warpgroup, at) + mask_bytes(Tile::kShape);
+  }
+  __device__ __forceinline__ uint32_t full(int warpgroup, const PipelineState& at) const {
+    return barriers + 16 * (warpgroup * share + at.stage);
+  }
+  __device__ __forceinline__ uint32_t empty(int warpgroup, const PipelineState& at) const {
+    return full(warpgroup, at) + 8;
+  }
+  __device__ __forceinline__ int q_owner(int team) const { return one_q ? 0 : team; }
+  __device__ __forceinline__ uint32_t query(int team) const { return q + q_owner(team) * q_bytes; }
+  __device__ __forceinline__ uint32_t q_full(int team) const {
+    return barriers + 16 * stages + 8 * q_owner(team);
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    for (int i = 0; i < stages; ++i) {
+      ptx::mbarrier_init(barriers + 16 * i, 1);
+      ptx::mbarrier_init(barriers + 16 * i + 8, Tile::kWarps);
+    }
+    for (int team = 0; team < Tile::kWarpgroups; ++team)
+      ptx::mbarrier_init(barriers + 16 * stages + 8 * team, 1);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+// A (row tile, document) on its way through a block's range.
+struct DocumentScheduler {
+  int32_t left;  // units from here to the end of the range
+  int32_t row_tile, j;
+
+  __device__ __forceinline__ DocumentScheduler(const ForwardArgs& p, int first) {
+    const WorkRange range = WorkRange::mine(p);
+    left = static_cast<int32_t>(range.end - range.work_tile);
+    row_tile = p.row_tiles == 1 ? 0 : static_cast<int32_t>(range.work_tile / p.N);
+    j = static_cast<int32_t>(range.work_tile - row_tile * p.N);
+    advance(p, first);
+  }
+  __device__ __forceinline__ void advance(const ForwardArgs& p, int work_tiles) {
+    left -= work_tiles;
+    j += work_tiles;
+    while (j >= p.N && p.row_tiles > 1) {
+      j -= static_cast<int32_t>(p.N);
+      ++row_tile;
+    }
+  }
+  // What tells its rows from others.
+  __device__ __forceinline__ int32_t rows_id() const { return row_tile; }
+};
+
+// A (tile of its query's rows, pair) on its way through a block's range.
+template <int kRows>
+struct PairScheduler {
+  static constexpr int32_t row_tile = 0;
+  int32_t left, j;  // pairs from here to the end of the range; the pair
+  int32_t begun;    // of its query's rows: those that went before
+  Span rows, tokens;
+
+  __device__ __forceinline__ PairScheduler(const PairArgs& p, int first) {
+    const WorkRange range = WorkRange::mine(p);
+    left = static_cast<int32_t>(range.end - range.work_tile);
+    j = static_cast<int32_t>(range.work_tile);
+    step(p, first);
+  }
+  __device__ __forceinline__ void step(const PairArgs& p, int pairs) {
+    left -= pairs;
+    j += pairs;
+    begun = 0;
+    rows = tokens = Span{0, 0};
+    if (left <= 0) return;
+    rows = p.rows[j];
+    tokens = p.spans[j];
+  }
+  __device__ __forceinline__ void advance(const PairArgs& p, int pairs) {
+    begun += kRows;
+    if (begun >= rows.length) step(p, pairs);
+  }
+  __device__ __forceinline__ int64_t rows_id() const {
+    return static_cast<int64_t>(rows.first + begun) << 32 | static_cast<uint32_t>(rows.length - begun);
+  }
+};
+
+// Its producers look up where pairs lie, in registers that those who multiply can spare.
+template <class Tile>
+struct Sm90DPairsTile : Listed<Tile> {
+  using Scheduler = PairScheduler<Tile::kRows>;
+  static constexpr int kRegisters = Tile::kWarpgroups == 4 ? 104 : Tile::kRegisters;
+  static constexpr int kProducerRegisters = Tile::kWarpgroups == 4 ? 64 : Tile::kProducerRegisters;
+};
+
+__device__ __forceinline__ DocRange doc_range_of(const ForwardArgs& p, int32_t row_tile, int32_t j) {
+  if (p.doc_ranges == nullptr) return {0, p.Ld, j, 0};
+  return p.doc_ranges[document_index(p, row_tile, j)];
+}
+
+// The document, or piece of one, that a scheduler has come to.
+__device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const DocumentScheduler& scheduler) {
+  if (scheduler.left <= 0) return {0, p.Ld, scheduler.j, 0};
+  return doc_range_of(p, scheduler.row_tile, scheduler.j);
+}
+
+template <int kRows>
+__device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p,
+                                                 const PairScheduler<kRows>& scheduler) {
+  return {scheduler.tokens.first, scheduler.tokens.length, scheduler.j, 0};
+}
+
+// ---- producers ----
+
+// Bytes of what weighs a tile's tokens and comes with its first stage. Listed pairs have no weights.
+template <class Tile>
+__device__ __forceinline__ uint32_t token_scales_of_tile(const typename Tile::Args& p) {
+  uint32_t bytes = 0;
+  if constexpr (!Tile::kListed) {
+    if (p.mask.rides) bytes += Tile::kTokens + 16;
+    if (Tile::kQuantized && p.factors.rides) bytes += 4 * Tile::kTokens + 16;
+  }
+  return bytes;
+}
+
+template <class Tile>
+__device__ __forceinline__ void load_token_scales(const typename Tile::Args& p,
+                                                  const Sm90DShared<Tile>& memory, int warpgroup,
+                                                  const PipelineState& at,
+                                                  const typename Tile::Scheduler& scheduler,
+                                                  const DocRange& doc_range, int32_t t) {
+  if constexpr (!Tile::kListed) {
+    const auto copy = [&](uint32_t to, const auto& line) {
+      const int32_t first = line.begin(scheduler.row_tile, doc_range) + t;
+      ptx::tma_load_1d(to, &line.map, memory.full(warpgroup, at), first & -line.kWhole);
+    };
+    if (p.mask.rides) copy(memory.mask_of(warpgroup, at), p.mask);
+    if (Tile::kQuantized && p.factors.rides) copy(memory.scales_of(warpgroup, at), p.factors);
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void load_documents(const typename Tile::Args& p, const TensorMaps& maps,
+                                               const Sm90DShared<Tile>& memory, int team) {
+  constexpr int kTails = Tile::kTokens / kTailTokens;  // of a tile
+  const bool packed = !Tile::kQuantized && p.packed;   // quantized tokens never are
+  PipelineState first;  // of the next tile's stages, in the shares of the members whose turn it is
+  int member = 0;
+  for (typename Tile::Scheduler scheduler(p, team); scheduler.left > 0; scheduler.advance(p, p.teams)) {
+    const DocRange doc_range = doc_range_at(p, scheduler);
+    for (int32_t t = 0; t < doc_range.length; t += Tile::kTokens) {
+      PipelineState at = first;
+      // Behind a packed document lie the tokens of others: its last tile comes in small boxes, as many as it
+      // has tokens for.
+      const int tails = packed ? min((doc_range.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
+      const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
+      const int boxes = tails == kTails ? 1 : tails;
+      for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
+        const int warpgroup = team * p.members + member;
+        const uint32_t full = memory.full(warpgroup, at);
+        const uint32_t bytes = tails * (Tile::kStageBytes / kTails);
+        ptx::mbarrier_wait_parity(memory.empty(warpgroup, at), at.parity ^ 1);
+        if (chunk == 0) {
+          ptx::mbarrier_arrive_expect_tx(full, bytes + token_scales_of_tile<Tile>(p));
+          load_token_scales<Tile>(p, memory, warpgroup, at, scheduler, doc_range, t);
+        } else {
+          ptx::mbarrier_arrive_expect_tx(full, bytes);
+        }
+#pragma unroll 1
+        for (int i = 0; i < boxes; ++i) {
+#pragma unroll
+          for (int c = 0; c < Tile::kChunks; ++c) {
+            ptx::tma_load_4d(
+                memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
+                full, (chunk + c) * Tile::kChunkElements, doc_range.first + t + i * kTailTokens,
+                packed ? 0 : doc_range.document, scheduler.row_tile);
+          }
+        }
+        at.advance(memory.share);
+      }
+      if (++member == p.members) {
+        member = 0;
+        first = at;
+      }
+    }
+  }
+}
+
+// ---- those who multiply ----
+
+// By one thread, once nobody multiplies by the rows that were there.
+template <class Tile>
+__device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
+                                           const Sm90DShared<Tile>& memory, int team, const RowTile& tile) {
+  ptx::mbarrier_arrive_expect_tx(memory.q_full(team), memory.q_bytes);
+  for (int chunk = 0; chunk < p.chunks; ++chunk) {
+    ptx::tma_load_4d(memory.query(team) + chunk * Tile::kQChunkBytes, &maps.Q, memory.q_full(team),
+                     chunk * Tile::kChunkElements, first_query_token(p, tile), tile.query, 0);
+  }
+}
+
+// Scales the lane's rows by their inverse norms, taken from Q in shared memory.
+template <class Tile>
+__device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q, LaneRows<Tile>& own) {
+  using Element = typename Tile::Element;
+  constexpr int kElements = 16 / sizeof(Element);
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int vec = 0; vec < 8 * p.chunks; ++vec) {
+      const uint32_t row = q + vec / 8 * Tile::kQChunkBytes + Tile::slot(0, lane, o) * kChunkRowBytes;
+      union {
+        uint4 words;
+        Element element[kElements];
+      } x;
+      // Neighbouring lanes read other pieces of their rows, in other banks.
+      x.words = ptx::ld_shared_v4_b32(row + ((vec + lane) % 8 << 4));
+#pragma unroll
+      for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
+    }
+    if (own.scale[o] >= 0.0f) own.scale[o] = inverse_norm(squares);
+  }
+}
+
+// Where the weights of a lane's first token lie among those that come with a tile of the document at hand.
+struct TokenScalePlaces {
+  int32_t mask, factor;
+};
+
+// What weighs the lane's tokens of a tile, as it lies in memory until it is used: two of each block, lane / 4
+// and lane / 4 + 8 of the warp's 16.
+template <class Tile>
+struct LaneTokenScales {
+  uint8_t keeps[Tile::kBlocks][2];
+  float factors[Tile::kBlocks][2];
+
+  static __device__ __forceinline__ int32_t token(int32_t first_token, int block, int half) {
+    return first_token + 64 * block + 8 * half;
+  }
+  __device__ __forceinline__ LaneTokenScales(int32_t length, int32_t first_token) {
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+      keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < length;
+      factors[i / 2][i % 2] = 1.0f;
+    }
+  }
+  // Those that TMA cannot bring: asked for before the tile is waited for.
+  __device__ __forceinline__ void load(const TokenScaleArgs& p, int32_t row_tile, int32_t j,
+                                       int32_t first_token) {
+    const bool mask_apart = p.d_mask.data != nullptr && !p.mask.rides;
+    const bool factors_apart = Tile::kQuantized && p.d_scales.data != nullptr && !p.factors.rides;
+    if (!mask_apart && !factors_apart) return;
+    const DocRange doc_range = doc_range_of(p, row_tile, j);
+    first_token += doc_range.argmax_base;
+    if (mask_apart) {
+      const uint8_t* mask = document_mask(p, row_tile, doc_range.document);
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        const int32_t at = token(first_token, i / 2, i % 2);
+        if (keeps[i / 2][i % 2] != 0) keeps[i / 2][i % 2] = mask[at * p.d_mask.token_stride];
+      }
+    }
+    if (factors_apart) {
+      const float* all = document_scales(p, row_tile, doc_range.document);
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        const int32_t at = token(first_token, i / 2, i % 2);
+        factors[i / 2][i % 2] = at < p.Ld ? all[at * p.d_scales.token_stride] : 0.0f;
+      }
+    }
+  }
+  // Those that came with the tile.
+  __device__ __forceinline__ void take(const TokenScaleArgs& p, uint32_t mask, uint32_t all,
+                                       const TokenScalePlaces& first) {
+    if (p.mask.rides) {
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        const uint32_t four = ptx::ld_shared(mask + token(first.mask, i / 2, i % 2) / 4 * 4);
+        if ((four >> 8 * (first.mask % 4) & 0xFF) == 0) keeps[i / 2][i % 2] = 0;
+      }
+    }
+    if (Tile::kQuantized && p.factors.rides) {
+#pragma unroll
+      for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+        factors[i / 2][i % 2] = __uint_as_float(ptx::ld_shared(all + 4 * token(first.factor, i / 2, i % 2)));
+      }
+    }
+  }
+};
+
+// Squared norms of a warp's tokens: the diagonal of tokens x tokens, which the tensor cores have time for. A
+// lane holds some elements of that product; which of them lie on the diagonal is sorted out at the end.
+template <class Tile>
+struct TokenSquares {
+  using Mma = std::conditional_t<std::is_same_v<typename Tile::Element, __half>, ptx::MmaFp16, ptx::MmaBf16>;
+  ptx::Accumulator low[Tile::kBlocks] = {}, high[Tile::kBlocks] = {};  // against tokens 0..7, and 8..15
+
+  __device__ __forceinline__ void add(uint32_t stage) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % Tile::kWarps * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kChunks; ++i) {
+      const int chunk = i / 4, vec = 2 * (i % 4) + lane / 16;
+#pragma unroll
+      for (int block = 0; block < Tile::kBlocks; ++block) {
+        uint32_t w[4];
+        ptx::ldmatrix_x4(w, stage + chunk * Tile::kDChunkBytes + (row + 64 * block) * kChunkRowBytes +
+                                ((vec ^ (row & 7)) << 4));
+        const auto tokens = Mma::operand_a(w);
+        Mma::multiply(low[block], tokens, Mma::operand_b(w[0], w[2]));
+        Mma::multiply(high[block], tokens, Mma::operand_b(w[1], w[3]));
+      }
+    }
+  }
+
+  // Of the lane's token lane / 4 (+ 8, if half) of a block. Element (i, i) is with lane i / 2 of quad i.
+  __device__ __forceinline__ float of(int block, int half) const {
+    const int lane = threadIdx.x % 32, i = lane / 4;
+    const float (&c)[4] = half == 0 ? low[block] : high[block];
+    return __shfl_sync(kFullWarp, i % 2 == 0 ? c[2 * half] : c[2 * half + 1], lane / 4 * 4 + i / 2);
+  }
+};
+
+// The products of a tile: what the stages of its embeddings give adds up.
+template <class Tile>
+__device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, const Sm90DShared<Tile>& memory,
+                                              int warpgroup, uint32_t q, PipelineState& at,
+                                              typename Tile::Products& c, TokenSquares<Tile>& squares,
+                                              LaneTokenScales<Tile>& token_scales,
+                                              const TokenScalePlaces& places) {
+  for (int first_chunk = 0; first_chunk < p.chunks; first_chunk += Tile::kChunks) {
+    ptx::mbarrier_wait_parity(memory.full(warpgroup, at), at.parity);
+    const uint32_t stage = memory.stage(warpgroup, at);
+    const uint32_t tokens = ptx::smem_desc_low(stage);
+    const uint32_t rows = ptx::smem_desc_low(q + first_chunk * Tile::kQChunkBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kChunks; ++i) {
+      const int chunk = i / 4, k = i % 4;
+#pragma unroll
+      for (int block = 0; block < Tile::kBlocks; ++block) {
+        ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
+            c[block],
+            ptx::smem_desc_k_major(tokens + (chunk * Tile::kDChunkBytes + block * 64 * kChunkRowBytes) / 16 +
+                                   2 * k),
+            ptx::smem_desc_k_major(rows + chunk * Tile::kQChunkBytes / 16 + 2 * k), first_chunk > 0 || i > 0);
+      }
+    }
+    ptx::wgmma_commit();
+    if (!Tile::kQuantized && p.normalize) squares.add(stage);
+    if constexpr (!Tile::kListed) {
+      if (first_chunk == 0) {
+        token_scales.take(p, memory.mask_of(warpgroup, at), memory.scales_of(warpgroup, at), places);
+      }
+    }
+    ptx::wgmma_wait<0>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(memory.empty(warpgroup, at));
+    at.advance(memory.share);
+  }
+}
+
+// Divides the products of the lane's tokens by their norms.
+template <class Tile>
+__device__ __forceinline__ void normalize_tokens(typename Tile::Products& c,
+                                                 const TokenSquares<Tile>& squares) {
+#pragma unroll
+  for (int block = 0; block < Tile::kBlocks; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float inverse = fminf(rsqrtf(squares.of(block, half)), 1e12f);
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld; ++h) c[block][4 * (h / 2) + 2 * half + h % 2] *= inverse;
+    }
+  }
+}
+
+// Folds the lane's tokens of a tile, in their order, into the maxima of its query rows.
+template <class Tile>
+__device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, float (&maximum)[Tile::kHeld],
+                                            int32_t (&token)[Tile::kHeld], int32_t first_token,
+                                            const LaneTokenScales<Tile>& token_scales) {
+#pragma unroll
+  for (int block = 0; block < Tile::kBlocks; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool valid = token_scales.keeps[block][half] != 0;
+      const int32_t at = token_scales.token(first_token, block, half);
+      const float factor = Tile::kQuantized ? usable_scale(token_scales.factors[block][half]) : 1.0f;
+#pragma unroll
+      for (int h = 0; h < Tile::kHeld; ++h) {
+        const float value = similarity<Tile::kQuantized>(c[block][4 * (h / 2) + 2 * half + h % 2], factor);
+        if constexpr (Tile::kWinners) token[h] = valid && value > maximum[h] ? at : token[h];
+        if (valid) maximum[h] = max_keeping_nan(maximum[h], value);
+      }
+    }
+  }
+}
+
+// Reduces over the eight lanes that hold the same query rows, a butterfly that halves the rows at each step:
+// a lane is left with kHeld / 8 rows, in front.
+template <class Tile>
+__device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
+#pragma unroll
+  for (int step = 0; step < 3; ++step) {
+    const int half = Tile::kHeld >> (step + 1), partner = 16 >> step;
+    const bool upper = threadIdx.x & partner;
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld / 2; ++h) {
+      if (h >= half) break;
+      exchange_halves<Tile::kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper,
+                                      partner);
+    }
+  }
+}
+
+// What reduce_lanes left, where the warp that merges looks for it.
+template <class Tile>
+__device__ __forceinline__ void hand_over(typename Tile::Maxima& to, const float (&maximum)[Tile::kHeld],
+                                          const int32_t (&token)[Tile::kHeld]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % Tile::kWarps;
+  const int first_held = (lane / 16) * (Tile::kHeld / 2) + (lane / 8 % 2) * (Tile::kHeld / 4) +
+                         (lane / 4 % 2) * (Tile::kHeld / 8);
+#pragma unroll
+  for (int h = 0; h < Tile::kHeld / 8; ++h) {
+    const int held = first_held + h, column = 8 * (held / 2) + 2 * (lane % 4) + held % 2;
+    to.maximum[warp][column] = maximum[h];
+    if constexpr (Tile::kWinners) to.token[warp][column] = token[h];
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, int warpgroups,
+                                            float (&best)[Tile::kLaneRows],
+                                            int32_t (&best_token)[Tile::kLaneRows]) {
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    best[o] = -INFINITY;
+    best_token[o] = kSentinel;
+  }
+  for (int i = 0; i < warpgroups; ++i) {
+#pragma unroll
+    for (int o = 0; o < Tile::kLaneRows; ++o) {
+      const int row = Tile::slot(0, threadIdx.x % 32, o);
+#pragma unroll
+      for (int w = 0; w < Tile::kWarps; ++w) {
+        int32_t its_token = 0;
+        if constexpr (Tile::kWinners) its_token = from[i].token[w][row];
+        keep_better<Tile::kWinners>(best[o], best_token[o], from[i].maximum[w][row], its_token);
+      }
+    }
+  }
+}
+
+// Rare rows (forward/epilogue.cuh) of the visit at place j, which is looked up here for want of registers
+// elsewhere.
+template <class E>
+__device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, bool rare, int32_t row,
+                                                       int32_t row_tile, int32_t query, int32_t j) {
+  const DocRange doc_range = doc_range_of(p, row_tile, j);
+  const Span tokens = p.maxima != nullptr ? Span{doc_range.argmax_base, doc_range.length}
+                                          : whole_document(p, query, doc_range.document);
+  return resolve_rare_rows<E>(p, rare, row, query, doc_range.document, tokens);
+}
+
+// A finished visit, by the warp that merged its maxima.
+template <class Tile>
+__device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const RowTile& tile,
+                                                 const LaneRows<Tile>& own, int32_t row_tile, int32_t j,
+                                                 const float (&maximum)[Tile::kLaneRows],
+                                                 const int32_t (&token)[Tile::kLaneRows]) {
+  Maximum best[Tile::kLaneRows];
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    best[o] = {maximum[o], token[o]};
+    if (Tile::kWinners && token[o] >= 0) best[o].token += doc_range_of(p, row_tile, j).argmax_base;
+    bool rare = !(fabsf(best[o].value) < INFINITY);
+    if (!__any_sync(kFullWarp, rare)) continue;
+    const int slot = Tile::slot(0, threadIdx.x % 32, o);
+    rare = rare && slot < tile.count && keeps_row(p, tile.first + slot);
+    const Maximum exact =
+        resolve_rare_doc_range<typename Tile::Element>(p, rare, tile.first + slot, row_tile, tile.query, j);
+    if (rare) best[o] = exact;
+  }
+  if (p.maxima != nullptr) {
+    leave_maxima<Tile>(p, tile, 0, j, best);
+  } else {
+    const int32_t document = doc_range_of(p, row_tile, j).document;
+    apply_scale_store_argmax<Tile, Tile::kWinners>(p, own, document, best);
+    sum_queries<Tile>(p, own, document, best);
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ void score_documents(const typename Tile::Args& p, const TensorMaps& maps,
+                                                const Sm90DShared<Tile>& memory, int warpgroup) {
+  const int team = warpgroup / p.members, member = warpgroup % p.members;
+  const int barrier = 1 + team, team_threads = p.members * Tile::kGroupThreads;
+  const int thread = threadIdx.x - team * team_threads;  // of the team
+  const int32_t lane_token = 16 * (thread / 32 % Tile::kWarps) + thread % 32 / 4;
+  const int32_t step = p.members * Tile::kTokens;
+
+  // Tiles go round among the members without regard to where a document ends.
+  int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
+
+  PipelineState at;
+  uint32_t q_parity = 0;
+  int turn = 0;  // of the team's warps
+  RowTile tile;
+  LaneRows<Tile> own;
+  typename Tile::Scheduler scheduler(p, team);
+  decltype(scheduler.rows_id()) held_rows = -1;
+  int32_t next_length = doc_range_at(p, scheduler).length;
+  while (scheduler.left > 0) {
+    if constexpr (Tile::kListed) tile = pair_tile<Tile>(scheduler.rows, scheduler.begun);
+    if (scheduler.rows_id() != held_rows) {
+      held_rows = scheduler.rows_id();
+      if constexpr (!Tile::kListed) {
+        tile = row_tile(p, held_rows, Tile::kRows);
+        own.take(p, tile, 0);
+      }
+      ptx::named_barrier_sync(barrier, team_threads);
+      if (memory.q_owner(team) == team && thread == 0) load_query<Tile>(p, maps, memory, team, tile);
+      ptx::mbarrier_wait_parity(memory.q_full(team), q_parity);
+      q_parity ^= 1;
+      if (!Tile::kQuantized && p.normalize) normalize_rows<Tile>(p, memory.query(team), own);
+    }
+    const int32_t j = scheduler.j, rows = Tile::kListed ? 0 : static_cast<int32_t>(held_rows);
+    const int32_t length = next_length;
+    int32_t begun = 0;
+    if constexpr (Tile::kListed) begun = scheduler.begun;
+    scheduler.advance(p, p.teams);
+    next_length = doc_range_at(p, scheduler).length;
+    int32_t t = first_tile * Tile::kTokens;
+    first_tile -= (length + Tile::kTokens - 1) / Tile::kTokens % p.members;
+    if (first_tile < 0) first_tile += p.members;
+
+    TokenScalePlaces places{lane_token, lane_token};
+    if constexpr (!Tile::kListed) {
+      const DocRange doc_range = doc_range_of(p, rows, j);
+      places.mask += p.mask.shift(rows, doc_range);
+      places.factor += p.factors.shift(rows, doc_range);
+    }
+    float maximum[Tile::kHeld];
+    int32_t token[Tile::kHeld];
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) {
+      maximum[h] = -INFINITY;
+      token[h] = kSentinel;
+    }
+    for (; t < length; t += step) {
+      LaneTokenScales<Tile> token_scales(length, t + lane_token);
+      if constexpr (!Tile::kListed) token_scales.load(p, rows, j, t + lane_token);
+      typename Tile::Products products;
+      TokenSquares<Tile> squares;
+      multiply_tile<Tile>(p, memory, warpgroup, memory.query(team), at, products, squares, token_scales,
+                          places);
+      if constexpr (!Tile::kQuantized) {
+        if (p.normalize) normalize_tokens<Tile>(products, squares);
+      }
+      fold_tokens<Tile>(products, maximum, token, t + lane_token, token_scales);
+    }
+
+    reduce_lanes<Tile>(maximum, token);
+    // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
+    typename Tile::Maxima* maxima = &memory.exchange[turn % 2][team * p.members];
+    hand_over<Tile>(maxima[member], maximum, token);
+    ptx::named_barrier_sync(barrier, team_threads);
+    if (turn == thread / 32) {
+      float best[Tile::kLaneRows];
+      int32_t best_token[Tile::kLaneRows];
+      merge_warps<Tile>(maxima, p.members, best, best_token);
+      if constexpr (Tile::kListed) {
+        finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
+      } else {
+        finish_doc_range<Tile>(p, tile, own, rows, j, best, best_token);
+      }
+    }
+    if (++turn == team_threads / 32) turn = 0;
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    maxsim_forward_sm90_d(const __grid_constant__ typename Tile::Args p,
+                          const __grid_constant__ TensorMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Sm90DShared<Tile> memory(p, shared);
+  // The same for all lanes, and the compiler is to know it.
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / Tile::kGroupThreads, 0);
+  constexpr int kBarriersReady = 15;
+
+  if (warpgroup == Tile::kWarpgroups) {
+    ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+    const int thread = threadIdx.x - Tile::kWarpgroups * Tile::kGroupThreads, team = thread / 32;
+    if (thread == 0) memory.init_barriers();
+    if (thread == 32) {
+      ptx::prefetch_tensormap(&maps.D);
+      ptx::prefetch_tensormap(&maps.Q);
+    }
+    __syncwarp();
+    ptx::named_barrier_sync(kBarriersReady, Tile::kThreads);
+    if (thread % 32 != 0 || team >= p.teams) return;
+    ptx::pdl_wait();
+    load_documents<Tile>(p, maps, memory, team);
+    if (team == 0) ptx::pdl_launch_dependents();
+  } else {
+    ptx::setmaxnreg_inc<Tile::kRegisters>();
+    ptx::named_barrier_sync(kBarriersReady, Tile::kThreads);
+    if (warpgroup >= p.teams * p.members) return;
+    ptx::pdl_wait();
+    score_documents<Tile>(p, maps, memory, warpgroup);
+  }
+#endif
+}
+
+}  // namespace late_interaction

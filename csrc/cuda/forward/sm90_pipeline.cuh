@@ -1,0 +1,60 @@
+// What the two wgmma forwards share: the tensors as TMA sees them, and the ring's bookkeeping.
+#pragma once
+
+#include "../ptx/cluster.cuh"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/pdl.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "epilogue.cuh"
+#include "tma_args.h"
+
+namespace late_interaction {
+
+// A place in a ring and the parity of its barriers' phase.
+struct PipelineState {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A block's units: a contiguous range of (row tile, document), equally many for each, or as many as have
+// equally many tokens.
+struct WorkRange {
+  int64_t work_tile, end;
+
+  static __device__ __forceinline__ WorkRange mine(const ForwardArgs& p, uint32_t block = blockIdx.x) {
+    if (p.work_tile_ends != nullptr)
+      return {block == 0 ? 0 : p.work_tile_ends[block - 1], p.work_tile_ends[block]};
+    return {p.work_tiles * block / gridDim.x, p.work_tiles * (block + 1) / gridDim.x};
+  }
+};
+
+// The part of a range that lies on one row tile: documents [first_j, end_j).
+struct RowTileWork {
+  RowTile tile;
+  int32_t first_j, end_j;
+
+  static __device__ __forceinline__ RowTileWork take(const ForwardArgs& p, WorkRange& range, int tile_rows) {
+    RowTileWork part;
+    part.tile = row_tile(p, range.work_tile / p.N, tile_rows);
+    part.first_j = static_cast<int32_t>(range.work_tile % p.N);
+    part.end_j = static_cast<int32_t>(min(p.N, part.first_j + (range.end - range.work_tile)));
+    range.work_tile += part.end_j - part.first_j;
+    return part;
+  }
+};
+
+// Rows of a tile start here in the Q map.
+__device__ __forceinline__ int first_query_token(const ForwardArgs& p, const RowTile& tile) {
+  return p.layout == Layout::in_batch ? tile.first : tile.first - tile.query * p.Lq;
+}
+
+}  // namespace late_interaction

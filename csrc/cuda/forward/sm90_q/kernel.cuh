@@ -1,0 +1,694 @@
+// MaxSim forward on Hopper for many query rows: query rows on the M side of wgmma.
+//
+//                         kColumns tokens of a document, a stage of the ring
+//                     +--------------------------------------------------+
+//   256 query rows,   |  warpgroup 0: rows   0..127, as blocks of 64     |  -> running max (and
+//   resident in       |  warpgroup 1: rows 128..255, as blocks of 64     |     winner) of each row,
+//   shared memory     +--------------------------------------------------+     in registers
+//
+// Who owns what
+//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
+//   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
+//   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
+//              ring's stages.
+//   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
+//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms, or
+//              scales).
+//   finishers  the other two warps of it, one for each consumer: at the end of a document a consumer leaves
+//              the maxima of its 128 rows in shared memory and goes on, and its finisher treats, sums and
+//              stores them under the products of the next document.
+//
+// The tensor cores need not wait for a fold. Products are issued only as fast as they are taken, so that one
+// consumer folds while the other issues. For folds that take longer, the body of the loop has kUnrollTiles
+// tiles: inside it a consumer has one block in flight while it folds the other.
+//
+//     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
+//     block 1              | multiply t     | fold t, hand over? | multiply t+1 ...
+//
+// Products may not be in flight over the back edge of a loop (ptxas would serialize them all): behind the
+// last of the tiles nothing of this warpgroup is in flight.
+//
+// Of a document the tokens are visited that its Visit names (forward/doc_ranges/doc_range.h): of a masked one
+// those from the first to the last that counts; or, from a copy, only those that do. The last tile is moved
+// back to end with them: a token that is seen twice changes neither the maximum nor, since ties keep the
+// earlier one, the winner. So columns are left out one by one only where a document that was not copied has a
+// mask, or is shorter than a tile.
+//
+// Where every column of a visit counts alike (kDocRanges), its last tile is narrower, a tail, if what remains
+// fits one. The loader, which knows, notes beside each stage what it holds: a consumer needs no visit, and no
+// word from memory, to choose between the products of a tile and those of a tail.
+//
+//     a document of 240 tokens   |<------ tile, 152 ------>|
+//                                                   |<-- tail, 104 -->|
+//
+// Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier; where
+// columns are weighed, each lane does, which has read weights of its own. So does each lane of the weigher.
+#pragma once
+
+#include "../../../plan/kernel_limits.h"
+#include "../../primitives/argmax_fold.cuh"
+#include "../../primitives/max_fold.cuh"
+#include "../sm90_pipeline.cuh"
+#include "epilogue_warp.cuh"
+
+namespace late_interaction {
+
+// kMasked: some tokens of a document may not count, or it may be shorter than a tile.
+// kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
+// kDocRanges: documents have doc_ranges, and all columns count alike.
+template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
+          bool kScaled_, bool kDocRanges_>
+struct Sm90QTile {
+  using Type = Type_;
+  using Element = Element_;
+  using Accumulator = typename Type::Accumulator;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kChunks = kChunks_;
+  static constexpr bool kWinners = kWinners_, kPacked = true;
+  static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kMaskedOrScaled = kMasked || kScaled;
+  static constexpr bool kQuantized = sizeof(Element) == 1;
+  static constexpr bool kDocRanges = kDocRanges_;
+  // All documents are as long as the longest, and read where they lie.
+  static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
+  // Columns of the last tile of a visit, where what remains fits them.
+  static constexpr int kTail = kDocRanges ? tail_width(kColumns) : kColumns;
+  // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
+  static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
+  using Best =
+      std::conditional_t<kThreeAtOnce, RowMaximum<Similarity<Accumulator, kScaled>>, RowBest<kWinners>>;
+  // Factors are read a tile ahead where there are registers for it.
+  static constexpr bool kReadsAhead =
+      kScaled && !kMasked && !kWinners && (kQuantized ? kChunks == 1 : kColumns <= 128);
+  // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's products, and a short
+  // body is fetched faster; longer folds need products of their own warpgroup beside them. Half of them where
+  // registers are short, or where four bodies would no longer stay at hand.
+  static constexpr int kUnrollTiles = [] {
+    if (!kMaskedOrScaled && !kQuantized && !kWinners) return 1;
+    if (kMasked && kWinners && !kScaled) return 1;
+    const bool long_body = kMaskedOrScaled && (kQuantized || kWinners || (kMasked && kScaled));
+    return long_body ? 2 : 4;
+  }();
+  // The second consumer begins with a single tile, so that the two do not wait for their products at once.
+  static constexpr bool kStaggered = kQuantized && kScaled && !kThreeAtOnce;
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kThreads = 128 * (kConsumers + 1),
+                       kFirstEpilogueWarp = kThreads / 32 - kConsumers;  // a warp
+  // All warps share what the launch gave the block: 168 registers for each of 384 threads.
+  static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
+  static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
+  static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of a finisher's
+  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
+  static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
+  static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
+  static constexpr uint32_t kStageBytes = kChunks * kStageChunkBytes;
+  // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' factors.
+  static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
+  static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
+  static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
+
+  static __device__ __forceinline__ int slot(int warp, int lane, int o) {
+    return kWarpRows * warp + 32 * o + lane;
+  }
+};
+
+// Shared memory of a block, in this order: the Q tile, the ring, what its columns count, what consumers hand
+// over, what finishers note, barriers, what stages hold, and what consumers note.
+template <class Tile>
+struct Sm90QShared {
+  static constexpr uint32_t kEpilogueBytes =
+      Tile::kConsumers * (EpilogueBuffer<Tile>::kBytes + 32 * sizeof(EpilogueState<Tile>));
+  static constexpr uint32_t kBarrierBytes = 256, kSpillBytes = 12;  // of all stages; of a thread
+  static constexpr uint32_t kKept = kEpilogueBytes + kBarrierBytes + 128 * Tile::kConsumers * kSpillBytes;
+  uint32_t q, ring, token_scales, epilogue_buffers, barriers;
+  EpilogueState<Tile>* epilogue_states;
+
+  __device__ __forceinline__ Sm90QShared(uint8_t* base, int stages)
+      : q(ptx::smem_address(base)),
+        ring(q + Tile::kChunks * Tile::kQChunkBytes),
+        token_scales(ring + stages * Tile::kStageBytes),
+        epilogue_buffers(token_scales + stages * Tile::kTokenScaleBytes),
+        barriers(epilogue_buffers + kEpilogueBytes),
+        epilogue_states(reinterpret_cast<EpilogueState<Tile>*>(
+            base + (epilogue_buffers - q) + Tile::kConsumers * EpilogueBuffer<Tile>::kBytes)) {}
+
+  __device__ __forceinline__ uint32_t spill(int i) const {
+    return barriers + kBarrierBytes + kSpillBytes * ptx::tid_x() + 4 * i;
+  }
+  __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t token_scales_of(int i) const {
+    return token_scales + i * Tile::kTokenScaleBytes;
+  }
+  __device__ __forceinline__ uint32_t q_full() const { return barriers; }
+  __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
+  __device__ __forceinline__ EpilogueBuffer<Tile> epilogue_buffer(int consumer) const {
+    return {epilogue_buffers + consumer * EpilogueBuffer<Tile>::kBytes, barriers + 16 + 16 * consumer};
+  }
+  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
+  __device__ __forceinline__ uint32_t stage_tile(int i) const { return barriers + 176 + 4 * i; }
+};
+
+enum class Width : uint32_t { none, full, tail };
+
+// Of a visit.
+struct StageTile {
+  int32_t begin;      // its first token
+  Width width, next;  // next: of the tile behind it, as long as rows are the same
+  bool ends;          // the visit
+
+  // As the loader leaves it beside a stage.
+  __device__ __forceinline__ uint32_t packed() const {
+    return 32u * begin + 8 * static_cast<uint32_t>(width) + 2 * static_cast<uint32_t>(next) + (ends ? 1 : 0);
+  }
+  static __device__ __forceinline__ StageTile unpacked(uint32_t word) {
+    return {static_cast<int32_t>(word / 32), Width{word / 8 % 4}, Width{word / 2 % 4}, word % 2 != 0};
+  }
+};
+
+// Tiles of a document; an empty one has one too, whose maxima are dropped.
+template <class Tile>
+__device__ __forceinline__ int32_t count_tiles(int32_t length) {
+  return max(1, (length + Tile::kColumns - 1) / Tile::kColumns);
+}
+
+// Where in its visit tile t begins: the last tile is moved back to end with the document.
+template <class Tile>
+__device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t columns = Tile::kColumns) {
+  return max(0, min(t, length - columns));
+}
+
+// Of the tile at token t. It is as wide as a tail where what remains fits that.
+template <class Tile>
+__device__ __forceinline__ Width tile_width(int32_t length, int32_t t) {
+  return Tile::kDocRanges && length - t <= Tile::kTail ? Width::tail : Width::full;
+}
+
+template <class Tile>
+__device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
+  const Width width = tile_width<Tile>(length, t);
+  const bool ends = t + Tile::kColumns >= length;
+  return {tile_begin<Tile>(length, t, width == Width::tail ? Tile::kTail : Tile::kColumns), width,
+          ends ? Width::none : tile_width<Tile>(length, t + Tile::kColumns), ends};
+}
+
+// Where the factor of a column lies among those of its stage: neighbours swap places. Accumulators of even
+// columns are in even registers, and a load of two puts its first number into an even register: so a product
+// has its operands in different banks, and reads both at once.
+__device__ __forceinline__ int scale_place(int column) { return column ^ 1; }
+
+// What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
+// n + e of `kept` says whether they do, factors(n) by what they are multiplied. Shared memory is busy with
+// the products, so where there are registers for it a factor is read a tile ahead, in the place of the one
+// that was used last.
+template <class Tile>
+struct ColumnScales {
+  uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
+  float2 ahead[Tile::kReadsAhead ? Tile::kColumns / 8 : 1];
+  uint32_t mine;  // where the factors of this lane's columns lie
+
+  __device__ __forceinline__ void enter(uint32_t token_scales) {
+    const uint32_t quad = ptx::tid_x() % 4;
+    if constexpr (Tile::kMasked) {
+#pragma unroll
+      for (int w = 0; w < Tile::kMaskWords; ++w) {
+        kept[w] = ptx::ld_shared(token_scales + (quad * Tile::kMaskWords + w) * 4);
+      }
+    }
+    if constexpr (Tile::kScaled) mine = token_scales + Tile::kMaskBytes + quad * 8;
+  }
+
+  __device__ __forceinline__ float2 load(int n) const {
+    const float2 swapped = ptx::ld_shared_v2_f32(mine + n * 32);
+    return {swapped.y, swapped.x};
+  }
+  __device__ __forceinline__ float2 factors(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
+
+  // Six bits from that of column 8 * n on, in places 1 to 6: a single instruction makes predicates of them.
+  // The compiler may not know where they come from, else it would test them one by one.
+  __device__ __forceinline__ uint32_t six_bits(int n) const {
+    const int first = 2 * n, word = first / 32, place = first % 32;
+    uint32_t bits = place == 0 ? kept[word] << 1 : kept[word] >> (place - 1);
+    if (place > 26 && word + 1 < Tile::kMaskWords) {
+      bits = __funnelshift_r(kept[word], kept[word + 1], place - 1);
+    }
+    asm volatile("" : "+r"(bits));
+    return bits;
+  }
+};
+
+// fold(n, x, keeps): of columns 8 * n + 2 * (lane % 4) + {0, 1} the similarities x[row half], and whether
+// they count. used(n): factors(n) have been.
+template <class Tile, int kWidth, class Used, class Fold>
+__device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                            const ColumnScales<Tile>& token_scales, Used used, Fold fold) {
+  constexpr int kPairs = kWidth / 8;
+#pragma unroll
+  for (int first = 0; first < kPairs; first += 3) {
+    bool keeps[3][2] = {};
+    if constexpr (Tile::kMasked) {
+      const uint32_t bits = token_scales.six_bits(first);
+#pragma unroll
+      for (int i = 0; i < 6; ++i) keeps[i / 2][i % 2] = (bits & (2u << i)) != 0;
+    }
+#pragma unroll
+    for (int n = first; n < min(first + 3, kPairs); ++n) {
+      float2 factors{1.0f, 1.0f};
+      if constexpr (Tile::kScaled) factors = token_scales.factors(n);
+      Similarity<typename Tile::Accumulator, Tile::kScaled> x[2][2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        x[half][0] = similarity<Tile::kScaled>(c[4 * n + 2 * half], factors.x);
+        x[half][1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], factors.y);
+      }
+      fold(n, x, keeps[n - first]);
+      used(n);
+    }
+  }
+}
+
+// Folds a block of 64 rows: the lane's two rows of it.
+template <class Tile, int kWidth, class Used>
+__device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                           RowBest<Tile::kWinners>* rows, float token, const float* zeros,
+                                           const ColumnScales<Tile>& token_scales, Used used) {
+  const float first_token[2] = {token + zeros[0], token + zeros[1]};
+  for_columns<Tile, kWidth>(c, token_scales, used,
+                            [&](int n, const float (&x)[2][2], const bool (&keeps)[2]) {
+                              if constexpr (Tile::kMasked && !Tile::kWinners) {
+#pragma unroll
+                                for (int e = 0; e < 2; ++e) {
+                                  if (keeps[e]) {  // once for both rows
+                                    rows[0].value = larger(rows[0].value, x[0][e]);
+                                    rows[1].value = larger(rows[1].value, x[1][e]);
+                                  }
+                                }
+                              } else {
+#pragma unroll
+                                for (int half = 0; half < 2; ++half) {
+                                  const float a = !Tile::kMasked || keeps[0] ? x[half][0] : -INFINITY;
+                                  const float b = !Tile::kMasked || keeps[1] ? x[half][1] : -INFINITY;
+                                  rows[half].fold(a, b, first_token[half], 8.0f * n, zeros[0]);
+                                }
+                              }
+                            });
+}
+
+// The same, three numbers an instruction.
+template <class Tile, int kWidth, class Used, class Value>
+__device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
+                                           RowMaximum<Value>* rows, float, const float*,
+                                           const ColumnScales<Tile>& token_scales, Used used) {
+  Value seen[2][kWidth / 4];
+  int32_t top[2] = {rows[0].order(), rows[1].order()};
+  for_columns<Tile, kWidth>(c, token_scales, used, [&](int n, const Value(&x)[2][2], const bool (&keeps)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (Tile::kMasked) {
+        rows[half].fold_kept(x[half][0], keeps[0]);
+        rows[half].fold_kept(x[half][1], keeps[1]);
+      } else {
+        seen[half][2 * n] = x[half][0];
+        seen[half][2 * n + 1] = x[half][1];
+        top[half] = RowMaximum<Value>::highest(top[half], x[half][0], x[half][1]);
+      }
+    }
+  });
+  if constexpr (!Tile::kMasked) RowMaximum<Value>::take(rows, top, seen);
+}
+
+template <class Tile>
+__device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
+                                          const Sm90QShared<Tile>& at, uint32_t q_parity) {
+  ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
+  ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
+  const int first = first_query_token(p, tile);
+  for (int group = 0; group < Tile::kConsumers; ++group) {
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      ptx::tma_load_4d(at.q + chunk * Tile::kQChunkBytes + group * 128 * kChunkRowBytes, &maps.Q, at.q_full(),
+                       chunk * Tile::kChunkElements, first + 128 * group, tile.query, 0);
+    }
+  }
+}
+
+// One thread: Q tiles and documents, by TMA.
+template <class Tile>
+__device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& at) {
+  PipelineState place;
+  uint32_t q_parity = 0;
+  for (WorkRange range = WorkRange::mine(p); range.work_tile < range.end; q_parity ^= 1) {
+    const RowTileWork part = RowTileWork::take(p, range, Tile::kRows);
+    load_rows<Tile>(p, maps, part.tile, at, q_parity);
+    for (int32_t j = part.first_j; j < part.end_j; ++j) {
+      const DocRange doc_range = doc_range_at<Tile>(p, part.tile, j);
+      const CUtensorMap* map = doc_range.compacted() ? &maps.compacted : &maps.D;
+      const int32_t item = doc_range.compacted() || p.packed ? 0 : doc_range.document;
+      const int32_t outer = doc_range.compacted() ? 0 : part.tile.query;
+      for (int32_t t = 0; t < max(doc_range.length, 1); t += Tile::kColumns) {
+        StageTile tile = tile_at<Tile>(doc_range.length, t);
+        if (Tile::kDocRanges && tile.ends && j + 1 < part.end_j) {
+          tile.next = tile_width<Tile>(doc_range_at<Tile>(p, part.tile, j + 1).length, 0);
+        }
+        ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+        if constexpr (Tile::kDocRanges) ptx::st_shared(at.stage_tile(place.stage), tile.packed());
+        ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+        for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+          ptx::tma_load_4d(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
+                           chunk * Tile::kChunkElements, doc_range.begin() + tile.begin, item, outer);
+        }
+        place.advance(p.stages);
+      }
+    }
+  }
+}
+
+// One warp: lane l weighs columns l, l + 32, ... of each stage. It asks memory before it waits for the stage.
+template <class Tile>
+struct TokenScaleProducer {
+  static constexpr int kRounds = (Tile::kColumns + 31) / 32;
+
+  const ForwardArgs& p;
+  const Sm90QShared<Tile>& at;
+  PipelineState place;
+
+  struct Looked {
+    bool kept[kRounds];
+    float factor[kRounds];
+  };
+
+  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, int64_t stride, Span span,
+                                         int32_t t) const {
+    Looked looked;
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int32_t token = span.first + tile_begin<Tile>(span.length, t) + 32 * i + ptx::tid_x() % 32;
+      const bool exists = token < span.first + span.length && 32 * i + ptx::tid_x() % 32 < Tile::kColumns;
+      if constexpr (Tile::kMasked) {
+        looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
+      }
+      if constexpr (Tile::kScaled) looked.factor[i] = exists ? usable_scale(factors[token * stride]) : 0.0f;
+    }
+    return looked;
+  }
+
+  __device__ __forceinline__ void store(const Looked& looked) {
+    const int lane = ptx::tid_x() % 32;
+    const uint32_t token_scales = at.token_scales_of(place.stage);
+    if constexpr (Tile::kMasked) {
+      uint32_t words[Tile::kMaskWords] = {};
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const uint32_t bits = __ballot_sync(kFullWarp, looked.kept[i]);
+        // Of each eight columns the two of this lane's quad place, moved together: eight bits.
+        uint32_t mine = (bits >> (2 * (lane % 4))) & 0x03030303u;
+        mine = (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xFF;
+        words[i / 4] |= mine << (8 * (i % 4));
+      }
+#pragma unroll
+      for (int w = 0; w < Tile::kMaskWords; ++w) {
+        if (lane < 4) ptx::st_shared(token_scales + (lane * Tile::kMaskWords + w) * 4, words[w]);
+      }
+    }
+    if constexpr (Tile::kScaled) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int column = 32 * i + lane;
+        if (column < Tile::kColumns) {
+          ptx::st_shared(token_scales + Tile::kMaskBytes + 4 * scale_place(column),
+                         __float_as_uint(looked.factor[i]));
+        }
+      }
+    }
+    ptx::mbarrier_arrive(at.full(place.stage));
+    place.advance(p.stages);
+  }
+
+  __device__ __forceinline__ void run() {
+    const WorkRange range = WorkRange::mine(p);
+    int64_t documents = range.end - range.work_tile;
+    int32_t tile = static_cast<int32_t>(range.work_tile / p.N),
+            j = static_cast<int32_t>(range.work_tile % p.N);
+    for (; documents > 0; ++tile, j = 0) {
+      const RowTile rows = row_tile(p, tile, Tile::kRows);
+      for (; j < p.N && documents > 0; ++j, --documents) {
+        const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
+        const uint8_t* mask = document_mask(p, rows.query, doc_range.document);
+        const float* factors =
+            doc_range.compacted() ? p.compacted.factors : document_scales(p, rows.query, doc_range.document);
+        const int64_t stride = doc_range.compacted() ? 1 : p.d_scales.token_stride;
+        // A copy has room for a tile, in which its last token is repeated.
+        const Span span{doc_range.begin(),
+                        doc_range.compacted() ? max(doc_range.length, Tile::kColumns) : doc_range.length};
+        for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
+          const Looked looked = look(mask, factors, stride, span, t);
+          ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+          store(looked);
+        }
+      }
+    }
+  }
+};
+
+template <class Tile>
+struct Sm90QConsumer {
+  using Accumulator = typename Tile::Accumulator;
+  const ForwardArgs& p;
+  const Sm90QShared<Tile>& at;
+  const EpilogueBuffer<Tile> epilogue_buffer;
+  uint32_t q_blocks;  // this warpgroup's rows of the Q tile
+  PipelineState place;
+  typename Tile::Best best[Tile::kHeld];
+  ColumnScales<Tile> token_scales;
+  int32_t t;        // where in the visit at hand
+  Width next;       // of the tile behind the last one
+  uint32_t handed;  // documents, so far
+
+  template <int kWidth>
+  __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
+    const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kChunkRowBytes),
+                   d = ptx::smem_desc_low(at.stage(place.stage));
+    // The first product sets them. But where tiles of two widths meet, ptxas would keep what they held, for
+    // want of a word that it is dead.
+    if constexpr (Tile::kDocRanges) {
+#pragma unroll
+      for (Accumulator& x : c) x = 0;
+    }
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4 * Tile::kChunks; ++k) {
+      ptx::WgmmaShape<kWidth>::template issue<typename Tile::Type>(
+          reinterpret_cast<Accumulator(&)[kWidth / 2]>(c),
+          ptx::smem_desc_k_major(q + (k / 4 * Tile::kQChunkBytes + k % 4 * 32) / 16),
+          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageChunkBytes + k % 4 * 32) / 16), k > 0);
+    }
+    ptx::wgmma_commit();
+  }
+  // What the compiler knows to be the same in all lanes it works out between products. Each such pause lets
+  // in products of the other consumer, until both wait for theirs at once: plain calls took a tenth longer.
+  // So it may not know that of a stage, where folds are so short that only their products keep consumers
+  // apart.
+  static __device__ __forceinline__ int unknown_zero() { return ptx::tid_x() >> 12; }
+
+  // Notes, for what would crowd out accumulators: of the visit at hand its place and its length, and the row
+  // tile.
+  enum Spill { kPlace, kLength, kTile };
+  __device__ __forceinline__ void spill(Spill what, uint32_t value) const {
+    ptx::st_shared(at.spill(what), value);
+  }
+  __device__ __forceinline__ int32_t spilled(Spill what) const {
+    return static_cast<int32_t>(ptx::ld_shared(at.spill(what)));
+  }
+  __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, spilled(kTile), Tile::kRows); }
+
+  __device__ __forceinline__ int32_t length() const { return Tile::kWhole ? p.Ld : spilled(kLength); }
+
+  __device__ __forceinline__ void enter(int32_t j) {
+    t = 0;
+    if constexpr (Tile::kWhole) return;
+    spill(kPlace, j);
+    spill(kLength, doc_range_at<Tile>(p, rows_at_hand(), j).length);
+  }
+
+  __device__ __forceinline__ void wait_for_stage() const {
+    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+  }
+
+  // What the loader noted of the stage that was waited for. Lane 0 reads it, which gives the stage back; and
+  // from a lane, the compiler knows that all have the same.
+  __device__ __forceinline__ StageTile read_stage_tile() const {
+    uint32_t word = 0;
+    if (ptx::tid_x() % 32 == 0) word = ptx::ld_shared(at.stage_tile(place.stage));
+    return StageTile::unpacked(__shfl_sync(kFullWarp, word, 0));
+  }
+
+  // A tile of kWidth columns, whose first block is in flight; leaves that of the next tile in flight, of
+  // kNext columns, if these are any. Behind the tile there are `more`.
+  template <int kWidth, int kNext>
+  __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
+    multiply<kWidth>(c[1], 1);
+    // Whether it ends is known before the next tile waits for it; factors leave no room to keep it.
+    const StageTile tile = Tile::kDocRanges ? read_stage_tile() : tile_at<Tile>(length(), t);
+    const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
+    if constexpr (Tile::kMaskedOrScaled && !Tile::kReadsAhead)
+      token_scales.enter(at.token_scales_of(place.stage));
+    ptx::wgmma_wait<1>();
+    // The compiler may not know that this is always so: a fold without a branch before it would be moved, in
+    // part, behind the wait for the products that it is to overlap; or its factors before it, all of them.
+    if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
+      fold_block<Tile, kWidth>(c[0], best, first_token, p.zeros, token_scales, [](int) {});
+    const PipelineState folded = place;
+    place.advance(p.stages);
+    if constexpr (kNext > 0) {
+      wait_for_stage();
+      multiply<kNext>(c[0], 0);
+      ptx::wgmma_wait<1>();
+    } else {
+      if (Tile::kReadsAhead && more) wait_for_stage();
+      ptx::wgmma_wait<0>();
+    }
+    constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
+    if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
+      ptx::mbarrier_arrive(at.empty(folded.stage));
+    if constexpr (Tile::kReadsAhead) token_scales.enter(at.token_scales_of(place.stage));
+    fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
+      if constexpr (Tile::kReadsAhead) {
+        if (kNext > 0 || more) token_scales.ahead[n] = token_scales.load(n);
+        if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
+      }
+    });
+    if (kReadsHere) ptx::mbarrier_arrive(at.empty(folded.stage));
+    t += Tile::kColumns;
+    if (Tile::kScaled ? t >= spilled(kLength) : tile.ends) {
+      epilogue_buffer.give(best, handed++ & 1);
+      if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kPlace) + 1);
+    }
+    next = tile.next;
+  }
+
+  // The next kTiles tiles, the last of them kLast columns wide; behind them there are `more`.
+  template <int kTiles, int kLast = Tile::kColumns>
+  __device__ __forceinline__ void take_tiles(bool more) {
+    constexpr auto kWidth = [](int i) { return i >= kTiles ? 0 : i == kTiles - 1 ? kLast : Tile::kColumns; };
+    Accumulator c[2][Tile::kColumns / 2];
+    if constexpr (!Tile::kReadsAhead && !Tile::kDocRanges) wait_for_stage();
+    multiply<kWidth(0)>(c[0], 0);
+    [&]<int... kAt>(std::integer_sequence<int, kAt...>) {
+      (take_tile<kWidth(kAt), kWidth(kAt + 1)>(c, more), ...);
+    }(std::make_integer_sequence<int, kTiles>{});
+  }
+
+  // All tiles that a row tile meets, where documents have doc_ranges. Where folds are long, a tail shares a
+  // body with the tile before it: one of its blocks is then in flight while that tile is folded.
+  __device__ __forceinline__ void take_doc_range_tiles() {
+    do {
+      wait_for_stage();
+      const StageTile tile = read_stage_tile();
+      if (tile.width == Width::tail) {
+        take_tiles<1, Tile::kTail>(true);
+      } else if (Tile::kWinners && tile.next == Width::tail) {
+        take_tiles<2, Tile::kTail>(true);
+      } else {
+        take_tiles<1>(true);
+      }
+    } while (next != Width::none);
+  }
+
+  // Tiles of documents [first, end).
+  __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
+    if (Tile::kWhole || p.doc_ranges == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
+    int32_t tiles = 0;
+    for (int32_t j = first + ptx::tid_x() % 32; j < end; j += 32) {
+      tiles += count_tiles<Tile>(doc_range_at<Tile>(p, rows_at_hand(), j).length);
+    }
+    return warp_sum(tiles);
+  }
+
+  // All tiles of documents [first, end).
+  __device__ __forceinline__ void take_counted_tiles(int32_t first, int32_t end) {
+    enter(first);
+    // From lane 0: so the compiler knows that all take as many.
+    int32_t left = __shfl_sync(kFullWarp, count_all_tiles(first, end), 0);
+    if constexpr (Tile::kReadsAhead) {
+      wait_for_stage();
+      token_scales.enter(at.token_scales_of(place.stage));
+#pragma unroll
+      for (int n = 0; n < Tile::kColumns / 8; ++n) token_scales.ahead[n] = token_scales.load(n);
+    }
+    if (Tile::kStaggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
+    for (; left >= Tile::kUnrollTiles; left -= Tile::kUnrollTiles) {
+      take_tiles<Tile::kUnrollTiles>(left > Tile::kUnrollTiles);
+    }
+    for (; left > 0; --left) take_tiles<1>(left > 1);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int64_t begin = WorkRange::mine(p).work_tile;
+    spill(kTile, static_cast<int32_t>(begin / p.N));
+    int32_t first = static_cast<int32_t>(begin % p.N);
+    handed = 0;
+    if constexpr ((Tile::kWhole || Tile::kDocRanges) && !Tile::kWinners) place.stage = unknown_zero();
+#pragma unroll
+    for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
+    for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
+      // Worked out anew for each row tile, which is rarer than a register is dear.
+      const int64_t documents = WorkRange::mine(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
+      if (documents <= 0) break;
+      ptx::mbarrier_wait_parity(at.q_full(), q_parity);
+      if constexpr (Tile::kDocRanges) {
+        take_doc_range_tiles();
+      } else {
+        take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
+      }
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
+      spill(kTile, spilled(kTile) + 1);
+    }
+  }
+};
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    maxsim_forward_sm90_q(const __grid_constant__ ForwardArgs p, const __grid_constant__ TensorMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Sm90QShared<Tile> at(shared, p.stages);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < p.stages; ++stage) {
+      ptx::mbarrier_init(at.full(stage), Tile::kMaskedOrScaled ? 1 + 32 : 1);
+      ptx::mbarrier_init(at.empty(stage), (Tile::kMaskedOrScaled ? 128 : 4) * Tile::kConsumers);
+    }
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
+      at.epilogue_buffer(consumer).init_barriers();
+    ptx::mbarrier_init(at.q_full(), 1);
+    ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::pdl_wait();
+
+  // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
+  // registers.
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup == Tile::kConsumers) {
+    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
+    const int helper = threadIdx.x - 128 * Tile::kConsumers;
+    if (helper == 0) {
+      load_tiles<Tile>(p, maps, at);
+      ptx::pdl_launch_dependents();
+    }
+    if constexpr (Tile::kMaskedOrScaled) {
+      if (helper / 32 == 1) TokenScaleProducer<Tile>{p, at}.run();
+    }
+    const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
+    if (consumer >= 0) {
+      run_epilogue_warp<Tile>(p, at.epilogue_buffer(consumer),
+                              at.epilogue_states[32 * consumer + threadIdx.x % 32]);
+    }
+  } else {
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    Sm90QConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
+                                 at.q + 2 * warpgroup * 64 * kChunkRowBytes};
+    consumer.run();
+  }
+#endif
+}
+
+}  // namespace late_interaction

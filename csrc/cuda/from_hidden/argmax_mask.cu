@@ -1,0 +1,34 @@
+// A flag for each document token that won. A thread a (query token, document): whoever else sets the flag
+// stores the same.
+#include "argmax_mask.h"
+
+#include <algorithm>
+
+#include "../primitives/argmax.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) won_rows(const void* winners, bool wide, int64_t count,
+                                                     int64_t Nd, int64_t Lq, int64_t Ld, uint8_t* won) {
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count; at += stride) {
+    const int32_t token = load_winner(winners, wide, at);
+    if (token >= 0 && token < Ld) won[at / Lq % Nd * Ld + token] = 1;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_argmax_mask(const void* winners, bool wide, int64_t Nq, int64_t Nd, int64_t Lq, int64_t Ld,
+                               uint8_t* won, cudaStream_t stream) {
+  const int64_t count = Nq * Nd * Lq;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + kThreads - 1) / kThreads, 1 << 16));
+  won_rows<<<blocks, kThreads, 0, stream>>>(winners, wide, count, Nd, Lq, Ld, won);
+  return cudaGetLastError();
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,263 @@
+// The CUDA side of the operators on hidden states: parse, launch. Nothing here waits for the device.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../../common/tensors.h"
+#include "../backward/run.h"
+#include "../runtime/device.h"
+#include "../runtime/op_helpers.h"
+#include "../runtime/stream.h"
+#include "../runtime/tma_descriptors.h"
+#include "argmax_mask.h"
+#include "normalize_rows.h"
+#include "project.h"
+#include "project_and_score.h"
+#include "weight_grad.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+void check_rows(const Tensor& x, const char* name) {
+  STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "late_interaction: ", name,
+                  " must be a contiguous [rows, d]");
+}
+
+Tensor unit_rows_(Tensor x) {
+  check_rows(x, "x");
+  const Dtype dtype = parse_dtype(x.scalar_type());
+  const int device = x.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
+  if (x.numel() > 0) {
+    check(launch_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
+                                current_stream(device)),
+          "unit rows");
+  }
+  return inverse;
+}
+
+// Rows of whole, aligned 16 bytes of half precision.
+bool in_whole_pieces(const Tensor& x) {
+  return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
+  const ScalarType dtype = hidden.scalar_type();
+  return device_properties(hidden.get_device_index()).wgmma &&
+         (dtype == ScalarType::BFloat16 || dtype == ScalarType::Half) && W.scalar_type() == dtype &&
+         (!b || (b->scalar_type() == dtype && b->is_contiguous())) && hidden.dim() == 2 && W.dim() == 2 &&
+         in_whole_pieces(hidden) && in_whole_pieces(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
+         W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
+}
+
+// What the tensors say of ProjectArgs; all rows, which go nowhere yet.
+ProjectArgs project_args(const Tensor& hidden, const Tensor& W, const OptionalTensor& b) {
+  return {.hidden = hidden.const_data_ptr(),
+          .bias = b ? b->const_data_ptr() : nullptr,
+          .wanted = nullptr,
+          .out = nullptr,
+          .inverse = nullptr,
+          .rows = hidden.size(0),
+          .hidden_stride = hidden.stride(0),
+          .d = static_cast<int32_t>(W.size(0)),
+          .d_model = static_cast<int32_t>(W.size(1))};
+}
+
+ProjectMaps project_maps(const ProjectArgs& args, const Tensor& W) {
+  const Compute compute = W.scalar_type() == ScalarType::BFloat16 ? Compute::bf16 : Compute::fp16;
+  return {
+      .hidden =
+          make_row_map(args.hidden, compute, args.rows, args.d_model, args.hidden_stride, kHiddenBoxRows),
+      .weight = make_row_map(W.const_data_ptr(), compute, args.d, args.d_model, W.stride(0), kProjectedDims)};
+}
+
+Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor wanted,
+                     bool normalize) {
+  check_rows(rows, "rows");
+  STD_TORCH_CHECK(can_project_rows(hidden, W, b),
+                  "late_interaction: can_project_rows says no to these hidden, W and b");
+  STD_TORCH_CHECK(rows.size(0) == hidden.size(0) && rows.size(1) == W.size(0) &&
+                      hidden.size(1) == W.size(1) && rows.scalar_type() == hidden.scalar_type(),
+                  "late_interaction: rows must be [rows, d], hidden [rows, d_model] and W [d, d_model]");
+  STD_TORCH_CHECK(!b || (b->dim() == 1 && b->size(0) == W.size(0)), "late_interaction: b must be [d]");
+  STD_TORCH_CHECK(!wanted || (wanted->dim() == 1 && wanted->size(0) == rows.size(0) &&
+                              wanted->is_contiguous() && wanted->scalar_type() == ScalarType::Bool),
+                  "late_interaction: wanted must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(same_place(rows, hidden) && same_place(W, hidden) && (!b || same_place(*b, hidden)) &&
+                      (!wanted || same_place(*wanted, hidden)),
+                  "late_interaction: rows, hidden, W, b and wanted must be on one device");
+  const int device = hidden.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor inverse = new_tensor(rows, {normalize ? rows.size(0) : 0}, ScalarType::Float);
+  if (rows.numel() == 0) return inverse;
+  ProjectArgs args = project_args(hidden, W, b);
+  args.wanted = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr;
+  args.out = rows.mutable_data_ptr();
+  args.inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr;
+  check(launch_project_rows(parse_dtype(rows.scalar_type()), args, project_maps(args, W),
+                            device_properties(device).sm_count, current_stream(device)),
+        "project rows");
+  return inverse;
+}
+
+// As x, contiguous, from aligned 16 bytes on.
+Tensor in_one_piece(Tensor x) {
+  x = torch::stable::contiguous(x);
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 ? x : torch::stable::clone(x);
+}
+
+Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor q_mask,
+                      OptionalTensor d_mask, int64_t Ld, bool normalize) {
+  STD_TORCH_CHECK(can_project_rows(hidden, W, b),
+                  "late_interaction: can_project_rows says no to these hidden, W and b");
+  STD_TORCH_CHECK(Q.dim() == 3 && Q.size(2) == W.size(0) && Q.scalar_type() == hidden.scalar_type() &&
+                      hidden.size(1) == W.size(1),
+                  "late_interaction: Q must be [Nq, Lq, d], hidden [rows, d_model] and W [d, d_model]");
+  const int64_t rows = Q.size(0) * Q.size(1), tokens = hidden.size(0);
+  STD_TORCH_CHECK(0 < rows && rows <= kScoredRows, "late_interaction: Q must have 1 to ", kScoredRows,
+                  " tokens in all");
+  STD_TORCH_CHECK(Ld > 0 && tokens > 0 && tokens % Ld == 0,
+                  "late_interaction: hidden must hold documents of Ld tokens");
+  const auto masks = [&](const OptionalTensor& mask, int64_t of) {
+    return !mask || (mask->numel() == of && mask->scalar_type() == ScalarType::Bool && same_place(*mask, Q));
+  };
+  STD_TORCH_CHECK(masks(q_mask, rows) && masks(d_mask, tokens),
+                  "late_interaction: masks must be bool, a flag for each token");
+  STD_TORCH_CHECK(same_place(hidden, Q) && same_place(W, Q) && (!b || same_place(*b, Q)),
+                  "late_interaction: Q, hidden, W and b must be on one device");
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const int64_t documents = tokens / Ld;
+  const Tensor queries = in_one_piece(Q);
+  const auto flags = [](const OptionalTensor& mask) {
+    return mask ? OptionalTensor(torch::stable::contiguous(*mask)) : std::nullopt;
+  };
+  const OptionalTensor q_flags = flags(q_mask), d_flags = flags(d_mask);
+  const auto pointer = [](const OptionalTensor& mask) {
+    return mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr;
+  };
+  const Tensor best = new_tensor(Q, {documents, rows}, ScalarType::Int);
+  const Tensor scores = new_tensor(Q, {Q.size(0), documents}, ScalarType::Float);
+  fill_zero(best, stream);
+  const ScoreArgs args{.project = project_args(hidden, W, b),
+                       .Q = queries.const_data_ptr(),
+                       .q_mask = pointer(q_flags),
+                       .d_mask = pointer(d_flags),
+                       .best = static_cast<uint32_t*>(best.mutable_data_ptr()),
+                       .scores = static_cast<float*>(scores.mutable_data_ptr()),
+                       .queries = static_cast<int32_t>(Q.size(0)),
+                       .Lq = static_cast<int32_t>(Q.size(1)),
+                       .documents = static_cast<int32_t>(documents),
+                       .Ld = static_cast<int32_t>(Ld),
+                       .normalize = normalize};
+  check(launch_project_scores(parse_dtype(Q.scalar_type()), args, project_maps(args.project, W),
+                              device_properties(device).sm_count, stream),
+        "scores of hidden states");
+  return scores;
+}
+
+Tensor won_rows(Tensor winners, int64_t Ld) {
+  STD_TORCH_CHECK(winners.dim() == 3 && winners.is_contiguous(),
+                  "late_interaction: winners must be a contiguous [Nq, Nd, Lq]");
+  const bool wide = winners.element_size() == 4;
+  STD_TORCH_CHECK(wide || winners.element_size() == 2,
+                  "late_interaction: winners must be as a forward saved");
+  const int device = winners.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor won = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
+  fill_zero(won, current_stream(device));
+  if (won.numel() > 0 && winners.numel() > 0) {
+    check(
+        launch_argmax_mask(winners.const_data_ptr(), wide, winners.size(0), winners.size(1), winners.size(2),
+                           Ld, static_cast<uint8_t*>(won.mutable_data_ptr()), current_stream(device)),
+        "won rows");
+  }
+  return won;
+}
+
+void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) {
+  check_rows(grad, "grad");
+  const Dtype dtype = parse_dtype(grad.scalar_type());
+  const int64_t rows = grad.size(0), d = grad.size(1);
+  STD_TORCH_CHECK(dtype == Dtype::bf16 || dtype == Dtype::fp16,
+                  "late_interaction: grad must be bfloat16 or float16");
+  STD_TORCH_CHECK(hidden.dim() == 2 && hidden.size(0) == rows && hidden.scalar_type() == grad.scalar_type(),
+                  "late_interaction: hidden must be [rows, d_model], as grad is [rows, d]");
+  const int64_t d_model = hidden.size(1);
+  STD_TORCH_CHECK(in_whole_pieces(grad) && in_whole_pieces(hidden),
+                  "late_interaction: rows of grad and hidden must be whole, aligned 16 bytes");
+  STD_TORCH_CHECK(wanted.dim() == 1 && wanted.size(0) == rows && wanted.is_contiguous() &&
+                      wanted.scalar_type() == ScalarType::Bool,
+                  "late_interaction: wanted must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(parts.dim() == 3 && parts.size(1) == d && parts.size(2) == d_model &&
+                      parts.is_contiguous() && parts.scalar_type() == ScalarType::Float,
+                  "late_interaction: parts must be a contiguous float32 [splits, d, d_model]");
+  STD_TORCH_CHECK(same_place(parts, grad) && same_place(hidden, grad) && same_place(wanted, grad),
+                  "late_interaction: parts, grad, hidden and wanted must be on one device");
+  STD_TORCH_CHECK(d <= INT32_MAX && d_model <= INT32_MAX && parts.size(0) <= 65535,
+                  "late_interaction: too many splits, or too long rows");
+  if (parts.numel() == 0) return;
+  const int device = grad.get_device_index();
+  const DeviceGuard guard(device);
+  const OuterArgs args{.grad = grad.const_data_ptr(),
+                       .hidden = hidden.const_data_ptr(),
+                       .wanted = static_cast<const uint8_t*>(wanted.const_data_ptr()),
+                       .parts = static_cast<float*>(parts.mutable_data_ptr()),
+                       .rows = rows,
+                       .hidden_stride = hidden.stride(0),
+                       .d = static_cast<int32_t>(d),
+                       .d_model = static_cast<int32_t>(d_model),
+                       .splits = static_cast<int32_t>(parts.size(0)),
+                       .fresh = fresh};
+  check(launch_weight_grad(dtype, device_properties(device).wgmma, args, current_stream(device)),
+        "outer rows");
+}
+
+void maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,
+                           Tensor grad_Q, Tensor grad_D, OptionalTensor sums, bool first, bool last) {
+  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  STD_TORCH_CHECK(s.layout == Layout::in_batch, "late_interaction: D must be [Nd, Ld, d]");
+  STD_TORCH_CHECK(
+      !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
+                   same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
+      "late_interaction: inverse must be what unit_rows_ returned");
+  const auto takes = [&](const Tensor& x, int64_t elements, ScalarType type) {
+    return x.numel() == elements && x.is_contiguous() && x.scalar_type() == type && same_place(x, Q);
+  };
+  STD_TORCH_CHECK(grad_Q.numel() == 0 || takes(grad_Q, Q.numel(), Q.scalar_type()),
+                  "late_interaction: grad_Q must be contiguous, as Q, or without elements");
+  STD_TORCH_CHECK(grad_D.numel() == 0 || takes(grad_D, D.numel(), D.scalar_type()),
+                  "late_interaction: grad_D must be contiguous, as D, or without elements");
+  STD_TORCH_CHECK(!sums || takes(*sums, Q.numel(), score_type(in.dtype)),
+                  "late_interaction: sums must be contiguous, as Q, in the type of sums");
+  const DeviceGuard guard(Q.get_device_index());
+  if (grad_Q.numel() == 0) sums = std::nullopt;
+  backward_into(in, grad_scores, winners, false, Backward::lowmem,
+                {.grad_Q = grad_Q,
+                 .grad_D = grad_D,
+                 .unit_inverse = inverse,
+                 .q_sums = sums,
+                 .first = first,
+                 .last = last});
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("can_project_rows", TORCH_BOX(&late_interaction::can_project_rows));
+  m.impl("project_rows_", TORCH_BOX(&late_interaction::project_rows_));
+  m.impl("project_scores", TORCH_BOX(&late_interaction::project_scores));
+  m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
+  m.impl("maxsim_backward_unit_", TORCH_BOX(&late_interaction::maxsim_backward_unit_));
+  m.impl("won_rows", TORCH_BOX(&late_interaction::won_rows));
+  m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));
+}

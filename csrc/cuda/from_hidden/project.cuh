@@ -1,0 +1,266 @@
+// out[r] = unit(hidden[r] W^T + b) for the wanted rows r, which are the only ones that are read.
+//
+// Bound by reading the hidden states once, so a block has many rows for each time that it reads W (from L2),
+// and L2 keeps what comes out rather than them.
+// A block owns an equal share of the rows. It lists the wanted ones in shared memory, in order (again for
+// every few thousand), and walks the list in tiles of equal size, up to 384 rows, and each tile 64 dims of
+// d_model at a time, through a ring of stages that runs on from one tile into the next.
+//
+//      stage:        [384 rows of hidden][128 bytes], then [128 rows of W][128 bytes]; 16-byte pieces
+//                    XOR-swizzled by the row. Dims past d_model and rows past d of W are zeros; rows past the
+//                    tile's end hold whatever was there, and so do the sums that nobody writes.
+//      warpgroup 2   copies. One thread has TMA bring W, and hidden where all rows are wanted.
+//      Else
+//                    all threads copy hidden row by row as listed, eight threads a row, 16 bytes each
+//                    (cp.async), and the stage's barrier counts the threads whose copies have landed, too.
+//      warpgroups    g = 0, 1 have rows [192 g, 192 g + 192) of the tile, as three wgmmas of 64 x 128. In the
+//                    end a row's 128 sums are in the four lanes of a quad, which add the bias, take the norm,
+//                    scale, and write 16 bytes a lane, while the next tile is on its way.
+#pragma once
+
+#include "../primitives/element.cuh"
+#include "../ptx/cache_policy.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/ld_st.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "project.h"
+#include "row_compaction.cuh"
+
+namespace late_interaction {
+
+struct ProjectTile {
+  static constexpr int kWarpgroups = 2;  // that multiply
+  static constexpr int kCopyThreads = 128, kThreads = kWarpgroups * 128 + kCopyThreads;
+  static constexpr int kBlocks = 3, kTileRows = kWarpgroups * kBlocks * 64;
+  static constexpr int kStages = 3, kStepDims = 64;
+  static constexpr int kStageBytes = (kTileRows + kProjectedDims) * 128;
+  static constexpr int kAlignment = 1024;  // as the swizzle wants it
+  static constexpr int kAccumulators = kProjectedDims / 2;
+  static constexpr int kRowsOfThread = 16, kListed = kThreads * kRowsOfThread;
+  static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kListed * 2;
+  // Of the 168 that a thread starts with: the copying warpgroup leaves the others what it does not need.
+  static constexpr int kCopyRegisters = 56, kProductRegisters = 224;
+};
+
+using ProjectRing = RowRing<ProjectTile::kStages, ProjectTile::kStageBytes>;
+
+__device__ __forceinline__ uint32_t pair_of(float a, float b, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ uint32_t pair_of(float a, float b, __half) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// Lane q of a quad holds word q of four vectors, w[v]: gives it vector q, whole.
+__device__ __forceinline__ uint4 transpose_quad(const uint32_t (&w)[4]) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+  // First the words of vectors v and v ^ 1 with the neighbor, then v and v ^ 2 with the lane after it.
+  const uint32_t a = __shfl_xor_sync(kFullWarp, odd ? w[0] : w[1], 1);
+  const uint32_t b = __shfl_xor_sync(kFullWarp, odd ? w[2] : w[3], 1);
+  const uint32_t low0 = odd ? a : w[0], low1 = odd ? w[1] : a;    // words q & 2, (q & 2) + 1 of vector q & 1
+  const uint32_t high0 = odd ? b : w[2], high1 = odd ? w[3] : b;  // the same of vector (q & 1) + 2
+  const uint32_t c = __shfl_xor_sync(kFullWarp, upper ? low0 : high0, 2);
+  const uint32_t d = __shfl_xor_sync(kFullWarp, upper ? low1 : high1, 2);
+  return upper ? uint4{c, d, high0, high1} : uint4{low0, low1, c, d};
+}
+
+template <class Type, class T>
+struct ProjectRows : ProjectTile {
+  const ProjectArgs& p;
+  uint32_t bias;         // in shared memory, zeros where there is none
+  const uint16_t* list;  // wanted rows, counted from first_row
+  int64_t first_row;
+  int listed;
+  uint64_t once;  // what L2 is told of hidden states
+
+  // Tiles as equal as whole boxes let them be.
+  __device__ __forceinline__ int tile_rows() const {
+    const int tiles = (listed + kTileRows - 1) / kTileRows;
+    const int rows = tiles > 0 ? (listed + tiles - 1) / tiles : 1;
+    return (rows + kHiddenBoxRows - 1) / kHiddenBoxRows * kHiddenBoxRows;
+  }
+
+  // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are wanted.
+  __device__ __forceinline__ void copy_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full, int tile,
+                                             int end, int dim) const {
+    const int boxes = p.wanted == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
+    ptx::mbarrier_arrive_expect_tx(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
+    ptx::tma_load_4d(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
+#pragma unroll 1
+    for (int box = 0; box < boxes; ++box) {
+      const int row = box * kHiddenBoxRows;
+      ptx::tma_load_4d_matrix(stage + row * 128, &maps.hidden, full, dim,
+                              static_cast<int>(first_row) + tile + row, once);
+    }
+  }
+
+  // The same dims of rows [tile, end) of the list.
+  __device__ __forceinline__ void copy_rows(uint32_t stage, int tile, int end, int dim) const {
+    constexpr int kRowsAtOnce = kCopyThreads / 8;
+    const int row = threadIdx.x % kCopyThreads / 8, piece = threadIdx.x % 8;
+    const bool inside = dim + piece * 8 < p.d_model;
+    const uint32_t to = stage + row * 128 + ((piece ^ row) & 7) * 16, bytes = inside ? 16 : 0;
+    const T* hidden = static_cast<const T*>(p.hidden) + first_row * p.hidden_stride;
+#pragma unroll 4
+    for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
+      if (tile + row + r >= end) break;
+      const T* from = hidden + list[tile + row + r] * p.hidden_stride + (inside ? dim + piece * 8 : 0);
+      ptx::cp_async_16_prefetch_256(to + r * 128, from, bytes, once);
+    }
+  }
+
+  __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, ProjectRing& ring) const {
+    const int rows = tile_rows();
+    const bool gathered = p.wanted != nullptr, leads = threadIdx.x % kCopyThreads == 0;
+#pragma unroll 1
+    for (int tile = 0; tile < listed; tile += rows) {
+      const int end = min(tile + rows, listed);
+#pragma unroll 1
+      for (int dim = 0; dim < p.d_model; dim += kStepDims) {
+        ring.wait_empty();
+        if (leads) copy_boxes(maps, ring.stage(), ring.full(), tile, end, dim);
+        __syncwarp();
+        if (gathered) {
+          copy_rows(ring.stage(), tile, end, dim);
+          ptx::cp_async_mbarrier_arrive_noinc(ring.full());
+        }
+        ring.advance();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply(float (&c)[kBlocks][kAccumulators], uint32_t stage,
+                                           bool accumulate) const {
+    const uint32_t hidden = stage + threadIdx.x / 128 * (kBlocks * 64 * 128);
+    const uint32_t weight = stage + kTileRows * 128;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStepDims; k += 16) {
+      const uint64_t b = ptx::smem_desc_k_major(ptx::smem_desc_low(weight + k * 2));
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        ptx::WgmmaShape<kProjectedDims>::issue<Type>(
+            c[block], ptx::smem_desc_k_major(ptx::smem_desc_low(hidden + block * (64 * 128) + k * 2)), b,
+            accumulate || k > 0);
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+  }
+
+  // Adds the bias to a row that a quad holds; what is left to multiply it by, then.
+  __device__ __forceinline__ float scale_of_row(float (&c)[kAccumulators], int half, bool normalize) const {
+    float squares = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kProjectedDims / 8; ++n) {
+      float* x = c + 4 * n + 2 * half;
+      const float2 b = ptx::ld_shared_v2_f32(bias + (8 * n + 2 * (threadIdx.x % 4)) * sizeof(float));
+      x[0] += b.x;
+      x[1] += b.y;
+      squares = fma(x[0], x[0], fma(x[1], x[1], squares));
+    }
+    squares += __shfl_xor_sync(kFullWarp, squares, 1);
+    squares += __shfl_xor_sync(kFullWarp, squares, 2);
+    return normalize ? inverse_norm(squares) : 1.0f;
+  }
+
+  // 64 rows for a warpgroup, from the first-th of the list on and before its end-th: two for each quad.
+  __device__ __forceinline__ void finish(float (&c)[kAccumulators], int first, int end) const {
+    const int lane = threadIdx.x % 32, quad_lane = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float scale = scale_of_row(c, half, p.inverse != nullptr);
+      const int at = first + threadIdx.x / 32 % 4 * 16 + half * 8 + lane / 4;
+      const bool exists = at < end;
+      const int64_t row = exists ? first_row + list[at] : 0;
+      if (exists && p.inverse != nullptr && quad_lane == 0) p.inverse[row] = scale;
+      T* out = static_cast<T*>(p.out) + row * p.d;
+#pragma unroll
+      for (int n = 0; n < kProjectedDims / 8; n += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          const float* x = c + 4 * (n + v) + 2 * half;
+          words[v] = pair_of(scale * x[0], scale * x[1], T());
+        }
+        const uint4 vector = transpose_quad(words);
+        const int dim = 8 * (n + quad_lane);
+        if (exists && dim < p.d) *reinterpret_cast<uint4*>(out + dim) = vector;
+      }
+    }
+  }
+
+  // finish(sums, first, end): what becomes of 64 rows.
+  template <class Finish>
+  __device__ __forceinline__ void multiply_tiles(ProjectRing& ring, const Finish& finish) const {
+    const int rows = tile_rows(), mine = threadIdx.x / 128 * (kBlocks * 64);
+#pragma unroll 1
+    for (int tile = 0; tile < listed; tile += rows) {
+      float c[kBlocks][kAccumulators] = {};  // else their registers stay taken while a tile is finished
+#pragma unroll 1
+      for (int dim = 0; dim < p.d_model; dim += kStepDims) {
+        ring.wait_full();
+        multiply(c, ring.stage(), dim > 0);
+        ring.give_back();
+      }
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        finish(c[block], tile + mine + block * 64, min(tile + rows, listed));
+      }
+    }
+  }
+};
+
+// Zeros where there is none. All threads of the block.
+template <int kThreads, class T>
+__device__ __forceinline__ void fill_bias(float* bias, const ProjectArgs& p) {
+  for (int k = threadIdx.x; k < kProjectedDims; k += kThreads) {
+    bias[k] = p.bias != nullptr && k < p.d ? widen(static_cast<const T*>(p.bias)[k]) : 0.0f;
+  }
+}
+
+template <class Type, class T>
+__global__ void __launch_bounds__(ProjectTile::kThreads, 1)
+    project_rows(const __grid_constant__ ProjectArgs p, const __grid_constant__ ProjectMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Tile = ProjectTile;
+  extern __shared__ uint8_t shared[];
+  __shared__ alignas(8) uint64_t barriers[ProjectRing::kBarriers];
+  __shared__ alignas(8) float bias[kProjectedDims];
+  const uint32_t unaligned = ptx::smem_address(shared);
+  ProjectRing ring{(unaligned + Tile::kAlignment - 1) / Tile::kAlignment * Tile::kAlignment,
+                   ptx::smem_address(barriers)};
+  auto* list =
+      reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Tile::kStages * Tile::kStageBytes);
+  fill_bias<Tile::kThreads, T>(bias, p);
+  if (threadIdx.x == 0) ring.init(p.wanted != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
+  __syncthreads();
+
+  const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
+  const int64_t end = p.rows * (blockIdx.x + 1) / gridDim.x;
+  const uint64_t once = ptx::cache_policy_evict_first();
+  const auto walk = [&](const auto& tiles) {
+    for (int64_t first = p.rows * blockIdx.x / gridDim.x; first < end; first += Tile::kListed) {
+      const auto count = static_cast<int>(min(end - first, int64_t{Tile::kListed}));
+      const int listed = list_rows<Tile::kThreads, Tile::kRowsOfThread>(p.wanted, first, count, list);
+      tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed, once});
+    }
+  };
+  if (copies) {
+    ptx::setmaxnreg_dec<Tile::kCopyRegisters>();
+    walk([&](const auto& rows) { rows.copy_tiles(maps, ring); });
+  } else {
+    ptx::setmaxnreg_inc<Tile::kProductRegisters>();
+    walk([&](const auto& rows) {
+      rows.multiply_tiles(
+          ring, [&](float (&c)[Tile::kAccumulators], int first, int end) { rows.finish(c, first, end); });
+    });
+  }
+#endif
+}
+
+}  // namespace late_interaction

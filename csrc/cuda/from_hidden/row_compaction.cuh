@@ -1,0 +1,83 @@
+// The rows of a range that somebody wants: listed in shared memory by a block, in order; and the ring through
+// which one warpgroup copies them, row by row as listed, to those that multiply.
+#pragma once
+
+#include <cstdint>
+
+#include "../forward/sm90_pipeline.cuh"
+#include "../primitives/argmax.cuh"
+#include "../ptx/fence_proxy.cuh"
+
+namespace late_interaction {
+
+// Lists the wanted ones of rows [first, first + count), counted from first; wanted == nullptr: all of them.
+// Returns how many those are, and the list is there for everybody. All threads of the block, each of which
+// looks at kRowsOfThread rows: count <= kThreads * kRowsOfThread.
+template <int kThreads, int kRowsOfThread>
+__device__ __forceinline__ int list_rows(const uint8_t* wanted, int64_t first, int count, uint16_t* list) {
+  constexpr int kWarps = kThreads / 32;
+  __shared__ int warp_totals[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int mine = threadIdx.x * kRowsOfThread;
+  // All of a thread's flags are on their way together.
+  uint32_t flags = 0;
+#pragma unroll
+  for (int k = 0; k < kRowsOfThread; ++k) {
+    const bool listed = mine + k < count && (wanted == nullptr || wanted[first + mine + k] != 0);
+    flags |= uint32_t{listed} << k;
+  }
+  int before = __popc(flags);
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(kFullWarp, before, offset);
+    before += lane >= offset ? other : 0;
+  }
+  __syncthreads();  // nobody reads the list before this one any more
+  if (lane == 31) warp_totals[warp] = before;
+  before -= __popc(flags);
+  __syncthreads();
+  int all = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    before += w < warp ? warp_totals[w] : 0;
+    all += warp_totals[w];
+  }
+  for (; flags != 0; flags &= flags - 1) list[before++] = static_cast<uint16_t>(mine + __ffs(flags) - 1);
+  __syncthreads();
+  return all;
+}
+
+// Stages in shared memory, and for each a barrier that says it is full, which those that copy arrive on, and
+// one that says it is empty again, by the warps that have multiplied it.
+template <int kStages, int kStageBytes>
+struct RowRing {
+  static constexpr int kBarriers = 2 * kStages;
+  uint32_t stages, barriers;
+  PipelineState place;
+
+  // By one thread, and then __syncthreads.
+  __device__ __forceinline__ void init(int copying_arrivals, int multiplying_warps) const {
+    for (int s = 0; s < kStages; ++s) {
+      ptx::mbarrier_init(barriers + s * 16, copying_arrivals);
+      ptx::mbarrier_init(barriers + s * 16 + 8, multiplying_warps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  __device__ __forceinline__ uint32_t stage() const { return stages + place.stage * kStageBytes; }
+  __device__ __forceinline__ uint32_t full() const { return barriers + place.stage * 16; }
+  __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
+
+  __device__ __forceinline__ void wait_empty() const { ptx::mbarrier_wait_parity(empty(), place.parity ^ 1); }
+  __device__ __forceinline__ void advance() { place.advance(kStages); }
+  __device__ __forceinline__ void wait_full() const {
+    ptx::mbarrier_wait_parity(full(), place.parity);
+    ptx::fence_proxy_async();
+  }
+  __device__ __forceinline__ void give_back() {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty());
+    advance();
+  }
+};
+
+}  // namespace late_interaction

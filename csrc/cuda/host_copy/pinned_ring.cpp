@@ -1,0 +1,149 @@
+// Pageable host memory to the device by way of a ring of pinned pieces:
+//
+//   source   |....|....|....|....|....|....|     blocks, to whichever thread is free, in order
+//               v    v    v    v                 copied
+//   ring     [ piece 0 | piece 1 | piece 2 ]     sent whole, by the thread that filled the last of it
+//               v                                one transfer, then an event: it has left
+//   to       |.........|                         and the piece is filled again
+//
+// Pieces are large, since the bus idles between two transfers. All threads fill one piece before the next, so
+// that the bus starts early and a few pieces are enough: those stay in the CPU's cache until they are read.
+// Calls that follow one another go on where the last one ended, and the ring never has to drain.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "../../common/tensors.h"
+#include "../runtime/check.h"
+#include "../runtime/stream.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+constexpr int64_t kBlock = 512 << 10;
+
+struct Ring {
+  uint8_t* memory;
+  int64_t slots;
+  int64_t room;             // bytes of a piece
+  const cudaEvent_t* left;  // of each piece: when what was in it has left it
+  int64_t first;            // the piece that is filled first
+};
+
+class Transfer {
+ public:
+  Transfer(uint8_t* to, const uint8_t* source, int64_t bytes, const Ring& ring, cudaStream_t stream)
+      : to_(to),
+        source_(source),
+        bytes_(bytes),
+        ring_(ring),
+        stream_(stream),
+        blocks_a_piece_((ring.room + kBlock - 1) / kBlock),
+        turns_((bytes + ring.room - 1) / ring.room) {}
+
+  // A thread's share: blocks until none is left. Any number of threads, one after another too.
+  void work() {
+    for (int64_t block; error() == cudaSuccess && (block = next_.fetch_add(1)) < blocks();) {
+      const int64_t turn = block / blocks_a_piece_, offset = block % blocks_a_piece_ * kBlock;
+      const int64_t begin = turn * ring_.room + offset;
+      const int64_t end = std::min({begin + kBlock, (turn + 1) * ring_.room, bytes_});
+      if (!wait_for_room(turn)) return;
+      // The last piece may end before its last block begins.
+      if (begin < end) std::memcpy(room(turn) + offset, source_ + begin, static_cast<size_t>(end - begin));
+      if (++turns_[turn].filled == blocks_a_piece_) send(turn);
+    }
+  }
+
+  int64_t blocks() const { return static_cast<int64_t>(turns_.size()) * blocks_a_piece_; }
+  cudaError_t error() const { return static_cast<cudaError_t>(error_.load(std::memory_order_relaxed)); }
+
+ private:
+  struct Turn {  // of a piece
+    std::atomic<int64_t> filled{0};
+    std::atomic<bool> sent{false};
+  };
+
+  int64_t slot(int64_t turn) const { return (ring_.first + turn) % ring_.slots; }
+  uint8_t* room(int64_t turn) const { return ring_.memory + slot(turn) * ring_.room; }
+
+  // Blocks are taken in order, so what is waited for is being filled and sent, and waits for no later one.
+  bool wait_for_room(int64_t turn) {
+    const int64_t before = turn - ring_.slots;
+    while (before >= 0 && !turns_[before].sent.load(std::memory_order_acquire)) {
+      if (error() != cudaSuccess) return false;
+      std::this_thread::yield();
+    }
+    return succeeds(cudaEventSynchronize(ring_.left[slot(turn)]));
+  }
+
+  void send(int64_t turn) {
+    const int64_t begin = turn * ring_.room, bytes = std::min(ring_.room, bytes_ - begin);
+    if (succeeds(cudaMemcpyAsync(to_ + begin, room(turn), static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
+                                 stream_)) &&
+        succeeds(cudaEventRecord(ring_.left[slot(turn)], stream_))) {
+      turns_[turn].sent.store(true, std::memory_order_release);
+    }
+  }
+
+  bool succeeds(cudaError_t error) {
+    if (error != cudaSuccess) error_ = error;
+    return error == cudaSuccess;
+  }
+
+  uint8_t* to_;
+  const uint8_t* source_;
+  int64_t bytes_;
+  Ring ring_;
+  cudaStream_t stream_;
+  int64_t blocks_a_piece_;
+  std::vector<Turn> turns_;
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> error_{cudaSuccess};
+};
+
+bool is_bytes(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Byte && x.dim() == 1 && x.is_contiguous();
+}
+
+void send_bytes_(Tensor to, Tensor source, Tensor rooms, Tensor left, int64_t first) {
+  STD_TORCH_CHECK(
+      is_bytes(to) && is_bytes(source) && !source.is_cuda() && to.numel() == source.numel(),
+      "late_interaction: to and source must be contiguous uint8 [n], of one n, source on the CPU");
+  STD_TORCH_CHECK(rooms.scalar_type() == ScalarType::Byte && rooms.dim() == 2 && rooms.is_contiguous() &&
+                      !rooms.is_cuda() && rooms.numel() > 0,
+                  "late_interaction: rooms must be contiguous uint8 [pieces, bytes] in pinned memory");
+  STD_TORCH_CHECK(left.scalar_type() == ScalarType::Long && left.dim() == 1 && left.is_contiguous() &&
+                      !left.is_cuda() && left.numel() == rooms.size(0),
+                  "late_interaction: left must be int64 [pieces], the handles of their events");
+  STD_TORCH_CHECK(first >= 0 && first < rooms.size(0), "late_interaction: first must be one of the ",
+                  rooms.size(0), " pieces, got ", first);
+  static_assert(sizeof(cudaEvent_t) == sizeof(int64_t));
+  const int device = to.get_device_index();
+  const Ring ring{static_cast<uint8_t*>(rooms.data_ptr()), rooms.size(0), rooms.size(1),
+                  static_cast<const cudaEvent_t*>(left.const_data_ptr()), first};
+  Transfer transfer(static_cast<uint8_t*>(to.data_ptr()),
+                    static_cast<const uint8_t*>(source.const_data_ptr()), source.numel(), ring,
+                    current_stream(device));
+  torch::stable::parallel_for(0, std::min<int64_t>(transfer.blocks(), torch::stable::get_num_threads()), 1,
+                              [&](int64_t, int64_t) {
+                                const DeviceGuard guard(device);
+                                transfer.work();
+                              });
+  check(transfer.error(), "transfer to the device");
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("send_bytes_", TORCH_BOX(&late_interaction::send_bytes_));
+}

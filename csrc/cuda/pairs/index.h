@@ -1,0 +1,47 @@
+// What the kernels are told of listed pairs, worked out on the device; defined in index.cu.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../../common/problem.h"
+#include "../../plan/plan.h"
+#include "../forward/doc_ranges/doc_range.h"
+
+namespace late_interaction {
+
+struct PairIndex {
+  Pairs pairs;
+  int32_t longest_query;  // one of more rows is not scored
+  // What is worked out. A pair that is not scored has rows of length -1, and no tokens.
+  Span* rows;               // [pairs] of its query
+  Span* spans;              // [pairs] of its document
+  int64_t* chunk_costs;     // [chunks_of(pairs)]
+  int32_t* work_tile_ends;  // [blocks], pairs with about equally many document tokens; null: not wanted
+  int64_t blocks;
+  int32_t pair_tokens;  // what a pair costs beside its document's tokens, in tokens
+  bool pdl;             // blocks may start while the kernel before them ends
+};
+
+int64_t chunks_of(int64_t pairs);
+cudaError_t launch_pair_index(const PairIndex& index, cudaStream_t stream);
+
+// scores[p] and winners[p, 0 .. stride) of listed pairs, from those of every query with every document.
+// Winners may be null; so may what is picked from, where there are no tokens to score.
+struct PairPick {
+  Pairs pairs;
+  int32_t longest_query;
+  const float* grid;         // [queries, documents]
+  int32_t partial_rows;      // not 0: `grid` holds parts of so many rows (varlen/partials.cuh)
+  const void* grid_winners;  // [documents, q_tokens]
+  float* scores;
+  void* winners;
+  bool wide_winners;
+  int32_t winner_stride;
+  bool pdl;
+};
+
+cudaError_t launch_pick_pairs(const PairPick& pick, const Device& device, cudaStream_t stream);
+
+}  // namespace late_interaction

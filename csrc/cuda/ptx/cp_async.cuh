@@ -1,0 +1,60 @@
+// cp.async: copies from global to shared memory that a thread does not wait for (sm_80+).
+#pragma once
+
+#include <cstdint>
+
+namespace late_interaction::ptx {
+
+// Copies 16 bytes, of which the first `valid_bytes` come from memory and the rest are zeros. With 0
+// valid bytes nothing is read, so `src` may point anywhere.
+__device__ __forceinline__ void cp_async_16(uint32_t dst, const void* src, uint32_t valid_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(dst), "l"(src), "r"(valid_bytes)
+               : "memory");
+}
+
+// As cp_async_16, with an L2 policy, and with a prefetch of the 256 bytes around `src` into L2: the thread
+// copies the rest of them next.
+__device__ __forceinline__ void cp_async_16_prefetch_256(uint32_t dst, const void* src, uint32_t valid_bytes,
+                                                         uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;\n" ::"r"(dst),
+               "l"(src), "r"(valid_bytes), "l"(policy)
+               : "memory");
+}
+
+// Copies 4 or 8 bytes, or writes as many zeros where `valid_bytes` is 0. For rows that are not aligned to 16
+// bytes.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_narrow(uint32_t dst, const void* src, uint32_t valid_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(dst), "l"(src), "n"(kBytes),
+               "r"(valid_bytes)
+               : "memory");
+}
+
+// Copies one element of 4 or 8 bytes, aligned to its size.
+template <class T>
+__device__ __forceinline__ void cp_async_element(T* to, const T* from) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(address), "l"(from), "n"(sizeof(T))
+               : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most `kPending` of this thread's newest groups are still in flight.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+// Waits for all copies of this thread. Other threads see them after a barrier.
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+
+// Arrives on the mbarrier once this thread's copies so far have landed. The arrival is one of those that the
+// mbarrier was initialized for (noinc). The call does not wait; fence_proxy_async would, in a thread that has
+// copies in flight.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t mbarrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(mbarrier) : "memory");
+}
+
+}  // namespace late_interaction::ptx

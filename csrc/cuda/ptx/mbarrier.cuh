@@ -1,0 +1,62 @@
+// Barriers: mbarrier objects in shared memory, which TMA completes (sm_90), and the named barriers of a
+// block.
+#pragma once
+
+#include <cstdint>
+
+#include "fence_proxy.cuh"
+
+namespace late_interaction::ptx {
+
+__device__ __forceinline__ void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(mbarrier), "r"(arrivals) : "memory");
+}
+
+// After mbarrier_init: other threads, the cluster's other blocks and TMA see the mbarriers.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  fence_proxy_async();
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(mbarrier) : "memory");
+}
+
+// Arrives on an mbarrier of any block of the cluster, given by the address that mapa returns.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(mbarrier) : "memory");
+}
+
+// Arrives, and adds `bytes` to what the phase waits for: TMA loads will bring them.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t mbarrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(mbarrier), "r"(bytes)
+               : "memory");
+}
+
+// Waits for the end of the phase of this parity.
+__device__ __forceinline__ void mbarrier_wait_parity(uint32_t mbarrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra arrived;\n"
+      "bra again;\n"
+      "arrived:\n}\n" ::"r"(mbarrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Synchronizes `threads` threads of the block at a named barrier (__syncthreads is barrier 0).
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Counts among the threads that named_barrier_sync waits for, and does not wait.
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// __syncthreads that each warp may reach at another place of the code.
+__device__ __forceinline__ void barrier_sync_unaligned() { asm volatile("barrier.sync 0;\n" ::: "memory"); }
+
+}  // namespace late_interaction::ptx

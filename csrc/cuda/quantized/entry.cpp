@@ -1,0 +1,59 @@
+// maxsim_quantized on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../../common/tensors.h"
+#include "../forward/run.h"
+#include "../runtime/device.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+bool one_for_all(const ScaleView& scale) {
+  return scale.query_stride == 0 && scale.item_stride == 0 && scale.token_stride == 0;
+}
+
+// Whether codes are multiplied as they are.
+bool has_kernel(const Inputs& in, bool scaled, int device) {
+  const Sizes& s = in.sizes;
+  if (s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0) return true;  // nothing is
+  const ForwardTraits traits = traits_of(in, Precision::highest, scaled);
+  return plan_forward(s, traits, device_properties(device)).tile != Tile::copies;
+}
+
+// By way of float32 copies, in Python.
+Tensor maxsim_dequantized(const Tensor& Q, const Tensor& D, const Tensor& scale_Q, const Tensor& scale_D,
+                          const OptionalTensor& q_mask, const OptionalTensor& d_mask) {
+  using torch::stable::detail::from;
+  std::array<StableIValue, 6> stack{from(Q),       from(D),      from(scale_Q),
+                                    from(scale_D), from(q_mask), from(d_mask)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("late_interaction::maxsim_dequantized", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                        OptionalTensor d_mask) {
+  const QuantizedInputs in = parse_quantized_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask);
+  const DeviceGuard guard(Q.get_device_index());
+  // No factor is negative, so one that all documents' tokens share waits until their maximum is found.
+  const bool shared = one_for_all(in.d_scale);
+  const TokenScaleViews factors{in.q_scale, shared ? ScaleView{} : in.d_scale,
+                                shared ? in.d_scale.data : nullptr};
+  if (!has_kernel(in, !shared, Q.get_device_index())) {
+    return maxsim_dequantized(Q, D, scale_Q, scale_D, q_mask, d_mask);
+  }
+  const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
+  forward_into(in, false, factors, Precision::highest, Q, scores, std::nullopt);
+  return scores;
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::maxsim_quantized));
+}

@@ -1,9 +1,0 @@
-#include "kernels/residual_launch.cuh"
-
-namespace late_interaction {
-
-cudaError_t launch_residual_fp16(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) {
-  return launch_residual_half<ptx::MmaFp16>(args, plan, stream);
-}
-
-}  // namespace late_interaction

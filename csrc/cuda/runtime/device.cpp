@@ -1,0 +1,95 @@
+#include "device.h"
+
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+int attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(&value, name, device);
+  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: CUDA device ", device, ": ",
+                  cudaGetErrorString(error));
+  return value;
+}
+
+Device query(int device) {
+  Device properties;
+  properties.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+                          attribute(cudaDevAttrComputeCapabilityMinor, device);
+  STD_TORCH_CHECK(properties.capability >= 80, "late_interaction: CUDA device ", device,
+                  " has compute capability ", properties.capability / 10, ".", properties.capability % 10,
+                  "; the kernels need 8.0 or newer");
+  properties.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
+  properties.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  properties.smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+#ifdef LATE_INTERACTION_SM90A
+  properties.wgmma = properties.capability == 90;
+#else
+  properties.wgmma = false;
+#endif
+  return properties;
+}
+
+const Device& real_properties(int device) {
+  static std::array<Device, kMaxDevices> known;
+  static std::array<std::once_flag, kMaxDevices> asked;
+  STD_TORCH_CHECK(device >= 0 && device < kMaxDevices, "late_interaction: CUDA device ", device,
+                  " is out of range");
+  std::call_once(asked[device], [device] { known[device] = query(device); });
+  return known[device];
+}
+
+std::atomic<int> forced{0};
+
+// An older device with as many multiprocessors: what it would be given, this one runs too.
+Device older(const Device& real, int capability) {
+  Device device = device_of_capability(capability, real.sm_count);
+  device.smem_per_sm = std::min(device.smem_per_sm, real.smem_per_sm);
+  device.smem_per_block = std::min(device.smem_per_block, real.smem_per_block);
+  device.wgmma = device.wgmma && real.wgmma;
+  return device;
+}
+
+}  // namespace
+
+Device device_properties(int device) {
+  const Device& real = real_properties(device);
+  const int capability = forced.load(std::memory_order_relaxed);
+  return capability == 0 || capability >= real.capability ? real : older(real, capability);
+}
+
+bool supports_pdl() {
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess && real_properties(device).capability >= 90;
+}
+
+int64_t cuda_capability(std::optional<int64_t> force) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  STD_TORCH_CHECK(error == cudaSuccess, "late_interaction: no CUDA device: ", cudaGetErrorString(error));
+  if (force) {
+    const int64_t real = real_properties(device).capability;
+    STD_TORCH_CHECK(*force == 0 || (*force >= 80 && *force <= real),
+                    "late_interaction: cuda_capability takes 0 or ", "80 to ", real, " on this device, got ",
+                    *force);
+    forced.store(static_cast<int>(*force), std::memory_order_relaxed);
+  }
+  return device_properties(device).capability;
+}
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
+  m.impl("cuda_capability", TORCH_BOX(&late_interaction::cuda_capability));
+}

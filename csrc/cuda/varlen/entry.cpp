@@ -1,0 +1,80 @@
+// maxsim_varlen, its winners and its backward on CUDA: check, plan, allocate, launch. Nothing here waits for
+// the device.
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../../common/tensors.h"
+#include "../backward/launch.h"
+#include "../backward/run.h"
+#include "../forward/run.h"
+#include "../runtime/device.h"
+#include "../runtime/stream.h"
+#include "backward.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor& D,
+                                                  const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
+                                                  const std::string& precision_name, bool want_winners) {
+  const Precision precision = parse_precision(precision_name);
+  Inputs in = parse_packed(Q, D, cu_seqlens_q, cu_seqlens_d);
+  const DeviceGuard guard(Q.get_device_index());
+  const Tensor scores = new_tensor(Q, {in.packed->queries, in.sizes.N}, score_type(in.dtype));
+  OptionalTensor winners;
+  if (want_winners) winners = new_tensor(Q, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
+  if (const auto type = converted(in.dtype, precision)) {
+    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
+    in = parse_packed(half_Q, half_D, cu_seqlens_q, cu_seqlens_d);
+    forward_into(in, false, {}, precision, Q, scores, winners);
+  } else {
+    forward_into(in, false, {}, precision, Q, scores, winners);
+  }
+  return {scores, winners};
+}
+
+Tensor maxsim_varlen(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, std::string precision) {
+  return std::get<0>(forward_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                 std::string precision) {
+  auto [scores, winners] = forward_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, true);
+  return {scores, *winners};
+}
+
+std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                                  Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q,
+                                                  bool need_grad_D) {
+  const Inputs in = parse_packed(Q, D, cu_seqlens_q, cu_seqlens_d);
+  check_varlen_backward_inputs(grad_scores, Q, winners, in);
+  const Sizes& s = in.sizes;
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  const cudaStream_t stream = current_stream(device);
+  const PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
+  if (grad_scores.numel() == 0 || winners.numel() == 0 || s.Ld == 0 || s.d == 0) {
+    grads.clear(stream);
+    return {grads.Q, grads.D};
+  }
+  Sizes mean = s;
+  mean.Ld = std::max<int64_t>(1, s.Ld / s.N);
+  const BackwardPlan plan =
+      plan_backward(mean, in.dtype, reads_in_vectors(in), false, Backward::lowmem, device_properties(device));
+  BackwardArgs args{};
+  take_winners(args, s, grad_scores, winners);
+  launch_packed(in, plan, args, grads, launch_lowmem, stream);
+  return {grads.Q, grads.D};
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::maxsim_varlen));
+  m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::maxsim_varlen_winners));
+  m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::maxsim_varlen_backward));
+}

@@ -1,0 +1,34 @@
+// What the kernels are told of packed queries and documents; defined in index.cu.
+#pragma once
+
+#include "../forward/args.h"
+
+namespace late_interaction {
+
+struct PackedIndex {
+  const int32_t* q_offsets;  // [queries + 1]
+  const int32_t* d_offsets;  // [documents + 1]
+  int64_t queries, documents;
+  int32_t q_tokens, d_tokens;
+  // What is worked out.
+  Span* spans;              // [documents]
+  int32_t* row_queries;     // [q_tokens] the query of each; of a token of none, what ~ makes a query of it
+  DocRange* doc_ranges;     // [documents], in the order in which blocks take them; null: not wanted
+  int32_t* work_tile_ends;  // [blocks], of (row tile, place among the doc_ranges); null: not wanted
+  int64_t blocks, row_tiles;
+  int64_t document_tokens;  // what a document costs a block beside its tokens, in tokens
+  bool lpt;  // each row tile has blocks of its own, and documents are dealt to them, long ones first
+  CompactedTokens compacted;
+  // The rows of D, in 16 bytes, where short documents are copied.
+  const uint4* rows;
+  int64_t row_stride;
+  bool pdl;  // its blocks may start while the kernel before it ends
+};
+
+cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream);
+
+// scores[i, j] of packed queries, from args.scores: their parts, each of partial_rows rows.
+cudaError_t launch_reduce_packed_partials(const ForwardArgs& args, int partial_rows, float* scores,
+                                          cudaStream_t stream);
+
+}  // namespace late_interaction

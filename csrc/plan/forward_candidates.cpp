@@ -1,0 +1,342 @@
+#include "forward_candidates.h"
+
+#include <algorithm>
+#include <span>
+
+#include "kernel_limits.h"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int64_t kChunkBytes = 128;
+constexpr int kMaxStages = 8;
+constexpr int64_t kMaxExactToken = int64_t{1} << 24;      // sm90_q and sm90_q_longd keep tokens in fp32
+constexpr int64_t kWgmmaReserve = 2048, kBarriers = 512;  // what is left for barriers, what they take
+
+// Inverse norms and the exchange between warps, as the kernel lays them out before the ring.
+int64_t exchange_bytes(const TileShape& tile) {
+  const int64_t warps_n = tile.threads / 32 / (tile.rows / tile.warp_rows);
+  return 4 * tile.columns + 8 * warps_n * tile.rows;
+}
+
+int blocks_by_registers(Tile tile) { return tile == Tile::thin ? 3 : 2; }
+
+// The pieces that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
+int64_t count_partials(const Sizes& s, int64_t rows) {
+  if (s.layout == Layout::per_query || s.Lq % rows == 0) return std::max<int64_t>(1, ceil_div(s.Lq, rows));
+  if (rows % s.Lq == 0 || s.Nq * s.Lq <= rows) return 1;
+  return ceil_div(s.Lq - 1, rows) + 1;
+}
+
+// A ring as deep as the shared memory of `blocks` blocks a multiprocessor allows; 0 where not even two stages
+// fit.
+int stages_that_fit(int64_t resident, int64_t stage, int blocks, const Device& device) {
+  const int64_t reserved = 1024;  // the system's own share of each block
+  const int64_t room = std::min<int64_t>(device.smem_per_block, device.smem_per_sm / blocks - reserved);
+  const int64_t stages = (room - resident) / stage;
+  return stages < 2 ? 0 : static_cast<int>(std::min<int64_t>(stages, kMaxStages));
+}
+
+struct Fit {
+  int stages = 0, blocks = 0;
+  bool stream_q = false;
+};
+
+// Q stays resident if three stages and two blocks a multiprocessor still fit; else it streams. One block with
+// a resident Q beats streaming only where streaming cannot have two blocks either.
+Fit fit(const TileShape& shape, Tile tile, int64_t chunks, const Device& device) {
+  const int64_t extra = exchange_bytes(shape);
+  const int64_t resident = extra + chunks * shape.rows * kChunkBytes;
+  const int64_t d_stage = shape.columns * kChunkBytes;
+  const int64_t qd_stage = (shape.columns + shape.rows) * kChunkBytes;
+  for (int blocks = blocks_by_registers(tile); blocks >= 2; --blocks) {
+    const int stages = stages_that_fit(resident, d_stage, blocks, device);
+    if (stages >= 3) return {stages, blocks, false};
+  }
+  const int streamed = stages_that_fit(extra, qd_stage, 2, device);
+  if (streamed >= 3) return {streamed, 2, true};
+  const int alone = stages_that_fit(resident, d_stage, 1, device);
+  if (alone >= 3) return {alone, 1, false};
+  return {stages_that_fit(extra, qd_stage, 1, device), 1, true};
+}
+
+int64_t count_row_tiles(const Sizes& s, int64_t rows) {
+  return s.layout == Layout::in_batch ? ceil_div(s.Nq * s.Lq, rows) : s.Nq * ceil_div(s.Lq, rows);
+}
+
+// Each piece has two tiles at least, so that one that ends with its document is no shorter than a tile. No
+// one knows packed documents' lengths, and what is copied of masked ones.
+bool may_split(const Sizes& s, int64_t tile, int num_splits, bool packed_or_compacted) {
+  return num_splits == 1 || (!packed_or_compacted && ceil_div(s.Ld, tile) >= 2 * num_splits);
+}
+
+// Persistent, one block a multiprocessor.
+void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
+  plan.blocks_per_sm = 1;
+  plan.row_tiles = count_row_tiles(s, plan.rows);
+  plan.work_tiles = plan.row_tiles * s.N * plan.num_splits;
+  plan.grid = std::min<int64_t>(plan.work_tiles, device.sm_count);
+  plan.partials =
+      static_cast<int>(plan.num_splits == 1 ? count_partials(s, plan.partial_rows)
+                                            : ceil_div(std::max<int64_t>(s.Lq, 1), plan.partial_rows));
+}
+
+// The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
+// `once`: and what a block waits for its first tile and folds its last one with nothing beside that, in
+// quarters of a column. The first of equals.
+template <class Allowed>
+int fit_columns(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed) {
+  const auto widths = compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
+  const auto cost = [&](int columns) {
+    return documents_a_block * ceil_div(s.Ld, columns) * (columns + 16) + columns * once / 4;
+  };
+  int best = 0;
+  for (const int columns : widths) {
+    if (allowed(columns) && (best == 0 || cost(columns) < cost(best))) best = columns;
+  }
+  return best;
+}
+
+// Documents of different lengths. Dealing them out takes a rank, which reads all lengths for each.
+void deal(const Sizes& s, ForwardPlan& plan, const Device& device) {
+  constexpr int64_t kMostRanked = 2048;
+  const int64_t hands = device.sm_count / std::max<int64_t>(plan.row_tiles, 1);
+  plan.lpt = hands >= 4 && s.N >= hands && s.N <= kMostRanked;
+  if (plan.lpt) plan.grid = hands * plan.row_tiles;
+}
+
+bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  return device.wgmma && traits.copy_engine && s.Ld <= kMaxExactToken;
+}
+
+}  // namespace
+
+TileShape tile_shape(Tile tile, Compute compute) {
+  const int split = compute == Compute::tf32x3 ? 2 : 1;
+  switch (tile) {
+    case Tile::wide:
+      return {256, 64 / split, 128, 64};
+    case Tile::mid:
+      return {128, 128 / split, 128, 64};
+    case Tile::thin:
+      return {32, 128, 128, 32};
+    default:
+      break;
+  }
+  return {1, 1, 256, 1};
+}
+
+std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                     Tile tile) {
+  if (is_quantized(traits.dtype) || (traits.packed && tile != Tile::thin)) return std::nullopt;
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  const TileShape shape = tile_shape(tile, compute);
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = tile;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  const Fit f = fit(shape, tile, plan.chunks, device);
+  plan.stages = f.stages;
+  plan.stream_q = f.stream_q;
+  plan.blocks_per_sm = f.blocks;
+  const int64_t stage = (shape.columns + (f.stream_q ? shape.rows : 0)) * kChunkBytes;
+  const int64_t q = f.stream_q ? 0 : plan.chunks * shape.rows * kChunkBytes;
+  plan.smem_bytes = static_cast<int>(exchange_bytes(shape) + q + f.stages * stage);
+  plan.rows = shape.rows;
+  plan.columns = shape.columns;
+  plan.partial_rows = shape.warp_rows;
+  plan.row_tiles = count_row_tiles(s, shape.rows);
+  plan.work_tiles = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.work_tiles, static_cast<int64_t>(f.blocks) * device.sm_count);
+  plan.partials = static_cast<int>(count_partials(s, shape.warp_rows));
+  return plan;
+}
+
+// A thin tile without a ring. A warp holds its query rows in registers; of longer ones, pieces.
+std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
+                                                const Device& device, int columns) {
+  constexpr int64_t kLongestEmbedding = 2 * kChunkBytes;
+  constexpr int kWarps = 4;
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  if ((compute != Compute::bf16 && compute != Compute::fp16) || traits.packed || traits.scaled ||
+      (s.d * element_bytes(compute) > kLongestEmbedding && (columns != 8 || !traits.copy_engine))) {
+    return std::nullopt;
+  }
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::thin;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.rows = plan.partial_rows = 32;
+  plan.columns = columns != 0 ? columns : s.Ld <= 8 ? 8 : 32;
+  plan.blocks_per_sm = short_docs_blocks(plan.columns, plan.chunks);
+  plan.row_tiles = count_row_tiles(s, plan.rows);
+  plan.work_tiles = plan.row_tiles * s.N;
+  plan.grid = std::min<int64_t>(plan.work_tiles, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
+  plan.members = plan.grid == plan.work_tiles && s.Ld > plan.columns ? kWarps : 1;
+  plan.partials = static_cast<int>(count_partials(s, plan.partial_rows));
+  return plan;
+}
+
+// Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
+std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       bool compacted, int columns, int num_splits) {
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  const int64_t element = element_bytes(compute);
+  if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kChunkBytes) return std::nullopt;
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::sm90_q;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element, kChunkBytes));
+  plan.rows = 256;
+  plan.partial_rows = 128;
+  plan.scaled = traits.scaled;
+  plan.compacted = compacted;
+  const auto masked = [&](int width) {
+    return !compacted && (traits.masked || traits.packed || s.Ld < width);
+  };
+  const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
+  plan.columns = fit_columns(s, compute, documents_a_block, 5, [&](int width) {
+    return width <= widest_tile(masked(width), plan.scaled) && (columns == 0 || width == columns);
+  });
+  if (plan.columns == 0) return std::nullopt;
+  if (!may_split(s, plan.columns, num_splits, traits.packed || compacted)) return std::nullopt;
+  plan.num_splits = num_splits;
+  plan.masked = masked(plan.columns);
+  // Worth a kernel of its own where the products take tens of microseconds.
+  constexpr double kWorthTrimming = 4e10;
+  plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
+  const int64_t q = plan.chunks * plan.rows * kChunkBytes;
+  const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
+                        (plan.scaled ? 4 * plan.columns : 0);
+  plan.stages =
+      static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMaxStages));
+  plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kRowsKept);
+  share_out(s, plan, device);
+  if (traits.packed) deal(s, plan, device);
+  return plan;
+}
+
+// Query rows on the M side, and their embeddings in chunks. Q stays in shared memory where that leaves a ring
+// deep enough; else it streams, and two blocks that take neighbouring documents bring each other half of it.
+// Full accuracy takes half the rows, since sums take registers too, and two parts of an element.
+// tf32x3: the low parts are made in the ring, and three products for each chunk leave it the time to stream Q
+// in every block. halves: both parts are copied, of Q as well.
+std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
+                                             const Device& device, bool paired, int columns, bool halves) {
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  if (!serves_wgmma(s, traits, device) || traits.packed || compute == Compute::fp64) return std::nullopt;
+  const bool exact = compute == Compute::tf32x3;
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::sm90_q_longd;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.rows = exact || halves ? 128 : 256;
+  plan.partial_rows = exact || halves ? 16 : 32;
+  plan.columns = fit_columns(s, compute, 1, 0, [&](int width) {
+    return width <= kWidestSplitTile && (columns == 0 || width == columns);
+  });
+  if (plan.columns == 0) return std::nullopt;
+  plan.masked = traits.masked || s.Ld < plan.columns;
+  plan.scaled = traits.scaled;
+  constexpr int64_t kUnitsAndBarriers = 512;
+  const int64_t token_scales = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
+  const int64_t beside = token_scales + kUnitsAndBarriers, room = device.smem_per_block - beside;
+  const int64_t chunk = (exact || halves ? 2 : 1) * kChunkBytes;  // of a token
+  const int64_t q = plan.chunks * plan.rows * chunk, d_stage = plan.columns * chunk;
+  plan.stream_q = exact || (room - q) / d_stage < (halves ? 3 : 4);
+  const int64_t resident = plan.stream_q ? 0 : q;
+  const int64_t stage = d_stage + (plan.stream_q ? plan.rows * chunk : 0);
+  plan.stages = static_cast<int>(std::min<int64_t>((room - resident) / stage, kMaxStages));
+  plan.smem_bytes = static_cast<int>(resident + plan.stages * stage + beside);
+  share_out(s, plan, device);
+  if (paired && plan.stream_q && !exact && device.sm_count >= 2) {
+    plan.cluster = 2;
+    plan.work_tiles = plan.row_tiles * ceil_div(s.N, 2);
+    plan.grid = 2 * std::min<int64_t>(plan.work_tiles, device.sm_count / 2);
+  }
+  if (plan.work_tiles > INT32_MAX) return std::nullopt;
+  return plan;
+}
+
+// Documents on the M side: the ring takes what Q and the exchange between warps leave.
+std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       int members, int num_splits, bool winners, bool listed) {
+  constexpr int kWidest = 128, kFewestStages = 4;
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  if (!device.wgmma || !traits.copy_engine || rows_together(s) > kWidest || element_bytes(compute) > 2) {
+    return std::nullopt;
+  }
+  ForwardPlan plan;
+  plan.compute = compute;
+  plan.tile = Tile::sm90_d;
+  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together(s), 32)) * 32);
+  const Sm90DShape shape = sm90_d_shape(plan.columns, plan.chunks, winners, listed);
+  if (members > shape.warpgroups) return std::nullopt;
+  plan.chunks = static_cast<int>(ceil_div(plan.chunks, shape.chunks)) * shape.chunks;
+  plan.tokens = shape.tokens;
+  if (!may_split(s, plan.tokens, num_splits, traits.packed)) return std::nullopt;
+  plan.num_splits = num_splits;
+  plan.rows = plan.partial_rows = plan.columns;
+  share_out(s, plan, device);
+  plan.partials = 1;  // no query is cut
+  const int64_t documents_a_block =
+      std::max<int64_t>(1, ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1)));
+  const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), num_splits);
+  const int64_t stage = shape.chunks * shape.tokens * kChunkBytes;
+  const int64_t q = plan.chunks * plan.columns * kChunkBytes;
+  const int64_t exchange = shape.warpgroups * 2 * 4 * plan.columns * 8;
+  // Where every query has its own documents each team holds a Q.
+  const auto fixed = [&](int teams) {
+    return (plan.row_tiles > 1 ? teams : 1) * q + exchange + kWgmmaReserve;
+  };
+  const auto share = [&](int teams, int of) {  // stages of a warpgroup
+    return std::max<int64_t>(device.smem_per_block - fixed(teams), 0) / stage / (teams * of);
+  };
+  // As many teams as find work and leave enough stages to each warpgroup; wide tiles need the warpgroups
+  // more.
+  const int64_t least_share = plan.columns > 64 ? 2 : 3;
+  const auto teams_of = [&](int of) {
+    int teams = static_cast<int>(std::min<int64_t>(shape.warpgroups / of, documents_a_block));
+    while (teams > 1 && share(teams, of) < least_share) --teams;
+    return teams;
+  };
+  // Tiles that a warpgroup takes one after the other, and the end of a document that all who took part in it
+  // wait for.
+  const auto waves = [&](int of) {
+    return ceil_div(documents_a_block, teams_of(of)) * (ceil_div(tiles, of) + 1);
+  };
+  plan.members = std::max(members, 1);
+  const bool few = documents_a_block <= (plan.columns <= 64 ? 5 : 1) || teams_of(1) == 1;
+  const int64_t enough = plan.chunks == shape.chunks ? 3 : 4;  // stages; a tile may be several
+  for (const int more : {2, 3}) {
+    const bool possible = members == 0 && few && more <= shape.warpgroups && share(1, more) >= enough;
+    if (possible && waves(more) < waves(plan.members)) plan.members = more;
+  }
+  plan.teams = teams_of(plan.members);
+  // What weighs tokens lies in what is left over, and takes stages where that is too little. Nobody asks for
+  // the winners of quantized ones, half of the exchange.
+  const bool quantized = is_quantized(traits.dtype),
+             masked_or_scaled = traits.masked || (traits.scaled && quantized);
+  const int64_t token_scales = masked_or_scaled ? token_scale_bytes(shape, quantized) : 0;
+  const int64_t left_over = masked_or_scaled ? kWgmmaReserve - kBarriers + (quantized ? exchange / 2 : 0) : 0;
+  const int64_t resident = fixed(plan.teams) - left_over, warpgroups = plan.teams * plan.members;
+  plan.stages = static_cast<int>(
+      warpgroups * std::min(share(plan.teams, plan.members),
+                            (device.smem_per_block - resident) / (stage + token_scales) / warpgroups));
+  plan.smem_bytes = static_cast<int>(resident + plan.stages * (stage + token_scales));
+  if (plan.stages < kFewestStages) return std::nullopt;
+  if (traits.packed) deal(s, plan, device);
+  return plan;
+}
+
+ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& s, const ForwardTraits& traits,
+                                 const Device& device, bool winners, bool listed) {
+  if (plan.tile != Tile::sm90_d) return plan;
+  const int all = sm90_d_shape(plan.columns, plan.chunks, false, false).warpgroups;
+  if (sm90_d_shape(plan.columns, plan.chunks, winners, listed).warpgroups == all) return plan;
+  return *plan_sm90_d(s, traits, device, 0, plan.num_splits, winners, listed);
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,61 @@
+// How each forward kernel would serve a call, whether it is good at it or not. Nothing where it cannot.
+// forward_select.cpp says which one does; forward_enumerate.cpp lists them all, so that it can be measured.
+#pragma once
+
+#include <optional>
+
+#include "plan.h"
+
+namespace late_interaction {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Query rows that meet each document token together.
+inline int64_t rows_together(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
+
+inline double similarities(const Sizes& s) { return 1.0 * s.Nq * s.Lq * s.N * s.Ld; }
+
+inline double operations(const Sizes& s) { return 2.0 * s.d * similarities(s); }
+
+// Columns of 0 are for the kernel to choose, here and below.
+std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
+                                                const Device& device, int columns = 0);
+
+// tile: wide, mid or thin.
+std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                     Tile tile);
+
+// members: warpgroups that share a document's tiles. pieces: that each document is cut into, here and below.
+// winners, listed: kernel_limits.h.
+std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       int members = 0, int num_splits = 1, bool winners = false,
+                                       bool listed = false);
+
+// copied: a kernel before copies what counts of each document.
+std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
+                                       bool compacted, int columns = 0, int num_splits = 1);
+
+// paired: where query rows stream, two blocks bring each other half of them. halves: for plan_3xfp16.
+std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
+                                             const Device& device, bool paired, int columns = 0,
+                                             bool halves = false);
+
+// ---- fp32 at full accuracy from two fp16 numbers an element ----
+
+// Nothing where that kernel cannot take them. Sizes are those of the fp32 inputs; chunks are of 64 elements,
+// both halves of each. scaled: tokens have factors of their own, as those that are not normalized do.
+std::optional<ForwardPlan> plan_3xfp16(const Sizes& sizes, bool masked, bool scaled, const Device& device);
+
+// Whether a plan is one of plan_3xfp16: split tiles of half the rows.
+inline bool is_3xfp16(const ForwardPlan& plan) {
+  return plan.tile == Tile::sm90_q_longd && plan.compute == Compute::fp16 && plan.rows == 128;
+}
+
+// ---- of some widths winners, and listed pairs, leave sm90_d fewer warpgroups than scores alone
+// ----
+
+// A plan for scores alone, as it is for a call with winners or of listed pairs.
+ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& sizes, const ForwardTraits& traits,
+                                 const Device& device, bool winners, bool listed);
+
+}  // namespace late_interaction

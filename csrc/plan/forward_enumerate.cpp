@@ -1,0 +1,71 @@
+#include "forward_enumerate.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+
+#include "forward_candidates.h"
+#include "kernel_limits.h"
+
+namespace late_interaction {
+
+namespace {
+
+// Longer documents are no business of the direct kernel, nor of its tile for a few tokens.
+constexpr int64_t kLongestDirect = 512, kLongestDirectInEights = 64;
+
+// Copies of what counts save masked columns, which longer documents without a mask have few of.
+constexpr int64_t kShortToCopy = 160, kMostCopied = int64_t{1} << 29;  // elements
+
+// Of a document, where that leaves a multiprocessor no more than so many.
+constexpr int kSplits[] = {2, 3, 5, 16, 33, 132};
+constexpr int64_t kMostWaves = 8;
+
+}  // namespace
+
+std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTraits& traits,
+                                              const Device& device) {
+  std::vector<ForwardPlan> plans{plan_forward(s, traits, device)};
+  const auto add = [&](const std::optional<ForwardPlan>& plan) {
+    if (!plan) return;
+    const auto same = [&](const ForwardPlan& other) { return short_name(other) == short_name(*plan); };
+    if (std::none_of(plans.begin(), plans.end(), same)) plans.push_back(*plan);
+  };
+  if (plans[0].compute == Compute::fp64) return plans;
+  if (s.Ld <= kLongestDirect) add(plan_sm80_short_docs(s, traits, device, 32));
+  if (s.Ld <= kLongestDirectInEights) add(plan_sm80_short_docs(s, traits, device, 8));
+  for (const int members : {1, 2, 3, 4}) add(plan_sm90_d(s, traits, device, members));
+  for (const int num_splits : kSplits) {
+    if (ceil_div(s.N * num_splits, device.sm_count) > kMostWaves) continue;
+    add(plan_sm90_d(s, traits, device, 0, num_splits));
+    add(plan_sm90_q(s, traits, device, false, 0, num_splits));
+  }
+  const auto widths = plans[0].compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
+  const bool may_copy = (traits.masked || traits.packed || s.Ld < kShortToCopy) &&
+                        s.documents() * std::max(s.Ld, kShortToCopy) * s.d <= kMostCopied;
+  for (const int columns : widths) {
+    add(plan_sm90_q(s, traits, device, false, columns));
+    if (may_copy) add(plan_sm90_q(s, traits, device, true, columns));
+    add(plan_sm90_q_longd(s, traits, device, false, columns));
+    add(plan_sm90_q_longd(s, traits, device, true, columns));
+  }
+  for (const Tile tile : {Tile::thin, Tile::mid, Tile::wide}) add(plan_sm80(s, traits, device, tile));
+  return plans;
+}
+
+std::string short_name(const ForwardPlan& plan) {
+  const std::string columns = std::to_string(plan.columns);
+  const std::string cut = plan.num_splits > 1 ? " cut " + std::to_string(plan.num_splits) : "";
+  switch (plan.tile) {
+    case Tile::sm90_d:
+      return "documents " + std::to_string(plan.teams) + "x" + std::to_string(plan.members) + cut;
+    case Tile::sm90_q:
+      return "rows " + columns + (plan.compacted ? " copied" : "") + cut;
+    case Tile::sm90_q_longd:
+      return "split " + columns + (plan.cluster > 1 ? " paired" : "");
+    default:
+      return is_short_docs(plan) ? "direct " + columns : name_of(plan.tile);
+  }
+}
+
+}  // namespace late_interaction

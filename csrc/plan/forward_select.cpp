@@ -1,0 +1,264 @@
+#include <algorithm>
+
+#include "forward_candidates.h"
+#include "kernel_limits.h"
+#include "split_docs.h"
+
+namespace late_interaction {
+
+namespace {
+
+// Units of a call as forward/sm80/kernel_short_docs.cuh cuts it, a warp each.
+int64_t short_docs_work_tiles(const Sizes& s) {
+  constexpr int64_t kRows = 32;
+  return ceil_div(rows_together(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
+}
+
+// About one for each warp that is resident, or more.
+bool fills_the_device(int64_t short_docs_work_tiles, const Device& device) {
+  return short_docs_work_tiles > 6 * device.sm_count;
+}
+
+// Whether every block of such a call has one unit, whose tokens its warps share.
+bool shares_work_tiles(const Sizes& s, int columns, const Device& device) {
+  const int chunks = 2 * s.d <= 128 ? 1 : 2;
+  return short_docs_work_tiles(s) <= short_docs_blocks(columns, chunks) * device.sm_count;
+}
+
+// Bytes of an embedding that a warp of forward/sm80/kernel_short_docs.cuh holds. Longer ones pass by in
+// pieces of as many, rows and tokens, anew for every eight tokens.
+constexpr int64_t kHeldBytes = 256;
+
+bool is_held(const Sizes& s, const ForwardTraits& traits) {
+  return s.d * element_bytes(compute_for(traits.dtype, traits.precision)) <= kHeldBytes;
+}
+
+// Documents so short that a ring and barriers take longer than their products. sm90_d needs 0.4 to
+// 0.6 us of a multiprocessor for any document of up to 64 tokens, sm90_q 1.2 us for any of up to 80
+// against 256 rows, and more with a mask; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens, and a
+// call of few units, whose tokens the warps of a block share, is over 0.5 to 2 us earlier. But a query of
+// more than 32 rows is then summed by a second kernel.
+bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  constexpr double kLittle = 5e8, kSome = 5e9;  // operations
+  const int64_t rows = rows_together(s), work_tiles = short_docs_work_tiles(s);
+  const bool many = fills_the_device(work_tiles, device);
+  if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.copy_engine;
+  if (!device.wgmma || !traits.copy_engine) {
+    return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
+  }
+  const bool few = shares_work_tiles(s, 32, device), narrow = 2 * s.d <= 128;
+  if (rows <= 32) {
+    // Where a unit is all that a warp has, and brings a query of its own, which a ring would wait for as
+    // well.
+    const bool one_each = s.layout == Layout::per_query &&
+                          work_tiles <= 4 * short_docs_blocks(32, narrow ? 1 : 2) * device.sm_count;
+    return s.Ld <= (few ? narrow ? 512 : 192 : one_each ? 128 : many ? 80 : traits.masked ? 64 : 32);
+  }
+  const bool alone = 2 * work_tiles <= 3 * device.sm_count;  // on their multiprocessors, most of the blocks
+  if (few && rows > 128 && s.Ld <= (narrow ? 512 : alone ? 384 : 128)) return true;
+  if (few && s.Ld <= 64 && s.Lq <= 32) return true;
+  if (rows <= 128) return traits.masked ? s.Ld <= 64 : s.Ld <= 32 && many;
+  return s.Ld <= 16 || (s.Ld <= (traits.masked ? 48 : 32) && operations(s) <= kSome) ||
+         (s.Ld <= 64 && operations(s) <= kLittle);
+}
+
+// Embeddings that are not held. A warp takes 1.2 us a piece, its loads' latency, however many there are, if
+// L2 holds the rows of all that are under way: how many pieces the busiest warp takes one after the other.
+int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
+  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.chunks, 2);
+  const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.columns), direct.members);
+  return ceil_div(direct.work_tiles, workers) * tiles * pieces;
+}
+
+// What the kernel of `plan` takes, less what a direct call takes beside its pieces; in the time of a piece.
+double in_pieces(const Sizes& s, const ForwardPlan& plan) {
+  const double pieces = static_cast<double>(ceil_div(plan.chunks, 2));
+  const double waves = static_cast<double>(ceil_div(plan.work_tiles, plan.grid / plan.cluster));
+  if (plan.tile == Tile::sm90_d) return 2.8 + waves * pieces * (plan.columns <= 64 ? 1.0 / 3 : 0.6);
+  const double tiles = static_cast<double>(ceil_div(s.Ld, plan.columns));
+  return 3.4 + waves * tiles * (1.1 + 0.7 * pieces);
+}
+
+bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
+  constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
+  const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
+  return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.chunks * 128 <= kRowsInL2 &&
+         static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
+}
+
+// Where warps have more than one unit each, what counts is how many of them are resident: a block more of a
+// multiprocessor with tiles of 8 tokens than with 32. Rows that are no whole 16 bytes take more registers in
+// those. Where a block has one unit its warps share the tokens.
+int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  const bool many = fills_the_device(short_docs_work_tiles(s), device);
+  const bool shared = s.Ld <= 32 && shares_work_tiles(s, 8, device);
+  const bool fits_eights = s.Ld <= (traits.copy_engine ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
+  return s.Ld <= 8 || shared || (many && fits_eights) ? 8 : 32;
+}
+
+// Up to 128 rows fit sm90_d. But where a multiprocessor has one document, and a short one, over 64
+// take sm90_q 0.5 us less, though half its tile is empty; if no kernel has to find norms for it.
+bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  constexpr int64_t kShort = 512;
+  if (rows_together(s) > 128) return true;
+  return rows_together(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
+         !traits.scaled && !is_quantized(traits.dtype);
+}
+
+// Whether a kernel before copies the tokens that count of documents with a mask, and of packed ones, which
+// may be shorter than a tile. A token costs the copy its bytes twice, and products without a mask save about
+// a quarter of what its products with the query rows take, which at four rows a byte is as long; beside
+// that, no time goes to masked tokens. And the copy is a kernel more.
+bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
+  constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostRoom = int64_t{1} << 30;
+  constexpr double kEnough = 8e7;
+  const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
+  const int64_t token = s.d * element_bytes(compute);
+  return (traits.packed || (traits.masked && s.Ld >= 80)) &&
+         rows_together(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
+         s.documents() * slot * token <= kMostRoom;
+}
+
+// With an odd number of documents one of two blocks idles at the end of each row tile.
+bool worth_pairing(const Sizes& s) { return s.N % 2 == 0 || s.N > 8; }
+
+// The wgmma kernel for a call, if there is one.
+std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  const auto num_splits_of = [&](const std::optional<ForwardPlan>& whole) {
+    return whole && !traits.packed ? worthwhile_splits(s, *whole, device) : 1;
+  };
+  if (worth_rows(s, traits, device)) {
+    const auto whole = plan_sm90_q(s, traits, device, false);
+    const int num_splits = num_splits_of(whole);
+    if (num_splits > 1) return plan_sm90_q(s, traits, device, false, 0, num_splits);
+    const bool compacted = worth_copying(s, compute_for(traits.dtype, traits.precision), traits);
+    if (const auto rows = compacted ? plan_sm90_q(s, traits, device, true) : whole) return rows;
+  }
+  if (const auto whole = plan_sm90_d(s, traits, device)) {
+    const int num_splits = num_splits_of(whole);
+    return num_splits > 1 ? plan_sm90_d(s, traits, device, 0, num_splits) : whole;
+  }
+  const auto split = plan_sm90_q_longd(s, traits, device, worth_pairing(s));
+  // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
+  if (split && rows_together(s) > split->rows / 4) return split;
+  return std::nullopt;
+}
+
+// Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
+double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
+  const double a_work_tile = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.columns) * plan.columns;
+  const int64_t work_tiles_a_block = ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1));
+  const int64_t blocks_an_sm = ceil_div(plan.grid, device.sm_count);
+  return a_work_tile * work_tiles_a_block * blocks_an_sm;
+}
+
+}  // namespace
+
+Device device_of_capability(int capability, int sm_count) {
+  Device device;
+  device.capability = capability;
+  device.sm_count = sm_count;
+  const bool large = capability == 80 || capability == 87;
+  const bool hopper = capability >= 90 && capability < 120;
+  device.smem_per_sm = (hopper ? 228 : large ? 164 : 100) * 1024;
+  device.smem_per_block = device.smem_per_sm - 1024;
+  device.wgmma = capability == 90;
+  return device;
+}
+
+Compute compute_for(Dtype dtype, Precision precision) {
+  switch (dtype) {
+    case Dtype::bf16:
+      return Compute::bf16;
+    case Dtype::fp16:
+      return Compute::fp16;
+    case Dtype::fp64:
+      return Compute::fp64;
+    case Dtype::e4m3:
+      return Compute::e4m3;
+    case Dtype::e5m2:
+      return Compute::e5m2;
+    case Dtype::int8:
+      return Compute::int8;
+    case Dtype::fp32:
+      break;
+  }
+  switch (precision) {
+    case Precision::high:
+      return Compute::tf32;
+    case Precision::medium:
+      return Compute::bf16;
+    case Precision::fp16:
+      return Compute::fp16;
+    case Precision::highest:
+      break;
+  }
+  return Compute::tf32x3;
+}
+
+int64_t element_bytes(Compute compute) {
+  switch (compute) {
+    case Compute::e4m3:
+    case Compute::e5m2:
+    case Compute::int8:
+      return 1;
+    case Compute::bf16:
+    case Compute::fp16:
+      return 2;
+    case Compute::tf32:
+    case Compute::tf32x3:
+      return 4;
+    case Compute::fp64:
+      break;
+  }
+  return 8;
+}
+
+std::optional<ForwardPlan> plan_3xfp16(const Sizes& s, bool masked, bool scaled, const Device& device) {
+  // Its one kernel has room for factors.
+  const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
+  std::optional<ForwardPlan> plan = plan_sm90_q_longd(s, traits, device, worth_pairing(s), 0, true);
+  if (plan) plan->scaled = scaled;
+  return plan;
+}
+
+ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  if (compute == Compute::fp64) {
+    // One block for each (query, document): the reference path, exact and unhurried.
+    ForwardPlan plan;
+    plan.compute = compute;
+    plan.tile = Tile::none;
+    plan.work_tiles = plan.grid = s.Nq * s.N;
+    return plan;
+  }
+  if (worth_direct(s, traits, device)) {
+    const int columns = direct_columns(s, traits, device);
+    if (const auto direct = plan_sm80_short_docs(s, traits, device, columns)) return *direct;
+  }
+  if (const auto wgmma = plan_wgmma(s, traits, device)) {
+    const auto direct = is_held(s, traits) ? std::nullopt : plan_sm80_short_docs(s, traits, device, 8);
+    return direct && is_sooner_in_pieces(s, *direct, *wgmma) ? *direct : *wgmma;
+  }
+  if (is_quantized(traits.dtype)) {
+    ForwardPlan plan;
+    plan.compute = compute;
+    plan.tile = Tile::copies;
+    return plan;
+  }
+  const auto plan = [&](Tile tile) { return *plan_sm80(s, traits, device, tile); };
+  const ForwardPlan thin = plan(Tile::thin);
+  if (traits.packed || rows_together(s) <= thin.rows) return thin;
+  const ForwardPlan mid = plan(Tile::mid);
+  // The largest tile takes a third of the smallest one's time for its work, if it finds work at all.
+  constexpr double kThinTakes = 3.0;
+  const double middling = busiest_work(s, mid, device);
+  if (kThinTakes * busiest_work(s, thin, device) <= middling) return thin;
+  if (rows_together(s) <= mid.rows) return mid;
+  // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
+  const ForwardPlan wide = plan(Tile::wide);
+  if (wide.stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
+  return busiest_work(s, wide, device) <= middling ? wide : mid;
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,72 @@
+// What the planner and a kernel must agree on: shapes of blocks, their shared memory, widths of tiles. No
+// CUDA, no PyTorch.
+#pragma once
+
+#include <cstdint>
+
+namespace late_interaction {
+
+// ---- forward/sm90_d: the shape of a block ----
+
+struct Sm90DShape {
+  int warpgroups;  // as many as registers allow
+  int chunks;      // 128-byte pieces of an embedding in a stage of the ring
+  int tokens;      // in a stage: a tile, of one or two blocks of 64
+};
+
+// columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes. Winners of 64 and of
+// 128 rows take the registers of a warpgroup, and so do the producers of listed pairs with 64.
+constexpr Sm90DShape sm90_d_shape(int columns, int chunks, bool winners, bool listed) {
+  const bool fewer = (columns == 64 && (winners || listed)) || (columns == 128 && winners);
+  const int warpgroups = (columns <= 64 ? 4 : 3) - (fewer ? 1 : 0);
+  if (chunks > 1) return {warpgroups, 2, 64};
+  return {warpgroups, 1, columns <= 32 ? 128 : 64};
+}
+
+// Of a stage, where they ride with its embeddings: its tokens' mask, then, if they are quantized, their
+// factors. Each with 16 bytes more, since TMA begins at whole 16; it writes to multiples of 128.
+constexpr int mask_bytes(const Sm90DShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
+constexpr int scale_bytes(const Sm90DShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
+constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
+  return mask_bytes(shape) + (quantized ? scale_bytes(shape) : 0);
+}
+
+// ---- forward/sm90_q ----
+
+// forward/sm90_q, over documents that a kernel before has copied: the last tile of one may be narrower than
+// the others. Whether such documents have instances of their own: those of 16-bit tokens, whose columns count
+// alike.
+constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
+  return element_bytes == 2 && !masked && !scaled;
+}
+
+// Tokens of the last tile, where what remains of the document fits them: about two thirds of a tile.
+constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
+
+// ---- forward/sm80 ----
+
+// Blocks of the short-document kernel (forward/sm80/kernel_short_docs.cuh) that a multiprocessor holds, as
+// registers allow. chunks: 128-byte slices of an embedding, or of what a warp holds of a longer one.
+constexpr int short_docs_blocks(int columns, int chunks) {
+  return (columns == 8 ? 3 : 2) + (chunks == 1 ? 1 : 0);
+}
+
+// ---- backward ----
+
+// Where a block of the backward that owns document tokens (backward/grad_d_segmented.cuh) keeps what, in
+// bytes from the start of its shared memory. The planner lays it out (plan/backward.cpp).
+struct SegmentedSmem {
+  int32_t staged = 0;   // tokens of a chunk of winners; before it, what every block has
+  int32_t origins = 0;  // and whose they are
+  int32_t kept = 0;     // gradients of the document's scores
+  int32_t starts = 0;   // first place of each token, and one behind the last
+  int32_t next = 0;     // next free place of each token
+  int32_t cursors = 0;  // the same for each warp
+  int32_t list = 0;     // winners in the order of their tokens
+};
+
+// Winners of a document that one query meets, at most, for backward/grad_d_single_query.cuh: a thread of a
+// block each.
+inline constexpr int64_t kSingleQueryWinners = 256;
+
+}  // namespace late_interaction

@@ -1,0 +1,98 @@
+#include "operand_conversion.h"
+
+#include "forward_candidates.h"
+
+namespace late_interaction {
+
+namespace {
+
+// Query rows that meet each document token from which products outweigh the pass that makes copies. With
+// fewer, reading fp32 once and multiplying it in TF32 is faster, and more accurate than bf16.
+constexpr int64_t kRows = 2048;
+
+// Unit rows are made from rows in registers, counted in 32 bits.
+constexpr int64_t kLongestUnitRow = 1024, kMostUnitRows = int64_t{1} << 30;
+
+// The same at full accuracy, where a row's products take three times as long, and the copies are no smaller
+// than what they are of: they may take some memory, no more.
+constexpr int64_t kExactRows = 256, kMostHalves = int64_t{4} << 30;
+constexpr double kExactWork = 2e9;
+
+bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
+  return rows_together(s) >= kExactRows && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kExactWork &&
+         4 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostHalves &&
+         plan_3xfp16(s, masked, true, device).has_value();
+}
+
+bool on_wgmma(const ForwardPlan& plan) {
+  return plan.tile == Tile::sm90_q || plan.tile == Tile::sm90_q_longd || plan.tile == Tile::sm90_d;
+}
+
+// Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know factors of them.
+bool has_kernel(const Sizes& s, bool masked, const Device& device) {
+  const ForwardTraits traits{
+      .dtype = Dtype::fp16, .precision = Precision::highest, .masked = masked, .copy_engine = s.d % 8 == 0};
+  return s.N > 0 && s.Ld > 0 && on_wgmma(plan_forward(s, traits, device));
+}
+
+bool may_be_normalized_fp16(const Sizes& s) {
+  return s.d <= kLongestUnitRow && s.documents() * s.Ld <= kMostUnitRows && s.Nq * s.Lq <= kMostUnitRows;
+}
+
+// Copies of bf16 and fp16 rows, which are to be normalized. They take four bytes an element to make where
+// norms take two; factors in the fold take about 15% of the products of 128 dims, and less of longer ones: at
+// 1024 rows that is as long, unless the copies stay in L2. With a mask there are copies of what it keeps
+// already, and two would be more memory than the gradients will be.
+bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
+  constexpr int64_t kMostRoom = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
+  const int64_t room = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
+  return !masked && rows_together(s) >= (room <= kStays ? kRowsThen : kRows) && room <= kMostRoom &&
+         s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
+}
+
+}  // namespace
+
+OperandConversion plan_operand_conversion(const Sizes& s, Dtype dtype, Precision precision, bool masked,
+                                          bool normalize, const Device& device) {
+  const OperandConversion unit{Copies::normalized_fp16, Dtype::fp16, Precision::highest};
+  if (dtype == Dtype::bf16 || dtype == Dtype::fp16) {
+    if (normalize && worth_normalized_fp16(s, masked, device)) return unit;
+    return {Copies::none, dtype, precision};
+  }
+  if (dtype != Dtype::fp32) return {Copies::none, dtype, precision};
+  if (precision == Precision::highest) {
+    return {worth_3xfp16(s, masked, device) ? Copies::fp16x2 : Copies::none, dtype, precision};
+  }
+  const OperandConversion as_they_are{Copies::none, dtype, Precision::high};
+  if (rows_together(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
+  const bool served = has_kernel(s, masked, device);
+  if (normalize && served && may_be_normalized_fp16(s)) return unit;
+  if (precision == Precision::medium) return {Copies::bf16, Dtype::bf16, Precision::highest};
+  if (precision == Precision::fp16) return {Copies::fp16, Dtype::fp16, Precision::highest};
+  if (!served || normalize) return as_they_are;
+  return {Copies::scaled_fp16, Dtype::fp16, Precision::highest};
+}
+
+std::string explain(Copies copies, Dtype inputs) {
+  switch (copies) {
+    case Copies::none:
+      return "";
+    case Copies::bf16:
+      return "copies     of the fp32 inputs, in bf16\n";
+    case Copies::fp16:
+      return "copies     of the fp32 inputs, in fp16\n";
+    case Copies::fp16x2:
+      return "copies     of the fp32 inputs, two fp16 numbers an element: 22 significant bits\n";
+    case Copies::normalized_fp16:
+      return inputs == Dtype::fp32
+                 ? "copies     of the fp32 inputs, in fp16, normalized: the significant bits of TF32, at "
+                   "twice its speed\n"
+                 : "copies     of the inputs, in fp16, normalized: 11 significant bits, and no scales\n";
+    case Copies::scaled_fp16:
+      break;
+  }
+  return "copies     of the fp32 inputs, in fp16, scaled by powers of two: the significant bits of TF32, at "
+         "twice its speed\n";
+}
+
+}  // namespace late_interaction

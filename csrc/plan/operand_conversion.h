@@ -1,0 +1,39 @@
+// Inputs multiply as they are, or as half-precision copies. Of fp32 that is one pass over them, and then the
+// tensor cores are twice as fast as in TF32; of rows to be normalized, one pass in place of their norms, and
+// then no product has factors.
+#pragma once
+
+#include "plan.h"
+
+namespace late_interaction {
+
+enum class Copies {
+  none,
+  bf16,
+  fp16,
+  // fp16 with as many significant bits as TF32 and, by powers of two, as wide a range: one for all of D, one
+  // for each row of Q.
+  scaled_fp16,
+  // fp16 for products of unit rows: those of D, and rows of Q by a power of two each; bf16 and fp16 inputs
+  // too.
+  normalized_fp16,
+  // Two fp16 numbers an element, which together have the 22 significant bits that count of fp32 products, and
+  // powers of two: for each row of Q, and for rows of D where they differ:
+  // forward/sm90_q_longd/fp32_3xfp16.cuh.
+  fp16x2,
+};
+
+struct OperandConversion {
+  Copies copies = Copies::none;
+  Dtype dtype = Dtype::fp32;  // of the copies; halves: of the inputs
+  Precision precision = Precision::highest;
+};
+
+// How a call of these inputs multiplies.
+OperandConversion plan_operand_conversion(const Sizes& sizes, Dtype dtype, Precision precision, bool masked,
+                                          bool normalize, const Device& device);
+
+// One line, where there are copies.
+std::string explain(Copies copies, Dtype inputs);
+
+}  // namespace late_interaction

@@ -1,0 +1,224 @@
+"""Nobody includes upwards: each folder of csrc includes those below it, and so do the modules of Python.
+
+csrc, from the bottom:
+
+    common                    problem and tensors: no CUDA
+    plan                      the planner: common alone, no CUDA, no PyTorch
+    cuda/ptx                  PTX wrappers: nothing
+    cuda/primitives           ptx
+    cuda/runtime              plan
+    cuda/forward, /backward   one folder an operator: all of the above
+    cuda/varlen, /pairs, ...  operators that build on the forward and the backward (ALLOWED)
+
+Within an operator's folder: kernels <- launchers <- run <- entry (LEVELS).
+
+An arrow that is not allowed fails here. KNOWN lists those that point upwards today, each with what turns it.
+Remove a line there when its arrow is gone; the test fails as long as it lists what no longer exists.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+SOURCES = (".h", ".cuh", ".cu", ".cpp")
+
+BELOW_OPERATORS = {"common", "plan", "cuda/ptx", "cuda/primitives", "cuda/runtime"}
+ALLOWED = {
+    "common": set(),
+    "plan": {"common"},
+    "cpu": {"common"},
+    "ops.cpp": {"common", "plan"},
+    "cuda/ptx": set(),
+    "cuda/primitives": {"common", "cuda/ptx"},
+    "cuda/runtime": {"common", "plan"},
+    "cuda/forward": BELOW_OPERATORS,
+    "cuda/backward": BELOW_OPERATORS | {"cuda/forward"},  # the recomputing backward scores again
+    "cuda/varlen": BELOW_OPERATORS | {"cuda/forward", "cuda/backward"},
+    "cuda/pairs": BELOW_OPERATORS | {"cuda/forward", "cuda/backward", "cuda/varlen"},
+    "cuda/quantized": BELOW_OPERATORS | {"cuda/forward"},
+    "cuda/plaid": BELOW_OPERATORS | {"cuda/forward"},
+    "cuda/from_hidden": BELOW_OPERATORS | {"cuda/forward", "cuda/backward"},
+    "cuda/host_copy": BELOW_OPERATORS,
+}
+
+KNOWN = {
+    # The factors of tokens are looked up by ForwardArgs: they are to take a view of scales alone.
+    ("cuda/primitives/token_scales.cuh", "cuda/forward/args.h"),
+    # One file describes every kernel's tensors: each kernel's maps are to stand beside it.
+    ("cuda/runtime/tma_descriptors.h", "cuda/forward/args.h"),
+    ("cuda/runtime/tma_descriptors.h", "cuda/forward/tma_args.h"),
+    ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/operands/fp16x2.h"),
+    ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/sm90_d/token_scale_tma.h"),
+    # The forward kernels' tiles of listed pairs: a tile policy that is to be a template argument.
+    ("cuda/forward/sm80/kernel.cuh", "cuda/pairs/row_tile.cuh"),
+    ("cuda/forward/sm90_d/kernel.cuh", "cuda/pairs/row_tile.cuh"),
+    ("cuda/forward/fp64/kernel.cuh", "cuda/pairs/args.h"),
+    # The stages of the forward know packed inputs and listed pairs: these are to be stages of their own.
+    ("cuda/forward/run.cpp", "cuda/pairs/index.h"),
+    ("cuda/forward/run.cpp", "cuda/varlen/workspace.h"),
+    # Norms of rows are to become a primitive.
+    ("cuda/forward/run.cpp", "cuda/backward/launch.h"),
+    ("cuda/forward/operands/fp16_scaled.cu", "cuda/backward/norm_rows.cuh"),
+    ("cuda/plaid/entry.cpp", "cuda/backward/launch.h"),
+}
+
+# Within an operator's folder, by file name: no file includes one of a higher level.
+LEVELS = (
+    (3, re.compile(r"^(entry|recompute)\.cpp$")),
+    (2, re.compile(r"^run\.(h|cpp)$")),
+    (1, re.compile(r"^(launch\w*\.(cuh|h)|launcher\.h|dispatch\.(cpp|cu)|\w+\.cu)$")),
+    (0, re.compile("")),
+)
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in sorted(root.rglob("*")) if path.suffix in SOURCES]
+
+
+def area(path: str) -> str:
+    """ "cuda/forward" of "cuda/forward/sm90_q/kernel.cuh", "plan" of "plan/plan.h", "ops.cpp" of itself."""
+    parts = path.split("/")
+    return "/".join(parts[: 2 if parts[0] == "cuda" else 1])
+
+
+def arrows(root: Path) -> set[tuple[str, str]]:
+    """(file, what it includes), relative to csrc."""
+    found = set()
+    for path in files(root):
+        for name in INCLUDE.findall(path.read_text()):
+            target = (path.parent / name).resolve()
+            assert target.exists(), f"{path} includes {name}, which is not beside it"
+            found.add((path.relative_to(root).as_posix(), target.relative_to(root.resolve()).as_posix()))
+    return found
+
+
+def upward(found: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those of the arrows between areas that are not allowed."""
+    return {
+        (source, target)
+        for source, target in found
+        if area(source) != area(target) and area(target) not in ALLOWED.get(area(source), set())
+    }
+
+
+def level(path: str) -> int:
+    return next(number for number, pattern in LEVELS if pattern.match(path.rsplit("/", 1)[-1]))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return arrows(CSRC)
+
+
+def test_every_folder_has_its_rules(found):
+    assert {area(source) for source, _ in found} <= ALLOWED.keys()
+
+
+def test_no_new_arrow_runs_upwards(found):
+    assert upward(found) - KNOWN == set()
+
+
+def test_what_is_listed_as_known_is_still_there(found):
+    assert KNOWN - upward(found) == set()
+
+
+def test_kernels_know_no_launcher_and_launchers_no_entry(found):
+    inside = {(a, b) for a, b in found if area(a) == area(b) and area(a) in ALLOWED and a.startswith("cuda/")}
+    wrong = {(a, b) for a, b in inside if b.endswith((".h", ".cuh")) and level(a) < level(b)}
+    assert wrong == set()
+    assert {(a, b) for a, b in found if b.endswith((".cpp", ".cu"))} == set()
+
+
+def test_the_planner_and_common_know_no_cuda():
+    outside = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
+    for folder in ("plan", "common"):
+        for path in files(CSRC / folder):
+            for name in outside.findall(path.read_text()):
+                assert not name.startswith("cuda"), f"{path} includes {name}"
+                torch = name.startswith("torch/")
+                assert not torch or folder == "common", f"{path} includes {name}"
+
+
+def test_no_folder_is_a_heap():
+    for folder in [CSRC, *(path for path in CSRC.rglob("*") if path.is_dir())]:
+        held = [path for path in folder.iterdir() if path.is_file()]
+        assert len(held) <= 25, f"{folder} has {len(held)} files"
+    assert [path.name for path in (CSRC / "cuda").iterdir() if path.is_file()] == []
+
+
+def test_an_upward_arrow_is_found(tmp_path):
+    (tmp_path / "cuda" / "ptx").mkdir(parents=True)
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "plan.h").write_text("")
+    (tmp_path / "cuda" / "ptx" / "tma.cuh").write_text('#include "../../plan/plan.h"\n')
+    assert upward(arrows(tmp_path)) == {("cuda/ptx/tma.cuh", "plan/plan.h")}
+    assert level("cuda/forward/run.h") > level("cuda/forward/sm90_q/launch.cuh") > level("x/kernel.cuh")
+
+
+# ---- Python ----
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that a file imports."""
+    package = path.relative_to(ROOT).with_suffix("").parts
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level]) if node.level else ""
+            base = ".".join(filter(None, (base, node.module)))
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def python_level(name: str) -> int:
+    """0: private modules; 1: the operators; 2: what users import; 3: the package itself."""
+    parts = name.split(".")[1:]
+    if not parts:
+        return 3
+    if parts[0] == "ops":
+        return 1
+    return 0 if parts[0].startswith("_") else 2
+
+
+def python_arrows() -> set[tuple[str, str]]:
+    found = set()
+    for path in modules("late_interaction"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found |= {(name, target) for target in imports(path) if target != name and is_module(target)}
+    return {(a, b) for a, b in found if b.startswith("late_interaction.")}
+
+
+def test_operators_import_no_public_module():
+    wrong = {
+        (a, b) for a, b in python_arrows() if a.startswith("late_interaction.ops") and python_level(b) > 1
+    }
+    assert wrong == set()
+
+
+def test_private_modules_import_no_public_one():
+    wrong = {(a, b) for a, b in python_arrows() if python_level(a) == 0 and python_level(b) > 1}
+    assert wrong == set()
+
+
+def test_the_package_imports_neither_bench_nor_tests():
+    for path in modules("late_interaction"):
+        assert not any(name.split(".")[0] in ("bench", "tests") for name in imports(path)), path
+    for path in modules("bench"):
+        assert not any(name.split(".")[0] == "tests" for name in imports(path)), path

@@ -1,0 +1,68 @@
+"""tools/same_sass.py: bodies are compared as a multiset, whatever the kernels are called."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "same_sass.py"
+
+LISTING = """
+Fatbin elf code:
+================
+arch = {arch}
+
+\tcode for sm_90
+\t\tFunction : {name}
+\t.headerflags\t@"EF_CUDA_SM90"
+        /*0000*/                   {instruction} ;      /* 0x00000a00ff017b82 */
+        /*0010*/                   CALL.REL `({name}_part) ;
+\t\t..........
+"""
+
+
+def kernel(name, instruction="LDC R1, c[0x0][0x28]", arch="sm_90a"):
+    return LISTING.format(name=name, instruction=instruction, arch=arch)
+
+
+def compare(folder, before, after):
+    (folder / "before.sass").write_text(before)
+    (folder / "after.sass").write_text(after)
+    command = [sys.executable, TOOL, folder / "before.sass", folder / "after.sass"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_names_and_columns_do_not_matter(tmp_path):
+    run = compare(
+        tmp_path, kernel("_Z3oldv") + kernel("_Z1x", "EXIT"), kernel("_Z1y", "  EXIT") + kernel("_Z3newv")
+    )
+    assert run.returncode == 0, run.stdout
+    assert "2 kernels before, 2 after" in run.stdout
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        kernel("_Z3newv", "LDC R1, c[0x0][0x30]"),
+        kernel("_Z3newv", arch="sm_80"),
+        kernel("_Z3newv") + kernel("_Z5twicev"),
+    ],
+    ids=["another instruction", "another architecture", "once more"],
+)
+def test_another_body_is_named(tmp_path, after):
+    run = compare(tmp_path, kernel("_Z3oldv"), after)
+    assert run.returncode == 1
+    assert "before" in run.stdout
+    assert "_Z3newv" in run.stdout
+
+
+def test_nothing_is_not_the_same(tmp_path):
+    assert compare(tmp_path, "", "").returncode not in (0, None)
+
+
+def test_help_says_what_a_side_is():
+    run = subprocess.run([sys.executable, TOOL, "--help"], capture_output=True, text=True)
+    assert run.returncode == 0
+    assert "folder of object files" in run.stdout
