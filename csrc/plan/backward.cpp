@@ -10,7 +10,7 @@ namespace {
 constexpr int kWarps = 8;             // of a block, whatever it does
 constexpr int kMaxFragments = 8;      // that a warp holds of a row read in vectors
 constexpr int kElementFragments = 4;  // and of one read element by element
-constexpr int kFragmentBytes = 512;   // of a piece in the type of sums
+constexpr int kFragmentBytes = 512;   // of a fragment in the type of sums
 constexpr int kMaxTileTokens = 2048;
 constexpr int kMinTileTokens = 32;
 constexpr int64_t kSingleQueryBytes = 32 * 1024;  // of gradients, of a tile of such a document
@@ -22,7 +22,7 @@ static_assert(kSingleQueryWinners == 32 * kWarps);
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Dims of one piece of an embedding: 32 lanes by 4 elements, or 2 in fp64.
+// Dims of one fragment of an embedding: 32 lanes by 4 elements, or 2 in fp64.
 int fragment_dims(Dtype dtype) { return dtype == Dtype::fp64 ? 64 : 128; }
 
 int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
@@ -45,7 +45,8 @@ int gather_split(const Sizes& s, const Device& device) {
 // Blocks that the kernels leave registers for on a multiprocessor.
 int resident_blocks(Dtype dtype, int fragments) { return fragments > 1 || dtype == Dtype::fp64 ? 1 : 3; }
 
-// Sums and picks of the warps (backward/gather_queue.cuh); in unified, where picks are added to as well.
+// Sums and gather queues of the warps (backward/gather_queue.cuh); in unified, where queued rows are added to
+// as well.
 int block_smem(int fragments, bool scatter) {
   return kWarps * (fragments * kFragmentBytes + 32 * 16 * (scatter ? 2 : 1));
 }

@@ -22,7 +22,7 @@ int64_t exchange_bytes(const TileShape& tile) {
 
 int blocks_by_registers(Tile tile) { return tile == Tile::thin ? 3 : 2; }
 
-// The pieces that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
+// The partials that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
 int64_t count_partials(const Sizes& s, int64_t rows) {
   if (s.layout == Layout::per_query || s.Lq % rows == 0) return std::max<int64_t>(1, ceil_div(s.Lq, rows));
   if (rows % s.Lq == 0 || s.Nq * s.Lq <= rows) return 1;
@@ -65,8 +65,8 @@ int64_t count_row_tiles(const Sizes& s, int64_t rows) {
   return s.layout == Layout::in_batch ? ceil_div(s.Nq * s.Lq, rows) : s.Nq * ceil_div(s.Lq, rows);
 }
 
-// Each piece has two tiles at least, so that one that ends with its document is no shorter than a tile. No
-// one knows packed documents' lengths, and what is copied of masked ones.
+// Each split has two tiles at least, so that one that ends with its document is no shorter than a tile. No
+// one knows packed documents' lengths, and what is kept of masked ones.
 bool may_split(const Sizes& s, int64_t tile, int num_splits, bool packed_or_compacted) {
   return num_splits == 1 || (!packed_or_compacted && ceil_div(s.Ld, tile) >= 2 * num_splits);
 }
@@ -153,7 +153,7 @@ std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits
   return plan;
 }
 
-// A thin tile without a ring. A warp holds its query rows in registers; of longer ones, pieces.
+// A thin tile without a ring. A warp holds its query rows in registers; of longer ones, slices.
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
                                                 const Device& device, int columns) {
   constexpr int64_t kLongestEmbedding = 2 * kChunkBytes;
@@ -280,7 +280,7 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
   plan.num_splits = num_splits;
   plan.rows = plan.partial_rows = plan.columns;
   share_out(s, plan, device);
-  plan.partials = 1;  // no query is cut
+  plan.partials = 1;  // no query is split
   const int64_t documents_a_block =
       std::max<int64_t>(1, ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1)));
   const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), num_splits);
@@ -315,8 +315,8 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
     if (possible && waves(more) < waves(plan.members)) plan.members = more;
   }
   plan.teams = teams_of(plan.members);
-  // What weighs tokens lies in what is left over, and takes stages where that is too little. Nobody asks for
-  // the winners of quantized ones, half of the exchange.
+  // Token masks and scales lie in what is left over, and takes stages where that is too little. Nobody asks
+  // for the winners of quantized ones, half of the exchange.
   const bool quantized = is_quantized(traits.dtype),
              masked_or_scaled = traits.masked || (traits.scaled && quantized);
   const int64_t token_scales = masked_or_scaled ? token_scale_bytes(shape, quantized) : 0;

@@ -25,13 +25,13 @@ std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTra
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                      Tile tile);
 
-// members: warpgroups that share a document's tiles. pieces: that each document is cut into, here and below.
-// winners, listed: kernel_limits.h.
+// members: warpgroups that share a document's tiles. num_splits: ranges that each document is split into,
+// here and below. winners, listed: kernel_limits.h.
 std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        int members = 0, int num_splits = 1, bool winners = false,
                                        bool listed = false);
 
-// copied: a kernel before copies what counts of each document.
+// compacted: a kernel before copies the kept tokens of each document.
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool compacted, int columns = 0, int num_splits = 1);
 
@@ -43,7 +43,7 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
 // ---- fp32 at full accuracy from two fp16 numbers an element ----
 
 // Nothing where that kernel cannot take them. Sizes are those of the fp32 inputs; chunks are of 64 elements,
-// both halves of each. scaled: tokens have factors of their own, as those that are not normalized do.
+// both halves of each. scaled: tokens have scales of their own, as those that are not normalized do.
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& sizes, bool masked, bool scaled, const Device& device);
 
 // Whether a plan is one of plan_3xfp16: split tiles of half the rows.

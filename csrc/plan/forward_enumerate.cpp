@@ -11,7 +11,7 @@ namespace late_interaction {
 
 namespace {
 
-// Longer documents are no business of the direct kernel, nor of its tile for a few tokens.
+// Longer documents are no business of the short_docs kernel, nor of its tile for a few tokens.
 constexpr int64_t kLongestDirect = 512, kLongestDirectInEights = 64;
 
 // Copies of what counts save masked columns, which longer documents without a mask have few of.

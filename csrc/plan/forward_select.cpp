@@ -8,7 +8,7 @@ namespace late_interaction {
 
 namespace {
 
-// Units of a call as forward/sm80/kernel_short_docs.cuh cuts it, a warp each.
+// Work tiles of a call as forward/sm80/kernel_short_docs.cuh deals it, a warp each.
 int64_t short_docs_work_tiles(const Sizes& s) {
   constexpr int64_t kRows = 32;
   return ceil_div(rows_together(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
@@ -19,14 +19,14 @@ bool fills_the_device(int64_t short_docs_work_tiles, const Device& device) {
   return short_docs_work_tiles > 6 * device.sm_count;
 }
 
-// Whether every block of such a call has one unit, whose tokens its warps share.
+// Whether every block of such a call has one work tile, whose tokens its warps share.
 bool shares_work_tiles(const Sizes& s, int columns, const Device& device) {
   const int chunks = 2 * s.d <= 128 ? 1 : 2;
   return short_docs_work_tiles(s) <= short_docs_blocks(columns, chunks) * device.sm_count;
 }
 
 // Bytes of an embedding that a warp of forward/sm80/kernel_short_docs.cuh holds. Longer ones pass by in
-// pieces of as many, rows and tokens, anew for every eight tokens.
+// slices of as many, rows and tokens, anew for every eight tokens.
 constexpr int64_t kHeldBytes = 256;
 
 bool is_held(const Sizes& s, const ForwardTraits& traits) {
@@ -36,8 +36,8 @@ bool is_held(const Sizes& s, const ForwardTraits& traits) {
 // Documents so short that a ring and barriers take longer than their products. sm90_d needs 0.4 to
 // 0.6 us of a multiprocessor for any document of up to 64 tokens, sm90_q 1.2 us for any of up to 80
 // against 256 rows, and more with a mask; directly, 32 rows take 0.06 to 0.1 us for every 8 tokens, and a
-// call of few units, whose tokens the warps of a block share, is over 0.5 to 2 us earlier. But a query of
-// more than 32 rows is then summed by a second kernel.
+// call of few work tiles, whose tokens the warps of a block share, is over 0.5 to 2 us earlier. But a query
+// of more than 32 rows is then summed by a second kernel.
 bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
   const int64_t rows = rows_together(s), work_tiles = short_docs_work_tiles(s);
@@ -48,7 +48,7 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   }
   const bool few = shares_work_tiles(s, 32, device), narrow = 2 * s.d <= 128;
   if (rows <= 32) {
-    // Where a unit is all that a warp has, and brings a query of its own, which a ring would wait for as
+    // Where a work tile is all that a warp has, and brings a query of its own, which a ring would wait for as
     // well.
     const bool one_each = s.layout == Layout::per_query &&
                           work_tiles <= 4 * short_docs_blocks(32, narrow ? 1 : 2) * device.sm_count;
@@ -62,15 +62,16 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
          (s.Ld <= 64 && operations(s) <= kLittle);
 }
 
-// Embeddings that are not held. A warp takes 1.2 us a piece, its loads' latency, however many there are, if
-// L2 holds the rows of all that are under way: how many pieces the busiest warp takes one after the other.
+// Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
+// L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
   const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.chunks, 2);
   const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.columns), direct.members);
   return ceil_div(direct.work_tiles, workers) * tiles * pieces;
 }
 
-// What the kernel of `plan` takes, less what a direct call takes beside its pieces; in the time of a piece.
+// What the kernel of `plan` takes, less what a short_docs call takes beside its slices; in the time of a
+// slice.
 double in_pieces(const Sizes& s, const ForwardPlan& plan) {
   const double pieces = static_cast<double>(ceil_div(plan.chunks, 2));
   const double waves = static_cast<double>(ceil_div(plan.work_tiles, plan.grid / plan.cluster));
@@ -86,9 +87,9 @@ bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const Forwar
          static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
 }
 
-// Where warps have more than one unit each, what counts is how many of them are resident: a block more of a
-// multiprocessor with tiles of 8 tokens than with 32. Rows that are no whole 16 bytes take more registers in
-// those. Where a block has one unit its warps share the tokens.
+// Where warps have more than one work tile each, what counts is how many of them are resident: a block more
+// of a multiprocessor with tiles of 8 tokens than with 32. Rows that are no whole 16 bytes take more
+// registers in those. Where a block has one work tile its warps share the tokens.
 int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(short_docs_work_tiles(s), device);
   const bool shared = s.Ld <= 32 && shares_work_tiles(s, 8, device);
@@ -215,7 +216,7 @@ int64_t element_bytes(Compute compute) {
 }
 
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& s, bool masked, bool scaled, const Device& device) {
-  // Its one kernel has room for factors.
+  // Its one kernel has room for scales.
   const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
   std::optional<ForwardPlan> plan = plan_sm90_q_longd(s, traits, device, worth_pairing(s), 0, true);
   if (plan) plan->scaled = scaled;

@@ -10,7 +10,7 @@ namespace late_interaction {
 
 struct Sm90DShape {
   int warpgroups;  // as many as registers allow
-  int chunks;      // 128-byte pieces of an embedding in a stage of the ring
+  int chunks;      // 128-byte slices of an embedding in a stage of the ring
   int tokens;      // in a stage: a tile, of one or two blocks of 64
 };
 
@@ -24,7 +24,7 @@ constexpr Sm90DShape sm90_d_shape(int columns, int chunks, bool winners, bool li
 }
 
 // Of a stage, where they ride with its embeddings: its tokens' mask, then, if they are quantized, their
-// factors. Each with 16 bytes more, since TMA begins at whole 16; it writes to multiples of 128.
+// scales. Each with 16 bytes more, since TMA begins at whole 16; it writes to multiples of 128.
 constexpr int mask_bytes(const Sm90DShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int scale_bytes(const Sm90DShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {

@@ -28,7 +28,7 @@ bool on_wgmma(const ForwardPlan& plan) {
   return plan.tile == Tile::sm90_q || plan.tile == Tile::sm90_q_longd || plan.tile == Tile::sm90_d;
 }
 
-// Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know factors of them.
+// Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know scales of them.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{
       .dtype = Dtype::fp16, .precision = Precision::highest, .masked = masked, .copy_engine = s.d % 8 == 0};
@@ -40,7 +40,7 @@ bool may_be_normalized_fp16(const Sizes& s) {
 }
 
 // Copies of bf16 and fp16 rows, which are to be normalized. They take four bytes an element to make where
-// norms take two; factors in the fold take about 15% of the products of 128 dims, and less of longer ones: at
+// norms take two; scales in the fold take about 15% of the products of 128 dims, and less of longer ones: at
 // 1024 rows that is as long, unless the copies stay in L2. With a mask there are copies of what it keeps
 // already, and two would be more memory than the gradients will be.
 bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {

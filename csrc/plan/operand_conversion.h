@@ -1,6 +1,6 @@
 // Inputs multiply as they are, or as half-precision copies. Of fp32 that is one pass over them, and then the
 // tensor cores are twice as fast as in TF32; of rows to be normalized, one pass in place of their norms, and
-// then no product has factors.
+// then no product has scales.
 #pragma once
 
 #include "plan.h"

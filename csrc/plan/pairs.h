@@ -14,7 +14,7 @@ struct PairSizes {
 // Whether to score all queries with all documents and pick the listed pairs from those.
 bool score_as_grid(const PairSizes& sizes, Dtype dtype);
 
-// A unit a pair.
+// A work tile a pair.
 ForwardPlan plan_pairs(const PairSizes& sizes, const ForwardTraits& traits, bool winners,
                        const Device& device);
 

@@ -21,10 +21,10 @@ int64_t blocks_that_fit(int64_t smem, const Device& device) {
   return smem > device.smem_per_block ? 0 : device.smem_per_sm / (smem + 1024);
 }
 
-// A block that begins with the last whole document, or with the last piece, keeps the others waiting for half
+// A block that begins with the last whole document, or with the last split, keeps the others waiting for half
 // or a quarter of what it had to do so far.
 void plan_cut(ResidualPlan& plan, const Sizes& s, bool packed, int64_t blocks) {
-  constexpr int64_t kLeast = 256;  // tokens: a piece's end costs as much as some 64
+  constexpr int64_t kLeast = 256;  // tokens: a split's end costs as much as some 64
   const int64_t tokens = packed ? s.Ld : s.N * s.Ld;
   const int64_t piece = std::max(kLeast, ceil_div(tokens * plan.row_tiles, 4 * blocks));
   if (s.Ld <= 2 * piece) return;

@@ -9,21 +9,21 @@ struct ResidualPlan {
   Compute compute = Compute::bf16;
   bool by_warp = false;    // no tensor cores: fp64, and embeddings whose query rows do not fit
   bool any = false;        // the tile that takes any alignment and finds winners
-  int columns = 0;         // query rows that a tile has room for
+  int columns = 0;         // query rows that a tile has space for
   int chunks = 0;          // 64-byte chunks of an embedding
   int step = 2;            // of those, that a lane holds
   int column_blocks = 0;   // eights of query rows in use
-  int partials = 1;        // pieces a query's score is summed from; > 1 needs a second, small kernel
+  int partials = 1;        // partial sums of a query's score; > 1 needs a second, small kernel
   int64_t row_tiles = 0;   // of query rows
   int64_t work_tiles = 0;  // (tile of query rows, document) pairs
-  // Documents of more than twice cut_tokens tokens are cut into pieces of as many; 0: there are none. At most
-  // so many pieces, and documents that are cut.
+  // Documents of more than twice cut_tokens tokens are split into ranges of as many; 0: none is. At most
+  // so many splits, and documents that are split.
   int64_t cut_tokens = 0, most_pieces = 0, most_cut = 0;
   int smem_bytes = 0;  // dynamic shared memory of a block
   int64_t grid = 0;    // blocks, persistent
 };
 
-// sizes.Ld: tokens that each document has room for; packed: that all of them have together.
+// sizes.Ld: tokens that each document has space for; packed: that all of them have together.
 // whole: an embedding's residual is whole chunks, and aligned for them.
 ResidualPlan plan_residual(const Sizes& sizes, bool packed, Dtype dtype, Precision precision, bool whole,
                            bool winners, const Device& device);

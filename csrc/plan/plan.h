@@ -44,7 +44,7 @@ enum class Tile {
 
 struct TileShape {
   int rows, columns, threads;
-  int warp_rows;  // rows that one warp owns: the unit in which a query's score is summed
+  int warp_rows;  // rows that one warp owns: the granularity in which a query's score is summed
 };
 TileShape tile_shape(Tile tile, Compute compute);
 
@@ -54,26 +54,26 @@ struct ForwardPlan {
   int rows = 0;            // query rows of a tile
   int columns = 0;         // tokens of a tile; sm90_d: query rows it has room for
   int tokens = 0;          // sm90_d: tokens of a tile
-  int chunks = 0;          // 128-byte pieces of an embedding; a stage of the ring holds one, or two
+  int chunks = 0;          // 128-byte slices of an embedding; a stage of the ring holds one, or two
   int stages = 0;          // depth of the ring
   int cluster = 1;         // sm90_q_longd: blocks that bring each other's query rows
-  bool masked = false;     // sm90_q, sm90_q_longd: columns of a tile may be left out one by one
+  bool masked = false;     // sm90_q, sm90_q_longd: columns of a tile may be masked one by one
   bool trimmed = false;    // sm90_q: a kernel before finds where each masked document begins and ends
-  bool compacted = false;  // sm90_q: or copies what counts of it, so that no column is left out
-  int num_splits = 1;      // sm90_q, sm90_d: that each document is cut into
+  bool compacted = false;  // sm90_q: a kernel before copies its kept tokens, so that no column is masked
+  int num_splits = 1;      // sm90_q, sm90_d: ranges that each document is split into
   bool lpt = false;        // packed: documents are dealt to the blocks of a row tile, long ones first
   int teams = 0;           // sm90_d: teams of warpgroups, each with documents of its own
-  int members = 0;         // sm90_d: warpgroups that share a document's tiles; direct: warps
-  bool scaled = false;     // sm90_q, sm90_q_longd: columns of a tile have factors of their own
+  int members = 0;         // sm90_d: warpgroups that share a document's tiles; short_docs: warps
+  bool scaled = false;     // sm90_q, sm90_q_longd: columns of a tile have scales of their own
   bool stream_q = false;   // Q travels through the ring with D instead of staying in shared memory
   int smem_bytes = 0;      // dynamic shared memory of a block
   int blocks_per_sm = 0;   // resident together
   int64_t row_tiles = 0;   // tiles of query rows
-  int64_t work_tiles = 0;  // (row tile, piece of a document) pairs, dealt out in contiguous ranges
+  int64_t work_tiles = 0;  // (row tile, split of a document) pairs, dealt out in contiguous ranges
   int64_t grid = 0;        // blocks
-  int partial_rows = 0;    // query rows that are summed together: those of one warp, or of a block that joins
-                           // pieces
-  int partials = 1;        // pieces a query's score is summed from; > 1 needs a second, small kernel
+  int partial_rows = 0;    // query rows that are summed together: those of one warp, or of a block that
+                           // combines splits
+  int partials = 1;        // partial sums of a query's score; > 1 needs a second, small kernel
 
   // Document tokens of a tile, which are its rows where documents take the M side.
   int tile_tokens() const { return tile == Tile::sm90_d ? tokens : columns; }
@@ -95,7 +95,7 @@ struct ForwardTraits {
   Precision precision = Precision::highest;
   bool masked = false;  // documents have a mask
   bool packed = false;  // and lengths of their own: sizes are those of a document of mean length
-  bool scaled = false;  // documents' tokens have factors of their own (normalize, a scale a token)
+  bool scaled = false;  // documents' tokens have scales of their own (normalize, a scale a token)
   // The inputs are as the wgmma tiles need them, with strides of whole 16 bytes and rows of Q that lie evenly
   // behind each other.
   bool copy_engine = true;
@@ -131,7 +131,7 @@ struct BackwardPlan {
   int split = 1;  // warps that share a query token's documents
   int64_t gather_grid = 0;
   int gather_smem_bytes = 0;
-  // owned: grad_D in lowmem
+  // grad_D in lowmem, by destination (grad_d_segmented)
   bool single_query = false;  // a document has a query to itself: a kernel of its own
   int segments = 1;           // warps that take part in the ordering of winners
   int chunk = 0;              // winners that it has in shared memory at a time

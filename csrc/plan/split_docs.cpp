@@ -29,13 +29,14 @@ TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
 }  // namespace
 
 // A call takes as long as its busiest block, but no less than all its tiles take all blocks. So of the
-// numbers of pieces those are looked at that give each block one, two, ... units and leave few blocks idle:
-// the fewest of about equal ones, since blocks that begin together read the same tokens for other rows, from
-// L2. Reads are slower where a block has one unit, all of whose tokens one thread asks for (on an H200, 5%).
+// numbers of splits those are looked at that give each block one, two, ... work tiles and leave few blocks
+// idle: the fewest of about equal ones, since blocks that begin together read the same tokens for other rows,
+// from L2. Reads are slower where a block has one work tile, all of whose tokens one thread asks for (on an
+// H200, 5%).
 int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& device) {
   constexpr int64_t kMostWorkTiles = 8;  // of a block; with more, few multiprocessors idle at the end
-  constexpr int64_t kMostWaves = 16;     // the same, once they are cut
-  constexpr double kEnd = 1.5;  // tiles: a piece's first copies and last fold have nothing beside them
+  constexpr int64_t kMostWaves = 16;     // the same, once they are split
+  constexpr double kEnd = 1.5;  // tiles: a split's first copies and last fold have nothing beside them
   constexpr double kCombine = 5.0, kEach = 1.0;  // microseconds: kernels before and behind; of a block's unit
   constexpr double kLong = 2.0;                  // microseconds, of a tile
   constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
@@ -43,7 +44,7 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   const bool documents = whole.tile == Tile::sm90_d;
   const int64_t tiles = ceil_div(s.Ld, whole.tile_tokens());
   const TileTime tile = tile_time(s, whole);
-  const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a piece, else it is little but its ends
+  const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a split, else it is little but its ends
   if (tiles < 2 * fewest || work_tiles > kMostWorkTiles * blocks) return 1;
   const double together = 1.0 * work_tiles * tiles / blocks * tile.together;
   const auto time = [&](int64_t num_splits) {

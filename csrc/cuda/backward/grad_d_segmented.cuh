@@ -136,7 +136,7 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kNormalized, Args> {
       return e < end ? load_winner(p.winners, p.wide_winners, order.winner_at(e)) : kSentinel;
     };
     int32_t next = load(batch + lane);  // under way early
-    int held = 0;                       // picks
+    int held = 0;                       // entries in the queue
     for (bool more = true; more; batch += 32) {
       more = batch < end;
       const bool won = next == token;

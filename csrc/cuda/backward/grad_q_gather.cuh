@@ -15,7 +15,7 @@
 
 namespace late_interaction {
 
-// Row of grad_D_sums that a pick adds to, and what it adds there for each element of Q.
+// Row of grad_D_sums that a gather entry adds to, and what it adds there for each element of Q.
 template <class S>
 struct alignas(16) Destination {
   int64_t offset;

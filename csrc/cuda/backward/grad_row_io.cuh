@@ -1,4 +1,4 @@
-// Gradient rows of document tokens, as the blocks that own tokens sum them up and write them.
+// Gradient rows of document tokens, as the blocks that own tokens sum them and write them.
 #pragma once
 
 #include "args.h"
@@ -35,7 +35,7 @@ struct TileRows {
                       queued.offset >= 0);
   }
 
-  // The first `count` rows that this warp has picked.
+  // Adds the first `count` rows of this warp's gather queue.
   __device__ __forceinline__ void add_gathered(Row& sum, int count, int first) const {
     const GatherEntry<S>* queue = shared.queue[warp];
     for (int k0 = 0; k0 < count; k0 += kRowsInFlight) {

@@ -10,8 +10,8 @@
 
 namespace late_interaction {
 
-// Calls f.template operator()<pieces, vectors>() as planned. Rows that cannot be read in vectors are rare, as
-// is fp64: they have one kernel for all lengths.
+// Calls f.template operator()<row_fragments, vectors>() as planned. Rows that cannot be read in vectors are
+// rare, as is fp64: they have one kernel for all lengths.
 template <class T, class F>
 cudaError_t with_rows(const BackwardPlan& plan, F f) {
   if (!plan.vectors) return f.template operator()<4, false>();

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kRowsThreads)
     inverse_norms(const __grid_constant__ RowsView in, const __grid_constant__ RowsView::Place step, int d,
                   Sum<T>* inverse) {
   constexpr int kLanes = kNormLanes, kStep = kVectors ? 16 / sizeof(T) : 1;
-  constexpr int kAhead = 2;  // pieces on their way at a time: all that a lane has of 128 halves
+  constexpr int kAhead = 2;  // vectors in flight at a time: all that a lane has of 128 halves
   struct alignas(kStep * sizeof(T)) Vec {
     T element[kStep];
   };

@@ -18,32 +18,33 @@ struct alignas(8) Maximum {
 // and their documents likewise. Which query a token belongs to matters only where a row's maximum is counted.
 struct ForwardArgs {
   Layout layout;
-  int64_t N;  // documents each query meets, or their pieces
+  int64_t N;  // documents that each query meets, times num_splits
   int32_t Nq, Lq, Ld, d;
   TokenView Q, D;
   MaskView q_mask, d_mask;
   bool normalize;
   bool q_aligned, d_aligned;  // 16-byte copies are possible
   bool wide_winners;
-  void* scores;                // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
+  void* scores;                // [Nq, N], or with partials > 1 the partial sums [Nq, partials, N]
   void* winners;               // [Nq, N, Lq] or null
   bool packed;                 // documents lie where spans say
   const Span* spans;           // packed: of each document
   int32_t queries;             // packed: how many
   const int32_t* q_offsets;    // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
   const int32_t* row_queries;  // packed: the query of each row; of a row of none, what ~ makes a query of it
-  const int32_t* work_tile_ends;  // packed: where each block's units end; null: all get equally many
-  // sm90_q, sm90_d: documents [Nq or 1, N] as they are visited; null: in order, each whole.
+  const int32_t* work_tile_ends;  // packed: where each block's work tiles end; null: all get equally many
+  // sm90_q, sm90_d: the token ranges of documents [Nq or 1, N], in the order in which
+  // they are scored; null: in order, each document whole.
   const DocRange* doc_ranges;
   CompactedTokens compacted;  // sm90_q: what some doc_ranges read
-  // sm90_q, sm90_d: each document is cut into so many doc_ranges, which leave the maxima of their
-  // rows here, [N, Nq * Lq], for a kernel that comes after (forward/doc_ranges/split_and_combine.cu). Null:
-  // who finishes a document sums.
+  // sm90_q, sm90_d: each document is split into so many ranges. The maxima of their rows go here, [N, Nq *
+  // Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). Null: the kernel that finishes
+  // a document sums its rows itself.
   int32_t num_splits = 1;
   Maximum* maxima;
   int32_t partials;
   int32_t chunks, stages;
-  int32_t teams, members;  // sm90_d: teams of a block, warpgroups of a team; direct: warps a unit
+  int32_t teams, members;  // sm90_d: teams of a block, warpgroups of a team; short_docs: warps of a work tile
   bool stream_q;
   int32_t cluster;  // sm90_q_longd: blocks that share a row tile's chunks
   int64_t row_tiles, work_tiles;

@@ -17,7 +17,7 @@
 
 namespace late_interaction {
 
-// Tokens of a document that maxima are over, from the `first` on: all of them, or a piece's.
+// Tokens of a document that maxima are over, from the `first` on: all of them, or a split's.
 template <class E>
 struct Passage {
   const E* tokens;
@@ -96,16 +96,18 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 
 // The rows a lane owns, and the queries its warp sums, for as long as its block stays on one row tile.
 //
-// What a warp has of a query is a part of its score. Of packed queries, part (warp, query) lies at place warp
-// + query of the parts: from row to row the warp, the query or both go up, so no two parts share a place.
+// What a warp has of a query is a partial of its score. Of packed queries, partial (warp, query) lies at
+// place warp
+// + query of the partials: from row to row the warp, the query or both go up, so no two partials share a
+// place.
 template <class Tile>
 struct LaneRows {
-  // What a row's maximum counts; negative if it is masked, or does not exist.
+  // What a row's maximum is multiplied by; negative if it is masked, or does not exist.
   float scale[Tile::kLaneRows];
   int32_t query[Tile::kLaneRows];   // -1: the row does not exist
   int32_t place[Tile::kLaneRows];   // of the row within its query
   int32_t first_query, last_query;  // of the warp; none if last < first
-  int32_t first_partial;  // the first query may have begun in another warp: which part of it this is
+  int32_t first_partial;  // the first query may have begun in another warp: which partial of it this is
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
 #pragma unroll
@@ -133,7 +135,7 @@ struct LaneRows {
 
   __device__ __forceinline__ void take_packed_queries(const ForwardArgs& p, int32_t first, int32_t count) {
     const auto query_of = [&](int32_t row) { return max(p.row_queries[row], ~p.row_queries[row]); };
-    const bool alone = p.Lq <= Tile::kWarpRows;  // then its parts are the scores, and none may be missing
+    const bool alone = p.Lq <= Tile::kWarpRows;  // then its partials are the scores, and none may be missing
     first_query = count <= 0 || alone ? 0 : query_of(first);
     last_query = count <= 0 ? -1 : alone ? p.queries - 1 : query_of(first + count - 1);
     first_partial = first / Tile::kWarpRows;
@@ -192,13 +194,13 @@ __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile&
   if (rare) best = exact;
 }
 
-// Query mask and norms, and winners out.
+// Applies the query mask and the scales to the maxima, and stores the argmax.
 template <class Tile, bool kWinners>
 __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, const LaneRows<Tile>& own,
                                                          int32_t j, Maximum (&best)[Tile::kLaneRows]) {
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
-    // A masked row counts 0, whatever its maximum is; one without a token, whatever its factor is.
+    // A masked row adds 0, whatever its maximum is; so does a row without a token, whatever its scale is.
     const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
     const bool counts = !none && !(own.scale[o] < 0.0f);
     best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
@@ -223,12 +225,12 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows
     for (int o = 0; o < Tile::kLaneRows; ++o) sum += own.query[o] == query ? best[o].value : 0.0f;
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
-    // The next one begins here: its part 0.
+    // The next one begins here: its partial 0.
     at = (int64_t{query + 1} * p.partials + (Tile::kPacked && p.packed ? own.first_partial : 0)) * p.N + j;
   }
 }
 
-// A finished piece of a document: the maxima of the lane's rows, for the kernel that joins the pieces.
+// Stores the maxima of the lane's rows over a split of a document, for the kernel that combines the splits.
 template <class Tile>
 __device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile& tile, int warp_m, int32_t j,
                                              const Maximum (&best)[Tile::kLaneRows]) {

@@ -19,7 +19,7 @@ cudaError_t launch_sm80_tf32x3(const ForwardArgs& args, const ForwardPlan& plan,
 cudaError_t launch_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
 
 // sm_90a: query rows, or documents, on the M side of wgmma; split: query rows, and their embeddings in
-// pieces.
+// slices.
 cudaError_t launch_sm90_q_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                cudaStream_t stream);
 cudaError_t launch_sm90_q_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
@@ -61,17 +61,18 @@ cudaError_t launch_sm90_3xtf32(const ForwardArgs& args, const TensorMaps& maps, 
 cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const CompactedTokens& copies,
                               DocRange* doc_ranges, cudaStream_t stream);
 
-// Of documents that are cut into args.num_splits of whole tiles of `tile_tokens`: the doc_ranges [documents *
-// pieces]. A mask's last tokens at either end of a piece are left out.
+// Of documents that are split into args.num_splits ranges of whole tiles of `tile_tokens`: the ranges
+// [documents * num_splits]. A mask's last tokens at either end of a split are left out.
 cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, DocRange* doc_ranges,
                                     cudaStream_t stream);
 
-// Query rows that one block joins: of more, a query's score is left in parts [Nq, args.parts, documents].
+// Query rows that one block combines: of more, a query's score is left in partials [Nq, args.partials,
+// documents].
 inline constexpr int kCombineRows = 128;
-// scores, and winners where args has them, of documents whose pieces left their maxima.
+// scores, and winners where args has them, of documents whose splits left their maxima.
 cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream);
 
-// scores[i, j] = sum over p of parts[i, p, j], in order.
+// scores[i, j] = sum over p of partials[i, p, j], in order.
 cudaError_t launch_reduce_partials(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                                    cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// A query longer than the rows of a warp leaves its score in parts; this adds them, in order.
+// A query longer than the rows of a warp leaves its score in partials; this kernel adds them, in order.
 #include <algorithm>
 
 #include "../ptx/pdl.cuh"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The parts a query has: the blocks of `rows` rows it touches, counted from the start of its row tiles.
+// The partials a query has: the blocks of `rows` rows it touches, counted from the start of its row tiles.
 __device__ int parts_of(const ForwardArgs& p, int64_t query, int rows) {
   if (p.layout == Layout::per_query) return p.partials;
   const int64_t first = query * p.Lq;

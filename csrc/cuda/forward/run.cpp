@@ -18,7 +18,7 @@ namespace late_interaction {
 
 namespace {
 
-// Room for the doc_ranges of documents, and for the copies that some of them read.
+// Buffers for the ranges of documents, and for the copies that some of them read.
 struct DocRangeBuffers {
   Tensor doc_ranges;
   OptionalTensor tokens, factors, positions;
@@ -43,7 +43,7 @@ struct DocRangeBuffers {
   DocRange* data() const { return static_cast<DocRange*>(doc_ranges.data_ptr()); }
 };
 
-// Room for the doc_ranges of documents that are cut, and for what they leave of each query row.
+// Buffers for the ranges of split documents, and for the maxima that they leave of each query row.
 struct SplitBuffers {
   Tensor doc_ranges, maxima;
 
@@ -51,7 +51,7 @@ struct SplitBuffers {
       : doc_ranges(new_tensor(like, {s.documents() * plan.num_splits, 4}, ScalarType::Int)),
         maxima(new_tensor(like, {s.N * plan.num_splits, s.Nq * s.Lq, 2}, ScalarType::Float)) {}
 
-  // Documents become their pieces.
+  // Documents become their splits.
   void list(const ForwardPlan& plan, ForwardArgs& args, cudaStream_t stream) const {
     args.N *= plan.num_splits;
     args.num_splits = plan.num_splits;
@@ -147,8 +147,8 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
   args.row_tiles = plan.row_tiles;
   args.work_tiles = plan.work_tiles;
   OptionalTensor q_inverse, d_inverse;
-  // Some kernels do it themselves, but not for pieces that meet elsewhere; and halves are copies of unit
-  // rows.
+  // Some kernels do it themselves, but not for splits that a second kernel combines; and fp16x2 operands are
+  // made of unit rows.
   const bool asks_for_norms = plan.tile != Tile::none && (plan.tile != Tile::sm90_d || plan.num_splits > 1);
   if (normalize && asks_for_norms && fp16x2 == nullptr) {
     BackwardArgs rows{};
@@ -194,7 +194,8 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
     args.doc_ranges = doc_ranges->data();
     args.compacted = doc_ranges->compacted;
   }
-  // Of packed queries no one knows how many parts they have, but where these lie they need no more than this.
+  // Of packed queries no one knows how many partials they have, but where these lie they need no more than
+  // this.
   const bool in_partials =
       in.packed ? plan.tile != Tile::none && s.Lq > plan.partial_rows : plan.partials > 1;
   if (in.packed) args.partials = 1;
@@ -217,7 +218,7 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
     check(launch_combine_splits(args, static_cast<float*>(sums.data_ptr()), stream), "joined pieces");
     if (!in_partials) return;
     ForwardArgs partials{};
-    partials.layout = Layout::per_query;  // every query has all of its parts
+    partials.layout = Layout::per_query;  // every query has all of its partials
     partials.N = s.N;
     partials.Nq = args.Nq;
     partials.partials = plan.partials;

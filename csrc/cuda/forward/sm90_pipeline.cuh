@@ -25,7 +25,7 @@ struct PipelineState {
   }
 };
 
-// A block's units: a contiguous range of (row tile, document), equally many for each, or as many as have
+// A block's work tiles: a contiguous range of (row tile, document), equally many for each, or as many as have
 // equally many tokens.
 struct WorkRange {
   int64_t work_tile, end;

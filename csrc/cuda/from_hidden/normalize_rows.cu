@@ -1,4 +1,4 @@
-// Rows made unit vectors in place.
+// L2-normalizes rows in place.
 //
 // Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it. A
 // row is read twice, for its norm and to be written: the second time from the L1 cache.

@@ -1,4 +1,4 @@
-// Rows of an embedding matrix made unit vectors in place.
+// L2-normalizes the rows of an embedding matrix in place.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -6,13 +6,12 @@
 // every few thousand), and walks the list in tiles of equal size, up to 384 rows, and each tile 64 dims of
 // d_model at a time, through a ring of stages that runs on from one tile into the next.
 //
-//      stage:        [384 rows of hidden][128 bytes], then [128 rows of W][128 bytes]; 16-byte pieces
+//      stage:        [384 rows of hidden][128 bytes], then [128 rows of W][128 bytes]; 16-byte vectors
 //                    XOR-swizzled by the row. Dims past d_model and rows past d of W are zeros; rows past the
 //                    tile's end hold whatever was there, and so do the sums that nobody writes.
-//      warpgroup 2   copies. One thread has TMA bring W, and hidden where all rows are wanted.
-//      Else
-//                    all threads copy hidden row by row as listed, eight threads a row, 16 bytes each
-//                    (cp.async), and the stage's barrier counts the threads whose copies have landed, too.
+//      warpgroup 2   copies. One thread loads W by TMA, and hidden too where all rows are wanted. Else all
+//                    threads copy hidden row by row as listed, eight threads a row, 16 bytes each
+//                    (cp.async), and the stage's mbarrier counts the threads whose copies have landed, too.
 //      warpgroups    g = 0, 1 have rows [192 g, 192 g + 192) of the tile, as three wgmmas of 64 x 128. In the
 //                    end a row's 128 sums are in the four lanes of a quad, which add the bias, take the norm,
 //                    scale, and write 16 bytes a lane, while the next tile is on its way.

@@ -6,7 +6,7 @@
 // them in global memory by atomic maxima of integers that are ordered as the floats: whoever comes first, the
 // result is the same. A second kernel adds them up.
 //
-//      shared memory:  the ring of project.cuh, then [query rows][256 bytes], 16-byte pieces swizzled
+//      shared memory:  the ring of project.cuh, then [query rows][256 bytes], 16-byte vectors swizzled
 //                      by the row.
 #pragma once
 

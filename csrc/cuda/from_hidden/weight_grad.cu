@@ -7,15 +7,14 @@
 //   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills: row by row as listed,
 //      so a row nobody wants is never read, and what it holds (NaN, say) reaches nothing. On sm_90a a
 //      warpgroup of its own copies; elsewhere everybody does, and then multiplies;
-//   3. adds its accumulators to its part.
+//   3. adds its accumulators to its split of the sum.
 //
-//      stage:  [2 + 4 columns of 64 dims][64 rows][128 bytes], 16-byte pieces XOR-swizzled by the row: two
+//      stage:  [2 + 4 columns of 64 dims][64 rows][128 bytes], 16-byte vectors XOR-swizzled by the row: two
 //              columns of grad, four of hidden. The row is the index that is summed, so both operands are
 //              transposed.
-//      warps:  eight that multiply; warp w has dims [16 w, 16 w + 16) of the tile and all its 256 columns. On
-//      sm_90a the
-//              four warps of a warpgroup issue that as one wgmma of 64 x 256; elsewhere each warp by
-//              ldmatrix and mma.sync, with the same accumulators in the same registers.
+//      warps:  eight that multiply; warp w has dims [16 w, 16 w + 16) of the tile and all its 256 columns.
+//              On sm_90a the four warps of a warpgroup issue that as one wgmma of 64 x 256; elsewhere each
+//              warp by ldmatrix and mma.sync, with the same accumulators in the same registers.
 //
 // Splits are added up by the caller. Everything happens in a fixed order: the same bits in every run.
 #include "weight_grad.h"

@@ -1,13 +1,13 @@
-// Pageable host memory to the device by way of a ring of pinned pieces:
+// Pageable host memory to the device by way of a ring of pinned staging slots:
 //
 //   source   |....|....|....|....|....|....|     blocks, to whichever thread is free, in order
 //               v    v    v    v                 copied
-//   ring     [ piece 0 | piece 1 | piece 2 ]     sent whole, by the thread that filled the last of it
+//   ring     [ slot 0  | slot 1  | slot 2  ]     sent whole, by the thread that filled the last of it
 //               v                                one transfer, then an event: it has left
-//   to       |.........|                         and the piece is filled again
+//   to       |.........|                         and the slot is filled again
 //
-// Pieces are large, since the bus idles between two transfers. All threads fill one piece before the next, so
-// that the bus starts early and a few pieces are enough: those stay in the CPU's cache until they are read.
+// Slots are large, since the bus idles between two transfers. All threads fill one slot before the next, so
+// that the bus starts early and a few slots are enough: those stay in the CPU's cache until they are read.
 // Calls that follow one another go on where the last one ended, and the ring never has to drain.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
@@ -33,9 +33,9 @@ constexpr int64_t kBlock = 512 << 10;
 struct Ring {
   uint8_t* memory;
   int64_t slots;
-  int64_t room;             // bytes of a piece
-  const cudaEvent_t* left;  // of each piece: when what was in it has left it
-  int64_t first;            // the piece that is filled first
+  int64_t room;             // bytes of a slot
+  const cudaEvent_t* left;  // of each slot: when what was in it has left it
+  int64_t first;            // the slot that is filled first
 };
 
 class Transfer {
@@ -56,7 +56,7 @@ class Transfer {
       const int64_t begin = turn * ring_.room + offset;
       const int64_t end = std::min({begin + kBlock, (turn + 1) * ring_.room, bytes_});
       if (!wait_for_room(turn)) return;
-      // The last piece may end before its last block begins.
+      // The last slot may end before its last block begins.
       if (begin < end) std::memcpy(room(turn) + offset, source_ + begin, static_cast<size_t>(end - begin));
       if (++turns_[turn].filled == blocks_a_piece_) send(turn);
     }
@@ -66,7 +66,7 @@ class Transfer {
   cudaError_t error() const { return static_cast<cudaError_t>(error_.load(std::memory_order_relaxed)); }
 
  private:
-  struct Turn {  // of a piece
+  struct Turn {  // of a slot
     std::atomic<int64_t> filled{0};
     std::atomic<bool> sent{false};
   };

@@ -50,7 +50,7 @@ cudaError_t launch_listed(const PairArgs& args, const ForwardPlan& plan, cudaStr
   }
 }
 
-// A unit a pair, in the order of the list. The inputs are in the dtype that they multiply in.
+// A work tile a pair, in the order of the list. The inputs are in the dtype that they multiply in.
 void score_list(const PairInputs& in, int64_t longest_query, Precision precision, const Tensor& scores,
                 const OptionalTensor& winners, cudaStream_t stream) {
   const int64_t pairs = in.pairs.count;

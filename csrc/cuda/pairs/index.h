@@ -33,7 +33,7 @@ struct PairPick {
   Pairs pairs;
   int32_t longest_query;
   const float* grid;         // [queries, documents]
-  int32_t partial_rows;      // not 0: `grid` holds parts of so many rows (varlen/partials.cuh)
+  int32_t partial_rows;      // not 0: `grid` holds partials of so many rows (varlen/partials.cuh)
   const void* grid_winners;  // [documents, q_tokens]
   float* scores;
   void* winners;

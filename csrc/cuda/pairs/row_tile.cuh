@@ -13,7 +13,7 @@
 
 namespace late_interaction {
 
-// A tile with this policy instead of its own.
+// A tile of the forward kernels with this policy instead of its own.
 template <class Tile>
 struct Listed : Tile {
   using Args = PairArgs;

@@ -40,21 +40,21 @@ struct CompressedDocuments {
 // Part of a long document: tokens [begin, begin + CutDocuments::tokens) of it, or up to its end.
 struct DocumentPiece {
   int32_t document, begin;
-  int32_t slot;    // where the pieces of this document meet
-  int32_t pieces;  // that it was cut into
+  int32_t slot;    // where the splits of this document are combined
+  int32_t pieces;  // splits of it
 };
 
-// Documents of more than twice `tokens` tokens go to blocks in pieces, so that a few long ones keep no block
-// busy while the others are done. For each tile of query rows the pieces of a document leave their maxima
+// Documents of more than twice `tokens` tokens go to blocks in splits, so that a few long ones keep no block
+// busy while the others are done. For each tile of query rows the splits of a document leave their maxima
 // where they meet, and the last one finishes it. A maximum that is the largest integer wins, whoever comes
 // first: the value's bits in an order of their own, then the complement of the token.
 struct CutDocuments {
-  int32_t tokens = 0;                    // 0: none is cut
-  int32_t most = 0;                      // pieces there is room for; none is cut where offsets that make no
-                                         // sense ask for more
-  DocumentPiece* pieces = nullptr;       // [counts[0]]
-  int32_t* counts = nullptr;             // of pieces, and of documents that were cut
-  int32_t* arrivals = nullptr;           // [slot, tile of query rows]: pieces that have left their maxima
+  int32_t tokens = 0;               // 0: none is split
+  int32_t most = 0;                 // splits there is space for; none is split where offsets that make no
+                                    // sense ask for more
+  DocumentPiece* pieces = nullptr;  // [counts[0]]
+  int32_t* counts = nullptr;        // of splits, and of documents that were split
+  int32_t* arrivals = nullptr;      // [slot, tile of query rows]: splits that have left their maxima
   unsigned long long* maxima = nullptr;  // [slot, tile of query rows, row]
 };
 
@@ -66,13 +66,13 @@ struct ResidualArgs {
   bool normalize;
   bool whole;  // a token's residual is whole chunks, aligned for the lanes' shares of them
   bool wide_winners;
-  void* scores;   // [Nq, N], or with parts > 1 the pieces [Nq, parts, N]
+  void* scores;   // [Nq, N], or with partials > 1 the partial sums [Nq, partials, N]
   void* winners;  // [Nq, N, Lq] or null
   int32_t partials;
   int32_t column_blocks, chunks;
   int32_t work_tiles;
   int32_t row_tiles;
-  int32_t* tickets;  // how many units were handed out beyond those that blocks begin with
+  int32_t* tickets;  // how many work tiles were handed out beyond those that blocks begin with
   // Of the backward.
   const void* grad;  // [Nq, N]
   int64_t grad_query_stride, grad_item_stride;

@@ -1,6 +1,6 @@
 // Residual codes to what they add to a centroid, a lane's share of a token at a time.
 //
-// A piece is 16 bytes of a token's embedding. Each lookup says how many dims that is, which bytes of the
+// A vector is 16 bytes of a token's embedding. Each lookup says how many dims that is, which bytes of the
 // residual belong to it, what table in shared memory it needs, and how the table's values are added.
 #pragma once
 
@@ -42,7 +42,7 @@ template <class E, int kBits>
 struct ByteLookup {
   using Element = E;
   static constexpr int kPieceDims = 8;
-  static constexpr bool kByBytes = true;  // a piece's codes are whole bytes, which may be aligned
+  static constexpr bool kByBytes = true;  // a vector's codes are whole bytes, which may be aligned
   static constexpr int kPieceBytes = kBits;
   static constexpr int kValues = 8 / kBits;  // of a byte
   static constexpr int kWords = kBits == 8 ? 1 : kValues / 2;
@@ -72,7 +72,7 @@ struct ByteLookup {
     }
   }
 
-  // A piece's codes, wherever they lie.
+  // A vector's codes, wherever they lie.
   static __device__ __forceinline__ Codes load_any(const ResidualArgs& p, const uint8_t* row, int piece) {
     const uint32_t bytes = p.documents.residual_row, first = piece * kPieceBytes;
     if constexpr (kBits == 8) {
@@ -130,7 +130,7 @@ struct ByteLookup {
     for (int i = 0; i < 4; ++i) x[i] = add_words(x[i], w[i], E());
   }
 
-  // Zeros from the dim on that is the count-th of the piece.
+  // Zeros from the dim on that is the count-th of the vector.
   static __device__ __forceinline__ void cut(uint32_t (&x)[4], int count) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)

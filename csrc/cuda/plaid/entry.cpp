@@ -84,7 +84,8 @@ struct DenseInputs {
   }
 };
 
-// What the blocks of the tile kernel share: the counter of units, and what becomes of documents that are cut.
+// What the blocks of the tile kernel share: the counter of work tiles, and what becomes of documents that are
+// split.
 class SharedWork {
  public:
   SharedWork(const ResidualPlan& plan, const Tensor& like)
@@ -179,7 +180,7 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   args.scores = partials.data_ptr();
   check(launch_tile(args, plan, stream), "compressed documents");
   ForwardArgs sums{};
-  sums.layout = Layout::per_query;  // every query has all of its parts
+  sums.layout = Layout::per_query;  // every query has all of its partials
   sums.N = s.N;
   sums.Nq = args.Nq;
   sums.Lq = args.Lq;

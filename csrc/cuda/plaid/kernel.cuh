@@ -2,7 +2,7 @@
 // decompressed in the registers that multiply them.
 //
 //   64 bytes of a centroid (L2)    its part of the residual        8 * kColumnBlocks query rows (shared)
-//   piece 0 | 1 | 2 | 3            bits of piece 0 | 1 | 2 | 3
+//   vec 0 | 1 | 2 | 3              bits of vec 0 | 1 | 2 | 3
 //      \    |   |   /                   \    |   |   /
 //      lanes 0 1 2 3 of a quad   +   one lookup a byte     ->   A: 16 tokens x 2 steps of 32 bytes   * B
 //
@@ -12,10 +12,10 @@
 // from the products of the tile with itself, whose diagonal is the squares.
 //
 // Who owns what
-//   block   four warps and one document at a time, or a piece of a long one; persistent. The first documents
+//   block   four warps and one document at a time, or a split of a long one; persistent. The first documents
 //           are dealt out, the others taken from a counter, so blocks end together.
 //   warp    every fourth tile of 16 tokens of the block's document, and its running maxima.
-//   lane    tokens lane / 4 and lane / 4 + 8 of a tile, piece lane % 4 of each 64 bytes; in the products two
+//   lane    tokens lane / 4 and lane / 4 + 8 of a tile, vector lane % 4 of each 64 bytes; in the products two
 //           columns of every block of eight.
 //
 // Pipeline. What bounds the call is the latency and rate of gathering centroids. A step is two or three
@@ -59,15 +59,15 @@ struct ResidualTile {
 #endif
 };
 
-// A document, or a piece of one, against a tile of query rows.
+// A document, or a split of one, against a tile of query rows.
 struct PlaidWorkTile {
   static constexpr int32_t kWhole = -1, kElsewhere = -2;  // in place of a slot
   CompressedSpan span;
-  int32_t tile = -1;  // past the last unit
+  int32_t tile = -1;  // past the last work tile
   DocumentPiece piece{0, 0, kWhole, 1};
 };
 
-// For each tile of query rows first the pieces of documents that were cut, then the documents. One that was
+// For each tile of query rows first the splits of documents, then the documents. One that was
 // cut is empty there, and finished elsewhere.
 __device__ __forceinline__ PlaidWorkTile work_tile_at(const ResidualArgs& p, int32_t pieces, int32_t index) {
   PlaidWorkTile work_tile;
@@ -111,10 +111,10 @@ struct alignas(16) ResidualExchange {
   float scale[Tile::kColumns];  // inverse norms of the query rows; 1 without normalize
   PlaidWorkTile work_tiles[4];  // the one in hand, the next one, and the one after that, by turn
   int32_t ticket;               // which is the one after that
-  int32_t pieces;               // of all documents that were cut
+  int32_t pieces;               // of all documents
 };
 
-// The query rows that share a tile: whole queries where some fit, else a part of one.
+// The query rows that share a tile: whole queries where some fit, else a partial of one.
 struct QueryRows {
   int32_t query, queries;  // the first, and how many
   int32_t first, count;    // rows of each: which part of the query
@@ -138,11 +138,11 @@ struct QueryRows {
   __device__ __forceinline__ int32_t rows() const { return queries * count; }
 };
 
-// The lane's two tokens of a tile: which they are, and where their parts of the next step to load lie.
+// The lane's two tokens of a tile: which they are, and where their partials of the next step to load lie.
 template <class Tile>
 struct TokenPair {
   using Lookup = typename Tile::Lookup;
-  const uint8_t* centroid[2];  // the lane's piece of the step's first chunk
+  const uint8_t* centroid[2];  // the lane's vector of the step's first chunk
   const uint8_t* residual[2];  // the token's row
 
   // Past the document's end the lane reads its first token again, and does not count it.
@@ -181,7 +181,7 @@ struct TokenPair {
   }
 };
 
-// A step as it comes from memory: the lane's piece of each chunk, of both tokens.
+// A step as it comes from memory: the lane's vector of each chunk, of both tokens.
 template <class Tile>
 struct Pieces {
   using Lookup = typename Tile::Lookup;
@@ -258,7 +258,7 @@ struct TileProducts {
   ptx::Accumulator scores[Tile::kColumnBlocks] = {};
   ptx::Accumulator squares[2] = {};  // with tokens 0..7, and 8..15, of itself
 
-  // queries: the lane's piece of the chunk in the first row that it reads.
+  // queries: the lane's vector of the chunk in the first row that it reads.
   __device__ __forceinline__ void add(const ResidualArgs& p, const uint32_t (&x)[2][4], uint32_t queries,
                                       int row_bytes) {
     const uint32_t w0[4] = {x[0][0], x[1][0], x[0][1], x[1][1]};
@@ -362,7 +362,8 @@ struct ColumnMaxima {
   }
 };
 
-// The query rows of a tile, in the order of B, zeros where there are none; and what a row's maxima count.
+// The query rows of a tile, in the order of B, zeros where there are none; and the scale of each row's
+// maxima.
 template <class Tile>
 __device__ __forceinline__ void load_queries(const ResidualArgs& p, const QueryRows& rows,
                                              ResidualExchange<Tile>& exchange, uint8_t* to) {
@@ -408,7 +409,7 @@ __device__ __forceinline__ int32_t token_in(unsigned long long integer) {
   return static_cast<int32_t>(~static_cast<uint32_t>(integer));
 }
 
-// Leaves the maxima of a piece with those of its document, whose are known if it was the last. By one warp.
+// Leaves the maxima of a split with those of its document, whose are known if it was the last. By one warp.
 template <class Tile>
 __device__ __forceinline__ bool meet(const ResidualArgs& p, const PlaidWorkTile& work_tile,
                                      float (&best)[Tile::kLaneRows], int32_t (&token)[Tile::kLaneRows]) {

@@ -10,7 +10,7 @@
 
 namespace late_interaction {
 
-// Products of int8 codes add up exactly in int32. Where no factor but their row's comes to them, they meet as
+// Products of int8 codes add up exactly in int32. Where no scale but their row's comes to them, they meet as
 // integers; else as floats, which hold 24 bits of a sum: all of it up to d = 1024.
 template <class Accumulator, bool kScaled>
 using Similarity = std::conditional_t<kScaled, float, Accumulator>;

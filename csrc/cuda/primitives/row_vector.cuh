@@ -1,9 +1,9 @@
 // One token's embedding across the 32 lanes of a warp.
 //
-// A lane holds kVector neighbouring elements of every piece of 32 * kVector: 8 or 16 bytes a load, coalesced.
-// kFragments pieces are in registers at once; longer embeddings are worked through a block of kDims at a
-// time. kVectors: rows are aligned for such loads and d is a multiple of kVector; else elements are read one
-// by one.
+// A lane holds kVector neighbouring elements of every fragment of 32 * kVector: 8 or 16 bytes a load,
+// coalesced. kFragments fragments are in registers at once; longer embeddings are worked through a block of
+// kDims at a time. kVectors: rows are aligned for such loads and d is a multiple of kVector; else elements
+// are read one by one.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// What similarities are multiplied by: a factor for each query token and each document token, the inverse of
+// What similarities are multiplied by: a scale for each query token and each document token, the inverse of
 // its norm (normalize), its scale (quantized tokens), or what undoes the scale of its fp16 copy.
 #pragma once
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ float usable_scale(float x) {
   return x >= 0.0f && x <= FLT_MAX ? x : __int_as_float(0x7FC00000);
 }
 
-// Of a query's token, which takes on the factor that all documents share.
+// The scale of a query token, times the scale that all documents share.
 __device__ __forceinline__ float row_scale(const ForwardArgs& p, int32_t query, int32_t place) {
   float factor = 1.0f;
   if (p.q_scales.data != nullptr) {

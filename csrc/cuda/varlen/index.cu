@@ -1,14 +1,14 @@
 // What kernels need to know of packed queries and documents, worked out on the device from their offsets, so
-// that the host waits for none of it: where each document lies, whose each query token is, and which units a
-// block takes. And the sums of packed queries.
+// that the host waits for none of it: where each document lies, which query each token belongs to, and which
+// work tiles a block takes. And the sums of packed queries.
 //
 // Documents differ in length, and blocks are to end together. Where a row tile has several blocks for itself
 // and there are not many documents, these are dealt to the blocks like cards, long ones first, there and
 // back:
 //
-//     block 0   1st   8th   9th  ...        Else documents keep their order, and each block takes a stretch
-//     of block 1   2nd   7th  10th             (row tile, document) units with an equal share of the tokens.
-//     block 2   3rd   6th  11th
+//     block 0   1st   8th   9th  ...        Else documents keep their order, and each block takes a range
+//     block 1   2nd   7th  10th             of (row tile, document) work tiles with an equal share of the
+//     block 2   3rd   6th  11th             tokens.
 //     block 3   4th   5th  12th
 #include "index.h"
 
@@ -59,8 +59,8 @@ __device__ const int32_t* near_offsets(const PackedIndex& p) {
   return offsets;
 }
 
-// Where a block's units end, if each gets about equally many tokens; a document counts `document_tokens` more
-// than it has. Of the two ends between documents the nearer one.
+// Where a block's work tiles end, if each gets about equally many tokens; a document counts `document_tokens`
+// more than it has. Of the two ends between documents the nearer one.
 __device__ int32_t work_tile_end(const PackedIndex& p, int64_t block) {
   if (block + 1 == p.blocks) return static_cast<int32_t>(p.row_tiles * p.documents);
   const auto before = [&](int64_t j) {
@@ -89,7 +89,7 @@ struct Deal {
     const bool back = rounds % 2 == 1;  // the last round begins with the last hand
     return hand * rounds + (back ? max(0, hand - (hands - rest)) : min(hand, rest));
   }
-  // The place among the doc_ranges of the document of this rank.
+  // The place among the ranges of the document of this rank.
   __device__ int32_t place(int32_t rank) const {
     const int32_t round = rank / hands, turn = rank % hands;
     return begin(round % 2 == 1 ? hands - 1 - turn : turn) + round;

@@ -14,7 +14,7 @@ struct PackedIndex {
   Span* spans;              // [documents]
   int32_t* row_queries;     // [q_tokens] the query of each; of a token of none, what ~ makes a query of it
   DocRange* doc_ranges;     // [documents], in the order in which blocks take them; null: not wanted
-  int32_t* work_tile_ends;  // [blocks], of (row tile, place among the doc_ranges); null: not wanted
+  int32_t* work_tile_ends;  // [blocks], of (row tile, place among the ranges); null: not wanted
   int64_t blocks, row_tiles;
   int64_t document_tokens;  // what a document costs a block beside its tokens, in tokens
   bool lpt;  // each row tile has blocks of its own, and documents are dealt to them, long ones first
@@ -27,7 +27,7 @@ struct PackedIndex {
 
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream);
 
-// scores[i, j] of packed queries, from args.scores: their parts, each of partial_rows rows.
+// scores[i, j] of packed queries, from args.scores: their partials, each of partial_rows rows.
 cudaError_t launch_reduce_packed_partials(const ForwardArgs& args, int partial_rows, float* scores,
                                           cudaStream_t stream);
 

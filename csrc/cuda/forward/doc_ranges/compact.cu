@@ -1,14 +1,14 @@
-// What a mask leaves of each document, before a kernel reads it.
+// The token ranges that a mask leaves of each document, before a kernel reads it.
 //
 // find_doc_ranges: the tokens from the first that the mask keeps to the last. A warp a document.
 //
-// compact_doc_ranges: only those that it keeps, since a tile of them needs no mask. A document whose kept
-// tokens lie behind each other, and fill a tile, is read where it lies; any other is copied, once, while the
-// products that take the copy read it many times.
+// compact_doc_ranges: the kept tokens alone, since a tile of them needs no mask. A document whose kept tokens
+// are contiguous, and fill a tile, is read where it lies; any other is copied, once, while the wgmma that
+// take the copy read it many times.
 //
-//     document   a . b c . . d e f          part 0 of a block of threads     part 1 ...
-//     copy       a b c d e f f f            its own kept tokens, behind those that the parts before it keep,
-//                                           which it counts itself; part 0 repeats the last one up to a tile
+//     document   a . b c . . d e f     segment 0 of a block of threads, segment 1 ...
+//     copy       a b c d e f f f       a segment's kept tokens, behind those of the segments before it, which
+//                                      it counts itself; segment 0 repeats the last token up to a tile
 #include <algorithm>
 
 #include "../../primitives/argmax.cuh"
@@ -68,12 +68,12 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-// Of a document's kept tokens: how many, how many before the part, the first, and the end of the last.
+// Of a document's kept tokens: how many, how many before the segment, the first, and the end of the last.
 struct Kept {
   int32_t count, before, first, end;
 };
 
-// And `part`: a bit for each token of the part that begins at `here`.
+// And `segment`: a bit for each token of the segment that begins at `here`.
 __device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document, int32_t here,
                            uint32_t (&segment)[kSegmentTokens / 32]) {
   constexpr int kWords = 4;  // of 32 tokens, on their way at a time
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
   }
   if (!copied) return;
 
-  const int64_t elements = p.d / room.token_vecs;  // of a piece: strides are whole numbers of them, too
+  const int64_t elements = p.d / room.token_vecs;  // of a vector: strides are whole numbers of them, too
   const auto* tokens = static_cast<const uint4*>(p.D.data);
   const int64_t first = document_offset(p, document.query, document.j) / elements;
   const VecRows rows{tokens + first, p.D.token_stride / elements, room.token_vecs};

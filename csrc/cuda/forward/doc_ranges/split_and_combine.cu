@@ -1,16 +1,15 @@
-// Documents that a forward takes in pieces, since there are too few of them for all multiprocessors: where
-// the pieces lie, before it; and what their rows' maxima come to, after it.
+// Splits documents over blocks, where there are too few documents for all multiprocessors: the ranges of the
+// splits before the forward kernel, and the combination of their rows' maxima after it.
 //
 //     document 0                  document 1
-//     |  piece 0  |  piece 1  |   |  piece 0  |  piece 1  |      doc_ranges, each whole tiles but for the
-//     last
-//          v           v               v           v             sm90_q, sm90_d: units like any
-//     row  m m m m     m m m m         m m m m     m m m m       maxima [visit, row], and their tokens
+//     |  split 0  |  split 1  |   |  split 0  |  split 1  |      ranges of whole tiles, but for the end
+//          v           v               v           v             sm90_q, sm90_d: work tiles like any others
+//     row  m m m m     m m m m         m m m m     m m m m       maxima [range, row], and their tokens
 //           \___ ___/                   \___ ___/
 //               larger, the earlier token at ties                a block: 128 rows of a query, a document
-//               query mask, factors; sum over rows
+//               query mask, scales; sum over rows
 //
-// Nothing is added up before all pieces have met, and rows are added in one order: the same bits every time.
+// Nothing is added before all splits are combined, and rows are added in one order: the same bits every time.
 #include <algorithm>
 
 #include "../../primitives/argmax.cuh"
@@ -27,7 +26,7 @@ namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
-// Piece k of a document is its tiles [k * tiles / pieces, (k + 1) * tiles / pieces).
+// Split k of a document is its tiles [k * tiles / num_splits, (k + 1) * tiles / num_splits).
 __device__ Span split_of(const ForwardArgs& p, int32_t k, int32_t tile_tokens) {
   const int64_t tiles = (p.Ld + tile_tokens - 1) / tile_tokens;
   const auto begin = [&](int32_t i) {
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) list_splits(const __grid_constant__ 
   doc_ranges[at] = {split.first, split.length, j / p.num_splits, split.first};
 }
 
-// A block a piece: from the first token that the mask keeps to the last.
+// A block a split: from the first token that the mask keeps to the last.
 __global__ void __launch_bounds__(kThreads)
     list_masked_splits(const __grid_constant__ ForwardArgs p, int32_t tile_tokens, DocRange* doc_ranges) {
   __shared__ Span ends[kWarps];
@@ -85,7 +84,7 @@ __device__ __forceinline__ void keep_first(Maximum& best, const Maximum& other) 
   if (above || (level && earlier)) best = other;
 }
 
-// A block has 32 rows side by side for each `depth` of its warps, which share the pieces.
+// A block has 32 rows side by side for each `depth` of its warps, which share the splits.
 __global__ void __launch_bounds__(kThreads)
     combine_splits(const __grid_constant__ ForwardArgs p, int depth, float* scores) {
   __shared__ Maximum met[kWarps][32];

@@ -4,7 +4,7 @@
 //                a unit keep them all, and err by 2^-39 below
 //     row of Q   x * 2^e, the power of two that brings its largest element near the top of fp16: rows of 16
 //                bits keep all elements down to 2^-28 of that one as they are. What is left, 1 / max(||x||,
-//                eps) / 2^(e + 14), is the row's factor, which waits until a maximum is found
+//                eps) / 2^(e + 14), is the row's scale, which waits until a maximum is found
 //
 // A group of lanes holds a row in registers, from its 16-byte loads to its stores: eight lanes while a row
 // has up to 512 bytes, so that a warp has four rows in flight, else a warp.
@@ -54,7 +54,7 @@ struct alignas(kCount * sizeof(T)) Vec {
   __device__ __forceinline__ Vec() {}
 };
 
-// kLanes lanes hold a row, kHeld pieces of 16 bytes each. kVectors: it is read in those.
+// kLanes lanes hold a row, kHeld vectors of 16 bytes each. kVectors: it is read in those.
 template <class T, int kLanes, int kHeld, bool kVectors>
 __global__ void __launch_bounds__(kThreads)
     normalize_to_fp16(const __grid_constant__ Rows q, const __grid_constant__ Rows documents, int q_blocks,

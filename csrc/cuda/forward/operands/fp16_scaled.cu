@@ -3,7 +3,7 @@
 // fp16 has the 11 significant bits of TF32 but not its range, so rows are multiplied by a power of two that
 // brings their largest element near the top of it.
 //
-// One number an element: one power for all of D, whose factor then waits until a maximum is found, and one
+// One number an element: one power for all of D, whose scale then waits until a maximum is found, and one
 // for each row of Q. An element of D keeps all its bits while it is at least 2^-28 of the largest, and errs
 // by 2^-39 of that below.
 //
@@ -11,7 +11,7 @@
 // of its own, and the two have 22 bits of an element down to 2^-28 of the largest that its scale is for, and
 // err by 2^-50 of that below. A row of D far below the largest gets a power of its own, so that in rows down
 // to 2^-112 of the largest every element errs by 2^-38 of its own row's at most, whatever other documents
-// hold. The factors of most rows are then one.
+// hold. The scales of most rows are then one.
 //
 // Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it.
 #include "fp16_scaled.h"
@@ -29,10 +29,10 @@ namespace {
 
 constexpr int kThreads = 256, kLanes = 8, kElements = 4;
 constexpr int kRowsOfBlock = kThreads / kLanes;
-// Rows so many powers of two below the largest get a power of their own; and no factor is less than 2^-100.
+// Rows so many powers of two below the largest get a power of their own; and no scale is less than 2^-100.
 constexpr int kFar = 12, kFarthest = 100;
 
-// A power of two of the row, the same with a factor that makes it a unit row, one of all rows, one of all
+// A power of two of the row, the same with a scale that makes it a unit row, one of all rows, one of all
 // rows but those far below, or unit rows times one. (Unit rows of one number an element come from
 // fp16_normalized.cu.)
 enum class Scale { own, own_to_unit, shared, shared_or_own, unit };

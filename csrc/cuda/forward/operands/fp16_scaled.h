@@ -14,17 +14,17 @@ inline constexpr float kLowScale = 2048.0f;
 struct Fp16ScaledArgs {
   TokenView Q, D;   // fp32
   MaskView d_mask;  // tokens that do not count have no say in the scale of D
-  // fp16, [pieces, rows, width]; what lies behind the d elements of a row is zero.
+  // fp16, [terms, rows, width]; what lies behind the d elements of a row is zero.
   void *half_Q, *half_D;
   int terms = 1;
   int64_t width = 0;
   float* q_scales;        // [Nq * Lq]: what a row of half_Q is to be multiplied by
   float* d_scale_of_all;  // [1]: the same of all half_D
-  float* d_scales;    // [documents * Ld]: beside that one, of each row; two pieces without normalize alone
-  uint32_t* largest;  // room for the scale of D
+  float* d_scales;        // [documents * Ld]: beside that one, of each row; two terms without normalize alone
+  uint32_t* largest;      // the scale of D
 };
 
-// normalize, of two pieces alone: D as unit rows, and factors that make rows of Q such.
+// normalize, of two terms alone: D as unit rows, and scales that make rows of Q such.
 cudaError_t launch_fp16_scaled(const Fp16ScaledArgs& copies, const Sizes& sizes, bool normalize,
                                cudaStream_t stream);
 

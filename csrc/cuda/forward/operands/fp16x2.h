@@ -19,7 +19,7 @@ struct Fp16x2Tokens {
 // behind each other.
 TensorMaps make_fp16x2_maps(const ForwardArgs& args, const Fp16x2Tokens& tokens, const ForwardPlan& plan);
 
-// args has the fp32 inputs, and factors that undo the scales of the copies.
+// args has the fp32 inputs, and scales that undo the scales of the copies.
 cudaError_t launch_sm90_3xfp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                cudaStream_t stream);
 

@@ -8,7 +8,7 @@
 //                 +-------------------------------------------+
 //
 // Who owns what
-//   block   a contiguous range of units (row tile, document); the grid is persistent, and ranges
+//   block   a contiguous range of work tiles (row tile, document); the grid is persistent, and ranges
 //           differ by at most one.
 //   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
 //   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a
@@ -16,11 +16,11 @@
 //
 // Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
 // kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
-// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte piece ^ row % 8),
+// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte vector ^ row % 8),
 // so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
 //
 // Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed
-// order; a query that spans several warps' rows leaves one part each, which reduce_partials adds in order.
+// order; a query that spans several warps' rows leaves one partial each, which reduce_partials adds in order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -85,7 +85,7 @@ struct Exchange {
   int32_t token[Tile::kWarpsN][Tile::kRows];
 };
 
-// Address of a 16-byte piece in a swizzled chunk of rows.
+// Address of a 16-byte vector in a swizzled chunk of rows.
 __device__ __forceinline__ uint32_t vec_address(uint32_t base, int row, int vec) {
   return base + row * kChunkBytes + ((vec ^ (row & 7)) << 4);
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, i
   return view.dim_stride != 1 || bits % 4 != 0 ? 0 : bits % 8 == 0 ? 8 : 4;
 }
 
-// One piece in copies of kBytes, of which `valid_bytes` exist in all.
+// One vector in copies of kBytes, of which `valid_bytes` exist in all.
 template <int kBytes>
 __device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int valid_bytes) {
 #pragma unroll
@@ -110,7 +110,7 @@ __device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int vali
   }
 }
 
-// One piece by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
+// One vector by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
 // line: the usual path should not pay for its registers.
 template <class E>
 __device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int64_t stride, int first,
@@ -140,13 +140,13 @@ __device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, 
   const int vec = threadIdx.x % kVecsPerChunk;
   const int first = (chunk * kVecsPerChunk + vec) * kVecElements;
   if (first >= d) valid_rows = 0;
-  const int row_bytes = (d - first) * static_cast<int>(sizeof(E));  // from this piece on
+  const int row_bytes = (d - first) * static_cast<int>(sizeof(E));  // from this vector on
 #pragma unroll 4
   for (int row = threadIdx.x / kVecsPerChunk; row < kRows; row += kThreads / kVecsPerChunk) {
     const uint32_t to = vec_address(dst, row, vec);
     const bool exists = row < valid_rows;
     const E* from = exists ? data + source(row) + first : data;
-    if (width == 16) {  // d is then a multiple of a piece
+    if (width == 16) {  // d is then a multiple of a vector
       ptx::cp_async_16(to, from, exists ? 16 : 0);
     } else if (width == 8) {
       copy_vec<8>(to, from, exists ? row_bytes : 0);
@@ -219,7 +219,7 @@ struct Work {
   int32_t begun;  // listed pairs: rows of the query that went before
 };
 
-// The next of the units [unit, end).
+// The next of the work tiles [unit, end).
 template <class Tile>
 __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_tile, int64_t end, int32_t&) {
   const int32_t first_j = static_cast<int32_t>(work_tile % p.N);

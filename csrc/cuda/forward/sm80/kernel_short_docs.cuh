@@ -12,17 +12,17 @@
 //
 // No operand lies in shared memory. Of each 16 elements of an embedding mma.sync wants four from lane c of a
 // quad: 2c, 2c + 1, 2c + 8 and 2c + 9. A dot product does not ask for the order of its terms, as long as rows
-// and tokens have the same; so a lane loads 16 bytes in one piece and hands them out over two products:
+// and tokens have the same; so a lane loads 16 bytes at once and hands them out over two products:
 //
 //     a step of 64 bytes:  | lane 0 of the quad | lane 1 | lane 2 | lane 3 |
 //     of its 16 a lane's   | words 0 and 1 go to one product, words 2 and 3 to the next
 //
-// Embeddings of more than 256 bytes go by in pieces of so many, rows and tokens: the rows come from L1 then,
+// Embeddings of more than 256 bytes go by in slices of so many, rows and tokens: the rows come from L1 then,
 // again for every document.
 //
 // Who owns what
-//   worker a contiguous range of units (row tile, document); ranges differ by at most one. A warp; or, where
-//          there are no more units than blocks, a block, whose warps take turns at the document's tokens.
+//   worker a contiguous range of work tiles (row tile, document); ranges differ by at most one. A warp; or a
+//          block, where there are no more work tiles than blocks: its warps then take turns at the tokens.
 //   lane   loads its shares of rows and tokens lane / 4, lane / 4 + 8, ...; has two columns of every 16 x 8
 //          block of S; and at a document's end one row, as in kernel.cuh.
 #pragma once
@@ -35,7 +35,7 @@
 
 namespace late_interaction {
 
-// kSteps: of 64 bytes, that an embedding takes; or, if kLong, that a piece of it does. kWhole: rows can be
+// kSteps: of 64 bytes, that an embedding takes; or, if kLong, that a slice of it does. kWhole: rows can be
 // read 16 bytes at a time.
 template <class Mma_, int kColumnBlocks_, int kSteps_, bool kWhole_, bool kLong_ = false>
 struct DirectTile {
@@ -87,7 +87,7 @@ __device__ __forceinline__ Share<E> load_share(const E* row, int64_t dim_stride,
   return share;
 }
 
-// The lane's shares of a row from element `piece` on, or zeros where there is none.
+// The lane's shares of a row from element `k_first` on, or zeros where there is none.
 template <class Tile, class E = typename Tile::Element>
 __device__ __forceinline__ void load_shares(Share<E> (&shares)[Tile::kSteps], bool exists, const E* row,
                                             const TokenView& view, int width, int d, int k_first) {

@@ -8,7 +8,7 @@
 //
 // One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
 // What counts is that TMA never waits. So the ring takes all the shared memory there is, each
-// warpgroup has a share of it, and while one waits for its products, its barriers or the end of its document,
+// warpgroup has a share of it, and while one waits for its wgmma, its barriers or the end of its document,
 // the others take what has arrived.
 //
 //     several documents a block: one to a team     one document a block: a tile to each warpgroup
@@ -153,7 +153,7 @@ struct Sm90DShared {
 
 // A (row tile, document) on its way through a block's range.
 struct DocumentScheduler {
-  int32_t left;  // units from here to the end of the range
+  int32_t left;  // work tiles from here to the end of the range
   int32_t row_tile, j;
 
   __device__ __forceinline__ DocumentScheduler(const ForwardArgs& p, int first) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ DocRange doc_range_of(const ForwardArgs& p, int32_t r
   return p.doc_ranges[document_index(p, row_tile, j)];
 }
 
-// The document, or piece of one, that a scheduler has come to.
+// The document, or split of one, that a scheduler has come to.
 __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const DocumentScheduler& scheduler) {
   if (scheduler.left <= 0) return {0, p.Ld, scheduler.j, 0};
   return doc_range_of(p, scheduler.row_tile, scheduler.j);
@@ -234,7 +234,7 @@ __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p,
 
 // ---- producers ----
 
-// Bytes of what weighs a tile's tokens and comes with its first stage. Listed pairs have no weights.
+// Bytes of a tile's token mask and scales, which come with its first stage. Listed pairs have none.
 template <class Tile>
 __device__ __forceinline__ uint32_t token_scales_of_tile(const typename Tile::Args& p) {
   uint32_t bytes = 0;
@@ -337,7 +337,7 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
         uint4 words;
         Element element[kElements];
       } x;
-      // Neighbouring lanes read other pieces of their rows, in other banks.
+      // Neighbouring lanes read other vectors of their rows, in other banks.
       x.words = ptx::ld_shared_v4_b32(row + ((vec + lane) % 8 << 4));
 #pragma unroll
       for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
@@ -346,13 +346,14 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
   }
 }
 
-// Where the weights of a lane's first token lie among those that come with a tile of the document at hand.
+// Where the mask and scale of a lane's first token lie among those that come with a tile of the document at
+// hand.
 struct TokenScalePlaces {
   int32_t mask, factor;
 };
 
-// What weighs the lane's tokens of a tile, as it lies in memory until it is used: two of each block, lane / 4
-// and lane / 4 + 8 of the warp's 16.
+// The mask and scales of the lane's tokens of a tile, as it lies in memory until it is used: two of each
+// block, lane / 4 and lane / 4 + 8 of the warp's 16.
 template <class Tile>
 struct LaneTokenScales {
   uint8_t keeps[Tile::kBlocks][2];
@@ -444,7 +445,7 @@ struct TokenSquares {
   }
 };
 
-// The products of a tile: what the stages of its embeddings give adds up.
+// The products of a tile, summed over the stages of its embeddings.
 template <class Tile>
 __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, const Sm90DShared<Tile>& memory,
                                               int warpgroup, uint32_t q, PipelineState& at,
@@ -575,8 +576,8 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
   }
 }
 
-// Rare rows (forward/epilogue.cuh) of the visit at place j, which is looked up here for want of registers
-// elsewhere.
+// Rare rows (forward/epilogue.cuh) of the document range at place j, which is looked up here for want of
+// registers elsewhere.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, bool rare, int32_t row,
                                                        int32_t row_tile, int32_t query, int32_t j) {
@@ -586,7 +587,7 @@ __device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, boo
   return resolve_rare_rows<E>(p, rare, row, query, doc_range.document, tokens);
 }
 
-// A finished visit, by the warp that merged its maxima.
+// A finished document range, by the warp that merged its maxima.
 template <class Tile>
 __device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const RowTile& tile,
                                                  const LaneRows<Tile>& own, int32_t row_tile, int32_t j,

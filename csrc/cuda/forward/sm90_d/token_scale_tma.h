@@ -1,4 +1,4 @@
-// What weighs documents' tokens, their mask and their scales, as TMA sees it.
+// The mask and the scales of documents' tokens, as TMA sees them.
 #pragma once
 
 #include <cuda.h>
@@ -21,7 +21,8 @@ struct TokenScaleLine {
   bool rides;  // false: there is no view, its tokens lie apart, or a coordinate does not count so far
   int32_t first, query_stride, item_stride;
 
-  // Where the first token of a visit lies: in the line; and in its box, as the first of each tile does.
+  // Where the first token of a document range lies: in the line; and in its box, as the first of each tile
+  // does.
   __host__ __device__ int32_t begin(int32_t query, const DocRange& doc_range) const {
     return first + query * query_stride + doc_range.document * item_stride + doc_range.first;
   }

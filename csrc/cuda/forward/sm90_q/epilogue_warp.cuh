@@ -1,12 +1,11 @@
-// The end of a document in kernel.cuh: a warpgroup that multiplies hands the maxima of its 128
-// rows over, and goes on; a warp that does nothing else finishes them.
+// The end of a document in kernel.cuh: a consumer warpgroup leaves the maxima of its 128 rows in shared
+// memory and goes on; an epilogue warp, which does nothing else, resolves, scales, sums and stores them.
 //
-//     consumer   lane: what it saw of four rows  ->  room for 128 rows x 4 lanes of a quad, in shared memory
-//     finisher   lane: all of every 32nd row     <-
+//     consumer        lane: what it saw of four rows  ->  EpilogueBuffer: 128 rows x 4 lanes of a quad
+//     epilogue warp   lane: all of every 32nd row     <-
 //
-// There is room for one document: it is read at once, and the next one comes some thousand clocks later. Of a
-// document in pieces, each piece is finished like a document, but for its rows' maxima, which are left as
-// they are.
+// The buffer holds one document: it is read at once, and the next one comes some thousand clocks later. A
+// split of a document is treated like a document, but its rows' maxima are stored as they are.
 #pragma once
 
 #include "../epilogue.cuh"
@@ -14,14 +13,14 @@
 
 namespace late_interaction {
 
-// The document that is visited at place j.
+// The token range at place j.
 template <class Tile>
 __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
   if (Tile::kWhole || (!Tile::kDocRanges && (p.doc_ranges == nullptr || j >= p.N))) return {0, p.Ld, j, 0};
   return p.doc_ranges[document_index(p, tile.query, j)];
 }
 
-// Whether doc_ranges are pieces of documents.
+// Whether ranges are splits of documents.
 template <class Tile>
 __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
   return !Tile::kWhole && p.maxima != nullptr;
@@ -75,8 +74,8 @@ struct EpilogueBuffer {
 };
 
 // Sees to rows whose maximum is NaN or infinite, one after the other: see resolve_rare_rows. It is not
-// called, for a function would have more registers than a finisher; and what is rare must not cost any. So
-// maxima wait in the room.
+// called, for a function would have more registers than an epilogue warp; and what is rare must not cost any.
+// So maxima wait in the buffer.
 template <class Tile>
 __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile& tile, int group,
                                              const DocRange& doc_range, uint32_t buffer,
@@ -150,14 +149,15 @@ __device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const Lan
     for (int offset = 4; offset > 0; offset /= 2) sum[0] += __shfl_xor_sync(kFullWarp, sum[0], offset);
     const int32_t query = first + lane / 8;
     if (lane % 8 == 0 && query <= own.last_query) {
-      const bool begun = query == own.first_query || p.packed;  // else the query begins here: its part 0
+      const bool begun = query == own.first_query || p.packed;  // else the query begins here: its partial 0
       static_cast<float*>(
           p.scores)[(int64_t{query} * p.partials + (begun ? own.first_partial : 0)) * p.N + j] = sum[0];
     }
   }
 }
 
-// What a finisher's lane keeps in shared memory, since it has few registers: where it is, and its rows there.
+// What a lane of an epilogue warp keeps in shared memory, since it has few registers: where it is, and its
+// rows there.
 template <class Tile>
 struct EpilogueState {
   int32_t documents, tile_index, j;  // documents: still to come
@@ -165,13 +165,13 @@ struct EpilogueState {
   LaneRows<Tile> own;
 };
 
-// The consumer that this finisher follows: worked out anew, for want of registers.
+// The consumer that this epilogue warp serves: computed again at each use, for want of registers.
 template <class Tile>
 __device__ __forceinline__ int followed_consumer() {
   return ptx::tid_x() / 32 - Tile::kFirstEpilogueWarp;
 }
 
-// One warp: finishes what its consumer has maxima of.
+// One warp: runs the epilogue of each document of its consumer.
 template <class Tile>
 __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Tile>& from,
                                   EpilogueState<Tile>& state) {

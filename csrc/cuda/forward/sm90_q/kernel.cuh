@@ -9,40 +9,42 @@
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (row tile, document).
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
-//   loader     one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the
-//              ring's stages.
-//   weigher    the next warp of it: what a stage's columns count, where they are not all alike: the bits of
-//              the mask (kMasked), and the factors they are multiplied by (kScaled: inverse norms, or
-//              scales).
-//   finishers  the other two warps of it, one for each consumer: at the end of a document a consumer leaves
-//              the maxima of its 128 rows in shared memory and goes on, and its finisher treats, sums and
-//              stores them under the products of the next document.
+//   producer   one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the ring's
+//              stages.
+//   token-scale producer
+//              the next warp of warpgroup 2. Where columns do not count alike, it writes the token mask of a
+//              stage (kMasked), and the scales that its columns are multiplied by (kScaled: inverse norms,
+//              or the scales of quantized tokens).
+//   epilogue   the other two warps of warpgroup 2, one for each consumer. At the end of a document a consumer
+//              leaves the maxima of its 128 rows in the EpilogueBuffer and goes on; its epilogue warp
+//              resolves, sums and stores them while the wgmma of the next document run.
 //
-// The tensor cores need not wait for a fold. Products are issued only as fast as they are taken, so that one
-// consumer folds while the other issues. For folds that take longer, the body of the loop has kUnrollTiles
-// tiles: inside it a consumer has one block in flight while it folds the other.
+// The tensor cores need not wait for a fold. A consumer issues wgmma only as fast as it takes their results,
+// so that one consumer folds while the other issues. For folds that take longer, the body of the loop has
+// kUnrollTiles tiles: inside it a consumer has one block in flight while it folds the other.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
-//     block 1              | multiply t     | fold t, hand over? | multiply t+1 ...
+//     block 1              | multiply t     | fold t, epilogue?  | multiply t+1 ...
 //
-// Products may not be in flight over the back edge of a loop (ptxas would serialize them all): behind the
-// last of the tiles nothing of this warpgroup is in flight.
+// No wgmma may be in flight across the back edge of a loop (ptxas would serialize them all): after the last
+// tile of the body this warpgroup has none in flight.
 //
-// Of a document the tokens are visited that its Visit names (forward/doc_ranges/doc_range.h): of a masked one
-// those from the first to the last that counts; or, from a copy, only those that do. The last tile is moved
-// back to end with them: a token that is seen twice changes neither the maximum nor, since ties keep the
-// earlier one, the winner. So columns are left out one by one only where a document that was not copied has a
-// mask, or is shorter than a tile.
+// A consumer reads the tokens of a document that its DocRange names (../doc_ranges/doc_range.h): of a masked
+// document those from the first to the last kept token; or, if it was compacted, its kept tokens alone. The
+// last tile is moved back to end with them: a token that is seen twice changes neither the maximum nor, since
+// ties keep the earlier one, the argmax. So columns are masked one by one only where a document that was not
+// compacted has a mask, or is shorter than a tile.
 //
-// Where every column of a visit counts alike (kDocRanges), its last tile is narrower, a tail, if what remains
-// fits one. The loader, which knows, notes beside each stage what it holds: a consumer needs no visit, and no
-// word from memory, to choose between the products of a tile and those of a tail.
+// Where every column of a range counts alike (kDocRanges), its last tile is narrower, a tail, if what remains
+// fits one. The producer writes a StageTile beside each stage, which says what the stage holds: so a consumer
+// chooses between a tile and a tail without a read from global memory.
 //
 //     a document of 240 tokens   |<------ tile, 152 ------>|
 //                                                   |<-- tail, 104 -->|
 //
-// Barriers: full/empty for each stage, and for the Q tile. Each warp arrives once on an empty barrier; where
-// columns are weighed, each lane does, which has read weights of its own. So does each lane of the weigher.
+// mbarriers: full and empty for each stage, and for the Q tile. Each consumer warp arrives once on an empty
+// mbarrier; where columns have masks or scales, each lane arrives, since each reads its own. So does each
+// lane of the token-scale producer on the full one.
 #pragma once
 
 #include "../../../plan/kernel_limits.h"
@@ -54,8 +56,8 @@
 namespace late_interaction {
 
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
-// kScaled: each column's similarities have a factor of their own: its token's inverse norm, or its scale.
-// kDocRanges: documents have doc_ranges, and all columns count alike.
+// kScaled: each column's similarities have a scale of their own: its token's inverse norm, or its
+// quantization scale. kDocRanges: documents have ranges, and all columns count alike.
 template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_, bool kDocRanges_>
 struct Sm90QTile {
@@ -70,7 +72,7 @@ struct Sm90QTile {
   static constexpr bool kDocRanges = kDocRanges_;
   // All documents are as long as the longest, and read where they lie.
   static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
-  // Columns of the last tile of a visit, where what remains fits them.
+  // Columns of the last tile of a document range, where what remains fits them.
   static constexpr int kTail = kDocRanges ? tail_width(kColumns) : kColumns;
   // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
   static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
@@ -79,8 +81,8 @@ struct Sm90QTile {
   // Factors are read a tile ahead where there are registers for it.
   static constexpr bool kReadsAhead =
       kScaled && !kMasked && !kWinners && (kQuantized ? kChunks == 1 : kColumns <= 128);
-  // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's products, and a short
-  // body is fetched faster; longer folds need products of their own warpgroup beside them. Half of them where
+  // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's wgmma, and a short
+  // body is fetched faster; longer folds need wgmma of their own warpgroup beside them. Half of them where
   // registers are short, or where four bodies would no longer stay at hand.
   static constexpr int kUnrollTiles = [] {
     if (!kMaskedOrScaled && !kQuantized && !kWinners) return 1;
@@ -88,7 +90,7 @@ struct Sm90QTile {
     const bool long_body = kMaskedOrScaled && (kQuantized || kWinners || (kMasked && kScaled));
     return long_body ? 2 : 4;
   }();
-  // The second consumer begins with a single tile, so that the two do not wait for their products at once.
+  // The second consumer begins with a single tile, so that the two do not wait for their wgmma at once.
   static constexpr bool kStaggered = kQuantized && kScaled && !kThreeAtOnce;
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * (kConsumers + 1),
@@ -96,12 +98,12 @@ struct Sm90QTile {
   // All warps share what the launch gave the block: 168 registers for each of 384 threads.
   static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
-  static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of a finisher's
+  static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of an epilogue warp's
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
   static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
   static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
   static constexpr uint32_t kStageBytes = kChunks * kStageChunkBytes;
-  // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' factors.
+  // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' scales.
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
   static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
@@ -111,8 +113,8 @@ struct Sm90QTile {
   }
 };
 
-// Shared memory of a block, in this order: the Q tile, the ring, what its columns count, what consumers hand
-// over, what finishers note, barriers, what stages hold, and what consumers note.
+// Shared memory of a block, in this order: the Q tile, the ring, token masks and scales, the epilogue
+// buffers, the state of epilogue warps, mbarriers, StageTiles, and what consumers spill.
 template <class Tile>
 struct Sm90QShared {
   static constexpr uint32_t kEpilogueBytes =
@@ -150,13 +152,13 @@ struct Sm90QShared {
 
 enum class Width : uint32_t { none, full, tail };
 
-// Of a visit.
+// What a stage of the ring holds: a tile of a document range.
 struct StageTile {
   int32_t begin;      // its first token
   Width width, next;  // next: of the tile behind it, as long as rows are the same
-  bool ends;          // the visit
+  bool ends;          // the document range
 
-  // As the loader leaves it beside a stage.
+  // As the producer writes it beside a stage.
   __device__ __forceinline__ uint32_t packed() const {
     return 32u * begin + 8 * static_cast<uint32_t>(width) + 2 * static_cast<uint32_t>(next) + (ends ? 1 : 0);
   }
@@ -171,7 +173,7 @@ __device__ __forceinline__ int32_t count_tiles(int32_t length) {
   return max(1, (length + Tile::kColumns - 1) / Tile::kColumns);
 }
 
-// Where in its visit tile t begins: the last tile is moved back to end with the document.
+// Where in its document range tile t begins: the last tile is moved back to end with the document.
 template <class Tile>
 __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t columns = Tile::kColumns) {
   return max(0, min(t, length - columns));
@@ -191,20 +193,20 @@ __device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
           ends ? Width::none : tile_width<Tile>(length, t + Tile::kColumns), ends};
 }
 
-// Where the factor of a column lies among those of its stage: neighbours swap places. Accumulators of even
+// Where the scale of a column lies among those of its stage: neighbours swap places. Accumulators of even
 // columns are in even registers, and a load of two puts its first number into an even register: so a product
 // has its operands in different banks, and reads both at once.
 __device__ __forceinline__ int scale_place(int column) { return column ^ 1; }
 
-// What the columns of a stage count, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2 *
-// n + e of `kept` says whether they do, factors(n) by what they are multiplied. Shared memory is busy with
-// the products, so where there are registers for it a factor is read a tile ahead, in the place of the one
+// The token mask and scales of a stage, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2
+// * n + e of `kept` says whether they do, scales(n) by what they are multiplied. Shared memory is busy with
+// the wgmma, so where there are registers for it a scale is read a tile ahead, in the place of the one
 // that was used last.
 template <class Tile>
 struct ColumnScales {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
   float2 ahead[Tile::kReadsAhead ? Tile::kColumns / 8 : 1];
-  uint32_t mine;  // where the factors of this lane's columns lie
+  uint32_t mine;  // where the scales of this lane's columns lie
 
   __device__ __forceinline__ void enter(uint32_t token_scales) {
     const uint32_t quad = ptx::tid_x() % 4;
@@ -237,7 +239,7 @@ struct ColumnScales {
 };
 
 // fold(n, x, keeps): of columns 8 * n + 2 * (lane % 4) + {0, 1} the similarities x[row half], and whether
-// they count. used(n): factors(n) have been.
+// they count. used(n): scales(n) have been.
 template <class Tile, int kWidth, class Used, class Fold>
 __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                             const ColumnScales<Tile>& token_scales, Used used, Fold fold) {
@@ -361,7 +363,8 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
   }
 }
 
-// One warp: lane l weighs columns l, l + 32, ... of each stage. It asks memory before it waits for the stage.
+// One warp: lane l masks and scales columns l, l + 32, ... of each stage. It asks memory before it waits for
+// the stage.
 template <class Tile>
 struct TokenScaleProducer {
   static constexpr int kRounds = (Tile::kColumns + 31) / 32;
@@ -435,7 +438,7 @@ struct TokenScaleProducer {
         const float* factors =
             doc_range.compacted() ? p.compacted.factors : document_scales(p, rows.query, doc_range.document);
         const int64_t stride = doc_range.compacted() ? 1 : p.d_scales.token_stride;
-        // A copy has room for a tile, in which its last token is repeated.
+        // Compacted tokens fill a tile, in which its last token is repeated.
         const Span span{doc_range.begin(),
                         doc_range.compacted() ? max(doc_range.length, Tile::kColumns) : doc_range.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
@@ -458,7 +461,7 @@ struct Sm90QConsumer {
   PipelineState place;
   typename Tile::Best best[Tile::kHeld];
   ColumnScales<Tile> token_scales;
-  int32_t t;        // where in the visit at hand
+  int32_t t;        // where in the document range at hand
   Width next;       // of the tile behind the last one
   uint32_t handed;  // documents, so far
 
@@ -466,7 +469,7 @@ struct Sm90QConsumer {
   __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
     const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kChunkRowBytes),
                    d = ptx::smem_desc_low(at.stage(place.stage));
-    // The first product sets them. But where tiles of two widths meet, ptxas would keep what they held, for
+    // The first wgmma sets them. But where tiles of two widths meet, ptxas would keep what they held, for
     // want of a word that it is dead.
     if constexpr (Tile::kDocRanges) {
 #pragma unroll
@@ -482,14 +485,14 @@ struct Sm90QConsumer {
     }
     ptx::wgmma_commit();
   }
-  // What the compiler knows to be the same in all lanes it works out between products. Each such pause lets
-  // in products of the other consumer, until both wait for theirs at once: plain calls took a tenth longer.
-  // So it may not know that of a stage, where folds are so short that only their products keep consumers
+  // What the compiler knows to be the same in all lanes it works out between wgmma. Each such pause lets
+  // in wgmma of the other consumer, until both wait for theirs at once: plain calls took a tenth longer.
+  // So it may not know that of a stage, where folds are so short that only their wgmma keep consumers
   // apart.
   static __device__ __forceinline__ int unknown_zero() { return ptx::tid_x() >> 12; }
 
-  // Notes, for what would crowd out accumulators: of the visit at hand its place and its length, and the row
-  // tile.
+  // SmemSpill: what would crowd out accumulators. Of the document range at hand its place and its length, and
+  // the row tile.
   enum Spill { kPlace, kLength, kTile };
   __device__ __forceinline__ void spill(Spill what, uint32_t value) const {
     ptx::st_shared(at.spill(what), value);
@@ -512,7 +515,7 @@ struct Sm90QConsumer {
     ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
   }
 
-  // What the loader noted of the stage that was waited for. Lane 0 reads it, which gives the stage back; and
+  // The StageTile of the stage that was waited for. Lane 0 reads it, which gives the stage back; and
   // from a lane, the compiler knows that all have the same.
   __device__ __forceinline__ StageTile read_stage_tile() const {
     uint32_t word = 0;
@@ -525,14 +528,14 @@ struct Sm90QConsumer {
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
     multiply<kWidth>(c[1], 1);
-    // Whether it ends is known before the next tile waits for it; factors leave no room to keep it.
+    // Whether it ends is known before the next tile waits for it; scales leave no room to keep it.
     const StageTile tile = Tile::kDocRanges ? read_stage_tile() : tile_at<Tile>(length(), t);
     const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kMaskedOrScaled && !Tile::kReadsAhead)
       token_scales.enter(at.token_scales_of(place.stage));
     ptx::wgmma_wait<1>();
     // The compiler may not know that this is always so: a fold without a branch before it would be moved, in
-    // part, behind the wait for the products that it is to overlap; or its factors before it, all of them.
+    // part, behind the wait for the wgmma that it is to overlap; or its scales before it, all of them.
     if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
       fold_block<Tile, kWidth>(c[0], best, first_token, p.zeros, token_scales, [](int) {});
     const PipelineState folded = place;
@@ -576,7 +579,7 @@ struct Sm90QConsumer {
     }(std::make_integer_sequence<int, kTiles>{});
   }
 
-  // All tiles that a row tile meets, where documents have doc_ranges. Where folds are long, a tail shares a
+  // All tiles that a row tile meets, where documents have ranges. Where folds are long, a tail shares a
   // body with the tile before it: one of its blocks is then in flight while that tile is folded.
   __device__ __forceinline__ void take_doc_range_tiles() {
     do {

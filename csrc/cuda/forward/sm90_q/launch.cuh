@@ -1,5 +1,5 @@
-// Launches the wgmma forwards with query rows on the M side for one element type.
-// csrc/cuda/forward_wgmma_*.cu instantiate it.
+// Launches the wgmma forwards with query rows on the M side, sm90_q and sm90_q_longd, for one element type.
+// instances/ of both instantiate it.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -14,7 +14,7 @@
 //   cluster    each of two blocks brings half of the rows' chunk, both numbers of it.
 //   consumer   each of warpgroups 0 and 1: its 64 rows. The second starts when the first one adds, and so
 //              they stay: while one adds, the other multiplies.
-//   warp       16 neighbouring query rows. A query of 32 is summed by two warps, in two parts.
+//   warp       16 neighbouring query rows. A query of 32 is summed by two warps, in two partials.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -34,9 +34,9 @@ struct Sm90By3xFp16Tile : RowsOf64<2> {
   using Accumulator = float;
   static constexpr int kColumns = kColumns_;
   static constexpr bool kWinners = kWinners_, kPacked = false;
-  static constexpr bool kMaskedOrScaled = true;  // tokens may have factors: far smaller ones than others
+  static constexpr bool kMaskedOrScaled = true;  // tokens may have scales: far smaller ones than others
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  // Of the 168 for each of 384 threads that a launch gives: the weigher needs some.
+  // Of the 168 for each of 384 threads that a launch gives: the token-scale producer needs some.
   static constexpr int kHelperRegisters = 40;
   static constexpr int kConsumerRegisters = (3 * 168 - kHelperRegisters) / 2;
   static constexpr int kChunkElements = kChunkRowBytes / sizeof(__half);
@@ -178,7 +178,7 @@ struct Consumer3xFp16 : PromotingConsumer<Tile, Consumer3xFp16<Tile>> {
     }
   }
 
-  // Sums are done before the next products begin: the compiler would put them off, and keep two sets of
+  // Sums are done before the next wgmma begin: the compiler would put them off, and keep two sets of
   // products.
   static __device__ __forceinline__ void keep_here(float (&sum)[kAccumulators]) {
 #pragma unroll

@@ -15,10 +15,11 @@
 // other kernel.
 //
 // Who owns what, where it differs
-//   cutter     warpgroup 3: it cuts a stage into high and low, once it is full.
+//   tf32_splitter
+//              warpgroup 3: it splits a stage into high and low, once it is full.
 //   consumer   each of warpgroups 0 and 1: its 64 rows. The second starts when the first one adds, and so
 //              they stay: while one adds, the other multiplies.
-//   warp       16 neighbouring query rows. A query of 32 is summed by two warps, in two parts.
+//   warp       16 neighbouring query rows. A query of 32 is summed by two warps, in two partials.
 #pragma once
 
 #include "fp32_promotion.cuh"
@@ -59,7 +60,7 @@ __device__ __forceinline__ float4 each(float4 x, High high) {
   return make_float4(high(x.x), high(x.y), high(x.z), high(x.w));
 }
 
-// All four warps of a warpgroup. Several pieces of a lane are on their way at a time.
+// All four warps of a warpgroup. Several vectors of a lane are in flight at a time.
 template <class Tile>
 __device__ void split_tf32_stages(const ForwardArgs& p, const LongDShared<Tile>& at) {
   constexpr uint32_t kBytes = Tile::kDBytes + Tile::kQBytes, kStep = 128 * 16;

@@ -43,7 +43,7 @@ struct PromotingConsumer {
     ptx::named_barrier_arrive(kStartBarrier, 256);
   }
 
-  // A document is finished under the products of the next one's first chunk.
+  // A document is finished under the wgmma of the next one's first chunk.
   __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
     Self& self = static_cast<Self&>(*this);
     float sum[kAccumulators];

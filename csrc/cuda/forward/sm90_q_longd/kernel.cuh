@@ -13,9 +13,10 @@
 //              are 30.)
 //   block      a document at a time. Rows that are short enough stay in shared memory, and the ring brings
 //              tokens alone; a block then has no partner, and walks the documents of one row tile.
-//   loader     one thread of warpgroup 2, which keeps few registers: all TMA loads.
-//   weigher    kMaskedOrScaled only: the next warp of warpgroup 2. It brings what a tile's tokens count, in a
-//              ring of its own: limits (masks) and factors (inverse norms, scales) of their similarities.
+//   producer   one thread of warpgroup 2, which keeps few registers: all TMA loads.
+//   token-scale producer
+//              kMaskedOrScaled only: the next warp of warpgroup 2. It writes the limits (masks) and scales
+//              (inverse norms, or quantization scales) of a tile's tokens, in a ring of its own.
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
 //   warp       32 neighbouring query rows. A block of 64 takes every other group of eight rows of its
 //              warpgroup's 128, so that the 16 rows that a warp has of either block lie together.
@@ -23,7 +24,7 @@
 // The accumulators hold one tile, so nothing of a warpgroup is in flight while it folds its second block. The
 // other warpgroup then has the tensor cores to itself: it starts a chunk later, and stays behind, since who
 // folds loses of its lead what the other gains, and gets it back when that one folds. A document is finished
-// under the products of the next one's first chunk.
+// under the wgmma of the next one's first chunk.
 //
 //     warpgroup 0   multiply ... | multiply last | fold | multiply first, finish | multiply ...
 //     warpgroup 1   multiply ...       | multiply last          | fold | multiply first, finish | ...
@@ -34,9 +35,9 @@
 // the maximum nor, since ties keep the earlier one, the winner. So only documents shorter than a tile have
 // columns to leave out for that.
 //
-// Barriers: full/empty for each stage, for the resident Q tile, and for what tokens count. The empty barrier
-// of a stage hears from each consumer warp of the whole cluster, since the next copies go to all its blocks.
-// Of what tokens count each lane says itself that it has written or read it.
+// Barriers: full/empty for each stage, for the resident Q tile, and for token masks and scales. The empty
+// barrier of a stage hears from each consumer warp of the whole cluster, since the next copies go to all its
+// blocks. Of token masks and scales each lane says itself that it has written or read it.
 #pragma once
 
 #include "../../primitives/argmax_fold.cuh"
@@ -45,7 +46,7 @@
 namespace late_interaction {
 
 // kMaskedOrScaled: some columns are left out (masked tokens, or what lies behind the end of a short
-// document), or columns have factors of their own (inverse norms, scales).
+// document), or columns have scales of their own (inverse norms, scales).
 template <class Type_, class Element_, int kColumns_, bool kWinners_, bool kMaskedOrScaled_>
 struct Sm90QLongDTile {
   using Type = Type_;
@@ -74,9 +75,9 @@ struct LongDWorkTile {
   bool counts;  // else the cluster's last document was the other block's, and this one only keeps step
 };
 
-// A cluster's units. Resident rows: a contiguous range, documents innermost. Streamed ones: every so-manieth
-// unit, so that what all clusters work on at a time is some row tiles by some documents, and L2 serves most.
-// They lie in shared memory, and are read anew each time: a consumer has no registers to keep them in.
+// A cluster's work tiles. Resident rows: a contiguous range, documents innermost. Streamed ones: every k-th
+// work tile, so that what all clusters work on at a time is some row tiles by some documents, and L2 serves
+// most. They lie in shared memory, and are read anew each time: a consumer has no registers to keep them in.
 struct LongDScheduler {
   static constexpr uint32_t kBand = 8;  // row tiles
   static constexpr uint32_t kBytes = 32;
@@ -114,8 +115,8 @@ struct LongDScheduler {
   }
 };
 
-// What the columns of a tile count, as the weigher brings it: of each column a limit and a factor, and how
-// much of that there is to apply.
+// The token mask and scales of a tile, as the token-scale producer writes it: of each column a limit and a
+// scale, and how much of that there is to apply.
 template <class Tile>
 struct LongDTokenScales {
   static constexpr uint32_t kLimits = 0, kScales = 4 * Tile::kColumns, kKind = 2 * kScales;
@@ -130,9 +131,9 @@ struct LongDTokenScales {
   static constexpr bool scales(uint32_t kind) { return kind == kScaled || kind == kLimitedAndScaled; }
 };
 
-// Shared memory of a block, in this order: the Q tile where it is resident, the ring, what tokens count, the
-// block's units, barriers.
-// A stage of the ring: tokens, and behind them query rows where those are not resident.
+// Shared memory of a block, in this order: the Q tile where it is resident, the ring, token masks and scales,
+// the block's work tiles, barriers. A stage of the ring: tokens, and behind them query rows where those are
+// not resident.
 template <class Tile>
 struct LongDShared {
   uint32_t q, ring, stage_bytes, token_scales, barriers;
@@ -322,7 +323,7 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
 
 // A consumer learns what the next tile's columns count: where it stands, for this lane, and of which kind it
 // is. Even where that is always the plain one the compiler must not know it: a fold without a branch before
-// it would be moved behind the wait for the products that it is to overlap.
+// it would be moved behind the wait for the wgmma that it is to overlap.
 template <class Tile>
 __device__ __forceinline__ uint32_t take_token_scales(const LongDShared<Tile>& at, const PipelineState& place,
                                                       float zero, uint32_t& token_scales) {
@@ -340,7 +341,7 @@ __device__ __forceinline__ void return_token_scales(const LongDShared<Tile>& at,
   }
 }
 
-// The rows of a unit's tile, where they are resident.
+// The row tile of a work tile, where they are resident.
 template <class Tile>
 __device__ __forceinline__ void await_rows(const ForwardArgs& p, const LongDShared<Tile>& at, uint32_t now) {
   const uint32_t first = at.scheduler.first();
@@ -394,7 +395,7 @@ struct LongDConsumer {
     multiply(c[1], 1, chunk);
   }
 
-  // A document is finished under the products of the next one's first chunk.
+  // A document is finished under the wgmma of the next one's first chunk.
   __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
     Accumulator c[2][kAccumulators];
     multiply_chunk(c, 0);
