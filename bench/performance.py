@@ -286,7 +286,7 @@ def _sweep(path: Path) -> list[str]:
 
 def _plans(path: Path) -> list[str]:
     headers, rows = split(read(path)) if path.exists() else ([], [])
-    rows = [plans.judged(row) for row in rows]
+    rows = [plans.judged(row) for row in rows if row["variant"] in plans.JUDGED]
     body = [[variant, *plans.figures(found)] for variant, found in plans.by_variant(rows).items()]
     if not body:
         return []

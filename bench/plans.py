@@ -1,9 +1,12 @@
 """`python -m bench.plans`: the planner's choice beside every other plan that a forward could have.
 
-The shapes of `bench.sweep`, and some more with a fifth of the document tokens masked. For each, every plan
-that the library can name for it (`explain_plan`'s alternatives, forced one after the other) is compared with
-the chosen one's scores and timed. The regret is what the choice costs: its time over the best one's, less 1.
-The thresholds in csrc/plan/forward_select.cpp are where these figures say that one plan overtakes another.
+The shapes of `bench.sweep`, some more with a fifth of the document tokens masked, and some in other
+variants of the call (saved winners, normalize, 8-bit codes), which have kernels of their own. For each,
+every plan that the library can name for it (`explain_plan`'s alternatives, forced one after the other) is
+compared with the chosen one's scores and timed. The regret is what the choice costs: its time over the best
+one's, less 1. The thresholds in csrc/plan/forward_select.cpp are where the figures of plain and masked
+calls say that one plan overtakes another; tools/kernel_costs.py reads all of them, for what a family of
+kernels gains.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +29,38 @@ from .draws import draw_shapes
 from .impls import OURS
 from .inputs import Inputs, draw, sets_to_beat_cache
 from .parity import relative_error
+from .quantized import quantize
 from .results import Row, align, new_row, number, told
 from .shapes import IN_BATCH, PAIRS, Shape
 from .sweep import size_of
 from .timing import QUICK, Call, Ceilings, wall_time
 
 SUITE = "plans"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a call asks for beside its shape."""
+
+    dtype: str = "bf16"
+    masked: bool = False
+    normalize: bool = False
+    winners: bool = False
+
+
 PLAIN, MASKED = "plain", "d_mask"
+JUDGED = {PLAIN: Variant(), MASKED: Variant(masked=True)}
+OTHERS = {
+    "winners": Variant(winners=True),
+    "winners, d_mask": Variant(winners=True, masked=True),
+    "normalize": Variant(normalize=True),
+    "normalize, d_mask": Variant(normalize=True, masked=True),
+    "e4m3": Variant("e4m3"),
+    "int8": Variant("int8"),
+    "int8, d_mask": Variant("int8", masked=True),
+}
+VARIANTS = JUDGED | OTHERS
+CODES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 GRAPH_US = 500.0  # of GPU work in a graph, about
 ROUNDS = 5
 CLOSE = 1.15  # times the best: timed again, in turns
@@ -44,13 +73,13 @@ H200 = (90, 132)  # compute capability, multiprocessors
 _cuda: Any = torch.cuda
 
 
-def names(shape: Shape, masked: bool, sm: int, sm_count: int) -> list[str]:
+def names(shape: Shape, variant: Variant, sm: int, sm_count: int) -> list[str]:
     """Every plan that our forward can have on this shape, the planner's own first."""
     from late_interaction import ops
 
     text: str = ops.explain_plan(
-        shape.layout != IN_BATCH, shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d, "bf16", "highest",
-        masked, False, "alternatives", "auto", sm, sm_count,
+        shape.layout != IN_BATCH, shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d, variant.dtype, "highest",
+        variant.masked, variant.normalize, "alternatives", "auto", sm, sm_count,
     )  # fmt: skip
     return text.split("\n")[:-1]
 
@@ -150,38 +179,48 @@ def _time_in_turns(plans: Sequence[str], calls: Sequence[Call], clock: Clock) ->
 # ---- a shape ----
 
 
-def _calls(shape: Shape, sets: Sequence[Inputs], mask: torch.Tensor | None) -> list[Call]:
-    op: Any = torch.ops.late_interaction.maxsim.default
+def _calls(shape: Shape, variant: Variant, sets: Sequence[Inputs], mask: torch.Tensor | None) -> list[Call]:
+    ops: Any = torch.ops.late_interaction
 
     def call(x: Inputs) -> Call:
         D = x.D.unsqueeze(1) if shape.layout == PAIRS else x.D
-        return lambda: op(x.Q, D, None, mask)
+        if variant.dtype in CODES:
+            (q, scale_q), (c, scale_d) = (quantize(t, CODES[variant.dtype], True) for t in (x.Q, D))
+            return lambda: ops.maxsim_quantized(q, c, scale_q, scale_d, None, mask)
+        op = ops.maxsim_winners.default if variant.winners else ops.maxsim.default
+        return lambda: op(x.Q, D, None, mask, variant.normalize)
 
     return [call(x) for x in sets]
 
 
-def run_shape(shape: Shape, variant: str, device: torch.device, clock: Clock | None) -> Row:
+def _scores(out: Any) -> torch.Tensor:
+    scores: torch.Tensor = out[0] if isinstance(out, tuple) else out
+    return scores
+
+
+def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Clock | None) -> Row:
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     here = H200
     if properties is not None:
         here = 10 * properties.major + properties.minor, properties.multi_processor_count
     cache = 0 if properties is None else properties.L2_cache_size
-    plans = names(shape, variant == MASKED, *here)
+    variant = VARIANTS[variant_name]
+    plans = names(shape, variant, *here)
     count = sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32)
     sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
     mask = None
-    if variant == MASKED:
+    if variant.masked:
         documents = (shape.Nd,) if shape.layout == IN_BATCH else (shape.Nq, shape.Nd)
         mask = torch.rand(*documents, shape.Ld, device=device) < 0.8
-    calls = _calls(shape, sets, mask)
-    row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=variant, plan=plans[0])
+    calls = _calls(shape, variant, sets, mask)
+    row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=variant_name, plan=plans[0])
     with torch.no_grad():
-        wanted: Any = calls[0]()
+        wanted = _scores(calls[0]())
         wrong = []
         for name in plans if on_gpu else ():
             with forced(name):
-                found: Any = calls[0]()
+                found = _scores(calls[0]())
             if not relative_error(found, wanted.double()) <= TOLERANCE:
                 wrong.append(name)
         times, rough = time_plans(plans, calls, clock)
@@ -202,7 +241,7 @@ def judged(row: Row) -> Row:
     if not row.get("times"):
         return row
     shape = Shape(*(row[k] for k in ("shape", "Nq", "Nd", "Lq", "Ld", "d", "layout")))
-    plan = names(shape, row["variant"] == MASKED, *row.get("device", H200))[0]
+    plan = names(shape, VARIANTS[row["variant"]], *row.get("device", H200))[0]
     if plan not in row["times"]:
         return {**row, "plan": plan, "regret": None, "error": f"{plan} was not timed"}
     return {**row, "plan": plan, "regret": row["times"][plan] / min(row["times"].values()) - 1}
@@ -222,12 +261,12 @@ FIGURES = ["median", "95th percentile", "worst", f"over {100 * REGRET:.0f}%"]
 
 def by_variant(rows: Sequence[Row]) -> dict[str, list[Row]]:
     timed = [r for r in rows if r.get("regret") is not None]
-    return {v: found for v in (PLAIN, MASKED) if (found := [r for r in timed if r["variant"] == v])}
+    return {v: found for v in VARIANTS if (found := [r for r in timed if r["variant"] == v])}
 
 
 def missed(rows: Sequence[Row]) -> list[list[str]]:
     """Shapes above REGRET, worst first: size, variant, chosen plan and its time, best plan and its time."""
-    over = [r for r in rows if (r.get("regret") or 0) > REGRET]
+    over = [r for r in rows if (r.get("regret") or 0) > REGRET and r["variant"] in JUDGED]
     return [
         [
             size_of(r), r["variant"], r["plan"], number(r["times"][r["plan"]]), r["best"],
@@ -260,6 +299,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m bench.plans", description=__doc__)
     p.add_argument("--count", type=int, default=300)
     p.add_argument("--masked", type=int, default=60, help="shapes more, with a mask")
+    p.add_argument("--others", type=int, default=0, help="shapes in each of the other variants")
     p.add_argument("--seed", type=int, default=0, help="0: the shapes of bench.sweep")
     p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
     p.add_argument("--out", type=Path, help="default: bench/results/plans-<device>.json")
@@ -273,7 +313,8 @@ def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
     jobs = [(s, PLAIN) for s in draw_shapes(args.count, args.seed, small=args.dry_run)]
     for n, shape in enumerate(draw_shapes(args.masked, args.seed + 1, small=args.dry_run)):
         jobs.insert(n * (1 + args.count // max(1, args.masked)), (shape, MASKED))
-    return jobs
+    others = draw_shapes(args.others, args.seed + 2, small=args.dry_run)
+    return jobs + [(shape, variant) for shape in others for variant in OTHERS]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

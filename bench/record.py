@@ -60,7 +60,9 @@ JOBS = (
     Job("packed", 1, 120, _suites("fused-head", "varlen", "pairs-packed")),
     Job("sweep", 2, 400, ("--seconds", "420"), "bench.sweep"),
     Job("heads", 2, 200, _suites("heads")),
-    Job("plans", 2, 160, ("--seed", "1", "--count", "200", "--masked", "40"), "bench.plans"),
+    Job(
+        "plans", 2, 160, ("--seed", "1", "--count", "200", "--masked", "40", "--others", "60"), "bench.plans"
+    ),
     Job("backward", 2, 100, _suites("backward")),
     Job("first-call", 2, 230, _suites("first-call")),
 )
