@@ -33,7 +33,8 @@ def functions(device):
     W, b = normal(4, 6), normal(4)
     codes = torch.arange(15, device=device).view(3, 5) % 7
     residuals = (torch.arange(15, device=device).view(3, 5, 1) * 17).to(torch.uint8)
-    index = codes, residuals, torch.tensor([5, 4, 3], device=device), normal(7, 4), normal(4), 2
+    extents = torch.tensor([5, 4, 3], device=device)
+    tables = normal(7, 4), normal(4), 2
 
     def flat(function, *rest):
         return lambda Q, D: function(Q.flatten(0, 1), D.flatten(0, 1), cu_q, cu_d, *rest)
@@ -48,12 +49,14 @@ def functions(device):
         "varlen": flat(maxsim_varlen),
         "listed pairs": flat(score_pairs_packed, *pairs),
         "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b),
-        "residual": lambda Q, D: plaid.maxsim_residual(Q, *index) * D.sum(),
+        "residual": lambda Q, D: plaid.maxsim_residual(Q, codes, residuals, extents, *tables) * D.sum(),
         "operator": lambda Q, D: OPS.maxsim(Q, D, None, None),
         "operator, winners": lambda Q, D: OPS.maxsim_winners(Q, D, None, None, True)[0],
         "operator, varlen": flat(OPS.maxsim_varlen),
         "operator, listed pairs": flat(OPS.maxsim_pairs_packed, *pairs, 3),
-        "operator, residual": lambda Q, D: OPS.maxsim_residual_winners(Q, *index)[0] * D.sum(),
+        "operator, residual": lambda Q, D: (
+            OPS.maxsim_residual_winners(Q, codes.int(), residuals, extents.int(), *tables)[0] * D.sum()
+        ),
     }
 
 

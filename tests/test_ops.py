@@ -277,7 +277,7 @@ import sys, torch
 class Twice(torch.nn.Module):
     def forward(self, x):
         return x * 2
-x = torch.ones(3, device="cuda")
+x = torch.ones(3, device=sys.argv[2])
 path = torch._inductor.aoti_compile_and_package(torch.export.export(Twice(), (x,)), package_path=sys.argv[1])
 torch._inductor.aoti_load_package(path)(x)
 """
@@ -285,12 +285,11 @@ torch._inductor.aoti_load_package(path)(x)
 
 @needs_compiler
 def test_aot_inductor(device, tmp_path):
-    if device == "cuda":
-        if CUDA_HOME is None:
-            pytest.skip("AOTInductor for a GPU needs the CUDA toolkit")
-        attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2")]
-        if subprocess.run(attempt, capture_output=True, timeout=300).returncode != 0:
-            pytest.skip("AOTInductor cannot load a package of x * 2 on this machine's GPU")
+    if device == "cuda" and CUDA_HOME is None:
+        pytest.skip("AOTInductor for a GPU needs the CUDA toolkit")
+    attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), device]
+    if subprocess.run(attempt, capture_output=True, timeout=300).returncode != 0:
+        pytest.skip(f"AOTInductor cannot load a package of x * 2 for {device} on this machine")
     program = exported(device)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "scores.pt2"))
     args = fresh(device)
