@@ -60,6 +60,7 @@ OTHERS = {
     "int8, d_mask": Variant("int8", masked=True),
 }
 VARIANTS = JUDGED | OTHERS
+COPIES = "copies"  # the plan of codes that no kernel multiplies
 CODES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 GRAPH_US = 500.0  # of GPU work in a graph, about
 ROUNDS = 5
@@ -207,6 +208,9 @@ def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Cloc
     cache = 0 if properties is None else properties.L2_cache_size
     variant = VARIANTS[variant_name]
     plans = names(shape, variant, *here)
+    if plans == [COPIES]:
+        row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=variant_name, plan=COPIES)
+        return {**row, "skipped": "no kernel multiplies such codes: float32 copies are scored"}
     count = sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32)
     sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
     mask = None

@@ -60,7 +60,7 @@ class _Command:
         elif program == "python -m bench.plans":
             shapes = [shape for shape, _ in plans.jobs_of(_arguments(plans.parser(), given))]
             self.impls = {OURS}
-            self.suites[plans.SUITE] = Suite(shapes, variants=(plans.PLAIN, plans.MASKED))
+            self.suites[plans.SUITE] = Suite(shapes, variants=tuple(plans.VARIANTS))
         else:
             raise _NoSuchCommandError(f"{program} records nothing")
 
