@@ -80,7 +80,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("tile", &li::ForwardPlan::tile)
       .def_readonly("rows", &li::ForwardPlan::rows)
       .def_readonly("columns", &li::ForwardPlan::columns)
-      .def_readonly("chunks", &li::ForwardPlan::chunks)
+      .def_readonly("k_chunks", &li::ForwardPlan::k_chunks)
       .def_readonly("tokens", &li::ForwardPlan::tokens)
       .def_readonly("stages", &li::ForwardPlan::stages)
       .def_readonly("cluster", &li::ForwardPlan::cluster)

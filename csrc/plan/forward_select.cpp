@@ -21,8 +21,8 @@ bool fills_the_device(int64_t short_docs_work_tiles, const Device& device) {
 
 // Whether every block of such a call has one work tile, whose tokens its warps share.
 bool shares_work_tiles(const Sizes& s, int columns, const Device& device) {
-  const int chunks = 2 * s.d <= 128 ? 1 : 2;
-  return short_docs_work_tiles(s) <= short_docs_blocks(columns, chunks) * device.sm_count;
+  const int k_chunks = 2 * s.d <= 128 ? 1 : 2;
+  return short_docs_work_tiles(s) <= short_docs_blocks(columns, k_chunks) * device.sm_count;
 }
 
 // Bytes of an embedding that a warp of forward/sm80/kernel_short_docs.cuh holds. Longer ones pass by in
@@ -65,7 +65,7 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
 // Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
 // L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
-  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.chunks, 2);
+  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.k_chunks, 2);
   const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.columns), direct.members);
   return ceil_div(direct.work_tiles, workers) * tiles * pieces;
 }
@@ -73,7 +73,7 @@ int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
 // What the kernel of `plan` takes, less what a short_docs call takes beside its slices; in the time of a
 // slice.
 double in_pieces(const Sizes& s, const ForwardPlan& plan) {
-  const double pieces = static_cast<double>(ceil_div(plan.chunks, 2));
+  const double pieces = static_cast<double>(ceil_div(plan.k_chunks, 2));
   const double waves = static_cast<double>(ceil_div(plan.work_tiles, plan.grid / plan.cluster));
   if (plan.tile == Tile::sm90_d) return 2.8 + waves * pieces * (plan.columns <= 64 ? 1.0 / 3 : 0.6);
   const double tiles = static_cast<double>(ceil_div(s.Ld, plan.columns));
@@ -83,7 +83,7 @@ double in_pieces(const Sizes& s, const ForwardPlan& plan) {
 bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
   constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
   const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
-  return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.chunks * 128 <= kRowsInL2 &&
+  return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.k_chunks * 128 <= kRowsInL2 &&
          static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
 }
 
@@ -111,13 +111,13 @@ bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& devic
 // a quarter of what its products with the query rows take, which at four rows a byte is as long; beside
 // that, no time goes to masked tokens. And the copy is a kernel more.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
-  constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostRoom = int64_t{1} << 30;
+  constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostBytes = int64_t{1} << 30;
   constexpr double kEnough = 8e7;
   const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
   const int64_t token = s.d * element_bytes(compute);
   return (traits.packed || (traits.masked && s.Ld >= 80)) &&
          rows_together(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
-         s.documents() * slot * token <= kMostRoom;
+         s.documents() * slot * token <= kMostBytes;
 }
 
 // With an odd number of documents one of two blocks idles at the end of each row tile.

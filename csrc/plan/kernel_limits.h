@@ -10,16 +10,16 @@ namespace late_interaction {
 
 struct Sm90DShape {
   int warpgroups;  // as many as registers allow
-  int chunks;      // 128-byte slices of an embedding in a stage of the ring
+  int k_chunks;    // 128-byte slices of an embedding in a stage of the ring
   int tokens;      // in a stage: a tile, of one or two blocks of 64
 };
 
 // columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes. Winners of 64 and of
 // 128 rows take the registers of a warpgroup, and so do the producers of listed pairs with 64.
-constexpr Sm90DShape sm90_d_shape(int columns, int chunks, bool winners, bool listed) {
+constexpr Sm90DShape sm90_d_shape(int columns, int k_chunks, bool winners, bool listed) {
   const bool fewer = (columns == 64 && (winners || listed)) || (columns == 128 && winners);
   const int warpgroups = (columns <= 64 ? 4 : 3) - (fewer ? 1 : 0);
-  if (chunks > 1) return {warpgroups, 2, 64};
+  if (k_chunks > 1) return {warpgroups, 2, 64};
   return {warpgroups, 1, columns <= 32 ? 128 : 64};
 }
 
@@ -47,8 +47,8 @@ constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >=
 
 // Blocks of the short-document kernel (forward/sm80/kernel_short_docs.cuh) that a multiprocessor holds, as
 // registers allow. chunks: 128-byte slices of an embedding, or of what a warp holds of a longer one.
-constexpr int short_docs_blocks(int columns, int chunks) {
-  return (columns == 8 ? 3 : 2) + (chunks == 1 ? 1 : 0);
+constexpr int short_docs_blocks(int columns, int k_chunks) {
+  return (columns == 8 ? 3 : 2) + (k_chunks == 1 ? 1 : 0);
 }
 
 // ---- backward ----

@@ -44,9 +44,9 @@ bool may_be_normalized_fp16(const Sizes& s) {
 // 1024 rows that is as long, unless the copies stay in L2. With a mask there are copies of what it keeps
 // already, and two would be more memory than the gradients will be.
 bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
-  constexpr int64_t kMostRoom = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
-  const int64_t room = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
-  return !masked && rows_together(s) >= (room <= kStays ? kRowsThen : kRows) && room <= kMostRoom &&
+  constexpr int64_t kMostBytes = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
+  const int64_t capacity = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
+  return !masked && rows_together(s) >= (capacity <= kStays ? kRowsThen : kRows) && capacity <= kMostBytes &&
          s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
 }
 

@@ -54,7 +54,7 @@ struct ForwardPlan {
   int rows = 0;            // query rows of a tile
   int columns = 0;         // tokens of a tile; sm90_d: query rows it has room for
   int tokens = 0;          // sm90_d: tokens of a tile
-  int chunks = 0;          // 128-byte slices of an embedding; a stage of the ring holds one, or two
+  int k_chunks = 0;        // 128-byte slices of an embedding; a stage of the ring holds one, or two
   int stages = 0;          // depth of the ring
   int cluster = 1;         // sm90_q_longd: blocks that bring each other's query rows
   bool masked = false;     // sm90_q, sm90_q_longd: columns of a tile may be masked one by one

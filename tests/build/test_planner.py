@@ -252,11 +252,11 @@ def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
     for Nq, tile in ((1, plan.Tile.sm90_d), (64, plan.Tile.sm90_q)):
         for d, chunks in ((16, 1), (128, 1), (256, 2)):
             made = forward(Nq, d)
-            assert (made.compute.name, made.tile, made.chunks) == (dtype.name, tile, chunks)
+            assert (made.compute.name, made.tile, made.k_chunks) == (dtype.name, tile, chunks)
         assert forward(Nq, 128, copy_engine=False).tile == plan.Tile.copies
         assert forward(Nq, 128, A100).tile == plan.Tile.copies
     split = forward(64, 512)
-    assert (split.compute.name, split.tile, split.chunks) == (dtype.name, plan.Tile.sm90_q_longd, 4)
+    assert (split.compute.name, split.tile, split.k_chunks) == (dtype.name, plan.Tile.sm90_q_longd, 4)
 
 
 def test_int8_tiles_are_whole_sixteens():

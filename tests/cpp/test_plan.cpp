@@ -102,7 +102,7 @@ void test_a_plan_for_compressed_documents_covers_the_queries_and_fits() {
               const int64_t rows = 8 * plan.column_blocks, tiles = plan.work_tiles / sizes.N;
               EXPECT(plan.smem_bytes <= device.smem_per_block);
               EXPECT(rows >= 8 && rows <= plan.columns);
-              EXPECT(plan.any || plan.chunks % plan.step == 0);
+              EXPECT(plan.any || plan.k_chunks % plan.step == 0);
               EXPECT(plan.partials * rows >= Lq && (plan.partials == 1 || rows < Lq));
               EXPECT(Lq > rows ? tiles == Nq * plan.partials : tiles * (rows / Lq) >= Nq);
             }

@@ -99,8 +99,8 @@ struct WinnerOrder {
       lower += __popc(votes & ((1u << lane) - 1));
       all += __popc(votes);
     }
-    if (found + all > p.room) return false;
-    uint32_t to = warp * p.room + found + lower;
+    if (found + all > p.warp_capacity) return false;
+    uint32_t to = warp * p.warp_capacity + found + lower;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
       if (loaded.token[k] == kElsewhere) continue;
@@ -142,7 +142,7 @@ struct WinnerOrder {
         if (p.compact) {
           if (!keep<kWidth>(ahead[u], at)) return false;
         } else if (at < length) {
-          *reinterpret_cast<TokenVec*>(staged + warp * p.room + at) = ahead[u];
+          *reinterpret_cast<TokenVec*>(staged + warp * p.warp_capacity + at) = ahead[u];
         }
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
@@ -216,7 +216,7 @@ struct WinnerOrder {
     uint32_t* places = cursors + warp * tile.tokens;
     const uint32_t base = starts[from];
     const uint32_t begin = first + segment(first).begin;
-    const uint16_t* tokens = staged + warp * p.room;
+    const uint16_t* tokens = staged + warp * p.warp_capacity;
     for (uint32_t batch = 0; batch < found; batch += 32) {
       const uint32_t at = batch + lane;
       const int t = at < found ? tokens[at] : kElsewhere;
@@ -228,7 +228,7 @@ struct WinnerOrder {
       const uint32_t place = here ? places[t] : 0;
       __syncwarp();
       if (here) {
-        put(place - base + __popc(lower), begin + (p.compact ? origins[warp * p.room + at] : at));
+        put(place - base + __popc(lower), begin + (p.compact ? origins[warp * p.warp_capacity + at] : at));
         if (lower == 0) places[t] = place + __popc(same);
       }
       __syncwarp();

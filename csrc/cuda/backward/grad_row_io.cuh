@@ -60,7 +60,7 @@ struct TileRows {
         Row own;
         own.load(static_cast<const T*>(p.D.data) + x, p.D.dim_stride, first, p.d);
         const S inverse = static_cast<const S*>(p.d_inverse)[row];
-        sum.through_normalization(own, inverse, p.unit_documents ? S(1) : inverse);
+        sum.through_normalization(own, inverse, p.normalized_documents ? S(1) : inverse);
       }
     }
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);

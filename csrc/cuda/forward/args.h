@@ -43,7 +43,7 @@ struct ForwardArgs {
   int32_t num_splits = 1;
   Maximum* maxima;
   int32_t partials;
-  int32_t chunks, stages;
+  int32_t k_chunks, stages;
   int32_t teams, members;  // sm90_d: teams of a block, warpgroups of a team; short_docs: warps of a work tile
   bool stream_q;
   int32_t cluster;  // sm90_q_longd: blocks that share a row tile's chunks

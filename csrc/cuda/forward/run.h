@@ -31,7 +31,7 @@ struct TokenScaleViews {
 
 // Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
 // the dtype that they multiply in, or are converted to fp16x2 operands.
-void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& factors, Precision precision,
+void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token_scales, Precision precision,
                   const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
                   const PairPick* pick = nullptr, const Fp16x2Tokens* fp16x2 = nullptr);
 

@@ -86,7 +86,7 @@ struct ProjectRows : ProjectTile {
   // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are wanted.
   __device__ __forceinline__ void copy_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full, int tile,
                                              int end, int dim) const {
-    const int boxes = p.wanted == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
+    const int boxes = p.active_rows == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
     ptx::mbarrier_arrive_expect_tx(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
     ptx::tma_load_4d(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
 #pragma unroll 1
@@ -114,7 +114,7 @@ struct ProjectRows : ProjectTile {
 
   __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, ProjectRing& ring) const {
     const int rows = tile_rows();
-    const bool gathered = p.wanted != nullptr, leads = threadIdx.x % kCopyThreads == 0;
+    const bool gathered = p.active_rows != nullptr, leads = threadIdx.x % kCopyThreads == 0;
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
       const int end = min(tile + rows, listed);
@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
   auto* list =
       reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Tile::kStages * Tile::kStageBytes);
   fill_bias<Tile::kThreads, T>(bias, p);
-  if (threadIdx.x == 0) ring.init(p.wanted != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
+  if (threadIdx.x == 0)
+    ring.init(p.active_rows != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
   __syncthreads();
 
   const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
   const auto walk = [&](const auto& tiles) {
     for (int64_t first = p.rows * blockIdx.x / gridDim.x; first < end; first += Tile::kListed) {
       const auto count = static_cast<int>(min(end - first, int64_t{Tile::kListed}));
-      const int listed = list_rows<Tile::kThreads, Tile::kRowsOfThread>(p.wanted, first, count, list);
+      const int listed = compact_rows<Tile::kThreads, Tile::kRowsOfThread>(p.active_rows, first, count, list);
       tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed, once});
     }
   };

@@ -29,7 +29,7 @@ struct DocRange {
 // tile has at least: the last one is repeated, and no copy beats the token before it.
 struct CompactedTokens {
   uint4* tokens;       // [documents, slot, d]; null: nothing is copied
-  float* factors;      // [documents, slot], those of the tokens; null: they have none
+  float* scales;       // [documents, slot], those of the tokens; null: they have none
   int32_t* positions;  // [documents, slot], their places in their documents
   int32_t slot;        // tokens that each document has space for
   int32_t least;       // tokens of a tile
