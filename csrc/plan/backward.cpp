@@ -102,7 +102,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
 
   SegmentedSmem& memory = plan.memory;
   // Winners come to shared memory before they are in order: in a document of several tiles those of this one
-  // alone, and a quarter more than an even share to each warp, if the list has room for them then.
+  // alone, and a quarter more than an even share to each warp, if the list holds them then.
   const int64_t unit = 32 * plan.segments;
   const auto lay_out = [&](int64_t tiles, bool compact) {
     const int64_t tokens = ceil_div(s.Ld, tiles);
@@ -117,7 +117,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
     memory.next = memory.starts + static_cast<int>(4 * (tokens + 1));
     memory.cursors = memory.next + static_cast<int>(4 * tokens);
     memory.list = memory.cursors + static_cast<int>(4 * tokens * plan.segments);
-    return (space - memory.list) / listed;  // how many the list has room for
+    return (space - memory.list) / listed;  // how many winners the list holds
   };
   // A quarter more than an even share, for winners that are not spread so evenly.
   const auto wanted = [&](int64_t tiles) { return std::min(entries, 5 * ceil_div(entries, 4 * tiles) + 64); };
@@ -129,13 +129,13 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   int64_t tiles = fewest;
   while (tiles < most && !fits(tiles, false)) ++tiles;
   // To leave out the winners of other tiles pays, measured on an H200: more than it costs to have more tiles,
-  // if else a tile would look at all winners twice, for want of room.
+  // if else a tile would look at all winners twice, for want of memory.
   int64_t compact = std::max<int64_t>(fewest, 2);
   while (compact < most && !fits(compact, true)) ++compact;
   const bool leave_out = compact <= most && fits(compact, true) &&
                          (compact == tiles || entries > std::min(space / 6, kMaxChunk));
   cut_documents(s, leave_out ? compact : tiles, plan);
-  // Where there is room, for twice as many: one token may win often.
+  // Where there is memory, for twice as many: one token may win often.
   const int64_t capacity = lay_out(plan.tiles, leave_out);
   plan.list_capacity =
       static_cast<int>(std::max<int64_t>(1, std::min({capacity, entries, 2 * wanted(plan.tiles)})));

@@ -42,7 +42,7 @@ struct BackwardArgs {
   int32_t grad_d_blocks;  // of the grid, the first ones: those that own documents
   int32_t segments;       // 2^segment_bits warps order winners
   int32_t segment_bits;
-  int32_t warp_capacity;  // winners that each of them has room for in shared memory
+  int32_t warp_capacity;  // winners that shared memory holds for each of them
   int32_t chunk;        // that all of them have; backward_single_query: a document's winners, in whole warps
   bool compact;         // winners of other tiles are left out there
   int32_t tile_tokens;  // document tokens of a block

@@ -1,5 +1,5 @@
-// The rows of a range that somebody wants: listed in shared memory by a block, in order; and the ring through
-// which one warpgroup copies them, row by row as listed, to those that multiply.
+// The active rows of a range, which a block compacts into a list in shared memory, in order; and the ring
+// through which one warpgroup copies them, row by row as listed, to those that multiply.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace late_interaction {
 
-// Lists the wanted ones of rows [first, first + count), counted from first; wanted == nullptr: all of them.
-// Returns how many those are, and the list is there for everybody. All threads of the block, each of which
-// looks at kRowsOfThread rows: count <= kThreads * kRowsOfThread.
+// Compacts the active ones of rows [first, first + count), counted from first; active_rows == nullptr: all of
+// them. Returns how many those are, and the list is there for everybody. All threads of the block, each of
+// which looks at kRowsOfThread rows: count <= kThreads * kRowsOfThread.
 template <int kThreads, int kRowsOfThread>
 __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t first, int count,
                                             uint16_t* list) {

@@ -1,9 +1,9 @@
-// part[s] += sum over the wanted rows r of split s of grad[r]^T hidden[r]: the gradient of a weight matrix,
+// part[s] += sum over the active rows r of split s of grad[r]^T hidden[r]: the gradient of a weight matrix,
 // which visits only rows that hold a gradient.
 //
 // A block owns a 128 x 256 tile of the product (dims of grad by dims of hidden) and one split, an equal
 // share of the rows. It
-//   1. lists the wanted rows of its share in shared memory, in order (again for every kListed rows);
+//   1. compacts the active rows of its share into a list in shared memory, in order, kListed rows at a time;
 //   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills: row by row as listed,
 //      so a row nobody wants is never read, and what it holds (NaN, say) reaches nothing. On sm_90a a
 //      warpgroup of its own copies; elsewhere everybody does, and then multiplies;
@@ -100,7 +100,7 @@ struct WeightGradTile {
   using T = typename Product::T;
 
   const WeightGradArgs& p;
-  const uint16_t* list;  // wanted rows, counted from first_row
+  const uint16_t* list;  // active rows, counted from first_row
   int first_dim, first_column;
   int64_t first_row;  // of those listed
 

@@ -21,7 +21,7 @@ struct Integers {
 
 // A token is centroids[code] + weights[bucket of each dim]; its buckets are packed nbits a dim, the first dim
 // in the lowest bits of the first byte. Tokens are rows of codes and residuals: those of a document lie
-// behind each other, from its own multiple of `room` on (padded) or behind those of the document before
+// behind each other, from its own multiple of `capacity` on (padded) or behind those of the document before
 // (packed).
 struct CompressedDocuments {
   int64_t N = 0;

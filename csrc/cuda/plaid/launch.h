@@ -24,7 +24,7 @@ struct ApproxArgs {
   const void* table;  // [count, Lq] similarities of the centroids, fp32 or fp64, contiguous
   int64_t count;
   int32_t Lq;
-  const int32_t* codes;  // [N, room], contiguous
+  const int32_t* codes;  // [N, capacity], contiguous
   Integers lengths;      // [N]
   int64_t N, capacity;
   void* scores;  // [N]
