@@ -107,7 +107,7 @@ void deal(const Sizes& s, ForwardPlan& plan, const Device& device) {
 }
 
 bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
-  return device.wgmma && traits.copy_engine && s.Ld <= kMaxExactToken;
+  return device.wgmma && traits.tma_compatible && s.Ld <= kMaxExactToken;
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTra
   constexpr int kWarps = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if ((compute != Compute::bf16 && compute != Compute::fp16) || traits.packed || traits.scaled ||
-      (s.d * element_bytes(compute) > kLongestEmbedding && (columns != 8 || !traits.copy_engine))) {
+      (s.d * element_bytes(compute) > kLongestEmbedding && (columns != 8 || !traits.tma_compatible))) {
     return std::nullopt;
   }
   ForwardPlan plan;
@@ -264,7 +264,7 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
                                        int members, int num_splits, bool winners, bool listed) {
   constexpr int kWidest = 128, kFewestStages = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
-  if (!device.wgmma || !traits.copy_engine || rows_together(s) > kWidest || element_bytes(compute) > 2) {
+  if (!device.wgmma || !traits.tma_compatible || rows_together(s) > kWidest || element_bytes(compute) > 2) {
     return std::nullopt;
   }
   ForwardPlan plan;

@@ -1,4 +1,4 @@
-// How each forward kernel would serve a call, whether it is good at it or not. Nothing where it cannot.
+// The plan of each forward kernel for a call, whether it suits the call or not; nullopt where it cannot run.
 // forward_select.cpp says which one does; forward_enumerate.cpp lists them all, so that it can be measured.
 #pragma once
 
@@ -51,10 +51,9 @@ inline bool is_3xfp16(const ForwardPlan& plan) {
   return plan.tile == Tile::sm90_q_longd && plan.compute == Compute::fp16 && plan.rows == 128;
 }
 
-// ---- of some widths winners, and listed pairs, leave sm90_d fewer warpgroups than scores alone
-// ----
+// ---- sm90_d has fewer warpgroups for some widths with winners, and with listed pairs ----
 
-// A plan for scores alone, as it is for a call with winners or of listed pairs.
+// The plan for scores alone, changed to what a call with winners or listed pairs needs.
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& sizes, const ForwardTraits& traits,
                                  const Device& device, bool winners, bool listed);
 

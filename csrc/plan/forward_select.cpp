@@ -42,8 +42,8 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
   const int64_t rows = rows_together(s), work_tiles = short_docs_work_tiles(s);
   const bool many = fills_the_device(work_tiles, device);
-  if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.copy_engine;
-  if (!device.wgmma || !traits.copy_engine) {
+  if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.tma_compatible;
+  if (!device.wgmma || !traits.tma_compatible) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
   const bool few = shares_work_tiles(s, 32, device), narrow = 2 * s.d <= 128;
@@ -93,7 +93,7 @@ bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const Forwar
 int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(short_docs_work_tiles(s), device);
   const bool shared = s.Ld <= 32 && shares_work_tiles(s, 8, device);
-  const bool fits_eights = s.Ld <= (traits.copy_engine ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
+  const bool fits_eights = s.Ld <= (traits.tma_compatible ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
   return s.Ld <= 8 || shared || (many && fits_eights) ? 8 : 32;
 }
 

@@ -9,7 +9,7 @@ namespace late_interaction {
 // ---- forward/sm90_d: the shape of a block ----
 
 struct Sm90DShape {
-  int warpgroups;  // as many as registers allow
+  int warpgroups;  // that multiply: as many as registers allow
   int k_chunks;    // 128-byte slices of an embedding in a stage of the ring
   int tokens;      // in a stage: a tile, of one or two blocks of 64
 };
@@ -23,8 +23,8 @@ constexpr Sm90DShape sm90_d_shape(int columns, int k_chunks, bool winners, bool 
   return {warpgroups, 1, columns <= 32 ? 128 : 64};
 }
 
-// Of a stage, where they ride with its embeddings: its tokens' mask, then, if they are quantized, their
-// scales. Each with 16 bytes more, since TMA begins at whole 16; it writes to multiples of 128.
+// Bytes of a stage's token mask and, of quantized tokens, its token scales, where TMA brings them with the
+// embeddings. Each has 16 bytes more, since TMA reads from multiples of 16; it writes to multiples of 128.
 constexpr int mask_bytes(const Sm90DShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int scale_bytes(const Sm90DShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
@@ -33,14 +33,13 @@ constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
 
 // ---- forward/sm90_q ----
 
-// forward/sm90_q, over documents that a kernel before has copied: the last tile of one may be narrower than
-// the others. Whether such documents have instances of their own: those of 16-bit tokens, whose columns count
-// alike.
+// Over compacted documents, the last tile of a document may be narrower than the others (a tail). Whether
+// there are instances for that: for 16-bit tokens whose columns count alike.
 constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
   return element_bytes == 2 && !masked && !scaled;
 }
 
-// Tokens of the last tile, where what remains of the document fits them: about two thirds of a tile.
+// Tokens of a tail: about two thirds of a tile.
 constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
 
 // ---- forward/sm80 ----

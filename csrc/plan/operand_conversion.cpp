@@ -30,8 +30,10 @@ bool on_wgmma(const ForwardPlan& plan) {
 
 // Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know scales of them.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
-  const ForwardTraits traits{
-      .dtype = Dtype::fp16, .precision = Precision::highest, .masked = masked, .copy_engine = s.d % 8 == 0};
+  const ForwardTraits traits{.dtype = Dtype::fp16,
+                             .precision = Precision::highest,
+                             .masked = masked,
+                             .tma_compatible = s.d % 8 == 0};
   return s.N > 0 && s.Ld > 0 && on_wgmma(plan_forward(s, traits, device));
 }
 

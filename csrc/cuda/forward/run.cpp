@@ -109,7 +109,7 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token
   const Sizes& s = in.sizes;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);
-  // Nothing to find: every score is an empty sum, every winner the sentinel.
+  // Empty: every score is an empty sum, every winner the sentinel.
   if (scores.numel() == 0 || s.Lq == 0 || s.Ld == 0) {
     fill_zero(scores, stream);
     if (winners) fill_sentinel(*winners, stream);
@@ -147,8 +147,8 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token
   args.row_tiles = plan.row_tiles;
   args.work_tiles = plan.work_tiles;
   OptionalTensor q_inverse, d_inverse;
-  // Some kernels do it themselves, but not for splits that a second kernel combines; and fp16x2 operands are
-  // made of unit rows.
+  // sm90_d computes norms itself, but not where a second kernel combines splits. fp16x2 operands are
+  // normalized already.
   const bool asks_for_norms = plan.tile != Tile::none && (plan.tile != Tile::sm90_d || plan.num_splits > 1);
   if (normalize && asks_for_norms && fp16x2 == nullptr) {
     BackwardArgs rows{};
@@ -185,7 +185,7 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token
     doc_ranges.emplace(in, plan, scores);
     work_tile_ends = new_tensor(scores, {plan.work_tiles <= INT32_MAX ? plan.grid : 0}, ScalarType::Int);
     index_packed(in, plan, *packed, *doc_ranges, *work_tile_ends, args, stream);
-    // A block of its own for each query and document: tokens of no query have none.
+    // The fp64 kernel has a block for each query and document, so it skips tokens outside all queries.
     if (plan.tile == Tile::none && winners) fill_sentinel(*winners, stream);
   } else if (plan.trimmed || plan.compacted) {
     doc_ranges.emplace(in, plan, scores);
@@ -194,8 +194,7 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token
     args.doc_ranges = doc_ranges->data();
     args.compacted = doc_ranges->compacted;
   }
-  // Of packed queries no one knows how many partials they have, but where these lie they need no more than
-  // this.
+  // The host does not know how many partials packed queries have; this is an upper bound.
   const bool in_partials =
       in.packed ? plan.tile != Tile::none && s.Lq > plan.partial_rows : plan.partials > 1;
   if (in.packed) args.partials = 1;
