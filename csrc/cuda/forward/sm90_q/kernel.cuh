@@ -494,11 +494,11 @@ struct Sm90QConsumer {
 
   // SmemSpill: what would crowd out accumulators. Of the document range at hand its place and its length, and
   // the row tile.
-  enum Spill { kPlace, kLength, kTile };
-  __device__ __forceinline__ void spill(Spill what, uint32_t value) const {
+  enum SmemSpill { kPlace, kLength, kTile };
+  __device__ __forceinline__ void spill(SmemSpill what, uint32_t value) const {
     ptx::st_shared(at.spill(what), value);
   }
-  __device__ __forceinline__ int32_t spilled(Spill what) const {
+  __device__ __forceinline__ int32_t spilled(SmemSpill what) const {
     return static_cast<int32_t>(ptx::ld_shared(at.spill(what)));
   }
   __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, spilled(kTile), Tile::kRows); }
