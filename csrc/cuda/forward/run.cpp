@@ -18,7 +18,7 @@ namespace late_interaction {
 
 namespace {
 
-// Buffers for the ranges of documents, and for the copies that some of them read.
+// Token ranges of documents, and the compacted tokens that some of them read.
 struct DocRangeBuffers {
   Tensor doc_ranges;
   OptionalTensor tokens, token_scales, positions;
@@ -43,7 +43,7 @@ struct DocRangeBuffers {
   DocRange* data() const { return static_cast<DocRange*>(doc_ranges.data_ptr()); }
 };
 
-// Buffers for the ranges of split documents, and for the maxima that they leave of each query row.
+// Ranges of split documents, and the maxima of each query row over each of them.
 struct SplitBuffers {
   Tensor doc_ranges, maxima;
 

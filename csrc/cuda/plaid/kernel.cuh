@@ -68,7 +68,7 @@ struct PlaidWorkTile {
 };
 
 // For each tile of query rows first the splits of documents, then the documents. One that was
-// cut is empty there, and finished elsewhere.
+// split is empty there, and finished elsewhere.
 __device__ __forceinline__ PlaidWorkTile work_tile_at(const ResidualArgs& p, int32_t splits, int32_t index) {
   PlaidWorkTile work_tile;
   const int32_t each = splits + static_cast<int32_t>(p.documents.N);

@@ -12,7 +12,7 @@ namespace late_interaction {
 cudaError_t launch_residual_bf16(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream);
 cudaError_t launch_residual_fp16(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream);
 cudaError_t launch_residual_fp32(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream);
-// Fills args.cut.pieces and its counts, which were zero.
+// Fills args.split_docs.splits and its counts, which were zero.
 cudaError_t launch_split_docs(const ResidualArgs& args, cudaStream_t stream);
 // Without tensor cores, in the dtype that the inputs multiply in.
 cudaError_t launch_residual_by_warp(const ResidualArgs& args, Dtype dtype, const ResidualPlan& plan,

@@ -1,5 +1,5 @@
-// Lists the pieces of long residual-compressed documents (SplitDocuments), a thread a document; a warp writes
-// down those of its 32 documents together. In no order: what comes of them does not depend on it.
+// Lists the splits of long residual-compressed documents (SplitDocuments), a thread a document; a warp writes
+// the splits of its 32 documents together. Their order differs from run to run, which changes no result.
 #include <algorithm>
 
 #include "../primitives/argmax.cuh"

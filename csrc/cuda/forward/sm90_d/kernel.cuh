@@ -7,7 +7,7 @@
 //                      +-----------------------------------------------+     element by element
 //
 // One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
-// What counts is that TMA never waits. So the ring takes all the shared memory there is, each
+// TMA must never wait. So the ring takes all the shared memory there is, each
 // warpgroup has a share of it, and while one waits for its wgmma, its barriers or the end of its document,
 // the others take what has arrived.
 //
