@@ -264,14 +264,15 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
                                        int members, int num_splits, bool winners, bool listed) {
   constexpr int kWidest = 128, kFewestStages = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
-  if (!device.wgmma || !traits.tma_compatible || rows_together(s) > kWidest || element_bytes(compute) > 2) {
+  if (!device.wgmma || !traits.tma_compatible || rows_per_document(s) > kWidest ||
+      element_bytes(compute) > 2) {
     return std::nullopt;
   }
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::sm90_d;
   plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together(s), 32)) * 32);
+  plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_per_document(s), 32)) * 32);
   const Sm90DShape shape = sm90_d_shape(plan.columns, plan.k_chunks, winners, listed);
   if (members > shape.warpgroups) return std::nullopt;
   plan.k_chunks = static_cast<int>(ceil_div(plan.k_chunks, shape.k_chunks)) * shape.k_chunks;

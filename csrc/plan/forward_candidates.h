@@ -10,8 +10,8 @@ namespace late_interaction {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Query rows that meet each document token together.
-inline int64_t rows_together(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
+// Query rows that each document token is multiplied with.
+inline int64_t rows_per_document(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
 
 inline double similarities(const Sizes& s) { return 1.0 * s.Nq * s.Lq * s.N * s.Ld; }
 

@@ -11,7 +11,7 @@ namespace {
 // Work tiles of a call as forward/sm80/kernel_short_docs.cuh deals it, a warp each.
 int64_t short_docs_work_tiles(const Sizes& s) {
   constexpr int64_t kRows = 32;
-  return ceil_div(rows_together(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
+  return ceil_div(rows_per_document(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
 }
 
 // About one for each warp that is resident, or more.
@@ -40,7 +40,7 @@ bool is_held(const Sizes& s, const ForwardTraits& traits) {
 // of more than 32 rows is then summed by a second kernel.
 bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
-  const int64_t rows = rows_together(s), work_tiles = short_docs_work_tiles(s);
+  const int64_t rows = rows_per_document(s), work_tiles = short_docs_work_tiles(s);
   const bool many = fills_the_device(work_tiles, device);
   if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.tma_compatible;
   if (!device.wgmma || !traits.tma_compatible) {
@@ -101,8 +101,8 @@ int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& de
 // take sm90_q 0.5 us less, though half its tile is empty; if no kernel has to find norms for it.
 bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr int64_t kShort = 512;
-  if (rows_together(s) > 128) return true;
-  return rows_together(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
+  if (rows_per_document(s) > 128) return true;
+  return rows_per_document(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
          !traits.scaled && !is_quantized(traits.dtype);
 }
 
@@ -116,7 +116,7 @@ bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits)
   const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
   const int64_t token = s.d * element_bytes(compute);
   return (traits.packed || (traits.masked && s.Ld >= 80)) &&
-         rows_together(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
+         rows_per_document(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
          s.documents() * slot * token <= kMostBytes;
 }
 
@@ -141,7 +141,7 @@ std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& trait
   }
   const auto split = plan_sm90_q_longd(s, traits, device, worth_pairing(s));
   // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
-  if (split && rows_together(s) > split->rows / 4) return split;
+  if (split && rows_per_document(s) > split->rows / 4) return split;
   return std::nullopt;
 }
 
@@ -249,13 +249,13 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   }
   const auto plan = [&](Tile tile) { return *plan_sm80(s, traits, device, tile); };
   const ForwardPlan thin = plan(Tile::thin);
-  if (traits.packed || rows_together(s) <= thin.rows) return thin;
+  if (traits.packed || rows_per_document(s) <= thin.rows) return thin;
   const ForwardPlan mid = plan(Tile::mid);
   // The largest tile takes a third of the smallest one's time for its work, if it finds work at all.
   constexpr double kThinTakes = 3.0;
   const double middling = busiest_work(s, mid, device);
   if (kThinTakes * busiest_work(s, thin, device) <= middling) return thin;
-  if (rows_together(s) <= mid.rows) return mid;
+  if (rows_per_document(s) <= mid.rows) return mid;
   // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
   const ForwardPlan wide = plan(Tile::wide);
   if (wide.stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;

@@ -19,7 +19,7 @@ constexpr int64_t kExactRows = 256, kMostHalves = int64_t{4} << 30;
 constexpr double kExactWork = 2e9;
 
 bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
-  return rows_together(s) >= kExactRows && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kExactWork &&
+  return rows_per_document(s) >= kExactRows && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kExactWork &&
          4 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostHalves &&
          plan_3xfp16(s, masked, true, device).has_value();
 }
@@ -48,8 +48,8 @@ bool may_be_normalized_fp16(const Sizes& s) {
 bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kMostBytes = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
   const int64_t capacity = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
-  return !masked && rows_together(s) >= (capacity <= kStays ? kRowsThen : kRows) && capacity <= kMostBytes &&
-         s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
+  return !masked && rows_per_document(s) >= (capacity <= kStays ? kRowsThen : kRows) &&
+         capacity <= kMostBytes && s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ OperandConversion plan_operand_conversion(const Sizes& s, Dtype dtype, Precision
     return {worth_3xfp16(s, masked, device) ? Copies::fp16x2 : Copies::none, dtype, precision};
   }
   const OperandConversion as_they_are{Copies::none, dtype, Precision::high};
-  if (rows_together(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
+  if (rows_per_document(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
   const bool served = has_kernel(s, masked, device);
   if (normalize && served && may_be_normalized_fp16(s)) return unit;
   if (precision == Precision::medium) return {Copies::bf16, Dtype::bf16, Precision::highest};

@@ -1,4 +1,4 @@
-// Gradient rows of document tokens, as the blocks that own tokens sum them and write them.
+// How a block that owns document tokens sums their gradient rows and writes them.
 #pragma once
 
 #include "args.h"

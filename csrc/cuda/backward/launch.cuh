@@ -1,4 +1,4 @@
-// Launches the backward kernels for one element type. Each csrc/cuda/backward_*.cu instantiates it once.
+// Launches the backward kernels for one element type. Each of instances/ instantiates it once.
 #pragma once
 
 #include <algorithm>

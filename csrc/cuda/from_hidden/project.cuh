@@ -84,8 +84,8 @@ struct ProjectRows : ProjectTile {
   }
 
   // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are active.
-  __device__ __forceinline__ void copy_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full, int tile,
-                                             int end, int dim) const {
+  __device__ __forceinline__ void tma_load_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full,
+                                                 int tile, int end, int dim) const {
     const int boxes = p.active_rows == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
     ptx::mbarrier_arrive_expect_tx(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
     ptx::tma_load_4d(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
@@ -121,7 +121,7 @@ struct ProjectRows : ProjectTile {
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
         ring.wait_empty();
-        if (leads) copy_boxes(maps, ring.stage(), ring.full(), tile, end, dim);
+        if (leads) tma_load_boxes(maps, ring.stage(), ring.full(), tile, end, dim);
         __syncwarp();
         if (gathered) {
           copy_rows(ring.stage(), tile, end, dim);

@@ -1,4 +1,4 @@
-// Residual codes to what they add to a centroid, a lane's share of a token at a time.
+// Looks up what residual codes add to a centroid, a lane's share of a token at a time.
 //
 // A vector is 16 bytes of a token's embedding. Each lookup says how many dims that is, which bytes of the
 // residual belong to it, what table in shared memory it needs, and how the table's values are added.

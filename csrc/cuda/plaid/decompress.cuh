@@ -1,4 +1,4 @@
-// Residual-compressed documents as the kernels find them: where one lies, and what a token holds.
+// Where a residual-compressed document lies, and the values of a token.
 #pragma once
 
 #include "../primitives/element.cuh"
