@@ -4,8 +4,7 @@
 //              a tile is full: short queries share one, long queries span several. All tiles meet all
 //              documents.
 //   packed     in_batch, with one query of all tokens: documents lie where spans say, and the epilogue knows
-//   the
-//              query of each row (epilogue.cuh).
+//              the query of each row (epilogue.cuh).
 //   per_query  each query is cut on its own, since no other query meets its documents.
 //
 // Everything after the choice of a tile (loads, products, maxima, sums) is the same for both.
