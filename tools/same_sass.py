@@ -83,12 +83,12 @@ def bodies_of(path: Path, cuobjdump: str) -> Bodies:
     return bodies
 
 
-def differences(before: Bodies, after: Bodies) -> list[str]:
-    """A line for each body that one side has more of."""
+def differences(before: Bodies, after: Bodies, part: bool = False) -> list[str]:
+    """A line for each body that one side has more of; with `part`, that AFTER has more of."""
     lines = []
     for body in sorted(before.keys() | after.keys()):
         old, new = before.get(body, []), after.get(body, [])
-        if len(old) != len(new):
+        if len(new) > len(old) or (len(new) < len(old) and not part):
             names = ", ".join(sorted({*old, *new}))
             lines.append(f"{len(old)} before, {len(new)} after, {body[0]}: {names}")
     return lines
@@ -105,13 +105,18 @@ def main() -> int:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--cuobjdump", default="cuobjdump", help="its path; else it is found on PATH")
+    parser.add_argument(
+        "--part",
+        action="store_true",
+        help="AFTER holds some of the kernels alone: look for those that are new",
+    )
     options = parser.parse_args()
     needs_it = {options.before.suffix, options.after.suffix} != {".sass"}
     if needs_it and shutil.which(options.cuobjdump) is None:
         parser.error(f"no {options.cuobjdump} on PATH: install the CUDA toolkit's, or name it by --cuobjdump")
     before = bodies_of(options.before, options.cuobjdump)
     after = bodies_of(options.after, options.cuobjdump)
-    found = differences(before, after)
+    found = differences(before, after, options.part)
     if not count(before) or not count(after):
         sys.exit(f"same_sass.py: {count(before)} kernels before, {count(after)} after: nothing to compare")
     print("\n".join([*found, f"{count(before)} kernels before, {count(after)} after"]))

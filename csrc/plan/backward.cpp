@@ -88,7 +88,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   const int64_t entries = winners_of_document(s);
   // Rows in flight pass through L1, which has what shared memory leaves of the same memory.
   const int64_t shared_memory = std::max(device.smem_per_sm - kCacheBytes, device.smem_per_sm / 2);
-  const int64_t room =
+  const int64_t space =
       std::min<int64_t>(device.smem_per_block,
                         shared_memory / resident_blocks(dtype, plan.row_fragments) - kReservedBytes) /
       16 * 16;
@@ -98,17 +98,17 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   const int64_t listed = plan.narrow_list ? 2 : 4;
   const int64_t grads = s.layout == Layout::in_batch ? s.Nq : 1;
   const int64_t sum_bytes = dtype == Dtype::fp64 ? 8 : 4;
-  plan.grads_kept = static_cast<int>(sum_bytes * grads <= room / 8 ? grads : 0);
+  plan.grads_kept = static_cast<int>(sum_bytes * grads <= space / 8 ? grads : 0);
 
   SegmentedSmem& memory = plan.memory;
   // Winners come to shared memory before they are in order: in a document of several tiles those of this one
-  // alone, and a quarter more than an even share to each warp, if the list has room for them then.
+  // alone, and a quarter more than an even share to each warp, if the list holds them then.
   const int64_t unit = 32 * plan.segments;
   const auto lay_out = [&](int64_t tiles, bool compact) {
     const int64_t tokens = ceil_div(s.Ld, tiles);
     plan.compact = compact;
     const int64_t staged = compact ? std::min(entries, 5 * ceil_div(entries, 4 * tiles) + unit)
-                                   : std::min({entries, room / 6, kMaxChunk});
+                                   : std::min({entries, space / 6, kMaxChunk});
     plan.chunk = static_cast<int>(ceil_div(staged, unit) * unit);
     memory.staged = block_smem(plan.row_fragments, false);
     memory.origins = memory.staged + 2 * plan.chunk;
@@ -117,7 +117,7 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
     memory.next = memory.starts + static_cast<int>(4 * (tokens + 1));
     memory.cursors = memory.next + static_cast<int>(4 * tokens);
     memory.list = memory.cursors + static_cast<int>(4 * tokens * plan.segments);
-    return (room - memory.list) / listed;  // how many the list has room for
+    return (space - memory.list) / listed;  // how many winners the list holds
   };
   // A quarter more than an even share, for winners that are not spread so evenly.
   const auto wanted = [&](int64_t tiles) { return std::min(entries, 5 * ceil_div(entries, 4 * tiles) + 64); };
@@ -129,13 +129,13 @@ void plan_many(const Sizes& s, Dtype dtype, const Device& device, BackwardPlan& 
   int64_t tiles = fewest;
   while (tiles < most && !fits(tiles, false)) ++tiles;
   // To leave out the winners of other tiles pays, measured on an H200: more than it costs to have more tiles,
-  // if else a tile would look at all winners twice, for want of room.
+  // if else a tile would look at all winners twice, for want of memory.
   int64_t compact = std::max<int64_t>(fewest, 2);
   while (compact < most && !fits(compact, true)) ++compact;
-  const bool leave_out =
-      compact <= most && fits(compact, true) && (compact == tiles || entries > std::min(room / 6, kMaxChunk));
+  const bool leave_out = compact <= most && fits(compact, true) &&
+                         (compact == tiles || entries > std::min(space / 6, kMaxChunk));
   cut_documents(s, leave_out ? compact : tiles, plan);
-  // Where there is room, for twice as many: one token may win often.
+  // Where there is memory, for twice as many: one token may win often.
   const int64_t capacity = lay_out(plan.tiles, leave_out);
   plan.list_capacity =
       static_cast<int>(std::max<int64_t>(1, std::min({capacity, entries, 2 * wanted(plan.tiles)})));

@@ -80,7 +80,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("tile", &li::ForwardPlan::tile)
       .def_readonly("rows", &li::ForwardPlan::rows)
       .def_readonly("columns", &li::ForwardPlan::columns)
-      .def_readonly("chunks", &li::ForwardPlan::chunks)
+      .def_readonly("k_chunks", &li::ForwardPlan::k_chunks)
       .def_readonly("tokens", &li::ForwardPlan::tokens)
       .def_readonly("stages", &li::ForwardPlan::stages)
       .def_readonly("cluster", &li::ForwardPlan::cluster)
@@ -101,12 +101,12 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("partial_rows", &li::ForwardPlan::partial_rows)
       .def_readonly("partials", &li::ForwardPlan::partials);
   py::class_<li::ForwardTraits>(m, "ForwardTraits")
-      .def(py::init([](li::Dtype dtype, li::Precision precision, bool masked, bool scaled, bool copy_engine,
-                       bool packed) {
-             return li::ForwardTraits{dtype, precision, masked, packed, scaled, copy_engine};
+      .def(py::init([](li::Dtype dtype, li::Precision precision, bool masked, bool scaled,
+                       bool tma_compatible, bool packed) {
+             return li::ForwardTraits{dtype, precision, masked, packed, scaled, tma_compatible};
            }),
            py::arg("dtype") = li::Dtype::bf16, py::arg("precision") = li::Precision::highest,
-           py::arg("masked") = false, py::arg("scaled") = false, py::arg("copy_engine") = true,
+           py::arg("masked") = false, py::arg("scaled") = false, py::arg("tma_compatible") = true,
            py::arg("packed") = false);
   m.def("plan_forward", &li::plan_forward, py::arg("sizes"), py::arg("traits"), py::arg("device"));
 

@@ -83,14 +83,14 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
       return together + ": as few as fit the narrow side of a tile, so documents take its wide side";
     case Tile::sm90_q:
     case Tile::sm90_q_longd: {
-      const std::string chunks =
+      const std::string k_chunks =
           plan.tile == Tile::sm90_q
               ? ""
-              : "; embeddings of " + std::to_string(plan.chunks) + " x 128 bytes go by in chunks";
+              : "; embeddings of " + std::to_string(plan.k_chunks) + " x 128 bytes go by in chunks";
       const int64_t tiles = (s.Ld + plan.columns - 1) / plan.columns;
       return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; " +
              std::to_string(tiles) + " x " + std::to_string(plan.columns) + " tokens cover " +
-             std::to_string(s.Ld) + chunks;
+             std::to_string(s.Ld) + k_chunks;
     }
     default:
       break;
@@ -150,7 +150,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
   if (short_docs) {
     out << "none: tokens go from memory to registers\n";
   } else {
-    out << plan.stages << " stages, " << plan.chunks << " of " << (fp16x2 ? 2 * 128 : 128)
+    out << plan.stages << " stages, " << plan.k_chunks << " of " << (fp16x2 ? 2 * 128 : 128)
         << " bytes a token to an embedding\n";
   }
   if (sm90_d) {
@@ -158,7 +158,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
         << (plan.members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
   }
   out << "Q          "
-      << (short_docs      ? plan.chunks > 2 ? "comes from L1, slice by slice" : "stays in registers"
+      << (short_docs      ? plan.k_chunks > 2 ? "comes from L1, slice by slice" : "stays in registers"
           : plan.stream_q ? "streams through the ring with D"
                           : "stays in shared memory")
       << (plan.cluster > 1 ? ", half of it from the other block of a cluster\n" : "\n") << "memory     "
@@ -233,9 +233,9 @@ std::string explain(const Sizes& s, const ResidualPlan& plan, int nbits) {
         << "lookup     "
         << (bytes ? "a byte of " + std::to_string(nbits) + "-bit buckets at a time" : "bucket by bucket")
         << ", from shared memory\n";
-    if (plan.cut_tokens > 0) {
-      out << "splits     documents of more than " << 2 * plan.cut_tokens << " tokens, into splits of "
-          << plan.cut_tokens << "\n";
+    if (plan.split_tokens > 0) {
+      out << "splits     documents of more than " << 2 * plan.split_tokens << " tokens, into splits of "
+          << plan.split_tokens << "\n";
     }
     out << "memory     " << plan.smem_bytes << " bytes of shared memory a block\n"
         << "grid       " << plan.grid << " blocks share " << plan.work_tiles

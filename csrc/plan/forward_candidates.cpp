@@ -33,8 +33,8 @@ int64_t count_partials(const Sizes& s, int64_t rows) {
 // fit.
 int stages_that_fit(int64_t resident, int64_t stage, int blocks, const Device& device) {
   const int64_t reserved = 1024;  // the system's own share of each block
-  const int64_t room = std::min<int64_t>(device.smem_per_block, device.smem_per_sm / blocks - reserved);
-  const int64_t stages = (room - resident) / stage;
+  const int64_t capacity = std::min<int64_t>(device.smem_per_block, device.smem_per_sm / blocks - reserved);
+  const int64_t stages = (capacity - resident) / stage;
   return stages < 2 ? 0 : static_cast<int>(std::min<int64_t>(stages, kMaxStages));
 }
 
@@ -45,9 +45,9 @@ struct Fit {
 
 // Q stays resident if three stages and two blocks a multiprocessor still fit; else it streams. One block with
 // a resident Q beats streaming only where streaming cannot have two blocks either.
-Fit fit(const TileShape& shape, Tile tile, int64_t chunks, const Device& device) {
+Fit fit(const TileShape& shape, Tile tile, int64_t k_chunks, const Device& device) {
   const int64_t extra = exchange_bytes(shape);
-  const int64_t resident = extra + chunks * shape.rows * kChunkBytes;
+  const int64_t resident = extra + k_chunks * shape.rows * kChunkBytes;
   const int64_t d_stage = shape.columns * kChunkBytes;
   const int64_t qd_stage = (shape.columns + shape.rows) * kChunkBytes;
   for (int blocks = blocks_by_registers(tile); blocks >= 2; --blocks) {
@@ -107,7 +107,7 @@ void deal(const Sizes& s, ForwardPlan& plan, const Device& device) {
 }
 
 bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
-  return device.wgmma && traits.copy_engine && s.Ld <= kMaxExactToken;
+  return device.wgmma && traits.tma_compatible && s.Ld <= kMaxExactToken;
 }
 
 }  // namespace
@@ -135,13 +135,13 @@ std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = tile;
-  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  const Fit f = fit(shape, tile, plan.chunks, device);
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  const Fit f = fit(shape, tile, plan.k_chunks, device);
   plan.stages = f.stages;
   plan.stream_q = f.stream_q;
   plan.blocks_per_sm = f.blocks;
   const int64_t stage = (shape.columns + (f.stream_q ? shape.rows : 0)) * kChunkBytes;
-  const int64_t q = f.stream_q ? 0 : plan.chunks * shape.rows * kChunkBytes;
+  const int64_t q = f.stream_q ? 0 : plan.k_chunks * shape.rows * kChunkBytes;
   plan.smem_bytes = static_cast<int>(exchange_bytes(shape) + q + f.stages * stage);
   plan.rows = shape.rows;
   plan.columns = shape.columns;
@@ -160,16 +160,16 @@ std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTra
   constexpr int kWarps = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if ((compute != Compute::bf16 && compute != Compute::fp16) || traits.packed || traits.scaled ||
-      (s.d * element_bytes(compute) > kLongestEmbedding && (columns != 8 || !traits.copy_engine))) {
+      (s.d * element_bytes(compute) > kLongestEmbedding && (columns != 8 || !traits.tma_compatible))) {
     return std::nullopt;
   }
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::thin;
-  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = plan.partial_rows = 32;
   plan.columns = columns != 0 ? columns : s.Ld <= 8 ? 8 : 32;
-  plan.blocks_per_sm = short_docs_blocks(plan.columns, plan.chunks);
+  plan.blocks_per_sm = short_docs_blocks(plan.columns, plan.k_chunks);
   plan.row_tiles = count_row_tiles(s, plan.rows);
   plan.work_tiles = plan.row_tiles * s.N;
   plan.grid = std::min<int64_t>(plan.work_tiles, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
@@ -187,7 +187,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::sm90_q;
-  plan.chunks = static_cast<int>(ceil_div(s.d * element, kChunkBytes));
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element, kChunkBytes));
   plan.rows = 256;
   plan.partial_rows = 128;
   plan.scaled = traits.scaled;
@@ -206,8 +206,8 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
   plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
-  const int64_t q = plan.chunks * plan.rows * kChunkBytes;
-  const int64_t stage = plan.chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
+  const int64_t q = plan.k_chunks * plan.rows * kChunkBytes;
+  const int64_t stage = plan.k_chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
                         (plan.scaled ? 4 * plan.columns : 0);
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMaxStages));
@@ -230,7 +230,7 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::sm90_q_longd;
-  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
   plan.rows = exact || halves ? 128 : 256;
   plan.partial_rows = exact || halves ? 16 : 32;
   plan.columns = fit_columns(s, compute, 1, 0, [&](int width) {
@@ -241,13 +241,13 @@ std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits
   plan.scaled = traits.scaled;
   constexpr int64_t kUnitsAndBarriers = 512;
   const int64_t token_scales = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
-  const int64_t beside = token_scales + kUnitsAndBarriers, room = device.smem_per_block - beside;
-  const int64_t chunk = (exact || halves ? 2 : 1) * kChunkBytes;  // of a token
-  const int64_t q = plan.chunks * plan.rows * chunk, d_stage = plan.columns * chunk;
-  plan.stream_q = exact || (room - q) / d_stage < (halves ? 3 : 4);
+  const int64_t beside = token_scales + kUnitsAndBarriers, capacity = device.smem_per_block - beside;
+  const int64_t k_chunk = (exact || halves ? 2 : 1) * kChunkBytes;  // of a token
+  const int64_t q = plan.k_chunks * plan.rows * k_chunk, d_stage = plan.columns * k_chunk;
+  plan.stream_q = exact || (capacity - q) / d_stage < (halves ? 3 : 4);
   const int64_t resident = plan.stream_q ? 0 : q;
-  const int64_t stage = d_stage + (plan.stream_q ? plan.rows * chunk : 0);
-  plan.stages = static_cast<int>(std::min<int64_t>((room - resident) / stage, kMaxStages));
+  const int64_t stage = d_stage + (plan.stream_q ? plan.rows * k_chunk : 0);
+  plan.stages = static_cast<int>(std::min<int64_t>((capacity - resident) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(resident + plan.stages * stage + beside);
   share_out(s, plan, device);
   if (paired && plan.stream_q && !exact && device.sm_count >= 2) {
@@ -264,17 +264,18 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
                                        int members, int num_splits, bool winners, bool listed) {
   constexpr int kWidest = 128, kFewestStages = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
-  if (!device.wgmma || !traits.copy_engine || rows_together(s) > kWidest || element_bytes(compute) > 2) {
+  if (!device.wgmma || !traits.tma_compatible || rows_per_document(s) > kWidest ||
+      element_bytes(compute) > 2) {
     return std::nullopt;
   }
   ForwardPlan plan;
   plan.compute = compute;
   plan.tile = Tile::sm90_d;
-  plan.chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_together(s), 32)) * 32);
-  const Sm90DShape shape = sm90_d_shape(plan.columns, plan.chunks, winners, listed);
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_per_document(s), 32)) * 32);
+  const Sm90DShape shape = sm90_d_shape(plan.columns, plan.k_chunks, winners, listed);
   if (members > shape.warpgroups) return std::nullopt;
-  plan.chunks = static_cast<int>(ceil_div(plan.chunks, shape.chunks)) * shape.chunks;
+  plan.k_chunks = static_cast<int>(ceil_div(plan.k_chunks, shape.k_chunks)) * shape.k_chunks;
   plan.tokens = shape.tokens;
   if (!may_split(s, plan.tokens, num_splits, traits.packed)) return std::nullopt;
   plan.num_splits = num_splits;
@@ -284,8 +285,8 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
   const int64_t documents_a_block =
       std::max<int64_t>(1, ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1)));
   const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), num_splits);
-  const int64_t stage = shape.chunks * shape.tokens * kChunkBytes;
-  const int64_t q = plan.chunks * plan.columns * kChunkBytes;
+  const int64_t stage = shape.k_chunks * shape.tokens * kChunkBytes;
+  const int64_t q = plan.k_chunks * plan.columns * kChunkBytes;
   const int64_t exchange = shape.warpgroups * 2 * 4 * plan.columns * 8;
   // Where every query has its own documents each team holds a Q.
   const auto fixed = [&](int teams) {
@@ -309,7 +310,7 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
   };
   plan.members = std::max(members, 1);
   const bool few = documents_a_block <= (plan.columns <= 64 ? 5 : 1) || teams_of(1) == 1;
-  const int64_t enough = plan.chunks == shape.chunks ? 3 : 4;  // stages; a tile may be several
+  const int64_t enough = plan.k_chunks == shape.k_chunks ? 3 : 4;  // stages; a tile may be several
   for (const int more : {2, 3}) {
     const bool possible = members == 0 && few && more <= shape.warpgroups && share(1, more) >= enough;
     if (possible && waves(more) < waves(plan.members)) plan.members = more;
@@ -334,8 +335,8 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& s, const ForwardTraits& traits,
                                  const Device& device, bool winners, bool listed) {
   if (plan.tile != Tile::sm90_d) return plan;
-  const int all = sm90_d_shape(plan.columns, plan.chunks, false, false).warpgroups;
-  if (sm90_d_shape(plan.columns, plan.chunks, winners, listed).warpgroups == all) return plan;
+  const int all = sm90_d_shape(plan.columns, plan.k_chunks, false, false).warpgroups;
+  if (sm90_d_shape(plan.columns, plan.k_chunks, winners, listed).warpgroups == all) return plan;
   return *plan_sm90_d(s, traits, device, 0, plan.num_splits, winners, listed);
 }
 

@@ -1,4 +1,4 @@
-// How each forward kernel would serve a call, whether it is good at it or not. Nothing where it cannot.
+// The plan of each forward kernel for a call, whether it suits the call or not; nullopt where it cannot run.
 // forward_select.cpp says which one does; forward_enumerate.cpp lists them all, so that it can be measured.
 #pragma once
 
@@ -10,8 +10,8 @@ namespace late_interaction {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Query rows that meet each document token together.
-inline int64_t rows_together(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
+// Query rows that each document token is multiplied with.
+inline int64_t rows_per_document(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
 
 inline double similarities(const Sizes& s) { return 1.0 * s.Nq * s.Lq * s.N * s.Ld; }
 
@@ -51,10 +51,9 @@ inline bool is_3xfp16(const ForwardPlan& plan) {
   return plan.tile == Tile::sm90_q_longd && plan.compute == Compute::fp16 && plan.rows == 128;
 }
 
-// ---- of some widths winners, and listed pairs, leave sm90_d fewer warpgroups than scores alone
-// ----
+// ---- sm90_d has fewer warpgroups for some widths with winners, and with listed pairs ----
 
-// A plan for scores alone, as it is for a call with winners or of listed pairs.
+// The plan for scores alone, changed to what a call with winners or listed pairs needs.
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& sizes, const ForwardTraits& traits,
                                  const Device& device, bool winners, bool listed);
 

@@ -11,7 +11,7 @@ namespace {
 // Work tiles of a call as forward/sm80/kernel_short_docs.cuh deals it, a warp each.
 int64_t short_docs_work_tiles(const Sizes& s) {
   constexpr int64_t kRows = 32;
-  return ceil_div(rows_together(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
+  return ceil_div(rows_per_document(s), kRows) * (s.layout == Layout::in_batch ? 1 : s.Nq) * s.N;
 }
 
 // About one for each warp that is resident, or more.
@@ -21,8 +21,8 @@ bool fills_the_device(int64_t short_docs_work_tiles, const Device& device) {
 
 // Whether every block of such a call has one work tile, whose tokens its warps share.
 bool shares_work_tiles(const Sizes& s, int columns, const Device& device) {
-  const int chunks = 2 * s.d <= 128 ? 1 : 2;
-  return short_docs_work_tiles(s) <= short_docs_blocks(columns, chunks) * device.sm_count;
+  const int k_chunks = 2 * s.d <= 128 ? 1 : 2;
+  return short_docs_work_tiles(s) <= short_docs_blocks(columns, k_chunks) * device.sm_count;
 }
 
 // Bytes of an embedding that a warp of forward/sm80/kernel_short_docs.cuh holds. Longer ones pass by in
@@ -40,10 +40,10 @@ bool is_held(const Sizes& s, const ForwardTraits& traits) {
 // of more than 32 rows is then summed by a second kernel.
 bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr double kLittle = 5e8, kSome = 5e9;  // operations
-  const int64_t rows = rows_together(s), work_tiles = short_docs_work_tiles(s);
+  const int64_t rows = rows_per_document(s), work_tiles = short_docs_work_tiles(s);
   const bool many = fills_the_device(work_tiles, device);
-  if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.copy_engine;
-  if (!device.wgmma || !traits.copy_engine) {
+  if (!is_held(s, traits)) return rows <= 32 && s.Ld <= 16 && many && traits.tma_compatible;
+  if (!device.wgmma || !traits.tma_compatible) {
     return s.Ld <= 128 && (rows <= 32 || s.Ld <= 40 || operations(s) <= kLittle);
   }
   const bool few = shares_work_tiles(s, 32, device), narrow = 2 * s.d <= 128;
@@ -65,7 +65,7 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
 // Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
 // L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
-  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.chunks, 2);
+  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.k_chunks, 2);
   const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.columns), direct.members);
   return ceil_div(direct.work_tiles, workers) * tiles * pieces;
 }
@@ -73,7 +73,7 @@ int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
 // What the kernel of `plan` takes, less what a short_docs call takes beside its slices; in the time of a
 // slice.
 double in_pieces(const Sizes& s, const ForwardPlan& plan) {
-  const double pieces = static_cast<double>(ceil_div(plan.chunks, 2));
+  const double pieces = static_cast<double>(ceil_div(plan.k_chunks, 2));
   const double waves = static_cast<double>(ceil_div(plan.work_tiles, plan.grid / plan.cluster));
   if (plan.tile == Tile::sm90_d) return 2.8 + waves * pieces * (plan.columns <= 64 ? 1.0 / 3 : 0.6);
   const double tiles = static_cast<double>(ceil_div(s.Ld, plan.columns));
@@ -83,7 +83,7 @@ double in_pieces(const Sizes& s, const ForwardPlan& plan) {
 bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
   constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
   const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
-  return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.chunks * 128 <= kRowsInL2 &&
+  return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.k_chunks * 128 <= kRowsInL2 &&
          static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
 }
 
@@ -93,7 +93,7 @@ bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const Forwar
 int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(short_docs_work_tiles(s), device);
   const bool shared = s.Ld <= 32 && shares_work_tiles(s, 8, device);
-  const bool fits_eights = s.Ld <= (traits.copy_engine ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
+  const bool fits_eights = s.Ld <= (traits.tma_compatible ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
   return s.Ld <= 8 || shared || (many && fits_eights) ? 8 : 32;
 }
 
@@ -101,8 +101,8 @@ int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& de
 // take sm90_q 0.5 us less, though half its tile is empty; if no kernel has to find norms for it.
 bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   constexpr int64_t kShort = 512;
-  if (rows_together(s) > 128) return true;
-  return rows_together(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
+  if (rows_per_document(s) > 128) return true;
+  return rows_per_document(s) > 64 && s.Ld <= kShort && s.documents() <= device.sm_count && !traits.packed &&
          !traits.scaled && !is_quantized(traits.dtype);
 }
 
@@ -111,13 +111,13 @@ bool worth_rows(const Sizes& s, const ForwardTraits& traits, const Device& devic
 // a quarter of what its products with the query rows take, which at four rows a byte is as long; beside
 // that, no time goes to masked tokens. And the copy is a kernel more.
 bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits) {
-  constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostRoom = int64_t{1} << 30;
+  constexpr int64_t kFewestRows = 512, kWidestTile = 160, kMostBytes = int64_t{1} << 30;
   constexpr double kEnough = 8e7;
   const int64_t slot = traits.packed ? kWidestTile : std::max(s.Ld, kWidestTile);
   const int64_t token = s.d * element_bytes(compute);
   return (traits.packed || (traits.masked && s.Ld >= 80)) &&
-         rows_together(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
-         s.documents() * slot * token <= kMostRoom;
+         rows_per_document(s) >= std::max(kFewestRows, 4 * token) && similarities(s) >= kEnough &&
+         s.documents() * slot * token <= kMostBytes;
 }
 
 // With an odd number of documents one of two blocks idles at the end of each row tile.
@@ -141,7 +141,7 @@ std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& trait
   }
   const auto split = plan_sm90_q_longd(s, traits, device, worth_pairing(s));
   // With a quarter of its rows, a tile's waste outweighs what wgmma is faster.
-  if (split && rows_together(s) > split->rows / 4) return split;
+  if (split && rows_per_document(s) > split->rows / 4) return split;
   return std::nullopt;
 }
 
@@ -249,13 +249,13 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   }
   const auto plan = [&](Tile tile) { return *plan_sm80(s, traits, device, tile); };
   const ForwardPlan thin = plan(Tile::thin);
-  if (traits.packed || rows_together(s) <= thin.rows) return thin;
+  if (traits.packed || rows_per_document(s) <= thin.rows) return thin;
   const ForwardPlan mid = plan(Tile::mid);
   // The largest tile takes a third of the smallest one's time for its work, if it finds work at all.
   constexpr double kThinTakes = 3.0;
   const double middling = busiest_work(s, mid, device);
   if (kThinTakes * busiest_work(s, thin, device) <= middling) return thin;
-  if (rows_together(s) <= mid.rows) return mid;
+  if (rows_per_document(s) <= mid.rows) return mid;
   // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
   const ForwardPlan wide = plan(Tile::wide);
   if (wide.stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;

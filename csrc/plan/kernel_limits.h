@@ -9,22 +9,22 @@ namespace late_interaction {
 // ---- forward/sm90_d: the shape of a block ----
 
 struct Sm90DShape {
-  int warpgroups;  // as many as registers allow
-  int chunks;      // 128-byte slices of an embedding in a stage of the ring
+  int warpgroups;  // that multiply: as many as registers allow
+  int k_chunks;    // 128-byte slices of an embedding in a stage of the ring
   int tokens;      // in a stage: a tile, of one or two blocks of 64
 };
 
 // columns: query rows, a multiple of 32 up to 128. chunks: what a whole embedding takes. Winners of 64 and of
 // 128 rows take the registers of a warpgroup, and so do the producers of listed pairs with 64.
-constexpr Sm90DShape sm90_d_shape(int columns, int chunks, bool winners, bool listed) {
+constexpr Sm90DShape sm90_d_shape(int columns, int k_chunks, bool winners, bool listed) {
   const bool fewer = (columns == 64 && (winners || listed)) || (columns == 128 && winners);
   const int warpgroups = (columns <= 64 ? 4 : 3) - (fewer ? 1 : 0);
-  if (chunks > 1) return {warpgroups, 2, 64};
+  if (k_chunks > 1) return {warpgroups, 2, 64};
   return {warpgroups, 1, columns <= 32 ? 128 : 64};
 }
 
-// Of a stage, where they ride with its embeddings: its tokens' mask, then, if they are quantized, their
-// scales. Each with 16 bytes more, since TMA begins at whole 16; it writes to multiples of 128.
+// Bytes of a stage's token mask and, of quantized tokens, its token scales, where TMA brings them with the
+// embeddings. Each has 16 bytes more, since TMA reads from multiples of 16; it writes to multiples of 128.
 constexpr int mask_bytes(const Sm90DShape& shape) { return (shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int scale_bytes(const Sm90DShape& shape) { return (4 * shape.tokens + 16 + 127) / 128 * 128; }
 constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
@@ -33,22 +33,21 @@ constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
 
 // ---- forward/sm90_q ----
 
-// forward/sm90_q, over documents that a kernel before has copied: the last tile of one may be narrower than
-// the others. Whether such documents have instances of their own: those of 16-bit tokens, whose columns count
-// alike.
+// Over compacted documents, the last tile of a document may be narrower than the others (a tail). Whether
+// there are instances for that: for 16-bit tokens whose columns count alike.
 constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
   return element_bytes == 2 && !masked && !scaled;
 }
 
-// Tokens of the last tile, where what remains of the document fits them: about two thirds of a tile.
+// Tokens of a tail: about two thirds of a tile.
 constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
 
 // ---- forward/sm80 ----
 
 // Blocks of the short-document kernel (forward/sm80/kernel_short_docs.cuh) that a multiprocessor holds, as
 // registers allow. chunks: 128-byte slices of an embedding, or of what a warp holds of a longer one.
-constexpr int short_docs_blocks(int columns, int chunks) {
-  return (columns == 8 ? 3 : 2) + (chunks == 1 ? 1 : 0);
+constexpr int short_docs_blocks(int columns, int k_chunks) {
+  return (columns == 8 ? 3 : 2) + (k_chunks == 1 ? 1 : 0);
 }
 
 // ---- backward ----

@@ -19,7 +19,7 @@ constexpr int64_t kExactRows = 256, kMostHalves = int64_t{4} << 30;
 constexpr double kExactWork = 2e9;
 
 bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
-  return rows_together(s) >= kExactRows && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kExactWork &&
+  return rows_per_document(s) >= kExactRows && 2.0 * s.Nq * s.Lq * s.N * s.Ld * s.d >= kExactWork &&
          4 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostHalves &&
          plan_3xfp16(s, masked, true, device).has_value();
 }
@@ -30,8 +30,10 @@ bool on_wgmma(const ForwardPlan& plan) {
 
 // Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know scales of them.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
-  const ForwardTraits traits{
-      .dtype = Dtype::fp16, .precision = Precision::highest, .masked = masked, .copy_engine = s.d % 8 == 0};
+  const ForwardTraits traits{.dtype = Dtype::fp16,
+                             .precision = Precision::highest,
+                             .masked = masked,
+                             .tma_compatible = s.d % 8 == 0};
   return s.N > 0 && s.Ld > 0 && on_wgmma(plan_forward(s, traits, device));
 }
 
@@ -44,10 +46,10 @@ bool may_be_normalized_fp16(const Sizes& s) {
 // 1024 rows that is as long, unless the copies stay in L2. With a mask there are copies of what it keeps
 // already, and two would be more memory than the gradients will be.
 bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
-  constexpr int64_t kMostRoom = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
-  const int64_t room = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
-  return !masked && rows_together(s) >= (room <= kStays ? kRowsThen : kRows) && room <= kMostRoom &&
-         s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
+  constexpr int64_t kMostBytes = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
+  const int64_t capacity = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
+  return !masked && rows_per_document(s) >= (capacity <= kStays ? kRowsThen : kRows) &&
+         capacity <= kMostBytes && s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
 }
 
 }  // namespace
@@ -64,7 +66,7 @@ OperandConversion plan_operand_conversion(const Sizes& s, Dtype dtype, Precision
     return {worth_3xfp16(s, masked, device) ? Copies::fp16x2 : Copies::none, dtype, precision};
   }
   const OperandConversion as_they_are{Copies::none, dtype, Precision::high};
-  if (rows_together(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
+  if (rows_per_document(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
   const bool served = has_kernel(s, masked, device);
   if (normalize && served && may_be_normalized_fp16(s)) return unit;
   if (precision == Precision::medium) return {Copies::bf16, Dtype::bf16, Precision::highest};

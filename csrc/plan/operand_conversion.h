@@ -1,6 +1,6 @@
-// Inputs multiply as they are, or as half-precision copies. Of fp32 that is one pass over them, and then the
-// tensor cores are twice as fast as in TF32; of rows to be normalized, one pass in place of their norms, and
-// then no product has scales.
+// Inputs multiply as they are, or are converted to half precision first. For fp32 the conversion is one pass
+// over them, and the tensor cores are then twice as fast as in TF32. For rows to be normalized it takes the
+// place of the pass that computes norms, and the similarities then need no scales.
 #pragma once
 
 #include "plan.h"
@@ -25,15 +25,15 @@ enum class Copies {
 
 struct OperandConversion {
   Copies copies = Copies::none;
-  Dtype dtype = Dtype::fp32;  // of the copies; halves: of the inputs
+  Dtype dtype = Dtype::fp32;  // of the operands; fp16x2: of the inputs
   Precision precision = Precision::highest;
 };
 
-// How a call of these inputs multiplies.
+// The operands that a call converts its inputs to, if any.
 OperandConversion plan_operand_conversion(const Sizes& sizes, Dtype dtype, Precision precision, bool masked,
                                           bool normalize, const Device& device);
 
-// One line, where there are copies.
+// One line of explain_plan, where inputs are converted.
 std::string explain(Copies copies, Dtype inputs);
 
 }  // namespace late_interaction

@@ -26,11 +26,11 @@ int64_t blocks_that_fit(int64_t smem, const Device& device) {
 void plan_cut(ResidualPlan& plan, const Sizes& s, bool packed, int64_t blocks) {
   constexpr int64_t kLeast = 256;  // tokens: a split's end costs as much as some 64
   const int64_t tokens = packed ? s.Ld : s.N * s.Ld;
-  const int64_t piece = std::max(kLeast, ceil_div(tokens * plan.row_tiles, 4 * blocks));
-  if (s.Ld <= 2 * piece) return;
-  plan.cut_tokens = piece;
-  plan.most_cut = tokens / (2 * piece);
-  plan.most_pieces = tokens / piece + plan.most_cut;
+  const int64_t split = std::max(kLeast, ceil_div(tokens * plan.row_tiles, 4 * blocks));
+  if (s.Ld <= 2 * split) return;
+  plan.split_tokens = split;
+  plan.most_split_docs = tokens / (2 * split);
+  plan.most_splits = tokens / split + plan.most_split_docs;
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ ResidualPlan plan_residual(const Sizes& s, bool packed, Dtype dtype, Precision p
   plan.smem_bytes = static_cast<int>(smem_bytes(half, plan.chunks, rows));
   const int64_t blocks = std::min(resident, fit(rows)) * device.sm_count;
   plan_cut(plan, s, packed, blocks);
-  plan.grid = std::min(plan.work_tiles + plan.most_pieces * plan.row_tiles, blocks);
+  plan.grid = std::min(plan.work_tiles + plan.most_splits * plan.row_tiles, blocks);
   return plan;
 }
 

@@ -16,9 +16,9 @@ struct ResidualPlan {
   int partials = 1;        // partial sums of a query's score; > 1 needs a second, small kernel
   int64_t row_tiles = 0;   // of query rows
   int64_t work_tiles = 0;  // (tile of query rows, document) pairs
-  // Documents of more than twice cut_tokens tokens are split into ranges of as many; 0: none is. At most
+  // Documents of more than twice split_tokens tokens are split into ranges of as many; 0: none is. At most
   // so many splits, and documents that are split.
-  int64_t cut_tokens = 0, most_pieces = 0, most_cut = 0;
+  int64_t split_tokens = 0, most_splits = 0, most_split_docs = 0;
   int smem_bytes = 0;  // dynamic shared memory of a block
   int64_t grid = 0;    // blocks, persistent
 };

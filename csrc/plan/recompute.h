@@ -18,7 +18,7 @@ struct RecomputePlan {
     none,       // all at once
     queries,    // some queries with all they meet give both gradients: documents are each query's own
     documents,  // some documents with all queries give both; grad_Q is summed over the parts
-    apart,      // some queries give grad_Q, then some documents grad_D: no room for those sums
+    apart,      // some queries give grad_Q, then some documents grad_D: no memory for those sums
   };
   Parts parts = Parts::none;
   int64_t queries = 0, documents = 0;  // of a part

@@ -20,7 +20,8 @@ struct TileTime {
 TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
   const bool documents = plan.tile == Tile::sm90_d;
   const double tokens = plan.tile_tokens(), bytes = element_bytes(plan.compute);
-  const double products = 2.0 * plan.rows * tokens * (plan.chunks * 64) / kProducts;  // two bytes an element
+  const double products =
+      2.0 * plan.rows * tokens * (plan.k_chunks * 64) / kProducts;  // two bytes an element
   if (!documents) return {products, products};
   const double read = tokens * s.d * bytes;
   return {std::max(products, read / kReadAlone), std::max(products, read / kReadTogether)};

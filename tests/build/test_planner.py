@@ -110,14 +110,14 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
     one = plan.Sizes(plan.Layout.in_batch, 1, 1000, 32, 300, 128)
     many = plan.Sizes(plan.Layout.in_batch, 256, 256, 32, 300, 128)
 
-    def tile(size, copy_engine, device):
-        return plan.plan_forward(size, plan.ForwardTraits(copy_engine=copy_engine), device).tile
+    def tile(size, tma_compatible, device):
+        return plan.plan_forward(size, plan.ForwardTraits(tma_compatible=tma_compatible), device).tile
 
     assert tile(one, True, H200) == plan.Tile.sm90_d
     assert tile(many, True, H200) == plan.Tile.sm90_q
-    for copy_engine, device in ((False, H200), (True, A100)):
-        assert tile(one, copy_engine, device) == plan.Tile.thin
-        assert tile(many, copy_engine, device) in {plan.Tile.mid, plan.Tile.wide}
+    for tma_compatible, device in ((False, H200), (True, A100)):
+        assert tile(one, tma_compatible, device) == plan.Tile.thin
+        assert tile(many, tma_compatible, device) in {plan.Tile.mid, plan.Tile.wide}
 
 
 def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
@@ -143,8 +143,8 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
     assert tile(512, 512, 32, 40, layout=in_batch) == "sm90_q"
     assert tile(161, 486, 24, 6, scaled=True) == "sm90_d"
     assert tile(161, 486, 24, 16, d=1024) == "direct"  # more than a warp holds: piece by piece
-    assert tile(387, 50, 2, 73, d=100, copy_engine=False) == "direct"
-    assert tile(387, 50, 2, 129, d=100, copy_engine=False) == "thin"
+    assert tile(387, 50, 2, 73, d=100, tma_compatible=False) == "direct"
+    assert tile(387, 50, 2, 129, d=100, tma_compatible=False) == "thin"
     assert tile(161, 486, 24, 6, packed=True) == "sm90_d"
 
 
@@ -167,7 +167,7 @@ def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_t
     assert tile(7, 679, 23, 37, 512, per_query) == tile(3, 1494, 89, 64, 512, per_query) == "sm90_d"
     assert tile(21, 22, 534, 5, 1024) == "direct"
     assert tile(46, 45, 854, 4, 768) == "sm90_q_longd"  # query rows that L2 cannot hold come again and again
-    for traits in ({"scaled": True}, {"copy_engine": False}, {"dtype": plan.Dtype.fp32}):
+    for traits in ({"scaled": True}, {"tma_compatible": False}, {"dtype": plan.Dtype.fp32}):
         assert tile(7, 17, 25, 32, 512, **traits) != "direct"
     assert tile(7, 17, 25, 32, 512, device=A100) != "direct"
 
@@ -179,7 +179,7 @@ def test_short_documents_come_in_eights_where_all_warps_find_work():
 
     assert columns(8, 4000, 32, 16) == columns(1, 1, 32, 8) == columns(1, 264, 32, 32) == 8
     assert columns(1, 700, 32, 16) == columns(8, 3000, 32, 21) == 32
-    assert columns(8, 4000, 32, 40, copy_engine=False) == 8
+    assert columns(8, 4000, 32, 40, tma_compatible=False) == 8
 
 
 def test_over_64_rows_meet_short_documents_as_rows_where_a_multiprocessor_has_one():
@@ -245,18 +245,18 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
 
 @pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
 def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
-    def forward(Nq, d, device=H200, copy_engine=True):
+    def forward(Nq, d, device=H200, tma_compatible=True):
         size = plan.Sizes(plan.Layout.in_batch, Nq, 100, 32, 300, d)
-        return plan.plan_forward(size, plan.ForwardTraits(dtype, copy_engine=copy_engine), device)
+        return plan.plan_forward(size, plan.ForwardTraits(dtype, tma_compatible=tma_compatible), device)
 
     for Nq, tile in ((1, plan.Tile.sm90_d), (64, plan.Tile.sm90_q)):
         for d, chunks in ((16, 1), (128, 1), (256, 2)):
             made = forward(Nq, d)
-            assert (made.compute.name, made.tile, made.chunks) == (dtype.name, tile, chunks)
-        assert forward(Nq, 128, copy_engine=False).tile == plan.Tile.copies
+            assert (made.compute.name, made.tile, made.k_chunks) == (dtype.name, tile, chunks)
+        assert forward(Nq, 128, tma_compatible=False).tile == plan.Tile.copies
         assert forward(Nq, 128, A100).tile == plan.Tile.copies
     split = forward(64, 512)
-    assert (split.compute.name, split.tile, split.chunks) == (dtype.name, plan.Tile.sm90_q_longd, 4)
+    assert (split.compute.name, split.tile, split.k_chunks) == (dtype.name, plan.Tile.sm90_q_longd, 4)
 
 
 def test_int8_tiles_are_whole_sixteens():

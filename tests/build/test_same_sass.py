@@ -27,10 +27,10 @@ def kernel(name, instruction="LDC R1, c[0x0][0x28]", arch="sm_90a"):
     return LISTING.format(name=name, instruction=instruction, arch=arch)
 
 
-def compare(folder, before, after):
+def compare(folder, before, after, *options):
     (folder / "before.sass").write_text(before)
     (folder / "after.sass").write_text(after)
-    command = [sys.executable, TOOL, folder / "before.sass", folder / "after.sass"]
+    command = [sys.executable, TOOL, folder / "before.sass", folder / "after.sass", *options]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -56,6 +56,13 @@ def test_another_body_is_named(tmp_path, after):
     assert run.returncode == 1
     assert "before" in run.stdout
     assert "_Z3newv" in run.stdout
+
+
+def test_a_part_may_lack_kernels_but_have_no_new_one(tmp_path):
+    whole = kernel("_Z3oldv") + kernel("_Z1x", "EXIT")
+    assert compare(tmp_path, whole, kernel("_Z3newv")).returncode == 1
+    assert compare(tmp_path, whole, kernel("_Z3newv"), "--part").returncode == 0
+    assert compare(tmp_path, whole, kernel("_Z3newv", "NOP"), "--part").returncode == 1
 
 
 def test_nothing_is_not_the_same(tmp_path):

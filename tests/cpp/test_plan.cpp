@@ -94,7 +94,7 @@ void test_a_plan_for_compressed_documents_covers_the_queries_and_fits() {
             for (bool winners : {false, true}) {
               const ResidualPlan plan =
                   plan_residual(sizes, false, dtype, Precision::highest, d % 32 == 0, winners, device);
-              EXPECT(plan.grid >= 1 && plan.grid <= plan.work_tiles && plan.cut_tokens == 0);
+              EXPECT(plan.grid >= 1 && plan.grid <= plan.work_tiles && plan.split_tokens == 0);
               if (plan.by_warp) {
                 EXPECT(dtype == Dtype::fp64 || d > 1024);
                 continue;
@@ -120,15 +120,15 @@ void test_long_compressed_documents_are_cut_for_all_blocks() {
   };
   const ResidualPlan one = plan_of(1, 1, 3000000, true);
   EXPECT(one.grid == 4 * kH200.sm_count);
-  EXPECT(one.most_cut >= 1 && one.most_pieces * one.cut_tokens >= 3000000);
-  EXPECT(3000000 / one.cut_tokens >= 2 * one.grid);
+  EXPECT(one.most_split_docs >= 1 && one.most_splits * one.split_tokens >= 3000000);
+  EXPECT(3000000 / one.split_tokens >= 2 * one.grid);
   // Of any lengths, no document that stays whole is more than half of a block's share.
   const ResidualPlan packed = plan_of(1, 10000, 3000000, true);
-  EXPECT(packed.cut_tokens > 0 && 2 * packed.cut_tokens * packed.grid <= 3000000 / 2 + 2 * packed.grid);
+  EXPECT(packed.split_tokens > 0 && 2 * packed.split_tokens * packed.grid <= 3000000 / 2 + 2 * packed.grid);
   // Padded ones that may not be long, or query rows enough, need no cuts.
-  EXPECT(plan_of(1, 10000, 300, false).cut_tokens == 0);
-  EXPECT(plan_of(5000, 1, 1000, false).cut_tokens == 0);
-  EXPECT(plan_of(1, 1, 512, true).cut_tokens == 0);
+  EXPECT(plan_of(1, 10000, 300, false).split_tokens == 0);
+  EXPECT(plan_of(5000, 1, 1000, false).split_tokens == 0);
+  EXPECT(plan_of(1, 1, 512, true).split_tokens == 0);
 }
 
 void test_listed_pairs_become_the_grid_where_that_is_sooner() {
@@ -177,7 +177,7 @@ void test_few_long_documents_are_cut_for_all_blocks() {
         EXPECT(cut.grid > 7 * kH200.sm_count / 10);
         EXPECT((Ld + tile - 1) / tile >= 2 * cut.num_splits);  // so that no piece is shorter than a tile
         EXPECT(cut.partials == (Lq + 127) / 128);
-        EXPECT(explain({layout, Nq, N, Lq, Ld, 128}, cut).find("pieces") != std::string::npos);
+        EXPECT(explain({layout, Nq, N, Lq, Ld, 128}, cut).find("splits") != std::string::npos);
       }
       // Documents enough, short ones, lengths that no one knows, kernels that take documents whole.
       EXPECT(plan(layout, 1, 1000, 32, 1030, {.masked = masked}).num_splits == 1);

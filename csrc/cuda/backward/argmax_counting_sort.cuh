@@ -5,7 +5,7 @@
 //   count   Every warp brings its segment into shared memory and counts it by token. The counts of all chunks
 //           and warps add up to the place where each token's winners start. Where a document has several
 //           tiles (`compact`) a warp keeps what falls to this one, and all entries are one chunk, unless
-//           some warp has no room for what it finds.
+//           what some warp finds exceeds warp_capacity.
 //   list    The counts become places: tokens in order, within a token the chunks, within a chunk the warps.
 //           Then each warp puts its entries in their places, 32 at a time; of lanes with the same token
 //           the lower one comes first.
@@ -29,8 +29,8 @@ struct WinnerOrder {
   uint32_t* starts;   // [tokens + 1] first place of each token
   uint32_t* next;     // [tokens] winners of each token; then the place of the next one
   uint32_t* cursors;  // [segments][tokens] the same, for each warp and one chunk
-  // [segments][room] what each warp has of a chunk: tokens, counted within the tile, and, if `compact`, whose
-  // they are, counted within the warp's segment.
+  // [segments][warp_capacity] what each warp has of a chunk: tokens, counted within the tile, and, if
+  // `compact`, whose they are, counted within the warp's segment.
   uint16_t* staged;
   uint16_t* origins;
 
@@ -89,7 +89,7 @@ struct WinnerOrder {
   }
 
   // Adds what 32 lanes have loaded, from entry `at` of the segment on, to what this warp has found. Returns
-  // whether there is room for it.
+  // whether it fits.
   template <int kWidth>
   __device__ __forceinline__ bool keep(const Tokens<kWidth>& loaded, uint32_t at) {
     uint32_t lower = 0, all = 0;  // found by the lanes below, and by all
@@ -99,8 +99,8 @@ struct WinnerOrder {
       lower += __popc(votes & ((1u << lane) - 1));
       all += __popc(votes);
     }
-    if (found + all > p.room) return false;
-    uint32_t to = warp * p.room + found + lower;
+    if (found + all > p.warp_capacity) return false;
+    uint32_t to = warp * p.warp_capacity + found + lower;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
       if (loaded.token[k] == kElsewhere) continue;
@@ -112,7 +112,7 @@ struct WinnerOrder {
   }
 
   // This warp's segment of the chunk that starts at entry `first`, kWidth winners a load and kAhead loads at
-  // once; counted into its cursors. Returns whether there was room for it.
+  // once; counted into its cursors. Returns whether it fits.
   template <int kWidth>
   __device__ __forceinline__ bool stage(uint32_t first) {
     constexpr int kAhead = kWidth == 4 ? 2 : 4, kStep = 32 * kWidth;
@@ -142,7 +142,7 @@ struct WinnerOrder {
         if (p.compact) {
           if (!keep<kWidth>(ahead[u], at)) return false;
         } else if (at < length) {
-          *reinterpret_cast<TokenVec*>(staged + warp * p.room + at) = ahead[u];
+          *reinterpret_cast<TokenVec*>(staged + warp * p.warp_capacity + at) = ahead[u];
         }
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
@@ -216,7 +216,7 @@ struct WinnerOrder {
     uint32_t* places = cursors + warp * tile.tokens;
     const uint32_t base = starts[from];
     const uint32_t begin = first + segment(first).begin;
-    const uint16_t* tokens = staged + warp * p.room;
+    const uint16_t* tokens = staged + warp * p.warp_capacity;
     for (uint32_t batch = 0; batch < found; batch += 32) {
       const uint32_t at = batch + lane;
       const int t = at < found ? tokens[at] : kElsewhere;
@@ -228,7 +228,7 @@ struct WinnerOrder {
       const uint32_t place = here ? places[t] : 0;
       __syncwarp();
       if (here) {
-        put(place - base + __popc(lower), begin + (p.compact ? origins[warp * p.room + at] : at));
+        put(place - base + __popc(lower), begin + (p.compact ? origins[warp * p.warp_capacity + at] : at));
         if (lower == 0) places[t] = place + __popc(same);
       }
       __syncwarp();

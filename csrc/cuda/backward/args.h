@@ -29,7 +29,7 @@ struct BackwardArgs {
   // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization.
   const void* q_inverse;
   const void* d_inverse;
-  bool unit_documents;  // D holds unit rows already; d_inverse is of the rows that they came from
+  bool normalized_documents;  // D holds unit rows already; d_inverse is of the rows that they came from
   // Where gradients go: in the dtype of the inputs, finished; or, where the sum pointer is set, as plain sums
   // that finish_rows turns into gradients later. A null pair is not computed.
   void* grad_Q;
@@ -42,7 +42,7 @@ struct BackwardArgs {
   int32_t grad_d_blocks;  // of the grid, the first ones: those that own documents
   int32_t segments;       // 2^segment_bits warps order winners
   int32_t segment_bits;
-  int32_t room;         // winners that each of them has room for in shared memory
+  int32_t warp_capacity;  // winners that shared memory holds for each of them
   int32_t chunk;        // that all of them have; backward_single_query: a document's winners, in whole warps
   bool compact;         // winners of other tiles are left out there
   int32_t tile_tokens;  // document tokens of a block

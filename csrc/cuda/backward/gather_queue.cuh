@@ -1,4 +1,4 @@
-// Rows that a warp is about to add up. Its lanes look up 32 of them at once, each another one, and leave them
+// Rows that a warp is about to add. Its lanes look up 32 entries at once, one each, and write them to a queue
 // in shared memory; then the warp reads the rows one after the other, all lanes together, kUnroll in flight.
 #pragma once
 

@@ -147,7 +147,8 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
   using Row = RowVector<T, kFragments, kVectors>;
   using S = typename Row::S;
   constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
-  const bool unit_Q = kNormalized && p.q_inverse != nullptr, unit_D = kNormalized && p.d_inverse != nullptr;
+  const bool normalizes_Q = kNormalized && p.q_inverse != nullptr,
+             normalizes_D = kNormalized && p.d_inverse != nullptr;
   ptx::pdl_wait_and_launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first_row = (block * kBackwardWarps + warp) * kRowsInFlight, rows = int64_t{p.Nq} * p.Lq;
@@ -158,7 +159,7 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
     const S grad = static_cast<const S*>(p.grad)[i * p.grad_query_stride];
     if (token >= 0 && token < p.Ld) {
       mine = {i * p.D.query_stride + token * p.D.token_stride, grad};
-      if (unit_D) mine.scale *= static_cast<const S*>(p.d_inverse)[i * int64_t{p.Ld} + token];
+      if (normalizes_D) mine.scale *= static_cast<const S*>(p.d_inverse)[i * int64_t{p.Ld} + token];
     }
   }
   for (int first = 0; first < p.d; first += Row::kDims) {
@@ -180,7 +181,7 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
         gradient.store(static_cast<S*>(p.grad_Q_sums) + row * p.d, first, p.d);
         continue;
       }
-      if (unit_Q) {
+      if (normalizes_Q) {
         const int32_t i = p.by_Lq.quotient(static_cast<uint32_t>(row));
         const S inverse = static_cast<const S*>(p.q_inverse)[row];
         Row own;

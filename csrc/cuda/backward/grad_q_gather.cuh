@@ -52,8 +52,9 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
   const T* documents = static_cast<const T*>(p.D.data) + i * p.D.query_stride;
   const S* grad = static_cast<const S*>(p.grad) + mine_of_Q.first_grad(p);
   GatherEntry<S>* queue = shared.queue[warp];
-  const bool unit_Q = kNormalized && p.q_inverse != nullptr, unit_D = kNormalized && p.d_inverse != nullptr;
-  const S q_inverse = unit_Q ? static_cast<const S*>(p.q_inverse)[row] : S(1);
+  const bool normalizes_Q = kNormalized && p.q_inverse != nullptr,
+             normalizes_D = kNormalized && p.d_inverse != nullptr;
+  const S q_inverse = normalizes_Q ? static_cast<const S*>(p.q_inverse)[row] : S(1);
 
   for (int first = 0; first < p.d; first += Row::kDims) {
     Row sum, own;
@@ -73,7 +74,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
           mine.offset = j * p.D.item_stride + (span.first + token) * p.D.token_stride;
           mine.scale = scale;
           destination = {(document * p.Ld + token) * p.d, mine.scale * q_inverse};
-          if (unit_D && !p.unit_documents) {
+          if (normalizes_D && !p.normalized_documents) {
             mine.scale *= static_cast<const S*>(p.d_inverse)[document * p.Ld + token];
           }
         }
@@ -117,7 +118,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
       if (p.adds_to_sums) sum.add_stored(static_cast<const S*>(p.grad_Q_sums) + at, first, p.d);
       sum.store(static_cast<S*>(p.grad_Q_sums) + at, first, p.d);
     } else {
-      if (unit_Q) {
+      if (normalizes_Q) {
         own.load(q, p.Q.dim_stride, first, p.d);
         sum.through_normalization(own, q_inverse, q_inverse);
       }

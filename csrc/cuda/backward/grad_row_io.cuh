@@ -1,4 +1,4 @@
-// Gradient rows of document tokens, as the blocks that own tokens sum them and write them.
+// How a block that owns document tokens sums their gradient rows and writes them.
 #pragma once
 
 #include "args.h"
@@ -60,7 +60,7 @@ struct TileRows {
         Row own;
         own.load(static_cast<const T*>(p.D.data) + x, p.D.dim_stride, first, p.d);
         const S inverse = static_cast<const S*>(p.d_inverse)[row];
-        sum.through_normalization(own, inverse, p.unit_documents ? S(1) : inverse);
+        sum.through_normalization(own, inverse, p.normalized_documents ? S(1) : inverse);
       }
     }
     sum.store(static_cast<T*>(p.grad_D) + row * p.d, first, p.d);

@@ -1,4 +1,4 @@
-// Who met whom, for the backward: the layout policy of its kernels.
+// Which query met which document: the layout policy of the backward kernels.
 //
 //   BackwardArgs       query i met documents 0 .. N - 1, all of them or those of its own
 //   PairBackwardArgs   query i met the documents of the pairs that list it, in their order

@@ -1,10 +1,10 @@
 // The ways to both gradients, each in one launch.
 //
-//   backward_lowmem   the first blocks own documents and write grad_D, the others gather grad_Q: two kinds of
-//                     block that wait for different things (shared memory; L2) on one multiprocessor. Those
-//                     that own documents take longest and come first. Either kind may be absent.
-//   backward_single_query      the same where each document meets one query alone.
-//   backward_unified  grad_Q, and grad_D by reductions as the winners' rows go by.
+//   backward_lowmem        the first blocks own documents and write grad_D, the others gather grad_Q. The two
+//                          kinds wait for different things (shared memory; L2) on one multiprocessor. Blocks
+//                          that own documents take longest and come first. Either kind may be absent.
+//   backward_single_query  the same where each document meets one query alone.
+//   backward_unified       grad_Q, and grad_D by red as the winners' rows are read.
 #pragma once
 
 #include "grad_d_segmented.cuh"

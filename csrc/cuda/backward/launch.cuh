@@ -1,4 +1,4 @@
-// Launches the backward kernels for one element type. Each csrc/cuda/backward_*.cu instantiates it once.
+// Launches the backward kernels for one element type. Each of instances/ instantiates it once.
 #pragma once
 
 #include <algorithm>
@@ -87,10 +87,10 @@ cudaError_t BackwardLauncher<T>::unified(const BackwardArgs& args, const Backwar
 
 // Whether every row starts on 16 bytes and is a whole number of them long.
 template <class T>
-bool in_pieces_of_16(const TokenView& view, int d) {
-  constexpr int64_t kPiece = 16 / sizeof(T);
-  return view.dim_stride == 1 && d % kPiece == 0 && view.token_stride % kPiece == 0 &&
-         view.item_stride % kPiece == 0 && view.query_stride % kPiece == 0 &&
+bool in_vectors_of_16(const TokenView& view, int d) {
+  constexpr int64_t kVec = 16 / sizeof(T);
+  return view.dim_stride == 1 && d % kVec == 0 && view.token_stride % kVec == 0 &&
+         view.item_stride % kVec == 0 && view.query_stride % kVec == 0 &&
          reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
 }
 
@@ -99,7 +99,7 @@ cudaError_t BackwardLauncher<T>::norms(const BackwardArgs& args, bool documents,
                                        cudaStream_t stream) {
   const RowsView view = rows_of(args, documents);
   const auto kernel =
-      in_pieces_of_16<T>(view.view, args.d) ? inverse_norms<T, true> : inverse_norms<T, false>;
+      in_vectors_of_16<T>(view.view, args.d) ? inverse_norms<T, true> : inverse_norms<T, false>;
   constexpr int64_t kRows = kRowsThreads / kNormLanes;  // of a block
   const int64_t grid = std::min<int64_t>((view.rows + kRows - 1) / kRows, 8192);
   kernel<<<static_cast<unsigned>(grid), kRowsThreads, 0, stream>>>(view, view.place(grid * kRows), args.d,
@@ -113,7 +113,7 @@ cudaError_t BackwardLauncher<T>::finish(const BackwardArgs& args, bool documents
   finish_rows<T><<<rows_grid(view.rows), kRowsThreads, 0, stream>>>(
       view, args.d, static_cast<const Sum<T>*>(documents ? args.grad_D_sums : args.grad_Q_sums),
       static_cast<const Sum<T>*>(documents ? args.d_inverse : args.q_inverse),
-      documents && args.unit_documents, static_cast<T*>(documents ? args.grad_D : args.grad_Q));
+      documents && args.normalized_documents, static_cast<T*>(documents ? args.grad_D : args.grad_Q));
   return cudaGetLastError();
 }
 

@@ -23,7 +23,7 @@ void take_plan(BackwardArgs& args, const BackwardPlan& plan) {
   args.split_bits = std::bit_width(static_cast<unsigned>(plan.split)) - 1;
   args.segments = plan.segments;
   args.segment_bits = std::bit_width(static_cast<unsigned>(plan.segments)) - 1;
-  args.room = plan.chunk / plan.segments;
+  args.warp_capacity = plan.chunk / plan.segments;
   args.chunk = plan.chunk;
   args.compact = plan.compact;
   args.grads_kept = plan.grads_kept;
@@ -97,7 +97,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   }
   if (to.unit_inverse) {
     args.d_inverse = to.unit_inverse->data_ptr();
-    args.unit_documents = true;
+    args.normalized_documents = true;
   }
   if (need_grad_Q && plan.finish_later && !q_sums) q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
   if (q_sums) {

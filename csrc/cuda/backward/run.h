@@ -38,7 +38,7 @@ struct Destinations {
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
                    Backward method, const Destinations& to);
 
-// Buffers for the gradients that are needed; the others have no elements.
+// New gradients, where they are needed; the others have no elements.
 std::tuple<Tensor, Tensor> new_gradients(const Tensor& Q, const Inputs& in, bool need_grad_Q,
                                          bool need_grad_D);
 

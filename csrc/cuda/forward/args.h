@@ -8,14 +8,14 @@
 
 namespace late_interaction {
 
-// The largest similarity of a query row, and the token that has it. -infinity of the sentinel: there is none.
+// The largest similarity of a query row, and the token that has it. {-infinity, sentinel}: no token counts.
 struct alignas(8) Maximum {
   float value;
   int32_t token;
 };
 
-// Packed calls (varlen) have their query tokens behind each other, as the Lq tokens of one query (Nq = 1),
-// and their documents likewise. Which query a token belongs to matters only where a row's maximum is counted.
+// In packed calls (varlen) all query tokens are the Lq tokens of one query (Nq = 1), and all document tokens
+// are the Ld tokens of D. Which query a row belongs to matters only in the epilogue.
 struct ForwardArgs {
   Layout layout;
   int64_t N;  // documents that each query meets, times num_splits
@@ -25,36 +25,36 @@ struct ForwardArgs {
   bool normalize;
   bool q_aligned, d_aligned;  // 16-byte copies are possible
   bool wide_winners;
-  void* scores;                // [Nq, N], or with partials > 1 the partial sums [Nq, partials, N]
-  void* winners;               // [Nq, N, Lq] or null
-  bool packed;                 // documents lie where spans say
-  const Span* spans;           // packed: of each document
-  int32_t queries;             // packed: how many
-  const int32_t* q_offsets;    // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
-  const int32_t* row_queries;  // packed: the query of each row; of a row of none, what ~ makes a query of it
-  const int32_t* work_tile_ends;  // packed: where each block's work tiles end; null: all get equally many
+  void* scores;                   // [Nq, N], or with partials > 1 the partial sums [Nq, partials, N]
+  void* winners;                  // [Nq, N, Lq] or null
+  bool packed;                    // Q and D are packed sequences
+  const Span* spans;              // packed: the tokens of each document
+  int32_t queries;                // packed: number of queries
+  const int32_t* q_offsets;       // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
+  const int32_t* row_queries;     // packed: the query of each row; ~query: the row lies outside all queries
+  const int32_t* work_tile_ends;  // packed: end of each block's work tiles; null: equal shares
   // sm90_q, sm90_d: the token ranges of documents [Nq or 1, N], in the order in which
   // they are scored; null: in order, each document whole.
   const DocRange* doc_ranges;
-  CompactedTokens compacted;  // sm90_q: what some doc_ranges read
-  // sm90_q, sm90_d: each document is split into so many ranges. The maxima of their rows go here, [N, Nq *
-  // Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). Null: the kernel that finishes
-  // a document sums its rows itself.
+  CompactedTokens compacted;  // sm90_q: the tokens that compacted ranges read
+  // sm90_q, sm90_d: ranges that each document is split into. The maxima of their rows go to `maxima`, [N, Nq
+  // * Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). Null: the kernel sums the
+  // rows.
   int32_t num_splits = 1;
   Maximum* maxima;
   int32_t partials;
-  int32_t chunks, stages;
+  int32_t k_chunks, stages;
   int32_t teams, members;  // sm90_d: teams of a block, warpgroups of a team; short_docs: warps of a work tile
   bool stream_q;
-  int32_t cluster;  // sm90_q_longd: blocks that share a row tile's chunks
+  int32_t cluster;  // sm90_q_longd: blocks that load a row tile's k chunks for each other
   int64_t row_tiles, work_tiles;
-  // Inverse norms of tokens, or their scales: see primitives/token_scales.cuh. Null: 1.
+  // Inverse norms of tokens, or their quantization scales (primitives/token_scales.cuh). Null: 1.
   ScaleView q_scales;
-  float zeros[4];             // zeros that the compiler does not know to be such
+  float zeros[4];             // zeros that the compiler does not know to be zeros
   ScaleView d_scales;         // wgmma only
-  const float* shared_scale;  // wgmma only: of all documents' tokens
+  const float* shared_scale;  // wgmma only: of all document tokens
 
-  int64_t documents() const { return N / num_splits; }  // each query meets
+  int64_t documents() const { return N / num_splits; }  // that each query meets
 };
 
 }  // namespace late_interaction

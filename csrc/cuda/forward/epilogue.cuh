@@ -22,17 +22,17 @@ template <class E>
 struct Passage {
   const E* tokens;
   const uint8_t* mask;
-  const float* factors;
+  const float* scales;
   int32_t first, length;
 
   __device__ __forceinline__ Passage(const ForwardArgs& p, int32_t query, int32_t j, Span of)
       : tokens(static_cast<const E*>(p.D.data) + document_offset(p, query, j) + of.first * p.D.token_stride),
         mask(document_mask(p, query, j)),
-        factors(document_scales(p, query, j)),
+        scales(document_scales(p, query, j)),
         first(of.first),
         length(of.length) {
     if (mask != nullptr) mask += first * p.d_mask.token_stride;
-    if (factors != nullptr) factors += first * p.d_scales.token_stride;
+    if (scales != nullptr) scales += first * p.d_scales.token_stride;
   }
 };
 
@@ -55,8 +55,8 @@ __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage
       squares = fmaf(value, value, squares);
     }
     dot = warp_sum(dot);
-    if (of.factors != nullptr) {
-      dot *= token_scale(p, of.factors, t);
+    if (of.scales != nullptr) {
+      dot *= token_scale(p, of.scales, t);
     } else if (p.normalize) {
       dot *= inverse_norm(warp_sum(squares));
     }

@@ -18,8 +18,8 @@ cudaError_t launch_sm80_tf32(const ForwardArgs& args, const ForwardPlan& plan, c
 cudaError_t launch_sm80_tf32x3(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
 cudaError_t launch_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
 
-// sm_90a: query rows, or documents, on the M side of wgmma; split: query rows, and their embeddings in
-// slices.
+// sm_90a. sm90_q: query rows on the M side of wgmma; sm90_d: documents; sm90_q_longd: query rows, with long
+// embeddings streamed in slices.
 cudaError_t launch_sm90_q_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                cudaStream_t stream);
 cudaError_t launch_sm90_q_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
@@ -53,11 +53,12 @@ cudaError_t launch_sm90_q_longd_e5m2(const ForwardArgs& args, const TensorMaps& 
                                      cudaStream_t stream);
 cudaError_t launch_sm90_q_longd_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                      cudaStream_t stream);
-// The same for fp32 at full accuracy.
+// sm90_q_longd for fp32 at full accuracy.
 cudaError_t launch_sm90_3xtf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                                cudaStream_t stream);
-// What the mask leaves of each of [documents]: the tokens from the first that it keeps to the last. Where
-// `copies` has room, only those that count; tokens then lie in whole 16 bytes, at most 16 of them.
+// The token range that the mask leaves of each of [documents]: from the first kept token to the last. Where
+// `copies` has buffers, the kept tokens alone, compacted; a token then is at most 16 whole vectors of 16
+// bytes.
 cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const CompactedTokens& copies,
                               DocRange* doc_ranges, cudaStream_t stream);
 

@@ -1,10 +1,10 @@
-// The layout policy: which query rows form a tile, and which documents they meet.
+// The layout policy: which query rows form a tile, and which documents they are scored against.
 //
-//   in_batch   the rows of all queries lie behind each other, [Nq * Lq], and are cut into tiles wherever
+//   in_batch   the rows of all queries are contiguous, [Nq * Lq], and are cut into tiles wherever
 //              a tile is full: short queries share one, long queries span several. All tiles meet all
 //              documents.
-//   packed     in_batch, with one query of all tokens: documents lie where spans say, and rows are told apart
-//              where their maxima are counted (epilogue.cuh).
+//   packed     in_batch, with one query of all tokens: documents lie where spans say, and the epilogue knows
+//              the query of each row (epilogue.cuh).
 //   per_query  each query is cut on its own, since no other query meets its documents.
 //
 // Everything after the choice of a tile (loads, products, maxima, sums) is the same for both.

@@ -18,10 +18,10 @@ namespace late_interaction {
 
 namespace {
 
-// Buffers for the ranges of documents, and for the copies that some of them read.
+// Token ranges of documents, and the compacted tokens that some of them read.
 struct DocRangeBuffers {
   Tensor doc_ranges;
-  OptionalTensor tokens, factors, positions;
+  OptionalTensor tokens, token_scales, positions;
   CompactedTokens compacted{};
 
   DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, const Tensor& like)
@@ -32,9 +32,9 @@ struct DocRangeBuffers {
     const int64_t bytes = in.sizes.d * element_bytes(in.dtype);
     tokens = new_tensor(like, {documents, slot, bytes}, ScalarType::Byte);
     positions = new_tensor(like, {documents, slot}, ScalarType::Int);
-    if (plan.scaled) factors = new_tensor(like, {documents, slot}, ScalarType::Float);
+    if (plan.scaled) token_scales = new_tensor(like, {documents, slot}, ScalarType::Float);
     compacted = {static_cast<uint4*>(tokens->data_ptr()),
-                 factors ? static_cast<float*>(factors->data_ptr()) : nullptr,
+                 token_scales ? static_cast<float*>(token_scales->data_ptr()) : nullptr,
                  static_cast<int32_t*>(positions->data_ptr()),
                  static_cast<int32_t>(slot),
                  static_cast<int32_t>(least),
@@ -43,7 +43,7 @@ struct DocRangeBuffers {
   DocRange* data() const { return static_cast<DocRange*>(doc_ranges.data_ptr()); }
 };
 
-// Buffers for the ranges of split documents, and for the maxima that they leave of each query row.
+// Ranges of split documents, and the maxima of each query row over each of them.
 struct SplitBuffers {
   Tensor doc_ranges, maxima;
 
@@ -57,16 +57,16 @@ struct SplitBuffers {
     args.num_splits = plan.num_splits;
     args.maxima = static_cast<Maximum*>(maxima.data_ptr());
     auto* listed = static_cast<DocRange*>(doc_ranges.data_ptr());
-    check(launch_split_doc_ranges(args, plan.tile_tokens(), listed, stream), "pieces of documents");
+    check(launch_split_doc_ranges(args, plan.tile_tokens(), listed, stream), "splits of documents");
     args.doc_ranges = listed;
   }
 };
 
 // Works out where packed documents lie, whose each query token is, and how blocks share them.
-void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedIndexBuffers& room,
+void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedIndexBuffers& buffers,
                   const DocRangeBuffers& doc_ranges, const Tensor& work_tile_ends, ForwardArgs& args,
                   cudaStream_t stream) {
-  PackedIndex index = room.index(in);
+  PackedIndex index = buffers.index(in);
   if (plan.tile == Tile::sm90_q || plan.tile == Tile::sm90_d) {
     index.doc_ranges = doc_ranges.data();
     index.work_tile_ends =
@@ -103,19 +103,19 @@ ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, bool winner
 
 }  // namespace
 
-void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& factors, Precision precision,
+void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token_scales, Precision precision,
                   const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
                   const PairPick* pick, const Fp16x2Tokens* fp16x2) {
   const Sizes& s = in.sizes;
   const int device = like.get_device_index();
   const cudaStream_t stream = current_stream(device);
-  // Nothing to find: every score is an empty sum, every winner the sentinel.
+  // Empty: every score is an empty sum, every winner the sentinel.
   if (scores.numel() == 0 || s.Lq == 0 || s.Ld == 0) {
     fill_zero(scores, stream);
     if (winners) fill_sentinel(*winners, stream);
     return;
   }
-  const ForwardTraits traits = traits_of(in, precision, normalize || factors.d.data != nullptr);
+  const ForwardTraits traits = traits_of(in, precision, normalize || token_scales.d.data != nullptr);
   const ForwardPlan plan = fp16x2 != nullptr
                                ? *plan_3xfp16(s, traits.masked, !normalize, device_properties(device))
                                : plan_call(in, traits, winners.has_value(), device);
@@ -134,21 +134,21 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
   args.normalize = normalize;
   args.q_aligned = aligned(in.Q, in);
   args.d_aligned = aligned(in.D, in);
-  args.q_scales = factors.q;
-  args.d_scales = factors.d;
-  args.shared_scale = factors.shared;
+  args.q_scales = token_scales.q;
+  args.d_scales = token_scales.d;
+  args.shared_scale = token_scales.shared;
   args.wide_winners = wide_winners(s.Ld);
   args.winners = winners ? winners->data_ptr() : nullptr;
   args.partials = plan.partials;
-  args.chunks = plan.chunks;
+  args.k_chunks = plan.k_chunks;
   args.stages = plan.stages;
   args.stream_q = plan.stream_q;
   args.cluster = plan.cluster;
   args.row_tiles = plan.row_tiles;
   args.work_tiles = plan.work_tiles;
   OptionalTensor q_inverse, d_inverse;
-  // Some kernels do it themselves, but not for splits that a second kernel combines; and fp16x2 operands are
-  // made of unit rows.
+  // sm90_d computes norms itself, but not where a second kernel combines splits. fp16x2 operands are
+  // normalized already.
   const bool asks_for_norms = plan.tile != Tile::none && (plan.tile != Tile::sm90_d || plan.num_splits > 1);
   if (normalize && asks_for_norms && fp16x2 == nullptr) {
     BackwardArgs rows{};
@@ -185,17 +185,16 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
     doc_ranges.emplace(in, plan, scores);
     work_tile_ends = new_tensor(scores, {plan.work_tiles <= INT32_MAX ? plan.grid : 0}, ScalarType::Int);
     index_packed(in, plan, *packed, *doc_ranges, *work_tile_ends, args, stream);
-    // A block of its own for each query and document: tokens of no query have none.
+    // The fp64 kernel has a block for each query and document, so it skips tokens outside all queries.
     if (plan.tile == Tile::none && winners) fill_sentinel(*winners, stream);
   } else if (plan.trimmed || plan.compacted) {
     doc_ranges.emplace(in, plan, scores);
     check(launch_doc_ranges(args, s.documents(), doc_ranges->compacted, doc_ranges->data(), stream),
-          "visits");
+          "document ranges");
     args.doc_ranges = doc_ranges->data();
     args.compacted = doc_ranges->compacted;
   }
-  // Of packed queries no one knows how many partials they have, but where these lie they need no more than
-  // this.
+  // The host does not know how many partials packed queries have; this is an upper bound.
   const bool in_partials =
       in.packed ? plan.tile != Tile::none && s.Lq > plan.partial_rows : plan.partials > 1;
   if (in.packed) args.partials = 1;
@@ -215,7 +214,7 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
     launch();
     const Tensor sums =
         in_partials ? new_tensor(scores, {s.Nq, plan.partials, s.N}, ScalarType::Float) : scores;
-    check(launch_combine_splits(args, static_cast<float*>(sums.data_ptr()), stream), "joined pieces");
+    check(launch_combine_splits(args, static_cast<float*>(sums.data_ptr()), stream), "combined splits");
     if (!in_partials) return;
     ForwardArgs partials{};
     partials.layout = Layout::per_query;  // every query has all of its partials
@@ -224,7 +223,7 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
     partials.partials = plan.partials;
     partials.scores = sums.data_ptr();
     check(launch_reduce_partials(partials, plan, static_cast<float*>(scores.data_ptr()), stream),
-          "sum of parts");
+          "sum of partials");
     return;
   }
   if (!in_partials) {
@@ -240,13 +239,14 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& facto
     launch();
     if (pick != nullptr) return pick_from(partials, plan.partial_rows);
     float* sums = static_cast<float*>(scores.data_ptr());
-    check(launch_reduce_packed_partials(args, plan.partial_rows, sums, stream), "sum of parts");
+    check(launch_reduce_packed_partials(args, plan.partial_rows, sums, stream), "sum of partials");
     return;
   }
   const Tensor partials = new_tensor(scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
   args.scores = partials.data_ptr();
   launch();
-  check(launch_reduce_partials(args, plan, static_cast<float*>(scores.data_ptr()), stream), "sum of parts");
+  check(launch_reduce_partials(args, plan, static_cast<float*>(scores.data_ptr()), stream),
+        "sum of partials");
 }
 
 OperandConversion operand_conversion(const Inputs& in, const std::string& precision, bool normalize,
@@ -282,18 +282,18 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
   const Tensor half_D = new_tensor(D, shape_D, ScalarType::Half);
   const cudaStream_t stream = current_stream(Q.get_device_index());
   if (how.copies == Copies::normalized_fp16) {
-    const Tensor factors = new_tensor(Q, {s.Nq * s.Lq}, ScalarType::Float);
-    float* of_rows = static_cast<float*>(factors.data_ptr());
+    const Tensor token_scales = new_tensor(Q, {s.Nq * s.Lq}, ScalarType::Float);
+    float* of_rows = static_cast<float*>(token_scales.data_ptr());
     const Fp16NormalizedArgs copies{in.dtype, in.Q, in.D, half_Q.data_ptr(), half_D.data_ptr(), of_rows};
-    check(launch_fp16_normalized(copies, s, stream), "copies of unit rows");
+    check(launch_fp16_normalized(copies, s, stream), "normalized fp16 operands");
     const Inputs normalized = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
     forward_into(normalized, false, {{of_rows, 0, s.Lq, 1}, {}}, how.precision, Q, scores, winners);
     return;
   }
   const bool of_tokens = two && !normalize;
   const int64_t rows = s.Nq * s.Lq, tokens = of_tokens ? s.documents() * s.Ld : 0;
-  const Tensor factors = new_tensor(Q, {rows + tokens + 2}, ScalarType::Float);
-  float* of_rows = static_cast<float*>(factors.data_ptr());
+  const Tensor token_scales = new_tensor(Q, {rows + tokens + 2}, ScalarType::Float);
+  float* of_rows = static_cast<float*>(token_scales.data_ptr());
   float* of_documents = of_rows + rows;
   float* of_each_token = of_documents + 2;
   const Fp16ScaledArgs copies{.Q = in.Q,
@@ -307,7 +307,7 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
                               .d_scale_of_all = of_documents,
                               .d_scales = of_each_token,
                               .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
-  check(launch_fp16_scaled(copies, s, normalize, stream), "fp16 copies");
+  check(launch_fp16_scaled(copies, s, normalize, stream), "scaled fp16 operands");
   TokenScaleViews scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
   if (of_tokens) {
     const int64_t query_stride = s.layout == Layout::per_query ? s.N * s.Ld : 0;

@@ -18,28 +18,28 @@ inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scale
           .masked = in.d_mask.data != nullptr,
           .packed = in.packed.has_value(),
           .scaled = scaled,
-          .copy_engine = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
+          .tma_compatible = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
 }
 
 struct PairPick;  // pairs/index.h
 
-// What similarities are multiplied by, as primitives/token_scales.cuh has it.
+// Scales that similarities are multiplied by (primitives/token_scales.cuh).
 struct TokenScaleViews {
   ScaleView q, d;
   const float* shared = nullptr;
 };
 
-// Fills scores, and winners where given; or, of packed inputs, what `pick` picks from them. The inputs are in
-// the dtype that they multiply in, or are converted to fp16x2 operands.
-void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& factors, Precision precision,
+// Computes scores, and winners where given; of packed inputs with `pick`, the picked pairs of them. The
+// inputs are in the dtype that they multiply in; with `fp16x2`, those operands of them multiply instead.
+void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token_scales, Precision precision,
                   const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
                   const PairPick* pick = nullptr, const Fp16x2Tokens* fp16x2 = nullptr);
 
-// How the inputs of a call multiply.
+// Whether the inputs of a call multiply as they are, or which operands they are converted to.
 OperandConversion operand_conversion(const Inputs& in, const std::string& precision, bool normalize,
                                      int device);
 
-// As forward_into, of inputs that multiply as they are or as converted operands.
+// Converts the inputs as `how` says, and computes scores, and winners where given.
 void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
                 const Inputs& in, bool normalize, const OperandConversion& how, const Tensor& scores,
                 const OptionalTensor& winners);

@@ -1,4 +1,4 @@
-// What the two wgmma forwards share: the tensors as TMA sees them, and the ring's bookkeeping.
+// What the wgmma forwards share: the place in the ring, and each block's range of work tiles.
 #pragma once
 
 #include "../ptx/cluster.cuh"
@@ -12,7 +12,7 @@
 
 namespace late_interaction {
 
-// A place in a ring and the parity of its barriers' phase.
+// A stage of a ring, and the parity of the phase that its mbarriers are in.
 struct PipelineState {
   int stage = 0;
   uint32_t parity = 0;
@@ -25,8 +25,8 @@ struct PipelineState {
   }
 };
 
-// A block's work tiles: a contiguous range of (row tile, document), equally many for each, or as many as have
-// equally many tokens.
+// A block's work tiles: a contiguous range of (row tile, document). Blocks get equally many work tiles, or,
+// of packed documents, about equally many tokens.
 struct WorkRange {
   int64_t work_tile, end;
 
@@ -52,7 +52,7 @@ struct RowTileWork {
   }
 };
 
-// Rows of a tile start here in the Q map.
+// The coordinate of a tile's first row in the tensor map of Q.
 __device__ __forceinline__ int first_query_token(const ForwardArgs& p, const RowTile& tile) {
   return p.layout == Layout::in_batch ? tile.first : tile.first - tile.query * p.Lq;
 }

@@ -5,8 +5,8 @@
 
 namespace late_interaction {
 
-inline constexpr int kChunkRowBytes = 128;  // of an embedding: a row of a box
-inline constexpr int kTailTokens = 16;      // of the last boxes of a packed document
+inline constexpr int kKChunkBytes = 128;  // of an embedding: a row of a box
+inline constexpr int kTailTokens = 16;    // of the last boxes of a packed document
 
 // Both maps are [outer, items, tokens, d]; what lies outside reads as zeros.
 struct TensorMaps {

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) won_rows(const void* winners, bool wide, int64_t count,
-                                                     int64_t Nd, int64_t Lq, int64_t Ld, uint8_t* won) {
+__global__ void __launch_bounds__(kThreads) argmax_mask(const void* winners, bool wide, int64_t count,
+                                                        int64_t Nd, int64_t Lq, int64_t Ld, uint8_t* won) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count; at += stride) {
     const int32_t token = load_winner(winners, wide, at);
@@ -27,7 +27,7 @@ cudaError_t launch_argmax_mask(const void* winners, bool wide, int64_t Nq, int64
                                uint8_t* won, cudaStream_t stream) {
   const int64_t count = Nq * Nd * Lq;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + kThreads - 1) / kThreads, 1 << 16));
-  won_rows<<<blocks, kThreads, 0, stream>>>(winners, wide, count, Nd, Lq, Ld, won);
+  argmax_mask<<<blocks, kThreads, 0, stream>>>(winners, wide, count, Nd, Lq, Ld, won);
   return cudaGetLastError();
 }
 

@@ -58,7 +58,7 @@ bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
 ProjectArgs project_args(const Tensor& hidden, const Tensor& W, const OptionalTensor& b) {
   return {.hidden = hidden.const_data_ptr(),
           .bias = b ? b->const_data_ptr() : nullptr,
-          .wanted = nullptr,
+          .active_rows = nullptr,
           .out = nullptr,
           .inverse = nullptr,
           .rows = hidden.size(0),
@@ -95,7 +95,7 @@ Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, Opt
   const Tensor inverse = new_tensor(rows, {normalize ? rows.size(0) : 0}, ScalarType::Float);
   if (rows.numel() == 0) return inverse;
   ProjectArgs args = project_args(hidden, W, b);
-  args.wanted = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr;
+  args.active_rows = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr;
   args.out = rows.mutable_data_ptr();
   args.inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr;
   check(launch_project_rows(parse_dtype(rows.scalar_type()), args, project_maps(args, W),
@@ -175,7 +175,7 @@ Tensor won_rows(Tensor winners, int64_t Ld) {
     check(
         launch_argmax_mask(winners.const_data_ptr(), wide, winners.size(0), winners.size(1), winners.size(2),
                            Ld, static_cast<uint8_t*>(won.mutable_data_ptr()), current_stream(device)),
-        "won rows");
+        "argmax mask");
   }
   return won;
 }
@@ -204,18 +204,18 @@ void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool f
   if (parts.numel() == 0) return;
   const int device = grad.get_device_index();
   const DeviceGuard guard(device);
-  const OuterArgs args{.grad = grad.const_data_ptr(),
-                       .hidden = hidden.const_data_ptr(),
-                       .wanted = static_cast<const uint8_t*>(wanted.const_data_ptr()),
-                       .parts = static_cast<float*>(parts.mutable_data_ptr()),
-                       .rows = rows,
-                       .hidden_stride = hidden.stride(0),
-                       .d = static_cast<int32_t>(d),
-                       .d_model = static_cast<int32_t>(d_model),
-                       .splits = static_cast<int32_t>(parts.size(0)),
-                       .fresh = fresh};
+  const WeightGradArgs args{.grad = grad.const_data_ptr(),
+                            .hidden = hidden.const_data_ptr(),
+                            .active_rows = static_cast<const uint8_t*>(wanted.const_data_ptr()),
+                            .parts = static_cast<float*>(parts.mutable_data_ptr()),
+                            .rows = rows,
+                            .hidden_stride = hidden.stride(0),
+                            .d = static_cast<int32_t>(d),
+                            .d_model = static_cast<int32_t>(d_model),
+                            .splits = static_cast<int32_t>(parts.size(0)),
+                            .fresh = fresh};
   check(launch_weight_grad(dtype, device_properties(device).wgmma, args, current_stream(device)),
-        "outer rows");
+        "weight gradient");
 }
 
 void maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,

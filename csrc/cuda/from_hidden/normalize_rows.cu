@@ -22,7 +22,7 @@ struct alignas(kElements * sizeof(T)) Piece {
 };
 
 template <class T, int kElements>
-__global__ void __launch_bounds__(kThreads) unit_rows(T* x, int64_t rows, int64_t d, Sum<T>* inverse) {
+__global__ void __launch_bounds__(kThreads) normalize_rows(T* x, int64_t rows, int64_t d, Sum<T>* inverse) {
   using P = Piece<T, kElements>;
   const int lane = threadIdx.x % kLanes;
   // Whole warps stay together for the shuffles.
@@ -58,7 +58,7 @@ template <class T>
 cudaError_t launch(void* x, int64_t rows, int64_t d, void* inverse, cudaStream_t stream) {
   constexpr int kElements = 16 / sizeof(T);
   const bool whole = d % kElements == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  const auto kernel = whole ? unit_rows<T, kElements> : unit_rows<T, 1>;
+  const auto kernel = whole ? normalize_rows<T, kElements> : normalize_rows<T, 1>;
   const auto grid =
       static_cast<unsigned>(std::min<int64_t>((rows + kRowsOfBlock - 1) / kRowsOfBlock, 1 << 20));
   kernel<<<grid, kThreads, 0, stream>>>(static_cast<T*>(x), rows, d, static_cast<Sum<T>*>(inverse));

@@ -1,15 +1,15 @@
-// out[r] = unit(hidden[r] W^T + b) for the wanted rows r, which are the only ones that are read.
+// out[r] = unit(hidden[r] W^T + b) for the active rows r, which are the only ones that are read.
 //
 // Bound by reading the hidden states once, so a block has many rows for each time that it reads W (from L2),
 // and L2 keeps what comes out rather than them.
-// A block owns an equal share of the rows. It lists the wanted ones in shared memory, in order (again for
-// every few thousand), and walks the list in tiles of equal size, up to 384 rows, and each tile 64 dims of
-// d_model at a time, through a ring of stages that runs on from one tile into the next.
+// A block owns an equal share of the rows. It compacts the active ones into a list in shared memory, in order
+// (again for every few thousand), and walks the list in tiles of equal size, up to 384 rows, and each tile 64
+// dims of d_model at a time, through a ring of stages that runs on from one tile into the next.
 //
 //      stage:        [384 rows of hidden][128 bytes], then [128 rows of W][128 bytes]; 16-byte vectors
 //                    XOR-swizzled by the row. Dims past d_model and rows past d of W are zeros; rows past the
 //                    tile's end hold whatever was there, and so do the sums that nobody writes.
-//      warpgroup 2   copies. One thread loads W by TMA, and hidden too where all rows are wanted. Else all
+//      warpgroup 2   copies. One thread loads W by TMA, and hidden too where all rows are active. Else all
 //                    threads copy hidden row by row as listed, eight threads a row, 16 bytes each
 //                    (cp.async), and the stage's mbarrier counts the threads whose copies have landed, too.
 //      warpgroups    g = 0, 1 have rows [192 g, 192 g + 192) of the tile, as three wgmmas of 64 x 128. In the
@@ -71,7 +71,7 @@ template <class Type, class T>
 struct ProjectRows : ProjectTile {
   const ProjectArgs& p;
   uint32_t bias;         // in shared memory, zeros where there is none
-  const uint16_t* list;  // wanted rows, counted from first_row
+  const uint16_t* list;  // active rows, counted from first_row
   int64_t first_row;
   int listed;
   uint64_t once;  // what L2 is told of hidden states
@@ -83,10 +83,10 @@ struct ProjectRows : ProjectTile {
     return (rows + kHiddenBoxRows - 1) / kHiddenBoxRows * kHiddenBoxRows;
   }
 
-  // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are wanted.
-  __device__ __forceinline__ void copy_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full, int tile,
-                                             int end, int dim) const {
-    const int boxes = p.wanted == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
+  // The dims [dim, dim + kStepDims) of W, and of rows [tile, end) if all are active.
+  __device__ __forceinline__ void tma_load_boxes(const ProjectMaps& maps, uint32_t stage, uint32_t full,
+                                                 int tile, int end, int dim) const {
+    const int boxes = p.active_rows == nullptr ? (end - tile + kHiddenBoxRows - 1) / kHiddenBoxRows : 0;
     ptx::mbarrier_arrive_expect_tx(full, (kProjectedDims + boxes * kHiddenBoxRows) * 128);
     ptx::tma_load_4d(stage + kTileRows * 128, &maps.weight, full, dim, 0, 0, 0);
 #pragma unroll 1
@@ -114,14 +114,14 @@ struct ProjectRows : ProjectTile {
 
   __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, ProjectRing& ring) const {
     const int rows = tile_rows();
-    const bool gathered = p.wanted != nullptr, leads = threadIdx.x % kCopyThreads == 0;
+    const bool gathered = p.active_rows != nullptr, leads = threadIdx.x % kCopyThreads == 0;
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
       const int end = min(tile + rows, listed);
 #pragma unroll 1
       for (int dim = 0; dim < p.d_model; dim += kStepDims) {
         ring.wait_empty();
-        if (leads) copy_boxes(maps, ring.stage(), ring.full(), tile, end, dim);
+        if (leads) tma_load_boxes(maps, ring.stage(), ring.full(), tile, end, dim);
         __syncwarp();
         if (gathered) {
           copy_rows(ring.stage(), tile, end, dim);
@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
   auto* list =
       reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Tile::kStages * Tile::kStageBytes);
   fill_bias<Tile::kThreads, T>(bias, p);
-  if (threadIdx.x == 0) ring.init(p.wanted != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
+  if (threadIdx.x == 0)
+    ring.init(p.active_rows != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
   __syncthreads();
 
   const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
   const auto walk = [&](const auto& tiles) {
     for (int64_t first = p.rows * blockIdx.x / gridDim.x; first < end; first += Tile::kListed) {
       const auto count = static_cast<int>(min(end - first, int64_t{Tile::kListed}));
-      const int listed = list_rows<Tile::kThreads, Tile::kRowsOfThread>(p.wanted, first, count, list);
+      const int listed = compact_rows<Tile::kThreads, Tile::kRowsOfThread>(p.active_rows, first, count, list);
       tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed, once});
     }
   };

@@ -15,11 +15,11 @@ inline constexpr int kProjectedDims = 128;  // at most, of a row that comes out
 inline constexpr int kHiddenBoxRows = 64;
 
 struct ProjectArgs {
-  const void* hidden;     // [rows, d_model]
-  const void* bias;       // [d]; null: none
-  const uint8_t* wanted;  // [rows]; null: all. A row that is not wanted is neither read nor written
-  void* out;              // [rows, d], contiguous
-  float* inverse;         // [rows], 1 / max(norm, eps) of the row as it was; null: rows stay as they come
+  const void* hidden;          // [rows, d_model]
+  const void* bias;            // [d]; null: none
+  const uint8_t* active_rows;  // [rows]; null: all. A row that is not active is neither read nor written
+  void* out;                   // [rows, d], contiguous
+  float* inverse;  // [rows], 1 / max(norm, eps) of the row as it was; null: rows stay as they come
   int64_t rows, hidden_stride;
   int32_t d, d_model;
 };

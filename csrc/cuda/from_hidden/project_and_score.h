@@ -8,7 +8,7 @@ namespace late_interaction {
 inline constexpr int kScoredRows = 64;  // query rows at most
 
 struct ScoreArgs {
-  ProjectArgs project;    // wanted, out and inverse are null
+  ProjectArgs project;    // active_rows, out and inverse are null
   const void* Q;          // [queries * Lq, d], contiguous
   const uint8_t* q_mask;  // [queries * Lq]; null: all
   const uint8_t* d_mask;  // [documents * Ld]; null: all

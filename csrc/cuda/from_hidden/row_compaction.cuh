@@ -1,5 +1,5 @@
-// The rows of a range that somebody wants: listed in shared memory by a block, in order; and the ring through
-// which one warpgroup copies them, row by row as listed, to those that multiply.
+// The active rows of a range, which a block compacts into a list in shared memory, in order; and the ring
+// through which one warpgroup copies them, row by row as listed, to those that multiply.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,12 @@
 
 namespace late_interaction {
 
-// Lists the wanted ones of rows [first, first + count), counted from first; wanted == nullptr: all of them.
-// Returns how many those are, and the list is there for everybody. All threads of the block, each of which
-// looks at kRowsOfThread rows: count <= kThreads * kRowsOfThread.
+// Compacts the active ones of rows [first, first + count), counted from first; active_rows == nullptr: all of
+// them. Returns how many those are, and the list is there for everybody. All threads of the block, each of
+// which looks at kRowsOfThread rows: count <= kThreads * kRowsOfThread.
 template <int kThreads, int kRowsOfThread>
-__device__ __forceinline__ int list_rows(const uint8_t* wanted, int64_t first, int count, uint16_t* list) {
+__device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t first, int count,
+                                            uint16_t* list) {
   constexpr int kWarps = kThreads / 32;
   __shared__ int warp_totals[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -23,7 +24,7 @@ __device__ __forceinline__ int list_rows(const uint8_t* wanted, int64_t first, i
   uint32_t flags = 0;
 #pragma unroll
   for (int k = 0; k < kRowsOfThread; ++k) {
-    const bool listed = mine + k < count && (wanted == nullptr || wanted[first + mine + k] != 0);
+    const bool listed = mine + k < count && (active_rows == nullptr || active_rows[first + mine + k] != 0);
     flags |= uint32_t{listed} << k;
   }
   int before = __popc(flags);

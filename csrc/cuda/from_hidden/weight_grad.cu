@@ -1,9 +1,9 @@
-// part[s] += sum over the wanted rows r of split s of grad[r]^T hidden[r]: the gradient of a weight matrix,
+// part[s] += sum over the active rows r of split s of grad[r]^T hidden[r]: the gradient of a weight matrix,
 // which visits only rows that hold a gradient.
 //
 // A block owns a 128 x 256 tile of the product (dims of grad by dims of hidden) and one split, an equal
 // share of the rows. It
-//   1. lists the wanted rows of its share in shared memory, in order (again for every kListed rows);
+//   1. compacts the active rows of its share into a list in shared memory, in order, kListed rows at a time;
 //   2. walks the list 64 rows at a time, through a ring of stages that cp.async fills: row by row as listed,
 //      so a row nobody wants is never read, and what it holds (NaN, say) reaches nothing. On sm_90a a
 //      warpgroup of its own copies; elsewhere everybody does, and then multiplies;
@@ -32,10 +32,10 @@ namespace {
 constexpr int kProductThreads = 256;
 constexpr int kStep = 64;
 constexpr int kColumnBytes = kStep * 128;  // of 64 dims in a stage
-constexpr int kGradColumns = kOuterRows / 64, kHiddenColumns = kOuterColumns / 64;
+constexpr int kGradColumns = kTileRows / 64, kHiddenColumns = kTileColumns / 64;
 constexpr int kStageBytes = (kGradColumns + kHiddenColumns) * kColumnBytes;
 constexpr int kAlignment = 1024;  // as the swizzle wants it
-constexpr int kAccumulators = kOuterColumns / 2;
+constexpr int kAccumulators = kTileColumns / 2;
 
 template <class Product>
 constexpr int kSharedBytes = kAlignment + Product::kStages * kStageBytes + Product::kListed * 2;
@@ -60,7 +60,7 @@ struct MmaProduct {
       ptx::ldmatrix_x4_trans(w, at(stage, k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2));
       const auto a = Operands::operand_a(w);
 #pragma unroll
-      for (int n = 0; n < kOuterColumns / 8; n += 2) {
+      for (int n = 0; n < kTileColumns / 8; n += 2) {
         ptx::ldmatrix_x4_trans(w, at(hidden, k + lane / 8 % 2 * 8 + lane % 8, n + lane / 16));
         Operands::multiply(reinterpret_cast<ptx::Accumulator&>(c[4 * n]), a, Operands::operand_b(w[0], w[1]));
         Operands::multiply(reinterpret_cast<ptx::Accumulator&>(c[4 * n + 4]), a,
@@ -83,7 +83,7 @@ struct WgmmaProduct {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStep; k += 16) {
-      ptx::TransposedWgmmaShape<kOuterColumns>::issue<Type>(
+      ptx::TransposedWgmmaShape<kTileColumns>::issue<Type>(
           c, ptx::smem_desc_mn_major(grad + k * 128, kColumnBytes),
           ptx::smem_desc_mn_major(hidden + k * 128, kColumnBytes), 1);
     }
@@ -96,11 +96,11 @@ template <class Product>
 using Ring = RowRing<Product::kStages, kStageBytes>;
 
 template <class Product>
-struct OuterRows {
+struct WeightGradTile {
   using T = typename Product::T;
 
-  const OuterArgs& p;
-  const uint16_t* list;  // wanted rows, counted from first_row
+  const WeightGradArgs& p;
+  const uint16_t* list;  // active rows, counted from first_row
   int first_dim, first_column;
   int64_t first_row;  // of those listed
 
@@ -183,7 +183,7 @@ struct OuterRows {
       if (dim >= p.d) continue;
       float* row = p.parts + (static_cast<int64_t>(split) * p.d + dim) * p.d_model;
 #pragma unroll
-      for (int n0 = 0; n0 < kOuterColumns / 8; n0 += kBatch) {
+      for (int n0 = 0; n0 < kTileColumns / 8; n0 += kBatch) {
         float2 total[kBatch];
         const int column = first_column + n0 * 8 + lane % 4 * 2;
 #pragma unroll
@@ -204,7 +204,7 @@ struct OuterRows {
 };
 
 template <class Product>
-__device__ __forceinline__ void own_tile(const OuterArgs& p) {
+__device__ __forceinline__ void own_tile(const WeightGradArgs& p) {
   extern __shared__ uint8_t shared[];
   __shared__ alignas(8) uint64_t barriers[Ring<Product>::kBarriers];
   const uint32_t unaligned = ptx::smem_address(shared);
@@ -212,15 +212,15 @@ __device__ __forceinline__ void own_tile(const OuterArgs& p) {
   auto* list =
       reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Product::kStages * kStageBytes);
   const int split = blockIdx.z;
-  OuterRows<Product> tile{p, list, static_cast<int>(blockIdx.y) * kOuterRows,
-                          static_cast<int>(blockIdx.x) * kOuterColumns, 0};
+  WeightGradTile<Product> tile{p, list, static_cast<int>(blockIdx.y) * kTileRows,
+                               static_cast<int>(blockIdx.x) * kTileColumns, 0};
   const auto walk = [&](const auto& take) {
     const int64_t end = p.rows * (split + 1) / p.splits;
     for (tile.first_row = p.rows * split / p.splits; tile.first_row < end;
          tile.first_row += Product::kListed) {
       const auto count = static_cast<int>(min(end - tile.first_row, int64_t{Product::kListed}));
-      take(list_rows<Product::kThreads, Product::kListed / Product::kThreads>(p.wanted, tile.first_row, count,
-                                                                              list));
+      take(compact_rows<Product::kThreads, Product::kListed / Product::kThreads>(
+          p.active_rows, tile.first_row, count, list));
     }
   };
   if constexpr (Product::kWgmma) {
@@ -243,7 +243,8 @@ __device__ __forceinline__ void own_tile(const OuterArgs& p) {
 }
 
 template <class Product>
-__global__ void __launch_bounds__(Product::kThreads, 1) outer_rows(const __grid_constant__ OuterArgs p) {
+__global__ void __launch_bounds__(Product::kThreads, 1)
+    weight_grad(const __grid_constant__ WeightGradArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   own_tile<Product>(p);
 #else
@@ -252,12 +253,12 @@ __global__ void __launch_bounds__(Product::kThreads, 1) outer_rows(const __grid_
 }
 
 template <class Product>
-cudaError_t launch(const OuterArgs& args, cudaStream_t stream) {
-  const auto kernel = outer_rows<Product>;
+cudaError_t launch(const WeightGradArgs& args, cudaStream_t stream) {
+  const auto kernel = weight_grad<Product>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Product>);
   if (error != cudaSuccess) return error;
-  const dim3 grid((args.d_model + kOuterColumns - 1) / kOuterColumns, (args.d + kOuterRows - 1) / kOuterRows,
+  const dim3 grid((args.d_model + kTileColumns - 1) / kTileColumns, (args.d + kTileRows - 1) / kTileRows,
                   args.splits);
   kernel<<<grid, Product::kThreads, kSharedBytes<Product>, stream>>>(args);
   return cudaGetLastError();
@@ -265,7 +266,7 @@ cudaError_t launch(const OuterArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_weight_grad(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream) {
+cudaError_t launch_weight_grad(Dtype dtype, bool wgmma, const WeightGradArgs& args, cudaStream_t stream) {
   if (dtype == Dtype::bf16) {
     return wgmma ? launch<WgmmaProduct<ptx::WgmmaBf16, __nv_bfloat16>>(args, stream)
                  : launch<MmaProduct<ptx::MmaBf16>>(args, stream);

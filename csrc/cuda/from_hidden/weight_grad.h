@@ -9,19 +9,19 @@
 
 namespace late_interaction {
 
-inline constexpr int kOuterRows = 128, kOuterColumns = 256;  // of a block's tile of the product
+inline constexpr int kTileRows = 128, kTileColumns = 256;  // of a block's tile of the product
 
-struct OuterArgs {
-  const void* grad;       // [rows, d], contiguous
-  const void* hidden;     // [rows, d_model]
-  const uint8_t* wanted;  // [rows]
-  float* parts;           // [splits, d, d_model]
+struct WeightGradArgs {
+  const void* grad;            // [rows, d], contiguous
+  const void* hidden;          // [rows, d_model]
+  const uint8_t* active_rows;  // [rows]
+  float* parts;                // [splits, d, d_model]
   int64_t rows, hidden_stride;
   int32_t d, d_model, splits;
   bool fresh;  // parts hold nothing yet
 };
 
 // bf16 and fp16; rows of whole, aligned 16 bytes. wgmma: the device has it.
-cudaError_t launch_weight_grad(Dtype dtype, bool wgmma, const OuterArgs& args, cudaStream_t stream);
+cudaError_t launch_weight_grad(Dtype dtype, bool wgmma, const WeightGradArgs& args, cudaStream_t stream);
 
 }  // namespace late_interaction

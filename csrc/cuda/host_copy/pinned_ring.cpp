@@ -33,7 +33,7 @@ constexpr int64_t kBlock = 512 << 10;
 struct Ring {
   uint8_t* memory;
   int64_t slots;
-  int64_t room;             // bytes of a slot
+  int64_t slot_bytes;       // bytes of a slot
   const cudaEvent_t* left;  // of each slot: when what was in it has left it
   int64_t first;            // the slot that is filled first
 };
@@ -46,23 +46,24 @@ class Transfer {
         bytes_(bytes),
         ring_(ring),
         stream_(stream),
-        blocks_a_piece_((ring.room + kBlock - 1) / kBlock),
-        turns_((bytes + ring.room - 1) / ring.room) {}
+        blocks_a_slot_((ring.slot_bytes + kBlock - 1) / kBlock),
+        turns_((bytes + ring.slot_bytes - 1) / ring.slot_bytes) {}
 
   // A thread's share: blocks until none is left. Any number of threads, one after another too.
   void work() {
     for (int64_t block; error() == cudaSuccess && (block = next_.fetch_add(1)) < blocks();) {
-      const int64_t turn = block / blocks_a_piece_, offset = block % blocks_a_piece_ * kBlock;
-      const int64_t begin = turn * ring_.room + offset;
-      const int64_t end = std::min({begin + kBlock, (turn + 1) * ring_.room, bytes_});
-      if (!wait_for_room(turn)) return;
+      const int64_t turn = block / blocks_a_slot_, offset = block % blocks_a_slot_ * kBlock;
+      const int64_t begin = turn * ring_.slot_bytes + offset;
+      const int64_t end = std::min({begin + kBlock, (turn + 1) * ring_.slot_bytes, bytes_});
+      if (!wait_for_slot(turn)) return;
       // The last slot may end before its last block begins.
-      if (begin < end) std::memcpy(room(turn) + offset, source_ + begin, static_cast<size_t>(end - begin));
-      if (++turns_[turn].filled == blocks_a_piece_) send(turn);
+      if (begin < end)
+        std::memcpy(staging_slot(turn) + offset, source_ + begin, static_cast<size_t>(end - begin));
+      if (++turns_[turn].filled == blocks_a_slot_) send(turn);
     }
   }
 
-  int64_t blocks() const { return static_cast<int64_t>(turns_.size()) * blocks_a_piece_; }
+  int64_t blocks() const { return static_cast<int64_t>(turns_.size()) * blocks_a_slot_; }
   cudaError_t error() const { return static_cast<cudaError_t>(error_.load(std::memory_order_relaxed)); }
 
  private:
@@ -72,10 +73,10 @@ class Transfer {
   };
 
   int64_t slot(int64_t turn) const { return (ring_.first + turn) % ring_.slots; }
-  uint8_t* room(int64_t turn) const { return ring_.memory + slot(turn) * ring_.room; }
+  uint8_t* staging_slot(int64_t turn) const { return ring_.memory + slot(turn) * ring_.slot_bytes; }
 
   // Blocks are taken in order, so what is waited for is being filled and sent, and waits for no later one.
-  bool wait_for_room(int64_t turn) {
+  bool wait_for_slot(int64_t turn) {
     const int64_t before = turn - ring_.slots;
     while (before >= 0 && !turns_[before].sent.load(std::memory_order_acquire)) {
       if (error() != cudaSuccess) return false;
@@ -85,9 +86,9 @@ class Transfer {
   }
 
   void send(int64_t turn) {
-    const int64_t begin = turn * ring_.room, bytes = std::min(ring_.room, bytes_ - begin);
-    if (succeeds(cudaMemcpyAsync(to_ + begin, room(turn), static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
-                                 stream_)) &&
+    const int64_t begin = turn * ring_.slot_bytes, bytes = std::min(ring_.slot_bytes, bytes_ - begin);
+    if (succeeds(cudaMemcpyAsync(to_ + begin, staging_slot(turn), static_cast<size_t>(bytes),
+                                 cudaMemcpyHostToDevice, stream_)) &&
         succeeds(cudaEventRecord(ring_.left[slot(turn)], stream_))) {
       turns_[turn].sent.store(true, std::memory_order_release);
     }
@@ -103,7 +104,7 @@ class Transfer {
   int64_t bytes_;
   Ring ring_;
   cudaStream_t stream_;
-  int64_t blocks_a_piece_;
+  int64_t blocks_a_slot_;
   std::vector<Turn> turns_;
   std::atomic<int64_t> next_{0};
   std::atomic<int> error_{cudaSuccess};

@@ -60,8 +60,8 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   const bool shared_out = plan.tile == Tile::sm90_d;
   const int64_t chunks = shared_out ? chunks_of(pairs) : 0, blocks = shared_out ? plan.grid : 0;
   // Rows and spans of pairs, costs of chunks, and ends of blocks, in this order.
-  const Tensor room = new_tensor(scores, {2 * pairs + chunks + (blocks + 1) / 2}, ScalarType::Long);
-  auto* words = static_cast<int64_t*>(room.data_ptr());
+  const Tensor workspace = new_tensor(scores, {2 * pairs + chunks + (blocks + 1) / 2}, ScalarType::Long);
+  auto* words = static_cast<int64_t*>(workspace.data_ptr());
   PairIndex index{};
   index.pairs = in.pairs;
   index.longest_query = static_cast<int32_t>(longest_query);
@@ -97,7 +97,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   args.rows = index.rows;
   args.work_tile_ends = index.work_tile_ends;
   args.partials = 1;
-  args.chunks = plan.chunks;
+  args.k_chunks = plan.k_chunks;
   args.stages = plan.stages;
   args.stream_q = plan.stream_q;
   args.row_tiles = plan.row_tiles;
@@ -205,17 +205,17 @@ class Csr {
  public:
   Csr(const Tensor& names, int64_t count, cudaStream_t stream)
       : begins(new_tensor(names, {count + 1}, ScalarType::Int)) {
-    const int64_t pairs = names.size(0), room = counting_buffer_size(pairs, count);
+    const int64_t pairs = names.size(0), workspace = counting_buffer_size(pairs, count);
     auto* first = static_cast<int32_t*>(begins.data_ptr());
-    if (room == 0) {
+    if (workspace == 0) {
       const auto [sorted, places] = sort(names);
       order = places;
       const auto* keys = static_cast<const int32_t*>(sorted.const_data_ptr());
-      check(launch_csr_of_sorted(keys, pairs, count, first, stream), "runs of pairs");
+      check(launch_csr_of_sorted(keys, pairs, count, first, stream), "order of pairs");
       return;
     }
     order = new_tensor(names, {pairs}, ScalarType::Long);
-    const Tensor counts = new_tensor(names, {room}, ScalarType::Int);
+    const Tensor counts = new_tensor(names, {workspace}, ScalarType::Int);
     const PairsCsr csr{.names = static_cast<const int32_t*>(names.const_data_ptr()),
                        .pairs = pairs,
                        .count = count,
@@ -223,7 +223,7 @@ class Csr {
                        .begins = first,
                        .counts = static_cast<int32_t*>(counts.data_ptr()),
                        .pdl = device_supports_pdl(names)};
-    check(launch_csr_by_counting(csr, stream), "runs of pairs");
+    check(launch_csr_by_counting(csr, stream), "order of pairs");
   }
 
   const int64_t* places() const { return static_cast<const int64_t*>(order.const_data_ptr()); }

@@ -1,4 +1,4 @@
-// Before and behind the kernels that score listed pairs.
+// The kernels before and after those that score listed pairs.
 //
 //   index_pairs    where each pair's rows and tokens lie, and what each chunk of pairs costs
 //   share_pairs    a block of threads for each block of the scoring kernel, whose pairs are to cost as much
@@ -6,7 +6,7 @@
 //   pick_pairs     listed scores out of the grid of all
 //
 // A pair that names no query or no document that there is, or a document that does not lie within the tokens,
-// scores NaN, and its neighbours are none the worse.
+// scores NaN; other pairs are not affected.
 #include "index.h"
 
 #include "../forward/row_tile.cuh"

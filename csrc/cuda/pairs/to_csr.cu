@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t counting_buffer_size(int64_t pairs, int64_t count) {
-  const int64_t room = chunks_of(pairs) * (count + 1);
-  return count < kMostNames && room <= kMostCounts ? room : 0;
+  const int64_t workspace = chunks_of(pairs) * (count + 1);
+  return count < kMostNames && workspace <= kMostCounts ? workspace : 0;
 }
 
 cudaError_t launch_csr_by_counting(const PairsCsr& csr, cudaStream_t stream) {

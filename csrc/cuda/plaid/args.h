@@ -21,13 +21,13 @@ struct Integers {
 
 // A token is centroids[code] + weights[bucket of each dim]; its buckets are packed nbits a dim, the first dim
 // in the lowest bits of the first byte. Tokens are rows of codes and residuals: those of a document lie
-// behind each other, from its own multiple of `room` on (padded) or behind those of the document before
+// behind each other, from its own multiple of `capacity` on (padded) or behind those of the document before
 // (packed).
 struct CompressedDocuments {
   int64_t N = 0;
   bool packed = false;
   Integers extents;                // padded: [N] lengths; packed: [N + 1] offsets
-  int64_t room = 0;                // tokens: of a document (padded), or of all (packed)
+  int64_t capacity = 0;            // tokens: of a document (padded), or of all (packed)
   const int32_t* codes = nullptr;  // indices of centroids; one that is none counts as 0
   const uint8_t* residuals = nullptr;
   uint32_t residual_row = 0;                      // bytes of a token
@@ -37,22 +37,22 @@ struct CompressedDocuments {
   int nbits = 0;
 };
 
-// Part of a long document: tokens [begin, begin + CutDocuments::tokens) of it, or up to its end.
-struct DocumentPiece {
+// Part of a long document: tokens [begin, begin + SplitDocuments::tokens) of it, or up to its end.
+struct DocumentSplit {
   int32_t document, begin;
   int32_t slot;    // where the splits of this document are combined
-  int32_t pieces;  // splits of it
+  int32_t splits;  // splits of it
 };
 
 // Documents of more than twice `tokens` tokens go to blocks in splits, so that a few long ones keep no block
 // busy while the others are done. For each tile of query rows the splits of a document leave their maxima
 // where they meet, and the last one finishes it. A maximum that is the largest integer wins, whoever comes
 // first: the value's bits in an order of their own, then the complement of the token.
-struct CutDocuments {
+struct SplitDocuments {
   int32_t tokens = 0;               // 0: none is split
   int32_t most = 0;                 // splits there is space for; none is split where offsets that make no
                                     // sense ask for more
-  DocumentPiece* pieces = nullptr;  // [counts[0]]
+  DocumentSplit* splits = nullptr;  // [counts[0]]
   int32_t* counts = nullptr;        // of splits, and of documents that were split
   int32_t* arrivals = nullptr;      // [slot, tile of query rows]: splits that have left their maxima
   unsigned long long* maxima = nullptr;  // [slot, tile of query rows, row]
@@ -60,7 +60,7 @@ struct CutDocuments {
 
 struct ResidualArgs {
   CompressedDocuments documents;
-  CutDocuments cut;
+  SplitDocuments split_docs;
   TokenView Q;
   int32_t Nq, Lq, d;
   bool normalize;

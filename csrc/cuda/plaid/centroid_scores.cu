@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(32 * kWarps) approx_scores(const __grid_consta
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const T* table = static_cast<const T*>(p.table);
   for (int64_t j = blockIdx.x; j < p.N; j += gridDim.x) {
-    const int32_t* codes = p.codes + j * p.room;
-    const int64_t count = min(p.lengths[j], p.room);
+    const int32_t* codes = p.codes + j * p.capacity;
+    const int64_t count = min(p.lengths[j], p.capacity);
     T sum = 0;
     for (int32_t first = 0; first < p.Lq; first += 32) {
       const int32_t column = first + lane % 8 * 4;

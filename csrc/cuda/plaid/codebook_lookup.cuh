@@ -1,4 +1,4 @@
-// Residual codes to what they add to a centroid, a lane's share of a token at a time.
+// Looks up what residual codes add to a centroid, a lane's share of a token at a time.
 //
 // A vector is 16 bytes of a token's embedding. Each lookup says how many dims that is, which bytes of the
 // residual belong to it, what table in shared memory it needs, and how the table's values are added.
@@ -41,9 +41,9 @@ __device__ __forceinline__ uint32_t add_words(uint32_t a, uint32_t b, __half) {
 template <class E, int kBits>
 struct ByteLookup {
   using Element = E;
-  static constexpr int kPieceDims = 8;
+  static constexpr int kVecDims = 8;
   static constexpr bool kByBytes = true;  // a vector's codes are whole bytes, which may be aligned
-  static constexpr int kPieceBytes = kBits;
+  static constexpr int kVecBytes = kBits;
   static constexpr int kValues = 8 / kBits;  // of a byte
   static constexpr int kWords = kBits == 8 ? 1 : kValues / 2;
   static constexpr int kRowBytes = 128;
@@ -73,17 +73,17 @@ struct ByteLookup {
   }
 
   // A vector's codes, wherever they lie.
-  static __device__ __forceinline__ Codes load_any(const ResidualArgs& p, const uint8_t* row, int piece) {
-    const uint32_t bytes = p.documents.residual_row, first = piece * kPieceBytes;
+  static __device__ __forceinline__ Codes load_any(const ResidualArgs& p, const uint8_t* row, int vec) {
+    const uint32_t bytes = p.documents.residual_row, first = vec * kVecBytes;
     if constexpr (kBits == 8) {
       return {load_bytes<4>(row, bytes, first), load_bytes<4>(row, bytes, first + 4)};
     } else {
-      return load_bytes<kPieceBytes>(row, bytes, first);
+      return load_bytes<kVecBytes>(row, bytes, first);
     }
   }
   // The same where they are whole and aligned. They are read once, and should not drive centroids out of L2.
-  static __device__ __forceinline__ Codes load_whole(const uint8_t* row, int piece) {
-    const uint8_t* at = row + piece * kPieceBytes;
+  static __device__ __forceinline__ Codes load_whole(const uint8_t* row, int vec) {
+    const uint8_t* at = row + vec * kVecBytes;
     if constexpr (kBits == 8) {
       return __ldcs(reinterpret_cast<const uint2*>(at));
     } else if constexpr (kBits == 4) {
@@ -142,7 +142,7 @@ struct ByteLookup {
 struct DimLookup {
   using Element = float;
   static constexpr bool kByBytes = false;
-  static constexpr int kPieceDims = 4;
+  static constexpr int kVecDims = 4;
   static constexpr int kTableBytes = 256 * 4;
   using Codes = uint32_t;
 
@@ -154,8 +154,8 @@ struct DimLookup {
     for (int i = threadIdx.x; i < 1 << p.documents.nbits; i += blockDim.x)
       ptx::st_shared(table + 4 * i, __float_as_uint(p.documents.weights[i]));
   }
-  static __device__ __forceinline__ Codes load_any(const ResidualArgs& p, const uint8_t* row, int piece) {
-    const uint32_t bit = piece * kPieceDims * p.documents.nbits;
+  static __device__ __forceinline__ Codes load_any(const ResidualArgs& p, const uint8_t* row, int vec) {
+    const uint32_t bit = vec * kVecDims * p.documents.nbits;
     return load_bytes<4>(row, p.documents.residual_row, bit / 8) >> bit % 8;
   }
   __device__ __forceinline__ void add(const ResidualArgs& p, uint32_t (&x)[4], Codes codes) const {

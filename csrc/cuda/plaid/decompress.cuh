@@ -1,4 +1,4 @@
-// Residual-compressed documents as the kernels find them: where one lies, and what a token holds.
+// Where a residual-compressed document lies, and the values of a token.
 #pragma once
 
 #include "../primitives/element.cuh"
@@ -14,9 +14,9 @@ struct CompressedSpan {
 };
 
 __device__ __forceinline__ CompressedSpan span_of(const CompressedDocuments& c, int64_t j) {
-  const int64_t begin = c.packed ? min(max(c.extents[j], int64_t{0}), c.room) : j * c.room;
+  const int64_t begin = c.packed ? min(max(c.extents[j], int64_t{0}), c.capacity) : j * c.capacity;
   const int64_t end = c.packed ? c.extents[j + 1] : begin + c.extents[j];
-  const int64_t count = min(end, c.packed ? c.room : begin + c.room) - begin;
+  const int64_t count = min(end, c.packed ? c.capacity : begin + c.capacity) - begin;
   if (count <= 0) return {};
   return {begin, static_cast<int32_t>(min(count, int64_t{1} << 30))};
 }

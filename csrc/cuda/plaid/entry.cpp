@@ -60,7 +60,7 @@ struct DenseInputs {
     c.N = s.N;
     c.packed = in.packed;
     c.extents = integers(extents);
-    c.room = s.Ld;
+    c.capacity = s.Ld;
     c.codes = static_cast<const int32_t*>(codes.const_data_ptr());
     c.residuals = static_cast<const uint8_t*>(residuals.const_data_ptr());
     c.residual_row = static_cast<uint32_t>((s.d * nbits + 7) / 8);
@@ -89,27 +89,27 @@ struct DenseInputs {
 class SharedWork {
  public:
   SharedWork(const ResidualPlan& plan, const Tensor& like)
-      : meetings_(plan.most_cut * plan.row_tiles),
-        maxima_(meetings_ * 8 * plan.column_blocks),
-        zeros_(new_tensor(like, {maxima_ + (meetings_ + 3 + 1) / 2}, ScalarType::Long)),
-        pieces_(new_tensor(like, {plan.most_pieces, sizeof(DocumentPiece)}, ScalarType::Byte)) {}
+      : arrivals_(plan.most_split_docs * plan.row_tiles),
+        maxima_(arrivals_ * 8 * plan.column_blocks),
+        zeros_(new_tensor(like, {maxima_ + (arrivals_ + 3 + 1) / 2}, ScalarType::Long)),
+        splits_(new_tensor(like, {plan.most_splits, sizeof(DocumentSplit)}, ScalarType::Byte)) {}
 
   cudaError_t prepare(ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) const {
-    args.cut.maxima = static_cast<unsigned long long*>(zeros_.data_ptr());
-    args.cut.arrivals = reinterpret_cast<int32_t*>(args.cut.maxima + maxima_);
-    args.cut.counts = args.cut.arrivals + meetings_;
-    args.tickets = args.cut.counts + 2;
+    args.split_docs.maxima = static_cast<unsigned long long*>(zeros_.data_ptr());
+    args.split_docs.arrivals = reinterpret_cast<int32_t*>(args.split_docs.maxima + maxima_);
+    args.split_docs.counts = args.split_docs.arrivals + arrivals_;
+    args.tickets = args.split_docs.counts + 2;
     const cudaError_t error = cudaMemsetAsync(zeros_.data_ptr(), 0, 8 * zeros_.numel(), stream);
-    if (error != cudaSuccess || plan.cut_tokens == 0) return error;
-    args.cut.tokens = static_cast<int32_t>(plan.cut_tokens);
-    args.cut.most = static_cast<int32_t>(plan.most_pieces);
-    args.cut.pieces = static_cast<DocumentPiece*>(pieces_.data_ptr());
-    return launch_cut_documents(args, stream);
+    if (error != cudaSuccess || plan.split_tokens == 0) return error;
+    args.split_docs.tokens = static_cast<int32_t>(plan.split_tokens);
+    args.split_docs.most = static_cast<int32_t>(plan.most_splits);
+    args.split_docs.splits = static_cast<DocumentSplit*>(splits_.data_ptr());
+    return launch_split_docs(args, stream);
   }
 
  private:
-  int64_t meetings_, maxima_;
-  Tensor zeros_, pieces_;
+  int64_t arrivals_, maxima_;
+  Tensor zeros_, splits_;
 };
 
 cudaError_t launch_tile(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) {
@@ -156,7 +156,7 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   const bool whole = dense.whole(s.d, nbits);
   const ResidualPlan plan =
       plan_residual(s, in.packed, dtype, precision, whole, want_winners, device_properties(device));
-  STD_TORCH_CHECK(plan.work_tiles + plan.most_pieces * plan.row_tiles <= INT32_MAX - (int64_t{1} << 20),
+  STD_TORCH_CHECK(plan.work_tiles + plan.most_splits * plan.row_tiles <= INT32_MAX - (int64_t{1} << 20),
                   "late_interaction: more than 2^31 - 2^20 documents times tiles of query rows in one call");
   args.scores = scores.data_ptr();
   args.winners = winners ? winners->data_ptr() : nullptr;
@@ -171,7 +171,7 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   }
   args.row_tiles = static_cast<int32_t>(plan.row_tiles);
   const SharedWork work(plan, Q);
-  check(work.prepare(args, plan, stream), "pieces of documents");
+  check(work.prepare(args, plan, stream), "splits of documents");
   if (plan.partials == 1) {
     check(launch_tile(args, plan, stream), "compressed documents");
     return {scores, winners};
@@ -187,7 +187,7 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   sums.partials = plan.partials;
   sums.scores = partials.data_ptr();
   check(launch_reduce_partials(sums, ForwardPlan{}, static_cast<float*>(scores.data_ptr()), stream),
-        "sum of parts");
+        "sum of partials");
   return {scores, winners};
 }
 
@@ -274,7 +274,7 @@ Tensor plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc
   args.codes = static_cast<const int32_t*>(dense_codes.const_data_ptr());
   args.lengths = integers(dense_lengths);
   args.N = codes.size(0);
-  args.room = codes.size(1);
+  args.capacity = codes.size(1);
   args.scores = scores.data_ptr();
   check(launch_approx_scores(args, fp64, current_stream(device)), "approximate scores");
   return scores;

@@ -64,29 +64,29 @@ struct PlaidWorkTile {
   static constexpr int32_t kWhole = -1, kElsewhere = -2;  // in place of a slot
   CompressedSpan span;
   int32_t tile = -1;  // past the last work tile
-  DocumentPiece piece{0, 0, kWhole, 1};
+  DocumentSplit split{0, 0, kWhole, 1};
 };
 
 // For each tile of query rows first the splits of documents, then the documents. One that was
-// cut is empty there, and finished elsewhere.
-__device__ __forceinline__ PlaidWorkTile work_tile_at(const ResidualArgs& p, int32_t pieces, int32_t index) {
+// split is empty there, and finished elsewhere.
+__device__ __forceinline__ PlaidWorkTile work_tile_at(const ResidualArgs& p, int32_t splits, int32_t index) {
   PlaidWorkTile work_tile;
-  const int32_t each = pieces + static_cast<int32_t>(p.documents.N);
+  const int32_t each = splits + static_cast<int32_t>(p.documents.N);
   if (index >= each * p.row_tiles) return work_tile;
   work_tile.tile = index / each;
   const int32_t at = index - work_tile.tile * each;
-  if (at < pieces) {
-    work_tile.piece = p.cut.pieces[at];
+  if (at < splits) {
+    work_tile.split = p.split_docs.splits[at];
   } else {
-    work_tile.piece.document = at - pieces;
+    work_tile.split.document = at - splits;
   }
-  work_tile.span = span_of(p.documents, work_tile.piece.document);
-  if (at < pieces) {
-    work_tile.span.first += work_tile.piece.begin;
-    work_tile.span.count = min(p.cut.tokens, work_tile.span.count - work_tile.piece.begin);
-  } else if (pieces > 0 && work_tile.span.count > 2 * p.cut.tokens) {
+  work_tile.span = span_of(p.documents, work_tile.split.document);
+  if (at < splits) {
+    work_tile.span.first += work_tile.split.begin;
+    work_tile.span.count = min(p.split_docs.tokens, work_tile.span.count - work_tile.split.begin);
+  } else if (splits > 0 && work_tile.span.count > 2 * p.split_docs.tokens) {
     work_tile.span = {};
-    work_tile.piece.slot = PlaidWorkTile::kElsewhere;
+    work_tile.split.slot = PlaidWorkTile::kElsewhere;
   }
   return work_tile;
 }
@@ -111,7 +111,7 @@ struct alignas(16) ResidualExchange {
   float scale[Tile::kColumns];  // inverse norms of the query rows; 1 without normalize
   PlaidWorkTile work_tiles[4];  // the one in hand, the next one, and the one after that, by turn
   int32_t ticket;               // which is the one after that
-  int32_t pieces;               // of all documents
+  int32_t splits;               // of all documents
 };
 
 // The query rows that share a tile: whole queries where some fit, else a partial of one.
@@ -183,7 +183,7 @@ struct TokenPair {
 
 // A step as it comes from memory: the lane's vector of each chunk, of both tokens.
 template <class Tile>
-struct Pieces {
+struct StepVecs {
   using Lookup = typename Tile::Lookup;
   uint4 centroid[Tile::kStep][2];
   typename Lookup::Codes residual[Tile::kStep][2];
@@ -194,7 +194,7 @@ struct Pieces {
 
   __device__ __forceinline__ void load_whole(const ResidualArgs& p, const TokenPair<Tile>& at,
                                              int32_t first) {
-    const int32_t lane = (4 * first + threadIdx.x % 4) * Lookup::kPieceBytes;
+    const int32_t lane = (4 * first + threadIdx.x % 4) * Lookup::kVecBytes;
 #pragma unroll
     for (int c = 0; c < Tile::kStep; ++c) {
       if (!exists(p, first + c)) break;
@@ -243,8 +243,8 @@ struct Pieces {
       x[i][3] = centroid[c][i].w;
       lookup.add(p, x[i], residual[c][i]);
     }
-    if (Tile::kAny && 4 * (chunk + 1) * Lookup::kPieceDims > p.d) {  // buckets past d mean nothing
-      const int32_t left = p.d - (4 * chunk + static_cast<int32_t>(threadIdx.x % 4)) * Lookup::kPieceDims;
+    if (Tile::kAny && 4 * (chunk + 1) * Lookup::kVecDims > p.d) {  // buckets past d mean nothing
+      const int32_t left = p.d - (4 * chunk + static_cast<int32_t>(threadIdx.x % 4)) * Lookup::kVecDims;
 #pragma unroll
       for (int i = 0; i < 2; ++i) Lookup::cut(x[i], left);
     }
@@ -395,7 +395,7 @@ __device__ __forceinline__ void load_queries(const ResidualArgs& p, const QueryR
   }
 }
 
-// A maximum and its token as an integer that is the larger, the better they are (CutDocuments).
+// A maximum and its token as an integer that is the larger, the better they are (SplitDocuments).
 __device__ __forceinline__ unsigned long long as_integer(float value, int32_t token) {
   const uint32_t bits = __float_as_uint(value + 0.0f);  // one zero
   const uint32_t ordered = isnan(value) ? ~0u : bits ^ (bits >> 31 ? ~0u : 1u << 31);
@@ -411,22 +411,23 @@ __device__ __forceinline__ int32_t token_in(unsigned long long integer) {
 
 // Leaves the maxima of a split with those of its document, whose are known if it was the last. By one warp.
 template <class Tile>
-__device__ __forceinline__ bool meet(const ResidualArgs& p, const PlaidWorkTile& work_tile,
-                                     float (&best)[Tile::kLaneRows], int32_t (&token)[Tile::kLaneRows]) {
+__device__ __forceinline__ bool combine_split(const ResidualArgs& p, const PlaidWorkTile& work_tile,
+                                              float (&best)[Tile::kLaneRows],
+                                              int32_t (&token)[Tile::kLaneRows]) {
   const int lane = threadIdx.x % 32, columns = 8 * p.column_blocks;
-  const int64_t place = int64_t{work_tile.piece.slot} * p.row_tiles + work_tile.tile;
-  unsigned long long* maxima = p.cut.maxima + place * columns;
+  const int64_t place = int64_t{work_tile.split.slot} * p.row_tiles + work_tile.tile;
+  unsigned long long* maxima = p.split_docs.maxima + place * columns;
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
     if (32 * o + lane >= columns) continue;
-    const int32_t of_document = token[o] == kSentinel ? kSentinel : token[o] + work_tile.piece.begin;
+    const int32_t of_document = token[o] == kSentinel ? kSentinel : token[o] + work_tile.split.begin;
     atomicMax(maxima + 32 * o + lane, as_integer(best[o], of_document));
   }
   __threadfence();
   __syncwarp();
   int32_t before = 0;
-  if (lane == 0) before = atomicAdd(p.cut.arrivals + place, 1);
-  if (__shfl_sync(kFullWarp, before, 0) + 1 < work_tile.piece.pieces) return false;
+  if (lane == 0) before = atomicAdd(p.split_docs.arrivals + place, 1);
+  if (__shfl_sync(kFullWarp, before, 0) + 1 < work_tile.split.splits) return false;
   __threadfence();
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
@@ -442,7 +443,7 @@ __device__ __forceinline__ bool meet(const ResidualArgs& p, const PlaidWorkTile&
 template <class Tile>
 __device__ __forceinline__ void finish_document(const ResidualArgs& p, const PlaidWorkTile& work_tile,
                                                 const ResidualExchange<Tile>& exchange, int set) {
-  if (work_tile.piece.slot == PlaidWorkTile::kElsewhere) return;
+  if (work_tile.split.slot == PlaidWorkTile::kElsewhere) return;
   const int lane = threadIdx.x % 32;
   float value[Tile::kLaneRows];
   int32_t token[Tile::kLaneRows];
@@ -458,10 +459,10 @@ __device__ __forceinline__ void finish_document(const ResidualArgs& p, const Pla
                                  Tile::kWinners ? exchange.token[set][warp][column] : 0);
     }
   }
-  if (work_tile.piece.slot >= 0 && !meet<Tile>(p, work_tile, value, token)) return;
+  if (work_tile.split.slot >= 0 && !combine_split<Tile>(p, work_tile, value, token)) return;
 
   const QueryRows rows(p, work_tile.tile, 8 * p.column_blocks);
-  const int64_t N = p.documents.N, j = work_tile.piece.document;
+  const int64_t N = p.documents.N, j = work_tile.split.document;
   int32_t query[Tile::kLaneRows];
 #pragma unroll
   for (int o = 0; o < Tile::kLaneRows; ++o) {
@@ -496,12 +497,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int32_t stride = gridDim.x;
 
   if (threadIdx.x < 2) {
-    int32_t pieces = p.cut.tokens > 0 ? *p.cut.counts : 0;
-    if (pieces > p.cut.most) pieces = 0;
-    exchange.work_tiles[threadIdx.x] = work_tile_at(p, pieces, blockIdx.x + threadIdx.x * stride);
+    int32_t splits = p.split_docs.tokens > 0 ? *p.split_docs.counts : 0;
+    if (splits > p.split_docs.most) splits = 0;
+    exchange.work_tiles[threadIdx.x] = work_tile_at(p, splits, blockIdx.x + threadIdx.x * stride);
     if (threadIdx.x == 0) {
       exchange.ticket = blockIdx.x + 2 * stride;
-      exchange.pieces = pieces;
+      exchange.splits = splits;
     }
   }
   __syncthreads();
@@ -509,8 +510,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   int32_t tiles = count_tiles<Tile>(span(0));
   Pair pair;
   pair.point_at(p, span(0), 0, Pair::codes(p, span(0), 0));
-  Pieces<Tile> pieces;
-  pieces.load(p, pair, 0);
+  StepVecs<Tile> vecs;
+  vecs.load(p, pair, 0);
   typename Pair::Codes codes = tiles > 1 ? Pair::codes(p, span(0), 1) : Pair::codes(p, span(1), 0);
 
   Tile::Lookup::fill(p, table);
@@ -529,7 +530,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     }
     if (threadIdx.x == Tile::kThreads - 32) {  // in the warp that has the fewest tiles
       // The document after the next: its number came while the last one was in hand.
-      exchange.work_tiles[(turn + 2) % 4] = work_tile_at(p, exchange.pieces, exchange.ticket);
+      exchange.work_tiles[(turn + 2) % 4] = work_tile_at(p, exchange.splits, exchange.ticket);
       exchange.ticket = 3 * stride + atomicAdd(p.tickets, 1);
     }
 
@@ -555,8 +556,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         uint32_t x[Tile::kStep][2][4];
 #pragma unroll
         for (int c = 0; c < Tile::kStep; ++c) {
-          if (!Pieces<Tile>::exists(p, first + c)) break;
-          pieces.decompress(p, lookup, c, first + c, x[c]);
+          if (!StepVecs<Tile>::exists(p, first + c)) break;
+          vecs.decompress(p, lookup, c, first + c, x[c]);
         }
         const bool more = first + Tile::kStep < p.chunks;
         if (more) {
@@ -566,11 +567,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         } else {
           pair.point_at(p, document, tile + 1, codes);
         }
-        pieces.load(p, pair, more ? first + Tile::kStep : 0);
+        vecs.load(p, pair, more ? first + Tile::kStep : 0);
         __syncwarp();  // a fence for the compiler, which would move the loads down to their use
 #pragma unroll
         for (int c = 0; c < Tile::kStep; ++c) {
-          if (!Pieces<Tile>::exists(p, first + c)) break;
+          if (!StepVecs<Tile>::exists(p, first + c)) break;
           products.add(p, x[c], lane_queries + (first + c) * kResidualChunkBytes, row_bytes);
           __syncwarp();  // and would mix the chunks, which takes more registers
         }

@@ -12,8 +12,8 @@ namespace late_interaction {
 cudaError_t launch_residual_bf16(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream);
 cudaError_t launch_residual_fp16(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream);
 cudaError_t launch_residual_fp32(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream);
-// Fills args.cut.pieces and its counts, which were zero.
-cudaError_t launch_cut_documents(const ResidualArgs& args, cudaStream_t stream);
+// Fills args.split_docs.splits and its counts, which were zero.
+cudaError_t launch_split_docs(const ResidualArgs& args, cudaStream_t stream);
 // Without tensor cores, in the dtype that the inputs multiply in.
 cudaError_t launch_residual_by_warp(const ResidualArgs& args, Dtype dtype, const ResidualPlan& plan,
                                     cudaStream_t stream);
@@ -24,9 +24,9 @@ struct ApproxArgs {
   const void* table;  // [count, Lq] similarities of the centroids, fp32 or fp64, contiguous
   int64_t count;
   int32_t Lq;
-  const int32_t* codes;  // [N, room], contiguous
+  const int32_t* codes;  // [N, capacity], contiguous
   Integers lengths;      // [N]
-  int64_t N, room;
+  int64_t N, capacity;
   void* scores;  // [N]
 };
 cudaError_t launch_approx_scores(const ApproxArgs& args, bool fp64, cudaStream_t stream);

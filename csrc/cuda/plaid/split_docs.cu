@@ -1,5 +1,5 @@
-// Lists the pieces of long residual-compressed documents (CutDocuments), a thread a document; a warp writes
-// down those of its 32 documents together. In no order: what comes of them does not depend on it.
+// Lists the splits of long residual-compressed documents (SplitDocuments), a thread a document; a warp writes
+// the splits of its 32 documents together. Their order differs from run to run, which changes no result.
 #include <algorithm>
 
 #include "../primitives/argmax.cuh"
@@ -12,36 +12,36 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) cut_documents(const __grid_constant__ ResidualArgs p) {
-  const CutDocuments& cut = p.cut;
+__global__ void __launch_bounds__(kThreads) split_docs(const __grid_constant__ ResidualArgs p) {
+  const SplitDocuments& to = p.split_docs;
   const int lane = threadIdx.x % 32;
   const int64_t mine = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int32_t count = mine < p.documents.N ? span_of(p.documents, mine).count : 0;
-  uint32_t long_ones = __ballot_sync(kFullWarp, count > 2 * cut.tokens);
+  uint32_t long_ones = __ballot_sync(kFullWarp, count > 2 * to.tokens);
   for (; long_ones != 0; long_ones &= long_ones - 1) {
     const int which = __ffs(long_ones) - 1;
     const int32_t tokens = __shfl_sync(kFullWarp, count, which);
-    const int32_t pieces = (tokens + cut.tokens - 1) / cut.tokens;
+    const int32_t splits = (tokens + to.tokens - 1) / to.tokens;
     int32_t first = 0, slot = 0;
     if (lane == 0) {
-      first = atomicAdd(cut.counts, pieces);
-      slot = atomicAdd(cut.counts + 1, 1);
+      first = atomicAdd(to.counts, splits);
+      slot = atomicAdd(to.counts + 1, 1);
     }
     first = __shfl_sync(kFullWarp, first, 0);
     slot = __shfl_sync(kFullWarp, slot, 0);
-    if (first > cut.most - pieces) continue;
+    if (first > to.most - splits) continue;
     const auto document = static_cast<int32_t>(mine - lane + which);
-    for (int32_t k = lane; k < pieces; k += 32) {
-      cut.pieces[first + k] = {document, k * cut.tokens, slot, pieces};
+    for (int32_t k = lane; k < splits; k += 32) {
+      to.splits[first + k] = {document, k * to.tokens, slot, splits};
     }
   }
 }
 
 }  // namespace
 
-cudaError_t launch_cut_documents(const ResidualArgs& args, cudaStream_t stream) {
+cudaError_t launch_split_docs(const ResidualArgs& args, cudaStream_t stream) {
   const int64_t blocks = (args.documents.N + kThreads - 1) / kThreads;
-  cut_documents<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
+  split_docs<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

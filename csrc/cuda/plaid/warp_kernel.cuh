@@ -90,7 +90,7 @@ template <class T>
 __global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
     gather_residual_winners(const __grid_constant__ ResidualArgs p) {
   using S = Sum<T>;
-  constexpr int kPieces = 8, kDims = 32 * kPieces;  // of the embedding, at a time
+  constexpr int kFragments = 8, kDims = 32 * kFragments;  // of the embedding, at a time
   __shared__ S shares[kResidualWarps][kDims];
   const CompressedDocuments& c = p.documents;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
   const int64_t begin = c.N * warp / kResidualWarps, end = c.N * (warp + 1) / kResidualWarps;
 
   for (int first = 0; first < p.d; first += kDims) {
-    S sum[kPieces] = {};
+    S sum[kFragments] = {};
     for (int64_t j0 = begin; j0 < end; j0 += 32) {
       const int64_t j = j0 + lane;
       int64_t mine = -1;  // the winner, among all tokens
@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
         const int64_t at = __shfl_sync(kFullWarp, mine, k);
         if (at < 0) continue;
         const CompressedToken<T> token(c, at, __shfl_sync(kFullWarp, code, k));
-        S x[kPieces], squares = 0;
+        S x[kFragments], squares = 0;
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) {
-          const int dim = first + 32 * piece + lane;
-          x[piece] = dim < p.d ? token[dim] : S(0);
-          squares = fma(x[piece], x[piece], squares);
+        for (int fragment = 0; fragment < kFragments; ++fragment) {
+          const int dim = first + 32 * fragment + lane;
+          x[fragment] = dim < p.d ? token[dim] : S(0);
+          squares = fma(x[fragment], x[fragment], squares);
         }
         S scale = __shfl_sync(kFullWarp, grad, k);
         if (p.normalize) {
@@ -134,11 +134,13 @@ __global__ void __launch_bounds__(kResidualThreads, kResidualBlocks)
           scale *= inverse_norm(warp_sum(squares));
         }
 #pragma unroll
-        for (int piece = 0; piece < kPieces; ++piece) sum[piece] = fma(scale, x[piece], sum[piece]);
+        for (int fragment = 0; fragment < kFragments; ++fragment)
+          sum[fragment] = fma(scale, x[fragment], sum[fragment]);
       }
     }
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) shares[warp][32 * piece + lane] = sum[piece];
+    for (int fragment = 0; fragment < kFragments; ++fragment)
+      shares[warp][32 * fragment + lane] = sum[fragment];
     __syncthreads();
     for (int k = threadIdx.x; k < kDims && first + k < p.d; k += kResidualThreads) {
       S total = 0;

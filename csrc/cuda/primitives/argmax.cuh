@@ -1,4 +1,4 @@
-// A running maximum and the token that holds it, and the order that decides between two of them.
+// A running maximum with its token, and the order that decides between two of them.
 #pragma once
 
 #include <cstdint>

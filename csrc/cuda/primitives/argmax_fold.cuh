@@ -1,4 +1,4 @@
-// Products into running maxima, for wgmma forwards with query rows on the M side.
+// Folds similarities into running maxima and winners, for wgmma forwards with query rows on the M side.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Products of quantized tokens into running maxima. Nobody asks for their winners, which makes a maximum
-// three numbers an instruction: half an instruction an element.
+// Folds similarities of quantized tokens into running maxima. They have no winners, so one instruction takes
+// the maximum of three numbers: half an instruction an element.
 #pragma once
 
 #include <climits>

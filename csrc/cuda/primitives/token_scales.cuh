@@ -1,5 +1,5 @@
-// What similarities are multiplied by: a scale for each query token and each document token, the inverse of
-// its norm (normalize), its scale (quantized tokens), or what undoes the scale of its fp16 copy.
+// Similarities are multiplied by a scale for each query token and for each document token: the inverse of its
+// norm (normalize), its quantization scale, or the inverse of the power of two in its fp16 operand.
 #pragma once
 
 #include <cfloat>
@@ -16,22 +16,22 @@ __device__ __forceinline__ float usable_scale(float x) {
 
 // The scale of a query token, times the scale that all documents share.
 __device__ __forceinline__ float row_scale(const ForwardArgs& p, int32_t query, int32_t place) {
-  float factor = 1.0f;
+  float scale = 1.0f;
   if (p.q_scales.data != nullptr) {
-    factor = usable_scale(p.q_scales.data[query * p.q_scales.item_stride + place * p.q_scales.token_stride]);
+    scale = usable_scale(p.q_scales.data[query * p.q_scales.item_stride + place * p.q_scales.token_stride]);
   }
-  if (p.shared_scale != nullptr) factor *= usable_scale(*p.shared_scale);
-  return factor;
+  if (p.shared_scale != nullptr) scale *= usable_scale(*p.shared_scale);
+  return scale;
 }
 
-// Of a document's tokens; null: there are none.
+// The scales of a document's tokens; null: they have none.
 __device__ __forceinline__ const float* document_scales(const ForwardArgs& p, int32_t query, int32_t j) {
   if (p.d_scales.data == nullptr) return nullptr;
   return p.d_scales.data + query * p.d_scales.query_stride + j * p.d_scales.item_stride;
 }
 
-__device__ __forceinline__ float token_scale(const ForwardArgs& p, const float* factors, int32_t t) {
-  return usable_scale(factors[t * p.d_scales.token_stride]);
+__device__ __forceinline__ float token_scale(const ForwardArgs& p, const float* scales, int32_t t) {
+  return usable_scale(scales[t * p.d_scales.token_stride]);
 }
 
 }  // namespace late_interaction

@@ -40,13 +40,13 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   const DeviceGuard guard(Q.get_device_index());
   // No factor is negative, so one that all documents' tokens share waits until their maximum is found.
   const bool shared = one_for_all(in.d_scale);
-  const TokenScaleViews factors{in.q_scale, shared ? ScaleView{} : in.d_scale,
-                                shared ? in.d_scale.data : nullptr};
+  const TokenScaleViews scales{in.q_scale, shared ? ScaleView{} : in.d_scale,
+                               shared ? in.d_scale.data : nullptr};
   if (!has_kernel(in, !shared, Q.get_device_index())) {
     return maxsim_dequantized(Q, D, scale_Q, scale_D, q_mask, d_mask);
   }
   const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
-  forward_into(in, false, factors, Precision::highest, Q, scores, std::nullopt);
+  forward_into(in, false, scales, Precision::highest, Q, scores, std::nullopt);
   return scores;
 }
 

@@ -79,7 +79,7 @@ CUtensorMap encode(const void* data, Compute compute, int64_t d, Axis tokens, Ax
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(d), static_cast<cuuint64_t>(tokens.size),
                                static_cast<cuuint64_t>(items.size), static_cast<cuuint64_t>(outer.size)};
   const cuuint64_t strides[3] = {bytes(tokens), bytes(items), bytes(outer)};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(kChunkRowBytes / element),
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(kKChunkBytes / element),
                              static_cast<cuuint32_t>(box_tokens), 1, 1};
   return encode(data, type_of(compute), 4, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B);

@@ -38,8 +38,8 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
   const bool need_Q = to.Q.numel() > 0, need_D = to.D.numel() > 0;
   if (!need_Q && !need_D) return;
-  const PackedIndexBuffers room(in, to.Q);
-  const PackedIndex index = room.index(in);
+  const PackedIndexBuffers buffers(in, to.Q);
+  const PackedIndex index = buffers.index(in);
   check(launch_packed_index(index, stream), "index of packed sequences");
   take_plan(args, plan);
   args.grads_kept = 0;  // those of all queries with a document: too many

@@ -76,7 +76,7 @@ __device__ int32_t work_tile_end(const PackedIndex& p, int64_t block) {
   return static_cast<int32_t>(tile * p.documents + j);
 }
 
-// Documents dealt to the `hands` blocks of a row tile: where the doc_ranges of a hand begin.
+// Documents dealt to the `hands` blocks of a row tile: where the ranges of a hand begin.
 struct Deal {
   int32_t hands, rounds, rest;  // full rounds, and documents of the last one
 

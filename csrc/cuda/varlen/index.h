@@ -1,4 +1,4 @@
-// What the kernels are told of packed queries and documents; defined in index.cu.
+// What kernels need to know of packed queries and documents, computed on the device (index.cu).
 #pragma once
 
 #include "../forward/args.h"
@@ -10,11 +10,11 @@ struct PackedIndex {
   const int32_t* d_offsets;  // [documents + 1]
   int64_t queries, documents;
   int32_t q_tokens, d_tokens;
-  // What is worked out.
+  // Outputs.
   Span* spans;              // [documents]
-  int32_t* row_queries;     // [q_tokens] the query of each; of a token of none, what ~ makes a query of it
-  DocRange* doc_ranges;     // [documents], in the order in which blocks take them; null: not wanted
-  int32_t* work_tile_ends;  // [blocks], of (row tile, place among the ranges); null: not wanted
+  int32_t* row_queries;     // [q_tokens] the query of each; ~query: the token lies outside all queries
+  DocRange* doc_ranges;     // [documents], in the order in which blocks take them, or null
+  int32_t* work_tile_ends;  // [blocks], in (row tile, place among the ranges), or null
   int64_t blocks, row_tiles;
   int64_t document_tokens;  // what a document costs a block beside its tokens, in tokens
   bool lpt;  // each row tile has blocks of its own, and documents are dealt to them, long ones first

@@ -112,8 +112,9 @@ __device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document,
 }
 
 __global__ void __launch_bounds__(kCopyThreads, 4)
-    compact_doc_ranges(const __grid_constant__ ForwardArgs p, const __grid_constant__ CompactedTokens room,
-                       int segments, DocRange* doc_ranges) {
+    compact_doc_ranges(const __grid_constant__ ForwardArgs p,
+                       const __grid_constant__ CompactedTokens compacted_to, int segments,
+                       DocRange* doc_ranges) {
   __shared__ uint32_t kept[kSegmentTokens / 32];
   ptx::pdl_wait_and_launch_dependents();
   const int64_t at = blockIdx.x / segments;
@@ -121,9 +122,9 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
   const MaskedDocument document(p, at);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Kept all = count_kept(p, document, here, kept);
-  const bool whole = all.count == all.end - all.first && all.count >= room.least;
+  const bool whole = all.count == all.end - all.first && all.count >= compacted_to.least;
   const bool copied = all.count > 0 && !whole;
-  const auto slot = static_cast<int32_t>(at * room.slot);
+  const auto slot = static_cast<int32_t>(at * compacted_to.slot);
   if (here == 0 && threadIdx.x == 0) {
     doc_ranges[at] = copied           ? DocRange{~slot, all.count, document.j, ~slot}
                      : all.count == 0 ? DocRange{0, 0, document.j, 0}
@@ -131,11 +132,12 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
   }
   if (!copied) return;
 
-  const int64_t elements = p.d / room.token_vecs;  // of a vector: strides are whole numbers of them, too
+  const int64_t elements =
+      p.d / compacted_to.token_vecs;  // of a vector: strides are whole numbers of them, too
   const auto* tokens = static_cast<const uint4*>(p.D.data);
   const int64_t first = document_offset(p, document.query, document.j) / elements;
-  const VecRows rows{tokens + first, p.D.token_stride / elements, room.token_vecs};
-  uint4* to = room.tokens + int64_t{slot} * room.token_vecs;
+  const VecRows rows{tokens + first, p.D.token_stride / elements, compacted_to.token_vecs};
+  uint4* to = compacted_to.tokens + int64_t{slot} * compacted_to.token_vecs;
   int32_t of_word[kSegmentTokens / 32];  // kept
 #pragma unroll
   for (int w = 0; w < kSegmentTokens / 32; ++w) of_word[w] = __popc(kept[w]);
@@ -147,13 +149,14 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
     return before;
   };
   copy_rows(rows, to, kSegmentTokens, source, place);
-  const int repeated = here == 0 ? max(0, room.least - all.count) : 0;
+  const int repeated = here == 0 ? max(0, compacted_to.least - all.count) : 0;
   copy_rows(rows, to, repeated, [&](int) { return all.end - 1; }, [&](int k) { return all.count + k; });
 
-  const float* factors = room.factors != nullptr ? document_scales(p, document.query, document.j) : nullptr;
+  const float* scales =
+      compacted_to.scales != nullptr ? document_scales(p, document.query, document.j) : nullptr;
   const auto note = [&](int32_t token, int32_t k) {
-    room.positions[slot + k] = token;
-    if (factors != nullptr) room.factors[slot + k] = factors[token * p.d_scales.token_stride];
+    compacted_to.positions[slot + k] = token;
+    if (scales != nullptr) compacted_to.scales[slot + k] = scales[token * p.d_scales.token_stride];
   };
   if (warp < kSegmentTokens / 32 && (kept[warp] >> lane & 1)) note(here + threadIdx.x, place(threadIdx.x));
   for (int k = threadIdx.x; k < repeated; k += kCopyThreads) note(all.end - 1, all.count + k);

@@ -1,4 +1,4 @@
-// Where documents lie, for kernels that do not take them one after the other and whole.
+// Token ranges of documents, for kernels that do not read every document whole and in order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,33 +7,35 @@
 
 namespace late_interaction {
 
-// Tokens [first, first + length) of all packed ones.
+// Tokens [first, first + length) of packed sequences.
 struct Span {
   int32_t first, length;
 };
 
-// A document on its way through a kernel: where the tokens lie that count, and which document that is.
+// The tokens of a document that a kernel reads, and which document that is.
 struct DocRange {
-  int32_t first;  // token; negative: it is token ~first of the copies
+  int32_t first;  // token; negative: token ~first of CompactedTokens
   int32_t length;
   int32_t document;
-  int32_t argmax_base;  // of the range, in its document; negative: token t comes from
-                        // CompactedTokens::positions[~origin + t]
+  // Index in the document of the range's first token; negative: that of token t is
+  // CompactedTokens::positions[~argmax_base + t].
+  int32_t argmax_base;
 
   __host__ __device__ bool compacted() const { return first < 0; }
   __host__ __device__ int32_t begin() const { return first < 0 ? ~first : first; }
 };
 
-// Buffers for the tokens of documents that a kernel cannot read as they lie: those with masked tokens between
-// kept ones, and those shorter than a tile. The tokens that count lie behind each other there, as many as a
-// tile has at least: the last one is repeated, and no copy beats the token before it.
+// Copies of the kept tokens of documents that a kernel cannot read where they lie: documents with masked
+// tokens between kept ones, and documents shorter than a tile. The kept tokens are contiguous. They fill a
+// tile at least: the last one is repeated, which changes no maximum, and no argmax, since ties keep the lower
+// index.
 struct CompactedTokens {
-  uint4* tokens;       // [documents, slot, d]; null: nothing is copied
-  float* factors;      // [documents, slot], those of the tokens; null: they have none
-  int32_t* positions;  // [documents, slot], their places in their documents
+  uint4* tokens;       // [documents, slot, d]; null: nothing is compacted
+  float* scales;       // [documents, slot]; null: tokens have no scales
+  int32_t* positions;  // [documents, slot]: indices in their documents
   int32_t slot;        // tokens that each document has space for
-  int32_t least;       // tokens of a tile
-  int32_t token_vecs;  // of 16 bytes, of a token
+  int32_t least;       // tokens of a tile: the least that a document takes
+  int32_t token_vecs;  // 16-byte vectors of a token
 };
 
 }  // namespace late_interaction

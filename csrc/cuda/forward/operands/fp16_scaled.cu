@@ -42,7 +42,7 @@ struct Rows {
   MaskView mask;
   int d, width;
   __half *out, *low;  // low: null where an element is one number
-  float *factors, *shared_scale;
+  float *scales, *shared_scale;
 };
 
 union FourHalves {
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
       scale = power_of_two(exponent);
       const float to_unit =
           kScale == Scale::own_to_unit ? inverse_norm(squares_of<kVectors>(x, stride, d)) : 1.0f;
-      if (exists && threadIdx.x % kLanes == 0) rows.factors[row] = to_unit * power_of_two(shared - exponent);
+      if (exists && threadIdx.x % kLanes == 0) rows.scales[row] = to_unit * power_of_two(shared - exponent);
     } else if constexpr (kScale == Scale::unit) {
       scale = inverse_norm(squares_of<kVectors>(x, stride, d)) * power_of_two(shared);
     }
@@ -208,10 +208,10 @@ cudaError_t launch(const Rows& q, const Rows& d, uint32_t* largest, [[maybe_unus
 }
 
 Rows rows_of(const RowsView& in, const MaskView& mask, const Fp16ScaledArgs& c, int64_t d, void* out,
-             float* factors) {
+             float* scales) {
   __half* first = static_cast<__half*>(out);
   __half* second = c.terms == 2 ? first + in.rows * c.width : nullptr;
-  return {in, mask, static_cast<int>(d), static_cast<int>(c.width), first, second, factors, c.d_scale_of_all};
+  return {in, mask, static_cast<int>(d), static_cast<int>(c.width), first, second, scales, c.d_scale_of_all};
 }
 
 }  // namespace

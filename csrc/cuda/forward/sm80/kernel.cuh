@@ -133,12 +133,12 @@ __device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int
 // Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows
 // from `valid_rows` on, and elements from d on, become zeros.
 template <class E, int kRows, int kThreads, class Source>
-__device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, int width, int chunk, int d,
-                                           int valid_rows, Source source) {
+__device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view, int width, int k_chunk,
+                                             int d, int valid_rows, Source source) {
   constexpr int kVecElements = 16 / sizeof(E);
   const E* data = static_cast<const E*>(view.data);
   const int vec = threadIdx.x % kVecsPerChunk;
-  const int first = (chunk * kVecsPerChunk + vec) * kVecElements;
+  const int first = (k_chunk * kVecsPerChunk + vec) * kVecElements;
   if (first >= d) valid_rows = 0;
   const int row_bytes = (d - first) * static_cast<int>(sizeof(E));  // from this vector on
 #pragma unroll 4
@@ -160,8 +160,9 @@ __device__ __forceinline__ void load_chunk(uint32_t dst, const TokenView& view, 
 
 // Products of one chunk, added to the accumulators.
 template <class Mma, class Tile>
-__device__ __forceinline__ void multiply_chunk(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
-                                               uint32_t q_chunk, uint32_t d_chunk, int warp_m, int warp_n) {
+__device__ __forceinline__ void multiply_k_chunk(
+    ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], uint32_t q_chunk, uint32_t d_chunk,
+    int warp_m, int warp_n) {
   const int lane = threadIdx.x % 32;
   const int q_row = warp_m * Tile::kWarpRows + lane % 16, q_vec = lane / 16;
   const int d_row = warp_n * Tile::kWarpColumns + (lane / 16) * 8 + lane % 8, d_vec = (lane / 8) % 2;
@@ -266,7 +267,7 @@ __device__ __forceinline__ void wait_stage(int stages) {
 // The next chunk to load: a place in (document, token tile, chunk) order. A document without tokens has a
 // tile of zeros.
 struct Cursor {
-  int32_t j, t, chunk;
+  int32_t j, t, k_chunk;
 };
 
 template <class Mma, class Tile, bool kWinners>
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   extern __shared__ __align__(128) uint8_t shared[];
   auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
   const uint32_t q_base = ptx::smem_address(shared) + sizeof(Exchange<Tile>);
-  const uint32_t ring = q_base + (p.stream_q ? 0 : p.chunks * Tile::kRows * kChunkBytes);
+  const uint32_t ring = q_base + (p.stream_q ? 0 : p.k_chunks * Tile::kRows * kChunkBytes);
   const uint32_t stage_bytes = (Tile::kColumns + (p.stream_q ? Tile::kRows : 0)) * kChunkBytes;
   static_assert(sizeof(Exchange<Tile>) % 128 == 0, "chunks are swizzled by address");
 
@@ -296,9 +297,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     const auto length_of = [&](int32_t j) {
       return Tile::kPacked ? document_length(p, tile.query, j) : p.Ld;
     };
-    const auto load_q = [&](uint32_t dst, int chunk) {
-      load_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, chunk, p.d, tile.count,
-                                                 [&](int row) { return row_offset(p, tile.first + row); });
+    const auto load_q = [&](uint32_t dst, int k_chunk) {
+      load_k_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, k_chunk, p.d, tile.count,
+                                                   [&](int row) { return row_offset(p, tile.first + row); });
     };
     Cursor next{first_j, 0, 0};
     const auto load_stage = [&](int stage) {
@@ -308,11 +309,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         const int64_t offset =
             Tile::kPacked ? document_offset(p, tile.query, next.j) : dense_offset(p, tile.query, next.j);
         const int64_t from = offset + next.t * p.D.token_stride;
-        load_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, d_width, next.chunk, p.d, length - next.t,
-                                                      [&](int row) { return from + row * p.D.token_stride; });
-        if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.chunk);
-        if (++next.chunk == p.chunks) {
-          next.chunk = 0;
+        load_k_chunk<E, Tile::kColumns, Tile::kThreads>(
+            dst, p.D, d_width, next.k_chunk, p.d, length - next.t,
+            [&](int row) { return from + row * p.D.token_stride; });
+        if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.k_chunk);
+        if (++next.k_chunk == p.k_chunks) {
+          next.k_chunk = 0;
           if ((next.t += Tile::kColumns) >= length) {
             next.t = 0;
             ++next.j;
@@ -324,8 +326,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
 
     __syncthreads();  // the last row tile's readers are done with shared memory
     if (!p.stream_q) {
-      for (int chunk = 0; chunk < p.chunks; ++chunk)
-        load_q(q_base + chunk * Tile::kRows * kChunkBytes, chunk);
+      for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk)
+        load_q(q_base + k_chunk * Tile::kRows * kChunkBytes, k_chunk);
     }
     for (int stage = 0; stage < p.stages - 1; ++stage) load_stage(stage);
 
@@ -368,14 +370,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           }
         }
         float squares = 0.0f;
-        for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
           wait_stage(p.stages);
           __syncthreads();  // this stage has arrived for all, and all are done with the one before
           load_stage(free_stage);
           const uint32_t d_chunk = ring + stage * stage_bytes;
           const uint32_t q_chunk = p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes
-                                              : q_base + chunk * Tile::kRows * kChunkBytes;
-          multiply_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
+                                              : q_base + k_chunk * Tile::kRows * kChunkBytes;
+          multiply_k_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
           if (p.normalize) {
             // kThreads / kColumns neighbouring threads share a token's squares.
             constexpr int kSharers = Tile::kThreads / Tile::kColumns;

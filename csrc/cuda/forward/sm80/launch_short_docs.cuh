@@ -27,8 +27,8 @@ cudaError_t launch_direct_steps(const ForwardArgs& args, const ForwardPlan& plan
 
 template <class Mma>
 cudaError_t launch_direct(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const bool long_rows = plan.chunks > 1;
-  if (plan.chunks > 2) return launch_direct_tile<DirectTile<Mma, 1, 4, true, true>>(args, plan, stream);
+  const bool long_rows = plan.k_chunks > 1;
+  if (plan.k_chunks > 2) return launch_direct_tile<DirectTile<Mma, 1, 4, true, true>>(args, plan, stream);
   if (plan.columns == 8) {
     return long_rows ? launch_direct_steps<Mma, 1, 4>(args, plan, stream)
                      : launch_direct_steps<Mma, 1, 2>(args, plan, stream);

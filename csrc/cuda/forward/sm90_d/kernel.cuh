@@ -7,7 +7,7 @@
 //                      +-----------------------------------------------+     element by element
 //
 // One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
-// What counts is that TMA never waits. So the ring takes all the shared memory there is, each
+// TMA must never wait. So the ring takes all the shared memory there is, each
 // warpgroup has a share of it, and while one waits for its wgmma, its barriers or the end of its document,
 // the others take what has arrived.
 //
@@ -47,7 +47,7 @@ namespace late_interaction {
 
 struct DocumentScheduler;
 
-template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kListed_ = false>
+template <class Type_, class Element_, int kColumns_, int kKChunks_, bool kWinners_, bool kListed_ = false>
 struct Sm90DTile {
   using Args = TokenScaleArgs;
   using Scheduler = DocumentScheduler;
@@ -58,10 +58,10 @@ struct Sm90DTile {
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kQuantized = sizeof(Element) == 1;  // tokens have scales, else they may be normalized
   static constexpr int kColumns = kColumns_;
-  static constexpr Sm90DShape kShape = sm90_d_shape(kColumns, kChunks_, kWinners, kListed);
-  static constexpr int kChunks = kShape.chunks, kTokens = kShape.tokens;  // of a stage
+  static constexpr Sm90DShape kShape = sm90_d_shape(kColumns, kKChunks_, kWinners, kListed);
+  static constexpr int kKChunks = kShape.k_chunks, kTokens = kShape.tokens;  // of a stage
   static constexpr int kBlocks = kTokens / 64;
-  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
+  static constexpr int kKChunkElements = kKChunkBytes / sizeof(Element);
   static constexpr int kWarpgroups = kShape.warpgroups;  // that multiply, at most
   static constexpr int kWarps = 4;                       // of a warpgroup
   static constexpr int kGroupThreads = 32 * kWarps;
@@ -71,11 +71,11 @@ struct Sm90DTile {
   static constexpr int kProducerRegisters = kWarpgroups == 4 ? 32 : kWarpgroups == 3 ? 56 : 40;
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
   static constexpr int kHeld = kColumns / 4, kLaneRows = kColumns / 32;
-  static constexpr uint32_t kQChunkBytes = kColumns * kChunkRowBytes;
-  static constexpr uint32_t kDChunkBytes = kTokens * kChunkRowBytes;
-  static constexpr uint32_t kStageBytes = kChunks * kDChunkBytes;
+  static constexpr uint32_t kQKChunkBytes = kColumns * kKChunkBytes;
+  static constexpr uint32_t kDKChunkBytes = kTokens * kKChunkBytes;
+  static constexpr uint32_t kStageBytes = kKChunks * kDKChunkBytes;
   static constexpr uint32_t kTokenScaleBytes = token_scale_bytes(kShape, kQuantized);
-  static_assert(kQChunkBytes % 1024 == 0, "swizzled rows come in groups of eight");
+  static_assert(kQKChunkBytes % 1024 == 0, "swizzled rows come in groups of eight");
 
   static __device__ __forceinline__ int slot(int, int lane, int o) { return 32 * o + lane; }
 
@@ -103,10 +103,10 @@ struct Sm90DShared {
   __device__ __forceinline__ Sm90DShared(const ForwardArgs& p, uint8_t* shared)
       : exchange(*reinterpret_cast<typename Tile::Exchange*>(
             shared + p.stages * (Tile::kStageBytes + (masked_or_scaled(p) ? Tile::kTokenScaleBytes : 0)) +
-            (p.row_tiles == 1 ? 1 : p.teams) * p.chunks * Tile::kQChunkBytes)) {
+            (p.row_tiles == 1 ? 1 : p.teams) * p.k_chunks * Tile::kQKChunkBytes)) {
     ring = ptx::smem_address(shared);
     q = ring + p.stages * Tile::kStageBytes;
-    q_bytes = p.chunks * Tile::kQChunkBytes;
+    q_bytes = p.k_chunks * Tile::kQKChunkBytes;
     token_scales = ptx::smem_address(&exchange) - p.stages * Tile::kTokenScaleBytes;
     barriers = ptx::smem_address(&exchange) + sizeof(exchange);
     share = p.stages / (p.teams * p.members);
@@ -240,7 +240,7 @@ __device__ __forceinline__ uint32_t token_scales_of_tile(const typename Tile::Ar
   uint32_t bytes = 0;
   if constexpr (!Tile::kListed) {
     if (p.mask.rides) bytes += Tile::kTokens + 16;
-    if (Tile::kQuantized && p.factors.rides) bytes += 4 * Tile::kTokens + 16;
+    if (Tile::kQuantized && p.scales.rides) bytes += 4 * Tile::kTokens + 16;
   }
   return bytes;
 }
@@ -257,7 +257,7 @@ __device__ __forceinline__ void load_token_scales(const typename Tile::Args& p,
       ptx::tma_load_1d(to, &line.map, memory.full(warpgroup, at), first & -line.kWhole);
     };
     if (p.mask.rides) copy(memory.mask_of(warpgroup, at), p.mask);
-    if (Tile::kQuantized && p.factors.rides) copy(memory.scales_of(warpgroup, at), p.factors);
+    if (Tile::kQuantized && p.scales.rides) copy(memory.scales_of(warpgroup, at), p.scales);
   }
 }
 
@@ -277,12 +277,12 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
       const int tails = packed ? min((doc_range.length - t + kTailTokens - 1) / kTailTokens, kTails) : kTails;
       const CUtensorMap* map = tails == kTails ? &maps.D : &maps.D_tail;
       const int boxes = tails == kTails ? 1 : tails;
-      for (int chunk = 0; chunk < p.chunks; chunk += Tile::kChunks) {
+      for (int k_chunk = 0; k_chunk < p.k_chunks; k_chunk += Tile::kKChunks) {
         const int warpgroup = team * p.members + member;
         const uint32_t full = memory.full(warpgroup, at);
         const uint32_t bytes = tails * (Tile::kStageBytes / kTails);
         ptx::mbarrier_wait_parity(memory.empty(warpgroup, at), at.parity ^ 1);
-        if (chunk == 0) {
+        if (k_chunk == 0) {
           ptx::mbarrier_arrive_expect_tx(full, bytes + token_scales_of_tile<Tile>(p));
           load_token_scales<Tile>(p, memory, warpgroup, at, scheduler, doc_range, t);
         } else {
@@ -291,10 +291,10 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
 #pragma unroll 1
         for (int i = 0; i < boxes; ++i) {
 #pragma unroll
-          for (int c = 0; c < Tile::kChunks; ++c) {
+          for (int c = 0; c < Tile::kKChunks; ++c) {
             ptx::tma_load_4d(
-                memory.stage(warpgroup, at) + c * Tile::kDChunkBytes + i * kTailTokens * kChunkRowBytes, map,
-                full, (chunk + c) * Tile::kChunkElements, doc_range.first + t + i * kTailTokens,
+                memory.stage(warpgroup, at) + c * Tile::kDKChunkBytes + i * kTailTokens * kKChunkBytes, map,
+                full, (k_chunk + c) * Tile::kKChunkElements, doc_range.first + t + i * kTailTokens,
                 packed ? 0 : doc_range.document, scheduler.row_tile);
           }
         }
@@ -315,9 +315,9 @@ template <class Tile>
 __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
                                            const Sm90DShared<Tile>& memory, int team, const RowTile& tile) {
   ptx::mbarrier_arrive_expect_tx(memory.q_full(team), memory.q_bytes);
-  for (int chunk = 0; chunk < p.chunks; ++chunk) {
-    ptx::tma_load_4d(memory.query(team) + chunk * Tile::kQChunkBytes, &maps.Q, memory.q_full(team),
-                     chunk * Tile::kChunkElements, first_query_token(p, tile), tile.query, 0);
+  for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
+    ptx::tma_load_4d(memory.query(team) + k_chunk * Tile::kQKChunkBytes, &maps.Q, memory.q_full(team),
+                     k_chunk * Tile::kKChunkElements, first_query_token(p, tile), tile.query, 0);
   }
 }
 
@@ -331,8 +331,8 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
   for (int o = 0; o < Tile::kLaneRows; ++o) {
     float squares = 0.0f;
 #pragma unroll 1
-    for (int vec = 0; vec < 8 * p.chunks; ++vec) {
-      const uint32_t row = q + vec / 8 * Tile::kQChunkBytes + Tile::slot(0, lane, o) * kChunkRowBytes;
+    for (int vec = 0; vec < 8 * p.k_chunks; ++vec) {
+      const uint32_t row = q + vec / 8 * Tile::kQKChunkBytes + Tile::slot(0, lane, o) * kKChunkBytes;
       union {
         uint4 words;
         Element element[kElements];
@@ -349,7 +349,7 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
 // Where the mask and scale of a lane's first token lie among those that come with a tile of the document at
 // hand.
 struct TokenScalePlaces {
-  int32_t mask, factor;
+  int32_t mask, scale;
 };
 
 // The mask and scales of the lane's tokens of a tile, as it lies in memory until it is used: two of each
@@ -357,7 +357,7 @@ struct TokenScalePlaces {
 template <class Tile>
 struct LaneTokenScales {
   uint8_t keeps[Tile::kBlocks][2];
-  float factors[Tile::kBlocks][2];
+  float scales[Tile::kBlocks][2];
 
   static __device__ __forceinline__ int32_t token(int32_t first_token, int block, int half) {
     return first_token + 64 * block + 8 * half;
@@ -366,15 +366,15 @@ struct LaneTokenScales {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
       keeps[i / 2][i % 2] = token(first_token, i / 2, i % 2) < length;
-      factors[i / 2][i % 2] = 1.0f;
+      scales[i / 2][i % 2] = 1.0f;
     }
   }
   // Those that TMA cannot bring: asked for before the tile is waited for.
   __device__ __forceinline__ void load(const TokenScaleArgs& p, int32_t row_tile, int32_t j,
                                        int32_t first_token) {
     const bool mask_apart = p.d_mask.data != nullptr && !p.mask.rides;
-    const bool factors_apart = Tile::kQuantized && p.d_scales.data != nullptr && !p.factors.rides;
-    if (!mask_apart && !factors_apart) return;
+    const bool scales_apart = Tile::kQuantized && p.d_scales.data != nullptr && !p.scales.rides;
+    if (!mask_apart && !scales_apart) return;
     const DocRange doc_range = doc_range_of(p, row_tile, j);
     first_token += doc_range.argmax_base;
     if (mask_apart) {
@@ -385,12 +385,12 @@ struct LaneTokenScales {
         if (keeps[i / 2][i % 2] != 0) keeps[i / 2][i % 2] = mask[at * p.d_mask.token_stride];
       }
     }
-    if (factors_apart) {
+    if (scales_apart) {
       const float* all = document_scales(p, row_tile, doc_range.document);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
         const int32_t at = token(first_token, i / 2, i % 2);
-        factors[i / 2][i % 2] = at < p.Ld ? all[at * p.d_scales.token_stride] : 0.0f;
+        scales[i / 2][i % 2] = at < p.Ld ? all[at * p.d_scales.token_stride] : 0.0f;
       }
     }
   }
@@ -404,10 +404,10 @@ struct LaneTokenScales {
         if ((four >> 8 * (first.mask % 4) & 0xFF) == 0) keeps[i / 2][i % 2] = 0;
       }
     }
-    if (Tile::kQuantized && p.factors.rides) {
+    if (Tile::kQuantized && p.scales.rides) {
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-        factors[i / 2][i % 2] = __uint_as_float(ptx::ld_shared(all + 4 * token(first.factor, i / 2, i % 2)));
+        scales[i / 2][i % 2] = __uint_as_float(ptx::ld_shared(all + 4 * token(first.scale, i / 2, i % 2)));
       }
     }
   }
@@ -423,12 +423,12 @@ struct TokenSquares {
   __device__ __forceinline__ void add(uint32_t stage) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % Tile::kWarps * 16 + lane % 16;
 #pragma unroll
-    for (int i = 0; i < 4 * Tile::kChunks; ++i) {
-      const int chunk = i / 4, vec = 2 * (i % 4) + lane / 16;
+    for (int i = 0; i < 4 * Tile::kKChunks; ++i) {
+      const int k_chunk = i / 4, vec = 2 * (i % 4) + lane / 16;
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
         uint32_t w[4];
-        ptx::ldmatrix_x4(w, stage + chunk * Tile::kDChunkBytes + (row + 64 * block) * kChunkRowBytes +
+        ptx::ldmatrix_x4(w, stage + k_chunk * Tile::kDKChunkBytes + (row + 64 * block) * kKChunkBytes +
                                 ((vec ^ (row & 7)) << 4));
         const auto tokens = Mma::operand_a(w);
         Mma::multiply(low[block], tokens, Mma::operand_b(w[0], w[2]));
@@ -452,22 +452,23 @@ __device__ __forceinline__ void multiply_tile(const typename Tile::Args& p, cons
                                               typename Tile::Products& c, TokenSquares<Tile>& squares,
                                               LaneTokenScales<Tile>& token_scales,
                                               const TokenScalePlaces& places) {
-  for (int first_chunk = 0; first_chunk < p.chunks; first_chunk += Tile::kChunks) {
+  for (int first_chunk = 0; first_chunk < p.k_chunks; first_chunk += Tile::kKChunks) {
     ptx::mbarrier_wait_parity(memory.full(warpgroup, at), at.parity);
     const uint32_t stage = memory.stage(warpgroup, at);
     const uint32_t tokens = ptx::smem_desc_low(stage);
-    const uint32_t rows = ptx::smem_desc_low(q + first_chunk * Tile::kQChunkBytes);
+    const uint32_t rows = ptx::smem_desc_low(q + first_chunk * Tile::kQKChunkBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4 * Tile::kChunks; ++i) {
-      const int chunk = i / 4, k = i % 4;
+    for (int i = 0; i < 4 * Tile::kKChunks; ++i) {
+      const int k_chunk = i / 4, k = i % 4;
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
         ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
             c[block],
-            ptx::smem_desc_k_major(tokens + (chunk * Tile::kDChunkBytes + block * 64 * kChunkRowBytes) / 16 +
+            ptx::smem_desc_k_major(tokens + (k_chunk * Tile::kDKChunkBytes + block * 64 * kKChunkBytes) / 16 +
                                    2 * k),
-            ptx::smem_desc_k_major(rows + chunk * Tile::kQChunkBytes / 16 + 2 * k), first_chunk > 0 || i > 0);
+            ptx::smem_desc_k_major(rows + k_chunk * Tile::kQKChunkBytes / 16 + 2 * k),
+            first_chunk > 0 || i > 0);
       }
     }
     ptx::wgmma_commit();
@@ -510,10 +511,10 @@ __device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, fl
     for (int half = 0; half < 2; ++half) {
       const bool valid = token_scales.keeps[block][half] != 0;
       const int32_t at = token_scales.token(first_token, block, half);
-      const float factor = Tile::kQuantized ? usable_scale(token_scales.factors[block][half]) : 1.0f;
+      const float scale = Tile::kQuantized ? usable_scale(token_scales.scales[block][half]) : 1.0f;
 #pragma unroll
       for (int h = 0; h < Tile::kHeld; ++h) {
-        const float value = similarity<Tile::kQuantized>(c[block][4 * (h / 2) + 2 * half + h % 2], factor);
+        const float value = similarity<Tile::kQuantized>(c[block][4 * (h / 2) + 2 * half + h % 2], scale);
         if constexpr (Tile::kWinners) token[h] = valid && value > maximum[h] ? at : token[h];
         if (valid) maximum[h] = max_keeping_nan(maximum[h], value);
       }
@@ -663,7 +664,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     if constexpr (!Tile::kListed) {
       const DocRange doc_range = doc_range_of(p, rows, j);
       places.mask += p.mask.shift(rows, doc_range);
-      places.factor += p.factors.shift(rows, doc_range);
+      places.scale += p.scales.shift(rows, doc_range);
     }
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];

@@ -34,8 +34,8 @@ cudaError_t launch_documents_columns(const Args& args, const TensorMaps& maps, c
     using One = Sm90DTile<Type, Element, kColumns, 1, kWinners, kListed<Args>>;
     using Two = Sm90DTile<Type, Element, kColumns, 2, kWinners, kListed<Args>>;
     const auto all = tile_args(args, plan);
-    return plan.chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(all, maps, plan, stream)
-                            : launch_documents_tile<DocumentsTileFor<Args, Two>>(all, maps, plan, stream);
+    return plan.k_chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(all, maps, plan, stream)
+                              : launch_documents_tile<DocumentsTileFor<Args, Two>>(all, maps, plan, stream);
   };
   if constexpr (kMayWantWinners<Element>) {
     if (args.winners != nullptr) return launch.template operator()<true>();

@@ -33,7 +33,7 @@ struct TokenScaleLine {
 
 struct TokenScaleArgs : ForwardArgs {
   TokenScaleLine<uint8_t> mask;
-  TokenScaleLine<float> factors;
+  TokenScaleLine<float> scales;
 };
 
 // Of a call, for tiles of so many tokens.

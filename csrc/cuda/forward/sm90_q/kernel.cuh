@@ -58,14 +58,14 @@ namespace late_interaction {
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a scale of their own: its token's inverse norm, or its
 // quantization scale. kDocRanges: documents have ranges, and all columns count alike.
-template <class Type_, class Element_, int kColumns_, int kChunks_, bool kWinners_, bool kMasked_,
+template <class Type_, class Element_, int kColumns_, int kKChunks_, bool kWinners_, bool kMasked_,
           bool kScaled_, bool kDocRanges_>
 struct Sm90QTile {
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
   static constexpr int kColumns = kColumns_;
-  static constexpr int kChunks = kChunks_;
+  static constexpr int kKChunks = kKChunks_;
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kMaskedOrScaled = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
@@ -80,7 +80,7 @@ struct Sm90QTile {
       std::conditional_t<kThreeAtOnce, RowMaximum<Similarity<Accumulator, kScaled>>, RowBest<kWinners>>;
   // Factors are read a tile ahead where there are registers for it.
   static constexpr bool kReadsAhead =
-      kScaled && !kMasked && !kWinners && (kQuantized ? kChunks == 1 : kColumns <= 128);
+      kScaled && !kMasked && !kWinners && (kQuantized ? kKChunks == 1 : kColumns <= 128);
   // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's wgmma, and a short
   // body is fetched faster; longer folds need wgmma of their own warpgroup beside them. Half of them where
   // registers are short, or where four bodies would no longer stay at hand.
@@ -99,10 +99,10 @@ struct Sm90QTile {
   static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
   static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of an epilogue warp's
-  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
-  static constexpr uint32_t kQChunkBytes = kRows * kChunkRowBytes;
-  static constexpr uint32_t kStageChunkBytes = kColumns * kChunkRowBytes;
-  static constexpr uint32_t kStageBytes = kChunks * kStageChunkBytes;
+  static constexpr int kKChunkElements = kKChunkBytes / sizeof(Element);
+  static constexpr uint32_t kQKChunkBytes = kRows * kKChunkBytes;
+  static constexpr uint32_t kStageKChunkBytes = kColumns * kKChunkBytes;
+  static constexpr uint32_t kStageBytes = kKChunks * kStageKChunkBytes;
   // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' scales.
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
@@ -126,7 +126,7 @@ struct Sm90QShared {
 
   __device__ __forceinline__ Sm90QShared(uint8_t* base, int stages)
       : q(ptx::smem_address(base)),
-        ring(q + Tile::kChunks * Tile::kQChunkBytes),
+        ring(q + Tile::kKChunks * Tile::kQKChunkBytes),
         token_scales(ring + stages * Tile::kStageBytes),
         epilogue_buffers(token_scales + stages * Tile::kTokenScaleBytes),
         barriers(epilogue_buffers + kEpilogueBytes),
@@ -223,7 +223,7 @@ struct ColumnScales {
     const float2 swapped = ptx::ld_shared_v2_f32(mine + n * 32);
     return {swapped.y, swapped.x};
   }
-  __device__ __forceinline__ float2 factors(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
+  __device__ __forceinline__ float2 scales(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
 
   // Six bits from that of column 8 * n on, in places 1 to 6: a single instruction makes predicates of them.
   // The compiler may not know where they come from, else it would test them one by one.
@@ -254,13 +254,13 @@ __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c
     }
 #pragma unroll
     for (int n = first; n < min(first + 3, kPairs); ++n) {
-      float2 factors{1.0f, 1.0f};
-      if constexpr (Tile::kScaled) factors = token_scales.factors(n);
+      float2 scales{1.0f, 1.0f};
+      if constexpr (Tile::kScaled) scales = token_scales.scales(n);
       Similarity<typename Tile::Accumulator, Tile::kScaled> x[2][2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        x[half][0] = similarity<Tile::kScaled>(c[4 * n + 2 * half], factors.x);
-        x[half][1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], factors.y);
+        x[half][0] = similarity<Tile::kScaled>(c[4 * n + 2 * half], scales.x);
+        x[half][1] = similarity<Tile::kScaled>(c[4 * n + 2 * half + 1], scales.y);
       }
       fold(n, x, keeps[n - first]);
       used(n);
@@ -322,12 +322,12 @@ template <class Tile>
 __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps& maps, const RowTile& tile,
                                           const Sm90QShared<Tile>& at, uint32_t q_parity) {
   ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
-  ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kChunks * Tile::kQChunkBytes);
+  ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kKChunks * Tile::kQKChunkBytes);
   const int first = first_query_token(p, tile);
   for (int group = 0; group < Tile::kConsumers; ++group) {
-    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      ptx::tma_load_4d(at.q + chunk * Tile::kQChunkBytes + group * 128 * kChunkRowBytes, &maps.Q, at.q_full(),
-                       chunk * Tile::kChunkElements, first + 128 * group, tile.query, 0);
+    for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
+      ptx::tma_load_4d(at.q + k_chunk * Tile::kQKChunkBytes + group * 128 * kKChunkBytes, &maps.Q,
+                       at.q_full(), k_chunk * Tile::kKChunkElements, first + 128 * group, tile.query, 0);
     }
   }
 }
@@ -353,9 +353,10 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
         ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
         if constexpr (Tile::kDocRanges) ptx::st_shared(at.stage_tile(place.stage), tile.packed());
         ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
-        for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-          ptx::tma_load_4d(at.stage(place.stage) + chunk * Tile::kStageChunkBytes, map, at.full(place.stage),
-                           chunk * Tile::kChunkElements, doc_range.begin() + tile.begin, item, outer);
+        for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
+          ptx::tma_load_4d(at.stage(place.stage) + k_chunk * Tile::kStageKChunkBytes, map,
+                           at.full(place.stage), k_chunk * Tile::kKChunkElements,
+                           doc_range.begin() + tile.begin, item, outer);
         }
         place.advance(p.stages);
       }
@@ -375,10 +376,10 @@ struct TokenScaleProducer {
 
   struct Looked {
     bool kept[kRounds];
-    float factor[kRounds];
+    float scale[kRounds];
   };
 
-  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* factors, int64_t stride, Span span,
+  __device__ __forceinline__ Looked look(const uint8_t* mask, const float* scales, int64_t stride, Span span,
                                          int32_t t) const {
     Looked looked;
 #pragma unroll
@@ -388,7 +389,7 @@ struct TokenScaleProducer {
       if constexpr (Tile::kMasked) {
         looked.kept[i] = exists && (mask == nullptr || mask[token * p.d_mask.token_stride] != 0);
       }
-      if constexpr (Tile::kScaled) looked.factor[i] = exists ? usable_scale(factors[token * stride]) : 0.0f;
+      if constexpr (Tile::kScaled) looked.scale[i] = exists ? usable_scale(scales[token * stride]) : 0.0f;
     }
     return looked;
   }
@@ -417,7 +418,7 @@ struct TokenScaleProducer {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
           ptx::st_shared(token_scales + Tile::kMaskBytes + 4 * scale_place(column),
-                         __float_as_uint(looked.factor[i]));
+                         __float_as_uint(looked.scale[i]));
         }
       }
     }
@@ -435,14 +436,14 @@ struct TokenScaleProducer {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, doc_range.document);
-        const float* factors =
-            doc_range.compacted() ? p.compacted.factors : document_scales(p, rows.query, doc_range.document);
+        const float* scales =
+            doc_range.compacted() ? p.compacted.scales : document_scales(p, rows.query, doc_range.document);
         const int64_t stride = doc_range.compacted() ? 1 : p.d_scales.token_stride;
         // Compacted tokens fill a tile, in which its last token is repeated.
         const Span span{doc_range.begin(),
                         doc_range.compacted() ? max(doc_range.length, Tile::kColumns) : doc_range.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
-          const Looked looked = look(mask, factors, stride, span, t);
+          const Looked looked = look(mask, scales, stride, span, t);
           ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
           store(looked);
         }
@@ -467,7 +468,7 @@ struct Sm90QConsumer {
 
   template <int kWidth>
   __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
-    const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kChunkRowBytes),
+    const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kKChunkBytes),
                    d = ptx::smem_desc_low(at.stage(place.stage));
     // The first wgmma sets them. But where tiles of two widths meet, ptxas would keep what they held, for
     // want of a word that it is dead.
@@ -477,11 +478,11 @@ struct Sm90QConsumer {
     }
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4 * Tile::kChunks; ++k) {
+    for (int k = 0; k < 4 * Tile::kKChunks; ++k) {
       ptx::WgmmaShape<kWidth>::template issue<typename Tile::Type>(
           reinterpret_cast<Accumulator(&)[kWidth / 2]>(c),
-          ptx::smem_desc_k_major(q + (k / 4 * Tile::kQChunkBytes + k % 4 * 32) / 16),
-          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageChunkBytes + k % 4 * 32) / 16), k > 0);
+          ptx::smem_desc_k_major(q + (k / 4 * Tile::kQKChunkBytes + k % 4 * 32) / 16),
+          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageKChunkBytes + k % 4 * 32) / 16), k > 0);
     }
     ptx::wgmma_commit();
   }
@@ -493,11 +494,11 @@ struct Sm90QConsumer {
 
   // SmemSpill: what would crowd out accumulators. Of the document range at hand its place and its length, and
   // the row tile.
-  enum Spill { kPlace, kLength, kTile };
-  __device__ __forceinline__ void spill(Spill what, uint32_t value) const {
+  enum SmemSpill { kPlace, kLength, kTile };
+  __device__ __forceinline__ void spill(SmemSpill what, uint32_t value) const {
     ptx::st_shared(at.spill(what), value);
   }
-  __device__ __forceinline__ int32_t spilled(Spill what) const {
+  __device__ __forceinline__ int32_t spilled(SmemSpill what) const {
     return static_cast<int32_t>(ptx::ld_shared(at.spill(what)));
   }
   __device__ __forceinline__ RowTile rows_at_hand() const { return row_tile(p, spilled(kTile), Tile::kRows); }
@@ -688,7 +689,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     Sm90QConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
-                                 at.q + 2 * warpgroup * 64 * kChunkRowBytes};
+                                 at.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();
   }
 #endif

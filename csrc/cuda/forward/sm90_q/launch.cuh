@@ -57,14 +57,14 @@ cudaError_t launch_pdl(Kernel kernel, int threads, const Args& args, const Tenso
   return cudaLaunchKernelEx(&config, kernel, args, maps);
 }
 
-template <class Type, class Element, int kColumns, int kChunks, bool kMasked, bool kScaled>
+template <class Type, class Element, int kColumns, int kKChunks, bool kMasked, bool kScaled>
 cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                              cudaStream_t stream) {
   if constexpr (kColumns > widest_tile(kMasked, kScaled)) {
     return cudaErrorInvalidValue;
   } else {
     const auto launch_tile = [&]<bool kWinners, bool kDocRanges>() {
-      using Tile = Sm90QTile<Type, Element, kColumns, kChunks, kWinners, kMasked, kScaled, kDocRanges>;
+      using Tile = Sm90QTile<Type, Element, kColumns, kKChunks, kWinners, kMasked, kScaled, kDocRanges>;
       static_assert(Sm90QShared<Tile>::kKept <= kRowsKept);
       return launch_pdl(maxsim_forward_sm90_q<Tile>, Tile::kThreads, args, maps, plan, stream);
     };
@@ -81,15 +81,15 @@ cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, co
   }
 }
 
-template <class Type, class Element, int kChunks>
+template <class Type, class Element, int kKChunks>
 cudaError_t launch_rows(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
                         cudaStream_t stream) {
   const auto launch = [&]<int kColumns>() {
     const auto kind = [&]<bool kMasked>() {
-      return plan.scaled
-                 ? launch_rows_tile<Type, Element, kColumns, kChunks, kMasked, true>(args, maps, plan, stream)
-                 : launch_rows_tile<Type, Element, kColumns, kChunks, kMasked, false>(args, maps, plan,
-                                                                                      stream);
+      return plan.scaled ? launch_rows_tile<Type, Element, kColumns, kKChunks, kMasked, true>(args, maps,
+                                                                                              plan, stream)
+                         : launch_rows_tile<Type, Element, kColumns, kKChunks, kMasked, false>(args, maps,
+                                                                                               plan, stream);
     };
     return plan.masked ? kind.template operator()<true>() : kind.template operator()<false>();
   };

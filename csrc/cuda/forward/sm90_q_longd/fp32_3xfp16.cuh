@@ -39,9 +39,9 @@ struct Sm90By3xFp16Tile : RowsOf64<2> {
   // Of the 168 for each of 384 threads that a launch gives: the token-scale producer needs some.
   static constexpr int kHelperRegisters = 40;
   static constexpr int kConsumerRegisters = (3 * 168 - kHelperRegisters) / 2;
-  static constexpr int kChunkElements = kChunkRowBytes / sizeof(__half);
+  static constexpr int kKChunkElements = kKChunkBytes / sizeof(__half);
   static constexpr int kPromotionInterval = kPromotionInterval_;
-  static constexpr uint32_t kQHalf = kRows * kChunkRowBytes, kDHalf = kColumns * kChunkRowBytes;
+  static constexpr uint32_t kQHalf = kRows * kKChunkBytes, kDHalf = kColumns * kKChunkBytes;
   static constexpr uint32_t kQBytes = 2 * kQHalf, kDBytes = 2 * kDHalf;  // a chunk
   static constexpr int kCopies = 1;
 };
@@ -58,7 +58,7 @@ struct Producer3xFp16 {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       for (int block = 0; block < 2; ++block) {
-        const uint32_t place = to + half * Tile::kQHalf + block * 64 * kChunkRowBytes;
+        const uint32_t place = to + half * Tile::kQHalf + block * 64 * kKChunkBytes;
         if (p.cluster == 1) {
           ptx::tma_load_4d(place, &maps.Q, full, dim, first + 64 * block, tile.query, half);
         } else if (block == static_cast<int>(ptx::cluster_ctarank())) {
@@ -79,17 +79,17 @@ struct Producer3xFp16 {
         resident = work_tile.tile;
         ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
-        ptx::mbarrier_arrive_expect_tx(at.q_full(), p.chunks * Tile::kQBytes);
-        for (int chunk = 0; chunk < p.chunks; ++chunk) {
-          copy_rows(at.q + chunk * Tile::kQBytes, at.q_full(), tile, chunk * Tile::kChunkElements);
+        ptx::mbarrier_arrive_expect_tx(at.q_full(), p.k_chunks * Tile::kQBytes);
+        for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
+          copy_rows(at.q + k_chunk * Tile::kQBytes, at.q_full(), tile, k_chunk * Tile::kKChunkElements);
         }
       }
       const int32_t document = document_index(p, tile.query, work_tile.j);
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
         const int32_t begin = long_d_tile_begin<Tile>(p, t);
-        for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
           const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
-          const int dim = chunk * Tile::kChunkElements;
+          const int dim = k_chunk * Tile::kKChunkElements;
           ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
           ptx::mbarrier_arrive_expect_tx(full, at.stage_bytes);
           if (p.stream_q) copy_rows(to + Tile::kDBytes, full, tile, dim);
@@ -123,10 +123,10 @@ struct Consumer3xFp16 : PromotingConsumer<Tile, Consumer3xFp16<Tile>> {
     }
   };
 
-  __device__ __forceinline__ Operands operands(int chunk) const {
+  __device__ __forceinline__ Operands operands(int k_chunk) const {
     const uint32_t stage = at.stage(place.stage);
-    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + chunk * Tile::kQBytes;
-    return {ptx::smem_desc_low(rows + me * 64 * kChunkRowBytes), ptx::smem_desc_low(stage)};
+    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + k_chunk * Tile::kQBytes;
+    return {ptx::smem_desc_low(rows + me * 64 * kKChunkBytes), ptx::smem_desc_low(stage)};
   }
 
   __device__ __forceinline__ void multiply_low(float (&c)[kAccumulators], const Operands& x) {
@@ -155,11 +155,12 @@ struct Consumer3xFp16 : PromotingConsumer<Tile, Consumer3xFp16<Tile>> {
   }
 
   template <class Meanwhile>
-  __device__ __forceinline__ void take_chunk(float (&sum)[kAccumulators], int chunk, Meanwhile meanwhile) {
+  __device__ __forceinline__ void take_k_chunk(float (&sum)[kAccumulators], int k_chunk,
+                                               Meanwhile meanwhile) {
     ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
     {
       float c[kAccumulators];
-      multiply_low(c, operands(chunk));
+      multiply_low(c, operands(k_chunk));
       meanwhile();
       ptx::wgmma_wait<0>();
       this->let_follow();
@@ -170,7 +171,7 @@ struct Consumer3xFp16 : PromotingConsumer<Tile, Consumer3xFp16<Tile>> {
     for (int first = 0; first < kSteps; first += Tile::kPromotionInterval) {
       keep_here(sum);
       float c[kAccumulators];
-      multiply_high(c, operands(chunk), first);
+      multiply_high(c, operands(k_chunk), first);
       ptx::wgmma_wait<0>();
       if (first + Tile::kPromotionInterval == kSteps) release();
 #pragma unroll

@@ -39,9 +39,9 @@ struct Sm90By3xTf32Tile : RowsOf64<2> {
   // their helpers some.
   static constexpr int kConsumerRegisters = kColumns <= 104 ? 200 : 216;
   static constexpr int kHelperRegisters = 256 - kConsumerRegisters;
-  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
+  static constexpr int kKChunkElements = kKChunkBytes / sizeof(Element);
   static constexpr int kPromotionInterval = kPromotionInterval_;
-  static constexpr uint32_t kQBytes = kRows * kChunkRowBytes, kDBytes = kColumns * kChunkRowBytes;  // a chunk
+  static constexpr uint32_t kQBytes = kRows * kKChunkBytes, kDBytes = kColumns * kKChunkBytes;  // a chunk
   static constexpr int kCopies = 2;
 };
 
@@ -68,7 +68,7 @@ __device__ void split_tf32_stages(const ForwardArgs& p, const LongDShared<Tile>&
   PipelineState place;
   for (uint32_t next = at.scheduler.first(); next < at.scheduler.end(); next += at.scheduler.step()) {
     for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
-      for (int chunk = 0; chunk < p.chunks; ++chunk) {
+      for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
         const uint32_t stage = at.stage(place.stage);
         ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
         for (uint32_t first = threadIdx.x % 128 * 16; first < kBytes; first += kVecs * kStep) {
@@ -108,7 +108,7 @@ struct Consumer3xTf32 : PromotingConsumer<Tile, Consumer3xTf32<Tile>> {
 
   // Steps [first, first + kPromotionInterval) of the chunk in the ring.
   __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int first) {
-    constexpr uint32_t kLow = (Tile::kDBytes + Tile::kQBytes) / 16, kRows = 64 * kChunkRowBytes / 16;
+    constexpr uint32_t kLow = (Tile::kDBytes + Tile::kQBytes) / 16, kRows = 64 * kKChunkBytes / 16;
     const uint32_t d = ptx::smem_desc_low(at.stage(place.stage)), q = d + Tile::kDBytes / 16 + me * kRows;
     const auto issue = [&](uint32_t rows, uint32_t tokens, int k, bool add) {
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
@@ -126,7 +126,7 @@ struct Consumer3xTf32 : PromotingConsumer<Tile, Consumer3xTf32<Tile>> {
   }
 
   template <class Meanwhile>
-  __device__ __forceinline__ void take_chunk(float (&sum)[kAccumulators], int, Meanwhile meanwhile) {
+  __device__ __forceinline__ void take_k_chunk(float (&sum)[kAccumulators], int, Meanwhile meanwhile) {
     ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
     ptx::mbarrier_wait_parity(at.cut(place.stage), place.parity);
 #pragma unroll

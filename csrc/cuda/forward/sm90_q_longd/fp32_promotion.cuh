@@ -19,8 +19,8 @@ struct RowsOf64 {
   }
 };
 
-// Self::take_chunk(sum, chunk, meanwhile) adds the products of a chunk, and calls `meanwhile` under the first
-// of them.
+// Self::take_k_chunk(sum, chunk, meanwhile) adds the products of a chunk, and calls `meanwhile` under the
+// first of them.
 template <class Tile, class Self>
 struct PromotingConsumer {
   static constexpr int kAccumulators = Tile::kColumns / 2;
@@ -49,10 +49,10 @@ struct PromotingConsumer {
     float sum[kAccumulators];
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) sum[i] = 0.0f;
-    self.take_chunk(sum, 0, [&] {
+    self.take_k_chunk(sum, 0, [&] {
       if (t == 0 && now != at.scheduler.first()) finish(at.scheduler(p, now - at.scheduler.step()));
     });
-    for (int chunk = 1; chunk < p.chunks; ++chunk) self.take_chunk(sum, chunk, [] {});
+    for (int k_chunk = 1; k_chunk < p.k_chunks; ++k_chunk) self.take_k_chunk(sum, k_chunk, [] {});
     const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
     uint32_t token_scales;
     const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);

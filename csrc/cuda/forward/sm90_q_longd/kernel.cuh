@@ -58,8 +58,8 @@ struct Sm90QLongDTile {
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
   static constexpr int kHeld = 4, kLaneRows = 1;
-  static constexpr int kChunkElements = kChunkRowBytes / sizeof(Element);
-  static constexpr uint32_t kQBytes = kRows * kChunkRowBytes, kDBytes = kColumns * kChunkRowBytes;  // a chunk
+  static constexpr int kKChunkElements = kKChunkBytes / sizeof(Element);
+  static constexpr uint32_t kQBytes = kRows * kKChunkBytes, kDBytes = kColumns * kKChunkBytes;  // a chunk
   static constexpr int kCopies = 1;  // of what a stage receives: fp32_3xtf32.cuh has two
 
   // A lane holds rows 8 * block + 16 * half + lane / 4 of its warp's, in the order of 2 * block + half.
@@ -144,7 +144,7 @@ struct LongDShared {
     stages = p.stages;
     stage_bytes = Tile::kCopies * (Tile::kDBytes + (p.stream_q ? Tile::kQBytes : 0));
     q = ptx::smem_address(base);
-    ring = q + (p.stream_q ? 0 : p.chunks * Tile::kQBytes);
+    ring = q + (p.stream_q ? 0 : p.k_chunks * Tile::kQBytes);
     token_scales = ring + stages * stage_bytes;
     scheduler.at = token_scales + LongDTokenScales<Tile>::kStages * LongDTokenScales<Tile>::kBytes;
     barriers = scheduler.at + LongDScheduler::kBytes;
@@ -178,20 +178,20 @@ __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&
   const float first_token[2] = {token + zeros[0], token + zeros[1]};
 #pragma unroll
   for (int n = 0; n < Tile::kColumns / 8; ++n) {
-    float2 limit, factor;
+    float2 limit, scale;
     if constexpr (TokenScales::limits(kKind)) {
       limit = ptx::ld_shared_v2_f32(token_scales + TokenScales::kLimits + n * 32);
     }
     if constexpr (TokenScales::scales(kKind)) {
-      factor = ptx::ld_shared_v2_f32(token_scales + TokenScales::kScales + n * 32);
+      scale = ptx::ld_shared_v2_f32(token_scales + TokenScales::kScales + n * 32);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // (Sums of int8 products as floats, which hold 24 bits: all of one up to d = 1024.)
       auto a = static_cast<float>(c[4 * n + 2 * half]), b = static_cast<float>(c[4 * n + 2 * half + 1]);
       if constexpr (TokenScales::scales(kKind)) {
-        a *= factor.x;
-        b *= factor.y;
+        a *= scale.x;
+        b *= scale.y;
       }
       if constexpr (TokenScales::limits(kKind)) {
         a = fminf(a, limit.x);
@@ -227,9 +227,9 @@ struct LongDProducer {
   const LongDShared<Tile>& at;
 
   // Chunk `chunk` of query rows to `to`: all of them, or of two blocks each half for both.
-  __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t full, const RowTile& tile, int chunk) {
-    const int first = first_query_token(p, tile), dim = chunk * Tile::kChunkElements;
-    const auto place = [&](int half) { return to + half * 128 * kChunkRowBytes; };
+  __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t full, const RowTile& tile, int k_chunk) {
+    const int first = first_query_token(p, tile), dim = k_chunk * Tile::kKChunkElements;
+    const auto place = [&](int half) { return to + half * 128 * kKChunkBytes; };
     if (p.cluster == 2) {
       const uint32_t rank = ptx::cluster_ctarank();
       ptx::tma_load_4d_multicast(3, place(rank), &maps.Q, full, dim, first + 128 * rank, tile.query, 0);
@@ -251,19 +251,20 @@ struct LongDProducer {
         resident = work_tile.tile;
         ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
         q_parity ^= 1;
-        ptx::mbarrier_arrive_expect_tx(at.q_full(), p.chunks * Tile::kQBytes);
-        for (int chunk = 0; chunk < p.chunks; ++chunk) {
-          copy_rows(at.q + chunk * Tile::kQBytes, at.q_full(), tile, chunk);
+        ptx::mbarrier_arrive_expect_tx(at.q_full(), p.k_chunks * Tile::kQBytes);
+        for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
+          copy_rows(at.q + k_chunk * Tile::kQBytes, at.q_full(), tile, k_chunk);
         }
       }
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
         const int32_t begin = long_d_tile_begin<Tile>(p, t);
-        for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
           const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
           ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
           ptx::mbarrier_arrive_expect_tx(full, at.stage_bytes / Tile::kCopies);
-          if (p.stream_q) copy_rows(to + Tile::kDBytes, full, tile, chunk);
-          ptx::tma_load_4d(to, &maps.D, full, chunk * Tile::kChunkElements, begin, work_tile.j, tile.query);
+          if (p.stream_q) copy_rows(to + Tile::kDBytes, full, tile, k_chunk);
+          ptx::tma_load_4d(to, &maps.D, full, k_chunk * Tile::kKChunkElements, begin, work_tile.j,
+                           tile.query);
           place.advance(p.stages);
         }
       }
@@ -282,19 +283,19 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
     const LongDWorkTile work_tile = at.scheduler(p, next);
     const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
     const uint8_t* mask = document_mask(p, tile.query, work_tile.j);
-    const float* factors = document_scales(p, tile.query, work_tile.j);
+    const float* doc_scales = document_scales(p, tile.query, work_tile.j);
     for (int32_t first = 0; first < p.Ld; first += Tile::kColumns) {
       const int32_t begin = long_d_tile_begin<Tile>(p, first);
-      float factor[kRounds];
+      float scale[kRounds];
       bool keep[kRounds], all = true, ones = true;
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         const int32_t t = begin + column;
         keep[i] = t < p.Ld && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
-        factor[i] = t < p.Ld && factors != nullptr ? token_scale(p, factors, t) : 1.0f;
+        scale[i] = t < p.Ld && doc_scales != nullptr ? token_scale(p, doc_scales, t) : 1.0f;
         all = all && (keep[i] || column >= Tile::kColumns);
-        ones = ones && factor[i] == 1.0f;
+        ones = ones && scale[i] == 1.0f;
       }
       all = __all_sync(kFullWarp, all);
       ones = __all_sync(kFullWarp, ones);
@@ -306,7 +307,7 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
         if (column < Tile::kColumns) {
           const float limit = keep[i] ? INFINITY : -INFINITY;
           ptx::st_shared(token_scales + TokenScales::kLimits + column * 4, __float_as_uint(limit));
-          ptx::st_shared(token_scales + TokenScales::kScales + column * 4, __float_as_uint(factor[i]));
+          ptx::st_shared(token_scales + TokenScales::kScales + column * 4, __float_as_uint(scale[i]));
         }
       }
       if (lane == 0) {
@@ -364,16 +365,16 @@ struct LongDConsumer {
   PipelineState place, token_scale_state;
   RowBest<Tile::kWinners> best[Tile::kHeld];
 
-  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int chunk) {
+  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int k_chunk) {
     const uint32_t stage = at.stage(place.stage);
-    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + chunk * Tile::kQBytes;
-    const uint32_t mine = rows + ptx::tid_x() / 128 * 128 * kChunkRowBytes;  // this warpgroup's
-    const uint32_t q = ptx::smem_desc_low(mine + block * 8 * kChunkRowBytes), d = ptx::smem_desc_low(stage);
+    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + k_chunk * Tile::kQBytes;
+    const uint32_t mine = rows + ptx::tid_x() / 128 * 128 * kKChunkBytes;  // this warpgroup's
+    const uint32_t q = ptx::smem_desc_low(mine + block * 8 * kKChunkBytes), d = ptx::smem_desc_low(stage);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
           c, ptx::smem_desc_k_major<2>(q + k * 32 / 16), ptx::smem_desc_k_major(d + k * 32 / 16),
-          k > 0 || chunk > 0);
+          k > 0 || k_chunk > 0);
     }
     ptx::wgmma_commit();
   }
@@ -388,22 +389,22 @@ struct LongDConsumer {
     }
   }
 
-  __device__ __forceinline__ void multiply_chunk(Accumulator (&c)[2][kAccumulators], int chunk) {
+  __device__ __forceinline__ void multiply_k_chunk(Accumulator (&c)[2][kAccumulators], int k_chunk) {
     ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
     ptx::wgmma_fence();
-    multiply(c[0], 0, chunk);
-    multiply(c[1], 1, chunk);
+    multiply(c[0], 0, k_chunk);
+    multiply(c[1], 1, k_chunk);
   }
 
   // A document is finished under the wgmma of the next one's first chunk.
   __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
     Accumulator c[2][kAccumulators];
-    multiply_chunk(c, 0);
+    multiply_k_chunk(c, 0);
     if (t == 0 && now != at.scheduler.first()) finish(at.scheduler(p, now - at.scheduler.step()));
-    for (int chunk = 1; chunk < p.chunks; ++chunk) {
+    for (int k_chunk = 1; k_chunk < p.k_chunks; ++k_chunk) {
       const int before = place.stage;
       place.advance(p.stages);
-      multiply_chunk(c, chunk);
+      multiply_k_chunk(c, k_chunk);
       ptx::wgmma_wait<2>();
       release(before);
     }
