@@ -36,7 +36,7 @@ class Job:
         words = [sys.executable, "-m", self.program, *self.arguments, "--out", str(out / f"{self.name}.json")]
         words += ["--dry-run"] if dry else []
         if dry and self.program == "bench.plans":
-            words += ["--masked", "1"]
+            words += ["--masked", "1", "--others", "1"]
         if dry and self.program != "bench":
             words += ["--count", "2"]
         if self.program != "bench.plans":
