@@ -27,8 +27,8 @@ ALONE, WITH_IN_BATCH, CHUNKED = "explicit negatives", "with in-batch term", "chu
 PAIRWISE = "with pairwise in-batch term"
 ALL = (ALONE, WITH_IN_BATCH, PAIRWISE, CHUNKED)
 TEMPERATURE = 0.02
-# What a loss and its gradients may be off by, of similarities that are rounded to bf16, which moves winners,
-# and scores that are then divided by that.
+# Limits of relative error for the einsum's losses and gradients. It rounds similarities to bf16, which moves
+# winners, and the loss divides the scores by a temperature.
 ROUNDED_LOSS, ROUNDED_GRADIENTS = 5e-2, 0.6
 # The chunked loss has most of its gradient in each query's own document: winners there that rounding may have
 # moved.

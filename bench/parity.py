@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from .shapes import IN_BATCH, Shape
 
-# What a result may be off by, as relative error: scores, which fp32 sums to 1e-7 and an einsum in bf16
-# rounds; and gradients of planted inputs (planted.py). On those, rounding a gradient to bf16 comes to
+# Limits of relative error: of scores, which an einsum in bf16 rounds, and of gradients of planted inputs
+# (planted.py). On those, rounding a gradient to bf16 comes to
 # 1.7e-3, and to 2.3e-3 where grad_scores is rounded too (einsum, some peers).
 SCORES, GRADIENTS = 1e-2, 3e-3
 _CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time

@@ -370,6 +370,10 @@ def _first_tokens(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, 
 
 def lengths_within(name: str, lengths: Tensor, least: int, longest: int) -> None:
     """Waits for the device."""
+    # On the CPU two reductions cost less than the four operations below.
+    on_cpu = lengths.device.type == "cpu" and lengths.numel() > 0
+    if on_cpu and int(lengths.min()) >= least and int(lengths.max()) <= longest:
+        return
     if bool((bad := (lengths < least) | (lengths > longest)).any()):
         raise ValueError(_wrong_lengths(name, lengths, bad, least, longest))
 

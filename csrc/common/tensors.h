@@ -55,7 +55,7 @@ inline Dtype parse_quantized_dtype(ScalarType type) {
   }
 }
 
-// What a message says of a caller's string, which may be of any length.
+// Quotes a caller's string for a message and cuts it short, since it may have any length.
 inline std::string in_quotes(const std::string& text) {
   constexpr size_t kShown = 40;
   return "'" + (text.size() <= kShown ? text : text.substr(0, kShown) + "...") + "'";

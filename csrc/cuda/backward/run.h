@@ -20,10 +20,10 @@ inline bool reads_in_vectors(const Inputs& in) {
 // How many winners of one (query, document), of `count` that lie behind each other, can be read at once.
 int32_t winners_at_once(const void* winners, int64_t count, int64_t Ld);
 
-// What the backward kernels take from their plan. A block's tokens are neighbours.
+// Copies the plan's numbers into the kernels' arguments. A block owns neighbouring tokens.
 void take_plan(BackwardArgs& args, const BackwardPlan& plan);
 
-// What the backward kernels take from the sizes, the gradients of the scores and the winners.
+// Sets the sizes, the gradients of the scores and the winners in the kernels' arguments.
 void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores, const Tensor& winners);
 
 // Where the gradients of a backward go.

@@ -1,4 +1,4 @@
-// What the forward kernels are launched with: the problem, where results go, and the plan's numbers.
+// Arguments of the forward kernels: the problem, the results' addresses, and the plan's numbers.
 #pragma once
 
 #include <cstdint>

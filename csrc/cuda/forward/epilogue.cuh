@@ -96,10 +96,9 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 
 // The rows a lane owns, and the queries its warp sums, for as long as its block stays on one row tile.
 //
-// What a warp has of a query is a partial of its score. Of packed queries, partial (warp, query) lies at
-// place warp
-// + query of the partials: from row to row the warp, the query or both go up, so no two partials share a
-// place.
+// A partial is the sum of one query's rows in one warp. For packed queries, partial (warp, query) lies at
+// place warp + query. From one row to the next the warp, the query or both increase, so no two partials share
+// a place.
 template <class Tile>
 struct LaneRows {
   // What a row's maximum is multiplied by; negative if it is masked, or does not exist.

@@ -1,4 +1,4 @@
-// What the forward kernels are launched with for listed pairs (row_tile.cuh).
+// Arguments of the forward kernels for listed pairs (row_tile.cuh).
 #pragma once
 
 #include "../forward/args.h"

@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-// Of a document's kept tokens: how many, how many before the segment, the first, and the end of the last.
+// Counts a document's kept tokens: all of them (count) and those before the segment (before). They lie in
+// [first, end).
 struct Kept {
   int32_t count, before, first, end;
 };
