@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
-from bench.inputs import SKEWED as SKEWED_WINNERS
-from bench.inputs import draw
-from bench.shapes import KD, Shape
+from bench.harness.inputs import SKEWED as SKEWED_WINNERS
+from bench.harness.inputs import draw
+from bench.harness.shape import KD, Shape
 from late_interaction.backward import (
     maxsim_backward_lowmem,
     maxsim_backward_unified,

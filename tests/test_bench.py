@@ -13,28 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench import (
-    ceilings,
-    cpu,
-    fp32,
-    heads,
-    hidden,
-    inputs,
-    parity,
-    plot,
-    quantized,
-    report,
-    results,
-    shapes,
-    steps,
-    suites,
-    tables,
-    timing,
-    varlen,
-)
 from bench.__main__ import main
-from bench.impls import EINSUM, KEYS, LIK, OURS, einsum_maxsim, load
-from bench.shapes import KD, PAIRS, Shape
+from bench.harness import ceilings, inputs, parity, results, timing
+from bench.harness.library import EINSUM, LIK, OURS
+from bench.harness.shape import KD, PAIRS, Shape
+from bench.peers.implementations import KEYS, einsum_maxsim, load
+from bench.report import tables
+from bench.suites import cpu, fp32, heads, quantized, steps, varlen
 from tests.side_by_side import anything, release, without_its_init
 
 CPU = torch.device("cpu")
@@ -299,7 +284,7 @@ def test_roofline_is_drawn_from_the_rows_or_says_why_not(tmp_path: Path) -> None
 def test_cpu_rows_carry_gflops_and_take_turns() -> None:
     order: list[str] = []
     calls = {name: (lambda n=name: order.append(n)) for name in ("a", "b")}
-    cpu.take_turns(calls, rounds=2)  # type: ignore[arg-type]
+    cpu.time_interleaved(calls, rounds=2)  # type: ignore[arg-type]
     assert order == ["a", "b"] * 3
     rows = cpu.run_forward(Shape("t", 1, 4, 5, 7, d=16), torch.float32, rounds=2)
     rows += cpu.run_step(LAYOUTS[0], torch.float32, rounds=2)
@@ -523,7 +508,6 @@ def test_the_ceiling_is_the_larger_of_products_and_reads() -> None:
 
 
 def test_one_variant_that_fails_costs_its_row_alone() -> None:
-    from bench import together
 
     settings = suites.Settings(CPU, torch.float32, [], timing.QUICK, timing.Ceilings(), 60)
     shape = LAYOUTS[0]

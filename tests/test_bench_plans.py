@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench import kernels, plans, results
-from bench.shapes import IN_BATCH, Shape
+from bench.harness import results
+from bench.harness.shape import IN_BATCH, Shape
+from bench.tuning import plans
 
 
 def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

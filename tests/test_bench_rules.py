@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench import kernels, merge, options, record, report, results, rules, shapes, suites, tables, timing
 from bench.__main__ import main
-from bench.impls import EINSUM, FLASH, LIK, OURS
-from bench.shapes import Shape
+from bench.harness import merge, results, rules, timing
+from bench.harness.library import EINSUM, FLASH, LIK, OURS
+from bench.harness.shape import Shape
+from bench.report import tables
 
 CPU = torch.device("cpu")
 FORWARD, STEP, PACKED = shapes.FORWARD[0], shapes.TRAINING[0], shapes.VARLEN[0]
@@ -209,7 +210,7 @@ def test_a_limit_is_told_even_where_a_compiler_hides_it() -> None:
 
 
 def test_who_ran_out_of_time_says_so_and_is_not_asked_again() -> None:
-    from bench.impls import KEYS
+    from bench.peers.implementations import KEYS
 
     class Slow(KEYS["einsum"]):  # type: ignore[misc]
         calls = 0
@@ -285,7 +286,7 @@ def test_times_without_a_fingerprint_are_older(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_every_suite_is_in_one_job_and_its_command_exists() -> None:
-    from bench.catalog import SUITES
+    from bench.suites.catalog import SUITES
 
     taken: list[str] = []
     for job in record.JOBS:

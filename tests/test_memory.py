@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from bench.shapes import PAIRS, TRAINING
+from bench.harness.named_shapes import TRAINING
+from bench.harness.shape import PAIRS
 
 
 def peak(function):

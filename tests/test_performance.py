@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import benchmarks, ncu, performance, report, results, steps, timing
-from bench.impls import EINSUM, LIK, OURS
-from bench.shapes import FORWARD, TRAINING
+from bench.harness import results, timing
+from bench.harness.library import EINSUM, LIK, OURS
+from bench.harness.named_shapes import FORWARD, TRAINING
+from bench.report import benchmarks, performance
+from bench.suites import steps
+from bench.tuning import ncu
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench import draws, plot, results, sweep, triton_tuning
-from bench.impls import EINSUM, FLASH, LIK, OURS
-from bench.shapes import IN_BATCH, KD, PAIRS, Shape
-from bench.timing import GpuTime
+from bench.harness import results
+from bench.harness.library import EINSUM, FLASH, LIK, OURS
+from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
+from bench.harness.timing import GpuTime
+from bench.peers import triton_tuning
+from bench.suites import sweep
 
 # ---- shapes ----
 
@@ -215,7 +217,7 @@ def test_a_library_that_fails_or_is_wrong_costs_its_row_alone() -> None:
     def fails(shape: Shape, backward: str | None, train: bool) -> Any:
         raise ValueError("not this layout")
 
-    from bench.impls import Ours
+    from bench.peers.implementations import Ours
 
     peers = [SimpleNamespace(name=LIK, score=off), SimpleNamespace(name=FLASH, score=fails)]
     for shape in (Shape("x", 3, 2, 5, 9, 16, layout) for layout in (IN_BATCH, KD)):
@@ -262,7 +264,7 @@ def test_what_looks_like_a_loss_or_is_noisy_or_of_two_clocks_is_timed_again(
     clocks: list[bool] = []
     monkeypatch.setattr(sweep, "by_one_clock", lambda calls, capture: clocks.append(capture) or calls)
     turns = [GpuTime(us, 0.0, "events") for us in (1.0, 2.0, 3.0)]
-    monkeypatch.setattr(sweep, "time_in_turns", lambda *a: turns)
+    monkeypatch.setattr(sweep, "time_interleaved", lambda *a: turns)
     rows = [row("a", OURS, ours), row("a", LIK, 10.0), row("a", FLASH, 12.0)]
     rows[0].update(gpu_spread=spread, gpu_method="graph" if spread else "events")
     sweep._again(rows, {OURS: [], LIK: [], FLASH: []})

@@ -1,0 +1,109 @@
+"""`python -m bench COMMAND`: measures late_interaction beside other MaxSim libraries, and reports it.
+
+A record is a JSON file of bench/results: what one device measured, and with which versions. `run`,
+`sweep` and `plans` measure and write records, `record` runs them all, and `report` makes the pages from
+the records. Start with
+
+    python -m bench run --quick        # every suite, fewer repetitions
+    python -m bench run --dry-run      # the same code in tiny shapes, without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench import recorded_commands
+from bench.harness import merge, recorder
+from bench.report import pages
+from bench.suites import run, sweep
+from bench.tuning import ncu, plans
+
+
+@dataclass(frozen=True)
+class Command:
+    about: str  # what it does
+    cost: str  # how long it takes, and what it needs
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    details: str | None = None  # the text of its --help
+    epilog: str | None = None
+
+
+def _merge(args: argparse.Namespace) -> int:
+    return merge.run(args, recorded_commands.broken_rules)
+
+
+def _check(args: argparse.Namespace) -> int:
+    return pages.check(args, recorded_commands.broken_rules)
+
+
+# Times are of one H200; compiling the Triton peers' kernels takes most of them.
+COMMANDS: dict[str, Command] = {
+    "run": Command(
+        "time the suites: forward, training, varlen, PLAID, ... beside the peers that are installed",
+        "half an hour on a GPU; a few minutes on a CPU, where the CPU suite runs",
+        run.add_arguments, run.run, run.__doc__, run.SUITE_LIST,
+    ),
+    "sweep": Command(
+        "time the bf16 forward on 300 random shapes beside the peers, and list where it loses",
+        "7 minutes with the peers; needs a GPU", sweep.add_arguments, sweep.run, sweep.__doc__,
+    ),
+    "plans": Command(
+        "time every plan that the planner could choose, and say what its choices cost",
+        "3 minutes; needs a GPU", plans.add_arguments, plans.run, plans.__doc__,
+    ),
+    "record": Command(
+        "run all of the above, a process for each job, on several GPUs at once; writes a file for each job",
+        "two calls of 10 minutes on two GPUs", recorder.add_arguments, recorder.run, recorder.__doc__,
+    ),
+    "merge": Command(
+        "merge the files of `record` into the records of bench/results",
+        "a second; needs no GPU", merge.add_arguments, _merge, merge.__doc__,
+    ),
+    "ncu": Command(
+        "run a few forwards for Nsight Compute, or read the profile that it wrote",
+        "a minute; needs a GPU and ncu", ncu.add_arguments, ncu.run, ncu.__doc__,
+    ),
+    "report": Command(
+        "write the pages and plots from the records: README.md, docs/benchmarks.md, docs/performance.md",
+        "seconds; needs no GPU; plots need matplotlib", pages.add_arguments, pages.write, pages.__doc__,
+    ),
+    "check": Command(
+        "fail if a page differs from the records, or a record breaks the rules of bench/harness/rules.py",
+        "seconds; needs no GPU", pages.add_arguments, _check,
+    ),
+}  # fmt: skip
+
+
+def _overview() -> str:
+    lines = ["commands (`python -m bench COMMAND --help` has the options):"]
+    for name, command in COMMANDS.items():
+        about = textwrap.fill(command.about, 100, initial_indent=f"  {name:8}", subsequent_indent=10 * " ")
+        lines += [about, f"{'':10}[{command.cost}]"]
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, epilog=_overview(), formatter_class=raw
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        details = command.details or f"{command.about[0].upper()}{command.about[1:]}."
+        command.add_arguments(commands.add_parser(
+            name, description=f"{details.strip()}\n\n{command.cost[0].upper()}{command.cost[1:]}.",
+            epilog=command.epilog, formatter_class=raw,
+        ))  # fmt: skip
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else [*arguments]
+    args = parser().parse_args(arguments)
+    args.arguments = arguments  # which the header of a record repeats
+    return COMMANDS[args.command].run(args)

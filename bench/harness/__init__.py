@@ -1,0 +1,1 @@
+"""What every measurement needs: inputs, a reference, clocks, records and their rules."""

@@ -1,0 +1,128 @@
+"""Fresh random inputs. Never zeros: they hide unwritten outputs and run faster than data does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from bench.harness.shape import Shape, itemsize
+
+UNIFORM = "uniform"
+SKEWED = "skewed"  # the winner's index is Ld * u^4: the hottest token wins Ld^(3/4) times the mean
+SKEWED_UP_TO = 1 << 14  # document tokens: fitting the skew of longer ones takes minutes
+
+
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+_LARGEST = {FP8: 448.0, INT8: 127.0}
+
+
+@dataclass
+class Inputs:
+    """One set of tensors for one shape. `winners` is there for the backward suite alone."""
+
+    Q: torch.Tensor
+    D: torch.Tensor
+    grad_scores: torch.Tensor
+    winners: torch.Tensor | None = None  # int32 [Nq, Nd, Lq]
+
+    def require_grad(self) -> None:
+        self.Q.requires_grad_(True)
+        self.D.requires_grad_(True)
+
+
+def _unit_tokens(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """L2-normalized rows, as every late-interaction model emits."""
+    return F.normalize(torch.randn(shape, device=device, dtype=torch.float32), dim=-1).to(dtype)
+
+
+def hot_token_share(Ld: int) -> float:
+    """The fraction of winners that token 0 takes when the index is Ld * u^4."""
+    return float((1.0 / Ld) ** 0.25)
+
+
+@cache
+def _token_bias(Ld: int) -> torch.Tensor:
+    """Added to standard normal similarities, makes low token indices win as Ld * u^4 would.
+
+    The shape of the bias is the log of the wanted probabilities (exact for Gumbel noise); one factor,
+    found by bisection, fits the hottest token's share under normal noise.
+    """
+    edges = (torch.arange(Ld + 1, dtype=torch.float64) / Ld) ** 0.25
+    log_share = (edges[1:] - edges[:-1]).log()
+    noise = torch.randn(1500, Ld, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high = 0.0, 4.0
+    for _ in range(16):
+        factor = (low + high) / 2
+        share = (noise + factor * log_share).argmax(1).eq(0).double().mean().item()
+        low, high = (factor, high) if share < hot_token_share(Ld) else (low, factor)
+    bias = (low + high) / 2 * log_share
+    return (bias - bias.mean()).float()
+
+
+def _skew(Q: torch.Tensor, D: torch.Tensor, Ld: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Spends one embedding dimension on the bias: constant in Q, the bias of each token in D."""
+    d = Q.shape[-1]
+    scale = d**-0.5  # random unit rows have similarities of this standard deviation
+    Q, D = Q.clone(), D.clone()
+    Q[..., 0] = 1.0
+    D[..., 0] = (_token_bias(Ld).to(D.device) * scale).to(D.dtype)
+    return Q, D
+
+
+def draw_winners(shape: Shape, winners: str, device: torch.device) -> torch.Tensor:
+    """Synthetic winners for the backward alone."""
+    u = torch.rand(shape.winners_shape, device=device)
+    if winners == SKEWED:
+        u = u**4
+    return (u * shape.Ld).to(torch.int32).clamp_(max=shape.Ld - 1)
+
+
+def draw(shape: Shape, device: torch.device, dtype: torch.dtype, winners: str | None = None) -> Inputs:
+    """Q, D and grad_scores for `shape`. With winners="skewed", a few document tokens win most."""
+    Q = _unit_tokens(shape.q_shape, device, dtype)
+    D = _unit_tokens(shape.d_shape, device, dtype)
+    if winners == SKEWED:
+        Q, D = _skew(Q, D, shape.Ld)
+    return Inputs(Q, D, torch.randn(shape.scores_shape, device=device, dtype=torch.float32))
+
+
+def sets_of_bytes(size: int, cache_bytes: int, limit: int = 64) -> int:
+    """How many input sets of `size` bytes to rotate among so that no call finds its own in the L2 cache."""
+    if cache_bytes == 0 or size >= 2 * cache_bytes:
+        return 1
+    return min(limit, -(-3 * cache_bytes // size))
+
+
+def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit: int = 64) -> int:
+    return sets_of_bytes(shape.input_bytes(itemsize(dtype)), cache_bytes, limit)
+
+
+def draw_packed(
+    shape: Shape, device: torch.device, dtype: torch.dtype, full: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(Q, D, cu_seqlens_q, cu_seqlens_d): queries of a quarter of Lq up to Lq, evenly; documents of 20 up to
+    Ld, skewed towards short ones. full: all of Lq and Ld tokens."""
+    generator = torch.Generator().manual_seed(0)
+
+    def pack(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        offsets = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+        return _unit_tokens((int(lengths.sum()), shape.d), device, dtype), offsets.to(device)
+
+    even = torch.rand(shape.Nq, generator=generator)
+    skewed = torch.rand(shape.Nd, generator=generator) ** 2.5
+    q_least, d_least = (shape.Lq, shape.Ld) if full else (max(shape.Lq // 4, 1), min(20, shape.Ld))
+    Q, cu_q = pack(q_least + (even * (shape.Lq - q_least + 1)).long())
+    D, cu_d = pack(d_least + (skewed * (shape.Ld - d_least + 1)).long())
+    return Q, D, cu_q, cu_d
+
+
+def quantize(x: torch.Tensor, dtype: torch.dtype, per_token: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x / scale in dtype, float32 scale [..., L] or []): the largest magnitude becomes the dtype's."""
+    x = x.float()
+    largest = x.abs().amax(-1) if per_token else x.abs().amax()
+    scale = largest.clamp_min(1e-6) / _LARGEST[dtype]
+    scaled = x / (scale.unsqueeze(-1) if per_token else scale)
+    return (scaled.round() if dtype == INT8 else scaled).to(dtype), scale

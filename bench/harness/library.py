@@ -1,0 +1,70 @@
+"""What the harness asks of a library: how to call its MaxSim, and what its results may differ by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from bench.harness.inputs import Inputs
+from bench.harness.shape import Shape
+
+# The names of the libraries, as records and tables have them.
+OURS = "late_interaction"
+LIK = "late-interaction-kernels"
+FLASH = "flash-maxsim"
+EINSUM = "torch einsum"
+COMPILED = "torch.compile"
+MAXSIM_CPU = "maxsim-cpu"
+GEMM = "torch GEMM"  # the products alone, on a CPU
+
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Gradients = tuple[torch.Tensor, torch.Tensor]
+
+
+class UnsupportedError(Exception):
+    """This implementation has no such call, or it would not fit; the message says which."""
+
+
+class Implementation:
+    """One library, or one way to write MaxSim in PyTorch."""
+
+    name: str
+    backwards: tuple[str | None, ...] = (None,)  # gradient strategies, each measured
+    builds_similarities = False  # allocates [Nq, Nd, Lq, Ld]
+    rounds_similarities = False  # and rounds them to the input dtype
+    halves_fp32 = False  # multiplies fp32 inputs in 16 bits, unasked
+
+    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+        """A function (Q, D) -> scores; differentiable if `train`."""
+        raise UnsupportedError(f"{self.name} has no such call")
+
+    def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
+        """A function that computes both gradients from inputs.winners."""
+        raise UnsupportedError(f"{self.name} has no backward of its own")
+
+    def moves_winners(self, dtype: torch.dtype) -> bool:
+        """Whether rounding before the max may make another token win."""
+        return self.rounds_similarities or (self.halves_fp32 and dtype == torch.float32)
+
+    def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
+        """Winners [Nq, Nd, Lq], from an implementation that hands them out."""
+        return None
+
+    def retune(self) -> None:
+        """Forgets tuning results, so that the next shape gets its own."""
+
+
+def training_step(
+    score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    leaves: tuple[torch.Tensor, torch.Tensor],
+    grad: torch.Tensor,
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Scores and both gradients."""
+
+    def run() -> tuple[torch.Tensor, ...]:
+        scores = score(*leaves)
+        # Kept with their graph, scores would tie the leaves to the stream of this call.
+        return (scores.detach(), *torch.autograd.grad(scores, leaves, grad))
+
+    return run

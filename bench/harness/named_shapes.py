@@ -1,0 +1,153 @@
+"""The problem sizes that suites measure, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bench.harness.shape import KD, PAIRS, HiddenShape, PairShape, Shape
+
+# What a batch never holds: documents of a million tokens, a query of 32k, rows of 4096. Forward and step.
+LONG = (
+    Shape("million-1x1", 1, 1, 32, 1_000_000),
+    Shape("million-64x4", 64, 4, 32, 1_000_000),
+    Shape("query-32k", 1, 64, 32768, 1024),
+    Shape("d4096", 64, 64, 32, 300, d=4096),
+)
+
+FORWARD = (
+    Shape("text-short", 1, 1000, 32, 300, compiled=True),
+    Shape("text-long", 1, 1000, 32, 1024),
+    Shape("colpali-rerank", 1, 1000, 128, 1024),
+    Shape("corpus-10k", 1, 10000, 32, 300),
+    Shape("very-long", 1, 500, 32, 4096),
+    Shape("rerank-lq1024", 1, 1000, 1024, 1024),
+    Shape("train-32", 32, 32, 32, 300),
+    Shape("train-128", 128, 128, 32, 300, compiled=True),
+    Shape("train-256", 256, 256, 32, 300),
+    Shape("colpali-128", 128, 128, 32, 1030),
+    Shape("colpali-lq128", 128, 128, 128, 1024, compiled=True),
+    Shape("longq-64", 64, 64, 1030, 1030),
+    Shape("edge-d48", 1, 4000, 32, 2048, d=48),
+    Shape("edge-d64", 1, 10000, 32, 300, d=64),
+    Shape("large-d512", 1, 1000, 32, 300, d=512),
+    Shape("d768", 64, 64, 32, 300, d=768),
+    Shape("kd-256x16", 256, 16, 32, 1030, layout=KD),
+    *LONG,
+)
+
+# What bounds a forward of scores alone; the suites beside the plain forward take some of these.
+COMPUTE_BOUND = (
+    "train-128", "train-256", "colpali-128", "colpali-lq128", "longq-64", "rerank-lq1024", "d768",
+)  # fmt: skip
+READ_BOUND = (
+    "text-long", "corpus-10k", "very-long", "edge-d48", "edge-d64", "large-d512", "kd-256x16",
+)  # fmt: skip
+VARIANTS = (*COMPUTE_BOUND, "text-long", "corpus-10k")
+FP32 = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "d768", "text-long")
+QUANTIZED = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "text-long", "corpus-10k")
+
+# Packed: Lq and Ld are those of the longest. Where each query has its own documents they are padded as well.
+VARLEN = (
+    Shape("varlen-128", 128, 128, 32, 1024),
+    Shape("varlen-rerank-10k", 1, 10000, 32, 512),
+    Shape("varlen-own-128x32", 128, 32, 32, 512, layout=KD),
+)
+# Listed pairs: each document with a query of 100; all there are of a dense batch, and a tenth of those; and
+# one query with documents that lie anywhere.
+PAIR_LISTS = (
+    PairShape("pairs-10k", 100, 10000, 32, 512, pairs=10000),
+    PairShape("pairs-grid", 128, 128, 32, 300, pairs=128 * 128, even=True),
+    PairShape("pairs-tenth", 128, 128, 32, 300, pairs=1638, even=True),
+    PairShape("direct-10k", 1, 10000, 32, 512, pairs=10000),
+)
+
+TRAINING = (
+    Shape("train-32", 32, 32, 32, 300, compiled=True),
+    Shape("pylate-256", 256, 256, 32, 300, compiled=True),
+    Shape("pylate-512", 512, 512, 32, 300),
+    Shape("colpali-128", 128, 128, 32, 1030),
+    Shape("colpali-lq128", 128, 128, 128, 1024),
+    Shape("longq-64", 64, 64, 1030, 1030),
+    Shape("kd-128x8", 128, 8, 32, 1030, layout=KD, compiled=True),
+    Shape("kd-256x16", 256, 16, 32, 1030, layout=KD),
+    Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
+)
+COMPILED_STEPS = ("train-32", "kd-128x8", "pairs-256", "tiny-pairs")  # of ours, one of each layout
+
+# Residual-compressed documents, of so many bits a bucket.
+PLAID = (
+    Shape("plaid-2", 1, 10000, 32, 300),
+    Shape("plaid-4", 1, 10000, 32, 512),
+    Shape("plaid-million-2", 1, 1_000_000, 32, 128),
+)
+FUSED_HEAD = (
+    HiddenShape("head-32x128", 32, 128, 32, 1024),
+    HiddenShape("head-32x512", 32, 512, 32, 2048),
+    HiddenShape("head-128x128", 128, 128, 32, 512),
+    HiddenShape("head-rerank", 1, 1000, 32, 300),
+)
+RETRIEVE = (
+    Shape("retrieve-100k", 16, 100_000, 32, 128),
+    Shape("retrieve-one-100k", 1, 100_000, 32, 128),  # bound by reading
+    Shape("retrieve-host-40k", 16, 40_000, 32, 128),
+    Shape("retrieve-fp8-million", 16, 1_000_000, 32, 128),
+)
+# Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
+_CHUNKED = (
+    (64, 2048), (64, 4096), (64, 8192), (128, 2048), (128, 4096), (128, 8192), (256, 2048), (256, 4096),
+    (256, 8192),
+)  # fmt: skip
+HEADS = (
+    Shape("negatives-64x4", 64, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x4", 128, 4, 32, 1030, layout=KD),
+    Shape("negatives-128x8", 128, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x8", 256, 8, 32, 1030, layout=KD),
+    Shape("negatives-256x16", 256, 16, 32, 1030, layout=KD),
+    *(Shape(f"chunked-{batch}x{Ld}", batch, batch, 128, Ld) for batch, Ld in _CHUNKED),
+)
+
+CPU = (
+    Shape("cpu-text", 1, 1000, 32, 300),
+    Shape("cpu-long", 1, 200, 32, 1024),
+    Shape("cpu-lq128", 1, 200, 128, 1024),
+)
+
+CPU_TRAINING = (Shape("cpu-train", 32, 32, 32, 300),)
+
+# The same code paths in milliseconds, for a check of the harness itself.
+TINY_FORWARD = (Shape("tiny-rerank", 1, 6, 5, 7, d=16, compiled=True), Shape("tiny-batch", 3, 4, 5, 7, d=16))
+TINY_TRAINING = (
+    Shape("tiny-steps", 24, 20, 5, 17, d=16),
+    Shape("tiny-kd", 24, 20, 5, 17, d=16, layout=KD),
+    Shape("tiny-pairs", 480, 1, 5, 17, d=16, layout=PAIRS),
+)
+# Too long for winners of two bytes, and for documents of a skew.
+TINY_LONG = Shape("tiny-long", 12, 1, 5, 70_000, d=16)
+TINY_VARLEN = (*TINY_FORWARD, Shape("tiny-own", 3, 4, 5, 7, d=16, layout=KD))
+TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
+TINY_FUSED_HEAD = (HiddenShape("tiny-head", 16, 12, 5, 17, d=16, d_model=24),)
+TINY_PAIR_LISTS = (
+    PairShape("tiny-list", 3, 4, 5, 7, d=16, pairs=9),
+    PairShape("tiny-grid", 3, 4, 5, 7, d=16, pairs=12, even=True),
+    PairShape("tiny-direct", 1, 6, 5, 7, d=16, pairs=6),
+)
+TINY_RETRIEVE = (
+    Shape("tiny-retrieve", 3, 40, 5, 7, d=16),
+    Shape("tiny-retrieve-fp8", 3, 40, 5, 7, d=16),
+)
+TINY_HEADS = (
+    Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
+    Shape("tiny-chunked", 33, 33, 5, 7, d=16),
+)
+
+
+def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:
+    """The shapes whose name holds one of `names`; all of them when there are none."""
+    wanted = list(names)
+    return [s for s in shapes if not wanted or any(w in s.name for w in wanted)]
+
+
+def named(names: Iterable[str]) -> list[Shape]:
+    """The forward shapes of exactly these names."""
+    by_name = {s.name: s for s in FORWARD}
+    return [by_name[name] for name in names]

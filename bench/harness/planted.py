@@ -1,0 +1,110 @@
+"""Inputs whose winners no rounding moves, and their exact gradients.
+
+Of random tokens, some have two best matches that rounding cannot tell apart; a gradient then goes to the
+other one, which hides what the gradient's own arithmetic errs by. Here the embedding space is cut in three
+orthogonal parts: a few directions, what queries add to them, and what documents do. Every query token follows
+one direction, every document holds one token near each direction, and its other tokens meet no query token:
+a similarity is 1/2 for the winner and 0, but for rounding, for every other token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from bench.harness.shape import IN_BATCH, Shape
+
+MOST = 64  # directions
+
+Project = Callable[[torch.Tensor], torch.Tensor]  # rows as they are given -> unit rows, differentiable
+
+
+@dataclass
+class Planted:
+    """Packed tokens: `query` and `kind` name a query token's query and direction, `at` the row of each
+    document's token near each direction."""
+
+    Q: torch.Tensor  # [tokens, d]
+    D: torch.Tensor  # [tokens, d]
+    query: torch.Tensor  # [query tokens]
+    kind: torch.Tensor  # [query tokens]
+    at: torch.Tensor  # [documents, directions]
+    queries: int
+
+    @property
+    def directions(self) -> int:
+        return self.at.shape[1]
+
+
+def _ragged(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sequence, place in it) of every token of sequences end to end."""
+    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    starts = lengths.cumsum(0) - lengths
+    return sequence, torch.arange(len(sequence), device=lengths.device) - starts[sequence]
+
+
+def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Planted:
+    """Queries and documents of these lengths, all at least 1."""
+    device = q_lengths.device
+    query, place = _ragged(q_lengths)
+    count = max(1, min(MOST, d // 3, int(q_lengths.max()), int(d_lengths.min())))
+    space = torch.linalg.qr(torch.randn(d, d, device=device)).Q  # orthonormal rows
+    basis, of_queries, of_documents = space.split([count, d // 3, d - count - d // 3])
+    kind = place % count
+
+    def units(part: torch.Tensor, rows: int) -> torch.Tensor:
+        return F.normalize(torch.randn(rows, len(part), device=device), dim=-1) @ part
+
+    def near(which: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return (0.5**0.5 * (basis[which] + units(part, len(which)))).to(dtype)
+
+    # Documents' tokens near the directions, evenly spread from a place that differs by document.
+    starts = d_lengths.cumsum(0) - d_lengths
+    first = (torch.rand(len(d_lengths), device=device) * d_lengths).long()
+    order = torch.arange(count, device=device)
+    at = (first[:, None] + order * (d_lengths // count)[:, None]) % d_lengths[:, None] + starts[:, None]
+    D = units(of_documents, int(d_lengths.sum())).to(dtype)
+    D[at.flatten()] = near(order.repeat(len(d_lengths)), of_documents)
+    return Planted(near(kind, of_queries), D, query, kind, at, len(q_lengths))
+
+
+def plant_shape(shape: Shape, device: torch.device, dtype: torch.dtype) -> Planted:
+    q_lengths, d_lengths = (
+        torch.full((count,), length, device=device)
+        for count, length in ((shape.Nq, shape.Lq), (shape.documents, shape.Ld))
+    )
+    return plant(q_lengths, d_lengths, shape.d, dtype)
+
+
+def every_pair(shape: Shape, grad_scores: torch.Tensor) -> torch.Tensor:
+    """grad_scores as [queries, documents], 0 where a layout's pairs do not meet."""
+    if shape.layout == IN_BATCH:
+        return grad_scores
+    out = grad_scores.new_zeros(shape.Nq, shape.Nq, shape.Nd)
+    own = torch.arange(shape.Nq, device=out.device)
+    out[own, own] = grad_scores.view(shape.Nq, shape.Nd)
+    return out.flatten(1)
+
+
+def gradients(
+    planted: Planted, grad_scores: torch.Tensor, D: torch.Tensor | None = None,
+    project: Project | None = None, weights: tuple[torch.Tensor, ...] = (),
+) -> list[torch.Tensor]:  # fmt: skip
+    """fp64 gradients of Q, of D and of `weights`, for grad_scores [queries, documents]. With `project`, D
+    are the rows [tokens, ...] that it takes to the planted ones."""
+    given = planted.D if D is None else D
+    rows = given[planted.at.flatten()].double().requires_grad_()
+    sums = torch.zeros(
+        planted.queries, planted.directions, planted.Q.shape[1], dtype=torch.float64, device=given.device
+    )
+    sums.index_put_((planted.query, planted.kind), planted.Q.double(), accumulate=True)
+    sums.requires_grad_()
+    winners = rows if project is None else project(rows)
+    scores = torch.einsum("ipd,jpd->ij", sums, winners.view(*planted.at.shape, -1))
+    of_sums, of_rows, *others = torch.autograd.grad(scores, (sums, rows, *weights), grad_scores.double())
+    of_D = torch.zeros(given.shape, dtype=torch.float64, device=given.device)
+    of_D[planted.at.flatten()] = of_rows
+    return [of_sums[planted.query, planted.kind], of_D, *others]

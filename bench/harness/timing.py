@@ -1,0 +1,216 @@
+"""GPU time, wall time and peak memory of a call."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+
+_cuda: Any = torch.cuda  # its stream and event classes carry no types
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. Times are per implementation and shape."""
+
+    gpu_ms: float = 60.0  # GPU time spent replaying
+    min_replays: int = 10
+    max_replays: int = 60
+    wall_ms: float = 40.0
+    min_walls: int = 10
+    max_walls: int = 100
+
+
+QUICK = Effort(gpu_ms=15, min_replays=5, max_replays=15, wall_ms=15, min_walls=5, max_walls=25)
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    us: float
+    spread: float  # interquartile range over the median
+    method: str  # "graph" or "events"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """(median, interquartile range / median)."""
+    median = statistics.median(values)
+    if len(values) < 4:
+        return median, 0.0
+    q1, _, q3 = statistics.quantiles(values, n=4)
+    return median, (q3 - q1) / median
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the body: an autotune that outlasts its share costs one row, not the run."""
+
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
+        yield
+        return
+
+    expired = TimeoutError(f"no result within {seconds:g} s")
+
+    def expire(signum: int, frame: object) -> None:
+        raise expired
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except Exception as error:
+        if error is not expired and expired.__traceback__:  # a compiler made it an error of its own
+            raise expired from error
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time_events(runs: Sequence[Call]) -> list[float]:
+    """Milliseconds of each run. The runs are queued back to back, so the GPU never waits for the host
+    as long as enqueueing one takes less time than running one."""
+    events = [_cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
+    events[0].record()
+    for run, event in zip(runs, events[1:], strict=True):
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in pairwise(events)]
+
+
+def _capture(calls: Sequence[Call], count: int) -> torch.cuda.CUDAGraph:
+    """One graph of `count` calls, rotating among `calls` (one per input set)."""
+    side = _cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls[:3]:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()
+    gc.disable()  # freeing another graph's memory in the middle would spoil this one
+    try:
+        with torch.cuda.graph(graph):
+            for i in range(count):
+                calls[i % len(calls)]()
+    finally:
+        gc.enable()
+    return graph
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What is timed as a whole: a CUDA graph's replay, or, where capture fails, a pass over the calls."""
+
+    run: Call
+    count: int  # calls in it
+    method: str  # "graph" or "events"
+
+
+def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
+    """`calls` run the same thing on different inputs; a graph holds all of them, so inputs that would
+    fit the L2 cache are cold each time. capture=False is for calls that wait for the device."""
+    for call in calls:  # also loads every kernel, which cannot happen inside a capture
+        call()
+    torch.cuda.synchronize()
+    events = Repetition(lambda: [call() for call in calls], len(calls), "events")
+    if not capture:
+        return events
+    estimate = statistics.median(_time_events([calls[i % len(calls)] for i in range(5)]))
+    if estimate < 1.0 or len(calls) > 1:
+        # At least 2 ms of work in a graph hides its launch; each input set once at least.
+        count = len(calls) * max(1, round(min(64.0, 2.0 / max(estimate, 1e-3)) / len(calls)))
+    else:
+        count = 1
+    try:
+        graph = _capture(calls, count)
+    except Exception:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return events
+    return Repetition(graph.replay, count, "graph")
+
+
+def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: int = 1) -> list[GpuTime]:
+    """Median GPU time of one call of each. Taking turns spreads a drift of the clocks over all of them,
+    which a ratio between two needs."""
+    times: list[list[float]] = [[] for _ in repetitions]
+    runs = []
+    for each in repetitions:
+        each.run()
+        torch.cuda.synchronize()
+        once = max(_time_events([each.run])[0], 1e-3)
+        most = effort.max_replays * (1 if each.method == "graph" else 20)
+        runs.append(-(-int(min(most, max(effort.min_replays, effort.gpu_ms / once))) // rounds))
+    for _ in range(rounds):
+        for each, mine, count in zip(repetitions, times, runs, strict=True):
+            mine += _time_events([each.run] * count)
+    out = []
+    for each, mine in zip(repetitions, times, strict=True):
+        median, spread = quartiles(mine)
+        out.append(GpuTime(1e3 * median / each.count, spread, each.method))
+    return out
+
+
+def gpu_time(calls: Sequence[Call], effort: Effort, capture: bool = True) -> GpuTime:
+    """Median GPU time of one call over CUDA-graph replays, or over an event loop where capture fails or is
+    not wanted."""
+    return time_interleaved([repetition(calls, capture)], effort)[0]
+
+
+def by_one_clock(calls: Sequence[Sequence[Call]], capture: bool) -> list[Repetition]:
+    """A repetition of each, all of them by graphs or, if one of them cannot be captured, all by events."""
+    found = [repetition(each, capture) for each in calls]
+    if len({each.method for each in found}) > 1:
+        found = [repetition(each, capture=False) for each in calls]
+    return found
+
+
+def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> float:
+    """Median microseconds of call + synchronize, as a user's clock sees it."""
+    times: list[float] = []
+    gc.collect()
+    gc.disable()
+    try:
+        _sync(device)
+        end = time.perf_counter() + effort.wall_ms * 1e-3
+        while len(times) < effort.min_walls or (len(times) < effort.max_walls and time.perf_counter() < end):
+            call = calls[len(times) % len(calls)]
+            start = time.perf_counter()
+            call()
+            _sync(device)
+            times.append(time.perf_counter() - start)
+    finally:
+        gc.enable()
+    return 1e6 * statistics.median(times)
+
+
+def peak_mib(call: Call, device: torch.device) -> float | None:
+    """MiB that one call allocates at its peak above what was there before: outputs included."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del result
+    return peak / 2**20

@@ -1,0 +1,202 @@
+"""The implementations side by side. Each is optional but PyTorch; each is called the way its docs say."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bench.harness.inputs import Inputs
+from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS, Gradients, Implementation, Score
+from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
+
+
+class Ours(Implementation):
+    name = OURS
+    backwards = ("auto", "lowmem", "unified")
+
+    def __init__(self) -> None:
+        self.lib = importlib.import_module("late_interaction")
+
+    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+        f = self.lib.maxsim_pairs if shape.layout == PAIRS else self.lib.maxsim
+        if not train:
+            return lambda Q, D: f(Q, D)
+        return lambda Q, D: f(Q, D, backward=backward)
+
+    def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
+        assert inputs.winners is not None
+        op = torch.ops.late_interaction.maxsim_backward
+        narrow = shape.Ld <= 65534  # the winners' storage form, two's complement of the unsigned index
+        winners = inputs.winners.to(torch.int16 if narrow else torch.int32).contiguous()
+        D = inputs.D.unsqueeze(1) if shape.layout == PAIRS else inputs.D
+        grad_scores = inputs.grad_scores.view(shape.Nq, shape.Nd)
+
+        def run() -> Gradients:
+            grad_Q, grad_D = op(grad_scores, inputs.Q, D, winners, False, backward or "auto", True, True)
+            return grad_Q, grad_D
+
+        return run
+
+    def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
+        D = inputs.D.unsqueeze(1) if shape.layout == PAIRS else inputs.D
+        found: torch.Tensor = self.lib.maxsim_with_winners(inputs.Q.detach(), D.detach())[1]
+        return found
+
+
+class Lik(Implementation):
+    """late-interaction-kernels. Its "auto" is one of the two strategies, so those are what is measured."""
+
+    name = LIK
+    backwards = ("lowmem", "unified")
+    halves_fp32 = True
+    chunk = 128  # query tokens a launch, as its maxsim cuts queries of over 512 tokens
+
+    def __init__(self) -> None:
+        self.lib = importlib.import_module("late_interaction_kernels")
+        self.backward_module = importlib.import_module("late_interaction_kernels.backward")
+
+    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+        f = self.lib.maxsim_pairs if shape.layout == PAIRS else self.lib.maxsim
+        if not train:
+            return lambda Q, D: f(Q, D)
+        return lambda Q, D: f(Q, D, backward=backward)
+
+    def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
+        assert inputs.winners is not None
+        f = getattr(self.backward_module, f"maxsim_backward_{backward}")
+        Nq, Nd, Lq, d = shape.Nq, shape.Nd, shape.Lq, shape.d
+        Q = inputs.Q
+        D = inputs.D.reshape(-1, shape.Ld, d)
+        winners = inputs.winners
+        grad_scores = inputs.grad_scores.view(Nq, Nd)
+        q_mask = None
+        bucket = max(16, 1 << (Lq - 1).bit_length()) if Lq <= 512 else -(-Lq // self.chunk) * self.chunk
+        if bucket != Lq:  # padded as its own forward pads
+            pad = bucket - Lq
+            Q = torch.nn.functional.pad(Q, (0, 0, 0, pad))
+            winners = torch.nn.functional.pad(winners, (0, pad), value=-1)
+            q_mask = torch.ones(Nq, bucket, dtype=torch.int8, device=Q.device)
+            q_mask[:, Lq:] = 0
+        if Lq > 512:  # one "query" per chunk
+            n = bucket // self.chunk
+            Q = Q.reshape(Nq * n, self.chunk, d)
+            winners = winners.view(Nq, Nd, n, self.chunk).transpose(1, 2)
+            grad_scores = grad_scores.repeat_interleave(n, 0)
+            q_mask = q_mask.view(Nq * n, self.chunk) if q_mask is not None else None
+        argmax = winners.reshape(-1, Q.shape[1]).contiguous()
+        kd = shape.layout != IN_BATCH
+
+        def run() -> Gradients:
+            grad_Q, grad_D = f(grad_scores, Q, D, argmax, q_mask, kd_layout=kd)
+            return grad_Q.view(Nq, -1, d)[:, :Lq], grad_D
+
+        return run
+
+    def retune(self) -> None:
+        _forget_triton_tuning("late_interaction_kernels")
+
+
+class Flash(Implementation):
+    """flash-maxsim. Its training call takes [Nq, K, Ld, d] for KD; pairs are K = 1."""
+
+    name = FLASH
+    halves_fp32 = True
+
+    def __init__(self) -> None:
+        self.lib = importlib.import_module("flash_maxsim")
+
+    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+        lib = self.lib
+        if train:
+            f = lib.flash_maxsim_batched_train
+            if shape.layout == PAIRS:
+                return lambda Q, D: f(Q, D.unsqueeze(1), shared_docs=False).squeeze(1)
+            return lambda Q, D: f(Q, D, shared_docs=shape.layout == IN_BATCH)
+        if shape.layout == PAIRS:
+            return lambda Q, D: lib.flash_maxsim_pairs(Q, D)
+        if shape.layout == IN_BATCH and shape.Nq == 1:
+            return lambda Q, D: lib.flash_maxsim(Q[0], D).unsqueeze(0)
+        if shape.layout == IN_BATCH:
+            return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=True)
+        # 0.3.0 cuts long queries into chunks even where each has its own documents, and then fails.
+        return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=False, query_chunk_size=None)
+
+    def retune(self) -> None:
+        _forget_triton_tuning("flash_maxsim")
+
+
+def similarity_einsum(layout: str) -> str:
+    return {IN_BATCH: "isd,jtd->ijst", KD: "isd,ijtd->ijst", PAIRS: "isd,itd->ist"}[layout]
+
+
+def einsum_maxsim(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor:
+    """MaxSim as PyTorch users write it."""
+    return torch.einsum(similarity_einsum(layout), Q, D).max(-1).values.float().sum(-1)
+
+
+class Einsum(Implementation):
+    name = EINSUM
+    builds_similarities = True
+    rounds_similarities = True
+
+    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+        return lambda Q, D: einsum_maxsim(Q, D, shape.layout)
+
+
+class Compiled(Implementation):
+    name = COMPILED
+    builds_similarities = True
+    rounds_similarities = True
+
+    def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
+        torch.compiler.reset()
+        f = torch.compile(einsum_maxsim, dynamic=False, fullgraph=True)
+        return lambda Q, D: f(Q, D, shape.layout)
+
+
+def _forget_triton_tuning(package: str) -> None:
+    """Clears the in-memory results of every autotuned kernel of `package` and keeps it off the disk cache.
+    Compiled kernels stay, so this costs timing runs, not compilation."""
+    for name, module in list(sys.modules.items()):
+        if name == package or name.startswith(package + "."):
+            for kernel in vars(module).values():
+                if type(kernel).__name__ == "Autotuner":
+                    kernel.cache.clear()
+                    kernel.cache_results = False
+
+
+@dataclass(frozen=True)
+class Missing:
+    name: str
+    why: str
+
+
+# What --impl takes.
+KEYS: dict[str, type[Implementation]] = {
+    "ours": Ours,
+    "lik": Lik,
+    "flash": Flash,
+    "einsum": Einsum,
+    "compile": Compiled,
+}
+
+
+def load(keys: list[str], device: torch.device) -> tuple[list[Implementation], list[Missing]]:
+    """The implementations named by `keys` (all, if none), and those not available here."""
+    found: list[Implementation] = []
+    missing: list[Missing] = []
+    for key, cls in KEYS.items():
+        if keys and key not in keys:
+            continue
+        if device.type != "cuda" and cls in (Lik, Flash):
+            missing.append(Missing(cls.name, "runs on CUDA alone"))
+            continue
+        try:
+            found.append(cls())
+        except Exception as error:  # a broken peer must not stop the others
+            missing.append(Missing(cls.name, f"{type(error).__name__}: {error}"))
+    return found, missing

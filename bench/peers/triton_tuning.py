@@ -1,0 +1,320 @@
+"""Compiles and tunes what a list of shapes needs of the Triton peers, before any is timed.
+
+A peer's first call of a new kind compiles every configuration that its autotuner tries, one after the
+other, and times each for an eighth of a second: minutes over hundreds of shapes, all of it on one core.
+Here
+
+1. every call is made once with the kernels' launch replaced, which says what it would tune;
+2. processes on the other cores compile all configurations for one shape of each key: the code lies in
+   Triton's cache on disk, where the measuring process finds it;
+3. the measuring process lets the peers' own autotuners choose, on a shape that fills the GPU;
+4. the other processes compile the chosen configuration for the remaining shapes.
+
+The peers choose by their own rule among their own configurations; what changes is where compilation happens
+and how long each candidate is timed. Whatever is missed here is compiled and tuned at the first call, as
+always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import pkgutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from bench.harness.library import Implementation
+from bench.harness.shape import Shape
+from bench.harness.text import error_text
+from bench.harness.timing import time_limit
+from bench.peers.implementations import KEYS
+from bench.peers.tiles import padded_work
+
+PACKAGES = ("late_interaction_kernels", "flash_maxsim")
+PARTS = 3  # that the configurations of one key are compiled in
+TUNE_ON = 2e11  # padded FLOPs, about 2 ms: the largest shape of a key up to here is tuned on
+STALLED_S = 60.0  # without a finished job: a process that died takes its job with it
+BENCH_MS = {"warmup": 2, "rep": 8}  # of Triton's do_bench, for each configuration
+
+Key = tuple[str, str, tuple[Any, ...]]  # peer, kernel, what its autotuner keys on
+Chosen = dict[tuple[str, str], dict[tuple[Any, ...], Any]]  # (module, kernel) -> key -> configuration
+
+
+class Job(NamedTuple):
+    """A call that is made for what it compiles."""
+
+    peer: str
+    shape: Shape
+    part: int | None  # of the configurations; None: the chosen one
+    chosen: Chosen
+    op: str = "fwd"
+
+
+class _Found(Exception):  # noqa: N818, not an error
+    """What a call was about to launch."""
+
+    def __init__(self, kernel: str, key: tuple[Any, ...] | None) -> None:
+        super().__init__(kernel)
+        self.kernel, self.key = kernel, key
+
+
+def autotuners() -> dict[tuple[str, str], Any]:
+    """Every autotuned kernel of the peers by (module, name), whoever else has imported it."""
+    out = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in PACKAGES:
+            for kernel in list(vars(module).values()):
+                if type(kernel).__name__ == "Autotuner":
+                    out[kernel.base_fn.__module__, kernel.base_fn.__name__] = kernel
+    return out
+
+
+def import_all() -> None:
+    """Imports what the peers would import at a first call, so that autotuners() is complete."""
+    for package in PACKAGES:
+        for module in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", [])):
+            with contextlib.suppress(Exception):
+                importlib.import_module(f"{package}.{module.name}")
+
+
+def _key_of(tuner: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The key under which a call is tuned, as triton.runtime.autotuner makes it."""
+    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    known = {k: v for k, v in given.items() if k in tuner.arg_names}
+    key = [known[k] for k in tuner.keys if k in known]
+    return (*key, *(str(v.dtype) for v in known.values() if hasattr(v, "dtype")))
+
+
+@contextmanager
+def _nothing_launches() -> Iterator[None]:
+    """In this context a kernel's launch raises _Found instead."""
+    autotuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
+    jit: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    before = autotuner.run, jit.run
+
+    def tuned(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise _Found(self.base_fn.__name__, _key_of(self, args, kwargs))
+
+    def plain(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise _Found(getattr(self, "__name__", "?"), None)
+
+    autotuner.run, jit.run = tuned, plain
+    try:
+        yield
+    finally:
+        autotuner.run, jit.run = before
+
+
+def _call(impl: Implementation, shape: Shape, op: str = "fwd") -> None:
+    """One call on whatever lies in fresh memory, a step by each strategy: compiling asks for sizes, not for
+    values."""
+    Q = torch.empty(shape.q_shape, device="cuda", dtype=torch.bfloat16)
+    D = torch.empty(shape.d_shape, device="cuda", dtype=torch.bfloat16)
+    if op == "fwd":
+        impl.score(shape, None, train=False)(Q, D)
+        return
+    for strategy in impl.backwards:
+        leaves = Q.detach().requires_grad_(), D.detach().requires_grad_()
+        scores = impl.score(shape, strategy, train=True)(*leaves)
+        torch.autograd.grad(scores, leaves, torch.zeros_like(scores))
+
+
+def find_keys(peers: dict[str, Implementation], shapes: Iterable[Shape]) -> dict[Key, list[Shape]]:
+    """The keys that these calls are tuned under, with their shapes; calls without one are left out."""
+    out: dict[Key, list[Shape]] = {}
+    with _nothing_launches():
+        for shape in shapes:
+            for peer, impl in peers.items():
+                try:
+                    _call(impl, shape)
+                except _Found as found:
+                    if found.key is not None:
+                        out.setdefault((peer, found.kernel, found.key), []).append(shape)
+                except Exception:  # said when the shape is measured
+                    continue
+    return out
+
+
+def representative(shapes: Sequence[Shape]) -> Shape:
+    """The shape to tune on: large enough to fill the GPU, small enough to try many configurations on."""
+    small = [s for s in shapes if padded_work(s) <= TUNE_ON]
+    return max(small, key=padded_work) if small else min(shapes, key=padded_work)
+
+
+# ---- the processes that compile ----
+
+_peers: dict[str, Implementation] = {}
+
+
+def _start_worker(peers: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    with contextlib.suppress(Exception):  # a process that cannot start would be started again for ever
+        for peer in peers:
+            _peers[peer] = KEYS[peer]()
+    import_all()
+    for kernel in autotuners().values():
+        kernel.cache_results = False  # nothing that is timed beside other processes may be kept
+        kernel.do_bench = _launch_once
+
+
+def _launch_once(kernel_call: Callable[[], object], **_: object) -> list[float]:
+    kernel_call()
+    return [0.0, 0.0, 0.0]
+
+
+def _compile(job: Job) -> str | None:
+    """One call, which leaves what it compiles in Triton's cache. Returns what went wrong, if anything."""
+    tuners = autotuners()
+    configs = {name: kernel.configs for name, kernel in tuners.items()}
+    try:
+        for name, kernel in tuners.items():
+            kernel.cache.clear()
+            if job.part is None:
+                kernel.cache.update(job.chosen.get(name, {}))
+            else:
+                kernel.configs = kernel.configs[job.part :: PARTS] or kernel.configs
+        _call(_peers[job.peer], job.shape, job.op)
+        torch.cuda.synchronize()
+    except Exception as error:
+        return error_text(error)
+    finally:
+        for name, kernel in tuners.items():
+            kernel.configs = configs[name]
+        torch.cuda.empty_cache()
+    return None
+
+
+def spare_cores() -> int:
+    return max(1, min(14, (os.cpu_count() or 2) - 2))
+
+
+@dataclass
+class Compilers:
+    """A pool of processes that compile; started once, idle while the GPU is timed. Without any, all is left
+    to the calls, which is no loss where Triton's cache on disk holds it already."""
+
+    peers: Sequence[str]
+    processes: int = field(default_factory=spare_cores)
+    _pool: Any = None
+
+    def __enter__(self) -> Compilers:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _open(self) -> None:
+        if self.processes == 0:
+            return
+        context = multiprocessing.get_context("spawn")
+        self._pool = context.Pool(self.processes, _start_worker, (tuple(self.peers),))
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+
+    def run(self, jobs: Sequence[Job], seconds: float) -> str:
+        """Compiles until all is done, the time is up or nothing moves; says how far it came."""
+        if self.processes == 0:
+            return "left to the calls"
+        start = moved = time.perf_counter()
+        pending = [self._pool.apply_async(_compile, (job,)) for job in jobs]
+        done = 0
+        while done < len(jobs) and time.perf_counter() < min(start + seconds, moved + STALLED_S):
+            time.sleep(0.02)
+            ready = sum(result.ready() for result in pending)
+            if ready > done:
+                done, moved = ready, time.perf_counter()
+        problems = [problem for result in pending if result.ready() and (problem := _outcome(result))]
+        if done < len(jobs):  # what still runs would be in the way of what is timed next
+            self._close()
+            self._open()
+        text = f"{done} of {len(jobs)} jobs in {time.perf_counter() - start:.0f} s"
+        return text + (f", {len(problems)} failed, first: {problems[0][:120]}" if problems else "")
+
+
+def _outcome(result: Any) -> str | None:
+    try:
+        problem: str | None = result.get()
+    except Exception as error:  # raised in the process, or on the way back
+        return error_text(error)
+    return problem
+
+
+# ---- what `python -m bench --warm` compiles: every configuration of every shape ----
+
+
+def warm(
+    implementations: Sequence[Implementation], shapes: Sequence[Shape], op: str, seconds: float,
+    log: Callable[[str], None], processes: int | None = None,
+) -> None:  # fmt: skip
+    """Fills Triton's cache on disk on the other cores. The peers tune at their own first calls, as always,
+    with nothing left to compile."""
+    known = {impl.name for impl in implementations}
+    peers = [key for key in ("lik", "flash") if KEYS[key].name in known]
+    if not peers or op == "bwd" or not torch.cuda.is_available():  # a backward alone has what steps compiled
+        return
+    jobs = [Job(peer, shape, part, {}, op) for shape in shapes for peer in peers for part in range(PARTS)]
+    with Compilers(peers, processes if processes is not None else spare_cores()) as compilers:
+        log(f"compiled ahead for {', '.join(peers)}: {compilers.run(jobs, seconds)}")
+
+
+# ---- the process that measures ----
+
+
+def _shorten_tuning() -> None:
+    bench = importlib.import_module("triton.testing").do_bench
+
+    def quick(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> Any:
+        return bench(kernel_call, quantiles=quantiles, **BENCH_MS)
+
+    for kernel in autotuners().values():
+        kernel.do_bench = quick
+        kernel.cache_results = True  # a second run finds them beside what was compiled
+
+
+def prepare(
+    peers: dict[str, Implementation], shapes: Sequence[Shape], compilers: Compilers, seconds: float,
+    log: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Steps 1 to 4 for these shapes, in at most about `seconds`."""
+    start = time.perf_counter()
+
+    def left() -> float:
+        return max(1.0, seconds - (time.perf_counter() - start))
+
+    import_all()
+    keys = find_keys(peers, shapes)
+    tuned = {(name, key) for (_, name), kernel in autotuners().items() for key in kernel.cache}
+    new = {key: representative(s) for key, s in keys.items() if key[1:] not in tuned}
+    log(f"{len(keys)} keys, {len(new)} new, in {time.perf_counter() - start:.0f} s")
+    parts = [Job(key[0], shape, part, {}) for key, shape in new.items() for part in range(PARTS)]
+    log(f"configurations of the new keys: {compilers.run(parts, 0.5 * left())}")
+
+    _shorten_tuning()
+    began, failed = time.perf_counter(), 0
+    for (peer, _, _), shape in new.items():
+        if left() <= 1.0:
+            break
+        try:
+            with time_limit(20):
+                _call(peers[peer], shape)
+                torch.cuda.synchronize()
+        except Exception:  # said when the shape is measured
+            failed += 1
+    torch.cuda.empty_cache()
+    log(f"tuned in {time.perf_counter() - began:.0f} s, {failed} failed")
+
+    chosen = {name: dict(kernel.cache) for name, kernel in autotuners().items()}
+    rest = [Job(peer, shape, None, chosen) for shape in shapes for peer in peers]
+    log(f"chosen configurations: {compilers.run(rest, left())}")

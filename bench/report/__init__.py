@@ -1,0 +1,1 @@
+"""The pages, tables and plots that are generated from the records."""

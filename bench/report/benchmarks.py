@@ -1,0 +1,87 @@
+"""The generated part of docs/benchmarks.md: every library beside the others, from the recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.harness.results import Row, is_whole, read, records, split
+from bench.report import tables
+from bench.report.tables import section
+from bench.suites import first_call, pairs, plaid, retrieval, varlen
+
+_BESIDE_PEER = (
+    (
+        "Packed sequences.",
+        varlen.SUITE,
+        "`maxsim_varlen`: lengths up to Lq and Ld, short ones more often; `padded`: `maxsim_padded`, each"
+        " query with documents of its own.",
+    ),
+    (
+        "Listed pairs.",
+        pairs.SUITE,
+        "`score_pairs_packed`: each of 10,000 documents with one of 100 queries; all pairs of a dense batch,"
+        " and a tenth of those. One query: `rerank_direct`, documents in no order.",
+    ),
+    ("Residual-compressed documents.", plaid.SUITE, "65,536 centroids, random codes."),
+    ("The best 100 documents.", retrieval.SUITE, ""),
+)
+
+
+def _gpu(record: Sequence[Row]) -> list[str]:
+    headers, rows = split(record)
+    parts = section(
+        "Forward, no gradient.",
+        "Microseconds, GPU time / wall time (call + synchronize). `floor` is the larger of FLOPs over "
+        "cuBLAS' rate and bytes over that of a large read, both measured in the same run.",
+        tables.forward_table(record),
+    )
+    parts += section(
+        "Forward and both gradients.",
+        "The fastest gradient strategy of each library. `skewed`: our GPU time when a few document tokens "
+        "win most (winner index Ld x u^4).",
+        tables.training_table(record),
+    )
+    parts += section("Peak memory of that step.", "MiB above the inputs.", tables.memory_table(rows))
+    parts += section(
+        "Whole losses, forward and backward.",
+        "Microseconds of one after another, by events / peak MiB: colpali-engine's explicit-negative heads,"
+        " which are the same without an in-batch term, and PyLate's contrastive loss, in chunks of 32 x 32.",
+        tables.heads_table(rows),
+    )
+    parts += section(
+        "Scores from hidden states.",
+        "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128, "
+        "normalizing and scoring.",
+        tables.hidden_table(rows),
+    )
+    for title, suite, note in _BESIDE_PEER:
+        table = tables.beside_peer_table(rows, suite)
+        parts += section(title, f"{note} GPU / wall microseconds.".strip(), table)
+    parts += section(
+        "The best 100 documents of a corpus in the host's memory,", "beside one copy from pinned memory.",
+        tables.host_table(rows),
+    )  # fmt: skip
+    parts += section(
+        "First call in a fresh process.",
+        "The import of the library and its first call, with CUDA initialised and PyTorch's own first "
+        "backward done; of Triton's kernels with an empty cache on disk (cold) and with the cache just made "
+        f"(warm). The median of {first_call.SAMPLES} processes, of cold caches one.",
+        tables.first_call_table(rows),
+    )
+    return [*parts, tables.stamp(headers)] if parts else []
+
+
+def build(directory: Path) -> str:
+    """The Markdown between the markers."""
+    parts: list[str] = []
+    for path in records(directory):
+        rows = read(path)
+        if path.stem == "cpu":
+            headers, measured = split(rows)
+            note = "GFLOP/s; implementations take turns, so read each row as ratios."
+            if table := tables.cpu_table(measured):
+                parts += [*section("CPU.", note, table), tables.stamp(headers)]
+        elif is_whole(rows):
+            parts += _gpu(rows)
+    return "\n\n".join(parts) if parts else "No run is recorded yet."

@@ -1,0 +1,118 @@
+"""Every suite of `python -m bench run`: what it measures, its shapes and variants, and who measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.harness import named_shapes
+from bench.harness.results import Row
+from bench.harness.settings import Settings
+from bench.harness.shape import Shape
+from bench.suites import (
+    first_call,
+    fp32,
+    from_hidden,
+    heads,
+    pairs,
+    plaid,
+    quantized,
+    retrieval,
+    steps,
+    variants,
+    varlen,
+)
+from bench.suites.side_by_side import WINNER_KINDS
+
+MeasureShape = Callable[[Settings, Shape], list[Row]]
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Suite:
+    about: str
+    shapes: Sequence[Shape]
+    tiny: Sequence[Shape] = ()  # for a dry run
+    variants: tuple[str | None, ...] = (None,)
+    # A suite that measures every implementation, one after the other, has an op.
+    op: str | None = None
+    winners: tuple[str | None, ...] = (None,)
+    # A suite of our own variants, timed interleaved, has a function and the key of its rows' ratio.
+    measure_shape: MeasureShape | None = None
+    ratio: str = ""
+
+
+_TRAINING = (*named_shapes.TRAINING, *named_shapes.LONG)
+_TINY_TRAINING = (*named_shapes.TINY_TRAINING, named_shapes.TINY_LONG)
+
+SUITES: dict[str, Suite] = {
+    "forward": Suite(
+        "scores of dense batches, every library",
+        named_shapes.FORWARD, (*named_shapes.TINY_FORWARD, named_shapes.TINY_LONG), op="fwd",
+    ),
+    variants.SUITE: Suite(
+        "what each option of our forward costs: masks, winners, normalize, fp16",
+        named_shapes.named(named_shapes.VARIANTS), named_shapes.TINY_FORWARD, variants.ALL,
+        measure_shape=variants.measure_shape, ratio="over_plain",
+    ),
+    fp32.SUITE: Suite(
+        "float32 inputs at each precision, and PyTorch's einsum",
+        named_shapes.named(named_shapes.FP32), named_shapes.TINY_FORWARD, (fp32.HIGH, fp32.HIGHEST),
+        measure_shape=fp32.measure_shape, ratio="over_einsum",
+    ),
+    quantized.SUITE: Suite(
+        "fp8 and int8 inputs",
+        named_shapes.named(named_shapes.QUANTIZED), named_shapes.TINY_FORWARD, quantized.ALL,
+        measure_shape=quantized.measure_shape, ratio="over_bf16",
+    ),
+    plaid.SUITE: Suite(
+        "residual-compressed documents",
+        named_shapes.PLAID, named_shapes.TINY_PLAID, (plaid.PACKED, plaid.CENTROIDS),
+        measure_shape=plaid.measure_shape, ratio="over_lik",
+    ),
+    from_hidden.SUITE: Suite(
+        "scores from hidden states: projection, normalization and MaxSim in one call",
+        named_shapes.FUSED_HEAD, named_shapes.TINY_FUSED_HEAD, (from_hidden.FUSED, from_hidden.UNFUSED),
+        measure_shape=from_hidden.measure_shape, ratio="over_unfused",
+    ),
+    retrieval.SUITE: Suite(
+        "the best 100 documents of a corpus on the GPU or in the host's memory",
+        named_shapes.RETRIEVE, named_shapes.TINY_RETRIEVE, retrieval.ALL,
+        measure_shape=retrieval.measure_shape, ratio="over_scores",
+    ),
+    varlen.SUITE: Suite(
+        "packed and padded sequences of different lengths",
+        named_shapes.VARLEN, named_shapes.TINY_VARLEN, varlen.ALL,
+        measure_shape=varlen.measure_shape, ratio="over_ours",
+    ),
+    pairs.SUITE: Suite(
+        "listed pairs of packed queries and documents",
+        named_shapes.PAIR_LISTS, named_shapes.TINY_PAIR_LISTS, (pairs.FORWARD, pairs.STEP, pairs.DENSE),
+        measure_shape=pairs.measure_shape, ratio="over_ours",
+    ),
+    "training": Suite(
+        "forward and both gradients, every library",
+        _TRAINING, _TINY_TRAINING, op="fwd+bwd", winners=WINNER_KINDS,
+    ),
+    steps.SUITE: Suite(
+        "what each option of our training step costs, and what the host adds",
+        named_shapes.TRAINING, named_shapes.TINY_TRAINING, steps.ALL,
+        measure_shape=steps.measure_shape, ratio="over_plain",
+    ),
+    "backward": Suite(
+        "both gradients alone, from given winners",
+        _TRAINING, _TINY_TRAINING, op="bwd", winners=WINNER_KINDS,
+    ),
+    heads.SUITE: Suite(
+        "whole losses of colpali-engine and PyLate",
+        named_shapes.HEADS, named_shapes.TINY_HEADS, heads.ALL,
+        measure_shape=heads.measure_shape, ratio="over_einsum",
+    ),
+    first_call.SUITE: Suite(
+        "import and first call in a fresh process",
+        tuple(first_call.OPS.values()),
+    ),
+}  # fmt: skip
+
+# What a machine without a GPU measures.
+ON_CPU = Suite("forward and training step on a CPU", (*named_shapes.CPU, *named_shapes.CPU_TRAINING))

@@ -1,0 +1,250 @@
+"""Times the bf16 forward on random shapes beside the peers and PyTorch, and lists where it is slower.
+
+Shapes are drawn from a seed, log-uniform in every size, in all three layouts (in-batch, kd, pairs). Our
+scores are compared with fp64 on a corner of the problem, those of the peers with ours. The file is written
+after every shape, and --merge goes on from it. A shape that looks like a loss is timed again, interleaved
+and for longer, before it counts as one. `python -m bench report` draws the plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.harness import results, run_header
+from bench.harness.ceilings import Ceilings
+from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
+from bench.harness.library import COMPILED, OURS, Implementation, Score
+from bench.harness.parity import reference_scores, relative_error
+from bench.harness.results import Row, new_row, size_of
+from bench.harness.shape import IN_BATCH, PAIRS, Shape
+from bench.harness.text import error_text, number
+from bench.harness.timing import Call, Effort, by_one_clock, gpu_time, time_interleaved, time_limit, wall_time
+from bench.peers import triton_tuning
+from bench.peers.implementations import KEYS, load
+from bench.suites.sweep_summary import LOSS, SUITE, by_shape, clock, ratio, summary
+from bench.tuning.random_shapes import draw_shapes
+
+SHORT = Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)
+LONG = Effort(gpu_ms=40, min_replays=15, max_replays=60, wall_ms=5, min_walls=5, max_walls=20)
+ROUNDS = 5
+DOUBTFUL = 1.02  # from here a ratio is taken again
+NOISY = 0.1  # spread above which it is too, while it is near
+TOLERANCE = 1e-2
+BATCH = 100  # shapes that are compiled for and then timed
+
+
+def _sample(shape: Shape, x: Inputs) -> tuple[Shape, torch.Tensor, torch.Tensor, Any]:
+    """A corner of the problem small enough for fp64: first and last queries and documents."""
+    i = torch.tensor(sorted({0, shape.Nq - 1}), device=x.Q.device)
+    j = torch.tensor(sorted({0, shape.Nd - 1}), device=x.Q.device)
+    Q = x.Q[i]
+    D = x.D[j] if shape.layout == IN_BATCH else x.D[i] if shape.layout == PAIRS else x.D[i][:, j]
+    corner = Shape("corner", len(i), len(j), shape.Lq, shape.Ld, shape.d, shape.layout)
+
+    def pick(scores: torch.Tensor) -> torch.Tensor:
+        return scores[i] if shape.layout == PAIRS else scores[i][:, j]
+
+    return corner, Q, D, pick
+
+
+def _bound(score: Score, x: Inputs) -> Call:
+    return lambda: score(x.Q, x.D)
+
+
+def plan_of(shape: Shape) -> str:
+    """Kernel, tile and grid that our call gets here, in one line."""
+    import late_interaction as li
+
+    d_shape = (shape.Nq, 1, shape.Ld, shape.d) if shape.layout == PAIRS else shape.d_shape
+    lines = li.explain_plan(shape.q_shape, d_shape, winners=False).splitlines()
+    found = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("  ")}
+    return "; ".join(found[key] for key in ("kernel", "tile", "grid") if key in found)
+
+
+def run_shape(
+    shape: Shape, implementations: Sequence[Implementation], device: torch.device, limit_s: float
+) -> list[Row]:
+    """A row for each implementation, ours first."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+    sets = [
+        draw(shape, device, torch.bfloat16)
+        for _ in range(sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32))
+    ]
+    rows: list[Row] = []
+    calls: dict[str, list[Call]] = {}
+    scores: torch.Tensor | None = None
+    for impl in implementations:
+        row = new_row(SUITE, shape, "fwd", torch.bfloat16, impl.name, input_sets=len(sets))
+        rows.append(row)
+        try:
+            with time_limit(limit_s):
+                score = impl.score(shape, None, train=False)
+                mine = [_bound(score, x) for x in sets]
+                out = score(sets[0].Q, sets[0].D)
+            if impl.name == OURS:
+                scores = out
+                row["plan"] = plan_of(shape)
+                corner, Q, D, pick = _sample(shape, sets[0])
+                row["rel_err"] = relative_error(pick(out), reference_scores(corner, Q, D)[0])
+            elif scores is not None:
+                row["rel_err"] = relative_error(out, scores.double())
+            if row["rel_err"] is not None and not row["rel_err"] <= TOLERANCE:
+                row["mismatch"] = True  # recorded, and timed all the same: the ratio says how it was got
+            if device.type == "cuda":
+                gpu = gpu_time(mine, SHORT)
+                row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
+            row["wall_us"] = wall_time(mine, SHORT, device)
+            calls[impl.name] = mine
+        except Exception as error:  # one that cannot must not end the sweep
+            row["error"] = error_text(error)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        with contextlib.suppress(Exception):
+            _again(rows, calls)
+    return rows
+
+
+def _again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
+    """Times all once more, in turns, by one clock and for longer, where the first ratio may mislead or they
+    were timed by different clocks."""
+    first = ratio(rows)
+    if first is None:
+        return
+    timed = [r for r in rows if r["gpu_us"] and r["impl"] in calls]
+    peer = min((r for r in timed if r["impl"] != OURS), key=lambda r: float(r["gpu_us"]))
+    pair = [next(r for r in timed if r["impl"] == OURS), peer]
+    noisy = first > 0.8 and max(float(r["gpu_spread"]) for r in pair) > NOISY
+    if first <= DOUBTFUL and not noisy and len({r["gpu_method"] for r in timed}) == 1:
+        return
+    times = time_interleaved(by_one_clock([calls[r["impl"]] for r in timed], True), LONG, ROUNDS)
+    for row, gpu in zip(timed, times, strict=True):
+        row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method, again=True)
+
+
+# ---- the run ----
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--count", type=int, default=300, help="shapes; default: 300")
+    p.add_argument("--seed", type=int, default=0, help="of the shapes; default: 0")
+    p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
+    p.add_argument("--out", type=Path, help="default: bench/results/sweep-<device>.json")
+    p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
+    p.add_argument("--impl", default="ours,lik,flash,einsum", help=f"some of {','.join(KEYS)}")
+    p.add_argument("--limit", type=float, default=20.0, help="seconds that a first call may take")
+    p.add_argument(
+        "--no-warm", action="store_true", help="let the peers compile and tune at their first calls"
+    )
+    p.add_argument(
+        "--processes", type=int, default=triton_tuning.spare_cores(),
+        help="that compile for the peers ahead; 0 where TRITON_CACHE_DIR holds the kernels of an earlier run",
+    )  # fmt: skip
+    p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, beside the einsum")
+
+
+def _measure(
+    args: argparse.Namespace, out: results.Results, shapes: Sequence[Shape],
+    implementations: Sequence[Implementation], device: torch.device, end: float,
+) -> None:  # fmt: skip
+    peers = {k: i for k, cls in KEYS.items() for i in implementations if type(i) is cls and i.name != OURS}
+    tuned = {k: i for k, i in peers.items() if k in ("lik", "flash")}
+
+    start = time.perf_counter()
+
+    def log(line: str) -> None:
+        print(f"{time.perf_counter() - start:4.0f} s  {line}", flush=True)
+
+    with contextlib.ExitStack() as stack:
+        compilers = None
+        if tuned and device.type == "cuda" and not args.no_warm:
+            compilers = stack.enter_context(triton_tuning.Compilers(tuple(tuned), args.processes))
+        for first in range(0, len(shapes), BATCH):
+            batch = shapes[first : first + BATCH]
+            if compilers is not None:
+                try:
+                    left = end - time.perf_counter()
+                    triton_tuning.prepare(tuned, batch, compilers, 0.6 * left, log)
+                except Exception as error:  # then the first calls compile, as always
+                    log(f"nothing compiled ahead: {error_text(error)}")
+            gc.collect()
+            gc.freeze()  # the collections before each measurement then have little to look through
+            for n, shape in enumerate(batch, first + 1):
+                if time.perf_counter() > end:
+                    log(f"stopped in time, after {n - 1} of {len(shapes)} shapes")
+                    return
+                try:
+                    rows = run_shape(shape, implementations, device, args.limit)
+                except Exception as error:  # no memory for the inputs, or the GPU itself in error
+                    log(f"{shape.name}: {error_text(error)}")
+                    row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, error=error_text(error))
+                    out.add([row])  # so that --merge does not run into it again
+                    if _gpu_is_lost(device):
+                        log("the GPU answers no more; --merge goes on in a new process")
+                        return
+                    continue
+                out.add(rows)
+                found = ratio(rows)
+                if n % 20 == 0 or (found or 0) > LOSS:
+                    us = " | ".join(f"{r['impl']} {number(clock(r))}" for r in rows)
+                    log(f"{n} of {len(shapes)}: {size_of(rows[0])}: {us}")
+                if device.type == "cuda" and torch.cuda.memory_reserved(device) > 20e9:
+                    torch.cuda.empty_cache()
+
+
+def _gpu_is_lost(device: torch.device) -> bool:
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except Exception:
+        return True
+    return False
+
+
+def _earlier(path: Path) -> list[Row]:
+    return results.split(results.read(path))[1] if path.exists() else []
+
+
+def run(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    device = torch.device("cpu" if args.dry_run else "cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("the sweep needs a GPU; --dry-run checks the harness", file=sys.stderr)
+        return 2
+    os.environ["LIK_SUPPRESS_NORM_WARN"] = "1"  # its check waits for the device
+    # Its own cache: what is tuned here is timed for shorter than the peers would by themselves.
+    os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "sweep"))
+    keys = ["ours", "einsum"] if args.dry_run else [k for k in args.impl.split(",") if k]
+    implementations, missing = load(keys, device)
+    implementations = [i for i in implementations if i.name != COMPILED]
+    for absent in missing:
+        print(f"{absent.name} is not measured: {absent.why}")
+    name = "dry-run" if args.dry_run else results.slug(torch.cuda.get_device_name(device))
+    path = args.out or results.DIRECTORY / f"sweep-{name}.json"
+    header = run_header.new_header(
+        device, Ceilings(), args.arguments, seed=args.seed, count=args.count,
+        tuning=f"each key on one shape, {triton_tuning.BENCH_MS['rep']} ms for each configuration",
+    )  # fmt: skip
+    out = results.Results(path, header, args.merge)
+    torch.manual_seed(args.seed)
+    shapes = draw_shapes(args.count, args.seed, small=args.dry_run)
+    if args.merge:
+        done = {r["shape"] for r in _earlier(path)}
+        shapes = [s for s in shapes if s.name not in done]
+        print(f"{args.count - len(shapes)} of {args.count} shapes are there already")
+    _measure(args, out, shapes, implementations, device, start + args.seconds - 3.0)
+    rows = _earlier(path)
+    if rows:
+        print(f"\n{summary(rows)}")
+    print(f"{len(by_shape(rows))} shapes in {path}, {time.perf_counter() - start:.0f} s")
+    return 0

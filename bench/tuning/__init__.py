@@ -1,0 +1,1 @@
+"""What the kernels and the planner are tuned by: plans, random shapes, profiles."""

@@ -1,0 +1,143 @@
+"""Profiles our forward on a few shapes with Nsight Compute, into bench/results/ncu-<device>.json.
+
+Profile, then extract (kernels run one by one, at the clocks that the GPU has):
+
+    ncu --clock-control none --profile-from-start off --kernel-name regex:maxsim_forward \\
+        --section SpeedOfLight --section ComputeWorkloadAnalysis --section MemoryWorkloadAnalysis \\
+        --section SchedulerStats --section LaunchStats --print-units base --csv --page raw \\
+        python -m bench ncu run > ncu.csv
+    python -m bench ncu extract ncu.csv
+
+`run --shapes a,b,c` takes other forward shapes; `extract` needs the same ones in the same order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.harness import results, run_header
+from bench.harness.ceilings import Ceilings
+from bench.harness.named_shapes import named
+from bench.harness.results import Row
+from bench.harness.text import align, number
+
+SHAPES = ("text-long", "train-256", "colpali-lq128")
+_PERCENT = r"\.avg\.pct_of_peak_sustained_(?:active|elapsed)"
+# Patterns of metrics, the first that a report holds: their names differ between GPUs and versions. Of several
+# that match one pattern (a pipe's kinds of instruction) the busiest is meant.
+METRICS = {
+    "tensor_pct": (
+        rf"sm__pipe_tensor\w*_cycles_active{_PERCENT}",
+        rf"sm__inst_executed_pipe_tensor\w*{_PERCENT}",
+    ),
+    "dram_pct": (rf"gpu__dram_throughput{_PERCENT}", rf"dram__throughput{_PERCENT}"),
+    "l2_pct": (rf"lts__throughput{_PERCENT}", rf"lts__t_sectors{_PERCENT}"),
+    "issue_pct": (rf"sm__inst_issued{_PERCENT}", rf"smsp?__issue_active{_PERCENT}"),
+    "registers": (r"launch__registers_per_thread",),
+    "duration_us": (r"gpu__time_duration\.sum", r"gpu__time_duration\.avg"),
+}  # fmt: skip
+_MICROSECONDS = {"n": 1e-3, "u": 1.0, "m": 1e3, "s": 1e6}  # by the first letter of ns, nsecond, ...
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _metric(name: str, row: dict[str, str], units: dict[str, str]) -> float | None:
+    for pattern in METRICS[name]:
+        found = []
+        for column, text in row.items():
+            if re.fullmatch(pattern, column) and (value := _number(text)) is not None:
+                unit = units.get(column, "")[:1] if name == "duration_us" else ""
+                found.append(value * _MICROSECONDS.get(unit, 1.0))
+        if found:
+            return max(found)
+    return None
+
+
+def extract(text: str, shapes: Sequence[str]) -> list[Row]:
+    """A row a shape, from what `ncu --csv --page raw` wrote: its own lines, the program's, a row of units."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise ValueError("no table of ncu --csv --page raw in it")
+    table = list(csv.DictReader(line for line in lines[start:] if line.startswith('"')))
+    kernels = [row for row in table if row["ID"].isdigit()]
+    units = next((row for row in table if not row["ID"]), {})
+    if len(kernels) != len(shapes):
+        raise ValueError(f"{len(kernels)} profiled kernels for {len(shapes)} shapes")
+    out = []
+    for shape, row in zip(shapes, kernels, strict=True):
+        kernel = re.search(r"maxsim_\w+", row["Kernel Name"])
+        found: dict[str, Any] = {name: _metric(name, row, units) for name in METRICS}
+        where = {
+            "shape": shape,
+            "kernel": kernel[0] if kernel else row["Kernel Name"],
+            "grid": row.get("Grid Size"),
+        }
+        out.append({**where, **found})
+    return out
+
+
+def _profiled_calls(shapes: Sequence[str]) -> None:
+    """One profiled call of each shape, after one that loads its kernel."""
+    from bench.harness.inputs import draw
+
+    maxsim = importlib.import_module("late_interaction").maxsim
+    for shape in named(shapes):
+        x = draw(shape, torch.device("cuda"), torch.bfloat16)
+        maxsim(x.Q, x.D)
+        torch.cuda.synchronize()
+        profiler: Any = torch.cuda.profiler
+        profiler.start()
+        maxsim(x.Q, x.D)
+        torch.cuda.synchronize()
+        profiler.stop()
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("step", choices=["run", "extract"], help="what ncu runs, or what reads its output")
+    p.add_argument("csv", type=Path, nargs="?", help="the file that ncu wrote, for extract")
+    p.add_argument("--shapes", default=",".join(SHAPES), help=f"default: {','.join(SHAPES)}")
+    p.add_argument("--out", type=Path, help="default: bench/results/ncu-<device>.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    shapes = args.shapes.split(",")
+    if args.step == "run":
+        _profiled_calls(shapes)
+        return 0
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    missing = None if args.csv else "extract takes the file that ncu wrote"
+    if args.out is None and not on_gpu:
+        missing = missing or "name the file with --out where there is no GPU"
+    if missing:
+        print(missing, file=sys.stderr)
+        return 2
+    try:
+        rows = extract(args.csv.read_text(), shapes)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    target = args.out or results.DIRECTORY / f"ncu-{results.slug(torch.cuda.get_device_name(device))}.json"
+    header = run_header.new_header(device, Ceilings(), args.arguments)
+    out = results.Results(target, header)
+    out.rows = [{**row, "run": header["run"]} for row in rows]
+    out.write()
+    head = ["shape", *METRICS]
+    body = [[str(r["shape"]), *(number(r[m]) for m in METRICS)] for r in rows]
+    print(align(head, body))
+    return 0

@@ -1,0 +1,276 @@
+"""Times every plan that a forward could have, on random shapes, and says what the planner's choice costs.
+
+Shapes are drawn like those of `sweep`. Some have a fifth of the document tokens masked, and some are calls
+with saved winners, normalization or 8-bit codes, which have kernels of their own. Every plan that the
+library names for a shape (the alternatives of `explain_plan`) is forced once: its scores are compared with
+those of the chosen plan, and it is timed. Regret is the time of the chosen plan over that of the best,
+less 1. The thresholds in csrc/plan/forward_select.cpp follow the plain and masked calls;
+tools/kernel_costs.py reads all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.harness import results, run_header
+from bench.harness.ceilings import Ceilings
+from bench.harness.inputs import Inputs, draw, quantize, sets_to_beat_cache
+from bench.harness.library import OURS
+from bench.harness.parity import relative_error
+from bench.harness.results import Row, new_row
+from bench.harness.shape import IN_BATCH, PAIRS, Shape
+from bench.harness.text import error_text
+from bench.harness.timing import QUICK, Call, wall_time
+from bench.tuning import kernel_fingerprint
+from bench.tuning.plan_regret import (
+    H200,
+    MASKED,
+    OTHERS,
+    PLAIN,
+    SUITE,
+    VARIANTS,
+    Variant,
+    names,
+    summary,
+)
+from bench.tuning.random_shapes import draw_shapes
+
+COPIES = "copies"  # the plan of codes that no kernel multiplies
+CODES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+GRAPH_US = 500.0  # of GPU work in a graph, about
+ROUNDS = 5
+CLOSE = 1.15  # times the best: timed again, in turns
+FAR = 2.5  # times the best so far, by a first glance: not looked at twice
+GLANCE_US = 200.0  # and no glance at less, which may be the time that the host takes
+TOLERANCE = 1e-2
+
+_cuda: Any = torch.cuda
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Every forward in the body takes this plan."""
+    importlib.import_module("late_interaction")  # registers the operators
+    forced_plan = torch.ops.late_interaction.forced_plan
+    forced_plan(name)
+    try:
+        yield
+    finally:
+        forced_plan("")
+
+
+# ---- time ----
+
+
+class Clock:
+    """GPU time by small CUDA graphs that share their memory. A few milliseconds a plan."""
+
+    def __init__(self) -> None:
+        self.stream = _cuda.Stream()
+        self.pool = _cuda.graph_pool_handle()
+        # Without a graph of its own the pool would end with the graphs of a shape.
+        self.anchor = self.capture([lambda: torch.zeros(1, device="cuda")])
+
+    def capture(self, calls: Sequence[Call]) -> Any:
+        graph = _cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool)
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+        return graph
+
+    def glance(self, calls: Sequence[Call]) -> float:
+        """Microseconds of a call, or of enqueueing it."""
+        start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        return float(1e3 * start.elapsed_time(end) / len(calls))
+
+    def graph(self, calls: Sequence[Call], about_us: float) -> Callable[[], float]:
+        """What replays `calls`, at least once each, and returns the microseconds of one."""
+        rounds = max(1, round(GRAPH_US / about_us / len(calls)))
+        graph = self.capture([*calls] * rounds)
+
+        def replay() -> float:
+            return self.glance([graph.replay]) / (rounds * len(calls))
+
+        replay()
+        return replay
+
+
+def time_plans(plans: Sequence[str], calls: Sequence[Call], clock: Clock | None) -> tuple[Row, list[str]]:
+    """(plan -> microseconds, the plans that only got a glance). Without a clock: wall time, unforced."""
+    if clock is None:
+        return {name: wall_time(calls, QUICK, torch.device("cpu")) for name in plans}, []
+    gc.disable()  # freeing another graph's memory in the middle would spoil a capture
+    try:
+        return _time_interleaved(plans, calls, clock)
+    finally:
+        gc.enable()
+
+
+def _time_interleaved(plans: Sequence[str], calls: Sequence[Call], clock: Clock) -> tuple[Row, list[str]]:
+    times: dict[str, float] = {}
+    replays: dict[str, Callable[[], float]] = {}
+    rough = []
+    for name in plans:
+        with forced(name):
+            about = clock.glance(calls)  # a first one may load the kernel
+            about = min(about, clock.glance(calls)) if about > GLANCE_US else about
+            if times and about > max(GLANCE_US, FAR * min(times.values())):
+                times[name] = about
+                rough.append(name)
+                continue
+            replays[name] = clock.graph(calls, about)
+        times[name] = statistics.median(replays[name]() for _ in range(2))
+    best = min(times.values())
+    close = {name: replay for name, replay in replays.items() if times[name] < CLOSE * best}
+    again: dict[str, list[float]] = {name: [] for name in close}
+    for _ in range(ROUNDS):
+        for name, replay in close.items():
+            again[name].append(replay())
+    return times | {name: statistics.median(found) for name, found in again.items()}, rough
+
+
+# ---- a shape ----
+
+
+def _calls(shape: Shape, variant: Variant, sets: Sequence[Inputs], mask: torch.Tensor | None) -> list[Call]:
+    ops: Any = torch.ops.late_interaction
+
+    def call(x: Inputs) -> Call:
+        D = x.D.unsqueeze(1) if shape.layout == PAIRS else x.D
+        if variant.dtype in CODES:
+            (q, scale_q), (c, scale_d) = (quantize(t, CODES[variant.dtype], True) for t in (x.Q, D))
+            return lambda: ops.maxsim_quantized(q, c, scale_q, scale_d, None, mask)
+        op = ops.maxsim_winners.default if variant.winners else ops.maxsim.default
+        return lambda: op(x.Q, D, None, mask, variant.normalize)
+
+    return [call(x) for x in sets]
+
+
+def _scores(out: Any) -> torch.Tensor:
+    scores: torch.Tensor = out[0] if isinstance(out, tuple) else out
+    return scores
+
+
+def run_shape(shape: Shape, variant_name: str, device: torch.device, clock: Clock | None) -> Row:
+    on_gpu = device.type == "cuda"
+    properties = torch.cuda.get_device_properties(device) if on_gpu else None
+    here = H200
+    if properties is not None:
+        here = 10 * properties.major + properties.minor, properties.multi_processor_count
+    cache = 0 if properties is None else properties.L2_cache_size
+    variant = VARIANTS[variant_name]
+    plans = names(shape, variant, *here)
+    if plans == [COPIES]:
+        row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=variant_name, plan=COPIES)
+        return {**row, "skipped": "no kernel multiplies such codes: float32 copies are scored"}
+    count = sets_to_beat_cache(shape, torch.bfloat16, cache, limit=32)
+    sets = [draw(shape, device, torch.bfloat16) for _ in range(count)]
+    mask = None
+    if variant.masked:
+        documents = (shape.Nd,) if shape.layout == IN_BATCH else (shape.Nq, shape.Nd)
+        mask = torch.rand(*documents, shape.Ld, device=device) < 0.8
+    calls = _calls(shape, variant, sets, mask)
+    row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=variant_name, plan=plans[0])
+    with torch.no_grad():
+        wanted = _scores(calls[0]())
+        wrong = []
+        for name in plans if on_gpu else ():
+            with forced(name):
+                found = _scores(calls[0]())
+            if not relative_error(found, wanted.double()) <= TOLERANCE:
+                wrong.append(name)
+        times, rough = time_plans(plans, calls, clock)
+    best = min(times, key=times.__getitem__)
+    row.update(device=here, best=best, regret=times[plans[0]] / times[best] - 1)
+    row.update(gpu_us=times[plans[0]] if on_gpu else None, rough=rough)
+    row["times"] = {name: float(f"{us:.4g}") for name, us in times.items()}
+    if wrong:
+        row["mismatch"] = wrong
+    return row
+
+
+# ---- the run ----
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--count", type=int, default=300, help="plain shapes; default: 300")
+    p.add_argument("--masked", type=int, default=60, help="shapes more, with a mask; default: 60")
+    p.add_argument("--others", type=int, default=0, help="shapes in each of the other variants")
+    p.add_argument("--seed", type=int, default=0, help="of the shapes; 0, the default: the shapes of `sweep`")
+    p.add_argument("--seconds", type=float, default=1e9, help="stop in time; --merge goes on later")
+    p.add_argument("--out", type=Path, help="default: bench/results/plans-<device>.json")
+    p.add_argument("--merge", action="store_true", help="keep what --out holds and measure what it lacks")
+    p.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, nothing forced")
+
+
+def jobs_of(args: argparse.Namespace) -> list[tuple[Shape, str]]:
+    """Every shape and variant of a run. Masked shapes are spread out, so that a stopped run has some too."""
+    jobs = [(s, PLAIN) for s in draw_shapes(args.count, args.seed, small=args.dry_run)]
+    for n, shape in enumerate(draw_shapes(args.masked, args.seed + 1, small=args.dry_run)):
+        jobs.insert(n * (1 + args.count // max(1, args.masked)), (shape, MASKED))
+    others = draw_shapes(args.others, args.seed + 2, small=args.dry_run)
+    return jobs + [(shape, variant) for shape in others for variant in OTHERS]
+
+
+def _missing(jobs: Sequence[tuple[Shape, str]], path: Path) -> list[tuple[Shape, str]]:
+    """The jobs of every shape that a record lacks a variant of: --merge replaces a shape as a whole."""
+    recorded = {(r["shape"], r["variant"]) for r in results.split(results.read(path))[1]}
+    lacking = {shape.name for shape, variant in jobs if (shape.name, variant) not in recorded}
+    return [(shape, variant) for shape, variant in jobs if shape.name in lacking]
+
+
+def run(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    device = torch.device("cpu" if args.dry_run else "cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("plans are timed on a GPU; --dry-run checks the harness", file=sys.stderr)
+        return 2
+    torch.manual_seed(args.seed)
+    name = "dry-run" if args.dry_run else results.slug(torch.cuda.get_device_name(device))
+    path = args.out or results.DIRECTORY / f"plans-{name}.json"
+    jobs = jobs_of(args)
+    if args.merge and path.exists():
+        jobs = _missing(jobs, path)
+    header = run_header.new_header(
+        device, Ceilings(), args.arguments, seed=args.seed, kernels=kernel_fingerprint.fingerprint()
+    )
+    out = results.Results(path, header, args.merge)
+    clock = None if args.dry_run else Clock()
+    rows: list[Row] = []
+    for shape, variant in jobs:
+        if time.perf_counter() - start > args.seconds:
+            print(f"stopped in time, after {len(rows)} of {len(jobs)} shapes")
+            break
+        try:
+            rows.append(run_shape(shape, variant, device, clock))
+        except Exception as error:  # one shape must not end the run
+            rows.append(new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, variant=variant))
+            rows[-1]["error"] = error_text(error)
+        if device.type == "cuda" and torch.cuda.memory_reserved(device) > 20e9:
+            torch.cuda.empty_cache()
+    out.add(rows)
+    rows = results.split(results.read(path))[1]
+    print(summary(rows))
+    print(f"{len(rows)} shapes in {path}, {time.perf_counter() - start:.0f} s")
+    return 0
