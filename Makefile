@@ -3,7 +3,7 @@
 #   make demo     set up .venv, build for the GPUs of this machine (or the CPU alone), and search real text with a
 #                 late-interaction model
 #   make test     everything this machine can check: build, lint, types, C++ and Python tests
-#   make bench    timings against the peers that are installed
+#   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
 #   make docs     the README's tables and plots, from bench/results
@@ -118,10 +118,10 @@ fast-plaid: build $(FAST_PLAID)/.installed
 	$(FAST_PLAID)/bin/python -m pytest tests/test_fast_plaid.py
 
 bench: build | $(VENV)/.bench-requirements
-	$(PY) -m bench
+	$(PY) -m bench run
 
-docs: | $(VENV)/.dev-requirements
-	$(PY) -m bench.report
+docs: | $(VENV)/.bench-requirements
+	$(PY) -m bench report
 
 format: | $(VENV)/.dev-requirements
 	$(PY) -m ruff check --fix .

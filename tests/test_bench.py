@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from bench.__main__ import main
-from bench.harness import ceilings, inputs, parity, results, timing
+from bench.command_line import main
+from bench.harness import ceilings, inputs, interleaved, named_shapes, parity, results, run_header, timing
+from bench.harness.ceilings import Ceilings
 from bench.harness.library import EINSUM, LIK, OURS
+from bench.harness.settings import Settings
 from bench.harness.shape import KD, PAIRS, Shape
+from bench.harness.text import error_text
 from bench.peers.implementations import KEYS, einsum_maxsim, load
-from bench.report import tables
-from bench.suites import cpu, fp32, heads, quantized, steps, varlen
+from bench.report import pages, plots, tables
+from bench.suites import cpu, fp32, from_hidden, heads, quantized, side_by_side, steps, varlen
 from tests.side_by_side import anything, release, without_its_init
 
 CPU = torch.device("cpu")
@@ -31,7 +34,7 @@ LAYOUTS = [
 
 
 def by_name(name: str) -> Shape:
-    return next(s for s in (*shapes.FORWARD, *shapes.TRAINING) if s.name == name)
+    return next(s for s in (*named_shapes.FORWARD, *named_shapes.TRAINING) if s.name == name)
 
 
 @pytest.mark.parametrize(
@@ -49,15 +52,17 @@ def test_floor_is_the_larger_of_arithmetic_and_bytes(name: str, op: str, us: flo
 
 
 def test_shapes_have_unique_names_within_a_suite() -> None:
-    training = (*shapes.TRAINING, *shapes.LONG)
-    for suite in (shapes.FORWARD, training, shapes.CPU, shapes.VARLEN, shapes.HEADS):
+    training = (*named_shapes.TRAINING, *named_shapes.LONG)
+    for suite in (named_shapes.FORWARD, training, named_shapes.CPU, named_shapes.VARLEN, named_shapes.HEADS):
         assert len({s.name for s in suite}) == len(suite)
-    assert [s.name for s in shapes.select(shapes.FORWARD, ["train", "d768"])] == [
+    assert [s.name for s in named_shapes.select(named_shapes.FORWARD, ["train", "d768"])] == [
         "train-32", "train-128", "train-256", "d768",
     ]  # fmt: skip
-    for shape in shapes.LONG:
-        assert shapes.select(shapes.FORWARD, [shape.name]) == [shape]
-    assert set(shapes.COMPILED_STEPS) <= {s.name for s in (*shapes.TRAINING, *shapes.TINY_TRAINING)}
+    for shape in named_shapes.LONG:
+        assert named_shapes.select(named_shapes.FORWARD, [shape.name]) == [shape]
+    assert set(named_shapes.COMPILED_STEPS) <= {
+        s.name for s in (*named_shapes.TRAINING, *named_shapes.TINY_TRAINING)
+    }
 
 
 @pytest.mark.parametrize("elements", [1, 16, 70, 210])  # similarities of 1 token, 2, 10, all of 2 documents
@@ -120,6 +125,7 @@ def test_input_sets_outgrow_the_cache() -> None:
 def test_dry_run_takes_every_suite_through_and_records_every_key(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
     arguments = [
+        "run",
         "--dry-run",
         "--suite",
         "forward,training,backward",
@@ -141,7 +147,7 @@ def test_dry_run_takes_every_suite_through_and_records_every_key(tmp_path: Path)
         "unified",
     }
     assert all(r["winners_wrong"] == 0 for r in rows if r["impl"] == OURS and r["op"] == "fwd+bwd")
-    drawn = {(r["op"], r["winners"]) for r in rows if r["shape"] == shapes.TINY_LONG.name}
+    drawn = {(r["op"], r["winners"]) for r in rows if r["shape"] == named_shapes.TINY_LONG.name}
     assert drawn == {("fwd", None), ("fwd+bwd", "uniform"), ("bwd", "uniform")}
 
 
@@ -157,7 +163,7 @@ def test_a_wrong_argument_is_one_line(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(arguments) == 2
+    assert main(["run", *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -172,8 +178,8 @@ def test_a_wrong_result_is_recorded_and_not_timed() -> None:
         def score(self, shape: Shape, backward: str | None, train: bool):  # type: ignore[no-untyped-def]
             return lambda Q, D: einsum_maxsim(Q, D, shape.layout) * 1.1
 
-    settings = suites.Settings(CPU, torch.float32, [Off()], timing.QUICK, timing.Ceilings(), 60)
-    (row,) = suites.run_shape(settings, "forward", LAYOUTS[0], "fwd", None)
+    settings = Settings(CPU, torch.float32, [Off()], timing.QUICK, Ceilings(), 60)
+    (row,) = side_by_side.run_shape(settings, "forward", LAYOUTS[0], "fwd", None)
     assert "parity" in row["error"] and row["wall_us"] is None
 
 
@@ -239,20 +245,19 @@ def row(shape: Shape, op: str, impl: str, us: float, suite: str = "forward", **m
 
 
 def header(**more: object) -> results.Row:
-    return results.new_header(CPU, timing.Ceilings(700.0, 350.0, 4.0, 3.9), **more)
+    return run_header.new_header(CPU, Ceilings(700.0, 350.0, 4.0, 3.9), **more)
 
 
-def test_a_record_names_no_place_on_the_machine_it_was_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["bench", "--suite", "forward", "--out", "/some/where/x.json", "--out=/some/where", "--quick"]
-    monkeypatch.setattr("sys.argv", command)
-    assert header()["command"] == "python -m bench --suite forward --quick"
+def test_a_record_names_no_place_on_the_machine_it_was_made_on() -> None:
+    words = ["run", "--suite", "forward", "--out", "/some/where/x.json", "--out=/some/where", "--quick"]
+    assert header(arguments=words)["command"] == "python -m bench run --suite forward --quick"
     error = RuntimeError("in /home/someone/site-packages/peer/kernel.py: no /tmp/x")
-    assert results.told(error) == "RuntimeError: in kernel.py: no x"
+    assert error_text(error) == "RuntimeError: in kernel.py: no x"
 
 
 def test_summary_puts_ours_beside_the_peer() -> None:
-    shape = shapes.FORWARD[0]
-    text = results.summary([row(shape, "fwd", OURS, 20.0), row(shape, "fwd", LIK, 40.0)])
+    shape = named_shapes.FORWARD[0]
+    text = side_by_side.summary([row(shape, "fwd", OURS, 20.0), row(shape, "fwd", LIK, 40.0)])
     assert text.splitlines()[-1].split() == [
         shape.name,
         "fwd",
@@ -269,15 +274,15 @@ def test_summary_puts_ours_beside_the_peer() -> None:
 def test_report_without_markers_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("nothing here\n")
-    assert report.main(["--readme", str(readme), "--results", str(tmp_path)]) == 1
-    assert report.BEGIN in capsys.readouterr().err
+    assert main(["report", "--readme", str(readme), "--results", str(tmp_path)]) == 1
+    assert pages.BEGIN in capsys.readouterr().err
 
 
 def test_roofline_is_drawn_from_the_rows_or_says_why_not(tmp_path: Path) -> None:
     target = tmp_path / "roofline.png"
-    assert "no forward" in (plot.roofline([header()], target) or "")
-    rows = [header(gpu="Some GPU"), row(shapes.FORWARD[0], "fwd", OURS, 20.0)]
-    problem = plot.roofline(rows, target)
+    assert "no forward" in (plots.roofline([header()], target) or "")
+    rows = [header(gpu="Some GPU"), row(named_shapes.FORWARD[0], "fwd", OURS, 20.0)]
+    problem = plots.roofline(rows, target)
     assert target.exists() if problem is None else "matplotlib" in problem
 
 
@@ -323,7 +328,7 @@ def test_masked_reference_agrees_with_the_package(shape: Shape, normalize: bool)
 def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
     suites = ("variants", "fp32", "quantized", "plaid", "fused-head", "retrieve", "varlen", "pairs-packed")
-    assert main(["--dry-run", "--suite", ",".join(suites), "--impl", "ours", "--out", str(out)]) == 0
+    assert main(["run", "--dry-run", "--suite", ",".join(suites), "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
     by_suite = {s: [r for r in rows if r["suite"] == s] for s in suites}
     assert {r["variant"] for r in by_suite["variants"]} == {
@@ -342,7 +347,7 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
         assert r["op"] == "fwd" or r["grad_err"] < parity.GRADIENTS
     for r in by_suite["fused-head"]:
         assert r.get("error") is None and r["wall_us"] > 0 and r["op"] in ("fwd", "fwd+bwd")
-        assert r["op"] == "fwd" or r["grad_err"] < hidden.GRADIENTS
+        assert r["op"] == "fwd" or r["grad_err"] < from_hidden.GRADIENTS
     assert {r["variant"] for r in by_suite["fused-head"]} == {"fused", "unfused"}
     assert all(r["over_scores"] > 0 for r in by_suite["retrieve"] if "scores alone" not in r["variant"])
     assert {r["Nq"] for r in by_suite["retrieve"] if "fp8" in r["shape"]} == {1, 3}
@@ -352,11 +357,11 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
 
 def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    assert main(["--dry-run", "--suite", "steps", "--impl", "ours", "--out", str(out)]) == 0
+    assert main(["run", "--dry-run", "--suite", "steps", "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
     timed = [steps.PLAIN, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST, steps.ONE_THREAD]
     assert [r["variant"] for r in rows] == [*3 * timed, steps.COMPILED]
-    assert rows[-1]["shape"] in shapes.COMPILED_STEPS
+    assert rows[-1]["shape"] in named_shapes.COMPILED_STEPS
     for r in rows:
         assert (
             r.get("error") is None
@@ -371,13 +376,13 @@ def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
 def test_a_quick_run_compiles_nothing(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
     options = ["--suite", "steps", "--shapes", "tiny-pairs", "--impl", "ours", "--out", str(out)]
-    assert main(["--dry-run", "--quick", *options]) == 0
+    assert main(["run", "--dry-run", "--quick", *options]) == 0
     assert steps.COMPILED not in {r.get("variant") for r in results.read(out)}
 
 
 def test_dry_run_takes_the_heads_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
-    assert main(["--dry-run", "--suite", "heads", "--impl", "ours,einsum", "--out", str(out)]) == 0
+    assert main(["run", "--dry-run", "--suite", "heads", "--impl", "ours,einsum", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
     assert [(r["variant"], r["impl"]) for r in rows] == [
         (variant, impl)
@@ -456,8 +461,10 @@ def test_peers_are_called_with_the_same_inputs(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setitem(sys.modules, f"late_interaction_kernels.{module}", own)
     monkeypatch.setitem(sys.modules, "late_interaction_kernels", importlib.import_module("late_interaction"))
     peers = [SimpleNamespace(name=LIK)]
-    settings = suites.Settings(CPU, torch.bfloat16, peers, timing.QUICK, timing.Ceilings(), 60)  # type: ignore[arg-type]
-    rows = quantized.take(settings, shapes.TINY_FORWARD[1]) + varlen.take(settings, shapes.TINY_VARLEN[0])
+    settings = Settings(CPU, torch.bfloat16, peers, timing.QUICK, Ceilings(), 60)  # type: ignore[arg-type]
+    rows = quantized.measure_shape(settings, named_shapes.TINY_FORWARD[1]) + varlen.measure_shape(
+        settings, named_shapes.TINY_VARLEN[0]
+    )
     theirs = [r for r in rows if r["impl"] == LIK]
     assert [r["variant"] for r in theirs] == [
         quantized.PER_TOKEN,
@@ -476,10 +483,10 @@ def test_chunks_do_not_change_the_einsum(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-@pytest.mark.parametrize(("dtype", "error"), [(quantized.FP8, 0.03), (quantized.INT8, 0.02)])
+@pytest.mark.parametrize(("dtype", "error"), [(inputs.FP8, 0.03), (inputs.INT8, 0.02)])
 def test_quantizing_keeps_what_its_bits_can(dtype: torch.dtype, error: float, per_token: bool) -> None:
     x = torch.randn(3, 5, 64)
-    narrow, scale = quantized.quantize(x, dtype, per_token)
+    narrow, scale = inputs.quantize(x, dtype, per_token)
     assert narrow.dtype == dtype and scale.shape == (x.shape[:-1] if per_token else ())
     restored = narrow.float() * (scale.unsqueeze(-1) if per_token else scale)
     assert float((restored - x).norm() / x.norm()) < error
@@ -509,7 +516,7 @@ def test_the_ceiling_is_the_larger_of_products_and_reads() -> None:
 
 def test_one_variant_that_fails_costs_its_row_alone() -> None:
 
-    settings = suites.Settings(CPU, torch.float32, [], timing.QUICK, timing.Ceilings(), 60)
+    settings = Settings(CPU, torch.float32, [], timing.QUICK, Ceilings(), 60)
     shape = LAYOUTS[0]
     x = inputs.draw(shape, CPU, torch.float32)
     wanted = parity.reference_scores(shape, x.Q, x.D)[0]
@@ -520,20 +527,20 @@ def test_one_variant_that_fails_costs_its_row_alone() -> None:
     def prepared(factor: float) -> Any:
         return lambda: [lambda: einsum_maxsim(x.Q, x.D, shape.layout) * factor]
 
-    def one(variant: str, prepare: Any) -> together.Timed:
+    def one(variant: str, prepare: Any) -> interleaved.Timed:
         row = results.new_row("variants", shape, "fwd", torch.float32, OURS, variant=variant)
-        return together.Timed(row, prepare, wanted)
+        return interleaved.Timed(row, prepare, wanted)
 
-    good, wrong, failed = together.measure(
+    good, wrong, failed = interleaved.measure(
         settings, [one("good", prepared(1.0)), one("wrong", prepared(1.1)), one("failed", fails)]
     )
     assert good["wall_us"] > 0 and "parity" in wrong["error"] and "no such kernel" in failed["error"]
-    assert wrong["wall_us"] is None and "wrong" in together.line([good, wrong, failed], "over_plain")
+    assert wrong["wall_us"] is None and "wrong" in interleaved.line([good, wrong, failed], "over_plain")
 
 
 def test_tables_of_hidden_states_and_retrieval() -> None:
     def row(suite: str, impl: str, variant: str, us: float) -> results.Row:
-        shape = shapes.Shape("s", 32, 128, 32, 1024)
+        shape = Shape("s", 32, 128, 32, 1024)
         figures = {"gpu_us": us, "wall_us": us + 80, "peak_mib": 32.5}
         return {**results.new_row(suite, shape, "fwd", torch.bfloat16, impl, variant=variant), **figures}
 

@@ -1,5 +1,7 @@
 """The sweep of plans: what is forced, timed and made of it."""
 
+from __future__ import annotations
+
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -7,19 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from bench.command_line import main
 from bench.harness import results
 from bench.harness.shape import IN_BATCH, Shape
-from bench.tuning import plans
+from bench.tuning import kernel_fingerprint, plan_regret, plans
 
 
 def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plans.json"
-    options = ["--dry-run", "--out", str(out), "--masked", "1", "--others", "1"]
-    assert plans.main([*options, "--count", "1"]) == 0
-    assert plans.main([*options, "--count", "2", "--merge"]) == 0
+    options = ["plans", "--dry-run", "--out", str(out), "--masked", "1", "--others", "1"]
+    assert main([*options, "--count", "1"]) == 0
+    assert main([*options, "--count", "2", "--merge"]) == 0
     headers, rows = results.split(results.read(out))
-    assert len(headers) == 2 and {r["variant"] for r in rows} == set(plans.VARIANTS)
-    assert len(rows) == 3 + len(plans.OTHERS) and f"{len(rows)} shapes" in capsys.readouterr().out
+    assert len(headers) == 2 and {r["variant"] for r in rows} == set(plan_regret.VARIANTS)
+    assert len(rows) == 3 + len(plan_regret.OTHERS) and f"{len(rows)} shapes" in capsys.readouterr().out
     for row in rows:
         assert not row.get("error") and row["plan"] in row["times"] and row["best"] in row["times"]
         wanted = row["times"][row["plan"]] / row["times"][row["best"]] - 1
@@ -61,23 +64,26 @@ def test_a_plan_that_is_far_off_gets_a_glance_alone(monkeypatch: pytest.MonkeyPa
 
 def test_every_plan_of_a_shape_has_a_name() -> None:
     shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)
-    found = plans.names(shape, plans.VARIANTS[plans.PLAIN], 90, 132)
+    found = plan_regret.names(shape, plan_regret.VARIANTS[plan_regret.PLAIN], 90, 132)
     assert found[0] == "rows 80" and {"rows 152", "mid", "direct 32"} <= set(found)
-    assert "rows 152 copied" in plans.names(shape, plans.VARIANTS[plans.MASKED], 90, 132)
+    assert "rows 152 copied" in plan_regret.names(shape, plan_regret.VARIANTS[plan_regret.MASKED], 90, 132)
 
 
 def test_figures_and_what_was_missed() -> None:
-    def row(regret: float, variant: str = plans.PLAIN) -> results.Row:
+    def row(regret: float, variant: str = plan_regret.PLAIN) -> results.Row:
         shape = Shape("x", 32, 32, 32, 300, 128, IN_BATCH)
         times = {"rows 80": 10.0 * (1 + regret), "mid": 10.0}
         more = {"plan": "rows 80", "best": "mid", "times": times, "regret": regret, "variant": variant}
-        return results.new_row(plans.SUITE, shape, "fwd", torch.bfloat16, "x", **more)
+        return results.new_row(plan_regret.SUITE, shape, "fwd", torch.bfloat16, "x", **more)
 
-    rows = [row(0.0), row(0.02), row(0.3), row(0.06, plans.MASKED), {**row(0.0), "regret": None}]
-    assert plans.figures(rows[:3]) == ["2.0%", "30.0%", "30.0%", "1 of 3"]
-    assert {k: len(v) for k, v in plans.by_variant(rows).items()} == {plans.PLAIN: 3, plans.MASKED: 1}
-    assert [line[-1] for line in plans.missed(rows)] == ["30%", "6%"]
-    text = plans.summary([*rows, {**row(0.0), "mismatch": ["mid"]}])
+    rows = [row(0.0), row(0.02), row(0.3), row(0.06, plan_regret.MASKED), {**row(0.0), "regret": None}]
+    assert plan_regret.figures(rows[:3]) == ["2.0%", "30.0%", "30.0%", "1 of 3"]
+    assert {k: len(v) for k, v in plan_regret.by_variant(rows).items()} == {
+        plan_regret.PLAIN: 3,
+        plan_regret.MASKED: 1,
+    }
+    assert [line[-1] for line in plan_regret.missed(rows)] == ["30%", "6%"]
+    text = plan_regret.summary([*rows, {**row(0.0), "mismatch": ["mid"]}])
     assert "mid differ from rows 80" in text and "1 of 4" in text
 
 
@@ -86,10 +92,10 @@ def test_the_planner_chooses_by_what_was_measured() -> None:
     assert recorded
     for path in recorded:
         headers, rows = results.split(results.read(path))
-        if any(kernels.are_older(header) for header in headers):
+        if any(kernel_fingerprint.are_older(header) for header in headers):
             pytest.skip(f"the times in {path.name} are older than the kernels")
-        rows = [plans.judged(row) for row in rows if row["variant"] in plans.JUDGED]
+        rows = [plan_regret.judged(row) for row in rows if row["variant"] in plan_regret.JUDGED]
         assert not [row["error"] for row in rows if row.get("error") or row.get("mismatch")]
         regrets = sorted(row["regret"] for row in rows)
         assert regrets[len(regrets) // 2] < 0.001 and sum(regrets) / len(regrets) < 0.015
-        assert sum(regret > plans.REGRET for regret in regrets) <= 0.06 * len(regrets)
+        assert sum(regret > plan_regret.REGRET for regret in regrets) <= 0.06 * len(regrets)

@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 import torch
 
-from bench.__main__ import main
-from bench.harness import merge, results, rules, timing
+from bench import command_line, recorded_commands
+from bench.command_line import main
+from bench.harness import named_shapes, recorder, results, run_header, timing
+from bench.harness.ceilings import Ceilings
 from bench.harness.library import EINSUM, FLASH, LIK, OURS
+from bench.harness.settings import Settings
 from bench.harness.shape import Shape
-from bench.report import tables
+from bench.harness.text import number
+from bench.report import pages, tables
+from bench.suites import run, side_by_side
+from bench.tuning import kernel_fingerprint
 
 CPU = torch.device("cpu")
-FORWARD, STEP, PACKED = shapes.FORWARD[0], shapes.TRAINING[0], shapes.VARLEN[0]
+FORWARD, STEP, PACKED = named_shapes.FORWARD[0], named_shapes.TRAINING[0], named_shapes.VARLEN[0]
 
 
-def header(run: str = "one", command: str = "python -m bench --suite forward") -> results.Row:
-    made = results.new_header(
-        CPU, timing.Ceilings(700.0, 350.0, 4.0, 3.9), run=run, gpu="Some GPU", driver="1"
-    )
+def header(run: str = "one", command: str = "python -m bench run --suite forward") -> results.Row:
+    made = run_header.new_header(CPU, Ceilings(700.0, 350.0, 4.0, 3.9), run=run, gpu="Some GPU", driver="1")
     return {**made, "command": command}
 
 
@@ -40,7 +44,7 @@ def whole() -> list[results.Row]:
 
 
 def broken(rows: list[results.Row]) -> list[str]:
-    return [rules.told(problem) for problem in rules.problems(rows)]
+    return recorded_commands.broken_rules(rows)
 
 
 def test_a_record_of_one_run_by_one_clock_is_in_order() -> None:
@@ -77,12 +81,13 @@ def test_what_no_command_gives_breaks_the_rules(changed: dict[str, Any], said: s
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("python -m bench --suite nosuch", "nosuch"),
-        ("python -m bench --onwards", "--onwards"),
-        ("python -m bench.sweep --again", "--again"),
-        ("python -m bench --merge --impl ours", "whole groups"),
-        ("python -m bench --suite forward --shapes colpali", "does not measure this shape"),
+        ("python -m bench run --suite nosuch", "nosuch"),
+        ("python -m bench run --onwards", "--onwards"),
+        ("python -m bench sweep --again", "--again"),
+        ("python -m bench run --merge --impl ours", "whole groups"),
+        ("python -m bench run --suite forward --shapes colpali", "does not measure this shape"),
         ("python -m bench --suite forward --impl lik", f"does not measure {OURS}"),
+        ("python -m bench report", "records nothing"),
         ("vi record.json", "records nothing"),
     ],
 )
@@ -92,22 +97,24 @@ def test_a_command_that_cannot_be_run_again_breaks_the_rules(command: str, said:
 
 def test_a_step_whose_gradients_were_not_compared_breaks_the_rules() -> None:
     step = row(OURS, 90.0, shape=PACKED, suite="varlen", op="fwd+bwd", variant="forward + backward")
-    own = header(command="python -m bench --suite varlen")
+    own = header(command="python -m bench run --suite varlen")
     assert "gradients were not compared" in broken([own, step])[0]
     assert broken([own, {**step, "grad_err": 2e-3}]) == []
 
 
 def test_the_recorded_runs_keep_to_the_rules() -> None:
-    assert report.broken_rules(results.DIRECTORY) == []
+    for path in sorted(results.DIRECTORY.glob("*.json")):
+        if not path.name.startswith("ncu-"):
+            assert broken(results.read(path)) == [], path.name
 
 
 def test_a_check_of_a_folder_names_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [header(), header("two"), row(OURS, 20.0), row(LIK, 30.0, run="two")]
     results.write(tmp_path / "some-gpu.json", rows)
     readme = tmp_path / "README.md"
-    readme.write_text(f"{report.BEGIN}\n{report.END}\n")
+    readme.write_text(f"{pages.BEGIN}\n{pages.END}\n")
     options = ["--readme", str(readme), "--results", str(tmp_path)]
-    assert report.main(options) == 0 and report.main([*options, "--check"]) == 1
+    assert main(["report", *options]) == 0 and main(["check", *options]) == 1
     assert "some-gpu.json: forward text-short fwd: rows of 2 runs" in capsys.readouterr().err
 
 
@@ -115,7 +122,7 @@ def test_a_check_of_a_folder_names_the_record(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_group_is_replaced_as_a_whole_and_the_others_are_kept() -> None:
-    other = shapes.FORWARD[1]
+    other = named_shapes.FORWARD[1]
     earlier = [*whole(), row(OURS, 40.0, shape=other)]
     later = [header("two"), *(row(impl, 10.0, run="two") for impl in (OURS, LIK, EINSUM, FLASH))]
     rows = results.replaced(earlier, later)
@@ -148,7 +155,7 @@ def test_variants_of_other_dtypes_belong_to_their_group() -> None:
 
 @pytest.mark.parametrize("more", [["--impl", "ours"], ["--dtype", "fp16"]])
 def test_a_run_of_a_part_is_not_merged(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dry-run", "--merge", *more]) == 2 and "whole groups" in capsys.readouterr().err
+    assert main(["run", "--dry-run", "--merge", *more]) == 2 and "whole groups" in capsys.readouterr().err
 
 
 def test_parts_become_records_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +164,8 @@ def test_parts_become_records_by_a_command(tmp_path: Path, capsys: pytest.Captur
     step = row(
         OURS, 90.0, run="b", shape=STEP, suite="training", op="fwd+bwd", winners="uniform", grad_err=2e-3
     )
-    results.write(two, [header("b", "python -m bench --suite training"), step])
-    assert merge.main([str(one), str(two), "--out", str(out)]) == 0
+    results.write(two, [header("b", "python -m bench run --suite training"), step])
+    assert main(["merge", str(one), str(two), "--out", str(out)]) == 0
     assert {r["suite"] for r in results.split(results.read(out / "some-gpu.json"))[1]} == {
         "forward",
         "training",
@@ -167,7 +174,7 @@ def test_parts_become_records_by_a_command(tmp_path: Path, capsys: pytest.Captur
     mixed[2]["gpu_method"] = "events"
     results.write(one, mixed)
     before = (out / "some-gpu.json").read_text()
-    assert merge.main([str(one), "--out", str(out)]) == 1 and "by events" in capsys.readouterr().err
+    assert main(["merge", str(one), "--out", str(out)]) == 1 and "by events" in capsys.readouterr().err
     assert (out / "some-gpu.json").read_text() == before
 
 
@@ -192,10 +199,10 @@ def test_where_one_cannot_be_captured_all_are_timed_by_events(monkeypatch: pytes
         timed.append((calls, capture))
         return timing.GpuTime(9.0, 0.0, "events")
 
-    monkeypatch.setattr(suites, "gpu_time", gpu_time)
-    settings = suites.Settings(CPU, torch.bfloat16, [], timing.QUICK, timing.Ceilings(), 60)
+    monkeypatch.setattr(side_by_side, "gpu_time", gpu_time)
+    settings = Settings(CPU, torch.bfloat16, [], timing.QUICK, Ceilings(), 60)
     rows = [row(OURS, 5.0), {**row(LIK, 7.0), "gpu_method": "events"}]
-    suites._by_one_clock(settings, [(rows[0], ours), (rows[1], calls_that_wait)])  # type: ignore[list-item]
+    side_by_side._by_one_clock(settings, [(rows[0], ours), (rows[1], calls_that_wait)])  # type: ignore[list-item]
     assert timed == [(ours, False)]
     assert [(r["gpu_us"], r["gpu_method"]) for r in rows] == [(9.0, "events"), (7.0, "events")]
 
@@ -223,9 +230,12 @@ def test_who_ran_out_of_time_says_so_and_is_not_asked_again() -> None:
 
             return run
 
-    settings = suites.Settings(CPU, torch.float32, [Slow()], timing.QUICK, timing.Ceilings(), 0.05)
+    settings = Settings(CPU, torch.float32, [Slow()], timing.QUICK, Ceilings(), 0.05)
     tiny = Shape("t", 3, 4, 5, 7, d=16)
-    rows = [suites.run_shape(settings, "training", tiny, "fwd+bwd", kind)[0] for kind in suites.WINNER_KINDS]
+    rows = [
+        side_by_side.run_shape(settings, "training", tiny, "fwd+bwd", kind)[0]
+        for kind in side_by_side.WINNER_KINDS
+    ]
     assert [r["over_limit_s"] for r in rows] == [0.05, 0.05] and Slow.calls == 1
     assert tables.cell(rows) == "over 0.05 s"
 
@@ -248,13 +258,13 @@ def test_the_best_other_counts_pytorch_and_one_clock_alone() -> None:
 
 
 def test_the_floor_is_of_the_ceilings_of_the_run() -> None:
-    ceilings = timing.Ceilings(400.0, 200.0, 2.0, 2.0)
-    settings = suites.Settings(CPU, torch.bfloat16, [], timing.QUICK, ceilings, 60)
-    large = next(s for s in shapes.FORWARD if s.name == "train-256")
+    ceilings = Ceilings(400.0, 200.0, 2.0, 2.0)
+    settings = Settings(CPU, torch.bfloat16, [], timing.QUICK, ceilings, 60)
+    large = next(s for s in named_shapes.FORWARD if s.name == "train-256")
     assert settings.floor_us(large, "fwd") == pytest.approx(161.06e9 / 400e12 * 1e6, rel=1e-3)
     assert settings.floor_us(FORWARD, "fwd") == pytest.approx(FORWARD.bytes_moved("fwd", 2) / 2e12 * 1e6)
     table = tables.forward_table([header(), row(OURS, 300.0, shape=large)])
-    assert f"| {results.number(161.06e9 / 700e12 * 1e6)} | 300 / 310 |" in table
+    assert f"| {number(161.06e9 / 700e12 * 1e6)} | 300 / 310 |" in table
 
 
 # ---- the kernels that a time belongs to ----
@@ -262,24 +272,26 @@ def test_the_floor_is_of_the_ceilings_of_the_run() -> None:
 
 def test_a_fingerprint_is_of_code_alone() -> None:
     code = 'int f(int a) { return a; }  // sums\n/* more */ const char* s = "a // b";'
-    assert kernels.bare(code) == kernels.bare('int f(int a)\n{ return a; }\nconst char* s = "a // b";')
-    assert kernels.bare(code) != kernels.bare(code.replace("return a", "return b"))
-    assert kernels.bare(code) != kernels.bare(code.replace("// b", "// c"))
+    assert kernel_fingerprint.bare(code) == kernel_fingerprint.bare(
+        'int f(int a)\n{ return a; }\nconst char* s = "a // b";'
+    )
+    assert kernel_fingerprint.bare(code) != kernel_fingerprint.bare(code.replace("return a", "return b"))
+    assert kernel_fingerprint.bare(code) != kernel_fingerprint.bare(code.replace("// b", "// c"))
 
 
 def test_times_without_a_fingerprint_are_older(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert kernels.are_older({"run": "one"})
-    assert not kernels.are_older({"run": "one", "kernels": kernels.fingerprint()})
-    for folder in kernels.FOLDERS:
+    assert kernel_fingerprint.are_older({"run": "one"})
+    assert not kernel_fingerprint.are_older({"run": "one", "kernels": kernel_fingerprint.fingerprint()})
+    for folder in kernel_fingerprint.FOLDERS:
         (tmp_path / folder).mkdir(parents=True)
-    source = tmp_path / kernels.FOLDERS[0] / "k.cu"
+    source = tmp_path / kernel_fingerprint.FOLDERS[0] / "k.cu"
     source.write_text("int a = 1; // one")
-    monkeypatch.setattr(kernels, "ROOT", tmp_path)
-    first = {"kernels": kernels.fingerprint()}
+    monkeypatch.setattr(kernel_fingerprint, "ROOT", tmp_path)
+    first = {"kernels": kernel_fingerprint.fingerprint()}
     source.write_text("int a = 1;  // the first")
-    assert not kernels.are_older(first)
+    assert not kernel_fingerprint.are_older(first)
     source.write_text("int a = 2;")
-    assert kernels.are_older(first)
+    assert kernel_fingerprint.are_older(first)
 
 
 # ---- recording ----
@@ -289,25 +301,25 @@ def test_every_suite_is_in_one_job_and_its_command_exists() -> None:
     from bench.suites.catalog import SUITES
 
     taken: list[str] = []
-    for job in record.JOBS:
-        if job.program == "bench":
-            args = options.parser().parse_args(job.arguments)
-            assert options.problem(args) is None
+    for job in recorder.JOBS:
+        args = command_line.parser().parse_args(job.arguments)
+        if args.command == "run":
+            assert run.problem(args) is None
             taken += args.suite
     assert sorted(taken) == sorted(SUITES)
-    for part in {job.part for job in record.JOBS}:  # two GPUs, one call
-        jobs = [job.seconds for job in record.JOBS if job.part == part]
+    for part in {job.part for job in recorder.JOBS}:  # two GPUs, one call
+        jobs = [job.seconds for job in recorder.JOBS if job.part == part]
         assert sum(jobs) <= 2 * 590 and max(jobs) < 590
 
 
 def test_a_dry_run_records_in_order_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--dry-run", "--out", str(tmp_path), "--jobs", "backward,plans"]
-    assert record.main([*words, "--seconds", "0"]) == 1 and "to go on" in capsys.readouterr().out
+    words = ["record", "--dry-run", "--out", str(tmp_path), "--jobs", "backward,plans"]
+    assert main([*words, "--seconds", "0"]) == 1 and "to go on" in capsys.readouterr().out
     for path in tmp_path.iterdir():
         path.unlink()
-    assert record.main([*words, "--gpus", "0,1"]) == 0
+    assert main([*words, "--gpus", "0,1"]) == 0
     told = capsys.readouterr().out
     assert "plans on GPU 0" in told and "backward on GPU 1" in told and told.count("done after") == 2
     rows = json.loads((tmp_path / "backward.json").read_text())
-    assert rows[0]["command"].startswith("python -m bench --suite backward") and len(rows) > 10
-    assert record.main(words) == 0 and "on GPU" not in capsys.readouterr().out
+    assert rows[0]["command"].startswith("python -m bench run --suite backward") and len(rows) > 10
+    assert main(words) == 0 and "on GPU" not in capsys.readouterr().out

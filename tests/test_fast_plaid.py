@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.plaid_index import Files, missing
+from tests.fast_plaid_index import Files, missing
 
 THERE = Path(sys.prefix) / "env" / "fast-plaid"
 here = pytest.mark.skipif(missing() is not None, reason=f"{missing()}: make fast-plaid runs these")

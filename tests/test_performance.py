@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.harness import results, timing
+from bench.command_line import main
+from bench.harness import results, run_header
+from bench.harness.ceilings import Ceilings
 from bench.harness.library import EINSUM, LIK, OURS
 from bench.harness.named_shapes import FORWARD, TRAINING
-from bench.report import benchmarks, performance
+from bench.report import benchmarks, pages, performance
 from bench.suites import steps
 from bench.tuning import ncu
 
@@ -51,12 +53,12 @@ def test_a_profile_is_read_whatever_else_is_printed(
     source, target = tmp_path / "ncu.csv", tmp_path / "ncu.json"
     source.write_text(CSV)
     options = ["extract", str(source), "--out", str(target), "--shapes"]
-    assert ncu.main([*options, "train-256,text-long"]) == 0
+    assert main(["ncu", *options, "train-256,text-long"]) == 0
     headers, rows = results.split(results.read(target))
     assert len(headers) == 1 and [r["shape"] for r in rows] == ["train-256", "text-long"]
-    assert ncu.main([*options, "train-256"]) == 1 and "2 profiled kernels for 1" in capsys.readouterr().err
+    assert main(["ncu", *options, "train-256"]) == 1 and "2 profiled kernels for 1" in capsys.readouterr().err
     source.write_text("==ERROR== no permission")
-    assert ncu.main([*options, "train-256"]) == 1
+    assert main(["ncu", *options, "train-256"]) == 1
 
 
 def row(
@@ -73,8 +75,8 @@ def build(directory: Path) -> str:
 
 def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> None:
     assert build(tmp_path) == "No run on a GPU is recorded yet."
-    ceilings = timing.Ceilings(800.0, 400.0, 4.0, 3.0, 14.0, 98.0)
-    header = results.new_header(torch.device("cpu"), ceilings, gpu="Some GPU", driver="1")
+    ceilings = Ceilings(800.0, 400.0, 4.0, 3.0, 14.0, 98.0)
+    header = run_header.new_header(torch.device("cpu"), ceilings, gpu="Some GPU", driver="1")
     record = results.Results(tmp_path / "some-gpu.json", header)
     record.add([row("forward", "train-256", 252.0), row("forward", "text-long", 70.0)])
     text = build(tmp_path)
@@ -150,8 +152,8 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
 
 
 def test_a_table_taken_again_on_another_gpu_stands_alone(tmp_path: Path) -> None:
-    header = results.new_header(
-        torch.device("cpu"), timing.Ceilings(800.0, 400.0, 4.0, 3.0), gpu="Another GPU", driver="1"
+    header = run_header.new_header(
+        torch.device("cpu"), Ceilings(800.0, 400.0, 4.0, 3.0), gpu="Another GPU", driver="1"
     )
     record = results.Results(tmp_path / "another-gpu.json", header)
     step = {"winners": "uniform", "floor_us": 503.0, "peak_mib": 1032.0}
@@ -168,20 +170,20 @@ def test_a_table_taken_again_on_another_gpu_stands_alone(tmp_path: Path) -> None
 
 
 def test_report_fills_both_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = f"{report.BEGIN}\n{report.END}\n"
+    empty = f"{pages.BEGIN}\n{pages.END}\n"
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "performance.md"
     page.parent.mkdir()
     for path in (readme, page):
         path.write_text(empty)
     options = ["--readme", str(readme), "--results", str(tmp_path)]
-    assert report.main(options) == 0 and report.main([*options, "--check"]) == 0
+    assert main(["report", *options]) == 0 and main(["check", *options]) == 0
     assert "recorded yet" in readme.read_text() and "recorded yet" in page.read_text()
     page.write_text(empty)
-    assert report.main([*options, "--check"]) == 1 and "performance.md" in capsys.readouterr().err
+    assert main(["check", *options]) == 1 and "performance.md" in capsys.readouterr().err
 
 
 def test_the_pages_match_the_recorded_runs() -> None:
-    assert report.main(["--check"]) == 0
+    assert main(["check"]) == 0
 
 
 def test_links_of_the_page_point_at_files() -> None:

@@ -10,35 +10,39 @@ from typing import Any
 import pytest
 import torch
 
+from bench.command_line import main
 from bench.harness import results
 from bench.harness.library import EINSUM, FLASH, LIK, OURS
 from bench.harness.shape import IN_BATCH, KD, PAIRS, Shape
 from bench.harness.timing import GpuTime
 from bench.peers import triton_tuning
-from bench.suites import sweep
+from bench.peers.tiles import padded_dim, padded_work
+from bench.report import plots
+from bench.suites import sweep, sweep_summary
+from bench.tuning import random_shapes
 
 # ---- shapes ----
 
 
 def test_the_same_seed_draws_the_same_shapes_within_the_caps() -> None:
-    shapes = draws.draw_shapes(300)
-    assert shapes == draws.draw_shapes(300) and shapes != draws.draw_shapes(300, seed=1)
-    assert shapes[:50] == draws.draw_shapes(50)  # so that a longer sweep goes on from a shorter one
+    shapes = random_shapes.draw_shapes(300)
+    assert shapes == random_shapes.draw_shapes(300) and shapes != random_shapes.draw_shapes(300, seed=1)
+    assert shapes[:50] == random_shapes.draw_shapes(50)  # so that a longer sweep goes on from a shorter one
     assert len({s.name for s in shapes}) == 300
     for s in shapes:
         assert 1 <= s.Nq <= 512 and 1 <= s.Nd <= 4096 and 1 <= s.Lq <= 1100 and 1 <= s.Ld <= 4100
-        assert 8 <= s.d <= 1024 and s.input_bytes(2) <= draws.MAX_BYTES
-        assert s.similarities <= draws.MAX_SIMILARITIES and draws.padded_work(s) <= draws.MAX_WORK
+        assert 8 <= s.d <= 1024 and s.input_bytes(2) <= random_shapes.MAX_BYTES
+        assert s.similarities <= random_shapes.MAX_SIMILARITIES and padded_work(s) <= random_shapes.MAX_WORK
         assert s.layout != PAIRS or s.Nd == 1
         assert s.layout == IN_BATCH or s.Lq <= 512
 
 
 def test_the_draw_is_wide_and_odd_but_repeats_what_peers_tune_for() -> None:
-    shapes = draws.draw_shapes(300)
+    shapes = random_shapes.draw_shapes(300)
     assert {s.layout for s in shapes} == {IN_BATCH, KD, PAIRS}
     assert sum(s.Ld % 8 != 0 for s in shapes) > 150 and sum(s.Lq % 2 for s in shapes) > 60
     assert sum(s.Nq == 1 for s in shapes) > 15
-    tuned = {(1 << (min(s.Lq, 128) - 1).bit_length(), draws.padded_dim(s.d), s.layout) for s in shapes}
+    tuned = {(1 << (min(s.Lq, 128) - 1).bit_length(), padded_dim(s.d), s.layout) for s in shapes}
     assert len(tuned) < 80
 
 
@@ -193,20 +197,20 @@ def test_processes_say_what_went_wrong_and_never_hold_up_the_sweep() -> None:
 
 def test_dry_run_is_resumed_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep.json"
-    options = ["--dry-run", "--out", str(out)]
-    assert sweep.main([*options, "--count", "5"]) == 0
+    options = ["sweep", "--dry-run", "--out", str(out)]
+    assert main([*options, "--count", "5"]) == 0
     first = results.split(results.read(out))[1]
     assert {r["impl"] for r in first} == {OURS, EINSUM} and len({r["shape"] for r in first}) == 5
     for r in first:
         assert tuple(r)[: len(results.KEYS)] == results.KEYS
         assert r["wall_us"] > 0 and r["rel_err"] < 1e-2 and not r.get("error")
         assert r["impl"] != OURS or "maxsim_forward" in r["plan"]
-    assert sweep.main([*options, "--count", "9", "--merge"]) == 0
+    assert main([*options, "--count", "9", "--merge"]) == 0
     headers, rows = results.split(results.read(out))
     assert rows[: len(first)] == first and len({r["shape"] for r in rows}) == 9
-    assert len(headers) == 2 and headers[0]["command"].startswith("python -m bench.sweep")
+    assert len(headers) == 2 and headers[0]["command"].startswith("python -m bench sweep")
     assert "5 of 9 shapes are there already" in capsys.readouterr().out
-    assert sweep.main([*options, "--count", "400", "--merge", "--seconds", "3.2"]) == 0
+    assert main([*options, "--count", "400", "--merge", "--seconds", "3.2"]) == 0
     assert 9 <= len({r["shape"] for r in results.split(results.read(out))[1]}) < 400
 
 
@@ -224,7 +228,7 @@ def test_a_library_that_fails_or_is_wrong_costs_its_row_alone() -> None:
         rows = sweep.run_shape(shape, [Ours(), *peers], torch.device("cpu"), 5)  # type: ignore[list-item]
         ours, wrong, failed = rows
         assert ours["rel_err"] < 1e-5 and wrong["mismatch"] and "not this layout" in failed["error"]
-        text = sweep.summary(rows)
+        text = sweep_summary.summary(rows)
         assert f"{LIK} is" in text and f"{FLASH} failed on 1" in text
 
 
@@ -245,13 +249,13 @@ def test_a_loss_is_against_the_better_peer_and_names_the_plan() -> None:
     rows = [row("a", OURS, 10.0), row("a", LIK, 20.0), row("a", FLASH, 9.0)]
     rows += [row("b", OURS, 10.0), row("b", LIK, 9.6), row("b", FLASH, None)]
     rows += [row("c", OURS, 10.0), row("c", LIK, 40.0)]
-    (loss,) = sweep.losses(rows)
+    (loss,) = sweep_summary.losses(rows)
     assert loss[0] == pytest.approx(10 / 9) and loss[2]["impl"] == FLASH
-    text = sweep.summary(rows)
+    text = sweep_summary.summary(rows)
     assert "3 shapes" in text and "on 1 of 3" in text and "worst 0.90x" in text and "wgmma_rows" in text
-    figures = sweep.percentiles([0.25, 0.5, 1.0])
+    figures = sweep_summary.percentiles([0.25, 0.5, 1.0])
     assert figures["worst"] == 1 and figures["p50"] == 2 and figures["geomean"] == pytest.approx(2)
-    assert sweep.percentiles([0.5])["p95"] == 2
+    assert sweep_summary.percentiles([0.5])["p95"] == 2
 
 
 @pytest.mark.parametrize(
@@ -275,7 +279,7 @@ def test_what_looks_like_a_loss_or_is_noisy_or_of_two_clocks_is_timed_again(
 
 def test_the_plot_of_a_sweep_is_drawn_from_its_rows_or_says_why_not(tmp_path: Path) -> None:
     target = tmp_path / "sweep.png"
-    assert "no shape" in (plot.sweep([row("a", OURS, 10.0)], target) or "")
+    assert "no shape" in (plots.sweep([row("a", OURS, 10.0)], target) or "")
     rows = [row("a", OURS, 10.0), row("a", LIK, 25.0), row("b", OURS, 10.0, layout=KD), row("b", FLASH, 9.0)]
-    problem = plot.sweep(rows, target)
+    problem = plots.sweep(rows, target)
     assert target.exists() if problem is None else "matplotlib" in problem

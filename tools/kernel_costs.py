@@ -7,7 +7,7 @@ Costs are read from the last build: kernels and ptxas seconds from its resource 
 code from the library (needs cuobjdump, which comes with the CUDA toolkit and with Triton), and the seconds
 of each translation unit, the compiler's front end included, from ninja's log.
 
-Gains are read from the record of `python -m bench.plans`, which timed every plan that a forward could have
+Gains are read from the record of `python -m bench plans`, which timed every plan that a forward could have
 on random shapes, a table for each variant of the call: `needed` counts the shapes on which a call without
 the family would take over 1% longer, `mean` and `worst` say how much longer it would take. A family that no
 shape needs is a candidate for deletion.

@@ -81,8 +81,8 @@ def _without_out(arguments: Sequence[str]) -> list[str]:
 def todays_command(command: str) -> str:
     """A recorded command as today's program takes it.
 
-    Earlier records say `python -m bench` for `run` and `python -m bench.sweep` for `sweep`. --no-plot kept
-    both from drawing; now `report` alone draws.
+    In earlier records the program alone stands for `run`, and the module bench.sweep for `sweep`. --no-plot
+    kept both from drawing; now `report` alone draws.
     """
     words = [word for word in shlex.split(command) if word != "--no-plot"]
     if words[:2] != ["python", "-m"]:

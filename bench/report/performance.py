@@ -251,8 +251,8 @@ def _profile(path: Path) -> list[str]:
         body.append([row["shape"], row["kernel"], *figures, registers, number(row["duration_us"]), bound])
     note = (
         "One profiled call each (`python -m bench ncu --help` has the command): the busiest of the tensor "
-        "pipes, device memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs alone and cold, so "
-        "its time is longer than above."
+        "pipes, device memory, L2 and issue slots, each as a share of its peak. A profiled kernel runs alone "
+        "and cold, so its time is longer than above."
     )
     head = ["shape", "kernel", *shares, "registers", "us", "bound by"]
     return ["## Nsight Compute", note, table(head, body, 2)] if body else []

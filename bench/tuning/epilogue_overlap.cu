@@ -1,11 +1,11 @@
-// What a multiprocessor does beside products: one warpgroup multiplies tiles of 64 x 152 x 128 in bf16 on
-// end, another does to as many numbers what a fold does to similarities. Prints the clocks of both, alone and
-// side by side, on one multiprocessor:
+// How much of an epilogue overlaps wgmma. On one multiprocessor, one warpgroup multiplies tiles of
+// 64 x 152 x 128 in bf16 without a pause, and another applies the instructions of a fold to as many
+// numbers as a tile has similarities. Prints the clocks of both, alone and overlapped:
 //
-//     nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -I csrc bench/beside_products.cu -o beside
-//     ./beside
+//     nvcc -std=c++20 -O3 -arch=sm_90a -I csrc bench/tuning/epilogue_overlap.cu -o epilogue_overlap
+//     ./epilogue_overlap
 //
-// Numbers are changed in place, so that no instruction can be left out.
+// The fold changes its numbers in place, so that the compiler can leave no instruction out.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,14 +16,14 @@
 
 namespace ptx = late_interaction::ptx;
 
-constexpr int kColumns = 152, kNumbers = kColumns / 2;  // of a lane
-constexpr int kSteps = 8;                               // of 16 dims
-constexpr int kMatrixBytes = 64 * 1024;                 // room of each operand
+constexpr int kColumns = 152, kNumbers = kColumns / 2;  // a lane holds half a row of a tile
+constexpr int kSteps = 8;                               // wgmma of 16 dims a tile
+constexpr int kMatrixBytes = 64 * 1024;                 // shared memory of each operand
 
 enum Fold : int { maximum, multiply, multiply_maximum, multiply_maximum3, convert_multiply_maximum3, kFolds };
 constexpr const char* kNames[] = {"maximum", "multiply", "multiply, maximum", "multiply, maximum of three",
                                   "convert, multiply, maximum of three"};
-constexpr double kInstructions[] = {1, 1, 2, 1.5, 2.5};  // a number
+constexpr double kInstructions[] = {1, 1, 2, 1.5, 2.5};  // for each number
 
 struct Lane {
   float x[kNumbers], factor[kNumbers / 2];
@@ -58,7 +58,7 @@ struct Clocks {
   long long products, folds;
 };
 
-// So many tiles of products and folds; none: that warpgroup does nothing.
+// One warpgroup multiplies `products` tiles, the other folds `folds` tiles; with 0 it does nothing.
 template <Fold kFold>
 __global__ void __launch_bounds__(256, 1)
     run(int products, int folds, Clocks* clocks, float* sink, float seed) {
@@ -120,7 +120,7 @@ void measure() {
     must(cudaDeviceSynchronize());
     return *clocks;
   };
-  constexpr int kTiles = 2000, kLonger = 20 * kTiles;  // what goes on for as long as the other is timed
+  constexpr int kTiles = 2000, kLonger = 20 * kTiles;  // the other warpgroup outlasts the timed one
   took(kTiles, kTiles);                                // warm
   const double products = took(kTiles, 0).products / kTiles, folds = took(0, kTiles).folds / kTiles;
   const double slowed_folds = took(kLonger, kTiles).folds / kTiles;

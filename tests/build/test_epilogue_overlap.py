@@ -1,4 +1,4 @@
-"""The program that times folds beside products is compiled here and run by hand on a GPU: it must not rot."""
+"""The microbenchmark of an epilogue that overlaps wgmma is run by hand on a GPU; here it is compiled."""
 
 import shutil
 import subprocess
@@ -13,9 +13,9 @@ def test_it_compiles(tmp_path):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")
-    source = ROOT / "bench" / "beside_products.cu"
+    source = ROOT / "bench" / "tuning" / "epilogue_overlap.cu"
     asked = [line.strip("/ \n") for line in source.read_text().splitlines() if "nvcc" in line]
     command = asked[0].split()
-    command[0], command[-1] = nvcc, str(tmp_path / "beside")
+    command[0], command[-1] = nvcc, str(tmp_path / "epilogue_overlap")
     run = subprocess.run([*command, "--Werror=all-warnings"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
