@@ -12,9 +12,9 @@ import torch
 from bench.harness.shape import Shape
 from bench.harness.timing import Effort, gpu_time, wall_time
 
-Row = dict[str, Any]  # as in results, which imports this
+Row = dict[str, Any]  # as in results.py, which imports this module
 
-# What bounds a call, as tables say it.
+# What bounds a call: the letters of records, and the names in tables.
 NAMES = {"C": "cuBLAS bf16", "T": "cuBLAS TF32", "R": "reads"}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "int8": 1}
 
@@ -35,13 +35,14 @@ def bytes_moved(row: Row) -> int:
 
 
 def reached(row: Row, header: Row) -> tuple[float, str] | None:
-    """(fraction of the ceiling, which one): the ceiling is the larger of two times, FLOPs of real tokens over
-    what cuBLAS reaches (bf16; TF32 for float32 inputs) and bytes over a large read."""
+    """(the share of the ceiling that a forward reaches, which ceiling it is). The ceiling is the larger of
+    two times: FLOPs of real tokens over the rate of cuBLAS (bf16, or TF32 for float32 inputs), and bytes over
+    the rate of a large read."""
     products = "T" if row["dtype"] == "float32" else "C"
     tflops = header.get("cublas_tf32_tflops" if products == "T" else "cublas_tflops")
     if row["op"] != "fwd" or not row.get("gpu_us") or row["dtype"] not in _BYTES:
         return None
-    if row.get("nbits"):  # compressed documents: the gather of centroids from L2 bounds those
+    if row.get("nbits"):  # the gather of centroids from L2 bounds compressed documents
         return None
     if not tflops or not header.get("read_tbps"):
         return None
@@ -51,8 +52,8 @@ def reached(row: Row, header: Row) -> tuple[float, str] | None:
 
 
 def floor_us(row: Row, header: Row) -> float | None:
-    """The least time of a forward or step by the ceilings of its run: products at cuBLAS' rate, or every byte
-    moved once, whichever takes longer."""
+    """The least time of a forward or step by the ceilings of its run: the larger of the times
+    for the products at cuBLAS' rate and for moving every byte once."""
     if not header.get("cublas_tflops") or not header.get("read_tbps"):
         return None
     flops, bandwidth = 1e12 * header["cublas_tflops"], 1e12 * header["read_tbps"]
@@ -61,14 +62,14 @@ def floor_us(row: Row, header: Row) -> float | None:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this machine does at best, measured in the same run. None: not measured (CPU)."""
+    """What this machine does at best, measured in the same run. None on a CPU, where nothing is measured."""
 
     cublas_tflops: float | None = None
     cublas_tf32_tflops: float | None = None
     read_tbps: float | None = None
     copy_tbps: float | None = None
-    # Wall time of PyTorch's own product of two small tensors, and of it with both gradients: no eager call,
-    # no eager step waits less for the host.
+    # Wall time of PyTorch's own product of two small tensors, without and with both gradients: an eager call
+    # or step spends at least that on the host.
     product_us: float | None = None
     product_step_us: float | None = None
 

@@ -1,4 +1,4 @@
-"""Fresh random inputs. Never zeros: they hide unwritten outputs and run faster than data does."""
+"""Fresh random inputs. Zeros would hide outputs that nobody wrote, and run faster than data does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST = {FP8: 448.0, INT8: 127.0}
 
 @dataclass
 class Inputs:
-    """One set of tensors for one shape. `winners` is there for the backward suite alone."""
+    """One set of tensors for one shape. The backward suite alone has `winners`."""
 
     Q: torch.Tensor
     D: torch.Tensor
@@ -73,7 +73,7 @@ def _skew(Q: torch.Tensor, D: torch.Tensor, Ld: int) -> tuple[torch.Tensor, torc
 
 
 def draw_winners(shape: Shape, winners: str, device: torch.device) -> torch.Tensor:
-    """Synthetic winners for the backward alone."""
+    """Random winners, for the backward suite."""
     u = torch.rand(shape.winners_shape, device=device)
     if winners == SKEWED:
         u = u**4
@@ -90,7 +90,7 @@ def draw(shape: Shape, device: torch.device, dtype: torch.dtype, winners: str | 
 
 
 def sets_of_bytes(size: int, cache_bytes: int, limit: int = 64) -> int:
-    """How many input sets of `size` bytes to rotate among so that no call finds its own in the L2 cache."""
+    """How many input sets of `size` bytes calls rotate among, so that none finds its own in the L2 cache."""
     if cache_bytes == 0 or size >= 2 * cache_bytes:
         return 1
     return min(limit, -(-3 * cache_bytes // size))
@@ -103,8 +103,8 @@ def sets_to_beat_cache(shape: Shape, dtype: torch.dtype, cache_bytes: int, limit
 def draw_packed(
     shape: Shape, device: torch.device, dtype: torch.dtype, full: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(Q, D, cu_seqlens_q, cu_seqlens_d): queries of a quarter of Lq up to Lq, evenly; documents of 20 up to
-    Ld, skewed towards short ones. full: all of Lq and Ld tokens."""
+    """(Q, D, cu_seqlens_q, cu_seqlens_d). Query lengths are uniform from Lq / 4 to Lq; document lengths go
+    from 20 to Ld, short ones more often. With `full`, all sequences have Lq and Ld tokens."""
     generator = torch.Generator().manual_seed(0)
 
     def pack(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,7 +120,7 @@ def draw_packed(
 
 
 def quantize(x: torch.Tensor, dtype: torch.dtype, per_token: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x / scale in dtype, float32 scale [..., L] or []): the largest magnitude becomes the dtype's."""
+    """(x / scale in dtype, float32 scale [..., L] or []); scale makes the largest |x| the dtype's largest."""
     x = x.float()
     largest = x.abs().amax(-1) if per_token else x.abs().amax()
     scale = largest.clamp_min(1e-6) / _LARGEST[dtype]

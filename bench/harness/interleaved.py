@@ -1,4 +1,4 @@
-"""Several calls on one shape, timed in turns: what a ratio between two of them needs."""
+"""Several calls on one shape, timed interleaved: a drift of the clocks does not change their ratios."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from bench.harness.timing import Call, by_one_clock, peak_mib, time_interleaved,
 
 ROUNDS = 5
 
-# Gives the calls, one for each input set; may raise what then goes into the row.
+# Returns the calls, one for each input set. An exception goes into the row.
 Prepare = Callable[[], Sequence[Call]]
 
 
 @dataclass
 class Timed:
-    """A row to be filled: how to call it, and the fp64 scores that its first call must give."""
+    """A row to fill: how to call the function, and the fp64 scores that its first call must give."""
 
     row: Row
     prepare: Prepare
     wanted: torch.Tensor
-    check: Callable[[Row, object], None] | None = None  # adds what else there is to say of the first result
-    capture: bool = True  # into a CUDA graph; where one cannot be, none of those measured with it is
-    on_gpu: bool = True  # False: its wall time alone says something
+    check: Callable[[Row, object], None] | None = None  # adds to the row, or raises, by the first result
+    capture: bool = True  # into a CUDA graph; where one call cannot be captured, none of the group is
+    on_gpu: bool = True  # False: only its wall time is taken
     tolerance: float = SCORES
 
 
 def check_gradients(
     step: Callable[[], Sequence[torch.Tensor]], wanted: Sequence[torch.Tensor], limit: float = GRADIENTS
 ) -> Callable[[Row, object], None]:
-    """For Timed.check: what `step` gives behind the scores, on planted inputs."""
+    """For Timed.check: compares the gradients that `step` returns after the scores, on planted inputs."""
 
     def check(row: Row, _: object) -> None:
         row["grad_err"] = worst_error(step()[1:], wanted)
@@ -50,14 +50,14 @@ def check_gradients(
 
 
 def draw_sets(settings: Settings, shape: Shape, dtype: torch.dtype) -> list[Inputs]:
-    """Input sets enough to outgrow the cache, where that shows."""
+    """Enough input sets to outgrow the cache, for calls so short that it matters."""
     floor = settings.floor_us(shape, "fwd") or 0.0
     count = sets_to_beat_cache(shape, dtype, settings.cache_bytes) if floor < ROTATE_BELOW_US else 1
     return [draw(shape, settings.device, dtype) for _ in range(count)]
 
 
 def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
-    """The calls, once the first has given what it should."""
+    """The calls, if the first one gives the right result; None if not, and the row says why."""
     row = timed.row
     key = (row["impl"], row["shape"], row["op"], row.get("variant"))
     try:
@@ -88,7 +88,7 @@ def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
 
 
 def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
-    """Fills the rows: parity first, then GPU time in turns and by one clock, then wall time."""
+    """Fills the rows: parity, then GPU time, interleaved and by one clock, then wall time."""
     ready = [(each, calls) for each in timed if (calls := _judged(settings, each)) is not None]
     on_gpu = [(each.row, calls) for each, calls in ready if each.on_gpu and settings.device.type == "cuda"]
     if on_gpu:
@@ -103,7 +103,7 @@ def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
 
 
 def set_ratios(rows: Sequence[Row], key: str, base: Row) -> None:
-    """row[key] = its time over the base row's by the same clock: GPU time where both have one."""
+    """row[key] = the time of the row over that of the base, by the same clock: GPU time if both have it."""
     for row in rows:
         same = row["gpu_us"] and base["gpu_us"] and row.get("gpu_method") == base.get("gpu_method")
         clock = "gpu_us" if same else "wall_us"
@@ -112,7 +112,7 @@ def set_ratios(rows: Sequence[Row], key: str, base: Row) -> None:
 
 
 def line(rows: Sequence[Row], ratio: str) -> str:
-    """What one shape gave: time, ratio and share of the ceiling of each variant."""
+    """One shape in a line: time, ratio and share of the ceiling of each variant."""
     parts = []
     for row in rows:
         label = row["variant"] if row["impl"] == "late_interaction" else f"{row['impl']} {row['variant']}"
@@ -128,12 +128,12 @@ def line(rows: Sequence[Row], ratio: str) -> str:
 
 def run(
     settings: Settings, results: Results, shapes: Sequence[Shape], ratio: str,
-    take: Callable[[Settings, Shape], list[Row]],
+    measure_shape: Callable[[Settings, Shape], list[Row]],
 ) -> None:  # fmt: skip
     """Measures, prints and records shape after shape."""
     for shape in shapes:
         try:
-            rows = take(settings, shape)
+            rows = measure_shape(settings, shape)
         except Exception as error:  # drawing inputs or the reference ran out of memory
             settings.log(f"{shape.name}: {error_text(error)}")
             rows = []

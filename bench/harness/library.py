@@ -16,24 +16,24 @@ FLASH = "flash-maxsim"
 EINSUM = "torch einsum"
 COMPILED = "torch.compile"
 MAXSIM_CPU = "maxsim-cpu"
-GEMM = "torch GEMM"  # the products alone, on a CPU
+GEMM = "torch GEMM"  # the matrix product without the max, on a CPU
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Gradients = tuple[torch.Tensor, torch.Tensor]
 
 
 class UnsupportedError(Exception):
-    """This implementation has no such call, or it would not fit; the message says which."""
+    """The implementation has no such call, or the call would not fit in memory; the message says which."""
 
 
 class Implementation:
     """One library, or one way to write MaxSim in PyTorch."""
 
     name: str
-    backwards: tuple[str | None, ...] = (None,)  # gradient strategies, each measured
+    backwards: tuple[str | None, ...] = (None,)  # gradient strategies; each is measured
     builds_similarities = False  # allocates [Nq, Nd, Lq, Ld]
-    rounds_similarities = False  # and rounds them to the input dtype
-    halves_fp32 = False  # multiplies fp32 inputs in 16 bits, unasked
+    rounds_similarities = False  # rounds them to the input dtype
+    halves_fp32 = False  # multiplies fp32 inputs in 16 bits without being asked
 
     def score(self, shape: Shape, backward: str | None, train: bool) -> Score:
         """A function (Q, D) -> scores; differentiable if `train`."""
@@ -48,11 +48,11 @@ class Implementation:
         return self.rounds_similarities or (self.halves_fp32 and dtype == torch.float32)
 
     def winners(self, shape: Shape, inputs: Inputs) -> torch.Tensor | None:
-        """Winners [Nq, Nd, Lq], from an implementation that hands them out."""
+        """Winners [Nq, Nd, Lq], or None from an implementation that does not return them."""
         return None
 
     def retune(self) -> None:
-        """Forgets tuning results, so that the next shape gets its own."""
+        """Forgets tuning results, so that the next shape is tuned for."""
 
 
 def training_step(
@@ -60,11 +60,11 @@ def training_step(
     leaves: tuple[torch.Tensor, torch.Tensor],
     grad: torch.Tensor,
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """Scores and both gradients."""
+    """A function that returns the scores and both gradients."""
 
     def run() -> tuple[torch.Tensor, ...]:
         scores = score(*leaves)
-        # Kept with their graph, scores would tie the leaves to the stream of this call.
+        # Scores that keep their graph would tie the leaves to the stream of this call.
         return (scores.detach(), *torch.autograd.grad(scores, leaves, grad))
 
     return run

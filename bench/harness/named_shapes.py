@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bench.harness.shape import KD, PAIRS, HiddenShape, PairShape, Shape
 
-# What a batch never holds: documents of a million tokens, a query of 32k, rows of 4096. Forward and step.
+# Longer than any batch: documents of a million tokens, a query of 32k, rows of 4096.
 LONG = (
     Shape("million-1x1", 1, 1, 32, 1_000_000),
     Shape("million-64x4", 64, 4, 32, 1_000_000),
@@ -35,7 +35,7 @@ FORWARD = (
     *LONG,
 )
 
-# What bounds a forward of scores alone; the suites beside the plain forward take some of these.
+# Shapes of FORWARD by what bounds them; the variants, fp32 and quantized suites use some of these.
 COMPUTE_BOUND = (
     "train-128", "train-256", "colpali-128", "colpali-lq128", "longq-64", "rerank-lq1024", "d768",
 )  # fmt: skip
@@ -46,14 +46,14 @@ VARIANTS = (*COMPUTE_BOUND, "text-long", "corpus-10k")
 FP32 = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "d768", "text-long")
 QUANTIZED = ("train-256", "colpali-128", "colpali-lq128", "longq-64", "text-long", "corpus-10k")
 
-# Packed: Lq and Ld are those of the longest. Where each query has its own documents they are padded as well.
+# Packed batches: Lq and Ld are the longest lengths. The kd layout and a single query are padded as well.
 VARLEN = (
     Shape("varlen-128", 128, 128, 32, 1024),
     Shape("varlen-rerank-10k", 1, 10000, 32, 512),
     Shape("varlen-own-128x32", 128, 32, 32, 512, layout=KD),
 )
-# Listed pairs: each document with a query of 100; all there are of a dense batch, and a tenth of those; and
-# one query with documents that lie anywhere.
+# Listed pairs: each of 10,000 documents with one of 100 queries; every pair of a dense batch, and a tenth of
+# them; and one query with documents in no order.
 PAIR_LISTS = (
     PairShape("pairs-10k", 100, 10000, 32, 512, pairs=10000),
     PairShape("pairs-grid", 128, 128, 32, 300, pairs=128 * 128, even=True),
@@ -72,9 +72,9 @@ TRAINING = (
     Shape("kd-256x16", 256, 16, 32, 1030, layout=KD),
     Shape("pairs-256", 256, 1, 32, 1030, layout=PAIRS),
 )
-COMPILED_STEPS = ("train-32", "kd-128x8", "pairs-256", "tiny-pairs")  # of ours, one of each layout
+COMPILED_STEPS = ("train-32", "kd-128x8", "pairs-256", "tiny-pairs")  # our training step, for each layout
 
-# Residual-compressed documents, of so many bits a bucket.
+# Residual-compressed documents; the name ends in the bits of a bucket.
 PLAID = (
     Shape("plaid-2", 1, 10000, 32, 300),
     Shape("plaid-4", 1, 10000, 32, 512),
@@ -88,11 +88,11 @@ FUSED_HEAD = (
 )
 RETRIEVE = (
     Shape("retrieve-100k", 16, 100_000, 32, 128),
-    Shape("retrieve-one-100k", 1, 100_000, 32, 128),  # bound by reading
+    Shape("retrieve-one-100k", 1, 100_000, 32, 128),  # memory-bound
     Shape("retrieve-host-40k", 16, 40_000, 32, 128),
     Shape("retrieve-fp8-million", 16, 1_000_000, 32, 128),
 )
-# Whole losses: a head with explicit negatives, and a contrastive one taken in chunks.
+# Whole losses: a head with explicit negatives, and a contrastive loss in chunks.
 _CHUNKED = (
     (64, 2048), (64, 4096), (64, 8192), (128, 2048), (128, 4096), (128, 8192), (256, 2048), (256, 4096),
     (256, 8192),
@@ -114,14 +114,14 @@ CPU = (
 
 CPU_TRAINING = (Shape("cpu-train", 32, 32, 32, 300),)
 
-# The same code paths in milliseconds, for a check of the harness itself.
+# For a dry run: the same code paths in milliseconds.
 TINY_FORWARD = (Shape("tiny-rerank", 1, 6, 5, 7, d=16, compiled=True), Shape("tiny-batch", 3, 4, 5, 7, d=16))
 TINY_TRAINING = (
     Shape("tiny-steps", 24, 20, 5, 17, d=16),
     Shape("tiny-kd", 24, 20, 5, 17, d=16, layout=KD),
     Shape("tiny-pairs", 480, 1, 5, 17, d=16, layout=PAIRS),
 )
-# Too long for winners of two bytes, and for documents of a skew.
+# Too long for winners of two bytes, and for skewed inputs.
 TINY_LONG = Shape("tiny-long", 12, 1, 5, 70_000, d=16)
 TINY_VARLEN = (*TINY_FORWARD, Shape("tiny-own", 3, 4, 5, 7, d=16, layout=KD))
 TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))

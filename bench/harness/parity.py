@@ -10,16 +10,16 @@ import torch.nn.functional as F
 
 from bench.harness.shape import IN_BATCH, Shape
 
-# Limits of relative error: of scores, which an einsum in bf16 rounds, and of gradients of planted inputs
-# (planted.py). On those, rounding a gradient to bf16 comes to
-# 1.7e-3, and to 2.3e-3 where grad_scores is rounded too (einsum, some peers).
+# Limits of relative error, of scores and of gradients. An einsum in bf16 rounds the similarities. Gradients
+# are compared on planted inputs (planted.py). There, rounding a gradient to bf16 comes to 1.7e-3, and to
+# 2.3e-3 where grad_scores is rounded too (einsum, some peers).
 SCORES, GRADIENTS = 1e-2, 3e-3
 _CHUNK_ELEMENTS = 1 << 27  # of fp64 similarities at a time
 
 
 @dataclass
 class Reference:
-    """fp64 scores, and who won."""
+    """fp64 scores and winners."""
 
     scores: torch.Tensor
     winners: torch.Tensor
@@ -86,7 +86,7 @@ def reference_scores(
 def reference_gradients(
     shape: Shape, Q: torch.Tensor, D: torch.Tensor, grad_scores: torch.Tensor, winners: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp64 gradients of the scores, given who won."""
+    """fp64 gradients of the scores, given the winners."""
     Nq, Nd, Lq, Ld, d = shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d
     grads = grad_scores.double().view(Nq, Nd)
     q = Q.double()
@@ -128,7 +128,7 @@ def misplaced_winners(
 
 
 def relative_error(out: torch.Tensor, ref: torch.Tensor) -> float:
-    """||out - ref|| / ||ref||; NaN and a wrong element count read as infinite."""
+    """||out - ref|| / ||ref||; infinite if it is NaN or the element counts differ."""
     if out.numel() != ref.numel():
         return float("inf")
     error = (out.detach().double().reshape(ref.shape) - ref).norm() / ref.norm()

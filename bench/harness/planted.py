@@ -1,10 +1,10 @@
 """Inputs whose winners no rounding moves, and their exact gradients.
 
-Of random tokens, some have two best matches that rounding cannot tell apart; a gradient then goes to the
-other one, which hides what the gradient's own arithmetic errs by. Here the embedding space is cut in three
-orthogonal parts: a few directions, what queries add to them, and what documents do. Every query token follows
-one direction, every document holds one token near each direction, and its other tokens meet no query token:
-a similarity is 1/2 for the winner and 0, but for rounding, for every other token.
+Some random tokens have two best matches that rounding cannot tell apart. A gradient may then go to the
+other one, and the difference hides the error of the gradient's own arithmetic. Here the embedding space is
+cut in three orthogonal parts: a few directions, what queries add to them, and what documents add. Every query
+token follows one direction, every document holds one token near each direction, and its other tokens meet no
+query token: a similarity is 1/2 for the winner and 0, but for rounding, for every other token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from bench.harness.shape import IN_BATCH, Shape
 
-MOST = 64  # directions
+MAX_DIRECTIONS = 64
 
 Project = Callable[[torch.Tensor], torch.Tensor]  # rows as they are given -> unit rows, differentiable
 
@@ -50,7 +50,7 @@ def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch
     """Queries and documents of these lengths, all at least 1."""
     device = q_lengths.device
     query, place = _ragged(q_lengths)
-    count = max(1, min(MOST, d // 3, int(q_lengths.max()), int(d_lengths.min())))
+    count = max(1, min(MAX_DIRECTIONS, d // 3, int(q_lengths.max()), int(d_lengths.min())))
     space = torch.linalg.qr(torch.randn(d, d, device=device)).Q  # orthonormal rows
     basis, of_queries, of_documents = space.split([count, d // 3, d - count - d // 3])
     kind = place % count
@@ -61,7 +61,7 @@ def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch
     def near(which: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         return (0.5**0.5 * (basis[which] + units(part, len(which)))).to(dtype)
 
-    # Documents' tokens near the directions, evenly spread from a place that differs by document.
+    # A document's tokens near the directions are evenly spread, from a start that differs by document.
     starts = d_lengths.cumsum(0) - d_lengths
     first = (torch.rand(len(d_lengths), device=device) * d_lengths).long()
     order = torch.arange(count, device=device)

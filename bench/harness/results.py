@@ -1,4 +1,4 @@
-"""Rows, the file they live in, and the tables on the terminal."""
+"""Rows, their groups, and the JSON files that hold them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def slug(name: str) -> str:
 
 
 def line_of(row: Row) -> tuple[object, ...]:
-    """What a line of a table shows."""
+    """The key of a line of a table."""
     return tuple(row.get(k) for k in ("suite", "shape", "op", "dtype", "winners"))
 
 
 def group_of(row: Row) -> tuple[object, ...]:
-    """What comes from one run, all implementations and variants of it, and is replaced as a whole."""
+    """The key of a group, whose implementations and variants come from one run and are replaced together."""
     return tuple(row.get(k) for k in ("suite", "shape", "op", "winners"))
 
 
@@ -58,7 +58,7 @@ def by_group(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
 
 
 class IncompleteError(ValueError):
-    """Some implementations of a group that a record holds were measured, and not all."""
+    """A group was measured without some of the implementations that the record has."""
 
 
 def replaced(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
@@ -112,12 +112,12 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _rounded(row: Row) -> Row:
-    """Five digits: more would be noise."""
+    """Floats of five digits; more would be noise."""
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
 
 
 def records(directory: Path) -> list[Path]:
-    """The files of runs: not sweeps, plans, profiles or parts. Whole ones first, the CPU's last."""
+    """The records of suites, without sweeps, plans, profiles and parts: whole ones first, the CPU's last."""
     found = [
         p
         for p in directory.glob("*.json")
@@ -144,8 +144,8 @@ def size_of(row: Row) -> str:
 
 
 def is_whole(rows: Iterable[Row]) -> bool:
-    """Whether a record has the forward suite. One that has not is of a GPU on which a few tables were taken
-    again; docs/performance.md alone shows those."""
+    """Whether a record has the forward suite. If not, a few tables were measured again on another GPU, and
+    docs/performance.md alone shows them."""
     return any(r.get("suite") == "forward" for r in rows)
 
 

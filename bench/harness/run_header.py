@@ -37,7 +37,7 @@ def cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit measured: LATE_INTERACTION_COMMIT where the tree travels without its history."""
+    """The commit that is measured: LATE_INTERACTION_COMMIT (for a copy without history), or what git says."""
     if given := os.environ.get("LATE_INTERACTION_COMMIT"):
         return given
     try:

@@ -12,7 +12,7 @@ from bench.harness.library import Implementation
 from bench.harness.shape import Shape, itemsize
 from bench.harness.timing import Effort
 
-# Calls this long read their inputs in a time that does not show: rotating among input sets adds nothing.
+# A call that takes longer hardly gains from inputs in the L2 cache: it needs no other input sets.
 ROTATE_BELOW_US = 200.0
 
 
@@ -26,7 +26,7 @@ class Settings:
     limit_s: float  # for the first calls of one implementation on one shape: compilation and tuning
     retune: bool = False
     compile_all: bool = False
-    compiles: bool = True  # steps of ours with torch.compile
+    compiles: bool = True  # measure our training step with torch.compile
     gave_up: set[tuple[object, ...]] = field(default_factory=set)
     log: Callable[[str], None] = field(default=lambda line: print(line, flush=True))
 
@@ -37,7 +37,7 @@ class Settings:
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
 
     def floor_us(self, shape: Shape, op: str) -> float | None:
-        """max(FLOPs / cuBLAS' rate, bytes / a large read's) of the real tokens, by this run's ceilings."""
+        """The larger of FLOPs over cuBLAS' rate and bytes over the read rate, by the ceilings of this run."""
         flops, bandwidth = self.ceilings.cublas_tflops, self.ceilings.read_tbps
         if flops is None or bandwidth is None:
             return None

@@ -22,7 +22,7 @@ class Shape:
     Ld: int
     d: int = 128
     layout: str = IN_BATCH
-    compiled: bool = False  # torch.compile costs seconds a shape: the default run takes it on these alone
+    compiled: bool = False  # torch.compile takes seconds for a shape: only these are compiled by default
 
     @property
     def documents(self) -> int:

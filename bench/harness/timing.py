@@ -17,7 +17,7 @@ import torch
 
 Call = Callable[[], object]
 
-_cuda: Any = torch.cuda  # its stream and event classes carry no types
+_cuda: Any = torch.cuda  # its stream and event classes have no types
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the body: an autotune that outlasts its share costs one row, not the run."""
+    """Raises TimeoutError in the body after `seconds`, so that a long autotuning costs one row, not the run."""
 
-    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
 
@@ -69,7 +69,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if error is not expired and expired.__traceback__:  # a compiler made it an error of its own
+        if error is not expired and expired.__traceback__:  # a compiler turned it into another error
             raise expired from error
         raise
     finally:
@@ -149,8 +149,8 @@ def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
 
 
 def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: int = 1) -> list[GpuTime]:
-    """Median GPU time of one call of each. Taking turns spreads a drift of the clocks over all of them,
-    which a ratio between two needs."""
+    """Median GPU time of one call of each. In several rounds their runs are interleaved, so that a drift of the
+    clocks changes all times alike."""
     times: list[list[float]] = [[] for _ in repetitions]
     runs = []
     for each in repetitions:

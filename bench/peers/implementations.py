@@ -1,4 +1,4 @@
-"""The implementations side by side. Each is optional but PyTorch; each is called the way its docs say."""
+"""The libraries that are measured, each called as its documentation says. All but PyTorch are optional."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ours(Implementation):
     def backward(self, shape: Shape, backward: str | None, inputs: Inputs) -> Callable[[], Gradients]:
         assert inputs.winners is not None
         op = torch.ops.late_interaction.maxsim_backward
-        narrow = shape.Ld <= 65534  # the winners' storage form, two's complement of the unsigned index
+        narrow = shape.Ld <= 65534  # winners are stored as unsigned 16-bit indices, in an int16 tensor
         winners = inputs.winners.to(torch.int16 if narrow else torch.int32).contiguous()
         D = inputs.D.unsqueeze(1) if shape.layout == PAIRS else inputs.D
         grad_scores = inputs.grad_scores.view(shape.Nq, shape.Nd)
@@ -48,12 +48,12 @@ class Ours(Implementation):
 
 
 class Lik(Implementation):
-    """late-interaction-kernels. Its "auto" is one of the two strategies, so those are what is measured."""
+    """late-interaction-kernels. Its "auto" chooses one of the two strategies, which are both measured."""
 
     name = LIK
     backwards = ("lowmem", "unified")
     halves_fp32 = True
-    chunk = 128  # query tokens a launch, as its maxsim cuts queries of over 512 tokens
+    chunk = 128  # query tokens of a launch: its maxsim splits queries of more than 512 tokens
 
     def __init__(self) -> None:
         self.lib = importlib.import_module("late_interaction_kernels")
@@ -75,7 +75,7 @@ class Lik(Implementation):
         grad_scores = inputs.grad_scores.view(Nq, Nd)
         q_mask = None
         bucket = max(16, 1 << (Lq - 1).bit_length()) if Lq <= 512 else -(-Lq // self.chunk) * self.chunk
-        if bucket != Lq:  # padded as its own forward pads
+        if bucket != Lq:  # pads like its own forward
             pad = bucket - Lq
             Q = torch.nn.functional.pad(Q, (0, 0, 0, pad))
             winners = torch.nn.functional.pad(winners, (0, pad), value=-1)
@@ -122,7 +122,7 @@ class Flash(Implementation):
             return lambda Q, D: lib.flash_maxsim(Q[0], D).unsqueeze(0)
         if shape.layout == IN_BATCH:
             return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=True)
-        # 0.3.0 cuts long queries into chunks even where each has its own documents, and then fails.
+        # 0.3.0 also splits long queries that have their own documents, and then fails.
         return lambda Q, D: lib.flash_maxsim_batched(Q, D, shared_docs=False, query_chunk_size=None)
 
     def retune(self) -> None:
@@ -159,8 +159,8 @@ class Compiled(Implementation):
 
 
 def _forget_triton_tuning(package: str) -> None:
-    """Clears the in-memory results of every autotuned kernel of `package` and keeps it off the disk cache.
-    Compiled kernels stay, so this costs timing runs, not compilation."""
+    """Clears the tuning results of every kernel of `package` in memory, and keeps them off the disk. Compiled
+    kernels stay, so tuning again costs timing runs, but no compilation."""
     for name, module in list(sys.modules.items()):
         if name == package or name.startswith(package + "."):
             for kernel in vars(module).values():

@@ -1,4 +1,4 @@
-"""Compiles and tunes what a list of shapes needs of the Triton peers, before any is timed.
+"""Compiles and tunes the kernels of the Triton peers for a list of shapes, before any shape is timed.
 
 A peer's first call of a new kind compiles every configuration that its autotuner tries, one after the
 other, and times each for an eighth of a second: minutes over hundreds of shapes, all of it on one core.
@@ -39,27 +39,27 @@ from bench.peers.implementations import KEYS
 from bench.peers.tiles import padded_work
 
 PACKAGES = ("late_interaction_kernels", "flash_maxsim")
-PARTS = 3  # that the configurations of one key are compiled in
-TUNE_ON = 2e11  # padded FLOPs, about 2 ms: the largest shape of a key up to here is tuned on
-STALLED_S = 60.0  # without a finished job: a process that died takes its job with it
-BENCH_MS = {"warmup": 2, "rep": 8}  # of Triton's do_bench, for each configuration
+PARTS = 3  # jobs that share the configurations of a key
+TUNE_ON = 2e11  # padded FLOPs, about 2 ms: a key is tuned on its largest shape up to this
+STALLED_S = 60.0  # without a finished job, a process has died with its job
+BENCH_MS = {"warmup": 2, "rep": 8}  # arguments of Triton's do_bench, for each configuration
 
-Key = tuple[str, str, tuple[Any, ...]]  # peer, kernel, what its autotuner keys on
+Key = tuple[str, str, tuple[Any, ...]]  # peer, kernel, key of its autotuner
 Chosen = dict[tuple[str, str], dict[tuple[Any, ...], Any]]  # (module, kernel) -> key -> configuration
 
 
 class Job(NamedTuple):
-    """A call that is made for what it compiles."""
+    """A call that is made to compile a kernel."""
 
     peer: str
     shape: Shape
-    part: int | None  # of the configurations; None: the chosen one
+    part: int | None  # which part of the configurations; None: the chosen one
     chosen: Chosen
     op: str = "fwd"
 
 
 class _Found(Exception):  # noqa: N818, not an error
-    """What a call was about to launch."""
+    """Raised instead of a launch: the kernel and its key."""
 
     def __init__(self, kernel: str, key: tuple[Any, ...] | None) -> None:
         super().__init__(kernel)
@@ -67,7 +67,7 @@ class _Found(Exception):  # noqa: N818, not an error
 
 
 def autotuners() -> dict[tuple[str, str], Any]:
-    """Every autotuned kernel of the peers by (module, name), whoever else has imported it."""
+    """Every autotuned kernel of the peers, by the module that defines it and its name."""
     out = {}
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in PACKAGES:
@@ -78,7 +78,7 @@ def autotuners() -> dict[tuple[str, str], Any]:
 
 
 def import_all() -> None:
-    """Imports what the peers would import at a first call, so that autotuners() is complete."""
+    """Imports all modules of the peers, so that autotuners() is complete."""
     for package in PACKAGES:
         for module in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", [])):
             with contextlib.suppress(Exception):
@@ -114,7 +114,7 @@ def _nothing_launches() -> Iterator[None]:
 
 
 def _call(impl: Implementation, shape: Shape, op: str = "fwd") -> None:
-    """One call on whatever lies in fresh memory, a step by each strategy: compiling asks for sizes, not for
+    """One forward, or one step by each strategy, on uninitialized memory: compilation depends on sizes, not on
     values."""
     Q = torch.empty(shape.q_shape, device="cuda", dtype=torch.bfloat16)
     D = torch.empty(shape.d_shape, device="cuda", dtype=torch.bfloat16)
@@ -138,7 +138,7 @@ def find_keys(peers: dict[str, Implementation], shapes: Iterable[Shape]) -> dict
                 except _Found as found:
                     if found.key is not None:
                         out.setdefault((peer, found.kernel, found.key), []).append(shape)
-                except Exception:  # said when the shape is measured
+                except Exception:  # reported when the shape is measured
                     continue
     return out
 
@@ -156,12 +156,12 @@ _peers: dict[str, Implementation] = {}
 
 def _start_worker(peers: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    with contextlib.suppress(Exception):  # a process that cannot start would be started again for ever
+    with contextlib.suppress(Exception):  # a process that fails here would be started again without end
         for peer in peers:
             _peers[peer] = KEYS[peer]()
     import_all()
     for kernel in autotuners().values():
-        kernel.cache_results = False  # nothing that is timed beside other processes may be kept
+        kernel.cache_results = False  # times taken beside other processes are worthless
         kernel.do_bench = _launch_once
 
 
@@ -171,7 +171,7 @@ def _launch_once(kernel_call: Callable[[], object], **_: object) -> list[float]:
 
 
 def _compile(job: Job) -> str | None:
-    """One call, which leaves what it compiles in Triton's cache. Returns what went wrong, if anything."""
+    """One call, which leaves its compiled kernels in Triton's cache. Returns the error, if any."""
     tuners = autotuners()
     configs = {name: kernel.configs for name, kernel in tuners.items()}
     try:
@@ -198,8 +198,8 @@ def spare_cores() -> int:
 
 @dataclass
 class Compilers:
-    """A pool of processes that compile; started once, idle while the GPU is timed. Without any, all is left
-    to the calls, which is no loss where Triton's cache on disk holds it already."""
+    """A pool of processes that compile, started once and idle while the GPU is timed. With 0 processes the first
+    calls compile, which is no loss if Triton's cache on disk has the kernels."""
 
     peers: Sequence[str]
     processes: int = field(default_factory=spare_cores)
@@ -224,7 +224,7 @@ class Compilers:
             self._pool.join()
 
     def run(self, jobs: Sequence[Job], seconds: float) -> str:
-        """Compiles until all is done, the time is up or nothing moves; says how far it came."""
+        """Compiles until all is done, the time is up or nothing finishes any more; returns a line about it."""
         if self.processes == 0:
             return "left to the calls"
         start = moved = time.perf_counter()
@@ -236,7 +236,7 @@ class Compilers:
             if ready > done:
                 done, moved = ready, time.perf_counter()
         problems = [problem for result in pending if result.ready() and (problem := _outcome(result))]
-        if done < len(jobs):  # what still runs would be in the way of what is timed next
+        if done < len(jobs):  # what still runs would disturb the next timings
             self._close()
             self._open()
         text = f"{done} of {len(jobs)} jobs in {time.perf_counter() - start:.0f} s"
@@ -246,23 +246,25 @@ class Compilers:
 def _outcome(result: Any) -> str | None:
     try:
         problem: str | None = result.get()
-    except Exception as error:  # raised in the process, or on the way back
+    except Exception as error:  # raised in the process, or while its result was returned
         return error_text(error)
     return problem
 
 
-# ---- what `python -m bench --warm` compiles: every configuration of every shape ----
+# ---- run --warm: compile every configuration of every shape ----
 
 
 def warm(
     implementations: Sequence[Implementation], shapes: Sequence[Shape], op: str, seconds: float,
     log: Callable[[str], None], processes: int | None = None,
 ) -> None:  # fmt: skip
-    """Fills Triton's cache on disk on the other cores. The peers tune at their own first calls, as always,
-    with nothing left to compile."""
+    """Fills Triton's cache on disk, on the other cores. The peers tune at their first calls as usual, but need
+    not compile then."""
     known = {impl.name for impl in implementations}
     peers = [key for key in ("lik", "flash") if KEYS[key].name in known]
-    if not peers or op == "bwd" or not torch.cuda.is_available():  # a backward alone has what steps compiled
+    if (
+        not peers or op == "bwd" or not torch.cuda.is_available()
+    ):  # a step compiles the kernels of a backward too
         return
     jobs = [Job(peer, shape, part, {}, op) for shape in shapes for peer in peers for part in range(PARTS)]
     with Compilers(peers, processes if processes is not None else spare_cores()) as compilers:
@@ -280,7 +282,7 @@ def _shorten_tuning() -> None:
 
     for kernel in autotuners().values():
         kernel.do_bench = quick
-        kernel.cache_results = True  # a second run finds them beside what was compiled
+        kernel.cache_results = True  # a second run finds them in Triton's cache
 
 
 def prepare(
@@ -310,7 +312,7 @@ def prepare(
             with time_limit(20):
                 _call(peers[peer], shape)
                 torch.cuda.synchronize()
-        except Exception:  # said when the shape is measured
+        except Exception:  # reported when the shape is measured
             failed += 1
     torch.cuda.empty_cache()
     log(f"tuned in {time.perf_counter() - began:.0f} s, {failed} failed")

@@ -214,7 +214,7 @@ def _steps(record: _Record) -> list[str]:
 
 
 def _negatives(record: _Record) -> list[str]:
-    """The largest step with documents of each query's own, library by library."""
+    """The largest step where each query has its own documents, library by library."""
     shape = next(s for s in TRAINING if s.name == "kd-256x16")
     wanted = [
         r for r in record.rows
@@ -241,7 +241,7 @@ def _profile(path: Path) -> list[str]:
         return []
     body = []
     shares = {"tensor": "tensor_pct", "DRAM": "dram_pct", "L2": "l2_pct", "issue": "issue_pct"}
-    # What a kernel waits for, where two shares are near: L2 carries what DRAM and the SMs exchange.
+    # L2 is left out: it carries all traffic between DRAM and the SMs, so its share says little.
     bounds = {"tensor": "tensor cores", "DRAM": "reading device memory", "issue": "issuing instructions"}
     for row in split(read(path))[1]:
         figures = [f"{row[k]:.0f}%" if row[k] is not None else "-" for k in shares.values()]

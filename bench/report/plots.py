@@ -1,4 +1,4 @@
-"""The roofline: what each implementation reaches, against what the card can do."""
+"""The plots: the roofline of the forward, and our time over the best other's on random shapes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _points(rows: Sequence[Row], impl: str) -> list[tuple[float, float, str]]:
 
 
 def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Points that lie closer together than names are wide share one, a line each in the order of heights."""
+    """Labels of points: points closer than a label is wide share one label, a line for each point."""
     clusters: list[list[tuple[float, float, str]]] = []
     for point in sorted(points, key=lambda p: -p[1]):
         for cluster in clusters:
@@ -62,7 +62,7 @@ def _pyplot() -> Any:
 
 
 def roofline(rows: Sequence[Row], target: Path) -> str | None:
-    """Draws `target`; or says in a line why it did not."""
+    """Draws `target`, or returns the reason why not."""
     headers, rows = split(rows)
     points = {impl: _points(rows, impl) for impl in _STYLE}
     ceilings = [h for h in headers if h.get("cublas_tflops") and h.get("read_tbps")]
@@ -140,7 +140,7 @@ _LINES = ((1, "-"), (2, "--"), (4, ":"))  # times faster than the peer
 
 
 def _name_the_lines(figure: Any, axes: Any) -> None:
-    """Along each diagonal, once the axes have their final size."""
+    """Labels each diagonal, once the axes have their final size."""
     box = axes.get_position()
     width, height = figure.get_size_inches() * (box.width, box.height)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
@@ -154,7 +154,7 @@ def _name_the_lines(figure: Any, axes: Any) -> None:
 
 
 def sweep(rows: Sequence[Row], target: Path) -> str | None:
-    """Draws our time over the best other's, a point a shape; or says in a line why it did not."""
+    """Draws a point for each shape: our time over the best other's. Returns the reason if it draws nothing."""
     headers, rows = split(rows)
     points = _pairs_of_times(rows)
     if not points:

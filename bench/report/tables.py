@@ -15,7 +15,7 @@ OVER = "over best other"
 
 
 def stamp(headers: Sequence[Row]) -> str:
-    """What the figures were measured with: one paragraph for runs that differ in commit and command alone."""
+    """The versions, devices and commands of the runs; runs that differ in commit and command share a paragraph."""
     runs: dict[str, list[str]] = {}
     for h in headers:
         device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"
@@ -62,7 +62,7 @@ def us_and_mib(row: Row) -> str:
 
 
 def cell(rows: Sequence[Row], figure: Callable[[Row], str] = us, key: str = "gpu_us") -> str:
-    """Of the fastest, or why there is none."""
+    """The figure of the fastest row, or why there is none."""
     row = best(rows, key)
     return figure(row) if row else why_not(rows)
 
@@ -72,7 +72,7 @@ def _of(group: Sequence[Row], *impls: str) -> list[Row]:
 
 
 def over_best_other(ours: Row | None, others: Sequence[Row]) -> str:
-    """How many times our time the fastest of all others takes, by the same clock."""
+    """The time of the fastest of all others over ours, by the same clock."""
     same = [r for r in others if ours and r.get("gpu_method") == ours.get("gpu_method")]
     fastest = best(same)
     return f"{fastest['gpu_us'] / ours['gpu_us']:.2f}x" if ours and fastest else "-"
@@ -179,7 +179,7 @@ def hidden_table(rows: Sequence[Row]) -> str:
 
 
 def beside_peer_table(rows: Sequence[Row], suite: str) -> str:
-    """A line a shape and variant; of two peers no suite here has both."""
+    """A line for each shape and variant. No suite here has both peers."""
     body = []
     for group in groups(r for r in rows if r["suite"] == suite).values():
         for variant in dict.fromkeys(r["variant"] for r in group):
@@ -210,7 +210,7 @@ def host_table(rows: Sequence[Row]) -> str:
 
 
 def first_call_table(rows: Sequence[Row]) -> str:
-    """A line a library and state of its kernel cache: import, first forward, first step."""
+    """A line for each library and state of its kernel cache: import, first forward, first step."""
     found: dict[tuple[str, str | None], dict[str, Row]] = {}
     for row in rows:
         if row["suite"] == first_call.SUITE:

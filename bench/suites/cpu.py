@@ -1,5 +1,5 @@
-"""The CPU suite. Implementations take turns, call by call, so that a neighbour's load hits all alike:
-a CPU figure is a ratio within one run."""
+"""The CPU suite. Calls of the implementations are interleaved, so that other load on the machine slows all of
+them alike: compare figures within one run only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUITE = "cpu"
 
 Call = Callable[[], object]
 
-_REST_S = 0.005  # before each call: idle OpenMP workers of the library before it spin for a while
+_REST_S = 0.005  # before each call: idle OpenMP workers of the previous library spin for a while
 
 
 def _ours(shape: Shape, x: Inputs) -> Call:
@@ -44,7 +44,7 @@ def _maxsim_cpu(shape: Shape, x: Inputs) -> Call:
 
 
 def _gemm(shape: Shape, x: Inputs) -> Call:
-    """The products alone, without the max: what the matrix units give through PyTorch."""
+    """The products without the max, through PyTorch: what the matrix units can give."""
     rows, docs = x.Q.view(-1, shape.d), x.D.view(-1, shape.d).T
     out = torch.empty(rows.shape[0], docs.shape[1], dtype=x.Q.dtype)
     return lambda: torch.mm(rows, docs, out=out)

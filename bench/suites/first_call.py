@@ -36,7 +36,7 @@ STEP = next(s for s in TRAINING if s.name == "train-32")
 OPS = {"fwd": RERANK, "fwd+bwd": STEP}
 COLD, WARM = "cold", "warm"
 SAMPLES = 3
-IMPORT = "import"  # instead of an op: nothing else
+IMPORT = "import"  # in place of an op: import the library and call nothing
 
 Times = dict[str, float]
 
@@ -51,7 +51,7 @@ def child(key: str, op: str, device: torch.device, tiny: bool) -> Times:
     shape = OPS.get(op, RERANK)
     x = draw(replace(shape, Nq=min(shape.Nq, 2), Nd=3, Ld=16) if tiny else shape, device, torch.bfloat16)
     x.require_grad()
-    # PyTorch's own first backward, which imports a second's worth of modules to check a given gradient.
+    # PyTorch's own first backward imports modules for a second, which is not the library's time.
     torch.autograd.grad(2 * x.Q, x.Q, x.Q.detach())
     _sync(device)
 
@@ -101,8 +101,7 @@ def _rows(settings: Settings, key: str, op: str, tiny: bool) -> Iterator[Row]:
 
 
 def run(settings: Settings, results: Results, keys: Sequence[str], tiny: bool = False) -> None:
-    """Times are in wall_us and import_ms. torch.compile is left out: minutes of compilation say nothing about
-    anyone's kernels."""
+    """Times are in wall_us and import_ms. torch.compile is left out, since it compiles for minutes."""
     keys = [key for key in keys if KEYS[key] is not Compiled]
     for key in keys:
         with tempfile.TemporaryDirectory() as cache:

@@ -1,7 +1,8 @@
-"""Whole losses, forward and backward, by each library's MaxSim: colpali-engine's explicit-negative heads and
-PyLate's chunked contrastive loss, each written once for all. Neither package need be installed.
+"""Whole losses, forward and backward, with the MaxSim of each library: the explicit-negative heads of
+colpali-engine and the chunked contrastive loss of PyLate. They are written out here, so neither package
+need be installed.
 
-They wait for the device in the middle, as theirs do, so the clock is of events around one call after another.
+A loss reads from the device in the middle, as theirs do, so it cannot be captured and is timed by events.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def _scores(impl: Implementation, shape: Shape) -> Scores:
 
 
 def _by_length(scores: torch.Tensor, Q: torch.Tensor) -> torch.Tensor:
-    """Scores over the number of query tokens that are no padding; out of bounds is said, which waits."""
+    """Scores over the number of query tokens without padding. Prints a warning if one is out of bounds, which
+    reads from the device."""
     lengths = (Q[:, :, 0] != 0).sum(1)
     scores = scores / lengths.view(-1, *[1] * (scores.dim() - 1))
     least, most = torch.aminmax(scores)
@@ -116,13 +118,14 @@ def chunked_contrastive(scores: Scores, Q: torch.Tensor, D: torch.Tensor) -> tor
     return total / len(Q)
 
 
-# ---- what they should give ----
+# ---- the exact results ----
 
 
 def _exact(
     shape: Shape, Q: torch.Tensor, D: torch.Tensor
 ) -> tuple[torch.Tensor, Callable[[], list[torch.Tensor]]]:
-    """fp64 scores that a loss may be taken of, and, after its backward, the gradients of Q and D."""
+    """fp64 scores to compute a loss from, and a function that, after its backward, returns the gradients of Q
+    and D."""
     scores, winners = reference_scores(shape, Q.detach(), D.detach())
     scores.requires_grad_()
 
@@ -135,7 +138,7 @@ def _exact(
 
 @dataclass
 class Step:
-    """A loss on one set of inputs: what each library computes, and what it should give."""
+    """A loss on one set of inputs, and its exact results."""
 
     run: Callable[[Scores], tuple[torch.Tensor, ...]]  # the loss and the gradients of all inputs
     wanted: list[torch.Tensor]
@@ -183,7 +186,7 @@ def _chunked_step(settings: Settings, shape: Shape) -> Step:
 
 
 def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
-    # A step of a second needs no ten repetitions.
+    # Steps take up to a second each.
     settings = dataclasses.replace(settings, effort=_short(settings.effort))
     if shape.layout == IN_BATCH:
         return _measured(settings, shape, CHUNKED, _chunked_step(settings, shape))

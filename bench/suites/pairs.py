@@ -1,4 +1,4 @@
-"""Listed pairs of packed batches, and documents that lie anywhere: ours beside the peers' calls."""
+"""Listed pairs of packed batches, and one query with documents in no order: ours beside the peers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _function(module: str, name: str) -> Callable[..., torch.Tensor]:
 
 
 def _draw_pairs(shape: PairShape, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """No pair twice, each document as often as any other, in no order."""
+    """Distinct pairs in no order; every document occurs equally often."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(shape.Nd, generator=generator)
     place = torch.arange(shape.pairs)
@@ -55,7 +55,7 @@ def _draw_pairs(shape: PairShape, device: torch.device) -> tuple[torch.Tensor, t
 
 @dataclass(frozen=True)
 class _Call:
-    """A row to be measured."""
+    """One row to measure."""
 
     variant: str
     op: str
@@ -123,7 +123,7 @@ def _listed(settings: Settings, shape: PairShape, batch: _Batch) -> list[_Call]:
         _Call(STEP, "fwd+bwd", impl, partial(step, impl, batch.sets), wanted, partial(check, impl))
         for impl in beside
     ]
-    if shape.pairs == shape.Nq * shape.Nd and shape.even:  # the same scores, asked for as what they are
+    if shape.pairs == shape.Nq * shape.Nd and shape.even:  # the same scores by a dense call
         maxsim = _function("late_interaction", "maxsim")
         dense = [(Q.view(shape.q_shape), D.view(shape.d_shape)) for Q, D in batch.sets]
         every = wanted.new_empty(shape.scores_shape)

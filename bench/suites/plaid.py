@@ -1,5 +1,5 @@
-"""Residual-compressed documents: decompression and MaxSim in one, and scores by centroids alone, beside
-late-interaction-kernels: every library gets the same index, of random codes."""
+"""Residual-compressed documents: decompression and MaxSim in one call, and scores by centroids alone, beside
+late-interaction-kernels. Every library gets the same index of random codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.harness.timing import Call
 SUITE = "plaid"
 PACKED, CENTROIDS = "packed", "centroids alone"
 N_CENTROIDS = 65536
-_DOCUMENTS = 250  # whose fp64 tokens are in memory at a time
+_DOCUMENTS = 250  # decompressed in fp64 at a time
 _LIK_BYTES = 2**31 - 1
 
 
@@ -40,7 +40,7 @@ class Index:
 
 
 def bits(shape: Shape) -> int:
-    """Of a bucket, as the shape's name ends: plaid-2."""
+    """The bits of a bucket, at the end of the shape's name: plaid-2."""
     return int(shape.name.rpartition("-")[2])
 
 
@@ -84,7 +84,7 @@ def _calls(module: Any, variant: str, sets: Sequence[Index]) -> Callable[[], lis
 
 
 def _bytes(index: Index, variant: str) -> int:
-    """What a call reads."""
+    """The bytes that a call reads, without centroids."""
     read = [index.codes, index.table] if variant == CENTROIDS else [index.codes, index.residuals]
     return sum(x.numel() * x.element_size() for x in read)
 
@@ -122,7 +122,7 @@ def _measured(settings: Settings, shape: Shape, variant: str) -> list[Row]:
             skipped.append({**row, "skipped": "its offsets into residuals have 32 bits"})
             continue
         calls = _calls(importlib.import_module(module), variant, sets)
-        waits = impl == LIK and variant == PACKED  # for the assertion that its bound covers all documents
+        waits = impl == LIK and variant == PACKED  # its assertion reads from the device
         timed.append(Timed(row, calls, wanted, capture=not waits))
     found = measure(settings, timed)
     if len(found) > 1:

@@ -60,7 +60,7 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         lost = relative_error(wanted, exact)
         own = ("late_interaction.int8", "int8") if dtype == INT8 else ("late_interaction.fp8", "fp8")
         lik = ("late_interaction_kernels.fp8", "fp8")
-        # By its scale per tensor theirs waits for the device on every call: no clock serves both.
+        # With a scale per tensor late-interaction-kernels waits for the device: it is left out.
         for impl, (module, kind) in ((OURS, own), *([(LIK, lik)] if theirs and variant == PER_TOKEN else [])):
             prepare = _calls(module, f"maxsim_inference_{kind}", inputs)
             mine = {**row(impl, variant, dtype), "quantization_err": lost}

@@ -1,6 +1,5 @@
-"""The best documents of a corpus: ours and late-interaction-kernels', tokens normalized and not, beside the
-scores alone; of a million documents in fp8; and of a corpus that stays in the host's memory, beside the rate
-of the bus."""
+"""The best documents of a corpus: top 100 beside the scores alone, by us and late-interaction-kernels; of a
+million documents in fp8; and of a corpus in the host's memory, beside the rate of the bus."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ SCORES, TOP, NORMALIZED = "scores alone", "top 100", "top 100, normalized"
 ONE_QUERY = "scores alone, one query"
 PINNED, PAGEABLE, MAPPED = "pinned", "pageable", "memory-mapped"
 ALL = (SCORES, TOP, NORMALIZED, ONE_QUERY, PINNED, PAGEABLE, MAPPED)
-HOST, FP8 = "host", "fp8"  # in the name of a shape: the corpus stays there; what it consists of
-_DRAWN = 20_000  # documents of it at a time
+HOST, FP8 = "host", "fp8"  # parts of a shape's name: the corpus lies in the host's memory; it is quantized
+_DRAWN = 20_000  # documents quantized at a time
 
 
 def measure_shape(settings: Settings, shape: Shape) -> list[Row]:

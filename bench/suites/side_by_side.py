@@ -44,7 +44,7 @@ class Prepared:
 
 @dataclass
 class Problem:
-    """What all implementations of a group are given, and what they should give."""
+    """The inputs of all implementations of a group, and the exact results."""
 
     shape: Shape
     sets: list[Inputs]
@@ -130,7 +130,7 @@ def _draw_all(settings: Settings, shape: Shape, op: str, winners: str | None) ->
 
 
 def _judge(settings: Settings, prepared: Prepared, row: Row) -> bool:
-    """Whether the results are right; the row says so or why not."""
+    """Whether the results are right. The row gets the errors, and the reason if not."""
     start = time.perf_counter()
     with time_limit(settings.limit_s):
         row["rel_err"] = prepared.error(prepared.calls[0]())
@@ -157,7 +157,7 @@ def _gpu_time(settings: Settings, calls: Sequence[Call], row: Row, capture: bool
 
 
 def _by_one_clock(settings: Settings, timed: Sequence[tuple[Row, Sequence[Call]]]) -> None:
-    """Where one implementation could be timed by events alone, times the others of the group so as well."""
+    """If one implementation could only be timed by events, times the whole group by events."""
     if len({row.get("gpu_method") for row, _ in timed}) > 1:
         for row, calls in timed:
             if row["gpu_method"] != "events":
@@ -210,7 +210,7 @@ def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: st
                     _count_misplaced(impl, problem, row)
             except UnsupportedError as reason:
                 row["skipped"] = str(reason)
-            except TimeoutError as reason:  # not to be waited for again on the same problem
+            except TimeoutError as reason:  # it is not tried again on this problem
                 row["error"] = error_text(reason)
                 settings.gave_up.add(key)
             except Exception as error:  # recorded in the row: one failure must not end the run
@@ -227,7 +227,7 @@ def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: st
 
 
 def line(rows: Sequence[Row]) -> str:
-    """What one shape gave, on one line."""
+    """The times of one shape in a line."""
     first = rows[0]
     name = " ".join(str(v) for v in (first["suite"], first["shape"], first["op"], first["winners"]) if v)
     parts = []
@@ -264,7 +264,7 @@ WINNER_KINDS = (UNIFORM, SKEWED)
 
 
 def summary(rows: Iterable[Row], key: str = "gpu_us") -> str:
-    """One line a measurement: ours beside late-interaction-kernels and the best of the others."""
+    """A line for each group: ours, late-interaction-kernels, and the best of the others."""
     body = []
     for group in groups(rows).values():
         mine = best([r for r in group if r["impl"] == OURS], key)

@@ -1,5 +1,5 @@
-"""What a training step of ours costs in other ways than plainly: winners found again, float32 inputs at
-"high" and under autocast; and what the host adds: eager, in one thread, compiled, as a CUDA graph."""
+"""What the options of our training step cost: recomputed winners, float32 inputs at "high" and under
+autocast. And what the host adds: eager, in one thread, compiled, as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _calls(step: Step, sets: Sequence[Inputs]) -> list[Call]:
 
 
 def _in_one_thread(calls: Sequence[Call]) -> list[Call]:
-    """Without the hand-over to the thread that autograd keeps for each device."""
+    """The calls without autograd's own thread for the device."""
 
     def run(call: Call) -> object:
         with torch.autograd.set_multithreading_enabled(False):
@@ -117,7 +117,7 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         return timed(variant, step, known, lambda: _calls(step, known.sets))
 
     def host(variant: str, step: Step, prepare: Callable[[], Sequence[Call]]) -> Timed:
-        """The host's share shows in the wall time of one call after another."""
+        """A step whose wall time alone is taken: it shows the share of the host."""
         return timed(variant, step, halves, prepare, on_gpu=False)
 
     plain = _step(shape)

@@ -37,10 +37,10 @@ from bench.tuning.random_shapes import draw_shapes
 SHORT = Effort(gpu_ms=6, min_replays=5, max_replays=20, wall_ms=5, min_walls=5, max_walls=20)
 LONG = Effort(gpu_ms=40, min_replays=15, max_replays=60, wall_ms=5, min_walls=5, max_walls=20)
 ROUNDS = 5
-DOUBTFUL = 1.02  # from here a ratio is taken again
-NOISY = 0.1  # spread above which it is too, while it is near
+DOUBTFUL = 1.02  # a ratio above this is measured again
+NOISY = 0.1  # so is a ratio near 1 with a spread above this
 TOLERANCE = 1e-2
-BATCH = 100  # shapes that are compiled for and then timed
+BATCH = 100  # shapes to compile for before they are timed
 
 
 def _sample(shape: Shape, x: Inputs) -> tuple[Shape, torch.Tensor, torch.Tensor, Any]:
@@ -62,7 +62,7 @@ def _bound(score: Score, x: Inputs) -> Call:
 
 
 def plan_of(shape: Shape) -> str:
-    """Kernel, tile and grid that our call gets here, in one line."""
+    """The kernel, tile and grid of our call, in one line."""
     import late_interaction as li
 
     d_shape = (shape.Nq, 1, shape.Ld, shape.d) if shape.layout == PAIRS else shape.d_shape
@@ -99,13 +99,13 @@ def run_shape(
             elif scores is not None:
                 row["rel_err"] = relative_error(out, scores.double())
             if row["rel_err"] is not None and not row["rel_err"] <= TOLERANCE:
-                row["mismatch"] = True  # recorded, and timed all the same: the ratio says how it was got
+                row["mismatch"] = True  # it is timed all the same, and the row says so
             if device.type == "cuda":
                 gpu = gpu_time(mine, SHORT)
                 row.update(gpu_us=gpu.us, gpu_spread=gpu.spread, gpu_method=gpu.method)
             row["wall_us"] = wall_time(mine, SHORT, device)
             calls[impl.name] = mine
-        except Exception as error:  # one that cannot must not end the sweep
+        except Exception as error:  # one failure must not end the sweep
             row["error"] = error_text(error)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -116,8 +116,8 @@ def run_shape(
 
 
 def _again(rows: Sequence[Row], calls: dict[str, list[Call]]) -> None:
-    """Times all once more, in turns, by one clock and for longer, where the first ratio may mislead or they
-    were timed by different clocks."""
+    """Times all implementations again, interleaved, by one clock and for longer, if the first ratio may
+    mislead or they were timed by different clocks."""
     first = ratio(rows)
     if first is None:
         return
@@ -175,17 +175,17 @@ def _measure(
                 try:
                     left = end - time.perf_counter()
                     triton_tuning.prepare(tuned, batch, compilers, 0.6 * left, log)
-                except Exception as error:  # then the first calls compile, as always
+                except Exception as error:  # then the peers compile at their first calls
                     log(f"nothing compiled ahead: {error_text(error)}")
             gc.collect()
-            gc.freeze()  # the collections before each measurement then have little to look through
+            gc.freeze()  # shortens the garbage collections before each measurement
             for n, shape in enumerate(batch, first + 1):
                 if time.perf_counter() > end:
                     log(f"stopped in time, after {n - 1} of {len(shapes)} shapes")
                     return
                 try:
                     rows = run_shape(shape, implementations, device, args.limit)
-                except Exception as error:  # no memory for the inputs, or the GPU itself in error
+                except Exception as error:  # out of memory, or the GPU is in an error state
                     log(f"{shape.name}: {error_text(error)}")
                     row = new_row(SUITE, shape, "fwd", torch.bfloat16, OURS, error=error_text(error))
                     out.add([row])  # so that --merge does not run into it again
@@ -222,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
         print("the sweep needs a GPU; --dry-run checks the harness", file=sys.stderr)
         return 2
     os.environ["LIK_SUPPRESS_NORM_WARN"] = "1"  # its check waits for the device
-    # Its own cache: what is tuned here is timed for shorter than the peers would by themselves.
+    # A cache of its own: the peers are tuned here with shorter timings than theirs.
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "sweep"))
     keys = ["ours", "einsum"] if args.dry_run else [k for k in args.impl.split(",") if k]
     implementations, missing = load(keys, device)

@@ -54,7 +54,7 @@ PERCENTILES = ("worst", "p5", "p25", "p50", "p75", "p95", "geomean")
 
 
 def percentiles(ratios: Sequence[float]) -> dict[str, float]:
-    """Of how many times faster we are, so the low ones are the bad ones."""
+    """Percentiles of how many times faster we are: the low ones are the bad ones."""
     faster = sorted(1 / r for r in ratios)
     cuts = statistics.quantiles(faster, n=100, method="inclusive") if len(faster) > 1 else faster * 99
     out = {"worst": faster[0], **{f"p{p}": cuts[p - 1] for p in (5, 25, 50, 75, 95)}}

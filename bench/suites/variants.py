@@ -1,5 +1,5 @@
-"""What each option of a forward costs: our plain bf16 call beside the same call with winners saved, masks,
-normalization and fp16, in turns on one shape."""
+"""What each option of a forward costs: our plain bf16 call, and the same call with saved winners, masks,
+normalization and fp16, interleaved on one shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.harness.timing import Call
 SUITE = "variants"
 PLAIN, WINNERS, D_MASK, MASKS, NORMALIZE, FP16 = "plain", "winners", "d_mask", "masks", "normalize", "fp16"
 ALL = (PLAIN, WINNERS, D_MASK, MASKS, NORMALIZE, FP16)
-KEPT = 0.8  # of the tokens, at random
+KEPT = 0.8  # share of tokens that a mask keeps, at random
 
 
 def _holes(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

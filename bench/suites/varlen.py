@@ -1,5 +1,5 @@
-"""Packed sequences of lengths of their own, and the same ones padded: ours beside late-interaction-kernels'
-maxsim_varlen and maxsim_padded."""
+"""Packed sequences of different lengths, and the same sequences padded: ours beside maxsim_varlen and
+maxsim_padded of late-interaction-kernels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reference(Q: torch.Tensor, D: torch.Tensor, cu_q: torch.Tensor, cu_d: torch.
 def padded(
     tokens: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, filler: float = 2.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(packed sequences as [n, longest, d], lengths). The padding is no zeros: it shows where it counts."""
+    """(packed sequences as [n, longest, d], lengths). Padding is not zero: a score with it is wrong."""
     lengths = cu_seqlens.diff()
     out = tokens.new_full((len(lengths), longest, tokens.shape[-1]), filler)
     out[torch.arange(longest, device=tokens.device) < lengths.unsqueeze(1)] = tokens
@@ -65,7 +65,7 @@ def padded(
 
 @dataclass(frozen=True)
 class _Case:
-    """One function on one form of the same sequences: `sets` are Q and D, `others` what follows them."""
+    """One function on one form of the sequences: `sets` hold Q and D, `others` the arguments after them."""
 
     module: str
     variants: tuple[str, str]  # forward; with both gradients
@@ -128,7 +128,7 @@ def _packed(batch: _Batch) -> _Case:
 
 
 def _padded(batch: _Batch, shape: Shape) -> _Case:
-    """maxsim_padded has documents of each query's own."""
+    """The same sequences for maxsim_padded, where each query has its own documents."""
     own_documents = (shape.Nq, shape.Nd)
 
     def form(Q: torch.Tensor, D: torch.Tensor, filler: float = 2.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,7 +161,7 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
 
 def _measured(settings: Settings, shape: Shape, case: _Case, tokens: dict[str, int]) -> list[Row]:
     impls = [OURS, *(i.name for i in settings.implementations if i.name == LIK)]
-    # It reads the longest lengths back on every call.
+    # maxsim_padded of late-interaction-kernels reads the longest lengths back on every call.
     waits = LIK in impls and case.module == "padded"
     rows = []
     for variant, op in zip(case.variants, ("fwd", "fwd+bwd"), strict=True):

@@ -8,7 +8,7 @@ import re
 from bench.harness.results import ROOT, Row
 
 FOLDERS = ("csrc/cuda", "csrc/common")
-# A string or character literal, which stays as it is, or a comment.
+# A string or character literal, which is kept, or a comment, which is not.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
@@ -19,8 +19,7 @@ def bare(source: str) -> str:
 
 
 def fingerprint() -> str:
-    """Of what the CUDA kernels are compiled from; formatting and comments do not change it, nor do moves of a
-    file."""
+    """A hash of the CUDA kernels' source. Formatting, comments and the paths of files do not change it."""
     files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
     digests = sorted(hashlib.sha256(bare(path.read_text()).encode()).hexdigest() for path in files)
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]

@@ -32,8 +32,8 @@ from bench.harness.text import align, number
 
 SHAPES = ("text-long", "train-256", "colpali-lq128")
 _PERCENT = r"\.avg\.pct_of_peak_sustained_(?:active|elapsed)"
-# Patterns of metrics, the first that a report holds: their names differ between GPUs and versions. Of several
-# that match one pattern (a pipe's kinds of instruction) the busiest is meant.
+# Names of metrics differ between GPUs and versions: the first pattern that the report has counts. If several
+# metrics match it (the instruction kinds of a pipe), the largest counts.
 METRICS = {
     "tensor_pct": (
         rf"sm__pipe_tensor\w*_cycles_active{_PERCENT}",
@@ -68,7 +68,7 @@ def _metric(name: str, row: dict[str, str], units: dict[str, str]) -> float | No
 
 
 def extract(text: str, shapes: Sequence[str]) -> list[Row]:
-    """A row a shape, from what `ncu --csv --page raw` wrote: its own lines, the program's, a row of units."""
+    """A row for each shape, from the output of `ncu --csv --page raw` and what the program printed."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:

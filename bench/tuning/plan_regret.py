@@ -20,7 +20,7 @@ H200 = (90, 132)  # compute capability, multiprocessors
 
 @dataclass(frozen=True)
 class Variant:
-    """What a call asks for beside its shape."""
+    """The options of a call."""
 
     dtype: str = "bf16"
     masked: bool = False
@@ -43,7 +43,7 @@ VARIANTS = JUDGED | OTHERS
 
 
 def names(shape: Shape, variant: Variant, sm: int, sm_count: int) -> list[str]:
-    """Every plan that our forward can have on this shape, the planner's own first."""
+    """Every plan that our forward can have on this shape; the planner's choice comes first."""
     importlib.import_module("late_interaction")  # registers the operators
     text: str = torch.ops.late_interaction.explain_plan(
         shape.layout != IN_BATCH, shape.Nq, shape.Nd, shape.Lq, shape.Ld, shape.d, variant.dtype, "highest",

@@ -46,13 +46,13 @@ from bench.tuning.plan_regret import (
 )
 from bench.tuning.random_shapes import draw_shapes
 
-COPIES = "copies"  # the plan of codes that no kernel multiplies
+COPIES = "copies"  # the plan for codes that no kernel multiplies
 CODES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
-GRAPH_US = 500.0  # of GPU work in a graph, about
+GRAPH_US = 500.0  # GPU time of a graph, about
 ROUNDS = 5
-CLOSE = 1.15  # times the best: timed again, in turns
-FAR = 2.5  # times the best so far, by a first glance: not looked at twice
-GLANCE_US = 200.0  # and no glance at less, which may be the time that the host takes
+CLOSE = 1.15  # a plan within this factor of the best is timed again, interleaved
+FAR = 2.5  # a plan beyond this factor at a first glance is not timed further
+GLANCE_US = 200.0  # a glance at less may have timed the host, and excludes no plan
 TOLERANCE = 1e-2
 
 _cuda: Any = torch.cuda
@@ -79,7 +79,7 @@ class Clock:
     def __init__(self) -> None:
         self.stream = _cuda.Stream()
         self.pool = _cuda.graph_pool_handle()
-        # Without a graph of its own the pool would end with the graphs of a shape.
+        # One graph that stays keeps the pool alive between shapes.
         self.anchor = self.capture([lambda: torch.zeros(1, device="cuda")])
 
     def capture(self, calls: Sequence[Call]) -> Any:
@@ -95,7 +95,7 @@ class Clock:
         return graph
 
     def glance(self, calls: Sequence[Call]) -> float:
-        """Microseconds of a call, or of enqueueing it."""
+        """Microseconds of a call, or of enqueueing it if that takes longer."""
         start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
         start.record()
         for call in calls:
@@ -105,7 +105,7 @@ class Clock:
         return float(1e3 * start.elapsed_time(end) / len(calls))
 
     def graph(self, calls: Sequence[Call], about_us: float) -> Callable[[], float]:
-        """What replays `calls`, at least once each, and returns the microseconds of one."""
+        """A function that replays `calls`, each at least once, and returns the microseconds of one."""
         rounds = max(1, round(GRAPH_US / about_us / len(calls)))
         graph = self.capture([*calls] * rounds)
 
@@ -117,7 +117,7 @@ class Clock:
 
 
 def time_plans(plans: Sequence[str], calls: Sequence[Call], clock: Clock | None) -> tuple[Row, list[str]]:
-    """(plan -> microseconds, the plans that only got a glance). Without a clock: wall time, unforced."""
+    """(plan -> microseconds, plans that were only glanced at). Without a clock: wall time, nothing forced."""
     if clock is None:
         return {name: wall_time(calls, QUICK, torch.device("cpu")) for name in plans}, []
     gc.disable()  # freeing another graph's memory in the middle would spoil a capture
@@ -133,7 +133,7 @@ def _time_interleaved(plans: Sequence[str], calls: Sequence[Call], clock: Clock)
     rough = []
     for name in plans:
         with forced(name):
-            about = clock.glance(calls)  # a first one may load the kernel
+            about = clock.glance(calls)  # the first call may load the kernel
             about = min(about, clock.glance(calls)) if about > GLANCE_US else about
             if times and about > max(GLANCE_US, FAR * min(times.values())):
                 times[name] = about
