@@ -53,7 +53,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the body after `seconds`, so that a long autotuning costs one row, not the run."""
+    """Raises TimeoutError in the body after `seconds`: a long autotuning costs one row, not the run."""
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
@@ -149,8 +149,8 @@ def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
 
 
 def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: int = 1) -> list[GpuTime]:
-    """Median GPU time of one call of each. In several rounds their runs are interleaved, so that a drift of the
-    clocks changes all times alike."""
+    """Median GPU time of one call of each. Rounds interleave their runs, so that a drift of the clocks changes
+    all times alike."""
     times: list[list[float]] = [[] for _ in repetitions]
     runs = []
     for each in repetitions:

@@ -114,7 +114,7 @@ def _nothing_launches() -> Iterator[None]:
 
 
 def _call(impl: Implementation, shape: Shape, op: str = "fwd") -> None:
-    """One forward, or one step by each strategy, on uninitialized memory: compilation depends on sizes, not on
+    """One forward, or one step by each strategy, on uninitialized memory: compilation does not depend on
     values."""
     Q = torch.empty(shape.q_shape, device="cuda", dtype=torch.bfloat16)
     D = torch.empty(shape.d_shape, device="cuda", dtype=torch.bfloat16)
@@ -198,8 +198,8 @@ def spare_cores() -> int:
 
 @dataclass
 class Compilers:
-    """A pool of processes that compile, started once and idle while the GPU is timed. With 0 processes the first
-    calls compile, which is no loss if Triton's cache on disk has the kernels."""
+    """A pool of processes that compile, started once and idle while the GPU is timed. With 0 processes the
+    first calls compile, which is no loss if Triton's cache on disk has the kernels."""
 
     peers: Sequence[str]
     processes: int = field(default_factory=spare_cores)
@@ -224,7 +224,7 @@ class Compilers:
             self._pool.join()
 
     def run(self, jobs: Sequence[Job], seconds: float) -> str:
-        """Compiles until all is done, the time is up or nothing finishes any more; returns a line about it."""
+        """Compiles until all is done, the time is up or nothing finishes any more. Returns what it did."""
         if self.processes == 0:
             return "left to the calls"
         start = moved = time.perf_counter()
@@ -258,8 +258,8 @@ def warm(
     implementations: Sequence[Implementation], shapes: Sequence[Shape], op: str, seconds: float,
     log: Callable[[str], None], processes: int | None = None,
 ) -> None:  # fmt: skip
-    """Fills Triton's cache on disk, on the other cores. The peers tune at their first calls as usual, but need
-    not compile then."""
+    """Fills Triton's cache on disk, on the other cores. The peers tune at their first calls as usual, but
+    need not compile then."""
     known = {impl.name for impl in implementations}
     peers = [key for key in ("lik", "flash") if KEYS[key].name in known]
     if (

@@ -154,7 +154,7 @@ def _name_the_lines(figure: Any, axes: Any) -> None:
 
 
 def sweep(rows: Sequence[Row], target: Path) -> str | None:
-    """Draws a point for each shape: our time over the best other's. Returns the reason if it draws nothing."""
+    """Draws a point for each shape: our time over the best other's. Returns the reason if it cannot."""
     headers, rows = split(rows)
     points = _pairs_of_times(rows)
     if not points:

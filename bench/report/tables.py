@@ -15,7 +15,7 @@ OVER = "over best other"
 
 
 def stamp(headers: Sequence[Row]) -> str:
-    """The versions, devices and commands of the runs; runs that differ in commit and command share a paragraph."""
+    """Devices, versions and commands of the runs; runs on equal devices and versions share a paragraph."""
     runs: dict[str, list[str]] = {}
     for h in headers:
         device = f"{h['gpu']}, driver {h['driver']}" if h["gpu"] else f"{h['cpu']}, {h['threads']} threads"

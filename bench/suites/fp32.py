@@ -23,8 +23,8 @@ CHUNK_BYTES = 1 << 31  # float32 similarities in memory at a time
 
 
 def chunked_einsum(Q: torch.Tensor, D: torch.Tensor, layout: str) -> torch.Tensor:
-    """MaxSim in float32 as PyTorch users write it, in chunks of documents (of queries, if each has its own) whose
-    similarities fit CHUNK_BYTES."""
+    """MaxSim in float32 as PyTorch users write it, in chunks whose similarities fit CHUNK_BYTES: chunks of
+    documents, or of queries if each has its own documents."""
     equation = similarity_einsum(layout)
     others = Q.shape[0] if layout == IN_BATCH else D.shape[1:-2].numel()
     step = max(1, CHUNK_BYTES // (4 * others * Q.shape[1] * D.shape[-2]))
