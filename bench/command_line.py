@@ -46,7 +46,7 @@ COMMANDS: dict[str, Command] = {
     "run": Command(
         "time the suites: forward, training, varlen, PLAID, ... beside the peers that are installed",
         "half an hour on a GPU; a few minutes on a CPU, where the CPU suite runs",
-        run.add_arguments, run.run, run.__doc__, run.SUITE_LIST,
+        run.add_arguments, run.run, run.__doc__, run.LISTS,
     ),
     "sweep": Command(
         "time the bf16 forward on 300 random shapes beside the peers, and list where it loses",

@@ -149,8 +149,8 @@ def repetition(calls: Sequence[Call], capture: bool = True) -> Repetition:
 
 
 def time_interleaved(repetitions: Sequence[Repetition], effort: Effort, rounds: int = 1) -> list[GpuTime]:
-    """Median GPU time of one call of each. Rounds interleave their runs, so that a drift of the clocks changes
-    all times alike."""
+    """Median GPU time of one call of each. Rounds interleave their runs: a drift of the clocks then
+    changes all times alike."""
     times: list[list[float]] = [[] for _ in repetitions]
     runs = []
     for each in repetitions:

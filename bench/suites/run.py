@@ -1,4 +1,4 @@
-"""`python -m bench run`: times late_interaction beside its peers, in one process, on this machine.
+"""Times late_interaction beside the peers that are installed, in one process, on this machine.
 
 Results are compared with an fp64 reference before anything is timed. On a GPU it runs the suites below, on a
 machine without one the CPU suite. A run without filters writes bench/results/<device>.json; a filtered one
@@ -28,7 +28,12 @@ from bench.suites.catalog import SUITES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LIMIT_S, FULL_LIMIT_S = 40.0, 240.0
-SUITE_LIST = "suites:\n" + "\n".join(f"  {name:13} {suite.about}" for name, suite in SUITES.items())
+LISTS = "\n".join([
+    "suites:",
+    *(f"  {name:13} {suite.about}" for name, suite in SUITES.items()),
+    "\nimplementations:",
+    *(f"  {key:13} {implementation.name}" for key, implementation in KEYS.items()),
+])  # fmt: skip
 
 
 # ---- the command line, which a record's header repeats ----
