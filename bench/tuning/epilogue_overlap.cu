@@ -2,8 +2,8 @@
 // 64 x 152 x 128 in bf16 without a pause, and another applies the instructions of a fold to as many
 // numbers as a tile has similarities. Prints the clocks of both, alone and overlapped:
 //
-//     nvcc -std=c++20 -O3 -arch=sm_90a -I csrc bench/tuning/epilogue_overlap.cu -o epilogue_overlap
-//     ./epilogue_overlap
+//   nvcc -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -Icsrc bench/tuning/epilogue_overlap.cu -o eo
+//   ./eo
 //
 // The fold changes its numbers in place, so that the compiler can leave no instruction out.
 #include <cstdint>
