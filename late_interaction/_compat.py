@@ -10,7 +10,8 @@ import textwrap
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, ops
+from late_interaction import ops
+from late_interaction._checks.tensors import FLOATS, is_autocasting
 
 __all__ = ["brief_cause", "nothing_to_patch", "package_at_least", "served"]
 
@@ -21,9 +22,9 @@ def served(Q: Tensor, D: Tensor) -> bool:
         os.environ.get("LATE_INTERACTION_DISABLE") != "1"
         and Q.device == D.device
         and _has_kernels(Q.device)
-        and Q.dtype in _checks.FLOATS
-        and D.dtype in _checks.FLOATS
-        and (Q.dtype == D.dtype or _checks.autocasting(Q))
+        and Q.dtype in FLOATS
+        and D.dtype in FLOATS
+        and (Q.dtype == D.dtype or is_autocasting(Q))
         and Q.shape[-1:] == D.shape[-1:]
         and Q.numel() > 0
         and D.numel() > 0

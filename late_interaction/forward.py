@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from late_interaction.autograd import maxsim, maxsim_with_winners
+from late_interaction._maxsim import maxsim, maxsim_with_winners
 
 __all__ = ["maxsim_forward"]
 

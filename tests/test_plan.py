@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.ops import from_hidden
+from late_interaction.ops.from_hidden import driver
 from tests.cases import QUANTIZED, walk
 
 DEVICES = [(80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
@@ -210,7 +210,8 @@ def test_hidden_states_that_no_call_could_have():
 def test_chunks_of_hidden_states_are_those_of_the_call(backward, dtype):
     H = torch.empty(300, 700, 256, device="cuda", dtype=dtype)
     W = torch.empty(128, 256, device="cuda", dtype=dtype)
-    size = from_hidden._head(H, W, None, True, dtype, backward, 4 * 32, backward).largest
+    Q = torch.empty(4, 32, 128, device="cuda", dtype=dtype)
+    size = driver._head(H, W, None, Q, True, dtype, backward, backward).largest
     plan = sections(li.explain_plan((4, 32, 128), (300, 700, 128), dtype=dtype, d_model=256))
     assert (
         f"{size} of 300 documents in the {'backward' if backward else 'forward'}"

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from late_interaction import fp8, int8
-from late_interaction.ops import dequantized
+from late_interaction.ops import quantized
 from tests.cases import QUANTIZED, mask, tokens
 from tests.test_quantized import scales, score
 
@@ -184,4 +184,4 @@ def test_copies_stay_small():
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     OPS.maxsim_dequantized(Q, D, one, one.expand(2**14, 128), None, None)
-    assert torch.cuda.max_memory_allocated() - before < 3 * dequantized._BYTES
+    assert torch.cuda.max_memory_allocated() - before < 3 * quantized._BYTES

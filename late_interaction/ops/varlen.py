@@ -1,4 +1,4 @@
-"""What PyTorch needs to know of the operators on packed tokens: shapes and gradients.
+"""The operators on packed tokens.
 
 ``maxsim_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision="highest") -> scores``
     ``Q`` and ``D`` are ``[tokens, d]``, sequences end to end; offsets are int32 and read on the device.
@@ -17,11 +17,18 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._precision import without_autocast
-from late_interaction.ops import autocast, autograd
+from late_interaction.ops._library import operators
+from late_interaction.ops._registration import (
+    applied,
+    autocast_pair,
+    call_in_function,
+    differentiable,
+    fake_gradient,
+    register_backward,
+    register_forward,
+    scores_dtype,
+)
 from late_interaction.ops.winners import packed_winner_dtype
-
-_ops = torch.ops.late_interaction
-
 
 # ---- shapes ----
 
@@ -31,8 +38,7 @@ def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, prec
         Q.dim() == 2 and D.dim() == 2,
         lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
     )
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-    return Q.new_empty((cu_seqlens_q.shape[0] - 1, cu_seqlens_d.shape[0] - 1), dtype=dtype)
+    return Q.new_empty((cu_seqlens_q.shape[0] - 1, cu_seqlens_d.shape[0] - 1), dtype=scores_dtype(Q))
 
 
 def _fake_winners(
@@ -43,16 +49,10 @@ def _fake_winners(
 
 
 def _fake_backward(
-    grad_scores: Tensor,
-    Q: Tensor,
-    D: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_d: Tensor,
-    winners: Tensor,
-    need_grad_Q: bool = True,
-    need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:
-    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty(D.shape if need_grad_D else (0,))
+    grad_scores: Tensor, Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, winners: Tensor,
+    need_grad_Q: bool = True, need_grad_D: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
 
 
 # ---- gradients ----
@@ -62,14 +62,14 @@ _Grads = tuple[Tensor | None, Tensor | None, None, None, None]
 
 def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
     need_Q, need_D = ctx.needs_input_grad[:2]
-    grad_Q, grad_D = _ops.maxsim_varlen_backward.default(grad_scores, *saved, need_Q, need_D)
+    grad_Q, grad_D = operators.maxsim_varlen_backward.default(grad_scores, *saved, need_Q, need_D)
     return grad_Q if need_Q else None, grad_D if need_D else None, None, None, None
 
 
 class _VarlenWinners(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        scores, winners = autograd.call_below_autograd(_ops.maxsim_varlen_winners.default, *args)
+        scores, winners = call_in_function(operators.maxsim_varlen_winners.default, *args)
         ctx.mark_non_differentiable(winners)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args[:4], winners)
@@ -85,7 +85,7 @@ class _VarlenWinners(Function):
 class _Varlen(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        scores: Tensor = autograd.call_below_autograd(_ops.maxsim_varlen.default, *args)
+        scores: Tensor = call_in_function(operators.maxsim_varlen.default, *args)
         ctx.save_for_backward(*args[:4])
         ctx.precision = args[4]
         return scores
@@ -94,19 +94,14 @@ class _Varlen(Function):
     def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
         inputs = ctx.saved_tensors
         with torch.no_grad(), without_autocast(inputs[0].device.type):
-            _, winners = _ops.maxsim_varlen_winners.default(*inputs, ctx.precision)
+            _, winners = operators.maxsim_varlen_winners.default(*inputs, ctx.precision)
         return _gradients(ctx, grad_scores, *inputs, winners)
 
 
 def register() -> None:
-    forwards: tuple[tuple[Any, Any, Any], ...] = (
-        (_ops.maxsim_varlen.default, _fake, autograd.applied(_Varlen)),
-        (_ops.maxsim_varlen_winners.default, _fake_winners, autograd.applied(_VarlenWinners)),
-    )
-    for op, fake, function in forwards:
-        torch.library.register_fake(op.name(), fake)
-        autograd.register_kernel(op, autograd.kernel(op, function))
-        autocast.register_forward(op)
-    backward = _ops.maxsim_varlen_backward.default
-    torch.library.register_fake(backward.name(), _fake_backward)
-    autograd.register_kernel(backward, autograd.last(backward))
+    for op, fake, function in (
+        (operators.maxsim_varlen.default, _fake, _Varlen),
+        (operators.maxsim_varlen_winners.default, _fake_winners, _VarlenWinners),
+    ):
+        register_forward(op, fake, differentiable(op, applied(function)), autocast_pair, packed=True)
+    register_backward(operators.maxsim_varlen_backward.default, _fake_backward)
