@@ -11,24 +11,20 @@ from late_interaction._checks.tensors import is_autocasting
 from late_interaction._precision import float32_precision
 
 
-def learns(Q: Tensor, D: Tensor) -> bool:
-    return (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
+def call_packed(op: Any, inputs: tuple[Any, ...], precision: str | None, learns: bool) -> Any:
+    """``op(*inputs, precision)``, where inputs begin with Q and D, and precision None is PyTorch's own.
 
-
-def call_packed(op: Any, Q: Tensor, D: Tensor, *rest: Any, precision: str | None) -> Any:
-    """``op(Q, D, *rest, precision)``; a precision of None is PyTorch's own."""
+    learns: whether the call needs a gradient.
+    """
+    Q: Tensor = inputs[0]
     if precision is None:
         precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
     else:
         check_precision(precision)
-        if is_autocasting(Q) and Q.dtype is D.dtype:
+        if is_autocasting(Q) and Q.dtype is inputs[1].dtype:
             with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                return _call(op, Q, D, *rest, precision)
-    return _call(op, Q, D, *rest, precision)
-
-
-def _call(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Any:
-    if learns(Q, D) or torch.compiler.is_compiling() or _are_functorch_transforms_active():
-        return op(Q, D, *rest)
+                return call_packed(op, inputs, precision, learns)
+    if learns or torch.compiler.is_compiling() or _are_functorch_transforms_active():
+        return op(*inputs, precision)
     with _AutoDispatchBelowAutograd():
-        return op(Q, D, *rest)
+        return op(*inputs, precision)

@@ -15,7 +15,7 @@ from late_interaction._checks.packed import (
     check_spans,
 )
 from late_interaction._checks.tensors import check_no_forward_ad, has_values
-from late_interaction._packed_call import call_packed, learns
+from late_interaction._packed_call import call_packed
 from late_interaction.ops import _oom
 
 __all__ = ["rerank_direct", "score_pairs_packed"]
@@ -77,14 +77,15 @@ def score_pairs_packed(
         max_seqlen_q = min(max_seqlen_q, Q_packed.shape[0])  # no query is longer
     check_no_forward_ad("score_pairs_packed", Q_packed, D_packed)
     inputs = (Q_packed, D_packed, cu_q, cu_d, pair_q, pair_d)
+    learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()
     scores: Tensor
-    if not learns(Q_packed, D_packed):
-        scores = call_packed(ops.maxsim_pairs_packed, *inputs, max_seqlen_q, precision=precision)
+    if not learns:
+        scores = call_packed(ops.maxsim_pairs_packed, (*inputs, max_seqlen_q), precision, False)
         return scores
     if max_seqlen_q is None:
         max_seqlen_q = _longest_query(Q_packed, cu_q)
     try:
-        scores, _ = call_packed(ops.maxsim_pairs_packed_winners, *inputs, max_seqlen_q, precision=precision)
+        scores, _ = call_packed(ops.maxsim_pairs_packed_winners, (*inputs, max_seqlen_q), precision, True)
     except RuntimeError as error:
         _oom.pairs_failed(error, Q_packed, D_packed, len(pair_q), max_seqlen_q)
         raise
@@ -135,12 +136,12 @@ def rerank_direct(
     if max_seqlen_d is not None:
         check_max_length("max_seqlen_d", max_seqlen_d, lengths)
     check_no_forward_ad("rerank_direct", Q, batch_tensor)
-    if learns(Q, batch_tensor):
+    if (Q.requires_grad or batch_tensor.requires_grad) and torch.is_grad_enabled():
         raise ValueError(
             "rerank_direct has no gradients, got Q or batch_tensor that requires one:"
             " use score_pairs_packed, or torch.no_grad()"
         )
-    scores: Tensor = call_packed(ops.maxsim_spans, Q, batch_tensor, starts, lengths, precision=precision)
+    scores: Tensor = call_packed(ops.maxsim_spans, (Q, batch_tensor, starts, lengths), precision, False)
     return scores
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from late_interaction import ops
 from late_interaction._checks.packed import check_packed, check_sequences
 from late_interaction._checks.tensors import check_no_forward_ad
-from late_interaction._packed_call import call_packed, learns
+from late_interaction._packed_call import call_packed
 from late_interaction.ops import _oom
 
 __all__ = ["maxsim_varlen", "pack_sequences"]
@@ -92,12 +92,12 @@ def maxsim_varlen(
     """
     cu_q, cu_d = check_packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d, max_seqlen_q, max_seqlen_d)
     check_no_forward_ad("maxsim_varlen", Q_packed, D_packed)
-    winners = learns(Q_packed, D_packed)
-    op: Any = ops.maxsim_varlen_winners if winners else ops.maxsim_varlen
+    learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()
+    op: Any = ops.maxsim_varlen_winners if learns else ops.maxsim_varlen
     try:
-        result = call_packed(op, Q_packed, D_packed, cu_q, cu_d, precision=precision)
+        result = call_packed(op, (Q_packed, D_packed, cu_q, cu_d), precision, learns)
     except RuntimeError as error:
-        _oom.varlen_failed(error, Q_packed, D_packed, cu_q, cu_d, winners)
+        _oom.varlen_failed(error, Q_packed, D_packed, cu_q, cu_d, learns)
         raise
-    scores: Tensor = result[0] if winners else result
+    scores: Tensor = result[0] if learns else result
     return scores

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, shape_of
 from late_interaction._checks.tensors import (
-    check_device,
     check_embeddings,
     check_integers,
     check_rising,
@@ -67,11 +66,8 @@ def _check_at_most(name: str, x: Tensor, what: str) -> None:
 
 def _check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
     """Where each packed sequence begins, and the last one ends. Contiguous int32 comes back."""
-    check_integers(name, cu)
-    if cu.dim() != 1:
-        raise ValueError(f"{name} must be [sequences + 1], got {shape_of(cu)}")
+    check_integers(name, cu, 1, "[sequences + 1]", tokens_name, tokens.device)
     check_size(cu.shape[0] > 0, lambda: f"{name} must be [sequences + 1], got {shape_of(cu)}")
-    check_device(name, cu, tokens_name, tokens.device)
     if has_values_on_cpu(cu):
         check_rising(name, cu, tokens.shape[0])
     return cu.to(torch.int32).contiguous()
@@ -79,11 +75,8 @@ def _check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> T
 
 def _check_list(name: str, x: Tensor, what: str, tokens_name: str, tokens: Tensor) -> Tensor:
     """[what] integers on the device of the tokens. Contiguous int32 comes back."""
-    check_integers(name, x)
-    if x.dim() != 1:
-        raise ValueError(f"{name} must be [{what}], got {shape_of(x)}")
+    check_integers(name, x, 1, f"[{what}]", tokens_name, tokens.device)
     _check_at_most(name, x, what)
-    check_device(name, x, tokens_name, tokens.device)
     if x.dtype is torch.int64:  # what int32 cannot hold stays out of range
         x = x.clamp(-1, _MAX_TOKENS + 1)
     return x.to(torch.int32).contiguous()

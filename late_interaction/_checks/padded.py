@@ -6,7 +6,6 @@ from torch import Tensor
 from late_interaction._checks.messages import describe_bad_lengths, shape_of
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import (
-    check_device,
     check_embeddings,
     check_integers,
     check_lengths,
@@ -36,10 +35,10 @@ def check_padded(
 
 
 def _mask_of_lengths(name: str, lengths: Tensor, tokens_name: str, tokens: Tensor, validate: bool) -> Tensor:
-    check_integers(name, lengths)
+    dims = tokens.dim() - 2
+    check_integers(name, lengths, dims, "[B, C]" if dims == 2 else "[B]", tokens_name, tokens.device)
     if lengths.shape != tokens.shape[:-2]:
         raise ValueError(f"{name} must be {list(tokens.shape[:-2])}, got {shape_of(lengths)}")
-    check_device(name, lengths, tokens_name, tokens.device)
     longest = tokens.shape[-2]
     readable = (
         has_values(lengths) or torch.compiler.is_compiling() if validate else has_values_on_cpu(lengths)

@@ -77,11 +77,13 @@ def _check_stored(
     packed: bool,
 ) -> None:
     """Kinds and shapes of what is stored of the documents."""
-    _check_integers(*codes, "[tokens]" if packed else "[Nd, Ld]", "Q", device)
-    _check_integers(*residuals, "[tokens, bytes]" if packed else "[Nd, Ld, bytes]", "Q", device)
+    dims = 1 if packed else 2
+    check_integers(*codes, dims, "[tokens]" if packed else "[Nd, Ld]", "Q", device, INTEGERS)
+    shape = "[tokens, bytes]" if packed else "[Nd, Ld, bytes]"
+    check_integers(*residuals, dims + 1, shape, "Q", device, INTEGERS)
     if residuals[1].dtype not in (torch.uint8, torch.int8):
         raise TypeError(f"{residuals[0]} must be uint8, got {residuals[1].dtype}")
-    _check_integers(*extents, "[Nd + 1]" if packed else "[Nd]", "Q", device)
+    check_integers(*extents, 1, "[Nd + 1]" if packed else "[Nd]", "Q", device, INTEGERS)
     wanted = (*codes[1].shape, (d * nbits + 7) // 8)
     for size, needed in zip(residuals[1].shape, wanted, strict=True):
         check_size(
@@ -130,18 +132,12 @@ def check_approx_score(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tenso
             "query_centroid_scores must not require a gradient, for approximate scores have none: detach it,"
             " or call under torch.no_grad()"
         )
-    _check_integers("codes", codes, "[B, Ld]", "query_centroid_scores", scores.device)
-    _check_integers("doc_lengths", doc_lengths, "[B]", "query_centroid_scores", scores.device)
+    of = "query_centroid_scores", scores.device, INTEGERS
+    check_integers("codes", codes, 2, "[B, Ld]", *of)
+    check_integers("doc_lengths", doc_lengths, 1, "[B]", *of)
     _check_doc_lengths("doc_lengths", doc_lengths, codes)
     dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
     return scores.to(dtype), _as_codes(codes), _as_extents(doc_lengths)
-
-
-def _check_integers(name: str, x: Any, shape: str, of: str, device: torch.device) -> None:
-    check_integers(name, x, INTEGERS)
-    if x.dim() != shape.count(",") + 1:
-        raise ValueError(f"{name} must be {shape}, got {shape_of(x)}")
-    check_device(name, x, of, device)
 
 
 def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:

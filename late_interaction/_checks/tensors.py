@@ -118,13 +118,20 @@ def check_mask(name: str, m: Tensor | None, tokens_name: str, tokens: Tensor) ->
     return fitted if fitted.dtype == torch.bool else fitted != 0
 
 
-def check_integers(name: str, x: Any, dtypes: tuple[torch.dtype, ...] = INDICES) -> None:
-    """A dense tensor of integers."""
+def check_integers(
+    name: str, x: Any, dims: int, shape: str, of: str, device: torch.device,
+    dtypes: tuple[torch.dtype, ...] = INDICES,
+) -> None:  # fmt: skip
+    """A dense tensor of integers of so many dims, whose shape is written like this, on the device of `of`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if x.dtype not in dtypes or x.layout != torch.strided:
         wanted = "int32 or int64" if dtypes is INDICES else "integers"
         raise TypeError(f"{name} must be a dense tensor of {wanted}, got {x.dtype}, {x.layout}")
+    if x.dim() != dims:
+        raise ValueError(f"{name} must be {shape}, got {shape_of(x)}")
+    if x.device != device:
+        raise ValueError(f"{name} must be on the device of {of}, {device}, got {x.device}")
 
 
 def check_rising(name: str, cu: Tensor, total: int) -> None:

@@ -20,27 +20,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from late_interaction._precision import without_autocast
 from late_interaction.ops._library import operators
+from late_interaction.ops._packed import register_packed
 from late_interaction.ops._registration import (
-    applied,
     autocast_pair,
-    call_in_function,
-    differentiable,
-    fake_gradient,
-    register_backward,
     register_forward,
     scores_dtype,
     without_gradients,
 )
 from late_interaction.ops.winners import packed_winner_dtype
-
-_INPUTS = 6  # Q, D, offsets of both, pairs of both
-
-
-# ---- shapes ----
 
 
 def _scores(Q: Tensor, D: Tensor, pairs: int) -> Tensor:
@@ -66,67 +55,16 @@ def _fake_winners(
     return _scores(Q, D, pair_q.shape[0]), winners
 
 
-def _fake_backward(
-    grad_scores: Tensor, Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
-    winners: Tensor, need_grad_Q: bool = True, need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
-
-
 def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, lengths: Tensor, precision: str = "") -> Tensor:
     return _scores(Q, D, starts.shape[0])
 
 
-# ---- gradients ----
-
-_Grads = tuple[Tensor | None, ...]
-
-
-def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
-    need_Q, need_D = ctx.needs_input_grad[:2]
-    grad_Q, grad_D = operators.maxsim_pairs_packed_backward.default(grad_scores, *saved, need_Q, need_D)
-    return grad_Q if need_Q else None, grad_D if need_D else None, *[None] * _INPUTS
-
-
-class _PairsWinners(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        scores, winners = call_in_function(operators.maxsim_pairs_packed_winners.default, *args)
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args[:_INPUTS], winners)
-        return scores, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
-        if grad_scores is None:
-            return (None,) * (_INPUTS + 2)
-        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
-
-
-class _Pairs(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        *inputs, max_seqlen_q, ctx.precision = args
-        scores: Tensor = call_in_function(operators.maxsim_pairs_packed.default, *args)
-        ctx.longest = inputs[0].shape[0] if max_seqlen_q is None else max_seqlen_q
-        ctx.save_for_backward(*inputs)
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        inputs = ctx.saved_tensors
-        with torch.no_grad(), without_autocast(inputs[0].device.type):
-            _, winners = operators.maxsim_pairs_packed_winners.default(*inputs, ctx.longest, ctx.precision)
-        return _gradients(ctx, grad_scores, *inputs, winners)
+def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:
+    max_seqlen_q, precision = args[-2:]
+    return Q.shape[0] if max_seqlen_q is None else max_seqlen_q, precision
 
 
 def register() -> None:
-    for op, fake, function in (
-        (operators.maxsim_pairs_packed.default, _fake, _Pairs),
-        (operators.maxsim_pairs_packed_winners.default, _fake_winners, _PairsWinners),
-    ):
-        register_forward(op, fake, differentiable(op, applied(function)), autocast_pair, packed=True)
-    register_backward(operators.maxsim_pairs_packed_backward.default, _fake_backward)
+    register_packed("maxsim_pairs_packed", _fake, _fake_winners, 6, _winners_options)
     spans = operators.maxsim_spans.default
     register_forward(spans, _fake_spans, without_gradients(spans), autocast_pair, packed=True)
