@@ -1,5 +1,5 @@
-"""What the patches of other libraries share: which calls they take over, which version they meet, and what
-they say where there is nothing to patch."""
+"""What the patches of other libraries share: which calls they take over, the versions of what they patch, and
+their errors."""
 
 import functools
 import importlib.metadata

@@ -1,4 +1,6 @@
-"""MaxSim of fp8 tokens: a quarter of float32's memory and a half of bfloat16's, for inference.
+"""MaxSim of fp8 tokens, for inference; :mod:`late_interaction._quantized` scores them.
+
+fp8 takes a quarter of float32's memory, and half of bfloat16's.
 
 Tokens are codes in ``torch.float8_e4m3fn`` (or ``float8_e5m2``; the formats of https://arxiv.org/abs/2209.05433)
 and float32 scales, one for a tensor or one a token; a token is ``code * scale``. Scores multiply the codes as

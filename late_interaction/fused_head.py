@@ -1,4 +1,4 @@
-"""MaxSim straight from the documents' hidden states: :func:`maxsim_from_hidden`."""
+"""MaxSim of hidden states, by :mod:`late_interaction.ops.from_hidden`: :func:`maxsim_from_hidden`."""
 
 import torch
 from torch import Tensor

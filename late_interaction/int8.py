@@ -1,4 +1,6 @@
-"""MaxSim of int8 tokens: the memory of fp8 and a finer grid, for inference.
+"""MaxSim of int8 tokens, for inference; :mod:`late_interaction._quantized` scores them.
+
+int8 takes the memory of fp8 and has a finer grid.
 
 Tokens are int8 codes in -127 .. 127 and a float32 scale a token (symmetric: no zero point, as in
 https://arxiv.org/abs/2004.09602); a token is ``code * scale``::

@@ -1,4 +1,7 @@
-"""Reranking from padded tensors with lengths: :func:`maxsim_padded`, and :func:`pack_padded` to pack them."""
+"""Reranking from padded tensors with lengths; :mod:`late_interaction._maxsim` scores them.
+
+:func:`maxsim_padded` scores padded tensors, and :func:`pack_padded` packs them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
-"""Scores straight from a batch that is there already: :func:`score_pairs_packed` and :func:`rerank_direct`.
+"""Scores of listed pairs of a packed batch, by :mod:`late_interaction.ops.pairs`: :func:`score_pairs_packed`.
 
-A server's forward pass leaves the tokens of many queries and documents behind each other. Its scheduler asks
-for some pairs of them, or has one query and documents scattered over a buffer. Neither copies a token.
+A server's forward pass leaves the tokens of many queries and documents end to end in one buffer.
+:func:`score_pairs_packed` scores some pairs of them; :func:`rerank_direct` scores one query with documents
+that are scattered over the buffer. Neither copies a token.
 """
 
 import torch

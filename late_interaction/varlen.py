@@ -1,4 +1,4 @@
-"""MaxSim of sequences of lengths of their own, packed end to end: :func:`maxsim_varlen`.
+"""MaxSim of sequences packed end to end, by :mod:`late_interaction.ops.varlen`: :func:`maxsim_varlen`.
 
 The layout is FlashAttention's: tokens ``[total, d]`` and offsets ``cu_seqlens``, sequence ``i`` being
 ``tokens[cu_seqlens[i] : cu_seqlens[i + 1]]``. No token is padding, so none is read, multiplied or kept.
@@ -21,7 +21,7 @@ __all__ = ["maxsim_varlen", "pack_sequences"]
 
 
 def pack_sequences(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sequences of their own lengths -> what :func:`maxsim_varlen` takes of them.
+    """Packs sequences of different lengths for :func:`maxsim_varlen`.
 
     Args:
         sequences: at least one tensor, each ``[L_i, d]``, of one dtype and device. Differentiable.

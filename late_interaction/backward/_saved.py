@@ -1,4 +1,4 @@
-"""From the argmax layout of maxsim_forward to the winners that the operator takes."""
+"""Checks a saved argmax, converts it to winners, and calls the operator ``maxsim_backward``."""
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def check(
         raise ValueError(f"argmax must be [Nq * N, Lq] = {[Nq * N, Lq]}, got {list(argmax.shape)}")
     if not grad_scores.device == argmax.device == Q.device:
         raise ValueError(
-            f"grad_scores and argmax must be on the device of Q, {Q.device}, "
+            f"grad_scores and argmax must be on the device of Q, {Q.device},"
             f" got {grad_scores.device} and {argmax.device}"
         )
     return N, check_mask("q_mask", q_mask, "Q", Q)
