@@ -45,7 +45,7 @@ def package_at_least(name: str, minimum: str) -> bool:
 
 
 def nothing_to_patch(patch: str, package: str, releases: str, cause: Exception | None) -> ImportError:
-    """What a patch raises that patched nothing: the release that is installed, and why it does not serve."""
+    """The error of a patch that patched nothing: names the installed release and why it cannot be patched."""
     needed, installed = f"{patch}() needs {package} {releases}", _installed(package)
     absent = isinstance(cause, ModuleNotFoundError) and cause.name == package.replace("-", "_")
     if installed is None and (absent or cause is None):

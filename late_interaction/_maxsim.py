@@ -1,7 +1,7 @@
 """MaxSim with gradients: :func:`maxsim`, :func:`maxsim_pairs` and :func:`maxsim_with_winners`.
 
-A call takes the fast path where nothing but the operator has a say; every other call is checked argument by
-argument, then dispatched.
+A call takes the fast path unless something intercepts it (:func:`_intercepted`): then, and if the operator
+refuses the inputs, every argument is checked before the operator is called.
 """
 
 import os
@@ -45,8 +45,8 @@ def _run(
     winners: str | None = None,
     paired: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Checked, batched inputs -> scores, and the winners where they are wanted (winners="return") or kept.
-    paired: D is ``[B, Ld, d]``, and scores are ``[B]``."""
+    """Scores of checked, batched inputs; and winners, if the caller (winners="return") or a backward needs
+    them. paired: D is ``[B, Ld, d]``, and scores are ``[B]``."""
     if normalize is not False:
         check_flag("normalize", normalize)
     strategy = "auto" if backward is None else check_backward(backward)
@@ -94,8 +94,8 @@ def _fast_path(
     precision: str | None,
     paired: bool,
 ) -> Tensor | None:
-    """Scores of a call in which nothing has a say but the operator, or None. The operator checks its inputs
-    as well: what is refused goes the long way, which says why in the caller's words, tokens before masks."""
+    """Scores of a call that nothing intercepts on its way to the operator, or None. The operator checks its
+    inputs itself. If it refuses them, the checks in Python follow, and say why in the caller's words."""
     if (
         torch.compiler.is_compiling()
         or _intercepted(Q, D)
@@ -130,7 +130,7 @@ def _fast_path(
 
 
 def _intercepted(Q: Tensor, D: Tensor) -> bool:
-    """Whether something between the call and the operator has a say: a subclass of Tensor, another device,
+    """Whether something acts between the call and the operator: a subclass of Tensor, another device,
     autocast, a transform of torch.func."""
     if type(Q) not in _PLAIN or type(D) not in _PLAIN:
         return True
@@ -295,7 +295,7 @@ def maxsim_with_winners(
     return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
 
 
-# One look a process, at so many tokens: it waits for the device.
+# Norms are looked at once a process, of so many tokens: that waits for the device.
 _NORM_CHECKED = False
 _NORMS = 4096
 
@@ -325,7 +325,7 @@ def _maybe_warn_unnormalized(Q: Tensor, q_mask: Tensor | None) -> None:
 
 
 def _norms_that_count(Q: Tensor, q_mask: Tensor | None) -> Tensor:
-    """On the CPU, the norms of Q's first tokens but those that are masked or zero. Waits once."""
+    """The norms, on the CPU, of Q's first tokens that are neither masked nor zero. Waits for the device."""
     queries = -(-_NORMS // max(Q.shape[1], 1))  # cut before anything is copied: Q may be large
     norms: Tensor = Q.detach()[:queries, :_NORMS].float().norm(dim=-1)
     if q_mask is not None:

@@ -1,4 +1,4 @@
-"""What :mod:`late_interaction.fp8` and :mod:`late_interaction.int8` share."""
+"""Scales, and the scores of quantized tokens: what fp8 and int8 share."""
 
 from typing import Any
 

@@ -180,7 +180,7 @@ def maxsim_inference_fp8(
 
     Raises:
         TypeError: an argument that is no tensor, or of a wrong dtype.
-        ValueError: shapes or devices that do not fit, or a tensor that wants a gradient.
+        ValueError: shapes or devices that do not fit, or a tensor that requires a gradient.
 
     Example:
         >>> import torch

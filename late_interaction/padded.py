@@ -18,7 +18,9 @@ __all__ = ["PackedBatch", "maxsim_padded", "pack_padded"]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """What :func:`pack_padded` makes of padded tensors, all on their device. Unpacks like a tuple.
+    """Packed queries and documents from :func:`pack_padded`, on the device of the padded ones.
+
+    Unpacks like a tuple.
 
     Args:
         Q_packed, cu_seqlens_q, D_packed, cu_seqlens_d, pair_q_idx, pair_d_idx, max_seqlen_q, max_seqlen_d:

@@ -1,4 +1,4 @@
-"""What would run on a GPU for a call, and why: :func:`explain_plan`."""
+"""Says what would run on a GPU for a call, and why: :func:`explain_plan`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -84,7 +84,10 @@ def explain_plan(
     strategy = check_backward(backward)
     q_shape, d_shape = _shape("Q", Q, (2, 3)), _shape("D", D, (2, 3, 4))
     if q_shape[-1] != d_shape[-1] or (len(d_shape) == 4 and d_shape[0] != (1, *q_shape)[-3]):
-        raise ValueError(f"no call has Q {list(q_shape)} with D {list(d_shape)}")
+        raise ValueError(
+            "Q and D must share d, and Nq if D is [Nq, K, Ld, d], got Q"
+            f" {list(q_shape)} and D {list(d_shape)}"
+        )
     if q_shape[-1] == 0:
         raise ValueError(f"Q and D need an embedding dim d of at least 1, got {list(q_shape)}")
     dtype, names = _dtype(Q, D, dtype), _DTYPES | _CODES
@@ -119,7 +122,10 @@ def explain_plan(
         if d_model >= _LARGEST_SIZE:
             raise ValueError(f"d_model must be below 2**31, got {d_model}")
         if len(d_shape) == 4 or dtype in _CODES:
-            raise ValueError(f"no hidden states of {d_model} dims become {dtype} D {list(d_shape)}")
+            raise ValueError(
+                f"d_model={d_model} wants documents [Nd, Ld, d] of bfloat16, float16, float32 or float64"
+                f" tokens, got {dtype} {list(d_shape)}"
+            )
         dtype = product_dtype(precision, dtype)
         sizes, gpu = Sizes(N, Ld, d, d_model, dtype.itemsize, Nq * Lq), Gpu(_l2_bytes(), sm_count)
         chunks = planned_chunks(sizes, gpu)
@@ -161,7 +167,7 @@ def _projected(
     chunk = ", ".join(f"{size} of {N} documents in the {step}" for step, size in chunks.items())
     stay = f"the projected tokens of a chunk stay in {_l2_bytes() >> 20} MiB of L2"
     if chunks["backward"] > chunks["forward"]:
-        stay += "; in the backward they take no room but that of gradients to come"
+        stay += "; in the backward they lie in the memory of gradients that are written later"
     kernel = sm == 90 and d <= 128 and sizes.fit_outer_kernel()
     done = "project_rows" if kernel else "PyTorch's product" + (", then unit_rows" if normalize else "")
     scored = ["  scores     without gradients: project_scores, in one pass over all documents"]
@@ -187,7 +193,7 @@ def _shape(name: str, x: Tensor | Sequence[int], ranks: tuple[int, ...]) -> tupl
 
 
 def _dtype(Q: Any, D: Any, dtype: torch.dtype | None) -> torch.dtype:
-    """What was asked for; else that of the tensors; else bfloat16."""
+    """The dtype that was asked for; without one, that of the tensors; without tensors, bfloat16."""
     if dtype is None:
         found = [x.dtype for x in (Q, D) if isinstance(x, Tensor)] or [torch.bfloat16]
         if found[0] != found[-1]:

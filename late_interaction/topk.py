@@ -203,7 +203,7 @@ class TopK:
         return found | self._search()
 
     def _search(self) -> dict[str, Any]:
-        """What a state must have in common with this search."""
+        """The options and shapes that a state must share with this search."""
         shape = self._Q.shape if self._Q.dim() == 3 else (1, *self._Q.shape)
         own = {"k": self.k, "largest": self._largest, **self._options}
         return own | {"Q_shape": list(shape), "Q_dtype": str(self._Q.dtype).removeprefix("torch.")}

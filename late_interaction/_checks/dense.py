@@ -16,7 +16,7 @@ def check_maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | N
 
 
 def check_batch(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Batch:
-    """The same of tokens whose dtypes were checked before."""
+    """The arguments of maxsim but for the kinds and dtypes of tokens."""
     q_rank, d_rank = Q.dim(), D.dim()
     if q_rank != 3 and q_rank != 2:
         raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")

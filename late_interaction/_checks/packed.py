@@ -130,12 +130,12 @@ def check_spans(Q: Tensor, tokens: Tensor, starts: Tensor, lengths: Tensor) -> t
 
 
 def _check_max_seqlen(name: str, length: Any, offsets: Tensor) -> None:
-    """No packed sequence is longer than length, as far as that shows without waiting for a device."""
+    """No packed sequence exceeds the given length, likewise."""
     check_max_length(name, length, offsets.diff() if has_values_on_cpu(offsets) else offsets)
 
 
 def check_max_length(name: str, length: Any, lengths: Tensor) -> None:
-    """The same of sequences whose lengths are given."""
+    """No length exceeds the given one, as far as that shows without waiting for a device."""
     number = torch.compiler.is_compiling() or hasattr(length, "__index__")  # it may be a symbol
     if isinstance(length, (bool, Tensor)) or not number:
         raise TypeError(f"{name} must be an int or None, got {type(length).__name__}")

@@ -1,4 +1,4 @@
-"""What PyTorch has to know of an operator, and the parts that the operators share.
+"""How an operator is registered with PyTorch, and what the operators share for it.
 
 A module of this folder describes its operators by :func:`register_forward`, :func:`register_backward` and
 :func:`register_helper`:
@@ -194,7 +194,7 @@ AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
 
 
 def autocast_pair(op: Any, device_type: str, key: DispatchKey) -> Kernel:
-    """Of an operator that takes ``(Q, D, ..., precision, ...)``."""
+    """The Autocast kernel of an operator that takes ``(Q, D, ..., precision, ...)``."""
     exclude = DispatchKeySet(key)
     defaults = [argument.default_value for argument in op._schema.arguments]
     at = [argument.name for argument in op._schema.arguments].index("precision") - 2  # behind Q and D

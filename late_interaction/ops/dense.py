@@ -202,11 +202,11 @@ class MaxSim(Function):
 # Function.apply without its questions about torch.func: only for calls without such a transform.
 apply_step: Any = super(Function, MaxSimStep).apply
 _apply_maxsim, _apply_winners = applied(MaxSim), applied(MaxSimWinners)
-# Of normalize, precision, backward, paired: the dispatcher leaves these out.
+# The defaults of normalize, precision, backward and paired: the dispatcher leaves these out.
 _DEFAULTS = (False, "highest", "auto", False)
 
 
-# These do what `differentiable` does in general, and look at Q and D alone.
+# Faster than `differentiable`: of the arguments, these look at Q and D alone.
 
 
 def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:

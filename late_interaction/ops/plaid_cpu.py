@@ -13,7 +13,7 @@ from late_interaction._checks.plaid import check_approx_score, check_compressed
 from late_interaction.ops._library import operators
 from late_interaction.ops.winners import widen, winner_dtype
 
-# What is decompressed at a time takes at most this many bytes (one document always fits).
+# Documents that are decompressed together take at most this many bytes (one document always fits).
 _BYTES = 16 << 20
 
 
@@ -142,7 +142,7 @@ def maxsim_residual_backward(
     if normalize:
         norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True)
         along = (grad * q).sum(-1, keepdim=True) / norm.square()
-        # Where eps rules the normalized token is linear in q. No gradient stays none, even for NaN.
+        # Below eps the normalized token is linear in q. A zero gradient stays zero, even if the token is NaN.
         grad = torch.where(norm > 1e-12, grad - along * q, grad) / norm.clamp_min(1e-12)
     return grad.to(Q.dtype)
 

@@ -86,7 +86,7 @@ def _fake_unit_rows(x: Tensor) -> Tensor:
 
 
 def _fake_nothing(*_: Any) -> None:
-    """Of operators that write into their arguments and return nothing."""
+    """The fake kernel of operators that write into their arguments and return nothing."""
 
 
 # ---- gradients ----
@@ -119,7 +119,7 @@ class MaxSimFromHidden(Function):
 
 
 _apply = applied(MaxSimFromHidden)
-_DEFAULTS = (True, "highest")  # of normalize and precision: the dispatcher leaves these out
+_DEFAULTS = (True, "highest")  # normalize and precision: the dispatcher leaves defaults out
 
 
 def _from_hidden_winners(*args: Any) -> Any:

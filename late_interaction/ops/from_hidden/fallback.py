@@ -25,7 +25,7 @@ def project_rows(
 def won_rows(winners: Tensor, Ld: int) -> Tensor:
     Nd = winners.shape[1]
     places = widen(winners, Ld).long()
-    places = torch.where(places < 0, Ld, places)  # a column for those that met nothing
+    places = torch.where(places < 0, Ld, places)  # an extra column takes the tokens that matched nothing
     won = places.new_zeros(Nd, Ld + 1, dtype=torch.bool)
     return won.scatter_(1, places.transpose(0, 1).flatten(1), True)[:, :Ld].flatten()
 
@@ -64,7 +64,7 @@ def maxsim_backward_unit(
         inverse = inverse.view_as(won)
         g, u = grad.to(inverse.dtype), D.to(inverse.dtype)
         along = (g * u).sum(-1)
-        along.masked_fill_(inverse >= 1e12, 0.0)  # where eps rules, nothing is projected out
+        along.masked_fill_(inverse >= 1e12, 0.0)  # below eps, the norm is a constant
         grad = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
         grad = grad.masked_fill_(~won.unsqueeze(-1), 0.0)  # even for a token that holds NaN
     grad_D.copy_(grad)
