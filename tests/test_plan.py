@@ -279,7 +279,7 @@ def test_no_kernel_is_planned_for_such_a_device(sm):
         (TypeError, "Q must be a tensor or a shape of 2 or 3 sizes, got int", (8, (3, 7, 8)), {}),
         (TypeError, "D must be a tensor or a shape .* got NoneType", ((4, 5, 8), None), {}),
         (ValueError, "D must be a tensor or a shape of 2 or 3 or 4 sizes", ((4, 5, 8), (8,)), {}),
-        (ValueError, r"Q and D must share d, and Nq .* got Q \[5, 8\] and D \[5, 3, 7, 8\]", ((5, 8), (5, 3, 7, 8)), {}),
+        (ValueError, r"Q and D must share d, .* got Q \[5, 8\] and D", ((5, 8), (5, 3, 7, 8)), {}),
         (TypeError, "dtype must be bfloat16", None, {"dtype": "bf16"}),
         (TypeError, "dtype must be bfloat16", None, {"dtype": []}),
         (ValueError, "normalize must be False for codes", None, {"dtype": torch.int8, "normalize": True}),
