@@ -87,7 +87,7 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
           plan.tile == Tile::sm90_q
               ? ""
               : "; embeddings of " + std::to_string(plan.k_chunks) + " x 128 bytes go by in chunks";
-      const int64_t tiles = (s.Ld + plan.columns - 1) / plan.columns;
+      const int64_t tiles = ceil_div(s.Ld, plan.columns);
       return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; " +
              std::to_string(tiles) + " x " + std::to_string(plan.columns) + " tokens cover " +
              std::to_string(s.Ld) + k_chunks;
@@ -172,11 +172,10 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << (plan.compacted ? "compacted  by a kernel before: the kept tokens of documents with holes, or "
                            "shorter than a tile\n"
                          : "")
-      << (plan.num_splits > 1
-              ? "splits     each document over " + std::to_string(plan.num_splits) + " blocks, some " +
-                    std::to_string((s.Ld + plan.num_splits - 1) / plan.num_splits) +
-                    " tokens each: whole ones would leave multiprocessors idle\n"
-              : "")
+      << (plan.num_splits > 1 ? "splits     each document over " + std::to_string(plan.num_splits) +
+                                    " blocks, some " + std::to_string(ceil_div(s.Ld, plan.num_splits)) +
+                                    " tokens each: whole ones would leave multiprocessors idle\n"
+                              : "")
       << (tail_of(plan) > 0 ? "tail       the last tile of a document is " + std::to_string(tail_of(plan)) +
                                   " tokens wide where what remains fits it\n"
                             : "")

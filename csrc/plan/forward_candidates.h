@@ -4,11 +4,10 @@
 
 #include <optional>
 
+#include "../common/arithmetic.h"
 #include "plan.h"
 
 namespace late_interaction {
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Query rows that each document token is multiplied with.
 inline int64_t rows_per_document(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
