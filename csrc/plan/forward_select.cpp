@@ -65,8 +65,9 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
 // Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
 // L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
-  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.k_chunks, 2);
-  const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.columns), direct.members);
+  const int members = direct.as<Sm80ShortDocsConfig>().members;
+  const int64_t workers = direct.grid * 4 / members, pieces = ceil_div(direct.k_chunks, 2);
+  const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.tokens), members);
   return ceil_div(direct.work_tiles, workers) * tiles * pieces;
 }
 
@@ -74,15 +75,17 @@ int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
 // slice.
 double in_pieces(const Sizes& s, const ForwardPlan& plan) {
   const double pieces = static_cast<double>(ceil_div(plan.k_chunks, 2));
-  const double waves = static_cast<double>(ceil_div(plan.work_tiles, plan.grid / plan.cluster));
-  if (plan.tile == Tile::sm90_d) return 2.8 + waves * pieces * (plan.columns <= 64 ? 1.0 / 3 : 0.6);
-  const double tiles = static_cast<double>(ceil_div(s.Ld, plan.columns));
+  const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config);
+  const int64_t workers = plan.grid / (longd != nullptr ? longd->cluster : 1);
+  const double waves = static_cast<double>(ceil_div(plan.work_tiles, workers));
+  if (plan.kernel == ForwardKernel::sm90_d) return 2.8 + waves * pieces * (plan.rows <= 64 ? 1.0 / 3 : 0.6);
+  const double tiles = static_cast<double>(ceil_div(s.Ld, plan.tokens));
   return 3.4 + waves * tiles * (1.1 + 0.7 * pieces);
 }
 
 bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
   constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
-  const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
+  const int64_t under_way = direct.rows * direct.grid * 4 / direct.as<Sm80ShortDocsConfig>().members;
   return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.k_chunks * 128 <= kRowsInL2 &&
          static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
 }
@@ -90,7 +93,7 @@ bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const Forwar
 // Where warps have more than one work tile each, what counts is how many of them are resident: a block more
 // of a multiprocessor with tiles of 8 tokens than with 32. Rows that are no whole 16 bytes take more
 // registers in those. Where a block has one work tile its warps share the tokens.
-int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+int short_docs_tokens(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(short_docs_work_tiles(s), device);
   const bool shared = s.Ld <= 32 && shares_work_tiles(s, 8, device);
   const bool fits_eights = s.Ld <= (traits.tma_compatible ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
@@ -147,7 +150,7 @@ std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& trait
 
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
 double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
-  const double a_work_tile = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.columns) * plan.columns;
+  const double a_work_tile = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.tokens) * plan.tokens;
   const int64_t work_tiles_a_block = ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1));
   const int64_t blocks_an_sm = ceil_div(plan.grid, device.sm_count);
   return a_work_tile * work_tiles_a_block * blocks_an_sm;
@@ -219,7 +222,7 @@ std::optional<ForwardPlan> plan_3xfp16(const Sizes& s, bool masked, bool scaled,
   // Its one kernel has room for scales.
   const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
   std::optional<ForwardPlan> plan = plan_sm90_q_longd(s, traits, device, worth_pairing(s), 0, true);
-  if (plan) plan->scaled = scaled;
+  if (plan) std::get<Sm90QLongDConfig>(plan->config).scaled = scaled;
   return plan;
 }
 
@@ -228,14 +231,14 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   if (compute == Compute::fp64) {
     // One block for each (query, document): the reference path, exact and unhurried.
     ForwardPlan plan;
+    plan.kernel = ForwardKernel::fp64;
     plan.compute = compute;
-    plan.tile = Tile::none;
     plan.work_tiles = plan.grid = s.Nq * s.N;
     return plan;
   }
   if (worth_direct(s, traits, device)) {
-    const int columns = direct_columns(s, traits, device);
-    if (const auto direct = plan_sm80_short_docs(s, traits, device, columns)) return *direct;
+    const int tokens = short_docs_tokens(s, traits, device);
+    if (const auto direct = plan_sm80_short_docs(s, traits, device, tokens)) return *direct;
   }
   if (const auto wgmma = plan_wgmma(s, traits, device)) {
     const auto direct = is_held(s, traits) ? std::nullopt : plan_sm80_short_docs(s, traits, device, 8);
@@ -243,22 +246,22 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   }
   if (is_quantized(traits.dtype)) {
     ForwardPlan plan;
+    plan.kernel = ForwardKernel::dequantized;
     plan.compute = compute;
-    plan.tile = Tile::copies;
     return plan;
   }
-  const auto plan = [&](Tile tile) { return *plan_sm80(s, traits, device, tile); };
-  const ForwardPlan thin = plan(Tile::thin);
+  const auto plan = [&](Sm80Tile tile) { return *plan_sm80(s, traits, device, tile); };
+  const ForwardPlan thin = plan(Sm80Tile::thin);
   if (traits.packed || rows_per_document(s) <= thin.rows) return thin;
-  const ForwardPlan mid = plan(Tile::mid);
+  const ForwardPlan mid = plan(Sm80Tile::mid);
   // The largest tile takes a third of the smallest one's time for its work, if it finds work at all.
   constexpr double kThinTakes = 3.0;
   const double middling = busiest_work(s, mid, device);
   if (kThinTakes * busiest_work(s, thin, device) <= middling) return thin;
   if (rows_per_document(s) <= mid.rows) return mid;
   // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
-  const ForwardPlan wide = plan(Tile::wide);
-  if (wide.stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
+  const ForwardPlan wide = plan(Sm80Tile::wide);
+  if (wide.as<Sm80Config>().stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
   return busiest_work(s, wide, device) <= middling ? wide : mid;
 }
 

@@ -18,8 +18,8 @@ struct TileTime {
 };
 
 TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
-  const bool documents = plan.tile == Tile::sm90_d;
-  const double tokens = plan.tile_tokens(), bytes = element_bytes(plan.compute);
+  const bool documents = plan.kernel == ForwardKernel::sm90_d;
+  const double tokens = plan.tokens, bytes = element_bytes(plan.compute);
   const double products =
       2.0 * plan.rows * tokens * (plan.k_chunks * 64) / kProducts;  // two bytes an element
   if (!documents) return {products, products};
@@ -42,8 +42,8 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   constexpr double kLong = 2.0;                  // microseconds, of a tile
   constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
   const int64_t blocks = device.sm_count, work_tiles = whole.row_tiles * s.N;
-  const bool documents = whole.tile == Tile::sm90_d;
-  const int64_t tiles = ceil_div(s.Ld, whole.tile_tokens());
+  const bool documents = whole.kernel == ForwardKernel::sm90_d;
+  const int64_t tiles = ceil_div(s.Ld, whole.tokens);
   const TileTime tile = tile_time(s, whole);
   const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a split, else it is little but its ends
   if (tiles < 2 * fewest || work_tiles > kMostWorkTiles * blocks) return 1;
