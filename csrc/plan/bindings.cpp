@@ -77,22 +77,15 @@ PYBIND11_MODULE(late_interaction_plan, m) {
 
   py::class_<li::Sm90QConfig>(m, "Sm90QConfig")
       .def_readonly("masked", &li::Sm90QConfig::masked)
-      .def_readonly("scaled", &li::Sm90QConfig::scaled)
-      .def_readonly("trimmed", &li::Sm90QConfig::trimmed)
       .def_readonly("compacted", &li::Sm90QConfig::compacted);
   py::class_<li::Sm90QLongDConfig>(m, "Sm90QLongDConfig")
-      .def_readonly("masked", &li::Sm90QLongDConfig::masked)
-      .def_readonly("scaled", &li::Sm90QLongDConfig::scaled)
       .def_readonly("stream_q", &li::Sm90QLongDConfig::stream_q)
       .def_readonly("cluster", &li::Sm90QLongDConfig::cluster);
   py::class_<li::Sm90DConfig>(m, "Sm90DConfig")
       .def_readonly("teams", &li::Sm90DConfig::teams)
       .def_readonly("members", &li::Sm90DConfig::members);
-  py::class_<li::Sm80Config>(m, "Sm80Config")
-      .def_readonly("tile", &li::Sm80Config::tile)
-      .def_readonly("stream_q", &li::Sm80Config::stream_q);
-  py::class_<li::Sm80ShortDocsConfig>(m, "Sm80ShortDocsConfig")
-      .def_readonly("members", &li::Sm80ShortDocsConfig::members);
+  py::class_<li::Sm80Config>(m, "Sm80Config").def_readonly("tile", &li::Sm80Config::tile);
+  py::class_<li::Sm80ShortDocsConfig>(m, "Sm80ShortDocsConfig");
   py::class_<li::ForwardPlan>(m, "ForwardPlan")
       .def_readonly("kernel", &li::ForwardPlan::kernel)
       .def_readonly("compute", &li::ForwardPlan::compute)

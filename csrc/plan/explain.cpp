@@ -1,3 +1,4 @@
+#include <iterator>
 #include <sstream>
 
 #include "forward_candidates.h"
@@ -7,66 +8,23 @@
 
 namespace late_interaction {
 
-std::string name_of(Compute compute) {
-  switch (compute) {
-    case Compute::bf16:
-      return "bf16";
-    case Compute::fp16:
-      return "fp16";
-    case Compute::tf32:
-      return "tf32";
-    case Compute::tf32x3:
-      return "3xtf32";
-    case Compute::e4m3:
-      return "e4m3";
-    case Compute::e5m2:
-      return "e5m2";
-    case Compute::int8:
-      return "int8";
-    case Compute::fp64:
-      break;
-  }
-  return "fp64";
-}
+namespace {
 
-std::string name_of(Sm80Tile tile) {
-  return tile == Sm80Tile::wide ? "wide" : tile == Sm80Tile::mid ? "mid" : "thin";
-}
+// By enumerator, in the order of plan.h.
+constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64", "e4m3", "e5m2", "int8"};
+constexpr const char* kTileNames[] = {"wide", "mid", "thin"};
+constexpr const char* kKernelNames[] = {"sm90_q", "sm90_q_longd",    "sm90_3xtf32", "sm90_3xfp16", "sm90_d",
+                                        "sm80",   "sm80_short_docs", "fp64",        "dequantized"};
+static_assert(std::size(kComputeNames) == kComputes && std::size(kKernelNames) == kForwardKernels);
 
-std::string name_of(ForwardKernel kernel) {
-  switch (kernel) {
-    case ForwardKernel::sm90_q:
-      return "sm90_q";
-    case ForwardKernel::sm90_q_longd:
-      return "sm90_q_longd";
-    case ForwardKernel::sm90_3xtf32:
-      return "sm90_3xtf32";
-    case ForwardKernel::sm90_3xfp16:
-      return "sm90_3xfp16";
-    case ForwardKernel::sm90_d:
-      return "sm90_d";
-    case ForwardKernel::sm80:
-      return "sm80";
-    case ForwardKernel::sm80_short_docs:
-      return "sm80_short_docs";
-    case ForwardKernel::dequantized:
-      return "dequantized";
-    case ForwardKernel::fp64:
-      break;
-  }
-  return "fp64";
-}
+}  // namespace
+
+std::string name_of(Compute compute) { return kComputeNames[static_cast<int>(compute)]; }
+std::string name_of(Sm80Tile tile) { return kTileNames[static_cast<int>(tile)]; }
+std::string name_of(ForwardKernel kernel) { return kKernelNames[static_cast<int>(kernel)]; }
 
 std::string name_of(Backward method) {
-  switch (method) {
-    case Backward::lowmem:
-      return "lowmem";
-    case Backward::unified:
-      return "unified";
-    case Backward::automatic:
-      break;
-  }
-  return "auto";
+  return method == Backward::lowmem ? "lowmem" : method == Backward::unified ? "unified" : "auto";
 }
 
 namespace {
@@ -139,17 +97,14 @@ std::string describe_ring(const ForwardPlan& plan) {
 }
 
 std::string where_q_is(const ForwardPlan& plan) {
-  const auto of_ring = [](bool streams) {
-    return streams ? "streams through the ring with D" : "stays in shared memory";
-  };
   if (plan.kernel == ForwardKernel::sm80_short_docs) {
     return plan.k_chunks > 2 ? "comes from L1, slice by slice" : "stays in registers";
   }
-  if (const auto* sm80 = std::get_if<Sm80Config>(&plan.config)) return of_ring(sm80->stream_q);
+  const auto* sm80 = std::get_if<Sm80Config>(&plan.config);
   const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config);
-  if (longd == nullptr) return of_ring(false);
-  return of_ring(longd->stream_q) +
-         std::string(longd->cluster > 1 ? ", half of it from the other block of a cluster" : "");
+  const bool streams = (sm80 != nullptr && sm80->stream_q) || (longd != nullptr && longd->stream_q);
+  return std::string(streams ? "streams through the ring with D" : "stays in shared memory") +
+         (longd != nullptr && longd->cluster > 1 ? ", half of it from the other block of a cluster" : "");
 }
 
 // A line for each thing that is done to the columns of a tile.

@@ -49,18 +49,10 @@ ALLOWED = {
 KNOWN = {
     # The factors of tokens are looked up by ForwardArgs: they are to take a view of scales alone.
     ("cuda/primitives/token_scales.cuh", "cuda/forward/args.h"),
-    # One file describes every kernel's tensors: each kernel's maps are to stand beside it.
-    ("cuda/runtime/tma_descriptors.h", "cuda/forward/args.h"),
-    ("cuda/runtime/tma_descriptors.h", "cuda/forward/tma_args.h"),
-    ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/operands/fp16x2.h"),
-    ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/sm90_d/token_scale_tma.h"),
     # The forward kernels' tiles of listed pairs: a tile policy that is to be a template argument.
     ("cuda/forward/sm80/kernel.cuh", "cuda/pairs/row_tile.cuh"),
     ("cuda/forward/sm90_d/kernel.cuh", "cuda/pairs/row_tile.cuh"),
     ("cuda/forward/fp64/kernel.cuh", "cuda/pairs/args.h"),
-    # The stages of the forward know packed inputs and listed pairs: these are to be stages of their own.
-    ("cuda/forward/run.cpp", "cuda/pairs/index.h"),
-    ("cuda/forward/run.cpp", "cuda/varlen/workspace.h"),
     # Norms of rows are to become a primitive.
     ("cuda/forward/run.cpp", "cuda/backward/launch.h"),
     ("cuda/forward/operands/fp16_scaled.cu", "cuda/backward/norm_rows.cuh"),
@@ -71,7 +63,7 @@ KNOWN = {
 LEVELS = (
     (3, re.compile(r"^(entry|recompute)\.cpp$")),
     (2, re.compile(r"^run\.(h|cpp)$")),
-    (1, re.compile(r"^(launch\w*\.(cuh|h)|launcher\.h|dispatch\.(cpp|cu)|\w+\.cu)$")),
+    (1, re.compile(r"^(\w*launch\w*\.(cuh|h)|launcher\.h|dispatch\.(cpp|cu)|\w+\.cu)$")),
     (0, re.compile("")),
 )
 
