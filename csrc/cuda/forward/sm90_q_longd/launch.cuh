@@ -6,21 +6,17 @@
 
 namespace late_interaction {
 
-// choose.operator()<kTokens, kWinners, kMaskedOrScaled>() gives a pair of the kernel and its threads, which
-// is launched in clusters.
-template <class Operand, class Choose>
-cudaError_t launch_clusters(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps, Choose choose) {
+// launch_tile.operator()<kTokens, kWinners, kMaskedOrScaled>() as planned.
+template <class Operand, class LaunchTile>
+cudaError_t choose_longd_tile(const ForwardLaunch<ForwardArgs>& call, LaunchTile launch_tile) {
   const auto& config = call.plan.as<Sm90QLongDConfig>();
   return choose_width<typename Operand::Type>(call.plan, [&]<int kTokens>() {
     if constexpr (kTokens > kWidestSplitTile) {
       return cudaErrorInvalidValue;
     } else {
       const auto kind = [&]<bool kWinners>() {
-        const auto [kernel, threads] = config.masked || config.scaled
-                                           ? choose.template operator()<kTokens, kWinners, true>()
-                                           : choose.template operator()<kTokens, kWinners, false>();
-        return launch(kernel, {call.plan.grid, threads, call.plan.smem_bytes, false, config.cluster},
-                      call.stream, call.args, maps);
+        return config.masked || config.scaled ? launch_tile.template operator()<kTokens, kWinners, true>()
+                                              : launch_tile.template operator()<kTokens, kWinners, false>();
       };
       if constexpr (kMayWantWinners<typename Operand::Element>) {
         if (call.args.winners != nullptr) return kind.template operator()<true>();
@@ -28,6 +24,14 @@ cudaError_t launch_clusters(const ForwardLaunch<ForwardArgs>& call, const Tensor
       return kind.template operator()<false>();
     }
   });
+}
+
+template <class Kernel>
+cudaError_t launch_clusters(Kernel kernel, int threads, const ForwardLaunch<ForwardArgs>& call,
+                            const TensorMaps& maps) {
+  const int cluster = call.plan.as<Sm90QLongDConfig>().cluster;
+  return launch(kernel, {call.plan.grid, threads, call.plan.smem_bytes, false, cluster}, call.stream,
+                call.args, maps);
 }
 
 inline TensorMaps make_longd_maps(const ForwardLaunch<ForwardArgs>& call) {
@@ -38,12 +42,12 @@ inline TensorMaps make_longd_maps(const ForwardLaunch<ForwardArgs>& call) {
 template <Compute kCompute, class Args>
 cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call) {
   using Operand = WgmmaOperand<kCompute>;
-  const auto choose = []<int kTokens, bool kWinners, bool kMaskedOrScaled>() {
+  const TensorMaps maps = make_longd_maps(call);
+  return choose_longd_tile<Operand>(call, [&]<int kTokens, bool kWinners, bool kMaskedOrScaled>() {
     using Tile =
         Sm90QLongDTile<typename Operand::Type, typename Operand::Element, kTokens, kWinners, kMaskedOrScaled>;
-    return std::pair(&maxsim_forward_sm90_q_longd<Tile>, int{Tile::kThreads});
-  };
-  return launch_clusters<Operand>(call, make_longd_maps(call), choose);
+    return launch_clusters(maxsim_forward_sm90_q_longd<Tile>, Tile::kThreads, call, maps);
+  });
 }
 
 }  // namespace late_interaction

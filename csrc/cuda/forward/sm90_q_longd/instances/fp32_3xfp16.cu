@@ -21,12 +21,12 @@ TensorMaps make_fp16x2_maps(const ForwardArgs& p, const Fp16x2Tokens& x, int tok
 }  // namespace
 
 cudaError_t launch_sm90_3xfp16(const ForwardLaunch<ForwardArgs>& call) {
-  const auto choose = []<int kTokens, bool kWinners, bool /*kMaskedOrScaled: always*/>() {
+  const TensorMaps maps = make_fp16x2_maps(call.args, *call.fp16x2, call.plan.tokens);
+  const auto launch_tile = [&]<int kTokens, bool kWinners, bool /*kMaskedOrScaled: always*/>() {
     using Tile = Sm90By3xFp16Tile<kTokens, kWinners>;
-    return std::pair(&maxsim_forward_sm90_3xfp16<Tile>, int{Tile::kThreads});
+    return launch_clusters(maxsim_forward_sm90_3xfp16<Tile>, Tile::kThreads, call, maps);
   };
-  return launch_clusters<WgmmaOperand<Compute::fp16>>(
-      call, make_fp16x2_maps(call.args, *call.fp16x2, call.plan.tokens), choose);
+  return choose_longd_tile<WgmmaOperand<Compute::fp16>>(call, launch_tile);
 }
 
 }  // namespace late_interaction

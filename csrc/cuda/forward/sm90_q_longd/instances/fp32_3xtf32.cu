@@ -4,11 +4,12 @@
 namespace late_interaction {
 
 cudaError_t launch_sm90_3xtf32(const ForwardLaunch<ForwardArgs>& call) {
-  const auto choose = []<int kTokens, bool kWinners, bool kMaskedOrScaled>() {
+  const TensorMaps maps = make_longd_maps(call);
+  const auto launch_tile = [&]<int kTokens, bool kWinners, bool kMaskedOrScaled>() {
     using Tile = Sm90By3xTf32Tile<kTokens, kWinners, kMaskedOrScaled>;
-    return std::pair(&maxsim_forward_sm90_3xtf32<Tile>, int{Tile::kThreads});
+    return launch_clusters(maxsim_forward_sm90_3xtf32<Tile>, Tile::kThreads, call, maps);
   };
-  return launch_clusters<WgmmaOperand<Compute::tf32>>(call, make_longd_maps(call), choose);
+  return choose_longd_tile<WgmmaOperand<Compute::tf32>>(call, launch_tile);
 }
 
 }  // namespace late_interaction
