@@ -45,7 +45,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
 
   // The same, with winners found again as a forward with these masks and this precision finds them, a part at
   // a time where those of all would take over 16 MiB. "auto" is "lowmem" here. On the CPU written in Python
-  // (late_interaction/ops/recompute.py), all winners at once.
+  // (late_interaction/ops/dense.py), all winners at once.
   m.def(
       "maxsim_backward_recompute(Tensor grad_scores, Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, "
       "bool normalize=False, str precision='highest', str backward='auto', bool need_grad_Q=True, "
@@ -96,7 +96,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "-> Tensor");
 
   // The same by way of fp32 copies, a piece of D at a time: what maxsim_quantized does where a GPU has no
-  // kernel for the call. Written in Python (late_interaction/ops/dequantized.py).
+  // kernel for the call. Written in Python (late_interaction/ops/quantized.py).
   m.def(
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
       "Tensor? d_mask) -> Tensor");
@@ -106,7 +106,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // residuals uint8 are [Nd, Ld] and [Nd, Ld, bytes] with the documents' lengths [Nd] as extents, or [tokens]
   // and [tokens, bytes] with their offsets [Nd + 1]. Tokens are rounded to the dtype that Q multiplies in. A
   // code that is out of range counts as 0. Differentiable in Q. On the CPU written in Python
-  // (late_interaction/ops/residual.py).
+  // (late_interaction/ops/plaid_cpu.py).
   m.def(
       "maxsim_residual(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> Tensor");
@@ -129,7 +129,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
 
   // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a
   // time, with H [Nd, Ld, d_model], W [d, d_model] and b [d]. Q is [Nq, Lq, d] as it is: normalize is for D
-  // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden.py).
+  // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden/).
   m.def(
       "maxsim_from_hidden(Tensor Q, Tensor H, Tensor W, Tensor? b, Tensor? q_mask, Tensor? d_mask, "
       "bool normalize=True, str precision='highest') -> Tensor");

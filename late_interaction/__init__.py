@@ -11,8 +11,8 @@ The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_in
 """
 
 from late_interaction import ops, reference
+from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
-from late_interaction.autograd import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.padded import maxsim_padded
 from late_interaction.plan import explain_plan

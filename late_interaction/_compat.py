@@ -1,5 +1,5 @@
-"""What the patches of other libraries share: which calls they take over, which version they meet, and what
-they say where there is nothing to patch."""
+"""What the patches of other libraries share: which calls they take over, the versions of what they patch, and
+their errors."""
 
 import functools
 import importlib.metadata
@@ -10,7 +10,8 @@ import textwrap
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, ops
+from late_interaction import ops
+from late_interaction._checks.tensors import FLOATS, is_autocasting
 
 __all__ = ["brief_cause", "nothing_to_patch", "package_at_least", "served"]
 
@@ -21,9 +22,9 @@ def served(Q: Tensor, D: Tensor) -> bool:
         os.environ.get("LATE_INTERACTION_DISABLE") != "1"
         and Q.device == D.device
         and _has_kernels(Q.device)
-        and Q.dtype in _checks.FLOATS
-        and D.dtype in _checks.FLOATS
-        and (Q.dtype == D.dtype or _checks.autocasting(Q))
+        and Q.dtype in FLOATS
+        and D.dtype in FLOATS
+        and (Q.dtype == D.dtype or is_autocasting(Q))
         and Q.shape[-1:] == D.shape[-1:]
         and Q.numel() > 0
         and D.numel() > 0
@@ -44,7 +45,7 @@ def package_at_least(name: str, minimum: str) -> bool:
 
 
 def nothing_to_patch(patch: str, package: str, releases: str, cause: Exception | None) -> ImportError:
-    """What a patch raises that patched nothing: the release that is installed, and why it does not serve."""
+    """The error of a patch that patched nothing: names the installed release and why it cannot be patched."""
     needed, installed = f"{patch}() needs {package} {releases}", _installed(package)
     absent = isinstance(cause, ModuleNotFoundError) and cause.name == package.replace("-", "_")
     if installed is None and (absent or cause is None):

@@ -1,4 +1,4 @@
-"""What :mod:`late_interaction.fp8` and :mod:`late_interaction.int8` share."""
+"""Scales, and the scores of quantized tokens: what fp8 and int8 share."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 
-from late_interaction import _checks, ops
-from late_interaction.ops import memory
+from late_interaction import ops
+from late_interaction._checks.quantized import check_quantized
+from late_interaction.ops import _oom
 
 
 def scale_for(amax: Tensor, largest_code: float) -> Tensor:
@@ -28,7 +29,7 @@ def maxsim(
     dtypes: tuple[torch.dtype, ...],
 ) -> Tensor:
     """Scores of quantized tokens in one of ``dtypes``; a 2-D Q or D drops its dim of the result."""
-    args = _checks.quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, dtypes)
+    args = check_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, dtypes)
     op: Any = ops.maxsim_quantized
     try:
         if torch.compiler.is_compiling():
@@ -37,7 +38,7 @@ def maxsim(
             with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
                 scores = op(*args)
     except RuntimeError as error:
-        memory.forward_failed(error, args[0], args[1], False)
+        _oom.forward_failed(error, args[0], args[1], False)
         raise
     if D.dim() == 2:
         scores = scores.squeeze(1)

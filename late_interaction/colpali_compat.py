@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._compat import brief_cause, nothing_to_patch, package_at_least, served
-from late_interaction.autograd import maxsim, maxsim_pairs
+from late_interaction._maxsim import maxsim, maxsim_pairs
 
 __all__ = ["patch_colpali_engine", "unpatch_colpali_engine"]
 

@@ -1,9 +1,9 @@
-"""Scores without gradients: :func:`maxsim_forward`."""
+"""Scores without gradients: :func:`maxsim_forward`; :mod:`late_interaction._maxsim` does the work."""
 
 import torch
 from torch import Tensor
 
-from late_interaction.autograd import maxsim, maxsim_with_winners
+from late_interaction._maxsim import maxsim, maxsim_with_winners
 
 __all__ = ["maxsim_forward"]
 
@@ -45,20 +45,3 @@ def maxsim_forward(
             return maxsim(Q, D, q_mask, d_mask, normalize=normalize, precision=precision), None
         scores, winners = maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize, precision=precision)
         return scores, winners.flatten(end_dim=-2) if winners.dim() > 1 else winners.unsqueeze(0)
-
-
-def _run_forward(
-    Q: Tensor,
-    D: Tensor,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    save_argmax: bool,
-    normalize: bool = False,
-    *,
-    kd_layout: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """:func:`maxsim_forward` by the name and with the flat ``[Nq * K, Ld, d]`` documents of LIK's tests."""
-    if kd_layout:
-        D = D.unflatten(0, (Q.shape[0], -1))
-        d_mask = None if d_mask is None else d_mask.unflatten(0, (Q.shape[0], -1))
-    return maxsim_forward(Q, D, q_mask, d_mask, save_argmax=save_argmax, normalize=normalize)

@@ -1,4 +1,6 @@
-"""MaxSim of fp8 tokens: a quarter of float32's memory and a half of bfloat16's, for inference.
+"""MaxSim of fp8 tokens, for inference; :mod:`late_interaction._quantized` scores them.
+
+fp8 takes a quarter of float32's memory, and half of bfloat16's.
 
 Tokens are codes in ``torch.float8_e4m3fn`` (or ``float8_e5m2``; the formats of https://arxiv.org/abs/2209.05433)
 and float32 scales, one for a tensor or one a token; a token is ``code * scale``. Scores multiply the codes as
@@ -12,7 +14,9 @@ they are and accumulate in float32::
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, _quantized
+from late_interaction import _quantized
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.tensors import check_embeddings, check_rows
 
 __all__ = [
     "dequantize_fp8_per_tensor",
@@ -27,7 +31,7 @@ _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in _DTYPES:
-        raise TypeError(f"dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {_checks.brief(dtype)}")
+        raise TypeError(f"dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {abbreviate(dtype)}")
 
 
 def _codes(X: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -58,7 +62,7 @@ def quantize_fp8_per_tensor(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn)
         >>> codes.to(torch.float32), scale
         (tensor([[  64., -448.]]), tensor(0.0156))
     """
-    _checks.embeddings("X", X)
+    check_embeddings("X", X)
     _check_dtype(dtype)
     with torch.no_grad():
         if X.numel() == 0:
@@ -93,7 +97,7 @@ def quantize_fp8_per_token(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) 
         >>> scale
         tensor([0.0156, 1.0000])
     """
-    _checks.rows("X", X)
+    check_rows("X", X)
     _check_dtype(dtype)
     with torch.no_grad():
         scale = _quantized.scale_for(X.abs().amax(-1), torch.finfo(dtype).max)
@@ -176,7 +180,7 @@ def maxsim_inference_fp8(
 
     Raises:
         TypeError: an argument that is no tensor, or of a wrong dtype.
-        ValueError: shapes or devices that do not fit, or a tensor that wants a gradient.
+        ValueError: shapes or devices that do not fit, or a tensor that requires a gradient.
 
     Example:
         >>> import torch

@@ -1,12 +1,15 @@
-"""MaxSim straight from the documents' hidden states: :func:`maxsim_from_hidden`."""
+"""MaxSim of hidden states, by :mod:`late_interaction.ops.from_hidden`: :func:`maxsim_from_hidden`."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from late_interaction import _checks, ops
+from late_interaction import ops
+from late_interaction._checks.from_hidden import check_from_hidden
+from late_interaction._checks.options import check_flag, check_precision
+from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._precision import float32_precision
-from late_interaction.ops.from_hidden import working_dtype
+from late_interaction.ops.from_hidden.dtypes import working_dtype
 
 __all__ = ["maxsim_from_hidden"]
 
@@ -66,11 +69,11 @@ def maxsim_from_hidden(
         >>> maxsim_from_hidden(Q, H_d, torch.eye(2, 3))
         tensor([0.6000, 1.0000])
     """
-    _checks.flag("normalize", normalize)
-    _checks.flag("project_Q", project_Q)
-    _checks.known_precision(precision)
-    Q3, q_mask, d_mask = _checks.from_hidden(Q, H_d, W, b, q_mask, d_mask, project_Q)
-    autocast = _checks.autocasting(Q)
+    check_flag("normalize", normalize)
+    check_flag("project_Q", project_Q)
+    check_precision(precision)
+    Q3, q_mask, d_mask = check_from_hidden(Q, H_d, W, b, q_mask, d_mask, project_Q)
+    autocast = is_autocasting(Q)
     if precision is not None and autocast:
         with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
             scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, False)
@@ -102,6 +105,6 @@ def _scores(
         else:
             Q = F.linear(Q.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
         Q = F.normalize(Q, dim=-1, eps=1e-12) if normalize else Q
-    _checks.no_forward_ad("maxsim_from_hidden", Q, H_d, W, b)
+    check_no_forward_ad("maxsim_from_hidden", Q, H_d, W, b)
     scores: Tensor = ops.maxsim_from_hidden(Q, H_d, W, b, q_mask, d_mask, normalize, precision)
     return scores

@@ -1,4 +1,6 @@
-"""MaxSim of int8 tokens: the memory of fp8 and a finer grid, for inference.
+"""MaxSim of int8 tokens, for inference; :mod:`late_interaction._quantized` scores them.
+
+int8 takes the memory of fp8 and has a finer grid.
 
 Tokens are int8 codes in -127 .. 127 and a float32 scale a token (symmetric: no zero point, as in
 https://arxiv.org/abs/2004.09602); a token is ``code * scale``::
@@ -11,7 +13,8 @@ https://arxiv.org/abs/2004.09602); a token is ``code * scale``::
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, _quantized
+from late_interaction import _quantized
+from late_interaction._checks.tensors import check_rows
 
 __all__ = ["dequantize_int8_per_token", "maxsim_inference_int8", "quantize_int8_per_token"]
 
@@ -41,7 +44,7 @@ def quantize_int8_per_token(X: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([[ 127,   -3],
                 [   0, -127]], dtype=torch.int8), tensor([1.0000, 0.0039]))
     """
-    _checks.rows("X", X)
+    check_rows("X", X)
     with torch.no_grad():
         scale = _quantized.scale_for(X.abs().amax(-1), _LARGEST)
         codes = (X.to(torch.float32) / scale.unsqueeze(-1)).nan_to_num_(0.0).round_()

@@ -1,4 +1,7 @@
-"""Reranking from padded tensors with lengths: :func:`maxsim_padded`, and :func:`pack_padded` to pack them."""
+"""Reranking from padded tensors with lengths; :mod:`late_interaction._maxsim` scores them.
+
+:func:`maxsim_padded` scores padded tensors, and :func:`pack_padded` packs them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _checks
-from late_interaction.autograd import maxsim
+from late_interaction._checks.padded import check_padded, read_longest
+from late_interaction._maxsim import maxsim
 
 __all__ = ["PackedBatch", "maxsim_padded", "pack_padded"]
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """What :func:`pack_padded` makes of padded tensors, all on their device. Unpacks like a tuple.
+    """Packed queries and documents from :func:`pack_padded`, on the device of the padded ones.
+
+    Unpacks like a tuple.
 
     Args:
         Q_packed, cu_seqlens_q, D_packed, cu_seqlens_d, pair_q_idx, pair_d_idx, max_seqlen_q, max_seqlen_d:
@@ -96,9 +101,9 @@ def pack_padded(
         >>> maxsim_varlen(batch.Q_packed, batch.D_packed, batch.cu_seqlens_q, batch.cu_seqlens_d)
         tensor([[4., 4., 4.]])
     """
-    q_mask, d_mask = _checks.padded(queries, documents, query_lengths, doc_lengths, validate)
-    longest_query = _checks.longest_of("query_lengths", query_lengths, queries.shape[-2])
-    longest_document = _checks.longest_of("doc_lengths", doc_lengths, documents.shape[-2])
+    q_mask, d_mask = check_padded(queries, documents, query_lengths, doc_lengths, validate)
+    longest_query = read_longest("query_lengths", query_lengths, queries.shape[-2])
+    longest_document = read_longest("doc_lengths", doc_lengths, documents.shape[-2])
     pairs = d_mask.shape[0] * d_mask.shape[1]
     numbers = torch.arange(pairs, dtype=torch.int32, device=queries.device)
     return PackedBatch(
@@ -146,5 +151,5 @@ def maxsim_padded(
         >>> maxsim_padded(queries, documents, torch.tensor([1]), torch.tensor([[2, 1]]))
         tensor([[3., 4.]])
     """
-    q_mask, d_mask = _checks.padded(queries, documents, query_lengths, doc_lengths, validate)
+    q_mask, d_mask = check_padded(queries, documents, query_lengths, doc_lengths, validate)
     return maxsim(queries, documents, q_mask, d_mask)

@@ -1,8 +1,9 @@
-"""MaxSim of documents stored as centroids and residual codes: the format of PLAID and ColBERTv2 indexes.
+"""MaxSim of compressed documents, by :mod:`late_interaction.ops.plaid`: the format of PLAID and ColBERTv2.
 
-A token is ``centroids[code]`` plus, in every dim, one of ``2**nbits`` bucket weights
-(https://arxiv.org/abs/2112.01488, https://arxiv.org/abs/2205.09707): with 2 bits and d = 128, 36 bytes
-instead of 256. GPUs decompress tokens where they multiply; the CPU, 16 MiB of them at a time::
+Documents are stored as centroids and residuals. A token is ``centroids[code]`` plus, in every dim, one of
+``2**nbits`` bucket weights (https://arxiv.org/abs/2112.01488, https://arxiv.org/abs/2205.09707): with 2 bits
+and d = 128, 36 bytes instead of 256. GPUs decompress tokens in registers; the CPU decompresses 16 MiB of them
+at a time::
 
     approximate = plaid_approx_score(centroids @ Q.T, codes, doc_lengths)  # by centroids alone, to prune
     scores = maxsim_residual(Q, codes, residuals, doc_lengths, centroids, bucket_weights, nbits=2)
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 
-from late_interaction import _checks, _plaid_checks, ops
+from late_interaction import ops
+from late_interaction._checks.options import check_flag
+from late_interaction._checks.plaid import check_approx_score, check_compressed
+from late_interaction._checks.tensors import has_values, is_autocasting
 from late_interaction._precision import float32_precision
-from late_interaction.ops import memory
+from late_interaction.ops import _oom
 from late_interaction.reference import maxsim_residual_reference, plaid_approx_score_reference
 
 __all__ = [
@@ -59,7 +63,7 @@ def plaid_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths
         >>> plaid_approx_score(scores, torch.tensor([[0, 1, 2], [0, 2, 2]]), torch.tensor([2, 1]))
         tensor([3., 1.])
     """
-    args = _plaid_checks.approximate(query_centroid_scores, codes, doc_lengths)
+    args = check_approx_score(query_centroid_scores, codes, doc_lengths)
     op: Any = ops.plaid_approx_score
     if torch.compiler.is_compiling():
         scores: Tensor = op(*args)
@@ -117,7 +121,7 @@ def maxsim_residual(
         ...     centroids, weights, nbits=2, normalize=False)
         tensor([1.3000])
     """
-    args = _plaid_checks.compressed(
+    args = check_compressed(
         Q,
         ("codes", codes),
         ("residuals", residuals),
@@ -171,7 +175,7 @@ def maxsim_residual_varlen(
     """
     if max_seqlen_d is not None and (isinstance(max_seqlen_d, bool) or not isinstance(max_seqlen_d, int)):
         raise TypeError(f"max_seqlen_d must be an int or None, got {type(max_seqlen_d).__name__}")
-    args = _plaid_checks.compressed(
+    args = check_compressed(
         Q,
         ("codes_flat", codes_flat),
         ("residuals_flat", residuals_flat),
@@ -217,7 +221,7 @@ def reverse_bits(residuals: Tensor) -> Tensor:
 
 def _wants_gradient(Q: Tensor) -> bool:
     # A traced graph cannot look at values. There an empty document scores 0 and sends no gradient.
-    return Q.requires_grad and torch.is_grad_enabled() and _checks.has_values(Q)
+    return Q.requires_grad and torch.is_grad_enabled() and has_values(Q)
 
 
 def _empty(name: str) -> ValueError:
@@ -230,18 +234,18 @@ def _empty(name: str) -> ValueError:
 def _precision(Q: Tensor) -> str:
     if Q.dtype != torch.float32:
         return "highest"
-    if _checks.autocasting(Q):
+    if is_autocasting(Q):
         return _AUTOCAST.get(torch.get_autocast_dtype(Q.device.type), "highest")
     return float32_precision(Q.device.type)
 
 
 def _score(Q: Tensor, args: tuple[Any, ...], normalize: bool) -> Tensor:
-    _checks.flag("normalize", normalize)
+    check_flag("normalize", normalize)
     op: Any = ops.maxsim_residual
     try:
         scores: Tensor = op(*args, normalize, _precision(Q))
     except RuntimeError as error:
         documents = args[3].shape[0] - (args[1].dim() == 1)
-        memory.residual_failed(error, args[0], documents)
+        _oom.residual_failed(error, args[0], documents)
         raise
     return scores.squeeze(0) if Q.dim() == 2 else scores

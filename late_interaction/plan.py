@@ -1,4 +1,4 @@
-"""What would run on a GPU for a call, and why: :func:`explain_plan`."""
+"""Says what would run on a GPU for a call, and why: :func:`explain_plan`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, _plaid_checks, ops
+from late_interaction import ops
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import (
+    check_backward,
+    check_flag,
+    check_integer,
+    check_positive,
+    check_precision,
+)
+from late_interaction._checks.plaid import check_nbits
 from late_interaction._precision import float32_precision
-from late_interaction.ops import from_hidden
+from late_interaction.ops.from_hidden.chunking import SCORED_ROWS, Gpu, Sizes, planned_chunks
+from late_interaction.ops.from_hidden.dtypes import product_dtype
 
 __all__ = ["explain_plan"]
 
@@ -67,14 +77,17 @@ def explain_plan(
         >>> [line for line in plan.splitlines() if "method" in line]
         ['  method     lowmem']
     """
-    _checks.flag("winners", winners)
-    _checks.flag("d_mask", d_mask)
-    _checks.flag("normalize", normalize)
-    _checks.known_precision(precision)
-    strategy = _checks.strategy(backward)
+    check_flag("winners", winners)
+    check_flag("d_mask", d_mask)
+    check_flag("normalize", normalize)
+    check_precision(precision)
+    strategy = check_backward(backward)
     q_shape, d_shape = _shape("Q", Q, (2, 3)), _shape("D", D, (2, 3, 4))
     if q_shape[-1] != d_shape[-1] or (len(d_shape) == 4 and d_shape[0] != (1, *q_shape)[-3]):
-        raise ValueError(f"no call has Q {list(q_shape)} with D {list(d_shape)}")
+        raise ValueError(
+            "Q and D must share d, and Nq if D is [Nq, K, Ld, d], got Q"
+            f" {list(q_shape)} and D {list(d_shape)}"
+        )
     if q_shape[-1] == 0:
         raise ValueError(f"Q and D need an embedding dim d of at least 1, got {list(q_shape)}")
     dtype, names = _dtype(Q, D, dtype), _DTYPES | _CODES
@@ -83,67 +96,61 @@ def explain_plan(
     sm, sm_count = _device(sm, sm_count)
     Nq, Lq, d = (1, *q_shape)[-3:]
     N, Ld = (1, *d_shape)[-3:-1]
-    chunks = {"forward": N, "backward": N}
-
     if precision is None:
         precision = float32_precision("cuda")
+    lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
     if nbits is not None:
-        _plaid_checks.bits(nbits)
+        check_nbits(nbits)
         if len(d_shape) == 4 or dtype in _CODES or d_mask or d_model is not None:
             raise ValueError(
                 f"nbits={nbits} wants documents [Nd, Ld, d] of bfloat16, float16, float32 or float64 tokens"
                 f" without d_mask and d_model, got {dtype} {list(d_shape)}"
             )
+        text: str = ops.explain_residual_plan(
+            Nq, N, Lq, Ld, d, names[dtype], precision, nbits, winners, sm, sm_count
+        )
+        return "\n".join([*lines, *_compressed(text, winners, Nq * Lq)])
 
     reason = "asked for"
     if strategy == "auto":
         reason = "the faster for such a shape, as measured"
         if torch.are_deterministic_algorithms_enabled():
             strategy, reason = "lowmem", "torch.use_deterministic_algorithms is on"
-
-    lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
-    if nbits is not None:
-        compressed: str = ops.explain_residual_plan(
-            Nq, N, Lq, Ld, d, names[dtype], precision, nbits, winners, sm, sm_count
-        )
-        lines += ["forward", *(f"  {line}" for line in compressed.splitlines())]
-        if winners and "grid" in compressed:
-            lines += [
-                "backward",
-                f"  gather     {Nq * Lq} blocks of 8 warps, one a query token: of grad_Q alone",
-            ]
-        return "\n".join(lines)
+    chunks = {"forward": N, "backward": N}
     if d_model is not None:
-        _checks.positive("d_model", d_model)
+        check_positive("d_model", d_model)
         if d_model >= _LARGEST_SIZE:
             raise ValueError(f"d_model must be below 2**31, got {d_model}")
         if len(d_shape) == 4 or dtype in _CODES:
-            raise ValueError(f"no hidden states of {d_model} dims become {dtype} D {list(d_shape)}")
-        dtype = from_hidden.multiplied_in(precision, dtype)
-        chunks = _chunks(Nq * Lq, N, Ld, d, d_model, dtype.itemsize, sm_count)
-        lines += ["hidden states", *_projected(Nq * Lq, N, chunks, d, d_model, dtype, normalize, sm)]
-        normalize = False  # they are, before MaxSim
+            raise ValueError(
+                f"d_model={d_model} wants documents [Nd, Ld, d] of bfloat16, float16, float32 or float64"
+                f" tokens, got {dtype} {list(d_shape)}"
+            )
+        dtype = product_dtype(precision, dtype)
+        sizes, gpu = Sizes(N, Ld, d, d_model, dtype.itemsize, Nq * Lq), Gpu(_l2_bytes(), sm_count)
+        chunks = planned_chunks(sizes, gpu)
+        lines += ["hidden states", *_projected(sizes, chunks, dtype, normalize, sm)]
+        normalize = False  # the projection has normalized them before MaxSim
     for step in ("forward", "backward") if winners and dtype in _DTYPES else ("forward",):
-        text: str = ops.explain_plan(
-            len(d_shape) == 4,
-            Nq,
-            chunks[step],
-            Lq,
-            Ld,
-            d,
-            names[dtype],
-            precision,
-            d_mask,
-            normalize,
-            step,
-            strategy,
-            sm,
-            sm_count,
-        )
-        lines += [step, *(f"  {line}" for line in text.splitlines())]
+        shape = (len(d_shape) == 4, Nq, chunks[step], Lq, Ld, d)
+        options = (names[dtype], precision, d_mask, normalize, step, strategy)
+        text = ops.explain_plan(*shape, *options, sm, sm_count)
+        lines += [step, *_indented(text)]
         if step == "backward" and "method" in text:
             lines.append(f"  why        {reason}")
     return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
+def _compressed(text: str, winners: bool, query_tokens: int) -> list[str]:
+    lines = ["forward", *_indented(text)]
+    if winners and "grid" in text:
+        blocks = f"{query_tokens} blocks of 8 warps, one a query token: of grad_Q alone"
+        lines += ["backward", f"  gather     {blocks}"]
+    return lines
 
 
 def _l2_bytes() -> int:
@@ -153,32 +160,20 @@ def _l2_bytes() -> int:
     return size
 
 
-def _chunks(queries: int, N: int, Ld: int, d: int, d_model: int, each: int, sm_count: int) -> dict[str, int]:
-    """Documents of a chunk, by step, of hidden states that multiply as they are."""
-    outer_kernel = each == 2 and d % 8 == 0 and d_model % 8 == 0
-    copied = [from_hidden.copied_bytes(True, outer_kernel, each, backward) for backward in (False, True)]
-    sizes = N, Ld, d, d_model, each
-    forward = from_hidden.forward_size(*sizes, copied[0], (_l2_bytes(), sm_count), queries)
-    backward = from_hidden.chunk_size(*sizes, copied[1], _l2_bytes(), True)
-    if outer_kernel and backward < N:
-        backward = max(backward, from_hidden.documents_on_loan(N, Ld, d, d_model, queries))
-    return {"forward": forward, "backward": backward}
-
-
 def _projected(
-    queries: int, N: int, chunks: dict[str, int], d: int, d_model: int, dtype: torch.dtype, normalize: bool,
-    sm: int,
-) -> list[str]:  # fmt: skip
-    sizes = ", ".join(f"{size} of {N} documents in the {step}" for step, size in chunks.items())
+    sizes: Sizes, chunks: dict[str, int], dtype: torch.dtype, normalize: bool, sm: int
+) -> list[str]:
+    N, _, d, d_model, _, query_tokens = sizes
+    chunk = ", ".join(f"{size} of {N} documents in the {step}" for step, size in chunks.items())
     stay = f"the projected tokens of a chunk stay in {_l2_bytes() >> 20} MiB of L2"
     if chunks["backward"] > chunks["forward"]:
-        stay += "; in the backward they take no room but that of gradients to come"
-    kernel = sm == 90 and dtype.itemsize == 2 and d <= 128 and d % 8 == 0 and d_model % 8 == 0
+        stay += "; in the backward they lie in the memory of gradients that are written later"
+    kernel = sm == 90 and d <= 128 and sizes.fit_outer_kernel()
     done = "project_rows" if kernel else "PyTorch's product" + (", then unit_rows" if normalize else "")
     scored = ["  scores     without gradients: project_scores, in one pass over all documents"]
     return [
-        *(scored if kernel and queries <= from_hidden.SCORED_ROWS else []),
-        f"  chunk      {sizes}",
+        *(scored if kernel and query_tokens <= SCORED_ROWS else []),
+        f"  chunk      {chunk}",
         f"  projection {done}, {d_model} to {d} dims in {_DTYPES[dtype]}; in the backward, of "
         + ("the tokens that won" if kernel else "all tokens"),
         f"  why        {stay}",
@@ -191,14 +186,14 @@ def _shape(name: str, x: Tensor | Sequence[int], ranks: tuple[int, ...]) -> tupl
         raise TypeError(f"{wanted}, got {type(x).__name__}")
     shape = tuple(x.shape if isinstance(x, Tensor) else x)
     for size in shape:
-        _checks.integer(f"a size of {name}", size)
+        check_integer(f"a size of {name}", size)
     if len(shape) not in ranks or not all(0 <= size < _LARGEST_SIZE for size in shape):
-        raise ValueError(f"{wanted} from 0 up to 2**31, got {_checks.brief(list(shape))}")
+        raise ValueError(f"{wanted} from 0 up to 2**31, got {abbreviate(list(shape))}")
     return tuple(map(int, shape))
 
 
 def _dtype(Q: Any, D: Any, dtype: torch.dtype | None) -> torch.dtype:
-    """What was asked for; else that of the tensors; else bfloat16."""
+    """The dtype that was asked for; without one, that of the tensors; without tensors, bfloat16."""
     if dtype is None:
         found = [x.dtype for x in (Q, D) if isinstance(x, Tensor)] or [torch.bfloat16]
         if found[0] != found[-1]:
@@ -207,7 +202,7 @@ def _dtype(Q: Any, D: Any, dtype: torch.dtype | None) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES | _CODES:
         raise TypeError(
             "dtype must be bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2 or int8,"
-            f" got {_checks.brief(dtype)}"
+            f" got {abbreviate(dtype)}"
         )
     return dtype
 
@@ -215,7 +210,7 @@ def _dtype(Q: Any, D: Any, dtype: torch.dtype | None) -> torch.dtype:
 def _device(sm: int | None, sm_count: int | None) -> tuple[int, int]:
     for name, value in (("sm", sm), ("sm_count", sm_count)):
         if value is not None:
-            _checks.positive(name, value)
+            check_positive(name, value)
     if sm is not None and not 80 <= sm < 1000:
         raise ValueError(
             f"sm must be a compute capability of at least 8.0, as 10 * major + minor (80, 90, ...), got {sm}"

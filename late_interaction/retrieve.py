@@ -6,9 +6,16 @@ Both normalize by default, as ColBERT, ColPali and LateOn models expect.
 import torch
 from torch import Tensor
 
-from late_interaction import _checks
+from late_interaction._checks.options import (
+    check_backward,
+    check_flag,
+    check_integer,
+    check_positive,
+    check_precision,
+)
+from late_interaction._checks.tensors import MASK_DTYPES
+from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress
-from late_interaction.autograd import maxsim
 from late_interaction.topk import maxsim_topk
 
 __all__ = ["MaxSimScorer", "retrieve"]
@@ -49,12 +56,12 @@ class MaxSimScorer(torch.nn.Module):
         precision: str | None = None,
     ) -> None:
         super().__init__()
-        _checks.flag("normalize", normalize)
-        _checks.known_precision(precision)
+        check_flag("normalize", normalize)
+        check_precision(precision)
         if mask_pad_token is not None:
-            _checks.integer("mask_pad_token", mask_pad_token, "the id of the padding token, an int, or None")
+            check_integer("mask_pad_token", mask_pad_token, "the id of the padding token, an int, or None")
         self.normalize = normalize
-        self.backward = _checks.strategy(backward)
+        self.backward = check_backward(backward)
         self.mask_pad_token = mask_pad_token
         self.precision = precision
 
@@ -122,7 +129,7 @@ class MaxSimScorer(torch.nn.Module):
         if self.mask_pad_token is None:
             raise ValueError("forward_with_ids needs MaxSimScorer(mask_pad_token=...), got None")
         for name, ids in (("q_ids", q_ids), ("d_ids", d_ids)):
-            if not isinstance(ids, Tensor) or ids.dtype not in _checks.MASK_DTYPES[1:]:
+            if not isinstance(ids, Tensor) or ids.dtype not in MASK_DTYPES[1:]:
                 raise TypeError(
                     f"{name} must be an integer tensor, got {getattr(ids, 'dtype', type(ids).__name__)}"
                 )
@@ -176,9 +183,9 @@ def retrieve(
         >>> documents
         tensor([[1, 2]])
     """
-    _checks.positive("top_k", top_k)
+    check_positive("top_k", top_k)
     if chunk is not None:
-        _checks.positive("chunk", chunk)
+        check_positive("chunk", chunk)
     return maxsim_topk(
         Q,
         D,

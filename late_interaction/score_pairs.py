@@ -1,18 +1,23 @@
-"""Scores straight from a batch that is there already: :func:`score_pairs_packed` and :func:`rerank_direct`.
+"""Scores of listed pairs of a packed batch, by :mod:`late_interaction.ops.pairs`: :func:`score_pairs_packed`.
 
-A server's forward pass leaves the tokens of many queries and documents behind each other. Its scheduler asks
-for some pairs of them, or has one query and documents scattered over a buffer. Neither copies a token.
+A server's forward pass leaves the tokens of many queries and documents end to end in one buffer.
+:func:`score_pairs_packed` scores some pairs of them; :func:`rerank_direct` scores one query with documents
+that are scattered over the buffer. Neither copies a token.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
-from late_interaction import _checks, ops
-from late_interaction._precision import float32_precision
-from late_interaction.ops import memory
+from late_interaction import ops
+from late_interaction._checks.packed import (
+    check_max_length,
+    check_packed,
+    check_pair_indices,
+    check_spans,
+)
+from late_interaction._checks.tensors import check_no_forward_ad, has_values
+from late_interaction._packed_call import call_packed
+from late_interaction.ops import _oom
 
 __all__ = ["rerank_direct", "score_pairs_packed"]
 
@@ -65,31 +70,25 @@ def score_pairs_packed(
         >>> score_pairs_packed(Q, D, cu_seqlens, cu_seqlens, pair_q_idx, pair_d_idx)
         tensor([3., 2., 3.])
     """
-    cu_q, cu_d = _checks.packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d)
-    pair_q, pair_d = _checks.listed_pairs(
+    cu_q, cu_d = check_packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d, max_seqlen_q, max_seqlen_d)
+    pair_q, pair_d = check_pair_indices(
         pair_q_idx, pair_d_idx, Q_packed, cu_q.shape[0] - 1, cu_d.shape[0] - 1
     )
-    for name, longest, offsets in (
-        ("max_seqlen_q", max_seqlen_q, cu_q),
-        ("max_seqlen_d", max_seqlen_d, cu_d),
-    ):
-        if longest is not None:
-            _checks.longest(name, longest, offsets)
     if max_seqlen_q is not None and not torch.compiler.is_compiling():
         max_seqlen_q = min(max_seqlen_q, Q_packed.shape[0])  # no query is longer
-    _checks.no_forward_ad("score_pairs_packed", Q_packed, D_packed)
+    check_no_forward_ad("score_pairs_packed", Q_packed, D_packed)
     inputs = (Q_packed, D_packed, cu_q, cu_d, pair_q, pair_d)
     learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()
     scores: Tensor
     if not learns:
-        scores = _call(ops.maxsim_pairs_packed, *inputs, max_seqlen_q, precision=precision)
+        scores = call_packed(ops.maxsim_pairs_packed, (*inputs, max_seqlen_q), precision, False)
         return scores
     if max_seqlen_q is None:
         max_seqlen_q = _longest_query(Q_packed, cu_q)
     try:
-        scores, _ = _call(ops.maxsim_pairs_packed_winners, *inputs, max_seqlen_q, precision=precision)
+        scores, _ = call_packed(ops.maxsim_pairs_packed_winners, (*inputs, max_seqlen_q), precision, True)
     except RuntimeError as error:
-        memory.pairs_failed(error, Q_packed, D_packed, len(pair_q), max_seqlen_q)
+        _oom.pairs_failed(error, Q_packed, D_packed, len(pair_q), max_seqlen_q)
         raise
     return scores
 
@@ -134,39 +133,20 @@ def rerank_direct(
         >>> rerank_direct(torch.tensor([[1.0, 1.0]]), batch, torch.tensor([3, 0]), torch.tensor([1, 2]))
         tensor([4., 3.])
     """
-    starts, lengths = _checks.spans(Q, batch_tensor, doc_offsets, doc_lengths)
+    starts, lengths = check_spans(Q, batch_tensor, doc_offsets, doc_lengths)
     if max_seqlen_d is not None:
-        _checks.bound("max_seqlen_d", max_seqlen_d, lengths)
-    _checks.no_forward_ad("rerank_direct", Q, batch_tensor)
+        check_max_length("max_seqlen_d", max_seqlen_d, lengths)
+    check_no_forward_ad("rerank_direct", Q, batch_tensor)
     if (Q.requires_grad or batch_tensor.requires_grad) and torch.is_grad_enabled():
         raise ValueError(
             "rerank_direct has no gradients, got Q or batch_tensor that requires one:"
             " use score_pairs_packed, or torch.no_grad()"
         )
-    scores: Tensor = _call(ops.maxsim_spans, Q, batch_tensor, starts, lengths, precision=precision)
+    scores: Tensor = call_packed(ops.maxsim_spans, (Q, batch_tensor, starts, lengths), precision, False)
     return scores
 
 
 def _longest_query(Q: Tensor, cu_q: Tensor) -> int:
-    if not _checks.has_values(cu_q) or cu_q.shape[0] <= 2:
+    if not has_values(cu_q) or cu_q.shape[0] <= 2:
         return Q.shape[0]
     return max(0, int(cu_q.diff().amax()))
-
-
-def _call(op: Any, Q: Tensor, D: Tensor, *rest: Any, precision: str | None) -> Any:
-    if precision is None:
-        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
-    else:
-        _checks.known_precision(precision)
-        if _checks.autocasting(Q) and Q.dtype is D.dtype:
-            with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                return _below(op, Q, D, *rest, precision)
-    return _below(op, Q, D, *rest, precision)
-
-
-def _below(op: Any, Q: Tensor, D: Tensor, *rest: Any) -> Any:
-    learns = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
-    if learns or torch.compiler.is_compiling() or _are_functorch_transforms_active():
-        return op(Q, D, *rest)
-    with _AutoDispatchBelowAutograd():
-        return op(Q, D, *rest)

@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, _quantized
+from late_interaction import _quantized
+from late_interaction._checks.options import check_flag, check_positive, check_precision
+from late_interaction._checks.search import check_corpus, check_tokens_or_codes
+from late_interaction._checks.tensors import CODES, has_values
+from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._stream import chunks
-from late_interaction.autograd import maxsim
 
 __all__ = ["TopK", "maxsim_topk"]
 
@@ -81,7 +84,7 @@ def maxsim_topk(
         >>> maxsim_topk(Q, D, 2)
         (tensor([[3., 2.]]), tensor([[1, 2]]))
     """
-    _checks.flag("sorted", sorted)
+    check_flag("sorted", sorted)
     options: dict[str, Any] = {"largest": largest, "precision": precision, "scale_Q": scale_Q}
     best = TopK(Q, k, q_mask, normalize=normalize, **options)
     best.add(D, d_mask, chunk_size=chunk_size, progress=progress, scale_D=scale_D)
@@ -131,11 +134,11 @@ class TopK:
         precision: str | None = None,
         scale_Q: Tensor | None = None,
     ) -> None:
-        _checks.positive("k", k)
-        _checks.flag("normalize", normalize)
-        _checks.flag("largest", largest)
-        _checks.known_precision(precision)
-        _checks.searched("Q", Q, scale_Q)
+        check_positive("k", k)
+        check_flag("normalize", normalize)
+        check_flag("largest", largest)
+        check_precision(precision)
+        check_tokens_or_codes("Q", Q, scale_Q)
         if scale_Q is not None and normalize:
             raise ValueError(f"normalize must be False for codes, got True and {Q.dtype}: normalize first")
         if Q.dim() not in (2, 3):
@@ -168,8 +171,8 @@ class TopK:
     ) -> None:
         """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
         if chunk_size is not None:
-            _checks.positive("chunk_size", chunk_size)
-        Q, D, q_mask, d_mask, scale_Q, scale_D = _checks.corpus(
+            check_positive("chunk_size", chunk_size)
+        Q, D, q_mask, d_mask, scale_Q, scale_D = check_corpus(
             self._Q, D, self._q_mask, d_mask, self._scale_Q, scale_D
         )
         one = None  # for all tokens, which does not travel in chunks
@@ -182,7 +185,7 @@ class TopK:
                 if scale_Q is None or scale is None:
                     found = maxsim(Q, documents, q_mask, mask, **self._options)
                 else:
-                    found = _quantized.maxsim(Q, documents, scale_Q, scale, q_mask, mask, _checks.CODES)
+                    found = _quantized.maxsim(Q, documents, scale_Q, scale, q_mask, mask, CODES)
                 first, stop = self.seen, self.seen + documents.shape[0]
                 places = torch.arange(first, stop, device=Q.device).expand(found.shape)
                 if first:
@@ -200,7 +203,7 @@ class TopK:
         return found | self._search()
 
     def _search(self) -> dict[str, Any]:
-        """What a state must have in common with this search."""
+        """The options and shapes that a state must share with this search."""
         shape = self._Q.shape if self._Q.dim() == 3 else (1, *self._Q.shape)
         own = {"k": self.k, "largest": self._largest, **self._options}
         return own | {"Q_shape": list(shape), "Q_dtype": str(self._Q.dtype).removeprefix("torch.")}
@@ -221,7 +224,7 @@ class TopK:
         _check_state(state, self._search())
         scores, indices = state["scores"], state["indices"]
         _check_found(scores, indices, state["seen"], self._scores.shape[0], self._scores.dtype, self.k)
-        if _checks.has_values(scores) and scores.device.type == "cpu":
+        if has_values(scores) and scores.device.type == "cpu":
             _check_order(scores, indices, state["seen"], self.k, self._largest)
         self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))
         self.seen = state["seen"]

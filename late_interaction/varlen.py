@@ -1,4 +1,4 @@
-"""MaxSim of sequences of lengths of their own, packed end to end: :func:`maxsim_varlen`.
+"""MaxSim of sequences packed end to end, by :mod:`late_interaction.ops.varlen`: :func:`maxsim_varlen`.
 
 The layout is FlashAttention's: tokens ``[total, d]`` and offsets ``cu_seqlens``, sequence ``i`` being
 ``tokens[cu_seqlens[i] : cu_seqlens[i + 1]]``. No token is padding, so none is read, multiplied or kept.
@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
 
-from late_interaction import _checks, ops
-from late_interaction._precision import float32_precision
-from late_interaction.ops import memory
+from late_interaction import ops
+from late_interaction._checks.packed import check_packed, check_sequences
+from late_interaction._checks.tensors import check_no_forward_ad
+from late_interaction._packed_call import call_packed
+from late_interaction.ops import _oom
 
 __all__ = ["maxsim_varlen", "pack_sequences"]
 
 
 def pack_sequences(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sequences of their own lengths -> what :func:`maxsim_varlen` takes of them.
+    """Packs sequences of different lengths for :func:`maxsim_varlen`.
 
     Args:
         sequences: at least one tensor, each ``[L_i, d]``, of one dtype and device. Differentiable.
@@ -39,7 +40,7 @@ def pack_sequences(sequences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         >>> tokens.shape, cu_seqlens
         (torch.Size([5, 4]), tensor([0, 2, 2, 5], dtype=torch.int32))
     """
-    _checks.sequences("sequences", sequences)
+    check_sequences("sequences", sequences)
     offsets = list(accumulate((len(x) for x in sequences), initial=0))
     tokens = torch.cat(tuple(sequences))
     return tokens, torch.tensor(offsets, dtype=torch.int32, device=tokens.device)
@@ -89,35 +90,14 @@ def maxsim_varlen(
         tensor([[5., 2.],
                 [3., 2.]])
     """
-    cu_q, cu_d = _checks.packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d)
-    for name, longest, offsets in (
-        ("max_seqlen_q", max_seqlen_q, cu_q),
-        ("max_seqlen_d", max_seqlen_d, cu_d),
-    ):
-        if longest is not None:
-            _checks.longest(name, longest, offsets)
-    if precision is None:
-        precision = float32_precision(Q_packed.device.type) if Q_packed.dtype is torch.float32 else "highest"
-    else:
-        _checks.known_precision(precision)
-        if _checks.autocasting(Q_packed) and Q_packed.dtype is D_packed.dtype:
-            with torch.autocast(Q_packed.device.type, enabled=False):  # what the caller says beats autocast
-                return _score(Q_packed, D_packed, cu_q, cu_d, precision)
-    return _score(Q_packed, D_packed, cu_q, cu_d, precision)
-
-
-def _score(Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, precision: str) -> Tensor:
-    _checks.no_forward_ad("maxsim_varlen", Q, D)
-    learns = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
+    cu_q, cu_d = check_packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d, max_seqlen_q, max_seqlen_d)
+    check_no_forward_ad("maxsim_varlen", Q_packed, D_packed)
+    learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()
     op: Any = ops.maxsim_varlen_winners if learns else ops.maxsim_varlen
     try:
-        if learns or torch.compiler.is_compiling() or _are_functorch_transforms_active():
-            result = op(Q, D, cu_q, cu_d, precision)
-        else:
-            with _AutoDispatchBelowAutograd():
-                result = op(Q, D, cu_q, cu_d, precision)
+        result = call_packed(op, (Q_packed, D_packed, cu_q, cu_d), precision, learns)
     except RuntimeError as error:
-        memory.varlen_failed(error, Q, D, cu_q, cu_d, learns)
+        _oom.varlen_failed(error, Q_packed, D_packed, cu_q, cu_d, learns)
         raise
     scores: Tensor = result[0] if learns else result
     return scores

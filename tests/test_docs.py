@@ -152,23 +152,28 @@ def test_every_public_function_is_documented(name):
             assert section in documentation, f"{name}.{public} lacks {section}"
 
 
-def test_the_operators_are_documented():
-    for op in (
-        *("maxsim", "maxsim_winners", "maxsim_backward", "maxsim_backward_recompute"),
-        *("maxsim_quantized", "maxsim_dequantized"),
-        *("maxsim_residual", "maxsim_residual_winners", "maxsim_residual_backward", "plaid_approx_score"),
-    ):
-        assert f"``{op}(" in li.ops.__doc__
+OPERATORS = {
+    "dense": "maxsim maxsim_winners maxsim_backward maxsim_backward_recompute",
+    "varlen": "maxsim_varlen maxsim_varlen_winners maxsim_varlen_backward",
+    "pairs": "maxsim_pairs_packed maxsim_pairs_packed_winners maxsim_pairs_packed_backward maxsim_spans",
+    "quantized": "maxsim_quantized maxsim_dequantized",
+    "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
+    "from_hidden": "maxsim_from_hidden maxsim_from_hidden_winners maxsim_from_hidden_backward",
+}
+
+
+@pytest.mark.parametrize("module", OPERATORS)
+def test_the_operators_are_documented(module):
+    documented = importlib.import_module(f"late_interaction.ops.{module}").__doc__
+    for op in OPERATORS[module].split():
+        assert f"``{op}(" in documented and f"``{op}``" in li.ops.__doc__
         arguments = [a.name for a in getattr(torch.ops.late_interaction, op).default._schema.arguments]
-        assert all(argument in li.ops.__doc__ for argument in arguments)
+        assert all(argument in documented for argument in arguments)
 
 
-def test_the_operators_of_packed_tokens_are_documented():
-    for op in ("maxsim_varlen", "maxsim_varlen_winners", "maxsim_varlen_backward"):
-        assert f"``{op}(" in li.ops.varlen.__doc__
-    for op in ("", "_winners", "_backward"):
-        assert f"``maxsim_pairs_packed{op}(" in li.ops.pairs.__doc__
-    assert "``maxsim_spans(" in li.ops.pairs.__doc__
+def test_every_operator_has_its_module():
+    listed = {op for ops in OPERATORS.values() for op in ops.split()}
+    assert {name for name in li.ops.__all__ if name.startswith(("maxsim", "plaid"))} == listed
 
 
 def without(library):

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 import late_interaction as li
 from late_interaction.fused_head import maxsim_from_hidden
-from late_interaction.ops import from_hidden
+from late_interaction.ops.from_hidden import chunking, driver, fallback
+from late_interaction.ops.from_hidden.dtypes import sum_dtype
 from late_interaction.ops.winners import narrow, winner_dtype
 from tests import cases, ref
 
@@ -113,22 +114,22 @@ def test_memory_layouts(dtype, form, device):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Two documents of 70 tokens at a time."""
-    monkeypatch.setattr(from_hidden, "_gpu", lambda index: (1 << 16, 132))
-    monkeypatch.setattr(from_hidden, "_CPU_CACHE", 1 << 16)
+    monkeypatch.setattr(driver, "gpu_of", lambda index: chunking.Gpu(1 << 16, 132))
+    monkeypatch.setattr(chunking, "_CPU_CACHE", 1 << 16)
 
 
 @pytest.mark.parametrize("masks", ["none", "dead"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_many_chunks(dtype, masks, small_chunks, device, monkeypatch):
     check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks)
-    monkeypatch.setattr(from_hidden, "_COPIED", 1 << 15)  # where the hidden states are copied
+    monkeypatch.setattr(chunking, "_MOST_CONVERTED", 1 << 15)  # where hidden states are converted
     # As many query tokens as above: of a few, rounding is up to 7.5e-3 of a score in bfloat16.
     check((3, 11, 33, 70, 96, 160), dtype, device, masks=masks, form="transposed")
 
 
-def test_chunks_take_whole_turns():
-    size = from_hidden.documents_in_turn
-    assert size(512, 2048, 768, 1024, 108, 132) == 99  # four turns of projection, three of scores
+def test_chunks_take_whole_waves():
+    size = chunking.documents_in_waves
+    assert size(512, 2048, 768, 1024, 108, 132) == 99  # four waves of projection, three of scores
     assert size(100, 2048, 768, 1024, 108, 132) == 100
     for arguments in ((1000, 1, 8, 64, 999, 132), (3, 1 << 20, 768, 1, 1, 132), (5, 7, 8, 9, 4, 1)):
         assert 0 < size(*arguments) <= arguments[4]
@@ -137,16 +138,16 @@ def test_chunks_take_whole_turns():
 @pytest.mark.parametrize("d_model", [64, 160, 384])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_chunks_that_work_in_the_place_of_later_gradients(dtype, bias, d_model, small_chunks, device):
+def test_chunks_that_lie_in_the_memory_of_later_gradients(dtype, bias, d_model, small_chunks, device):
     check((3, 23, 33, 70, 96, d_model), dtype, device, bias=bias)
 
 
-def test_what_is_lent_is_behind_the_chunk():
+def test_tokens_that_alias_gradients_lie_behind_the_chunk():
     for left, d, d_model in ((512, 128, 768), (11, 96, 64), (2, 8, 8), (1, 8, 768), (7, 768, 8)):
-        documents = from_hidden.documents_on_loan(left, 20, d, d_model, 32)
+        documents = chunking.documents_that_alias(left, 20, d, d_model, 32)
         assert documents * d <= (left - documents) * d_model
-    assert from_hidden.documents_on_loan(512, 2048, 128, 768, 1024) == 438
-    assert from_hidden.documents_on_loan(1 << 20, 2048, 128, 768, 1024) == 512  # what lies beside has a limit
+    assert chunking.documents_that_alias(512, 2048, 128, 768, 1024) == 438
+    assert chunking.documents_that_alias(1 << 20, 2048, 128, 768, 1024) == 512  # what lies beside has a limit
 
 
 @pytest.mark.parametrize("shape", EMPTY)
@@ -156,7 +157,7 @@ def test_nothing_to_score(shape, bias, device):
 
 
 def test_chunks_are_equal_and_fit():
-    size = from_hidden.documents_at_a_time
+    size = chunking.documents_at_a_time
     assert size(128, 256, 1024, 33 << 20) == 128
     assert size(512, 256, 2048, 33 << 20) == 64
     assert size(100, 256, 1024, 33 << 20) == 100
@@ -424,7 +425,7 @@ def test_unit_rows_and_back(dtype, d):
     for norms in (inverse, None):
         mine, theirs = ((torch.full_like(Q, 7.0), torch.full_like(D, 7.0)) for _ in range(2))
         OPS.maxsim_backward_unit_(scores, Q, D, norms, winners, *mine, None, True, True)
-        from_hidden.maxsim_backward_unit(scores, Q, D, norms, winners, *theirs, None, True, True)
+        fallback.maxsim_backward_unit(scores, Q, D, norms, winners, *theirs, None, True, True)
         assert torch.equal(mine[0], theirs[0]) and not mine[1][lost].any()
         grad_Q, in_place = torch.empty_like(Q), D.clone()
         OPS.maxsim_backward_unit_(scores, Q, in_place, norms, winners, grad_Q, in_place, None, True, True)
@@ -437,7 +438,7 @@ def test_sums_of_several_calls(dtype, device):
     Q, D = torch.randn(3, 9, 24, device=device).to(dtype), torch.randn(7, 13, 24, device=device).to(dtype)
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
     wanted, _ = OPS.maxsim_backward(scores, Q, D, winners, False, "lowmem")
-    sums = torch.full(Q.shape, float("nan"), device=device, dtype=from_hidden.sum_dtype(dtype))
+    sums = torch.full(Q.shape, float("nan"), device=device, dtype=sum_dtype(dtype))
     grad_Q, grad_D = torch.full_like(Q, float("nan")), D.new_empty(0)
     for part, first, last in ((slice(0, 3), True, False), (slice(3, 7), False, True)):
         kept = winners[:, part].contiguous()

@@ -59,8 +59,8 @@ def test_out_of_memory_on_the_cpu(needs_grad):
 
 
 def test_other_errors_pass_through():
-    from late_interaction.ops import memory
+    from late_interaction.ops import _oom
 
     Q, D = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
-    memory.forward_failed(RuntimeError("something else"), Q, D, True)
-    memory.backward_failed(RuntimeError("API call failed, but not for want of memory"), Q, D, True)
+    _oom.forward_failed(RuntimeError("something else"), Q, D, True)
+    _oom.backward_failed(RuntimeError("API call failed, but not for want of memory"), Q, D, True)

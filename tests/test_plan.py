@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.ops import from_hidden
+from late_interaction.ops.from_hidden import driver
 from tests.cases import QUANTIZED, walk
 
 DEVICES = [(80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
@@ -198,9 +198,9 @@ def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
 def test_hidden_states_that_no_call_could_have():
     with pytest.raises(ValueError, match="d_model must be at least 1"):
         li.explain_plan((4, 5, 8), (3, 7, 8), d_model=0)
-    with pytest.raises(ValueError, match="no hidden states of 24 dims"):
+    with pytest.raises(ValueError, match="d_model=24 wants documents"):
         li.explain_plan((4, 5, 8), (4, 3, 7, 8), d_model=24)
-    with pytest.raises(ValueError, match="no hidden states of 24 dims"):
+    with pytest.raises(ValueError, match="d_model=24 wants documents"):
         li.explain_plan((4, 5, 8), (3, 7, 8), d_model=24, dtype=torch.int8)
 
 
@@ -210,7 +210,8 @@ def test_hidden_states_that_no_call_could_have():
 def test_chunks_of_hidden_states_are_those_of_the_call(backward, dtype):
     H = torch.empty(300, 700, 256, device="cuda", dtype=dtype)
     W = torch.empty(128, 256, device="cuda", dtype=dtype)
-    size = from_hidden._head(H, W, None, True, dtype, backward, 4 * 32, backward).largest
+    Q = torch.empty(4, 32, 128, device="cuda", dtype=dtype)
+    size = driver._head(H, W, None, Q, True, dtype, backward, backward).largest
     plan = sections(li.explain_plan((4, 32, 128), (300, 700, 128), dtype=dtype, d_model=256))
     assert (
         f"{size} of 300 documents in the {'backward' if backward else 'forward'}"
@@ -278,7 +279,7 @@ def test_no_kernel_is_planned_for_such_a_device(sm):
         (TypeError, "Q must be a tensor or a shape of 2 or 3 sizes, got int", (8, (3, 7, 8)), {}),
         (TypeError, "D must be a tensor or a shape .* got NoneType", ((4, 5, 8), None), {}),
         (ValueError, "D must be a tensor or a shape of 2 or 3 or 4 sizes", ((4, 5, 8), (8,)), {}),
-        (ValueError, r"no call has Q \[5, 8\] with D \[5, 3, 7, 8\]", ((5, 8), (5, 3, 7, 8)), {}),
+        (ValueError, r"Q and D must share d, .* got Q \[5, 8\] and D", ((5, 8), (5, 3, 7, 8)), {}),
         (TypeError, "dtype must be bfloat16", None, {"dtype": "bf16"}),
         (TypeError, "dtype must be bfloat16", None, {"dtype": []}),
         (ValueError, "normalize must be False for codes", None, {"dtype": torch.int8, "normalize": True}),

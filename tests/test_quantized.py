@@ -7,7 +7,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import fp8, int8
-from late_interaction.ops import dequantized
+from late_interaction.ops import quantized
 from late_interaction.reference import maxsim_quantized_reference
 from tests import ref
 from tests.cases import QUANTIZED, inputs, mask, tokens, walk
@@ -45,7 +45,7 @@ def way(request, monkeypatch):
     if request.param == "kernel":
         return score
     if request.param == "one document at a time":
-        monkeypatch.setattr(dequantized, "_BYTES", 1)
+        monkeypatch.setattr(quantized, "_BYTES", 1)
     return lambda *args: OPS.maxsim_dequantized(*args, *[None] * (6 - len(args)))
 
 

@@ -32,7 +32,12 @@ TOKENS = {
     "d": (fp8, {"D": Y[..., :7].to(E4M3)}, ValueError, ["Q and D", "[3, 5, 8]", "[4, 7, 7]"]),
     "rank": (fp8, {"Q": X[None].to(E4M3)}, ValueError, ["Q must be [Nq, Lq, d]", "[1, 3, 5, 8]"]),
     "another Nq": (fp8, {"D": KD[:2].to(E4M3)}, ValueError, ["Nq", "[3, 5, 8]", "[2, 2, 7, 8]"]),
-    "a gradient": (fp8, {"Q": X.to(E4M3).requires_grad_()}, ValueError, ["Q wants a gradient", "no_grad"]),
+    "a gradient": (
+        fp8,
+        {"Q": X.to(E4M3).requires_grad_()},
+        ValueError,
+        ["Q must not require", "no_grad"],
+    ),
     "mask": (fp8, {"d_mask": boolean(4, 6)}, ValueError, ["d_mask", "[4, 7]", "[4, 6]"]),
     "mask of floats": (int8, {"q_mask": S}, TypeError, ["q_mask", "bool", "float32"]),
     "scale is a number": (fp8, {"scale_Q": 0.5}, TypeError, ["scale_Q must be a torch.Tensor", "float"]),
@@ -49,7 +54,7 @@ TOKENS = {
         int8,
         {"scale_Q": S.clone().requires_grad_()},
         ValueError,
-        ["scale_Q wants a gradient"],
+        ["scale_Q must not require a gradient"],
     ),
 }
 

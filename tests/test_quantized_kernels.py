@@ -6,7 +6,8 @@ What is true of these shapes is true on every device.
 import pytest
 import torch
 
-from late_interaction import _checks, ops
+from late_interaction import ops
+from late_interaction._checks.tensors import CODES
 from tests import ref
 from tests.cases import QUANTIZED, mask, tokens
 from tests.test_quantized import BAD_SCALES, E4M3, E5M2, INT8, expected, scales, score
@@ -260,4 +261,4 @@ def test_nothing_is_copied(shape, dtype):
 
 
 def test_codes_are_what_the_checks_take():
-    assert set(_checks.CODES) == set(QUANTIZED)
+    assert set(CODES) == set(QUANTIZED)

@@ -443,7 +443,7 @@ def test_streamed_corpus(chunk, masked, strided, pinned):
 @pytest.mark.parametrize("piece", [1000, 60 * 128 * 2, 100_000])  # bytes, pinned
 @pytest.mark.parametrize("strided", [False, True])
 def test_streamed_in_small_pieces(piece, strided, monkeypatch):
-    monkeypatch.setattr(_stream, "_PIECE", piece)
+    monkeypatch.setattr(_stream, "_SLOT_BYTES", piece)
     Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(101, 60, 128).bfloat16()
     D = D.transpose(0, 1).contiguous().transpose(0, 1) if strided else D
@@ -593,7 +593,7 @@ def test_streaming_that_fails_leaves_nothing_behind():
 @pytest.mark.gpu
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_stream_that_is_left_early(masked, monkeypatch):
-    monkeypatch.setattr(_stream, "_PIECE", 10_000)
+    monkeypatch.setattr(_stream, "_SLOT_BYTES", 10_000)
     D = torch.randn(300, 60, 128)
     d_mask = torch.rand(300, 60) < 0.7 if masked else None
     device = torch.device("cuda", torch.cuda.current_device())

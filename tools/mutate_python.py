@@ -22,13 +22,22 @@ sys.dont_write_bytecode = True
 
 # The tests that a module answers to, the likeliest to fail first. They run with pytest -x, on the CPU.
 TESTS = {
-    "_checks.py": "messages bad_input quantized_bad_input padded varlen retrieve fused_head",
+    "_checks/dense.py": "bad_input messages",
+    "_checks/from_hidden.py": "fused_head messages",
+    "_checks/messages.py": "messages",
+    "_checks/options.py": "bad_input messages retrieve",
+    "_checks/packed.py": "messages varlen score_pairs",
+    "_checks/padded.py": "padded messages",
+    "_checks/plaid.py": "plaid_bad_input messages plaid",
+    "_checks/quantized.py": "quantized_bad_input messages",
+    "_checks/search.py": "quantized_bad_input retrieve messages",
+    "_checks/tensors.py": "messages bad_input padded varlen retrieve fused_head",
     "_compat.py": "compat",
-    "_plaid_checks.py": "plaid_bad_input messages plaid",
+    "_maxsim.py": "norm_warning forward bad_input precision backward",
+    "_packed_call.py": "varlen score_pairs precision",
     "_precision.py": "precision",
     "_progress.py": "retrieve",
     "_quantized.py": "quantized_bad_input quantized",
-    "autograd.py": "norm_warning forward bad_input precision backward",
     "forward.py": "forward bad_input",
     "fp8.py": "quantized quantized_bad_input",
     "fused_head.py": "fused_head messages",
@@ -43,15 +52,19 @@ TESTS = {
     "backward/_saved.py": "backward bad_input",
     "backward/lowmem.py": "backward",
     "backward/unified.py": "backward",
-    "ops/autocast.py": "precision ops",
-    "ops/autograd.py": "backward ops",
-    "ops/dequantized.py": "quantized_ops",
-    "ops/fake.py": "ops",
-    "ops/from_hidden.py": "fused_head",
-    "ops/memory.py": "oom",
+    "ops/_oom.py": "oom",
+    "ops/_packed.py": "varlen score_pairs",
+    "ops/_registration.py": "backward ops precision",
+    "ops/dense.py": "backward ops",
+    "ops/from_hidden/chunking.py": "fused_head plan",
+    "ops/from_hidden/dispatch.py": "fused_head ops",
+    "ops/from_hidden/driver.py": "fused_head",
+    "ops/from_hidden/dtypes.py": "fused_head",
+    "ops/from_hidden/fallback.py": "fused_head",
     "ops/pairs.py": "score_pairs",
-    "ops/recompute.py": "ops backward",
-    "ops/residual.py": "plaid",
+    "ops/plaid.py": "plaid",
+    "ops/plaid_cpu.py": "plaid",
+    "ops/quantized.py": "quantized_ops",
     "ops/varlen.py": "varlen",
     "ops/winners.py": "winners",
     "reference/compressed.py": "reference",
@@ -60,8 +73,8 @@ TESTS = {
     "reference/packed.py": "reference messages",
     "reference/quantized.py": "reference",
 }
-# Not mutated: __init__ files and ops/unsupported.py, which hold names and sentences; _stream.py, which is
-# about a GPU; the patches, whose tests need the releases of requirements/compat.txt.
+# Not mutated: __init__ files, autograd.py and ops/_library.py, which hold names and sentences; _stream.py and
+# ops/host_copy.py, which are about a GPU; the patches, whose tests need releases of requirements/compat.txt.
 
 # Boundaries and negations of comparisons, and the operation that is most like another. The other replacements
 # of cosmic-ray fail at once (`x << 2.5`) or do what one of these does (`is` for `==` on small integers).

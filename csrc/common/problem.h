@@ -15,7 +15,7 @@ enum class Layout {
 // The last three are one-byte codes of quantized tokens, which mean code * scale.
 enum class Dtype { bf16, fp16, fp32, fp64, e4m3, e5m2, int8 };
 
-inline bool is_quantized(Dtype dtype) {
+constexpr bool is_quantized(Dtype dtype) {
   return dtype == Dtype::e4m3 || dtype == Dtype::e5m2 || dtype == Dtype::int8;
 }
 

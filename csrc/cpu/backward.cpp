@@ -19,6 +19,7 @@
 #include <cstring>
 #include <memory>
 
+#include "../common/arithmetic.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -29,10 +30,6 @@ constexpr int64_t kSumBytes = 256 << 10;       // of grad_Q sums: they and
 constexpr int64_t kDocumentBytes = 384 << 10;  // the documents they gather from stay in L2
 constexpr int64_t kMaxDocuments = 64;
 constexpr int64_t kItemsPerThread = 8;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
 // What both gradients read. Real: the type of sums; Index: the type of saved winners.
 template <class Real, class Index>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "../common/arithmetic.h"
+
 namespace late_interaction::cpu {
 namespace {
 
@@ -12,10 +14,6 @@ constexpr int64_t kMaxTileTokens = 384;
 constexpr int64_t kItemsPerThread = 8;    // enough to even out, few enough to pack Q rarely
 constexpr double kMinItemWork = 1 << 20;  // multiply-adds
 constexpr int64_t kMinPartTokens = 256;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // How many pieces of `work` make an item worth taking, up to `most`.
 int64_t pieces_worth(double work, int64_t most) {

@@ -25,16 +25,13 @@
 #include <memory>
 #include <vector>
 
+#include "../common/arithmetic.h"
 #include "cache_blocking.h"
 #include "kernels.h"
 #include "parallel.h"
 
 namespace late_interaction::cpu {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   if (call.dtype == Dtype::fp64) return k.f64;
@@ -44,11 +41,6 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   const bool bf16 = call.dtype == Dtype::bf16 || is_quantized(call.dtype) ||
                     (call.dtype == Dtype::fp32 && call.precision == Precision::medium);
   return bf16 && k.has_bf16 ? k.bf16 : k.f32;
-}
-
-int64_t element_bytes(Dtype dtype) {
-  if (is_quantized(dtype)) return 1;
-  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
 }
 
 // Similarities and maxima are multiplied by a number a token: its inverse norm, or the scale of its code.
@@ -400,7 +392,7 @@ void merge_parts(const ForwardCall& call, const Cut& c, const Parts<Real>& parts
         const int64_t n = (pair * c.token_parts + part) * s.Lq + token;
         if (parts.winner[n] == kSentinel) continue;
         const Real x = parts.best[n];
-        if (winner == kSentinel || x > best || (x != x && best == best)) {
+        if (winner == kSentinel || replaces_maximum(x, best)) {
           best = x;
           winner = parts.winner[n];
         }

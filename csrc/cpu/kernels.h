@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../common/arithmetic.h"
 #include "../common/problem.h"
 
 namespace late_interaction::cpu {

@@ -27,8 +27,7 @@ template <class Op>
   for (int lane = 0; lane < lanes; ++lane) {
     for (int t = 0; t < tokens; ++t) {
       const typename Op::Scalar x = similarity[t * lanes + lane];
-      const bool best_is_nan = best[lane] != best[lane];
-      if (best_is_nan || !(x > best[lane] || x != x)) continue;
+      if (!late_interaction::replaces_maximum(x, best[lane])) continue;
       best[lane] = x;
       if (ids) winner[lane] = ids[t];
     }

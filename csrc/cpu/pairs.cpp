@@ -13,14 +13,13 @@
 #include <cstring>
 #include <vector>
 
+#include "../common/arithmetic.h"
 #include "forward.h"
 #include "kernels.h"
 #include "parallel.h"
 
 namespace late_interaction::cpu {
 namespace {
-
-int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
 struct Range {
   int64_t first, length;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "../common/arithmetic.h"
 #include "plan.h"
 
 namespace late_interaction {
@@ -20,12 +21,8 @@ constexpr int kReservedBytes = 1024;    // of shared memory, that a block takes 
 
 static_assert(kSingleQueryWinners == 32 * kWarps);
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Dims of one fragment of an embedding: 32 lanes by 4 elements, or 2 in fp64.
 int fragment_dims(Dtype dtype) { return dtype == Dtype::fp64 ? 64 : 128; }
-
-int64_t element_bytes(Dtype dtype) { return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2; }
 
 int fragments_for(int64_t d, Dtype dtype) {
   if (dtype == Dtype::fp64) return kMaxFragments;  // one kernel for all lengths

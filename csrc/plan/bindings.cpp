@@ -2,6 +2,7 @@
 // Built by CMake (LATE_INTERACTION_PYTHON) as late_interaction_plan; no part of the installed package.
 #include <pybind11/native_enum.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "plan.h"
 
@@ -43,15 +44,21 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("e5m2", li::Compute::e5m2)
       .value("int8", li::Compute::int8)
       .finalize();
-  py::native_enum<li::Tile>(m, "Tile", "enum.Enum")
-      .value("wide", li::Tile::wide)
-      .value("mid", li::Tile::mid)
-      .value("thin", li::Tile::thin)
-      .value("sm90_q", li::Tile::sm90_q)
-      .value("sm90_q_longd", li::Tile::sm90_q_longd)
-      .value("sm90_d", li::Tile::sm90_d)
-      .value("none", li::Tile::none)
-      .value("copies", li::Tile::copies)
+  py::native_enum<li::ForwardKernel>(m, "ForwardKernel", "enum.Enum")
+      .value("sm90_q", li::ForwardKernel::sm90_q)
+      .value("sm90_q_longd", li::ForwardKernel::sm90_q_longd)
+      .value("sm90_3xtf32", li::ForwardKernel::sm90_3xtf32)
+      .value("sm90_3xfp16", li::ForwardKernel::sm90_3xfp16)
+      .value("sm90_d", li::ForwardKernel::sm90_d)
+      .value("sm80", li::ForwardKernel::sm80)
+      .value("sm80_short_docs", li::ForwardKernel::sm80_short_docs)
+      .value("fp64", li::ForwardKernel::fp64)
+      .value("dequantized", li::ForwardKernel::dequantized)
+      .finalize();
+  py::native_enum<li::Sm80Tile>(m, "Sm80Tile", "enum.Enum")
+      .value("wide", li::Sm80Tile::wide)
+      .value("mid", li::Sm80Tile::mid)
+      .value("thin", li::Sm80Tile::thin)
       .finalize();
 
   py::class_<li::Sizes>(m, "Sizes")
@@ -68,31 +75,27 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("smem_per_block", &li::Device::smem_per_block);
   m.def("device_of_capability", &li::device_of_capability, py::arg("capability"), py::arg("sm_count"));
 
-  py::class_<li::TileShape>(m, "TileShape")
-      .def_readonly("rows", &li::TileShape::rows)
-      .def_readonly("columns", &li::TileShape::columns)
-      .def_readonly("threads", &li::TileShape::threads)
-      .def_readonly("warp_rows", &li::TileShape::warp_rows);
-  m.def("tile_shape", &li::tile_shape, py::arg("tile"), py::arg("compute"));
-
+  py::class_<li::Sm90QConfig>(m, "Sm90QConfig")
+      .def_readonly("masked", &li::Sm90QConfig::masked)
+      .def_readonly("compacted", &li::Sm90QConfig::compacted);
+  py::class_<li::Sm90QLongDConfig>(m, "Sm90QLongDConfig")
+      .def_readonly("stream_q", &li::Sm90QLongDConfig::stream_q)
+      .def_readonly("cluster", &li::Sm90QLongDConfig::cluster);
+  py::class_<li::Sm90DConfig>(m, "Sm90DConfig")
+      .def_readonly("teams", &li::Sm90DConfig::teams)
+      .def_readonly("members", &li::Sm90DConfig::members);
+  py::class_<li::Sm80Config>(m, "Sm80Config").def_readonly("tile", &li::Sm80Config::tile);
+  py::class_<li::Sm80ShortDocsConfig>(m, "Sm80ShortDocsConfig");
   py::class_<li::ForwardPlan>(m, "ForwardPlan")
+      .def_readonly("kernel", &li::ForwardPlan::kernel)
       .def_readonly("compute", &li::ForwardPlan::compute)
-      .def_readonly("tile", &li::ForwardPlan::tile)
+      .def_readonly("config", &li::ForwardPlan::config)
       .def_readonly("rows", &li::ForwardPlan::rows)
-      .def_readonly("columns", &li::ForwardPlan::columns)
-      .def_readonly("k_chunks", &li::ForwardPlan::k_chunks)
       .def_readonly("tokens", &li::ForwardPlan::tokens)
+      .def_readonly("k_chunks", &li::ForwardPlan::k_chunks)
       .def_readonly("stages", &li::ForwardPlan::stages)
-      .def_readonly("cluster", &li::ForwardPlan::cluster)
-      .def_readonly("masked", &li::ForwardPlan::masked)
-      .def_readonly("trimmed", &li::ForwardPlan::trimmed)
-      .def_readonly("compacted", &li::ForwardPlan::compacted)
       .def_readonly("num_splits", &li::ForwardPlan::num_splits)
       .def_readonly("lpt", &li::ForwardPlan::lpt)
-      .def_readonly("scaled", &li::ForwardPlan::scaled)
-      .def_readonly("teams", &li::ForwardPlan::teams)
-      .def_readonly("members", &li::ForwardPlan::members)
-      .def_readonly("stream_q", &li::ForwardPlan::stream_q)
       .def_readonly("smem_bytes", &li::ForwardPlan::smem_bytes)
       .def_readonly("blocks_per_sm", &li::ForwardPlan::blocks_per_sm)
       .def_readonly("row_tiles", &li::ForwardPlan::row_tiles)

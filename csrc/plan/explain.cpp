@@ -1,3 +1,4 @@
+#include <iterator>
 #include <sstream>
 
 #include "forward_candidates.h"
@@ -7,100 +8,61 @@
 
 namespace late_interaction {
 
-std::string name_of(Compute compute) {
-  switch (compute) {
-    case Compute::bf16:
-      return "bf16";
-    case Compute::fp16:
-      return "fp16";
-    case Compute::tf32:
-      return "tf32";
-    case Compute::tf32x3:
-      return "3xtf32";
-    case Compute::e4m3:
-      return "e4m3";
-    case Compute::e5m2:
-      return "e5m2";
-    case Compute::int8:
-      return "int8";
-    case Compute::fp64:
-      break;
-  }
-  return "fp64";
-}
+namespace {
 
-std::string name_of(Tile tile) {
-  switch (tile) {
-    case Tile::wide:
-      return "wide";
-    case Tile::mid:
-      return "mid";
-    case Tile::thin:
-      return "thin";
-    case Tile::sm90_q:
-      return "wgmma, query rows on its M side";
-    case Tile::sm90_q_longd:
-      return "wgmma, query rows on its M side, embeddings in chunks";
-    case Tile::sm90_d:
-      return "wgmma, documents on its M side";
-    case Tile::copies:
-      return "copies";
-    case Tile::none:
-      break;
-  }
-  return "none";
-}
+// By enumerator, in the order of plan.h.
+constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64", "e4m3", "e5m2", "int8"};
+constexpr const char* kTileNames[] = {"wide", "mid", "thin"};
+constexpr const char* kKernelNames[] = {"sm90_q", "sm90_q_longd",    "sm90_3xtf32", "sm90_3xfp16", "sm90_d",
+                                        "sm80",   "sm80_short_docs", "fp64",        "dequantized"};
+static_assert(std::size(kComputeNames) == kComputes && std::size(kKernelNames) == kForwardKernels);
+
+}  // namespace
+
+std::string name_of(Compute compute) { return kComputeNames[static_cast<int>(compute)]; }
+std::string name_of(Sm80Tile tile) { return kTileNames[static_cast<int>(tile)]; }
+std::string name_of(ForwardKernel kernel) { return kKernelNames[static_cast<int>(kernel)]; }
 
 std::string name_of(Backward method) {
-  switch (method) {
-    case Backward::lowmem:
-      return "lowmem";
-    case Backward::unified:
-      return "unified";
-    case Backward::automatic:
-      break;
-  }
-  return "auto";
+  return method == Backward::lowmem ? "lowmem" : method == Backward::unified ? "unified" : "auto";
 }
 
 namespace {
 
-// Why this kernel: what the plan shows of it, so that a rule of the planner stands in the planner alone.
+// Why this kernel. It says what the plan shows, so that the planner's rules stand in the planner alone.
 std::string why(const Sizes& s, const ForwardPlan& plan) {
-  const int64_t rows = s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq;
+  const int64_t rows = rows_per_document(s);
   const std::string together =
       std::to_string(rows) + (rows == 1 ? " query row meets" : " query rows meet") + " each document";
-  if (is_short_docs(plan)) {
-    return together + ": documents of " + std::to_string(s.Ld) + " tokens are read straight into operands, " +
-           (plan.members > 1 ? "a block" : "a warp") + " a document";
-  }
-  switch (plan.tile) {
-    case Tile::none:
+  switch (plan.kernel) {
+    case ForwardKernel::fp64:
       return "float64 products, which no tile of the tensor cores serves";
-    case Tile::copies:
+    case ForwardKernel::dequantized:
       return "no kernel multiplies " + name_of(plan.compute) + " codes of this d on this device; " + together;
-    case Tile::sm90_d:
+    case ForwardKernel::sm90_d:
       return together + ": as few as fit the narrow side of a tile, so documents take its wide side";
-    case Tile::sm90_q:
-    case Tile::sm90_q_longd: {
-      const std::string k_chunks =
-          plan.tile == Tile::sm90_q
-              ? ""
-              : "; embeddings of " + std::to_string(plan.k_chunks) + " x 128 bytes go by in chunks";
-      const int64_t tiles = (s.Ld + plan.columns - 1) / plan.columns;
-      return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; " +
-             std::to_string(tiles) + " x " + std::to_string(plan.columns) + " tokens cover " +
-             std::to_string(s.Ld) + k_chunks;
+    case ForwardKernel::sm80_short_docs:
+      return together + ": documents of " + std::to_string(s.Ld) +
+             " tokens are read straight into operands, " +
+             (plan.as<Sm80ShortDocsConfig>().members > 1 ? "a block" : "a warp") + " a document";
+    case ForwardKernel::sm80: {
+      const bool whole = s.d * element_bytes(plan.compute) % 16 == 0;
+      const std::string portable = !whole ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
+                                   : element_bytes(plan.compute) == 4
+                                       ? "float32 products of few query rows, or on this device: mma.sync"
+                                       : "no wgmma kernel for this d and device: mma.sync";
+      return portable + "; " + together;
     }
     default:
       break;
   }
-  const bool whole = s.d * element_bytes(plan.compute) % 16 == 0;
-  const std::string portable = !whole ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
-                               : element_bytes(plan.compute) == 4
-                                   ? "float32 products of few query rows, or on this device: mma.sync"
-                                   : "no wgmma kernel for this d and device: mma.sync";
-  return portable + "; " + together;
+  const std::string k_chunks =
+      plan.kernel == ForwardKernel::sm90_q
+          ? ""
+          : "; embeddings of " + std::to_string(plan.k_chunks) + " x 128 bytes go by in chunks";
+  return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; " +
+         std::to_string(ceil_div(s.Ld, plan.tokens)) + " x " + std::to_string(plan.tokens) +
+         " tokens cover " + std::to_string(s.Ld) + k_chunks;
 }
 
 std::string how_summed(const ForwardPlan& plan) {
@@ -112,78 +74,105 @@ std::string how_summed(const ForwardPlan& plan) {
   return plan.partials == 1 ? "a query's rows meet in one warp" : partials + "a second kernel";
 }
 
+std::string describe_tile(const ForwardPlan& plan) {
+  switch (plan.kernel) {
+    case ForwardKernel::sm90_q:
+      return "wgmma, query rows on its M side";
+    case ForwardKernel::sm90_d:
+      return "wgmma, documents on its M side";
+    case ForwardKernel::sm80:
+      return name_of(plan.as<Sm80Config>().tile);
+    case ForwardKernel::sm80_short_docs:
+      return "thin";
+    default:
+      return "wgmma, query rows on its M side, embeddings in chunks";
+  }
+}
+
+std::string describe_ring(const ForwardPlan& plan) {
+  if (plan.kernel == ForwardKernel::sm80_short_docs) return "none: tokens go from memory to registers";
+  const int chunk_bytes = (plan.kernel == ForwardKernel::sm90_3xfp16 ? 2 : 1) * kKChunkBytes;
+  return std::to_string(plan.stages) + " stages, " + std::to_string(plan.k_chunks) + " of " +
+         std::to_string(chunk_bytes) + " bytes a token to an embedding";
+}
+
+std::string where_q_is(const ForwardPlan& plan) {
+  if (plan.kernel == ForwardKernel::sm80_short_docs) {
+    return plan.k_chunks > 2 ? "comes from L1, slice by slice" : "stays in registers";
+  }
+  const auto* sm80 = std::get_if<Sm80Config>(&plan.config);
+  const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config);
+  const bool streams = (sm80 != nullptr && sm80->stream_q) || (longd != nullptr && longd->stream_q);
+  return std::string(streams ? "streams through the ring with D" : "stays in shared memory") +
+         (longd != nullptr && longd->cluster > 1 ? ", half of it from the other block of a cluster" : "");
+}
+
+// A line for each thing that is done to the columns of a tile.
+std::string describe_columns(const Sizes& s, const ForwardPlan& plan) {
+  Sm90QConfig how;
+  if (const auto* q = std::get_if<Sm90QConfig>(&plan.config)) how = *q;
+  if (const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config)) {
+    how = {.masked = longd->masked, .scaled = longd->scaled};
+  }
+  std::string lines;
+  if (how.masked) {
+    lines += std::string("masked     columns are left out one by one") +
+             (how.trimmed ? ", of what a kernel before finds between the first and the last kept\n" : "\n");
+  }
+  if (how.compacted) {
+    lines +=
+        "compacted  by a kernel before: the kept tokens of documents with holes, or shorter than a tile\n";
+  }
+  if (plan.num_splits > 1) {
+    lines += "splits     each document over " + std::to_string(plan.num_splits) + " blocks, some " +
+             std::to_string(ceil_div(s.Ld, plan.num_splits)) +
+             " tokens each: whole ones would leave multiprocessors idle\n";
+  }
+  if (how.compacted && has_tails(element_bytes(plan.compute), how.masked, how.scaled)) {
+    lines += "tail       the last tile of a document is " + std::to_string(tail_width(plan.tokens)) +
+             " tokens wide where what remains fits it\n";
+  }
+  if (plan.lpt) {
+    lines += "schedule   documents go to the blocks of a row tile by length, longest first\n";
+  }
+  if (how.scaled) lines += "scaled     columns have scales of their own\n";
+  return lines;
+}
+
 }  // namespace
 
 std::string explain(const Sizes& s, const ForwardPlan& plan) {
   std::ostringstream out;
-  if (plan.tile == Tile::none) {
+  if (plan.kernel == ForwardKernel::fp64) {
     out << "kernel     maxsim_forward_fp64\n"
         << "tile       none: a block for each query and document\n"
         << "grid       " << plan.grid << " blocks\n"
         << "why        " << why(s, plan) << "\n";
     return out.str();
   }
-  if (plan.tile == Tile::copies) {
+  if (plan.kernel == ForwardKernel::dequantized) {
     out << "kernel     maxsim_forward of maxsim_dequantized, products in tf32: float32 copies of the codes, "
            "some documents at a time\n"
         << "why        " << why(s, plan) << "\n";
     return out.str();
   }
-  const bool sm90_d = plan.tile == Tile::sm90_d;
-  const bool long_d = plan.tile == Tile::sm90_q_longd, exact = plan.compute == Compute::tf32x3;
-  const bool sm90 = sm90_d || long_d || plan.tile == Tile::sm90_q;
-  const bool short_docs = is_short_docs(plan), fp16x2 = is_3xfp16(plan);
-  const int tokens = plan.tile_tokens();
-  out << "kernel     maxsim_forward_"
-      << (sm90_d       ? "sm90_d"
-          : fp16x2     ? "sm90_3xfp16"
-          : long_d     ? exact ? "sm90_3xtf32" : "sm90_q_longd"
-          : sm90       ? "sm90_q"
-          : short_docs ? "sm80_short_docs"
-                       : "sm80")
-      << ", products in " << (fp16x2 ? "3x" : "") << name_of(plan.compute) << "\n"
-      << "tile       " << name_of(plan.tile) << ": " << plan.rows << " query rows x " << tokens
+  out << "kernel     maxsim_forward_" << name_of(plan.kernel) << ", products in "
+      << (plan.kernel == ForwardKernel::sm90_3xfp16 ? "3x" : "") << name_of(plan.compute) << "\n"
+      << "tile       " << describe_tile(plan) << ": " << plan.rows << " query rows x " << plan.tokens
       << " document tokens\n"
       << "rows       "
       << (s.layout == Layout::in_batch ? "of all queries together, " : "of each query alone, ")
-      << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n") << "ring       ";
-  if (short_docs) {
-    out << "none: tokens go from memory to registers\n";
-  } else {
-    out << plan.stages << " stages, " << plan.k_chunks << " of " << (fp16x2 ? 2 * 128 : 128)
-        << " bytes a token to an embedding\n";
+      << plan.row_tiles << (plan.row_tiles == 1 ? " tile\n" : " tiles\n") << "ring       "
+      << describe_ring(plan) << "\n";
+  if (const auto* sm90_d = std::get_if<Sm90DConfig>(&plan.config)) {
+    out << "teams      " << sm90_d->teams << " of " << sm90_d->members
+        << (sm90_d->members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
   }
-  if (sm90_d) {
-    out << "teams      " << plan.teams << " of " << plan.members
-        << (plan.members == 1 ? " warpgroup" : " warpgroups") << ", each with documents of its own\n";
-  }
-  out << "Q          "
-      << (short_docs      ? plan.k_chunks > 2 ? "comes from L1, slice by slice" : "stays in registers"
-          : plan.stream_q ? "streams through the ring with D"
-                          : "stays in shared memory")
-      << (plan.cluster > 1 ? ", half of it from the other block of a cluster\n" : "\n") << "memory     "
-      << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
+  out << "Q          " << where_q_is(plan) << "\n"
+      << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"
-      << (plan.masked
-              ? std::string("masked     columns are left out one by one") +
-                    (plan.trimmed ? ", of what a kernel before finds between the first and the last kept\n"
-                                  : "\n")
-              : "")
-      << (plan.compacted ? "compacted  by a kernel before: the kept tokens of documents with holes, or "
-                           "shorter than a tile\n"
-                         : "")
-      << (plan.num_splits > 1
-              ? "splits     each document over " + std::to_string(plan.num_splits) + " blocks, some " +
-                    std::to_string((s.Ld + plan.num_splits - 1) / plan.num_splits) +
-                    " tokens each: whole ones would leave multiprocessors idle\n"
-              : "")
-      << (tail_of(plan) > 0 ? "tail       the last tile of a document is " + std::to_string(tail_of(plan)) +
-                                  " tokens wide where what remains fits it\n"
-                            : "")
-      << (plan.lpt ? "schedule   documents go to the blocks of a row tile by length, longest first\n" : "")
-      << (plan.scaled ? "scaled     columns have scales of their own\n" : "") << "grid       " << plan.grid
-      << " blocks share " << plan.work_tiles << " (row tile, "
-      << (plan.num_splits > 1 ? "split of a document" : "document") << ") work tiles\n"
+      << describe_columns(s, plan) << "grid       " << plan.grid << " blocks share " << plan.work_tiles
+      << " (row tile, " << (plan.num_splits > 1 ? "split of a document" : "document") << ") work tiles\n"
       << "sum        " << how_summed(plan) << "\n"
       << "why        " << why(s, plan) << "\n";
   return out.str();

@@ -9,18 +9,12 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int64_t kChunkBytes = 128;
 constexpr int kMaxStages = 8;
 constexpr int64_t kMaxExactToken = int64_t{1} << 24;      // sm90_q and sm90_q_longd keep tokens in fp32
 constexpr int64_t kWgmmaReserve = 2048, kBarriers = 512;  // what is left for barriers, what they take
 
 // Inverse norms and the exchange between warps, as the kernel lays them out before the ring.
-int64_t exchange_bytes(const TileShape& tile) {
-  const int64_t warps_n = tile.threads / 32 / (tile.rows / tile.warp_rows);
-  return 4 * tile.columns + 8 * warps_n * tile.rows;
-}
-
-int blocks_by_registers(Tile tile) { return tile == Tile::thin ? 3 : 2; }
+int64_t exchange_bytes(const Sm80Shape& tile) { return 4 * tile.columns + 8 * tile.warps_n * tile.rows; }
 
 // The partials that a query's sum falls into: how many blocks of `rows` rows a query of Lq rows can touch.
 int64_t count_partials(const Sizes& s, int64_t rows) {
@@ -45,12 +39,12 @@ struct Fit {
 
 // Q stays resident if three stages and two blocks a multiprocessor still fit; else it streams. One block with
 // a resident Q beats streaming only where streaming cannot have two blocks either.
-Fit fit(const TileShape& shape, Tile tile, int64_t k_chunks, const Device& device) {
+Fit fit(const Sm80Shape& shape, int64_t k_chunks, const Device& device) {
   const int64_t extra = exchange_bytes(shape);
-  const int64_t resident = extra + k_chunks * shape.rows * kChunkBytes;
-  const int64_t d_stage = shape.columns * kChunkBytes;
-  const int64_t qd_stage = (shape.columns + shape.rows) * kChunkBytes;
-  for (int blocks = blocks_by_registers(tile); blocks >= 2; --blocks) {
+  const int64_t resident = extra + k_chunks * shape.rows * kKChunkBytes;
+  const int64_t d_stage = shape.columns * kKChunkBytes;
+  const int64_t qd_stage = (shape.columns + shape.rows) * kKChunkBytes;
+  for (int blocks = shape.blocks_per_sm; blocks >= 2; --blocks) {
     const int stages = stages_that_fit(resident, d_stage, blocks, device);
     if (stages >= 3) return {stages, blocks, false};
   }
@@ -82,18 +76,18 @@ void share_out(const Sizes& s, ForwardPlan& plan, const Device& device) {
                                             : ceil_div(std::max<int64_t>(s.Lq, 1), plan.partial_rows));
 }
 
-// The width that fits Ld, of those allowed: a tile costs its columns, and some for starting and ending it.
-// `once`: and what a block waits for its first tile and folds its last one with nothing beside that, in
-// quarters of a column. The first of equals.
+// The width, in document tokens, that fits Ld, of those allowed: a tile costs its columns, and some for
+// starting and ending it. `once`: and what a block waits for its first tile and folds its last one with
+// nothing beside that, in quarters of a column. The first of equals.
 template <class Allowed>
-int fit_columns(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed) {
+int fit_width(const Sizes& s, Compute compute, int64_t documents_a_block, int once, Allowed allowed) {
   const auto widths = compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
-  const auto cost = [&](int columns) {
-    return documents_a_block * ceil_div(s.Ld, columns) * (columns + 16) + columns * once / 4;
+  const auto cost = [&](int width) {
+    return documents_a_block * ceil_div(s.Ld, width) * (width + 16) + width * once / 4;
   };
   int best = 0;
-  for (const int columns : widths) {
-    if (allowed(columns) && (best == 0 || cost(columns) < cost(best))) best = columns;
+  for (const int width : widths) {
+    if (allowed(width) && (best == 0 || cost(width) < cost(best))) best = width;
   }
   return best;
 }
@@ -112,39 +106,24 @@ bool serves_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& dev
 
 }  // namespace
 
-TileShape tile_shape(Tile tile, Compute compute) {
-  const int split = compute == Compute::tf32x3 ? 2 : 1;
-  switch (tile) {
-    case Tile::wide:
-      return {256, 64 / split, 128, 64};
-    case Tile::mid:
-      return {128, 128 / split, 128, 64};
-    case Tile::thin:
-      return {32, 128, 128, 32};
-    default:
-      break;
-  }
-  return {1, 1, 256, 1};
-}
-
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                     Tile tile) {
-  if (is_quantized(traits.dtype) || (traits.packed && tile != Tile::thin)) return std::nullopt;
+                                     Sm80Tile tile) {
+  if (is_quantized(traits.dtype) || (traits.packed && tile != Sm80Tile::thin)) return std::nullopt;
   const Compute compute = compute_for(traits.dtype, traits.precision);
-  const TileShape shape = tile_shape(tile, compute);
+  const Sm80Shape shape = sm80_shape(tile, compute == Compute::tf32x3);
   ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm80;
   plan.compute = compute;
-  plan.tile = tile;
-  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  const Fit f = fit(shape, tile, plan.k_chunks, device);
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kKChunkBytes));
+  const Fit f = fit(shape, plan.k_chunks, device);
+  plan.config = Sm80Config{tile, f.stream_q};
   plan.stages = f.stages;
-  plan.stream_q = f.stream_q;
   plan.blocks_per_sm = f.blocks;
-  const int64_t stage = (shape.columns + (f.stream_q ? shape.rows : 0)) * kChunkBytes;
-  const int64_t q = f.stream_q ? 0 : plan.k_chunks * shape.rows * kChunkBytes;
+  const int64_t stage = (shape.columns + (f.stream_q ? shape.rows : 0)) * kKChunkBytes;
+  const int64_t q = f.stream_q ? 0 : plan.k_chunks * shape.rows * kKChunkBytes;
   plan.smem_bytes = static_cast<int>(exchange_bytes(shape) + q + f.stages * stage);
   plan.rows = shape.rows;
-  plan.columns = shape.columns;
+  plan.tokens = shape.columns;
   plan.partial_rows = shape.warp_rows;
   plan.row_tiles = count_row_tiles(s, shape.rows);
   plan.work_tiles = plan.row_tiles * s.N;
@@ -153,62 +132,65 @@ std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits
   return plan;
 }
 
-// A thin tile without a ring. A warp holds its query rows in registers; of longer ones, slices.
+// 32 query rows, and no ring. A warp holds its query rows in registers; of longer ones, slices.
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int columns) {
-  constexpr int64_t kLongestEmbedding = 2 * kChunkBytes;
+                                                const Device& device, int tokens) {
+  constexpr int64_t kLongestEmbedding = 2 * kKChunkBytes;
   constexpr int kWarps = 4;
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if ((compute != Compute::bf16 && compute != Compute::fp16) || traits.packed || traits.scaled ||
-      (s.d * element_bytes(compute) > kLongestEmbedding && (columns != 8 || !traits.tma_compatible))) {
+      (s.d * element_bytes(compute) > kLongestEmbedding && (tokens != 8 || !traits.tma_compatible))) {
     return std::nullopt;
   }
   ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm80_short_docs;
   plan.compute = compute;
-  plan.tile = Tile::thin;
-  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kKChunkBytes));
   plan.rows = plan.partial_rows = 32;
-  plan.columns = columns != 0 ? columns : s.Ld <= 8 ? 8 : 32;
-  plan.blocks_per_sm = short_docs_blocks(plan.columns, plan.k_chunks);
+  plan.tokens = tokens != 0 ? tokens : s.Ld <= 8 ? 8 : 32;
+  plan.blocks_per_sm = short_docs_blocks(plan.tokens, plan.k_chunks);
   plan.row_tiles = count_row_tiles(s, plan.rows);
   plan.work_tiles = plan.row_tiles * s.N;
   plan.grid = std::min<int64_t>(plan.work_tiles, static_cast<int64_t>(plan.blocks_per_sm) * device.sm_count);
-  plan.members = plan.grid == plan.work_tiles && s.Ld > plan.columns ? kWarps : 1;
+  plan.config = Sm80ShortDocsConfig{plan.grid == plan.work_tiles && s.Ld > plan.tokens ? kWarps : 1};
   plan.partials = static_cast<int>(count_partials(s, plan.partial_rows));
   return plan;
 }
 
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                       bool compacted, int columns, int num_splits) {
+                                       bool compacted, int tokens, int num_splits) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
   const int64_t element = element_bytes(compute);
-  if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kChunkBytes) return std::nullopt;
+  if (!serves_wgmma(s, traits, device) || element > 2 || s.d * element > 2 * kKChunkBytes)
+    return std::nullopt;
   ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm90_q;
   plan.compute = compute;
-  plan.tile = Tile::sm90_q;
-  plan.k_chunks = static_cast<int>(ceil_div(s.d * element, kChunkBytes));
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element, kKChunkBytes));
   plan.rows = 256;
   plan.partial_rows = 128;
-  plan.scaled = traits.scaled;
-  plan.compacted = compacted;
   const auto masked = [&](int width) {
     return !compacted && (traits.masked || traits.packed || s.Ld < width);
   };
   const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
-  plan.columns = fit_columns(s, compute, documents_a_block, 5, [&](int width) {
-    return width <= widest_tile(masked(width), plan.scaled) && (columns == 0 || width == columns);
+  plan.tokens = fit_width(s, compute, documents_a_block, 5, [&](int width) {
+    return width <= widest_tile(masked(width), traits.scaled) && (tokens == 0 || width == tokens);
   });
-  if (plan.columns == 0) return std::nullopt;
-  if (!may_split(s, plan.columns, num_splits, traits.packed || compacted)) return std::nullopt;
+  if (plan.tokens == 0) return std::nullopt;
+  if (!may_split(s, plan.tokens, num_splits, traits.packed || compacted)) return std::nullopt;
   plan.num_splits = num_splits;
-  plan.masked = masked(plan.columns);
   // Worth a kernel of its own where the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
-  plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
-  const int64_t q = plan.k_chunks * plan.rows * kChunkBytes;
-  const int64_t stage = plan.k_chunks * plan.columns * kChunkBytes + (plan.masked ? 32 : 0) +
-                        (plan.scaled ? 4 * plan.columns : 0);
+  const Sm90QConfig config{
+      .masked = masked(plan.tokens),
+      .scaled = traits.scaled,
+      .trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1),
+      .compacted = compacted};
+  plan.config = config;
+  const int64_t q = plan.k_chunks * plan.rows * kKChunkBytes;
+  const int64_t stage = plan.k_chunks * plan.tokens * kKChunkBytes + (config.masked ? 32 : 0) +
+                        (config.scaled ? 4 * plan.tokens : 0);
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kRowsKept);
@@ -221,40 +203,42 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
 // deep enough; else it streams, and two blocks that take neighbouring documents bring each other half of it.
 // Full accuracy takes half the rows, since sums take registers too, and two parts of an element.
 // tf32x3: the low parts are made in the ring, and three products for each chunk leave it the time to stream Q
-// in every block. halves: both parts are copied, of Q as well.
+// in every block. fp16x2: both parts are copied, of Q as well.
 std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
-                                             const Device& device, bool paired, int columns, bool halves) {
+                                             const Device& device, bool paired, int tokens, bool fp16x2) {
   const Compute compute = compute_for(traits.dtype, traits.precision);
   if (!serves_wgmma(s, traits, device) || traits.packed || compute == Compute::fp64) return std::nullopt;
-  const bool exact = compute == Compute::tf32x3;
+  const bool tf32x3 = compute == Compute::tf32x3, exact = tf32x3 || fp16x2;
   ForwardPlan plan;
+  plan.kernel = tf32x3   ? ForwardKernel::sm90_3xtf32
+                : fp16x2 ? ForwardKernel::sm90_3xfp16
+                         : ForwardKernel::sm90_q_longd;
   plan.compute = compute;
-  plan.tile = Tile::sm90_q_longd;
-  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  plan.rows = exact || halves ? 128 : 256;
-  plan.partial_rows = exact || halves ? 16 : 32;
-  plan.columns = fit_columns(s, compute, 1, 0, [&](int width) {
-    return width <= kWidestSplitTile && (columns == 0 || width == columns);
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kKChunkBytes));
+  plan.rows = exact ? 128 : 256;
+  plan.partial_rows = exact ? 16 : 32;
+  plan.tokens = fit_width(s, compute, 1, 0, [&](int width) {
+    return width <= kWidestSplitTile && (tokens == 0 || width == tokens);
   });
-  if (plan.columns == 0) return std::nullopt;
-  plan.masked = traits.masked || s.Ld < plan.columns;
-  plan.scaled = traits.scaled;
+  if (plan.tokens == 0) return std::nullopt;
+  Sm90QLongDConfig config{.masked = traits.masked || s.Ld < plan.tokens, .scaled = traits.scaled};
   constexpr int64_t kUnitsAndBarriers = 512;
-  const int64_t token_scales = plan.masked || plan.scaled ? 2 * (8 * plan.columns + 16) : 0;
+  const int64_t token_scales = config.masked || config.scaled ? 2 * (8 * plan.tokens + 16) : 0;
   const int64_t beside = token_scales + kUnitsAndBarriers, capacity = device.smem_per_block - beside;
-  const int64_t k_chunk = (exact || halves ? 2 : 1) * kChunkBytes;  // of a token
-  const int64_t q = plan.k_chunks * plan.rows * k_chunk, d_stage = plan.columns * k_chunk;
-  plan.stream_q = exact || (capacity - q) / d_stage < (halves ? 3 : 4);
-  const int64_t resident = plan.stream_q ? 0 : q;
-  const int64_t stage = d_stage + (plan.stream_q ? plan.rows * k_chunk : 0);
+  const int64_t k_chunk = (exact ? 2 : 1) * kKChunkBytes;  // of a token
+  const int64_t q = plan.k_chunks * plan.rows * k_chunk, d_stage = plan.tokens * k_chunk;
+  config.stream_q = tf32x3 || (capacity - q) / d_stage < (fp16x2 ? 3 : 4);
+  const int64_t resident = config.stream_q ? 0 : q;
+  const int64_t stage = d_stage + (config.stream_q ? plan.rows * k_chunk : 0);
   plan.stages = static_cast<int>(std::min<int64_t>((capacity - resident) / stage, kMaxStages));
   plan.smem_bytes = static_cast<int>(resident + plan.stages * stage + beside);
   share_out(s, plan, device);
-  if (paired && plan.stream_q && !exact && device.sm_count >= 2) {
-    plan.cluster = 2;
+  if (paired && config.stream_q && !tf32x3 && device.sm_count >= 2) {
+    config.cluster = 2;
     plan.work_tiles = plan.row_tiles * ceil_div(s.N, 2);
     plan.grid = 2 * std::min<int64_t>(plan.work_tiles, device.sm_count / 2);
   }
+  plan.config = config;
   if (plan.work_tiles > INT32_MAX) return std::nullopt;
   return plan;
 }
@@ -269,25 +253,25 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
     return std::nullopt;
   }
   ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm90_d;
   plan.compute = compute;
-  plan.tile = Tile::sm90_d;
-  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kChunkBytes));
-  plan.columns = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_per_document(s), 32)) * 32);
-  const Sm90DShape shape = sm90_d_shape(plan.columns, plan.k_chunks, winners, listed);
+  plan.k_chunks = static_cast<int>(ceil_div(s.d * element_bytes(compute), kKChunkBytes));
+  plan.rows = static_cast<int>(std::max<int64_t>(1, ceil_div(rows_per_document(s), 32)) * 32);
+  const Sm90DShape shape = sm90_d_shape(plan.rows, plan.k_chunks, winners, listed);
   if (members > shape.warpgroups) return std::nullopt;
   plan.k_chunks = static_cast<int>(ceil_div(plan.k_chunks, shape.k_chunks)) * shape.k_chunks;
   plan.tokens = shape.tokens;
   if (!may_split(s, plan.tokens, num_splits, traits.packed)) return std::nullopt;
   plan.num_splits = num_splits;
-  plan.rows = plan.partial_rows = plan.columns;
+  plan.partial_rows = plan.rows;
   share_out(s, plan, device);
   plan.partials = 1;  // no query is split
   const int64_t documents_a_block =
       std::max<int64_t>(1, ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1)));
   const int64_t tiles = ceil_div(ceil_div(s.Ld, shape.tokens), num_splits);
-  const int64_t stage = shape.k_chunks * shape.tokens * kChunkBytes;
-  const int64_t q = plan.k_chunks * plan.columns * kChunkBytes;
-  const int64_t exchange = shape.warpgroups * 2 * 4 * plan.columns * 8;
+  const int64_t stage = shape.k_chunks * shape.tokens * kKChunkBytes;
+  const int64_t q = plan.k_chunks * plan.rows * kKChunkBytes;
+  const int64_t exchange = shape.warpgroups * 2 * 4 * plan.rows * 8;
   // Where every query has its own documents each team holds a Q.
   const auto fixed = [&](int teams) {
     return (plan.row_tiles > 1 ? teams : 1) * q + exchange + kWgmmaReserve;
@@ -297,7 +281,7 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
   };
   // As many teams as find work and leave enough stages to each warpgroup; wide tiles need the warpgroups
   // more.
-  const int64_t least_share = plan.columns > 64 ? 2 : 3;
+  const int64_t least_share = plan.rows > 64 ? 2 : 3;
   const auto teams_of = [&](int of) {
     int teams = static_cast<int>(std::min<int64_t>(shape.warpgroups / of, documents_a_block));
     while (teams > 1 && share(teams, of) < least_share) --teams;
@@ -308,23 +292,24 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
   const auto waves = [&](int of) {
     return ceil_div(documents_a_block, teams_of(of)) * (ceil_div(tiles, of) + 1);
   };
-  plan.members = std::max(members, 1);
-  const bool few = documents_a_block <= (plan.columns <= 64 ? 5 : 1) || teams_of(1) == 1;
+  Sm90DConfig config{.members = std::max(members, 1)};
+  const bool few = documents_a_block <= (plan.rows <= 64 ? 5 : 1) || teams_of(1) == 1;
   const int64_t enough = plan.k_chunks == shape.k_chunks ? 3 : 4;  // stages; a tile may be several
   for (const int more : {2, 3}) {
     const bool possible = members == 0 && few && more <= shape.warpgroups && share(1, more) >= enough;
-    if (possible && waves(more) < waves(plan.members)) plan.members = more;
+    if (possible && waves(more) < waves(config.members)) config.members = more;
   }
-  plan.teams = teams_of(plan.members);
+  config.teams = teams_of(config.members);
+  plan.config = config;
   // Token masks and scales lie in what is left over, and takes stages where that is too little. Nobody asks
   // for the winners of quantized ones, half of the exchange.
   const bool quantized = is_quantized(traits.dtype),
              masked_or_scaled = traits.masked || (traits.scaled && quantized);
   const int64_t token_scales = masked_or_scaled ? token_scale_bytes(shape, quantized) : 0;
   const int64_t left_over = masked_or_scaled ? kWgmmaReserve - kBarriers + (quantized ? exchange / 2 : 0) : 0;
-  const int64_t resident = fixed(plan.teams) - left_over, warpgroups = plan.teams * plan.members;
+  const int64_t resident = fixed(config.teams) - left_over, warpgroups = config.teams * config.members;
   plan.stages = static_cast<int>(
-      warpgroups * std::min(share(plan.teams, plan.members),
+      warpgroups * std::min(share(config.teams, config.members),
                             (device.smem_per_block - resident) / (stage + token_scales) / warpgroups));
   plan.smem_bytes = static_cast<int>(resident + plan.stages * (stage + token_scales));
   if (plan.stages < kFewestStages) return std::nullopt;
@@ -334,9 +319,9 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 
 ForwardPlan with_warpgroups_left(const ForwardPlan& plan, const Sizes& s, const ForwardTraits& traits,
                                  const Device& device, bool winners, bool listed) {
-  if (plan.tile != Tile::sm90_d) return plan;
-  const int all = sm90_d_shape(plan.columns, plan.k_chunks, false, false).warpgroups;
-  if (sm90_d_shape(plan.columns, plan.k_chunks, winners, listed).warpgroups == all) return plan;
+  if (plan.kernel != ForwardKernel::sm90_d) return plan;
+  const int all = sm90_d_shape(plan.rows, plan.k_chunks, false, false).warpgroups;
+  if (sm90_d_shape(plan.rows, plan.k_chunks, winners, listed).warpgroups == all) return plan;
   return *plan_sm90_d(s, traits, device, 0, plan.num_splits, winners, listed);
 }
 

@@ -8,8 +8,6 @@
 
 namespace late_interaction {
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Query rows that each document token is multiplied with.
 inline int64_t rows_per_document(const Sizes& s) { return s.layout == Layout::in_batch ? s.Nq * s.Lq : s.Lq; }
 
@@ -17,13 +15,12 @@ inline double similarities(const Sizes& s) { return 1.0 * s.Nq * s.Lq * s.N * s.
 
 inline double operations(const Sizes& s) { return 2.0 * s.d * similarities(s); }
 
-// Columns of 0 are for the kernel to choose, here and below.
+// tokens: of a tile; 0 leaves them to the kernel, here and below.
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
-                                                const Device& device, int columns = 0);
+                                                const Device& device, int tokens = 0);
 
-// tile: wide, mid or thin.
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                     Tile tile);
+                                     Sm80Tile tile);
 
 // members: warpgroups that share a document's tiles. num_splits: ranges that each document is split into,
 // here and below. winners, listed: kernel_limits.h.
@@ -33,23 +30,18 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 
 // compacted: a kernel before copies the kept tokens of each document.
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
-                                       bool compacted, int columns = 0, int num_splits = 1);
+                                       bool compacted, int tokens = 0, int num_splits = 1);
 
-// paired: where query rows stream, two blocks bring each other half of them. halves: for plan_3xfp16.
+// paired: where query rows stream, two blocks load half of them for each other. fp16x2: for plan_3xfp16.
 std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
-                                             const Device& device, bool paired, int columns = 0,
-                                             bool halves = false);
+                                             const Device& device, bool paired, int tokens = 0,
+                                             bool fp16x2 = false);
 
 // ---- fp32 at full accuracy from two fp16 numbers an element ----
 
 // Nothing where that kernel cannot take them. Sizes are those of the fp32 inputs; chunks are of 64 elements,
 // both halves of each. scaled: tokens have scales of their own, as those that are not normalized do.
 std::optional<ForwardPlan> plan_3xfp16(const Sizes& sizes, bool masked, bool scaled, const Device& device);
-
-// Whether a plan is one of plan_3xfp16: split tiles of half the rows.
-inline bool is_3xfp16(const ForwardPlan& plan) {
-  return plan.tile == Tile::sm90_q_longd && plan.compute == Compute::fp16 && plan.rows == 128;
-}
 
 // ---- sm90_d has fewer warpgroups for some widths with winners, and with listed pairs ----
 

@@ -43,29 +43,41 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
   const auto widths = plans[0].compute == Compute::int8 ? std::span<const int>(kInt8TileWidths) : kTileWidths;
   const bool may_copy = (traits.masked || traits.packed || s.Ld < kShortToCopy) &&
                         s.documents() * std::max(s.Ld, kShortToCopy) * s.d <= kMostCopied;
-  for (const int columns : widths) {
-    add(plan_sm90_q(s, traits, device, false, columns));
-    if (may_copy) add(plan_sm90_q(s, traits, device, true, columns));
-    add(plan_sm90_q_longd(s, traits, device, false, columns));
-    add(plan_sm90_q_longd(s, traits, device, true, columns));
+  for (const int tokens : widths) {
+    add(plan_sm90_q(s, traits, device, false, tokens));
+    if (may_copy) add(plan_sm90_q(s, traits, device, true, tokens));
+    add(plan_sm90_q_longd(s, traits, device, false, tokens));
+    add(plan_sm90_q_longd(s, traits, device, true, tokens));
   }
-  for (const Tile tile : {Tile::thin, Tile::mid, Tile::wide}) add(plan_sm80(s, traits, device, tile));
+  for (const Sm80Tile tile : {Sm80Tile::thin, Sm80Tile::mid, Sm80Tile::wide})
+    add(plan_sm80(s, traits, device, tile));
   return plans;
 }
 
 std::string short_name(const ForwardPlan& plan) {
-  const std::string columns = std::to_string(plan.columns);
+  const std::string tokens = std::to_string(plan.tokens);
   const std::string cut = plan.num_splits > 1 ? " cut " + std::to_string(plan.num_splits) : "";
-  switch (plan.tile) {
-    case Tile::sm90_d:
-      return "documents " + std::to_string(plan.teams) + "x" + std::to_string(plan.members) + cut;
-    case Tile::sm90_q:
-      return "rows " + columns + (plan.compacted ? " copied" : "") + cut;
-    case Tile::sm90_q_longd:
-      return "split " + columns + (plan.cluster > 1 ? " paired" : "");
-    default:
-      return is_short_docs(plan) ? "direct " + columns : name_of(plan.tile);
+  switch (plan.kernel) {
+    case ForwardKernel::sm90_d: {
+      const auto& [teams, members] = plan.as<Sm90DConfig>();
+      return "documents " + std::to_string(teams) + "x" + std::to_string(members) + cut;
+    }
+    case ForwardKernel::sm90_q:
+      return "rows " + tokens + (plan.as<Sm90QConfig>().compacted ? " copied" : "") + cut;
+    case ForwardKernel::sm90_q_longd:
+    case ForwardKernel::sm90_3xtf32:
+    case ForwardKernel::sm90_3xfp16:
+      return "split " + tokens + (plan.as<Sm90QLongDConfig>().cluster > 1 ? " paired" : "");
+    case ForwardKernel::sm80_short_docs:
+      return "direct " + tokens;
+    case ForwardKernel::sm80:
+      return name_of(plan.as<Sm80Config>().tile);
+    case ForwardKernel::dequantized:
+      return "copies";
+    case ForwardKernel::fp64:
+      break;
   }
+  return "none";
 }
 
 }  // namespace late_interaction

@@ -2,7 +2,6 @@
 
 #include "forward_candidates.h"
 #include "kernel_limits.h"
-#include "split_docs.h"
 
 namespace late_interaction {
 
@@ -65,8 +64,9 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
 // Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
 // L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
-  const int64_t workers = direct.grid * 4 / direct.members, pieces = ceil_div(direct.k_chunks, 2);
-  const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.columns), direct.members);
+  const int members = direct.as<Sm80ShortDocsConfig>().members;
+  const int64_t workers = direct.grid * 4 / members, pieces = ceil_div(direct.k_chunks, 2);
+  const int64_t tiles = ceil_div(ceil_div(s.Ld, direct.tokens), members);
   return ceil_div(direct.work_tiles, workers) * tiles * pieces;
 }
 
@@ -74,15 +74,17 @@ int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
 // slice.
 double in_pieces(const Sizes& s, const ForwardPlan& plan) {
   const double pieces = static_cast<double>(ceil_div(plan.k_chunks, 2));
-  const double waves = static_cast<double>(ceil_div(plan.work_tiles, plan.grid / plan.cluster));
-  if (plan.tile == Tile::sm90_d) return 2.8 + waves * pieces * (plan.columns <= 64 ? 1.0 / 3 : 0.6);
-  const double tiles = static_cast<double>(ceil_div(s.Ld, plan.columns));
+  const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config);
+  const int64_t workers = plan.grid / (longd != nullptr ? longd->cluster : 1);
+  const double waves = static_cast<double>(ceil_div(plan.work_tiles, workers));
+  if (plan.kernel == ForwardKernel::sm90_d) return 2.8 + waves * pieces * (plan.rows <= 64 ? 1.0 / 3 : 0.6);
+  const double tiles = static_cast<double>(ceil_div(s.Ld, plan.tokens));
   return 3.4 + waves * tiles * (1.1 + 0.7 * pieces);
 }
 
 bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
   constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
-  const int64_t under_way = direct.rows * direct.grid * 4 / direct.members;
+  const int64_t under_way = direct.rows * direct.grid * 4 / direct.as<Sm80ShortDocsConfig>().members;
   return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.k_chunks * 128 <= kRowsInL2 &&
          static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
 }
@@ -90,7 +92,7 @@ bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const Forwar
 // Where warps have more than one work tile each, what counts is how many of them are resident: a block more
 // of a multiprocessor with tiles of 8 tokens than with 32. Rows that are no whole 16 bytes take more
 // registers in those. Where a block has one work tile its warps share the tokens.
-int direct_columns(const Sizes& s, const ForwardTraits& traits, const Device& device) {
+int short_docs_tokens(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const bool many = fills_the_device(short_docs_work_tiles(s), device);
   const bool shared = s.Ld <= 32 && shares_work_tiles(s, 8, device);
   const bool fits_eights = s.Ld <= (traits.tma_compatible ? 20 : 48) || (s.Ld > 32 && s.Ld <= 40);
@@ -123,6 +125,70 @@ bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits)
 // With an odd number of documents one of two blocks idles at the end of each row tile.
 bool worth_pairing(const Sizes& s) { return s.N % 2 == 0 || s.N > 8; }
 
+// ---- splits of documents, where there are too few documents for all multiprocessors ----
+
+// What a multiprocessor of an H200 does in a microsecond: operations on two bytes an element; bytes that it
+// reads while it is the only one, and while all read and share 4.38 TB/s.
+constexpr double kProducts = 6e6, kReadAlone = 55e3, kReadTogether = 33e3;
+
+// Microseconds that a tile takes a block, while few others read, and while all do.
+struct TileTime {
+  double alone, together;
+};
+
+TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
+  const bool documents = plan.kernel == ForwardKernel::sm90_d;
+  const double tokens = plan.tokens, bytes = element_bytes(plan.compute);
+  const double products =
+      2.0 * plan.rows * tokens * (plan.k_chunks * 64) / kProducts;  // two bytes an element
+  if (!documents) return {products, products};
+  const double read = tokens * s.d * bytes;
+  return {std::max(products, read / kReadAlone), std::max(products, read / kReadTogether)};
+}
+
+// How many splits each document of a plan for whole ones had better have, of sm90_q or sm90_d; 1: whole.
+//
+// A call takes as long as its busiest block, but no less than all its tiles take all blocks. So of the
+// numbers of splits those are looked at that give each block one, two, ... work tiles and leave few blocks
+// idle: the fewest of about equal ones, since blocks that begin together read the same tokens for other rows,
+// from L2. Reads are slower where a block has one work tile, all of whose tokens one thread asks for (on an
+// H200, 5%).
+int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& device) {
+  constexpr int64_t kMostWorkTiles = 8;  // of a block; with more, few multiprocessors idle at the end
+  constexpr int64_t kMostWaves = 16;     // the same, once they are split
+  constexpr double kEnd = 1.5;  // tiles: a split's first copies and last fold have nothing beside them
+  constexpr double kCombine = 5.0, kEach = 1.0;  // microseconds: kernels before and behind; of a block's unit
+  constexpr double kLong = 2.0;                  // microseconds, of a tile
+  constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
+  const int64_t blocks = device.sm_count, work_tiles = whole.row_tiles * s.N;
+  const bool documents = whole.kernel == ForwardKernel::sm90_d;
+  const int64_t tiles = ceil_div(s.Ld, whole.tokens);
+  const TileTime tile = tile_time(s, whole);
+  const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a split, else it is little but its ends
+  if (tiles < 2 * fewest || work_tiles > kMostWorkTiles * blocks) return 1;
+  const double together = 1.0 * work_tiles * tiles / blocks * tile.together;
+  const auto time = [&](int64_t num_splits) {
+    const int64_t waves = ceil_div(work_tiles * num_splits, blocks), each = ceil_div(tiles, num_splits);
+    const double all = together * (documents && waves == 1 ? kOneReader : 1.0);
+    const double busiest = waves * (each + kEnd) * tile.alone;
+    return std::max(all + kEach * waves, busiest) + (num_splits > 1 ? kCombine : 0.0);
+  };
+  const double uncut = time(1);
+  int64_t best = 1;
+  double least = kGain * uncut;
+  for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
+    const int64_t num_splits = std::min(waves * blocks / work_tiles, tiles / fewest);
+    if (num_splits < 2 || num_splits == best) continue;
+    const double taken = time(num_splits);
+    if (taken >= (best == 1 ? 1.0 : kEqual) * least) continue;
+    best = num_splits;
+    least = taken;
+  }
+  return static_cast<int>(best);
+}
+
+// ---- the choice ----
+
 // The wgmma kernel for a call, if there is one.
 std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {
   const auto num_splits_of = [&](const std::optional<ForwardPlan>& whole) {
@@ -147,7 +213,7 @@ std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& trait
 
 // Tile work, in elements of S, that the busiest multiprocessor gets: what a compute-bound call waits for.
 double busiest_work(const Sizes& s, const ForwardPlan& plan, const Device& device) {
-  const double a_work_tile = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.columns) * plan.columns;
+  const double a_work_tile = static_cast<double>(plan.rows) * ceil_div(s.Ld, plan.tokens) * plan.tokens;
   const int64_t work_tiles_a_block = ceil_div(plan.work_tiles, std::max<int64_t>(plan.grid, 1));
   const int64_t blocks_an_sm = ceil_div(plan.grid, device.sm_count);
   return a_work_tile * work_tiles_a_block * blocks_an_sm;
@@ -219,7 +285,7 @@ std::optional<ForwardPlan> plan_3xfp16(const Sizes& s, bool masked, bool scaled,
   // Its one kernel has room for scales.
   const ForwardTraits traits{.dtype = Dtype::fp16, .masked = masked, .scaled = true};
   std::optional<ForwardPlan> plan = plan_sm90_q_longd(s, traits, device, worth_pairing(s), 0, true);
-  if (plan) plan->scaled = scaled;
+  if (plan) std::get<Sm90QLongDConfig>(plan->config).scaled = scaled;
   return plan;
 }
 
@@ -228,14 +294,14 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   if (compute == Compute::fp64) {
     // One block for each (query, document): the reference path, exact and unhurried.
     ForwardPlan plan;
+    plan.kernel = ForwardKernel::fp64;
     plan.compute = compute;
-    plan.tile = Tile::none;
     plan.work_tiles = plan.grid = s.Nq * s.N;
     return plan;
   }
   if (worth_direct(s, traits, device)) {
-    const int columns = direct_columns(s, traits, device);
-    if (const auto direct = plan_sm80_short_docs(s, traits, device, columns)) return *direct;
+    const int tokens = short_docs_tokens(s, traits, device);
+    if (const auto direct = plan_sm80_short_docs(s, traits, device, tokens)) return *direct;
   }
   if (const auto wgmma = plan_wgmma(s, traits, device)) {
     const auto direct = is_held(s, traits) ? std::nullopt : plan_sm80_short_docs(s, traits, device, 8);
@@ -243,22 +309,22 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   }
   if (is_quantized(traits.dtype)) {
     ForwardPlan plan;
+    plan.kernel = ForwardKernel::dequantized;
     plan.compute = compute;
-    plan.tile = Tile::copies;
     return plan;
   }
-  const auto plan = [&](Tile tile) { return *plan_sm80(s, traits, device, tile); };
-  const ForwardPlan thin = plan(Tile::thin);
+  const auto plan = [&](Sm80Tile tile) { return *plan_sm80(s, traits, device, tile); };
+  const ForwardPlan thin = plan(Sm80Tile::thin);
   if (traits.packed || rows_per_document(s) <= thin.rows) return thin;
-  const ForwardPlan mid = plan(Tile::mid);
+  const ForwardPlan mid = plan(Sm80Tile::mid);
   // The largest tile takes a third of the smallest one's time for its work, if it finds work at all.
   constexpr double kThinTakes = 3.0;
   const double middling = busiest_work(s, mid, device);
   if (kThinTakes * busiest_work(s, thin, device) <= middling) return thin;
   if (rows_per_document(s) <= mid.rows) return mid;
   // 256 rows read each document tile half as often; 128 rows waste less on a small or ragged problem.
-  const ForwardPlan wide = plan(Tile::wide);
-  if (wide.stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
+  const ForwardPlan wide = plan(Sm80Tile::wide);
+  if (wide.as<Sm80Config>().stream_q || wide.blocks_per_sm < mid.blocks_per_sm) return mid;
   return busiest_work(s, wide, device) <= middling ? wide : mid;
 }
 

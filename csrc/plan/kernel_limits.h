@@ -2,9 +2,13 @@
 // CUDA, no PyTorch.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace late_interaction {
+
+// A k chunk: bytes of an embedding that are a row of a TMA box, or of a stage of a ring.
+inline constexpr int kKChunkBytes = 128;
 
 // ---- forward/sm90_d: the shape of a block ----
 
@@ -31,7 +35,18 @@ constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
   return mask_bytes(shape) + (quantized ? scale_bytes(shape) : 0);
 }
 
-// ---- forward/sm90_q ----
+// ---- forward/sm90_q, forward/sm90_q_longd ----
+
+// Tokens of a tile of sm90_q, or sm90_q_longd. wgmma multiplies int8 in widths of whole 16.
+inline constexpr std::array kTileWidths = {152, 128, 104, 80};
+inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
+
+// sm90_q: bytes of shared memory beside the Q tile, the ring, and token masks and scales.
+inline constexpr int kRowsKept = 18 * 1024;
+
+// The widest tiles that leave their kernels the registers they need.
+inline constexpr int kWidestSplitTile = 152;
+constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
 
 // Over compacted documents, the last tile of a document may be narrower than the others (a tail). Whether
 // there are instances for that: for 16-bit tokens whose columns count alike.
@@ -43,6 +58,27 @@ constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
 constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
 
 // ---- forward/sm80 ----
+
+enum class Sm80Tile {
+  wide,  // 256 x 64: four warps below each other
+  mid,   // 128 x 128: two by two warps
+  thin,  // 32 x 128: four warps side by side, for one short query
+};
+
+struct Sm80Shape {
+  int rows, columns;  // query rows, document tokens
+  int warp_rows;      // rows of one warp, which sums them to one partial of a query's score
+  int warps_n;        // warps side by side
+  int blocks_per_sm;  // as registers allow
+};
+
+// tf32x3 has operands of twice the registers, so wide and mid tiles have half the tokens.
+constexpr Sm80Shape sm80_shape(Sm80Tile tile, bool tf32x3) {
+  const int halved = tf32x3 ? 2 : 1;
+  if (tile == Sm80Tile::wide) return {256, 64 / halved, 64, 1, 2};
+  if (tile == Sm80Tile::mid) return {128, 128 / halved, 64, 2, 2};
+  return {32, 128, 32, 4, 3};
+}
 
 // Blocks of the short-document kernel (forward/sm80/kernel_short_docs.cuh) that a multiprocessor holds, as
 // registers allow. chunks: 128-byte slices of an embedding, or of what a warp holds of a longer one.

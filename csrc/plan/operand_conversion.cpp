@@ -24,17 +24,16 @@ bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
          plan_3xfp16(s, masked, true, device).has_value();
 }
 
-bool on_wgmma(const ForwardPlan& plan) {
-  return plan.tile == Tile::sm90_q || plan.tile == Tile::sm90_q_longd || plan.tile == Tile::sm90_d;
-}
-
 // Whether fp16 copies multiply on wgmma: its kernels want rows of whole 16 bytes, and know scales of them.
 bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{.dtype = Dtype::fp16,
                              .precision = Precision::highest,
                              .masked = masked,
                              .tma_compatible = s.d % 8 == 0};
-  return s.N > 0 && s.Ld > 0 && on_wgmma(plan_forward(s, traits, device));
+  if (s.N == 0 || s.Ld == 0) return false;
+  const ForwardKernel kernel = plan_forward(s, traits, device).kernel;
+  return kernel == ForwardKernel::sm90_q || kernel == ForwardKernel::sm90_q_longd ||
+         kernel == ForwardKernel::sm90_d;
 }
 
 bool may_be_normalized_fp16(const Sizes& s) {

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
+#include "../common/arithmetic.h"
+
 namespace late_interaction {
 
 namespace {
 
 constexpr int64_t kChunkBytes = 64;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of a block with room for so many query rows.
 int64_t smem_bytes(bool half, int64_t chunks, int64_t rows) {

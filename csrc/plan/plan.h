@@ -1,12 +1,12 @@
-// Which kernel, which tile, which grid: every choice a CUDA launch needs, made on the host by plain
-// arithmetic, so that it can be read, printed and tested on a machine without a GPU.
+// The planner: which kernel, tile and grid a CUDA launch gets. The host decides it by plain arithmetic, so
+// that a plan can be read, printed and tested on a machine without a GPU.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
+#include <variant>
 
-#include "../common/problem.h"
+#include "../common/arithmetic.h"
 #include "kernel_limits.h"
 
 namespace late_interaction {
@@ -29,65 +29,69 @@ enum class Compute { bf16, fp16, tf32, tf32x3, fp64, e4m3, e5m2, int8 };
 Compute compute_for(Dtype dtype, Precision precision);
 int64_t element_bytes(Compute compute);
 
-// Tiles of the tensor-core forwards: rows of Q by tokens of D that one block multiplies at a time (half the
-// tokens in tf32x3, whose operands take twice the registers).
-enum class Tile {
-  wide,          // 256 x 64: four warps below each other
-  mid,           // 128 x 128: two by two warps
-  thin,          // 32 x 128: four warps side by side, for one short query
-  sm90_q,        // sm_90a: 256 query rows x `columns` tokens
-  sm90_q_longd,  // sm_90a: the same for embeddings too long for it, streamed by k chunk
-  sm90_d,        // sm_90a: `tokens` tokens x `columns` query rows
-  none,          // fp64: no tensor-core tile
-  copies,        // quantized tokens without a kernel of their own: converted to float32
+// The forward kernels. explain_plan shows them by these names.
+enum class ForwardKernel {
+  sm90_q,           // wgmma, query rows on its M side
+  sm90_q_longd,     // the same for embeddings too long for sm90_q: they are streamed by k chunk
+  sm90_3xtf32,      // sm90_q_longd for fp32 at full accuracy: three TF32 products an element
+  sm90_3xfp16,      // the same by three fp16 products, of operands converted to two fp16 numbers an element
+  sm90_d,           // wgmma, documents on its M side
+  sm80,             // mma.sync
+  sm80_short_docs,  // mma.sync for documents of a few tokens, which need no ring
+  fp64,             // the reference, without tensor cores
+  dequantized,      // none takes these quantized tokens: they are converted to float32 and scored as such
 };
+inline constexpr int kForwardKernels = 9, kComputes = 8;
 
-struct TileShape {
-  int rows, columns, threads;
-  int warp_rows;  // rows of one warp, which sums them to one partial of a query's score
+// What each kernel is told beside the plan's common numbers.
+struct Sm90QConfig {
+  bool masked = false;     // columns of a tile may be masked one by one
+  bool scaled = false;     // each column of a tile has a scale
+  bool trimmed = false;    // a kernel before finds the first and the last kept token of each document
+  bool compacted = false;  // a kernel before copies each document's kept tokens, so that no column is masked
 };
-TileShape tile_shape(Tile tile, Compute compute);
+struct Sm90QLongDConfig {  // sm90_3xtf32 and sm90_3xfp16 too
+  bool masked = false, scaled = false;
+  bool stream_q = false;  // Q streams through the ring with D instead of staying in shared memory
+  int cluster = 1;        // blocks of a cluster, which load query rows for each other
+};
+struct Sm90DConfig {
+  int teams = 1;    // teams of warpgroups, each with documents of its own
+  int members = 1;  // warpgroups of a team, which share a document's tiles
+};
+struct Sm80Config {
+  Sm80Tile tile = Sm80Tile::thin;
+  bool stream_q = false;  // as in Sm90QLongDConfig
+};
+struct Sm80ShortDocsConfig {
+  int members = 1;  // warps that share a work tile
+};
 
 struct ForwardPlan {
+  ForwardKernel kernel = ForwardKernel::fp64;
   Compute compute = Compute::bf16;
-  Tile tile = Tile::wide;
+  std::variant<std::monostate, Sm90QConfig, Sm90QLongDConfig, Sm90DConfig, Sm80Config, Sm80ShortDocsConfig>
+      config;              // the kernel's
   int rows = 0;            // query rows of a tile
-  int columns = 0;         // tokens of a tile; sm90_d: query rows it has room for
-  int tokens = 0;          // sm90_d: tokens of a tile
+  int tokens = 0;          // document tokens of a tile
   int k_chunks = 0;        // 128-byte slices of an embedding; a stage of the ring holds one or two
   int stages = 0;          // depth of the ring
-  int cluster = 1;         // sm90_q_longd: blocks of a cluster, which share loads of query rows
-  bool masked = false;     // sm90_q, sm90_q_longd: columns of a tile may be masked one by one
-  bool trimmed = false;    // sm90_q: a kernel before finds the first and last kept token of each document
-  bool compacted = false;  // sm90_q: a kernel before copies its kept tokens, so that no column is masked
   int num_splits = 1;      // sm90_q, sm90_d: ranges that each document is split into
   bool lpt = false;        // packed: documents go to the blocks of a row tile longest first
-  int teams = 0;           // sm90_d: teams of warpgroups, each with documents of its own
-  int members = 0;         // sm90_d: warpgroups that share a document's tiles; short_docs: warps
-  bool scaled = false;     // sm90_q, sm90_q_longd: each column of a tile has a scale
-  bool stream_q = false;   // Q streams through the ring with D instead of staying in shared memory
   int smem_bytes = 0;      // dynamic shared memory of a block
-  int blocks_per_sm = 0;   // resident together
+  int blocks_per_sm = 0;   // blocks that a multiprocessor holds at a time
   int64_t row_tiles = 0;   // tiles of query rows
   int64_t work_tiles = 0;  // (row tile, split of a document) pairs; a block takes a contiguous range
   int64_t grid = 0;        // blocks
   int partial_rows = 0;    // query rows that are summed together: those of one warp, or of a block that
                            // combines splits
-  int partials = 1;        // partial sums of a query's score; > 1 needs a second, small kernel
+  int partials = 1;        // partial sums of a query's score; more than one need a second, small kernel
 
-  // Document tokens of a tile, which are its rows where documents take the M side.
-  int tile_tokens() const { return tile == Tile::sm90_d ? tokens : columns; }
+  template <class Config>
+  const Config& as() const {
+    return std::get<Config>(config);
+  }
 };
-
-// Whether a plan is one for forward/sm80/kernel_short_docs.cuh: a thin tile without a ring.
-inline bool is_short_docs(const ForwardPlan& plan) { return plan.tile == Tile::thin && plan.stages == 0; }
-
-// tail_width of a plan; 0: all its tiles are alike.
-inline int tail_of(const ForwardPlan& plan) {
-  const bool tails = plan.tile == Tile::sm90_q && plan.compacted &&
-                     has_tails(element_bytes(plan.compute), plan.masked, plan.scaled);
-  return tails ? tail_width(plan.columns) : 0;
-}
 
 // What a forward plan depends on besides sizes.
 struct ForwardTraits {
@@ -101,17 +105,6 @@ struct ForwardTraits {
 };
 
 ForwardPlan plan_forward(const Sizes& sizes, const ForwardTraits& traits, const Device& device);
-
-// Tokens of a tile of sm90_q, or sm90_q_longd. wgmma multiplies int8 in widths of whole 16.
-inline constexpr std::array kTileWidths = {152, 128, 104, 80};
-inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
-
-// sm90_q: bytes of shared memory beside the Q tile, the ring, and token masks and scales.
-inline constexpr int kRowsKept = 18 * 1024;
-
-// The widest tiles that leave their kernels the registers they need.
-inline constexpr int kWidestSplitTile = 152;
-constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
 
 // In a batch of one query every document belongs to that query alone. It has few winners, so the backward
 // finds them without a sort (backward/grad_d_single_query.cuh), and writes zeros nearly everywhere.
@@ -154,7 +147,8 @@ std::string explain(const Sizes& sizes, const ForwardPlan& plan);
 std::string explain(const Sizes& sizes, const BackwardPlan& plan);
 
 std::string name_of(Compute compute);
-std::string name_of(Tile tile);
+std::string name_of(ForwardKernel kernel);
+std::string name_of(Sm80Tile tile);
 std::string name_of(Backward method);
 
 }  // namespace late_interaction

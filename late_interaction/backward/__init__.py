@@ -1,6 +1,6 @@
-"""The gradient strategies, callable by themselves from a saved argmax.
+"""The gradient strategies from a saved argmax; ``late_interaction.ops.maxsim_backward`` computes them.
 
-:mod:`late_interaction.autograd` picks one through ``backward=``.
+:func:`late_interaction.maxsim` chooses one by ``backward=``.
 """
 
 from late_interaction.backward.lowmem import maxsim_backward_lowmem

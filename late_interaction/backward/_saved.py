@@ -1,9 +1,11 @@
-"""From the argmax layout of maxsim_forward to the winners that the operator takes."""
+"""Checks a saved argmax, converts it to winners, and calls the operator ``maxsim_backward``."""
 
 import torch
 from torch import Tensor
 
-from late_interaction import _checks, ops
+from late_interaction import ops
+from late_interaction._checks.options import check_flag
+from late_interaction._checks.tensors import check_embeddings, check_mask, check_same_kind
 from late_interaction.ops.winners import narrow
 
 
@@ -11,15 +13,15 @@ def check(
     grad_scores: Tensor, Q: Tensor, D: Tensor, argmax: Tensor, q_mask: Tensor | None, kd_layout: bool
 ) -> tuple[int, Tensor | None]:
     """Returns the number of documents each query meets, and q_mask as bool."""
-    _checks.embeddings("Q", Q)
-    _checks.embeddings("D", D)
-    _checks.embeddings("grad_scores", grad_scores)
-    _checks.flag("kd_layout", kd_layout)
+    check_embeddings("Q", Q)
+    check_embeddings("D", D)
+    check_embeddings("grad_scores", grad_scores)
+    check_flag("kd_layout", kd_layout)
     if Q.dim() != 3 or D.dim() != 3:
         raise ValueError(
             f"Q and D must be [Nq, Lq, d] and [Nd, Ld, d], got {list(Q.shape)} and {list(D.shape)}"
         )
-    _checks.together(Q, D)
+    check_same_kind(Q, D)
     Nq, Lq = Q.shape[:2]
     if kd_layout and (D.shape[0] % Nq if Nq else D.shape[0]):
         raise ValueError(f"kd_layout needs D [Nq * K, Ld, d] with Nq = {Nq}, got {list(D.shape)}")
@@ -34,10 +36,10 @@ def check(
         raise ValueError(f"argmax must be [Nq * N, Lq] = {[Nq * N, Lq]}, got {list(argmax.shape)}")
     if not grad_scores.device == argmax.device == Q.device:
         raise ValueError(
-            f"grad_scores and argmax must be on the device of Q, {Q.device}, "
+            f"grad_scores and argmax must be on the device of Q, {Q.device},"
             f" got {grad_scores.device} and {argmax.device}"
         )
-    return N, _checks.mask("q_mask", q_mask, "Q", Q)
+    return N, check_mask("q_mask", q_mask, "Q", Q)
 
 
 def backward(

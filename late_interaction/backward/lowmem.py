@@ -1,4 +1,4 @@
-"""The destination-owned gradient: :func:`maxsim_backward_lowmem`."""
+"""The deterministic gradient, by :mod:`late_interaction.backward._saved`: :func:`maxsim_backward_lowmem`."""
 
 from torch import Tensor
 

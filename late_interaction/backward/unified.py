@@ -1,4 +1,4 @@
-"""The one-pass gradient: :func:`maxsim_backward_unified`, and its definition in plain PyTorch."""
+"""The one-pass gradient, by :mod:`late_interaction.backward._saved`, and its definition in plain PyTorch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What PyTorch needs to know of the operators on listed pairs of packed tokens: shapes and gradients.
+"""The operators on listed pairs of packed tokens, and on spans of a buffer.
 
 ``maxsim_pairs_packed(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q=None,
 precision="highest") -> scores``
@@ -20,17 +20,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from late_interaction._precision import without_autocast
-from late_interaction.ops import autocast, autograd
+from late_interaction.ops._library import operators
+from late_interaction.ops._packed import register_packed
+from late_interaction.ops._registration import (
+    autocast_pair,
+    register_forward,
+    scores_dtype,
+    without_gradients,
+)
 from late_interaction.ops.winners import packed_winner_dtype
-
-_ops = torch.ops.late_interaction
-_INPUTS = 6  # Q, D, offsets of both, pairs of both
-
-
-# ---- shapes ----
 
 
 def _scores(Q: Tensor, D: Tensor, pairs: int) -> Tensor:
@@ -38,7 +37,7 @@ def _scores(Q: Tensor, D: Tensor, pairs: int) -> Tensor:
         Q.dim() == 2 and D.dim() == 2,
         lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
     )
-    return Q.new_empty((pairs,), dtype=torch.float64 if Q.dtype == torch.float64 else torch.float32)
+    return Q.new_empty((pairs,), dtype=scores_dtype(Q))
 
 
 def _fake(
@@ -56,74 +55,16 @@ def _fake_winners(
     return _scores(Q, D, pair_q.shape[0]), winners
 
 
-def _fake_backward(
-    grad_scores: Tensor, Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, pair_q: Tensor, pair_d: Tensor,
-    winners: Tensor, need_grad_Q: bool = True, need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty(D.shape if need_grad_D else (0,))
-
-
 def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, lengths: Tensor, precision: str = "") -> Tensor:
     return _scores(Q, D, starts.shape[0])
 
 
-# ---- gradients ----
-
-_Grads = tuple[Tensor | None, ...]
-
-
-def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
-    need_Q, need_D = ctx.needs_input_grad[:2]
-    grad_Q, grad_D = _ops.maxsim_pairs_packed_backward.default(grad_scores, *saved, need_Q, need_D)
-    return grad_Q if need_Q else None, grad_D if need_D else None, *[None] * _INPUTS
-
-
-class _PairsWinners(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        scores, winners = autograd.call_below_autograd(_ops.maxsim_pairs_packed_winners.default, *args)
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args[:_INPUTS], winners)
-        return scores, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
-        if grad_scores is None:
-            return (None,) * (_INPUTS + 2)
-        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
-
-
-class _Pairs(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        *inputs, max_seqlen_q, ctx.precision = args
-        scores: Tensor = autograd.call_below_autograd(_ops.maxsim_pairs_packed.default, *args)
-        ctx.longest = inputs[0].shape[0] if max_seqlen_q is None else max_seqlen_q
-        ctx.save_for_backward(*inputs)
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        inputs = ctx.saved_tensors
-        with torch.no_grad(), without_autocast(inputs[0].device.type):
-            _, winners = _ops.maxsim_pairs_packed_winners.default(*inputs, ctx.longest, ctx.precision)
-        return _gradients(ctx, grad_scores, *inputs, winners)
+def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:
+    max_seqlen_q, precision = args[-2:]
+    return Q.shape[0] if max_seqlen_q is None else max_seqlen_q, precision
 
 
 def register() -> None:
-    forwards: tuple[tuple[Any, Any, Any], ...] = (
-        (_ops.maxsim_pairs_packed.default, _fake, autograd.applied(_Pairs)),
-        (_ops.maxsim_pairs_packed_winners.default, _fake_winners, autograd.applied(_PairsWinners)),
-    )
-    for op, fake, function in forwards:
-        torch.library.register_fake(op.name(), fake)
-        autograd.register_kernel(op, autograd.kernel(op, function))
-        autocast.register_forward(op)
-    backward = _ops.maxsim_pairs_packed_backward.default
-    torch.library.register_fake(backward.name(), _fake_backward)
-    autograd.register_kernel(backward, autograd.last(backward))
-    spans = _ops.maxsim_spans.default
-    torch.library.register_fake(spans.name(), _fake_spans)
-    autograd.register_kernel(spans, autograd.without_gradients(spans))
-    autocast.register_forward(spans)
+    register_packed("maxsim_pairs_packed", _fake, _fake_winners, 6, _winners_options)
+    spans = operators.maxsim_spans.default
+    register_forward(spans, _fake_spans, without_gradients(spans), autocast_pair, packed=True)

@@ -1,4 +1,4 @@
-"""What PyTorch needs to know of the operators on packed tokens: shapes and gradients.
+"""The operators on packed tokens.
 
 ``maxsim_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision="highest") -> scores``
     ``Q`` and ``D`` are ``[tokens, d]``, sequences end to end; offsets are int32 and read on the device.
@@ -10,20 +10,12 @@ need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from late_interaction._precision import without_autocast
-from late_interaction.ops import autocast, autograd
+from late_interaction.ops._packed import register_packed
+from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.winners import packed_winner_dtype
-
-_ops = torch.ops.late_interaction
-
-
-# ---- shapes ----
 
 
 def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, precision: str = "") -> Tensor:
@@ -31,8 +23,7 @@ def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, prec
         Q.dim() == 2 and D.dim() == 2,
         lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
     )
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-    return Q.new_empty((cu_seqlens_q.shape[0] - 1, cu_seqlens_d.shape[0] - 1), dtype=dtype)
+    return Q.new_empty((cu_seqlens_q.shape[0] - 1, cu_seqlens_d.shape[0] - 1), dtype=scores_dtype(Q))
 
 
 def _fake_winners(
@@ -42,71 +33,5 @@ def _fake_winners(
     return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=packed_winner_dtype(D.shape[0]))
 
 
-def _fake_backward(
-    grad_scores: Tensor,
-    Q: Tensor,
-    D: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_d: Tensor,
-    winners: Tensor,
-    need_grad_Q: bool = True,
-    need_grad_D: bool = True,
-) -> tuple[Tensor, Tensor]:
-    return Q.new_empty(Q.shape if need_grad_Q else (0,)), D.new_empty(D.shape if need_grad_D else (0,))
-
-
-# ---- gradients ----
-
-_Grads = tuple[Tensor | None, Tensor | None, None, None, None]
-
-
-def _gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
-    need_Q, need_D = ctx.needs_input_grad[:2]
-    grad_Q, grad_D = _ops.maxsim_varlen_backward.default(grad_scores, *saved, need_Q, need_D)
-    return grad_Q if need_Q else None, grad_D if need_D else None, None, None, None
-
-
-class _VarlenWinners(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        scores, winners = autograd.call_below_autograd(_ops.maxsim_varlen_winners.default, *args)
-        ctx.mark_non_differentiable(winners)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args[:4], winners)
-        return scores, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
-        if grad_scores is None:
-            return None, None, None, None, None
-        return _gradients(ctx, grad_scores, *ctx.saved_tensors)
-
-
-class _Varlen(Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        scores: Tensor = autograd.call_below_autograd(_ops.maxsim_varlen.default, *args)
-        ctx.save_for_backward(*args[:4])
-        ctx.precision = args[4]
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        inputs = ctx.saved_tensors
-        with torch.no_grad(), without_autocast(inputs[0].device.type):
-            _, winners = _ops.maxsim_varlen_winners.default(*inputs, ctx.precision)
-        return _gradients(ctx, grad_scores, *inputs, winners)
-
-
 def register() -> None:
-    forwards: tuple[tuple[Any, Any, Any], ...] = (
-        (_ops.maxsim_varlen.default, _fake, autograd.applied(_Varlen)),
-        (_ops.maxsim_varlen_winners.default, _fake_winners, autograd.applied(_VarlenWinners)),
-    )
-    for op, fake, function in forwards:
-        torch.library.register_fake(op.name(), fake)
-        autograd.register_kernel(op, autograd.kernel(op, function))
-        autocast.register_forward(op)
-    backward = _ops.maxsim_varlen_backward.default
-    torch.library.register_fake(backward.name(), _fake_backward)
-    autograd.register_kernel(backward, autograd.last(backward))
+    register_packed("maxsim_varlen", _fake, _fake_winners, 4, lambda *args: args[4:])

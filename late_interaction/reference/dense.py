@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from late_interaction import _checks
+from late_interaction._checks.dense import check_maxsim
 from late_interaction._precision import without_autocast
 
 __all__ = ["maxsim_reference", "maxsim_with_winners_reference"]
@@ -72,7 +72,7 @@ def maxsim_with_winners_reference(
         >>> maxsim_with_winners_reference(Q, D)
         (tensor(5.), tensor([1, 0], dtype=torch.int32))
     """
-    Q3, DN, q_mask, d_mask = _checks.batched(Q, D, q_mask, d_mask)
+    Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     with without_autocast(Q.device.type):
         scores, winners = score_batches(Q3, DN, q_mask, d_mask, normalize)
     for dim, x in ((1, D), (0, Q)):

@@ -5,7 +5,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from late_interaction import _checks
+from late_interaction._checks.packed import check_indices_below
+from late_interaction._checks.tensors import check_embeddings, check_rising
 from late_interaction.reference.dense import maxsim_reference, working_dtype
 
 __all__ = ["maxsim_padded_reference", "maxsim_reference_scatter", "maxsim_reference_varlen"]
@@ -85,7 +86,7 @@ def maxsim_reference_scatter(
         ("pair_q_idx", pair_q_idx, queries),
         ("pair_d_idx", pair_d_idx, documents),
     ):
-        _checks.indices_below(name, index, len(sequences))
+        check_indices_below(name, index, len(sequences))
     pairs = [
         maxsim_reference(queries[i], documents[j], normalize=normalize)
         for i, j in zip(pair_q_idx.tolist(), pair_d_idx.tolist(), strict=True)
@@ -124,8 +125,8 @@ def maxsim_padded_reference(
         >>> maxsim_padded_reference(queries, documents, torch.tensor([1]), torch.tensor([[2, 1]]))
         tensor([[3., 4.]])
     """
-    _checks.embeddings("queries", queries)
-    _checks.embeddings("documents", documents)
+    check_embeddings("queries", queries)
+    check_embeddings("documents", documents)
     if queries.dim() != 3 or documents.dim() != 4:
         raise ValueError(
             "queries must be [B, Lq, d] and documents [B, C, Ld, d],"
@@ -145,14 +146,14 @@ def _first(name: str, lengths: Tensor, tokens: Tensor) -> Tensor:
 
 def _sequences(name: str, packed: Tensor, side: str, offsets: Tensor) -> list[Tensor]:
     cu = f"cu_seqlens_{side}"
-    _checks.embeddings(name, packed)
+    check_embeddings(name, packed)
     if packed.dim() != 2:
         raise ValueError(f"{name} must be [tokens, d], got {list(packed.shape)}")
     if offsets.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{cu} must be int32 or int64, got {offsets.dtype}")
     if offsets.dim() != 1 or len(offsets) == 0:
         raise ValueError(f"{cu} must be [sequences + 1], got {list(offsets.shape)}")
-    _checks.rising_within(cu, offsets, len(packed))
+    check_rising(cu, offsets, len(packed))
     return [packed[start:stop] for start, stop in itertools.pairwise(offsets.tolist())]
 
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from late_interaction import _checks
+from late_interaction._checks.quantized import check_quantized
+from late_interaction._checks.tensors import CODES
 from late_interaction.reference.dense import score_batches
 
 __all__ = ["maxsim_quantized_reference"]
@@ -43,9 +44,7 @@ def maxsim_quantized_reference(
         >>> maxsim_quantized_reference(Q, D, scale_Q=torch.tensor(10.0), scale_D=scale_D)
         tensor([[35.]])
     """
-    Q3, DN, scale_Q, scale_D, q_mask, d_mask = _checks.quantized(
-        Q, D, scale_Q, scale_D, q_mask, d_mask, _checks.CODES
-    )
+    Q3, DN, scale_Q, scale_D, q_mask, d_mask = check_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, CODES)
     scores, _ = score_batches(_dequantized(Q3, scale_Q), _dequantized(DN, scale_D), q_mask, d_mask, False)
     for dim, x in ((1, D), (0, Q)):
         scores = scores.squeeze(dim) if x.dim() == 2 else scores

@@ -49,18 +49,10 @@ ALLOWED = {
 KNOWN = {
     # The factors of tokens are looked up by ForwardArgs: they are to take a view of scales alone.
     ("cuda/primitives/token_scales.cuh", "cuda/forward/args.h"),
-    # One file describes every kernel's tensors: each kernel's maps are to stand beside it.
-    ("cuda/runtime/tma_descriptors.h", "cuda/forward/args.h"),
-    ("cuda/runtime/tma_descriptors.h", "cuda/forward/tma_args.h"),
-    ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/operands/fp16x2.h"),
-    ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/sm90_d/token_scale_tma.h"),
     # The forward kernels' tiles of listed pairs: a tile policy that is to be a template argument.
     ("cuda/forward/sm80/kernel.cuh", "cuda/pairs/row_tile.cuh"),
     ("cuda/forward/sm90_d/kernel.cuh", "cuda/pairs/row_tile.cuh"),
     ("cuda/forward/fp64/kernel.cuh", "cuda/pairs/args.h"),
-    # The stages of the forward know packed inputs and listed pairs: these are to be stages of their own.
-    ("cuda/forward/run.cpp", "cuda/pairs/index.h"),
-    ("cuda/forward/run.cpp", "cuda/varlen/workspace.h"),
     # Norms of rows are to become a primitive.
     ("cuda/forward/run.cpp", "cuda/backward/launch.h"),
     ("cuda/forward/operands/fp16_scaled.cu", "cuda/backward/norm_rows.cuh"),
@@ -71,7 +63,7 @@ KNOWN = {
 LEVELS = (
     (3, re.compile(r"^(entry|recompute)\.cpp$")),
     (2, re.compile(r"^run\.(h|cpp)$")),
-    (1, re.compile(r"^(launch\w*\.(cuh|h)|launcher\.h|dispatch\.(cpp|cu)|\w+\.cu)$")),
+    (1, re.compile(r"^(\w*launch\w*\.(cuh|h)|launcher\.h|dispatch\.(cpp|cu)|\w+\.cu)$")),
     (0, re.compile("")),
 )
 
@@ -187,13 +179,16 @@ def is_module(name: str) -> bool:
 
 
 def python_level(name: str) -> int:
-    """0: private modules; 1: the operators; 2: what users import; 3: the package itself."""
+    """0: checks and other private modules; 1: the operators; 2: what calls them; 3: what users import; 4: the
+    package itself."""
     parts = name.split(".")[1:]
     if not parts:
-        return 3
+        return 4
     if parts[0] == "ops":
         return 1
-    return 0 if parts[0].startswith("_") else 2
+    if parts[0] in ("_maxsim", "_packed_call", "_quantized", "_compat", "_stream"):
+        return 2
+    return 0 if parts[0].startswith("_") else 3
 
 
 def python_arrows() -> set[tuple[str, str]]:
@@ -205,16 +200,41 @@ def python_arrows() -> set[tuple[str, str]]:
     return {(a, b) for a, b in found if b.startswith("late_interaction.")}
 
 
-def test_operators_import_no_public_module():
-    wrong = {
-        (a, b) for a, b in python_arrows() if a.startswith("late_interaction.ops") and python_level(b) > 1
-    }
+def test_no_module_imports_one_of_a_higher_level():
+    wrong = {(a, b) for a, b in python_arrows() if python_level(a) < python_level(b)}
     assert wrong == set()
 
 
-def test_private_modules_import_no_public_one():
-    wrong = {(a, b) for a, b in python_arrows() if python_level(a) == 0 and python_level(b) > 1}
-    assert wrong == set()
+def test_checks_know_the_checks_alone():
+    checks = {(a, b) for a, b in python_arrows() if a.startswith("late_interaction._checks")}
+    assert checks and {b for _, b in checks if not b.startswith("late_interaction._checks")} == set()
+
+
+def test_an_operator_knows_no_other_but_the_dense_one():
+    shared = re.compile(r"late_interaction\.ops\.(_\w+|winners|dense)$")
+    for a, b in python_arrows():
+        same = a.split(".")[2:3] == b.split(".")[2:3] or (a, b) == PLAID_ON_A_CPU
+        if a.startswith("late_interaction.ops.") and b.startswith("late_interaction.ops.") and not same:
+            assert shared.match(b), f"{a} imports {b}"
+
+
+PLAID_ON_A_CPU = ("late_interaction.ops.plaid", "late_interaction.ops.plaid_cpu")
+
+
+def test_a_drop_in_s_path_is_no_way_to_the_work():
+    """Modules that only keep a path are imported by nobody: their work has a module of its own."""
+    assert {(a, b) for a, b in python_arrows() if b == "late_interaction.autograd"} == set()
+
+
+def test_python_modules_and_functions_stay_short():
+    for path in modules("late_interaction"):
+        text = path.read_text()
+        assert text.count("\n") <= 350, f"{path} has {text.count(chr(10))} lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                first = node.body[1 if ast.get_docstring(node) else 0 :] or node.body
+                lines = node.end_lineno - first[0].lineno + 1
+                assert lines <= 80, f"{path}: {node.name} has {lines} lines below its docstring"
 
 
 def test_the_package_imports_neither_bench_nor_tests():

@@ -46,7 +46,7 @@ traits = st.builds(plan.ForwardTraits, dtypes, precisions, st.booleans(), st.boo
 @given(sizes, traits, devices)
 def test_a_forward_fits_the_device(size, traits, device):
     forward = plan.plan_forward(size, traits, device)
-    assert forward.grid >= 1 or forward.tile == plan.Tile.copies
+    assert forward.grid >= 1 or forward.kernel == plan.ForwardKernel.dequantized
     assert forward.partials >= 1
     assert 0 <= forward.smem_bytes <= device.smem_per_block
     assert forward.blocks_per_sm * forward.smem_bytes <= device.smem_per_sm
@@ -110,87 +110,93 @@ def test_one_short_query_has_its_own_tile_and_many_rows_another():
     one = plan.Sizes(plan.Layout.in_batch, 1, 1000, 32, 300, 128)
     many = plan.Sizes(plan.Layout.in_batch, 256, 256, 32, 300, 128)
 
-    def tile(size, tma_compatible, device):
-        return plan.plan_forward(size, plan.ForwardTraits(tma_compatible=tma_compatible), device).tile
+    def forward(size, tma_compatible, device):
+        return plan.plan_forward(size, plan.ForwardTraits(tma_compatible=tma_compatible), device)
 
-    assert tile(one, True, H200) == plan.Tile.sm90_d
-    assert tile(many, True, H200) == plan.Tile.sm90_q
+    assert forward(one, True, H200).kernel == plan.ForwardKernel.sm90_d
+    assert forward(many, True, H200).kernel == plan.ForwardKernel.sm90_q
     for tma_compatible, device in ((False, H200), (True, A100)):
-        assert tile(one, tma_compatible, device) == plan.Tile.thin
-        assert tile(many, tma_compatible, device) in {plan.Tile.mid, plan.Tile.wide}
+        short, long = forward(one, tma_compatible, device), forward(many, tma_compatible, device)
+        assert short.kernel == long.kernel == plan.ForwardKernel.sm80
+        assert short.config.tile == plan.Sm80Tile.thin
+        assert long.config.tile in {plan.Sm80Tile.mid, plan.Sm80Tile.wide}
 
 
 def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
-    def tile(Nq, N, Lq, Ld, d=128, layout=plan.Layout.per_query, **traits):
+    short = "sm80_short_docs"
+
+    def kernel(Nq, N, Lq, Ld, d=128, layout=plan.Layout.per_query, **traits):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        made = plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
-        return "direct" if "sm80_short_docs" in plan.explain(size, made) else made.tile.name
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).kernel.name
 
     in_batch = plan.Layout.in_batch
-    assert tile(161, 486, 24, 6) == tile(68, 556, 29, 29) == "direct"  # few rows, however many documents
-    assert tile(161, 486, 24, 80) == tile(1, 1, 24, 192) == tile(264, 1, 24, 192) == "direct"
-    assert tile(161, 486, 24, 81) == tile(1, 1, 24, 193) == tile(265, 1, 24, 193) == "sm90_d"
-    assert tile(396, 1, 24, 512, d=64) == tile(265, 1, 24, 64, masked=True) == "direct"
-    assert tile(1056, 1, 24, 128) == "direct"  # a query and a document for each warp
-    assert tile(1057, 1, 24, 128) == tile(1, 700, 24, 33, layout=in_batch) == "sm90_d"
-    assert tile(373, 2188, 65, 1) == "direct"  # over 32 rows: where all warps find work
-    assert tile(1, 25, 61, 8) == tile(4, 25, 16, 65, layout=in_batch) == "sm90_d"
-    assert tile(4, 25, 16, 64, layout=in_batch) == tile(9, 20, 16, 384, layout=in_batch) == "direct"
-    assert tile(9, 20, 16, 385, layout=in_batch) == tile(9, 50, 16, 129, layout=in_batch) == "sm90_q"
-    assert tile(9, 50, 16, 512, d=64, layout=in_batch) == "direct"
-    assert tile(512, 512, 32, 16, layout=in_batch) == "direct"  # however much there is to do
-    assert tile(145, 1, 274, 20) == tile(32, 32, 32, 40, layout=in_batch) == "direct"  # little to do
-    assert tile(512, 512, 32, 40, layout=in_batch) == "sm90_q"
-    assert tile(161, 486, 24, 6, scaled=True) == "sm90_d"
-    assert tile(161, 486, 24, 16, d=1024) == "direct"  # more than a warp holds: piece by piece
-    assert tile(387, 50, 2, 73, d=100, tma_compatible=False) == "direct"
-    assert tile(387, 50, 2, 129, d=100, tma_compatible=False) == "thin"
-    assert tile(161, 486, 24, 6, packed=True) == "sm90_d"
+    assert kernel(161, 486, 24, 6) == kernel(68, 556, 29, 29) == short  # few rows, however many documents
+    assert kernel(161, 486, 24, 80) == kernel(1, 1, 24, 192) == kernel(264, 1, 24, 192) == short
+    assert kernel(161, 486, 24, 81) == kernel(1, 1, 24, 193) == kernel(265, 1, 24, 193) == "sm90_d"
+    assert kernel(396, 1, 24, 512, d=64) == kernel(265, 1, 24, 64, masked=True) == short
+    assert kernel(1056, 1, 24, 128) == short  # a query and a document for each warp
+    assert kernel(1057, 1, 24, 128) == kernel(1, 700, 24, 33, layout=in_batch) == "sm90_d"
+    assert kernel(373, 2188, 65, 1) == short  # over 32 rows: where all warps find work
+    assert kernel(1, 25, 61, 8) == kernel(4, 25, 16, 65, layout=in_batch) == "sm90_d"
+    assert kernel(4, 25, 16, 64, layout=in_batch) == kernel(9, 20, 16, 384, layout=in_batch) == short
+    assert kernel(9, 20, 16, 385, layout=in_batch) == kernel(9, 50, 16, 129, layout=in_batch) == "sm90_q"
+    assert kernel(9, 50, 16, 512, d=64, layout=in_batch) == short
+    assert kernel(512, 512, 32, 16, layout=in_batch) == short  # however much there is to do
+    assert kernel(145, 1, 274, 20) == kernel(32, 32, 32, 40, layout=in_batch) == short  # little to do
+    assert kernel(512, 512, 32, 40, layout=in_batch) == "sm90_q"
+    assert kernel(161, 486, 24, 6, scaled=True) == "sm90_d"
+    assert kernel(161, 486, 24, 16, d=1024) == short  # more than a warp holds: piece by piece
+    assert kernel(387, 50, 2, 73, d=100, tma_compatible=False) == short
+    assert kernel(387, 50, 2, 129, d=100, tma_compatible=False) == "sm80"
+    assert kernel(161, 486, 24, 6, packed=True) == "sm90_d"
 
 
 def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_than_tiles():
-    def tile(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, device=H200, **traits):
+    short = "sm80_short_docs"
+
+    def kernel(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, device=H200, **traits):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
-        made = plan.plan_forward(size, plan.ForwardTraits(**traits), device)
-        return "direct" if "sm80_short_docs" in plan.explain(size, made) else made.tile.name
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), device).kernel.name
 
     per_query = plan.Layout.per_query
     # A block's warps share four tiles of eight tokens; many documents of one tile; queries of their own.
     assert (
-        tile(7, 17, 25, 32, 512)
-        == tile(6, 579, 98, 8, 320)
-        == tile(24, 184, 75, 6, 768, per_query)
-        == "direct"
+        kernel(7, 17, 25, 32, 512)
+        == kernel(6, 579, 98, 8, 320)
+        == kernel(24, 184, 75, 6, 768, per_query)
+        == short
     )
-    assert tile(7, 17, 25, 65, 512) == tile(6, 579, 98, 17, 320) == "sm90_q_longd"
-    assert tile(24, 184, 75, 60, 768, per_query) == tile(14, 67, 845, 59, 768) == "sm90_q_longd"
-    assert tile(7, 679, 23, 37, 512, per_query) == tile(3, 1494, 89, 64, 512, per_query) == "sm90_d"
-    assert tile(21, 22, 534, 5, 1024) == "direct"
-    assert tile(46, 45, 854, 4, 768) == "sm90_q_longd"  # query rows that L2 cannot hold come again and again
+    assert kernel(7, 17, 25, 65, 512) == kernel(6, 579, 98, 17, 320) == "sm90_q_longd"
+    assert kernel(24, 184, 75, 60, 768, per_query) == kernel(14, 67, 845, 59, 768) == "sm90_q_longd"
+    assert kernel(7, 679, 23, 37, 512, per_query) == kernel(3, 1494, 89, 64, 512, per_query) == "sm90_d"
+    assert kernel(21, 22, 534, 5, 1024) == short
+    assert (
+        kernel(46, 45, 854, 4, 768) == "sm90_q_longd"
+    )  # query rows that L2 cannot hold come again and again
     for traits in ({"scaled": True}, {"tma_compatible": False}, {"dtype": plan.Dtype.fp32}):
-        assert tile(7, 17, 25, 32, 512, **traits) != "direct"
-    assert tile(7, 17, 25, 32, 512, device=A100) != "direct"
+        assert kernel(7, 17, 25, 32, 512, **traits) != short
+    assert kernel(7, 17, 25, 32, 512, device=A100) != short
 
 
 def test_short_documents_come_in_eights_where_all_warps_find_work():
-    def columns(Nq, N, Lq, Ld, **traits):
+    def tokens(Nq, N, Lq, Ld, **traits):
         size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).columns
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).tokens
 
-    assert columns(8, 4000, 32, 16) == columns(1, 1, 32, 8) == columns(1, 264, 32, 32) == 8
-    assert columns(1, 700, 32, 16) == columns(8, 3000, 32, 21) == 32
-    assert columns(8, 4000, 32, 40, tma_compatible=False) == 8
+    assert tokens(8, 4000, 32, 16) == tokens(1, 1, 32, 8) == tokens(1, 264, 32, 32) == 8
+    assert tokens(1, 700, 32, 16) == tokens(8, 3000, 32, 21) == 32
+    assert tokens(8, 4000, 32, 40, tma_compatible=False) == 8
 
 
 def test_over_64_rows_meet_short_documents_as_rows_where_a_multiprocessor_has_one():
-    def tile(N, Lq, Ld, **traits):
+    def kernel(N, Lq, Ld, **traits):
         size = plan.Sizes(plan.Layout.in_batch, 1, N, Lq, Ld, 128)
-        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).tile.name
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).kernel.name
 
-    assert tile(132, 65, 512) == "sm90_q"
-    assert tile(132, 64, 512) == tile(133, 65, 512) == tile(132, 65, 513) == "sm90_d"
+    assert kernel(132, 65, 512) == "sm90_q"
+    assert kernel(132, 64, 512) == kernel(133, 65, 512) == kernel(132, 65, 513) == "sm90_d"
     for traits in ({"packed": True}, {"scaled": True}, {"dtype": plan.Dtype.int8}):
-        assert tile(132, 65, 512, **traits) == "sm90_d"
+        assert kernel(132, 65, 512, **traits) == "sm90_d"
 
 
 def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_a_mask_leaves():
@@ -198,8 +204,8 @@ def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_
         size = plan.Sizes(plan.Layout.in_batch, Nq, N, 32, Ld, 128)
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200)
 
-    assert forward(32, 32, 300).columns == 80 and forward(256, 256, 300).columns == 152
-    assert forward(256, 256, 300, masked=True).compacted and not forward(256, 256, 70).compacted
+    assert forward(32, 32, 300).tokens == 80 and forward(256, 256, 300).tokens == 152
+    assert forward(256, 256, 300, masked=True).config.compacted and not forward(256, 256, 70).config.compacted
 
 
 def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
@@ -208,23 +214,24 @@ def test_long_embeddings_go_by_in_chunks_and_share_what_would_not_fit():
         return plan.plan_forward(size, plan.ForwardTraits(dtype, precision), H200)
 
     resident, streamed = forward(256), forward(768)
-    assert resident.tile == streamed.tile == plan.Tile.sm90_q_longd
-    assert not resident.stream_q and resident.cluster == 1 and resident.stages >= 4
-    assert streamed.stream_q and streamed.cluster == 2 and streamed.stages >= 4
+    assert resident.kernel == streamed.kernel == plan.ForwardKernel.sm90_q_longd
+    assert not resident.config.stream_q and resident.config.cluster == 1 and resident.stages >= 4
+    assert streamed.config.stream_q and streamed.config.cluster == 2 and streamed.stages >= 4
     assert streamed.grid % 2 == 0 and streamed.work_tiles == streamed.row_tiles * 32
-    assert forward(768, N=3).cluster == 1  # else every fourth block would idle
-    assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).stream_q
+    assert forward(768, N=3).config.cluster == 1  # else every fourth block would idle
+    assert forward(128, plan.Dtype.fp32).rows == 256 and not forward(128, plan.Dtype.fp32).config.stream_q
     exact = forward(128, plan.Dtype.fp32, plan.Precision.highest)
-    assert exact.tile == plan.Tile.sm90_q_longd and exact.rows == 128 and exact.partials == 2
+    assert exact.kernel == plan.ForwardKernel.sm90_3xtf32 and exact.rows == 128 and exact.partials == 2
 
 
 def test_warpgroups_part_ways_where_there_are_documents_for_them():
     def shared(Nq, N, Lq, Ld, d, layout=plan.Layout.in_batch, scaled=False):
         size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
         made = plan.plan_forward(size, plan.ForwardTraits(scaled=scaled), H200)
-        assert made.tile == plan.Tile.sm90_d and made.partials == 1
-        assert made.stages % (made.teams * made.members) == 0
-        return made.teams, made.members
+        assert made.kernel == plan.ForwardKernel.sm90_d and made.partials == 1
+        teams, members = made.config.teams, made.config.members
+        assert made.stages % (teams * members) == 0
+        return teams, members
 
     assert shared(1, 1000, 32, 300, 128) == (4, 1)  # a document each
     assert shared(1, 1000, 128, 1024, 128) == (3, 1)  # registers for three
@@ -245,24 +252,26 @@ def test_warpgroups_part_ways_where_there_are_documents_for_them():
 
 @pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
 def test_codes_multiply_as_they_are_where_a_kernel_can(dtype):
+    kernels = plan.ForwardKernel
+
     def forward(Nq, d, device=H200, tma_compatible=True):
         size = plan.Sizes(plan.Layout.in_batch, Nq, 100, 32, 300, d)
         return plan.plan_forward(size, plan.ForwardTraits(dtype, tma_compatible=tma_compatible), device)
 
-    for Nq, tile in ((1, plan.Tile.sm90_d), (64, plan.Tile.sm90_q)):
+    for Nq, kernel in ((1, kernels.sm90_d), (64, kernels.sm90_q)):
         for d, chunks in ((16, 1), (128, 1), (256, 2)):
             made = forward(Nq, d)
-            assert (made.compute.name, made.tile, made.k_chunks) == (dtype.name, tile, chunks)
-        assert forward(Nq, 128, tma_compatible=False).tile == plan.Tile.copies
-        assert forward(Nq, 128, A100).tile == plan.Tile.copies
+            assert (made.compute.name, made.kernel, made.k_chunks) == (dtype.name, kernel, chunks)
+        assert forward(Nq, 128, tma_compatible=False).kernel == kernels.dequantized
+        assert forward(Nq, 128, A100).kernel == kernels.dequantized
     split = forward(64, 512)
-    assert (split.compute.name, split.tile, split.k_chunks) == (dtype.name, plan.Tile.sm90_q_longd, 4)
+    assert (split.compute.name, split.kernel, split.k_chunks) == (dtype.name, kernels.sm90_q_longd, 4)
 
 
 def test_int8_tiles_are_whole_sixteens():
     for Ld in range(1, 1200, 7):
         size = plan.Sizes(plan.Layout.in_batch, 64, 64, 32, Ld, 128)
-        assert plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.int8), H200).columns % 16 == 0
+        assert plan.plan_forward(size, plan.ForwardTraits(plan.Dtype.int8), H200).tokens % 16 == 0
 
 
 def test_float32_multiplies_as_its_precision_says():
@@ -285,12 +294,14 @@ def test_packed_documents_are_dealt_to_the_blocks_of_a_row_tile():
         return plan.plan_forward(size, plan.ForwardTraits(packed=True), H200)
 
     few = packed(2560, 128, 300)
-    assert few.tile == plan.Tile.sm90_q and few.lpt and few.grid == 13 * 10
-    assert few.compacted and not few.masked  # short documents are copied, so that no column is left out
+    assert few.kernel == plan.ForwardKernel.sm90_q and few.lpt and few.grid == 13 * 10
+    assert (
+        few.config.compacted and not few.config.masked
+    )  # short documents are copied, so that no column is left out
     small = packed(200, 128, 300)
-    assert small.masked and not small.compacted
+    assert small.config.masked and not small.config.compacted
     assert not packed(20000, 128, 300).lpt  # a row tile has a block or two
     rerank = packed(32, 700, 300)
-    assert rerank.tile == plan.Tile.sm90_d and rerank.lpt and rerank.grid == 132
+    assert rerank.kernel == plan.ForwardKernel.sm90_d and rerank.lpt and rerank.grid == 132
     assert not packed(32, 10000, 300).lpt
-    assert packed(2560, 128, 300, d=200).tile == plan.Tile.thin
+    assert packed(2560, 128, 300, d=200).kernel == plan.ForwardKernel.sm80

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from late_interaction import autograd
+from late_interaction import _maxsim
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"README.md": 4, "docs/guide.md": 7}  # how many examples each has, PyLate's aside
@@ -28,7 +28,7 @@ def test_examples_run(page, monkeypatch):
     names: dict[str, object] = {}
     for number, block in enumerate(blocks):
         # Each in a file name of its own: torch.compile wants to find a function's source.
-        monkeypatch.setattr(autograd, "_NORM_CHECKED", False)
+        monkeypatch.setattr(_maxsim, "_NORM_CHECKED", False)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "maxsim", UserWarning)
             exec(compile(block, f"{page}:{number}", "exec"), names)

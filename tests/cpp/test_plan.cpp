@@ -151,7 +151,7 @@ void test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits() {
         const ForwardPlan forward = plan_pairs(sizes, {.packed = true}, false, device);
         EXPECT(forward.smem_bytes <= device.smem_per_block);
         EXPECT(forward.work_tiles == pairs && forward.grid >= 1 && forward.grid <= pairs);
-        EXPECT(forward.tile == (capability == 90 ? Tile::sm90_d : Tile::thin));
+        EXPECT(forward.kernel == (capability == 90 ? ForwardKernel::sm90_d : ForwardKernel::sm80));
         const BackwardPlan backward = plan_pairs_backward(sizes, longest, Dtype::bf16, true, device);
         EXPECT(backward.lowmem_smem_bytes <= device.smem_per_block);
         EXPECT(!backward.narrow_list || pairs * longest <= 65536);  // one document may meet them all
@@ -172,10 +172,11 @@ void test_few_long_documents_are_cut_for_all_blocks() {
                                           {16, 4, 32, 65536},
                                           {1, 40, 128, 16384}}) {
         const ForwardPlan cut = plan(layout, Nq, N, Lq, Ld, {.masked = masked});
-        const int64_t tile = cut.tokens > 0 ? cut.tokens : cut.columns;
-        EXPECT(cut.num_splits > 1 && cut.work_tiles == cut.row_tiles * N * cut.num_splits && !cut.compacted);
+        EXPECT(cut.num_splits > 1 && cut.work_tiles == cut.row_tiles * N * cut.num_splits);
+        const auto* rows = std::get_if<Sm90QConfig>(&cut.config);
+        EXPECT(rows == nullptr || !rows->compacted);
         EXPECT(cut.grid > 7 * kH200.sm_count / 10);
-        EXPECT((Ld + tile - 1) / tile >= 2 * cut.num_splits);  // so that no piece is shorter than a tile
+        EXPECT(ceil_div(Ld, cut.tokens) >= 2 * cut.num_splits);  // so that no piece is shorter than a tile
         EXPECT(cut.partials == (Lq + 127) / 128);
         EXPECT(explain({layout, Nq, N, Lq, Ld, 128}, cut).find("splits") != std::string::npos);
       }
@@ -188,6 +189,9 @@ void test_few_long_documents_are_cut_for_all_blocks() {
   }
 }
 
+int teams(const ForwardPlan& plan) { return plan.as<Sm90DConfig>().teams; }
+int members(const ForwardPlan& plan) { return plan.as<Sm90DConfig>().members; }
+
 void test_no_warpgroup_idles_beside_winners() {
   const ForwardTraits traits{};
   const auto left = [&](int64_t rows, int64_t documents, int64_t Ld, bool winners, bool listed) {
@@ -199,16 +203,16 @@ void test_no_warpgroup_idles_beside_winners() {
       const bool fewer = winners || listed;
       const ForwardPlan many = left(64, 1000, 300, winners, listed);
       const ForwardPlan long_ones = left(64, 200, 4096, winners, listed);
-      EXPECT(many.teams == (fewer ? 3 : 4) && many.members == 1);
+      EXPECT(teams(many) == (fewer ? 3 : 4) && members(many) == 1);
       // Two documents a block: two teams of two, or one after the other by all three.
-      EXPECT(long_ones.teams == (fewer ? 1 : 2) && long_ones.members == (fewer ? 3 : 2));
-      EXPECT(many.stages % many.teams == 0 && many.smem_bytes <= kH200.smem_per_block);
-      EXPECT(left(32, 1000, 300, winners, listed).teams == 4);
-      EXPECT(left(128, 1000, 300, winners, listed).teams == (winners ? 2 : 3));
+      EXPECT(teams(long_ones) == (fewer ? 1 : 2) && members(long_ones) == (fewer ? 3 : 2));
+      EXPECT(many.stages % teams(many) == 0 && many.smem_bytes <= kH200.smem_per_block);
+      EXPECT(teams(left(32, 1000, 300, winners, listed)) == 4);
+      EXPECT(teams(left(128, 1000, 300, winners, listed)) == (winners ? 2 : 3));
     }
   }
   // One document a block: its tiles in turn, to as many as there are.
-  EXPECT(left(128, 100, 1024, true, false).members == 2 && left(128, 100, 1024, false, true).members == 3);
+  EXPECT(members(left(128, 100, 1024, true, false)) == 2 && members(left(128, 100, 1024, false, true)) == 3);
   for (const Layout layout : {Layout::in_batch, Layout::per_query}) {
     for (const int64_t rows : {1, 33, 64, 65, 100, 128}) {
       for (const int64_t documents : {1, 50, 200, 3000}) {
@@ -217,18 +221,17 @@ void test_no_warpgroup_idles_beside_winners() {
             const Sizes s{layout, 1, documents, rows, Ld, d};
             const ForwardPlan alone = plan_forward(s, traits, kH200);
             const ForwardPlan plan = with_warpgroups_left(alone, s, traits, kH200, true, rows % 2 == 0);
-            if (plan.tile != Tile::sm90_d) continue;
-            const int most = plan.columns == 32 ? 4 : plan.columns == 128 ? 2 : 3;
-            EXPECT(plan.teams >= 1 && plan.members >= 1 && plan.teams * plan.members <= most);
-            EXPECT(plan.stages >= 4 && plan.stages % (plan.teams * plan.members) == 0);
+            if (plan.kernel != ForwardKernel::sm90_d) continue;
+            const int most = plan.rows == 32 ? 4 : plan.rows == 128 ? 2 : 3;
+            EXPECT(teams(plan) >= 1 && members(plan) >= 1 && teams(plan) * members(plan) <= most);
+            EXPECT(plan.stages >= 4 && plan.stages % (teams(plan) * members(plan)) == 0);
             EXPECT(plan.smem_bytes <= kH200.smem_per_block && plan.grid == alone.grid);
           }
         }
       }
     }
   }
-  const ForwardPlan rows = left(256, 1000, 300, true, false);
-  EXPECT(rows.tile == Tile::sm90_q && rows.teams == 0);
+  EXPECT(left(256, 1000, 300, true, false).kernel == ForwardKernel::sm90_q);
 }
 
 void test_a_plan_can_be_read() {

@@ -78,8 +78,7 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
       const OptionalTensor some_mask = part_of(part_q_mask, q, some);
       const Inputs some_in = parse_inputs(some_Q, part_D, some_mask, part_d_mask, paired);
       const Tensor scores = new_tensor(Q, shape_of_scores(some_in), sum_type);
-      score_into(some_Q, part_D, some_mask, part_d_mask, some_in, normalize, how, scores,
-                 part_of(winners, q, some));
+      score_into(some_Q, part_D, some_in, normalize, how, scores, part_of(winners, q, some));
     }
     if (!allocated) {
       std::tie(grad_Q, grad_D) = new_gradients(Q, in, need_grad_Q, need_grad_D);

@@ -1,9 +1,13 @@
-// Arguments of the forward kernels: the problem, the results' addresses, and the plan's numbers.
+// What the forward kernels are launched with: the call, where its results go, the plan's numbers, and the
+// tensor maps of the wgmma kernels.
 #pragma once
+
+#include <cuda.h>
 
 #include <cstdint>
 
 #include "../../common/problem.h"
+#include "../../plan/kernel_limits.h"
 #include "doc_ranges/doc_range.h"
 
 namespace late_interaction {
@@ -14,8 +18,8 @@ struct alignas(8) Maximum {
   int32_t token;
 };
 
-// In packed calls (varlen) all query tokens are the Lq tokens of one query (Nq = 1), and all document tokens
-// are the Ld tokens of D. Which query a row belongs to matters only in the epilogue.
+// In a packed call (varlen) all query tokens are the Lq tokens of one query (Nq = 1), and all document tokens
+// are the Ld tokens of D. Only the epilogue needs to know which query a row belongs to.
 struct ForwardArgs {
   Layout layout;
   int64_t N;  // documents that each query meets, times num_splits
@@ -23,38 +27,48 @@ struct ForwardArgs {
   TokenView Q, D;
   MaskView q_mask, d_mask;
   bool normalize;
-  bool q_aligned, d_aligned;  // 16-byte copies are possible
-  bool wide_winners;
-  void* scores;                   // [Nq, N], or with partials > 1 the partial sums [Nq, partials, N]
-  void* winners;                  // [Nq, N, Lq] or null
-  bool packed;                    // Q and D are packed sequences
-  const Span* spans;              // packed: the tokens of each document
-  int32_t queries;                // packed: number of queries
-  const int32_t* q_offsets;       // packed: query i has tokens [q_offsets[i], q_offsets[i + 1])
-  const int32_t* row_queries;     // packed: the query of each row; ~query: the row lies outside all queries
-  const int32_t* work_tile_ends;  // packed: end of each block's work tiles; null: equal shares
-  // sm90_q, sm90_d: the token ranges of documents [Nq or 1, N], in the order in which
-  // they are scored; null: in order, each document whole.
+  bool q_aligned, d_aligned;  // rows can be copied 16 bytes at a time
+  bool wide_winners;          // winners are int32, else int16
+  void* scores;               // [Nq, N]; with partials > 1 the partial sums [Nq, partials, N]
+  void* winners;              // [Nq, N, Lq] or null
+  bool packed;                // Q and D are packed sequences, and the next five describe them
+  const Span* spans;          // the tokens of each document
+  int32_t queries;
+  const int32_t* q_offsets;       // query i has tokens [q_offsets[i], q_offsets[i + 1])
+  const int32_t* row_queries;     // the query of each row; ~query: the row lies outside all queries
+  const int32_t* work_tile_ends;  // the end of each block's work tiles; null: equal shares
+  // sm90_q, sm90_d: the token ranges of documents [Nq or 1, N], in the order in which they are scored. Null:
+  // documents are whole, and scored in their order.
   const DocRange* doc_ranges;
   CompactedTokens compacted;  // sm90_q: the tokens that compacted ranges read
-  // sm90_q, sm90_d: ranges that each document is split into. The maxima of their rows go to `maxima`, [N, Nq
-  // * Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). Null: the kernel sums the
-  // rows.
+  // sm90_q, sm90_d: ranges that each document is split into. The kernel writes the maxima of their rows to
+  // `maxima`, [N, Nq * Lq], and a second kernel combines them (doc_ranges/split_and_combine.cu). With null
+  // `maxima` the kernel sums the rows itself.
   int32_t num_splits = 1;
   Maximum* maxima;
   int32_t partials;
   int32_t k_chunks, stages;
   int32_t teams, members;  // sm90_d: teams of a block, warpgroups of a team; short_docs: warps of a work tile
-  bool stream_q;
-  int32_t cluster;  // sm90_q_longd: blocks that load a row tile's k chunks for each other
+  bool stream_q;           // Q streams through the ring with D
+  int32_t cluster;         // sm90_q_longd: blocks that load a row tile's k chunks for each other
   int64_t row_tiles, work_tiles;
-  // Inverse norms of tokens, or their quantization scales (primitives/token_scales.cuh). Null: 1.
+  // Inverse norms of query tokens, or their quantization scales (primitives/token_scales.cuh). Null: 1.
   ScaleView q_scales;
   float zeros[4];             // zeros that the compiler does not know to be zeros
-  ScaleView d_scales;         // wgmma only
-  const float* shared_scale;  // wgmma only: of all document tokens
+  ScaleView d_scales;         // the same of document tokens; wgmma kernels only
+  const float* shared_scale;  // one scale of all document tokens; wgmma kernels only
 
   int64_t documents() const { return N / num_splits; }  // that each query meets
+};
+
+inline constexpr int kTailTokens = 16;  // of the boxes that end a packed document (TensorMaps::D_tail)
+
+// Q and D as TMA sees them, [outer, items, tokens, d]. What lies outside reads as zeros.
+struct TensorMaps {
+  CUtensorMap Q;          // in_batch: [1, 1, Nq * Lq, d]; per_query: [1, Nq, Lq, d]
+  CUtensorMap D;          // [Nq or 1, N, Ld, d]; packed: [1, 1, tokens, d]
+  CUtensorMap compacted;  // sm90_q: [1, 1, tokens, d] of ForwardArgs::compacted
+  CUtensorMap D_tail;     // sm90_d, packed: D in boxes of kTailTokens
 };
 
 }  // namespace late_interaction

@@ -1,100 +1,42 @@
-// The forward that a plan names, among those that are compiled.
-#include "../runtime/op_helpers.h"
-#include "../runtime/tma_descriptors.h"
+// The forward kernels that are compiled.
 #include "launch.h"
 
 namespace late_interaction {
 
 namespace {
 
-cudaError_t launch_sm80(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  switch (plan.compute) {
-    case Compute::bf16:
-      return launch_sm80_bf16(args, plan, stream);
-    case Compute::fp16:
-      return launch_sm80_fp16(args, plan, stream);
-    case Compute::tf32:
-      return launch_sm80_tf32(args, plan, stream);
-    case Compute::tf32x3:
-      return launch_sm80_tf32x3(args, plan, stream);
-    case Compute::fp64:
-      return launch_fp64(args, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
+using Kernel = ForwardKernel;
 
-cudaError_t launch_sm90_q(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const TensorMaps maps = make_tensor_maps(args, plan);
-  switch (plan.compute) {
-    case Compute::bf16:
-      return launch_sm90_q_bf16(args, maps, plan, stream);
-    case Compute::fp16:
-      return launch_sm90_q_fp16(args, maps, plan, stream);
-    case Compute::e4m3:
-      return launch_sm90_q_e4m3(args, maps, plan, stream);
-    case Compute::e5m2:
-      return launch_sm90_q_e5m2(args, maps, plan, stream);
-    case Compute::int8:
-      return launch_sm90_q_int8(args, maps, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
-cudaError_t launch_sm90_d(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const TensorMaps maps = make_tensor_maps(args, plan);
-  switch (plan.compute) {
-    case Compute::bf16:
-      return launch_sm90_d_bf16(args, maps, plan, stream);
-    case Compute::fp16:
-      return launch_sm90_d_fp16(args, maps, plan, stream);
-    case Compute::e4m3:
-      return launch_sm90_d_e4m3(args, maps, plan, stream);
-    case Compute::e5m2:
-      return launch_sm90_d_e5m2(args, maps, plan, stream);
-    case Compute::int8:
-      return launch_sm90_d_int8(args, maps, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
-cudaError_t launch_sm90_q_longd(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const TensorMaps maps = make_tensor_maps(args, plan);
-  switch (plan.compute) {
-    case Compute::e4m3:
-      return launch_sm90_q_longd_e4m3(args, maps, plan, stream);
-    case Compute::e5m2:
-      return launch_sm90_q_longd_e5m2(args, maps, plan, stream);
-    case Compute::int8:
-      return launch_sm90_q_longd_int8(args, maps, plan, stream);
-    case Compute::bf16:
-      return launch_sm90_q_longd_bf16(args, maps, plan, stream);
-    case Compute::fp16:
-      return launch_sm90_q_longd_fp16(args, maps, plan, stream);
-    case Compute::tf32:
-      return launch_sm90_q_longd_tf32(args, maps, plan, stream);
-    case Compute::tf32x3:
-      return launch_sm90_3xtf32(args, maps, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
+constexpr ForwardInstances<ForwardArgs> kInstances{
+    {Kernel::sm90_q, Compute::bf16, launch_sm90_q<Compute::bf16>},
+    {Kernel::sm90_q, Compute::fp16, launch_sm90_q<Compute::fp16>},
+    {Kernel::sm90_q, Compute::e4m3, launch_sm90_q<Compute::e4m3>},
+    {Kernel::sm90_q, Compute::e5m2, launch_sm90_q<Compute::e5m2>},
+    {Kernel::sm90_q, Compute::int8, launch_sm90_q<Compute::int8>},
+    {Kernel::sm90_q_longd, Compute::bf16, launch_sm90_q_longd<Compute::bf16>},
+    {Kernel::sm90_q_longd, Compute::fp16, launch_sm90_q_longd<Compute::fp16>},
+    {Kernel::sm90_q_longd, Compute::tf32, launch_sm90_q_longd<Compute::tf32>},
+    {Kernel::sm90_q_longd, Compute::e4m3, launch_sm90_q_longd<Compute::e4m3>},
+    {Kernel::sm90_q_longd, Compute::e5m2, launch_sm90_q_longd<Compute::e5m2>},
+    {Kernel::sm90_q_longd, Compute::int8, launch_sm90_q_longd<Compute::int8>},
+    {Kernel::sm90_3xtf32, Compute::tf32x3, launch_sm90_3xtf32},
+    {Kernel::sm90_3xfp16, Compute::fp16, launch_sm90_3xfp16},
+    {Kernel::sm90_d, Compute::bf16, launch_sm90_d<Compute::bf16>},
+    {Kernel::sm90_d, Compute::fp16, launch_sm90_d<Compute::fp16>},
+    {Kernel::sm90_d, Compute::e4m3, launch_sm90_d<Compute::e4m3>},
+    {Kernel::sm90_d, Compute::e5m2, launch_sm90_d<Compute::e5m2>},
+    {Kernel::sm90_d, Compute::int8, launch_sm90_d<Compute::int8>},
+    {Kernel::sm80, Compute::bf16, launch_sm80<Compute::bf16>},
+    {Kernel::sm80, Compute::fp16, launch_sm80<Compute::fp16>},
+    {Kernel::sm80, Compute::tf32, launch_sm80<Compute::tf32>},
+    {Kernel::sm80, Compute::tf32x3, launch_sm80<Compute::tf32x3>},
+    {Kernel::sm80_short_docs, Compute::bf16, launch_sm80_short_docs<Compute::bf16>},
+    {Kernel::sm80_short_docs, Compute::fp16, launch_sm80_short_docs<Compute::fp16>},
+    {Kernel::fp64, Compute::fp64, launch_fp64<ForwardArgs>},
+};
 
 }  // namespace
 
-cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  switch (plan.tile) {
-    case Tile::sm90_q:
-      return launch_sm90_q(args, plan, stream);
-    case Tile::sm90_d:
-      return launch_sm90_d(args, plan, stream);
-    case Tile::sm90_q_longd:
-      return launch_sm90_q_longd(args, plan, stream);
-    default:
-      return launch_sm80(args, plan, stream);
-  }
-}
+cudaError_t launch_forward(const ForwardLaunch<ForwardArgs>& call) { return kInstances.launch(call); }
 
 }  // namespace late_interaction

@@ -20,7 +20,7 @@ std::tuple<Tensor, OptionalTensor> forward(const Tensor& Q, const Tensor& D, con
   const Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
   OptionalTensor winners;
   if (want_winners) winners = new_tensor(Q, shape_of_winners(in), winner_type(in.sizes.Ld));
-  score_into(Q, D, q_mask, d_mask, in, normalize, how, scores, winners);
+  score_into(Q, D, in, normalize, how, scores, winners);
   return {scores, winners};
 }
 

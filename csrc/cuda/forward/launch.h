@@ -1,76 +1,95 @@
-// The forward kernels, as the host calls them. Each returns the launch's error and waits for nothing.
+// How the host launches the forward kernels. Every launcher returns the launch's error and waits for nothing.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <initializer_list>
+
 #include "../../plan/plan.h"
 #include "args.h"
-#include "tma_args.h"
 
 namespace late_interaction {
 
-// Defined in dispatch.cpp: launches the kernel that the plan names.
-cudaError_t launch_forward(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+// fp32 tokens as two fp16 numbers an element, as operands/fp16_scaled.h makes them: [2, Nq * Lq, width] and
+// [2, documents * Ld, width].
+struct Fp16x2Tokens {
+  const void *Q, *D;
+  int64_t width;
+};
 
-cudaError_t launch_sm80_bf16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
-cudaError_t launch_sm80_fp16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
-cudaError_t launch_sm80_tf32(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
-cudaError_t launch_sm80_tf32x3(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
-cudaError_t launch_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream);
+// Args: ForwardArgs, or PairArgs for listed pairs (pairs/args.h).
+template <class Args>
+struct ForwardLaunch {
+  const Args& args;
+  const ForwardPlan& plan;
+  cudaStream_t stream;
+  // sm90_3xfp16: what it multiplies. args has the fp32 inputs, and scales that undo those of these operands.
+  const Fp16x2Tokens* fp16x2 = nullptr;
+};
 
-// sm_90a. sm90_q: query rows on the M side of wgmma; sm90_d: documents; sm90_q_longd: query rows, with long
-// embeddings streamed in slices.
-cudaError_t launch_sm90_q_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_q_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_q_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_q_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_q_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_d_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_d_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_d_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_d_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-cudaError_t launch_sm90_d_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
+// A launcher for each kernel, one instance for each element type: defined in the kernel's launch.cuh, and
+// instantiated in its instances/.
+template <Compute kCompute, class Args = ForwardArgs>
+cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call);
+template <Compute kCompute, class Args = ForwardArgs>
+cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call);
+cudaError_t launch_sm90_3xtf32(const ForwardLaunch<ForwardArgs>& call);
+cudaError_t launch_sm90_3xfp16(const ForwardLaunch<ForwardArgs>& call);
+template <Compute kCompute, class Args = ForwardArgs>
+cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call);
+template <Compute kCompute, class Args = ForwardArgs>
+cudaError_t launch_sm80(const ForwardLaunch<Args>& call);
+template <Compute kCompute, class Args = ForwardArgs>
+cudaError_t launch_sm80_short_docs(const ForwardLaunch<Args>& call);
+template <class Args>
+cudaError_t launch_fp64(const ForwardLaunch<Args>& call);
 
-cudaError_t launch_sm90_q_longd_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream);
-cudaError_t launch_sm90_q_longd_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream);
-cudaError_t launch_sm90_q_longd_tf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream);
-cudaError_t launch_sm90_q_longd_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream);
-cudaError_t launch_sm90_q_longd_e5m2(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream);
-cudaError_t launch_sm90_q_longd_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream);
-// sm90_q_longd for fp32 at full accuracy.
-cudaError_t launch_sm90_3xtf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream);
-// The token range that the mask leaves of each of [documents]: from the first kept token to the last. Where
-// `copies` has buffers, the kept tokens alone, compacted; a token then is at most 16 whole vectors of 16
-// bytes.
+// The instances that are compiled, by kernel and element type.
+template <class Args>
+class ForwardInstances {
+ public:
+  using Launcher = cudaError_t (*)(const ForwardLaunch<Args>&);
+  struct Instance {
+    ForwardKernel kernel;
+    Compute compute;
+    Launcher launcher;
+  };
+
+  constexpr ForwardInstances(std::initializer_list<Instance> instances) {
+    for (const Instance& x : instances) {
+      launchers_[static_cast<int>(x.kernel)][static_cast<int>(x.compute)] = x.launcher;
+    }
+  }
+
+  // Launches the kernel that the plan names.
+  cudaError_t launch(const ForwardLaunch<Args>& call) const {
+    const Launcher launcher =
+        launchers_[static_cast<int>(call.plan.kernel)][static_cast<int>(call.plan.compute)];
+    return launcher == nullptr ? cudaErrorInvalidValue : launcher(call);
+  }
+
+ private:
+  Launcher launchers_[kForwardKernels][kComputes] = {};
+};
+
+// The same among the instances of dispatch.cpp.
+cudaError_t launch_forward(const ForwardLaunch<ForwardArgs>& call);
+
+// Writes the token range that the mask leaves of each document: from the first kept token to the last. With
+// buffers in `copies` a range has the kept tokens alone, compacted; a token then is at most 16 whole vectors
+// of 16 bytes.
 cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const CompactedTokens& copies,
                               DocRange* doc_ranges, cudaStream_t stream);
 
-// Of documents that are split into args.num_splits ranges of whole tiles of `tile_tokens`: the ranges
-// [documents * num_splits]. A mask's last tokens at either end of a split are left out.
+// Writes the ranges [documents * num_splits] of documents that are split: args.num_splits ranges of whole
+// tiles of tile_tokens each. Tokens that the mask drops at either end of a split are left out.
 cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, DocRange* doc_ranges,
                                     cudaStream_t stream);
 
-// Query rows that one block combines: of more, a query's score is left in partials [Nq, args.partials,
+// Query rows that one block combines. A query with more leaves its score in partials [Nq, args.partials,
 // documents].
 inline constexpr int kCombineRows = 128;
-// scores, and winners where args has them, of documents whose splits left their maxima.
+// Combines the maxima that the splits of documents left: writes scores, and winners where args has them.
 cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream);
 
 // scores[i, j] = sum over p of partials[i, p, j], in order.

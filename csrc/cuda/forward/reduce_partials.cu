@@ -1,6 +1,7 @@
 // A query longer than the rows of a warp leaves its score in partials; this kernel adds them, in order.
 #include <algorithm>
 
+#include "../../common/arithmetic.h"
 #include "../ptx/pdl.cuh"
 #include "../runtime/device.h"
 #include "../runtime/launch_config.cuh"
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t launch_reduce_partials(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
                                    cudaStream_t stream) {
-  const int64_t blocks = std::min<int64_t>((args.Nq * args.N + kThreads - 1) / kThreads, 1024);
+  const int64_t blocks = std::min<int64_t>(ceil_div(args.Nq * args.N, kThreads), 1024);
   const LaunchShape shape{blocks, kThreads, 0, supports_pdl()};
   return launch(reduce_partials, shape, stream, args, plan.partial_rows, scores);
 }

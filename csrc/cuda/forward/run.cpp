@@ -1,16 +1,14 @@
-// The stages of a forward: plan, norms, document ranges, kernel, sums of partials. Nothing here waits for the
-// device.
+// The stages of a forward: convert operands -> plan -> norms -> document ranges -> mainloop -> combine. The
+// entries check the inputs before. Nothing here waits for the device.
 #include "run.h"
 
 #include <cuda_runtime.h>
 
+#include "../../plan/forward_candidates.h"
 #include "../backward/launch.h"
-#include "../pairs/index.h"
 #include "../runtime/device.h"
 #include "../runtime/plan_override.h"
 #include "../runtime/stream.h"
-#include "../varlen/workspace.h"
-#include "launch.h"
 #include "operands/fp16_normalized.h"
 #include "operands/fp16_scaled.h"
 
@@ -18,108 +16,183 @@ namespace late_interaction {
 
 namespace {
 
-// Token ranges of documents, and the compacted tokens that some of them read.
-struct DocRangeBuffers {
-  Tensor doc_ranges;
-  OptionalTensor tokens, token_scales, positions;
-  CompactedTokens compacted{};
-
-  DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, const Tensor& like)
-      : doc_ranges(new_tensor(like, {in.sizes.documents(), 4}, ScalarType::Int)) {
-    if (!plan.compacted) return;
-    const int64_t documents = in.sizes.documents(), least = plan.columns;
-    const int64_t slot = in.packed ? least : std::max(in.sizes.Ld, least);
-    const int64_t bytes = in.sizes.d * element_bytes(in.dtype);
-    tokens = new_tensor(like, {documents, slot, bytes}, ScalarType::Byte);
-    positions = new_tensor(like, {documents, slot}, ScalarType::Int);
-    if (plan.scaled) token_scales = new_tensor(like, {documents, slot}, ScalarType::Float);
-    compacted = {static_cast<uint4*>(tokens->data_ptr()),
-                 token_scales ? static_cast<float*>(token_scales->data_ptr()) : nullptr,
-                 static_cast<int32_t*>(positions->data_ptr()),
-                 static_cast<int32_t>(slot),
-                 static_cast<int32_t>(least),
-                 static_cast<int32_t>(bytes / 16)};
-  }
-  DocRange* data() const { return static_cast<DocRange*>(doc_ranges.data_ptr()); }
-};
-
-// Ranges of split documents, and the maxima of each query row over each of them.
-struct SplitBuffers {
-  Tensor doc_ranges, maxima;
-
-  SplitBuffers(const Sizes& s, const ForwardPlan& plan, const Tensor& like)
-      : doc_ranges(new_tensor(like, {s.documents() * plan.num_splits, 4}, ScalarType::Int)),
-        maxima(new_tensor(like, {s.N * plan.num_splits, s.Nq * s.Lq, 2}, ScalarType::Float)) {}
-
-  // Documents become their splits.
-  void list(const ForwardPlan& plan, ForwardArgs& args, cudaStream_t stream) const {
-    args.N *= plan.num_splits;
-    args.num_splits = plan.num_splits;
-    args.maxima = static_cast<Maximum*>(maxima.data_ptr());
-    auto* listed = static_cast<DocRange*>(doc_ranges.data_ptr());
-    check(launch_split_doc_ranges(args, plan.tile_tokens(), listed, stream), "splits of documents");
-    args.doc_ranges = listed;
-  }
-};
-
-// Works out where packed documents lie, whose each query token is, and how blocks share them.
-void index_packed(const Inputs& in, const ForwardPlan& plan, const PackedIndexBuffers& buffers,
-                  const DocRangeBuffers& doc_ranges, const Tensor& work_tile_ends, ForwardArgs& args,
-                  cudaStream_t stream) {
-  PackedIndex index = buffers.index(in);
-  if (plan.tile == Tile::sm90_q || plan.tile == Tile::sm90_d) {
-    index.doc_ranges = doc_ranges.data();
-    index.work_tile_ends =
-        work_tile_ends.numel() > 0 ? static_cast<int32_t*>(work_tile_ends.data_ptr()) : nullptr;
-    index.blocks = plan.grid;
-    index.row_tiles = plan.row_tiles;
-    // Half of its last tile, and its end.
-    index.document_tokens = 16 + (plan.tile == Tile::sm90_q ? plan.columns / 2 : 16);
-    index.lpt = plan.lpt;
-    index.compacted = doc_ranges.compacted;
-    index.rows = static_cast<const uint4*>(in.D.data);
-    index.row_stride = in.D.token_stride * element_bytes(in.dtype) / 16;
-  }
-  check(launch_packed_index(index, stream), "index of packed sequences");
-  args.packed = true;
-  args.queries = static_cast<int32_t>(index.queries);
-  args.q_offsets = index.q_offsets;
-  args.row_queries = index.row_queries;
-  args.spans = index.spans;
-  args.work_tile_ends = index.work_tile_ends;
-  args.doc_ranges = index.doc_ranges;
-  args.compacted = index.compacted;
+// Whether TMA can describe Q and D: the rows of Q lie evenly, and nothing is expanded. (That strides are
+// multiples of 16 bytes, aligned() says.)
+bool fits_tensor_maps(const Inputs& in) {
+  const Sizes& s = in.sizes;
+  constexpr int64_t kMaxStride = (int64_t{1} << 40) / 4;  // 2^40 bytes, of the widest element
+  const auto fits = [](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride < kMaxStride);
+  };
+  const bool even =
+      s.layout == Layout::per_query || s.Nq == 1 || in.Q.item_stride == s.Lq * in.Q.token_stride;
+  return even && fits(s.Lq, in.Q.token_stride) && fits(s.Nq, in.Q.item_stride) &&
+         fits(s.Ld, in.D.token_stride) && (in.packed || fits(s.N, in.D.item_stride)) &&
+         (s.layout == Layout::in_batch || fits(s.Nq, in.D.query_stride));
 }
 
-// A document of mean length stands for all of them.
-ForwardPlan plan_call(const Inputs& in, const ForwardTraits& traits, bool winners, int device) {
-  const Device& properties = device_properties(device);
-  if (!in.packed) return chosen_plan(in.sizes, traits, winners, properties);
-  Sizes mean = in.sizes;
-  mean.Ld = std::max<int64_t>(1, mean.Ld / mean.N);
-  if (in.dtype == Dtype::fp64) mean.Nq = in.packed->queries;
-  return chosen_plan(mean, traits, winners, properties);
+// One scale for each document token, contiguous.
+ScaleView document_scales(const Sizes& s, const float* scales) {
+  return {scales, s.layout == Layout::per_query ? s.N * s.Ld : 0, s.Ld, 1};
+}
+
+float* floats(const Tensor& x) { return static_cast<float*>(x.data_ptr()); }
+
+// ---- plan ----
+
+ForwardPlan plan_call(const ForwardCall& call, const Device& device) {
+  const bool scaled = call.normalize || call.token_scales.d.data != nullptr;
+  const ForwardTraits traits = traits_of(call.in, call.precision, scaled);
+  if (call.fp16x2 != nullptr) {
+    return *plan_3xfp16(call.in.sizes, traits.masked, !call.normalize, device);
+  }
+  return chosen_plan(call.in.sizes, traits, call.winners.has_value(), device);
+}
+
+void take_plan(ForwardArgs& args, const ForwardPlan& plan) {
+  args.partials = plan.partials;
+  args.k_chunks = plan.k_chunks;
+  args.stages = plan.stages;
+  args.row_tiles = plan.row_tiles;
+  args.work_tiles = plan.work_tiles;
+  args.cluster = 1;
+  if (const auto* sm90_d = std::get_if<Sm90DConfig>(&plan.config)) {
+    args.teams = sm90_d->teams;
+    args.members = sm90_d->members;
+  } else if (const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config)) {
+    args.stream_q = longd->stream_q;
+    args.cluster = longd->cluster;
+  } else if (const auto* sm80 = std::get_if<Sm80Config>(&plan.config)) {
+    args.stream_q = sm80->stream_q;
+  } else if (const auto* short_docs = std::get_if<Sm80ShortDocsConfig>(&plan.config)) {
+    args.members = short_docs->members;
+  }
+}
+
+// ---- norms ----
+
+// Inverse norms; they must live until the kernels that read them are launched.
+struct InverseNorms {
+  OptionalTensor q, d;
+};
+
+// fp64 and sm90_d compute norms themselves, but for sm90_d where a second kernel combines splits. Operands
+// for sm90_3xfp16 are normalized already.
+InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args,
+                        cudaStream_t stream) {
+  const bool kernel_finds_them =
+      plan.kernel == ForwardKernel::fp64 || (plan.kernel == ForwardKernel::sm90_d && plan.num_splits == 1);
+  if (!call.normalize || kernel_finds_them || call.fp16x2 != nullptr) return {};
+  const Sizes& s = call.in.sizes;
+  BackwardArgs rows{};
+  rows.layout = s.layout;
+  rows.N = s.N;
+  rows.Nq = args.Nq;
+  rows.Lq = args.Lq;
+  rows.Ld = args.Ld;
+  rows.d = args.d;
+  rows.Q = call.in.Q;
+  rows.D = call.in.D;
+  const auto norms = [&](bool documents, int64_t count) {
+    const Tensor inverse = new_tensor(call.scores, {count}, ScalarType::Float);
+    check(launch_inverse_norms(rows, call.in.dtype, documents, inverse.data_ptr(), stream), "norms");
+    return inverse;
+  };
+  InverseNorms made;
+  made.q = norms(false, s.Nq * s.Lq);
+  args.q_scales = {floats(*made.q), 0, s.Lq, 1};
+  const bool q_on_m_side = std::holds_alternative<Sm90QConfig>(plan.config) ||
+                           std::holds_alternative<Sm90QLongDConfig>(plan.config);
+  if (q_on_m_side) {
+    made.d = norms(true, s.documents() * s.Ld);
+    args.d_scales = document_scales(s, floats(*made.d));
+  }
+  return made;
+}
+
+// ---- document ranges, mainloop, combine ----
+
+void launch_mainloop(const ForwardCall& call, const ForwardPlan& plan, const ForwardArgs& args,
+                     cudaStream_t stream) {
+  check(launch_forward({args, plan, stream, call.fp16x2}), "forward");
+}
+
+// Adds up partials [Nq, plan.partials, N] of scores.
+void reduce_partials(const ForwardCall& call, const ForwardPlan& plan, const ForwardArgs& args,
+                     cudaStream_t stream) {
+  check(launch_reduce_partials(args, plan, floats(call.scores), stream), "sum of partials");
+}
+
+// Documents are whole, or what their mask leaves of them.
+void score_documents(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args,
+                     cudaStream_t stream) {
+  const Sizes& s = call.in.sizes;
+  const auto* config = std::get_if<Sm90QConfig>(&plan.config);
+  std::optional<DocRangeBuffers> ranges;
+  if (config != nullptr && (config->trimmed || config->compacted)) {
+    ranges.emplace(call.in, plan, call.scores);
+    check(launch_doc_ranges(args, s.documents(), ranges->compacted, ranges->data(), stream),
+          "document ranges");
+    args.doc_ranges = ranges->data();
+    args.compacted = ranges->compacted;
+  }
+  if (plan.partials == 1) {
+    args.scores = call.scores.data_ptr();
+    launch_mainloop(call, plan, args, stream);
+    return;
+  }
+  const Tensor partials = new_tensor(call.scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
+  args.scores = partials.data_ptr();
+  launch_mainloop(call, plan, args, stream);
+  reduce_partials(call, plan, args, stream);
+}
+
+// Each document is split into ranges that blocks of their own score.
+void score_splits(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs& args, cudaStream_t stream) {
+  const Sizes& s = call.in.sizes;
+  const Tensor ranges = new_tensor(call.scores, {s.documents() * plan.num_splits, 4}, ScalarType::Int);
+  const Tensor maxima = new_tensor(call.scores, {s.N * plan.num_splits, s.Nq * s.Lq, 2}, ScalarType::Float);
+  args.N *= plan.num_splits;
+  args.num_splits = plan.num_splits;
+  args.maxima = static_cast<Maximum*>(maxima.data_ptr());
+  auto* doc_ranges = static_cast<DocRange*>(ranges.data_ptr());
+  check(launch_split_doc_ranges(args, plan.tokens, doc_ranges, stream), "splits of documents");
+  args.doc_ranges = doc_ranges;
+  launch_mainloop(call, plan, args, stream);
+  if (plan.partials == 1) {
+    check(launch_combine_splits(args, floats(call.scores), stream), "combined splits");
+    return;
+  }
+  const Tensor partials = new_tensor(call.scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
+  check(launch_combine_splits(args, floats(partials), stream), "combined splits");
+  ForwardArgs of_partials{};
+  of_partials.layout = Layout::per_query;  // every query has all of its partials
+  of_partials.N = s.N;
+  of_partials.Nq = args.Nq;
+  of_partials.partials = plan.partials;
+  of_partials.scores = partials.data_ptr();
+  reduce_partials(call, plan, of_partials, stream);
 }
 
 }  // namespace
 
-void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token_scales, Precision precision,
-                  const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
-                  const PairPick* pick, const Fp16x2Tokens* fp16x2) {
+ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled) {
+  return {.dtype = in.dtype,
+          .precision = precision,
+          .masked = in.d_mask.data != nullptr,
+          .packed = in.packed.has_value(),
+          .scaled = scaled,
+          .tma_compatible = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
+}
+
+void fill_empty(const ForwardCall& call, cudaStream_t stream) {
+  fill_zero(call.scores, stream);
+  if (call.winners) fill_sentinel(*call.winners, stream);
+}
+
+ForwardArgs forward_args(const ForwardCall& call, const ForwardPlan& plan) {
+  const Inputs& in = call.in;
   const Sizes& s = in.sizes;
-  const int device = like.get_device_index();
-  const cudaStream_t stream = current_stream(device);
-  // Empty: every score is an empty sum, every winner the sentinel.
-  if (scores.numel() == 0 || s.Lq == 0 || s.Ld == 0) {
-    fill_zero(scores, stream);
-    if (winners) fill_sentinel(*winners, stream);
-    return;
-  }
-  const ForwardTraits traits = traits_of(in, precision, normalize || token_scales.d.data != nullptr);
-  const ForwardPlan plan = fp16x2 != nullptr
-                               ? *plan_3xfp16(s, traits.masked, !normalize, device_properties(device))
-                               : plan_call(in, traits, winners.has_value(), device);
-  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args{};
   args.layout = s.layout;
   args.N = s.N;
@@ -131,123 +204,48 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token
   args.D = in.D;
   args.q_mask = in.q_mask;
   args.d_mask = in.d_mask;
-  args.normalize = normalize;
+  args.normalize = call.normalize;
   args.q_aligned = aligned(in.Q, in);
   args.d_aligned = aligned(in.D, in);
-  args.q_scales = token_scales.q;
-  args.d_scales = token_scales.d;
-  args.shared_scale = token_scales.shared;
+  args.q_scales = call.token_scales.q;
+  args.d_scales = call.token_scales.d;
+  args.shared_scale = call.token_scales.shared;
   args.wide_winners = wide_winners(s.Ld);
-  args.winners = winners ? winners->data_ptr() : nullptr;
-  args.partials = plan.partials;
-  args.k_chunks = plan.k_chunks;
-  args.stages = plan.stages;
-  args.stream_q = plan.stream_q;
-  args.cluster = plan.cluster;
-  args.row_tiles = plan.row_tiles;
-  args.work_tiles = plan.work_tiles;
-  OptionalTensor q_inverse, d_inverse;
-  // sm90_d computes norms itself, but not where a second kernel combines splits. fp16x2 operands are
-  // normalized already.
-  const bool asks_for_norms = plan.tile != Tile::none && (plan.tile != Tile::sm90_d || plan.num_splits > 1);
-  if (normalize && asks_for_norms && fp16x2 == nullptr) {
-    BackwardArgs rows{};
-    rows.layout = s.layout;
-    rows.N = s.N;
-    rows.Nq = args.Nq;
-    rows.Lq = args.Lq;
-    rows.Ld = args.Ld;
-    rows.d = args.d;
-    rows.Q = in.Q;
-    rows.D = in.D;
-    const auto norms = [&](bool documents, int64_t count) {
-      const Tensor inverse = new_tensor(scores, {count}, ScalarType::Float);
-      check(launch_inverse_norms(rows, in.dtype, documents, inverse.data_ptr(), stream), "norms");
-      return inverse;
-    };
-    q_inverse = norms(false, s.Nq * s.Lq);
-    args.q_scales = {static_cast<const float*>(q_inverse->data_ptr()), 0, s.Lq, 1};
-    if (plan.tile == Tile::sm90_q || plan.tile == Tile::sm90_q_longd) {
-      d_inverse = norms(true, s.documents() * s.Ld);
-      const int64_t query_stride = s.layout == Layout::per_query ? s.N * s.Ld : 0;
-      args.d_scales = {static_cast<const float*>(d_inverse->data_ptr()), query_stride, s.Ld, 1};
-    }
-  }
-  std::optional<PackedIndexBuffers> packed;
-  std::optional<DocRangeBuffers> doc_ranges;
-  std::optional<SplitBuffers> splits;
-  OptionalTensor work_tile_ends;
-  if (plan.num_splits > 1) {
-    splits.emplace(s, plan, scores);
-    splits->list(plan, args, stream);
-  } else if (in.packed) {
-    packed.emplace(in, scores);
-    doc_ranges.emplace(in, plan, scores);
-    work_tile_ends = new_tensor(scores, {plan.work_tiles <= INT32_MAX ? plan.grid : 0}, ScalarType::Int);
-    index_packed(in, plan, *packed, *doc_ranges, *work_tile_ends, args, stream);
-    // The fp64 kernel has a block for each query and document, so it skips tokens outside all queries.
-    if (plan.tile == Tile::none && winners) fill_sentinel(*winners, stream);
-  } else if (plan.trimmed || plan.compacted) {
-    doc_ranges.emplace(in, plan, scores);
-    check(launch_doc_ranges(args, s.documents(), doc_ranges->compacted, doc_ranges->data(), stream),
-          "document ranges");
-    args.doc_ranges = doc_ranges->data();
-    args.compacted = doc_ranges->compacted;
-  }
-  // The host does not know how many partials packed queries have; this is an upper bound.
-  const bool in_partials =
-      in.packed ? plan.tile != Tile::none && s.Lq > plan.partial_rows : plan.partials > 1;
-  if (in.packed) args.partials = 1;
-  const auto pick_from = [&](const Tensor& grid, int partial_rows) {
-    PairPick from = *pick;
-    from.grid = static_cast<const float*>(grid.const_data_ptr());
-    from.grid_winners = args.winners;
-    from.partial_rows = partial_rows;
-    check(launch_pick_pairs(from, device_properties(device), stream), "picked pairs");
-  };
-  const auto launch = [&] {
-    check(fp16x2 == nullptr ? launch_forward(args, plan, stream)
-                            : launch_sm90_3xfp16(args, make_fp16x2_maps(args, *fp16x2, plan), plan, stream),
-          "forward");
-  };
-  if (splits) {
-    launch();
-    const Tensor sums =
-        in_partials ? new_tensor(scores, {s.Nq, plan.partials, s.N}, ScalarType::Float) : scores;
-    check(launch_combine_splits(args, static_cast<float*>(sums.data_ptr()), stream), "combined splits");
-    if (!in_partials) return;
-    ForwardArgs partials{};
-    partials.layout = Layout::per_query;  // every query has all of its partials
-    partials.N = s.N;
-    partials.Nq = args.Nq;
-    partials.partials = plan.partials;
-    partials.scores = sums.data_ptr();
-    check(launch_reduce_partials(partials, plan, static_cast<float*>(scores.data_ptr()), stream),
-          "sum of partials");
-    return;
-  }
-  if (!in_partials) {
-    args.scores = scores.data_ptr();
-    launch();
-    if (pick != nullptr) pick_from(scores, 0);
-    return;
-  }
-  if (in.packed) {
-    const int64_t warps = (s.Lq + plan.partial_rows - 1) / plan.partial_rows;
-    const Tensor partials = new_tensor(scores, {warps + in.packed->queries, s.N}, ScalarType::Float);
-    args.scores = partials.data_ptr();
-    launch();
-    if (pick != nullptr) return pick_from(partials, plan.partial_rows);
-    float* sums = static_cast<float*>(scores.data_ptr());
-    check(launch_reduce_packed_partials(args, plan.partial_rows, sums, stream), "sum of partials");
-    return;
-  }
-  const Tensor partials = new_tensor(scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
-  args.scores = partials.data_ptr();
-  launch();
-  check(launch_reduce_partials(args, plan, static_cast<float*>(scores.data_ptr()), stream),
-        "sum of partials");
+  args.winners = call.winners ? call.winners->data_ptr() : nullptr;
+  take_plan(args, plan);
+  return args;
 }
+
+DocRangeBuffers::DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, const Tensor& like)
+    : doc_ranges(new_tensor(like, {in.sizes.documents(), 4}, ScalarType::Int)) {
+  const auto* config = std::get_if<Sm90QConfig>(&plan.config);
+  if (config == nullptr || !config->compacted) return;
+  const int64_t documents = in.sizes.documents(), least = plan.tokens;
+  const int64_t slot = in.packed ? least : std::max(in.sizes.Ld, least);
+  const int64_t bytes = in.sizes.d * element_bytes(in.dtype);
+  tokens = new_tensor(like, {documents, slot, bytes}, ScalarType::Byte);
+  positions = new_tensor(like, {documents, slot}, ScalarType::Int);
+  if (config->scaled) token_scales = new_tensor(like, {documents, slot}, ScalarType::Float);
+  compacted = {static_cast<uint4*>(tokens->data_ptr()),
+               token_scales ? floats(*token_scales) : nullptr,
+               static_cast<int32_t*>(positions->data_ptr()),
+               static_cast<int32_t>(slot),
+               static_cast<int32_t>(least),
+               static_cast<int32_t>(bytes / 16)};
+}
+
+void forward_into(const ForwardCall& call) {
+  const int device = call.scores.get_device_index();
+  const cudaStream_t stream = current_stream(device);
+  if (call.is_empty()) return fill_empty(call, stream);
+  const ForwardPlan plan = plan_call(call, device_properties(device));
+  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
+  ForwardArgs args = forward_args(call, plan);
+  const InverseNorms norms = find_norms(call, plan, args, stream);
+  plan.num_splits > 1 ? score_splits(call, plan, args, stream) : score_documents(call, plan, args, stream);
+}
+
+// ---- convert operands ----
 
 OperandConversion operand_conversion(const Inputs& in, const std::string& precision, bool normalize,
                                      int device) {
@@ -255,45 +253,54 @@ OperandConversion operand_conversion(const Inputs& in, const std::string& precis
                                  normalize, device_properties(device));
 }
 
-void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
-                const Inputs& in, bool normalize, const OperandConversion& how, const Tensor& scores,
-                const OptionalTensor& winners) {
-  if (how.copies == Copies::none) {
-    forward_into(in, normalize, {}, how.precision, Q, scores, winners);
-    return;
-  }
-  if (how.copies == Copies::bf16 || how.copies == Copies::fp16) {
-    const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
-    const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
-    const Inputs copies = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
-    forward_into(copies, normalize, {}, how.precision, Q, scores, winners);
-    return;
-  }
+namespace {
+
+// The call's inputs with these for Q and D.
+Inputs converted_inputs(const Inputs& in, const Tensor& Q, const Tensor& D) {
+  Inputs out = in;
+  out.dtype = parse_dtype(Q.scalar_type());
+  out.Q = view_tokens(Q);
+  out.D = view_tokens(D, in.paired);
+  return out;
+}
+
+// A tensor [rows of queries or documents, width] of fp16, or of `terms` such.
+Tensor new_operand(const Tensor& like, std::vector<int64_t> shape, int64_t terms, int64_t width) {
+  shape.back() = width;
+  if (terms > 1) shape.insert(shape.begin(), terms);
+  return new_tensor(like, shape, ScalarType::Half);
+}
+
+// `call` has the inputs as they are.
+void score_normalized_fp16(const ForwardCall& call, cudaStream_t stream) {
+  const Inputs& in = call.in;
   const Sizes& s = in.sizes;
-  const bool two = how.copies == Copies::fp16x2;
-  const int64_t width = two ? (s.d + 7) / 8 * 8 : s.d;  // TMA wants whole 16 bytes
-  std::vector<int64_t> shape_Q = shape_of_queries(in), shape_D = shape_of_documents(in);
-  shape_Q.back() = shape_D.back() = width;
-  if (two) {
-    shape_Q.insert(shape_Q.begin(), 2);
-    shape_D.insert(shape_D.begin(), 2);
-  }
-  const Tensor half_Q = new_tensor(Q, shape_Q, ScalarType::Half);
-  const Tensor half_D = new_tensor(D, shape_D, ScalarType::Half);
-  const cudaStream_t stream = current_stream(Q.get_device_index());
-  if (how.copies == Copies::normalized_fp16) {
-    const Tensor token_scales = new_tensor(Q, {s.Nq * s.Lq}, ScalarType::Float);
-    float* of_rows = static_cast<float*>(token_scales.data_ptr());
-    const Fp16NormalizedArgs copies{in.dtype, in.Q, in.D, half_Q.data_ptr(), half_D.data_ptr(), of_rows};
-    check(launch_fp16_normalized(copies, s, stream), "normalized fp16 operands");
-    const Inputs normalized = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
-    forward_into(normalized, false, {{of_rows, 0, s.Lq, 1}, {}}, how.precision, Q, scores, winners);
-    return;
-  }
-  const bool of_tokens = two && !normalize;
+  const Tensor half_Q = new_operand(call.scores, shape_of_queries(in), 1, s.d);
+  const Tensor half_D = new_operand(call.scores, shape_of_documents(in), 1, s.d);
+  const Tensor q_scales = new_tensor(call.scores, {s.Nq * s.Lq}, ScalarType::Float);
+  const Fp16NormalizedArgs copies{in.dtype,        in.Q, in.D, half_Q.data_ptr(), half_D.data_ptr(),
+                                  floats(q_scales)};
+  check(launch_fp16_normalized(copies, s, stream), "normalized fp16 operands");
+  const Inputs normalized = converted_inputs(in, half_Q, half_D);
+  forward_into({.in = normalized,
+                .precision = call.precision,
+                .token_scales = {{floats(q_scales), 0, s.Lq, 1}, {}},
+                .scores = call.scores,
+                .winners = call.winners});
+}
+
+// `call` has the inputs as they are. terms: fp16 numbers an element.
+void score_scaled_fp16(const ForwardCall& call, int terms, cudaStream_t stream) {
+  const Inputs& in = call.in;
+  const Sizes& s = in.sizes;
+  const bool two = terms == 2;
+  const int64_t width = two ? round_up(s.d, 8) : s.d;  // TMA wants whole 16 bytes
+  const Tensor half_Q = new_operand(call.scores, shape_of_queries(in), terms, width);
+  const Tensor half_D = new_operand(call.scores, shape_of_documents(in), terms, width);
+  const bool of_tokens = two && !call.normalize;
   const int64_t rows = s.Nq * s.Lq, tokens = of_tokens ? s.documents() * s.Ld : 0;
-  const Tensor token_scales = new_tensor(Q, {rows + tokens + 2}, ScalarType::Float);
-  float* of_rows = static_cast<float*>(token_scales.data_ptr());
+  const Tensor token_scales = new_tensor(call.scores, {rows + tokens + 2}, ScalarType::Float);
+  float* of_rows = floats(token_scales);
   float* of_documents = of_rows + rows;
   float* of_each_token = of_documents + 2;
   const Fp16ScaledArgs copies{.Q = in.Q,
@@ -301,25 +308,54 @@ void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, 
                               .d_mask = in.d_mask,
                               .half_Q = half_Q.data_ptr(),
                               .half_D = half_D.data_ptr(),
-                              .terms = two ? 2 : 1,
+                              .terms = terms,
                               .width = width,
                               .q_scales = of_rows,
                               .d_scale_of_all = of_documents,
                               .d_scales = of_each_token,
                               .largest = reinterpret_cast<uint32_t*>(of_documents + 1)};
-  check(launch_fp16_scaled(copies, s, normalize, stream), "scaled fp16 operands");
+  check(launch_fp16_scaled(copies, s, call.normalize, stream), "scaled fp16 operands");
   TokenScaleViews scales{{of_rows, 0, s.Lq, 1}, {}, of_documents};
-  if (of_tokens) {
-    const int64_t query_stride = s.layout == Layout::per_query ? s.N * s.Ld : 0;
-    scales.d = {of_each_token, query_stride, s.Ld, 1};
+  if (of_tokens) scales.d = document_scales(s, of_each_token);
+  const Fp16x2Tokens fp16x2{half_Q.data_ptr(), half_D.data_ptr(), width};
+  const Inputs scaled = two ? in : converted_inputs(in, half_Q, half_D);
+  forward_into({.in = scaled,
+                .precision = call.precision,
+                .normalize = two && call.normalize,
+                .token_scales = scales,
+                .scores = call.scores,
+                .winners = call.winners,
+                .fp16x2 = two ? &fp16x2 : nullptr});
+}
+
+}  // namespace
+
+void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normalize,
+                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners) {
+  const ForwardCall call{
+      .in = in, .precision = how.precision, .normalize = normalize, .scores = scores, .winners = winners};
+  const cudaStream_t stream = current_stream(Q.get_device_index());
+  switch (how.copies) {
+    case Copies::none:
+      return forward_into(call);
+    case Copies::bf16:
+    case Copies::fp16: {
+      const ScalarType type = how.copies == Copies::bf16 ? ScalarType::BFloat16 : ScalarType::Half;
+      const Tensor half_Q = torch::stable::to(Q, type), half_D = torch::stable::to(D, type);
+      const Inputs converted = converted_inputs(in, half_Q, half_D);
+      return forward_into({.in = converted,
+                           .precision = how.precision,
+                           .normalize = normalize,
+                           .scores = scores,
+                           .winners = winners});
+    }
+    case Copies::normalized_fp16:
+      return score_normalized_fp16(call, stream);
+    case Copies::scaled_fp16:
+      return score_scaled_fp16(call, 1, stream);
+    case Copies::fp16x2:
+      return score_scaled_fp16(call, 2, stream);
   }
-  if (two) {
-    const Fp16x2Tokens fp16x2{half_Q.data_ptr(), half_D.data_ptr(), width};
-    forward_into(in, normalize, scales, how.precision, Q, scores, winners, nullptr, &fp16x2);
-    return;
-  }
-  const Inputs converted_in = parse_inputs(half_Q, half_D, q_mask, d_mask, in.paired);
-  forward_into(converted_in, false, scales, how.precision, Q, scores, winners);
 }
 
 }  // namespace late_interaction

@@ -7,21 +7,9 @@
 #include "../../plan/operand_conversion.h"
 #include "../../plan/plan.h"
 #include "../runtime/op_helpers.h"
-#include "../runtime/tma_descriptors.h"
-#include "operands/fp16x2.h"
+#include "launch.h"
 
 namespace late_interaction {
-
-inline ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled) {
-  return {.dtype = in.dtype,
-          .precision = precision,
-          .masked = in.d_mask.data != nullptr,
-          .packed = in.packed.has_value(),
-          .scaled = scaled,
-          .tma_compatible = aligned(in.Q, in) && aligned(in.D, in) && fits_tensor_maps(in)};
-}
-
-struct PairPick;  // pairs/index.h
 
 // Scales that similarities are multiplied by (primitives/token_scales.cuh).
 struct TokenScaleViews {
@@ -29,19 +17,51 @@ struct TokenScaleViews {
   const float* shared = nullptr;
 };
 
-// Computes scores, and winners where given; of packed inputs with `pick`, the picked pairs of them. The
-// inputs are in the dtype that they multiply in; with `fp16x2`, those operands of them multiply instead.
-void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token_scales, Precision precision,
-                  const Tensor& like, const Tensor& scores, const OptionalTensor& winners,
-                  const PairPick* pick = nullptr, const Fp16x2Tokens* fp16x2 = nullptr);
+// What is multiplied, and where the results go.
+struct ForwardCall {
+  const Inputs& in;  // in the dtype that they multiply in
+  Precision precision = Precision::highest;
+  bool normalize = false;
+  TokenScaleViews token_scales{};
+  const Tensor& scores;
+  const OptionalTensor& winners;
+  const Fp16x2Tokens* fp16x2 = nullptr;  // operands that multiply instead of the inputs
+
+  // No products: every score is an empty sum.
+  bool is_empty() const { return scores.numel() == 0 || in.sizes.Lq == 0 || in.sizes.Ld == 0; }
+};
+
+// ---- stages, for the operators that put them together themselves (varlen, pairs) ----
+
+ForwardTraits traits_of(const Inputs& in, Precision precision, bool scaled);
+
+// Scores of 0, and sentinels for winners.
+void fill_empty(const ForwardCall& call, cudaStream_t stream);
+
+// The kernels' arguments, but for what later stages add.
+ForwardArgs forward_args(const ForwardCall& call, const ForwardPlan& plan);
+
+// Token ranges of documents, and the compacted tokens that some of them read.
+struct DocRangeBuffers {
+  Tensor doc_ranges;
+  OptionalTensor tokens, token_scales, positions;
+  CompactedTokens compacted{};
+
+  DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, const Tensor& like);
+  DocRange* data() const { return static_cast<DocRange*>(doc_ranges.data_ptr()); }
+};
+
+// ---- all stages, for dense inputs ----
+
+// Computes scores, and winners where the call has them.
+void forward_into(const ForwardCall& call);
 
 // Whether the inputs of a call multiply as they are, or which operands they are converted to.
 OperandConversion operand_conversion(const Inputs& in, const std::string& precision, bool normalize,
                                      int device);
 
-// Converts the inputs as `how` says, and computes scores, and winners where given.
-void score_into(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask, const OptionalTensor& d_mask,
-                const Inputs& in, bool normalize, const OperandConversion& how, const Tensor& scores,
-                const OptionalTensor& winners);
+// Converts the inputs Q and D, parsed as `in`, as `how` says, and computes scores, and winners where given.
+void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normalize,
+                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners);
 
 }  // namespace late_interaction

@@ -8,7 +8,6 @@
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "epilogue.cuh"
-#include "tma_args.h"
 
 namespace late_interaction {
 

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include "../../common/arithmetic.h"
 #include "../../common/tensors.h"
 #include "../backward/run.h"
 #include "../runtime/device.h"
@@ -42,7 +43,7 @@ Tensor unit_rows_(Tensor x) {
 // Rows of whole, aligned 16 bytes of half precision.
 bool in_whole_pieces(const Tensor& x) {
   return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+         is_aligned(x.const_data_ptr(), 16);
 }
 
 bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
@@ -107,7 +108,7 @@ Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, Opt
 // As x, contiguous, from aligned 16 bytes on.
 Tensor in_one_piece(Tensor x) {
   x = torch::stable::contiguous(x);
-  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0 ? x : torch::stable::clone(x);
+  return is_aligned(x.const_data_ptr(), 16) ? x : torch::stable::clone(x);
 }
 
 Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor q_mask,

@@ -1,7 +1,5 @@
 // The CUDA side of the operators on listed pairs: parse, plan, allocate, launch. Nothing here waits for the
 // device.
-#include "launch.h"
-
 #include <torch/csrc/stable/accelerator.h>
 
 #include <array>
@@ -10,12 +8,12 @@
 #include "../../plan/pairs.h"
 #include "../backward/launch.h"
 #include "../backward/run.h"
-#include "../forward/run.h"
 #include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
 #include "../runtime/stream.h"
-#include "../runtime/tma_descriptors.h"
 #include "../varlen/backward.h"
+#include "../varlen/run.h"
+#include "args.h"
 #include "index.h"
 #include "to_csr.h"
 
@@ -30,25 +28,15 @@ PairSizes sizes_of(const PairInputs& in, int64_t longest_query) {
   return {p.count, p.queries, p.documents, p.q_tokens, p.d_tokens, in.sizes.d, longest_query};
 }
 
-cudaError_t launch_listed(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const bool wgmma = plan.tile == Tile::sm90_d;
-  switch (plan.compute) {
-    case Compute::bf16:
-      return wgmma ? launch_sm90_d_pairs_bf16(args, make_tensor_maps(args, plan), plan, stream)
-                   : launch_sm80_pairs_bf16(args, plan, stream);
-    case Compute::fp16:
-      return wgmma ? launch_sm90_d_pairs_fp16(args, make_tensor_maps(args, plan), plan, stream)
-                   : launch_sm80_pairs_fp16(args, plan, stream);
-    case Compute::tf32:
-      return launch_sm80_pairs_tf32(args, plan, stream);
-    case Compute::tf32x3:
-      return launch_sm80_pairs_tf32x3(args, plan, stream);
-    case Compute::fp64:
-      return launch_fp64_pairs(args, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
+constexpr ForwardInstances<PairArgs> kInstances{
+    {ForwardKernel::sm90_d, Compute::bf16, launch_sm90_d<Compute::bf16, PairArgs>},
+    {ForwardKernel::sm90_d, Compute::fp16, launch_sm90_d<Compute::fp16, PairArgs>},
+    {ForwardKernel::sm80, Compute::bf16, launch_sm80<Compute::bf16, PairArgs>},
+    {ForwardKernel::sm80, Compute::fp16, launch_sm80<Compute::fp16, PairArgs>},
+    {ForwardKernel::sm80, Compute::tf32, launch_sm80<Compute::tf32, PairArgs>},
+    {ForwardKernel::sm80, Compute::tf32x3, launch_sm80<Compute::tf32x3, PairArgs>},
+    {ForwardKernel::fp64, Compute::fp64, launch_fp64<PairArgs>},
+};
 
 // A work tile a pair, in the order of the list. The inputs are in the dtype that they multiply in.
 void score_list(const PairInputs& in, int64_t longest_query, Precision precision, const Tensor& scores,
@@ -57,7 +45,7 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   const Device& device = device_properties(scores.get_device_index());
   const ForwardPlan plan =
       plan_pairs(sizes_of(in, longest_query), traits_of(in, precision, false), winners.has_value(), device);
-  const bool shared_out = plan.tile == Tile::sm90_d;
+  const bool shared_out = plan.kernel == ForwardKernel::sm90_d;
   const int64_t chunks = shared_out ? chunks_of(pairs) : 0, blocks = shared_out ? plan.grid : 0;
   // Rows and spans of pairs, costs of chunks, and ends of blocks, in this order.
   const Tensor workspace = new_tensor(scores, {2 * pairs + chunks + (blocks + 1) / 2}, ScalarType::Long);
@@ -77,32 +65,16 @@ void score_list(const PairInputs& in, int64_t longest_query, Precision precision
   if (winners) fill_sentinel(*winners, stream);  // a query may have fewer tokens than there is room for
   check(launch_pair_index(index, stream), "index of pairs");
 
-  PairArgs args{};
-  args.layout = Layout::in_batch;
+  PairArgs args{forward_args({.in = in, .precision = precision, .scores = scores, .winners = winners}, plan),
+                nullptr, 0};
   args.N = pairs;
-  args.Nq = 1;
-  args.Lq = static_cast<int32_t>(in.sizes.Lq);
-  args.Ld = static_cast<int32_t>(in.sizes.Ld);
-  args.d = static_cast<int32_t>(in.sizes.d);
-  args.Q = in.Q;
-  args.D = in.D;
-  args.q_aligned = aligned(in.Q, in);
-  args.d_aligned = aligned(in.D, in);
-  args.wide_winners = wide_winners(in.sizes.Ld);
   args.scores = scores.data_ptr();
-  args.winners = winners ? winners->data_ptr() : nullptr;
   args.winner_stride = winners ? static_cast<int32_t>(winners->size(1)) : 0;
   args.packed = true;
   args.spans = index.spans;
   args.rows = index.rows;
   args.work_tile_ends = index.work_tile_ends;
-  args.partials = 1;
-  args.k_chunks = plan.k_chunks;
-  args.stages = plan.stages;
-  args.stream_q = plan.stream_q;
-  args.row_tiles = plan.row_tiles;
-  args.work_tiles = plan.work_tiles;
-  check(launch_listed(args, plan, stream), "forward");
+  check(kInstances.launch({args, plan, stream}), "forward");
 }
 
 // Nothing to multiply, and pairs that are of none all the same. (The kernel of fp64 needs no tokens.)
@@ -129,13 +101,19 @@ PairPick pick_to(const PairInputs& in, int64_t longest_query, const Scored& to) 
 }
 
 // Scores every query with every document, and picks the listed pairs of them.
-void pick_from_grid(const PairInputs& in, Precision precision, const PairPick& pick, const Tensor& like) {
+void pick_from_grid(const PairInputs& in, Precision precision, PairPick pick, const Tensor& like) {
   const Tensor grid = new_tensor(like, {in.pairs.queries, in.pairs.documents}, ScalarType::Float);
   OptionalTensor winners;
   if (pick.winners != nullptr) {
     winners = new_tensor(like, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
   }
-  forward_into(in, false, {}, precision, like, grid, winners, &pick);
+  const PackedScores made =
+      score_packed({.in = in, .precision = precision, .scores = grid, .winners = winners});
+  pick.grid = static_cast<const float*>(made.sums.const_data_ptr());
+  pick.grid_winners = made.args.winners;
+  pick.partial_rows = made.partial_rows;
+  const int device = like.get_device_index();
+  check(launch_pick_pairs(pick, device_properties(device), current_stream(device)), "picked pairs");
 }
 
 // The inputs are in the dtype that they multiply in.

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/accelerator.h>
 
+#include "../../common/arithmetic.h"
 #include "../../common/plaid_tensors.h"
 #include "../backward/launch.h"
 #include "../forward/launch.h"
@@ -46,8 +47,7 @@ struct DenseInputs {
     const int64_t missing = (whole - centroids.size(1) % whole) % whole;
     if (missing > 0) centroids = torch::stable::pad(centroids, {0, missing});
     centroids = torch::stable::contiguous(centroids);
-    if (reinterpret_cast<uintptr_t>(centroids.const_data_ptr()) % 16 != 0)
-      centroids = torch::stable::clone(centroids);
+    if (!is_aligned(centroids.const_data_ptr(), 16)) centroids = torch::stable::clone(centroids);
   }
 
   ResidualArgs args(const ResidualInputs& in, int64_t nbits, bool normalize) const {
@@ -80,7 +80,7 @@ struct DenseInputs {
 
   // A token's residual is whole chunks of 32 dims, and a lane's share of one is aligned.
   bool whole(int64_t d, int64_t nbits) const {
-    return d % 32 == 0 && reinterpret_cast<uintptr_t>(residuals.const_data_ptr()) % nbits == 0;
+    return d % 32 == 0 && is_aligned(residuals.const_data_ptr(), nbits);
   }
 };
 

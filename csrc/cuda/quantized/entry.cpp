@@ -20,7 +20,7 @@ bool has_kernel(const Inputs& in, bool scaled, int device) {
   const Sizes& s = in.sizes;
   if (s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0) return true;  // nothing is
   const ForwardTraits traits = traits_of(in, Precision::highest, scaled);
-  return plan_forward(s, traits, device_properties(device)).tile != Tile::copies;
+  return plan_forward(s, traits, device_properties(device)).kernel != ForwardKernel::dequantized;
 }
 
 // By way of float32 copies, in Python.
@@ -46,7 +46,8 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
     return maxsim_dequantized(Q, D, scale_Q, scale_D, q_mask, d_mask);
   }
   const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
-  forward_into(in, false, scales, Precision::highest, Q, scores, std::nullopt);
+  const OptionalTensor no_winners;
+  forward_into({.in = in, .token_scales = scales, .scores = scores, .winners = no_winners});
   return scores;
 }
 

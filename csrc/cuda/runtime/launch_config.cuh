@@ -1,4 +1,5 @@
-// Launches a kernel with dynamic shared memory, by programmatic dependent launch if asked.
+// Launches a kernel with dynamic shared memory, and, if asked, by programmatic dependent launch or in
+// clusters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,6 +13,7 @@ struct LaunchShape {
   int threads;
   int smem_bytes;
   bool pdl;  // its blocks may start while the kernel before it ends: sm_90, and the kernel calls pdl_wait
+  int cluster = 0;  // blocks of a cluster; 0: the kernel has no clusters
 };
 
 template <class... Args>
@@ -20,16 +22,23 @@ cudaError_t launch(void (*kernel)(Args...), const LaunchShape& shape, cudaStream
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.smem_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute pdl;
-  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  pdl.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (shape.pdl) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 0) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.smem_bytes);
   config.stream = stream;
-  config.attrs = &pdl;
-  config.numAttrs = shape.pdl ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

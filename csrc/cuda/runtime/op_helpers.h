@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "../../common/arithmetic.h"
 #include "../../common/tensors.h"
 #include "check.h"
 #include "device.h"
@@ -22,19 +23,6 @@ inline void fill_sentinel(const Tensor& winners, cudaStream_t stream) {
   if (winners.numel() == 0) return;
   const int64_t bytes = winners.numel() * winners.element_size();
   check(cudaMemsetAsync(winners.data_ptr(), 0xFF, bytes, stream), "winners");
-}
-
-inline int64_t element_bytes(Dtype dtype) {
-  if (is_quantized(dtype)) return 1;
-  return dtype == Dtype::fp64 ? 8 : dtype == Dtype::fp32 ? 4 : 2;
-}
-
-// Rows can be read `bytes` at a time: dense, aligned, and a whole number of pieces.
-inline bool readable_in_vectors(const TokenView& view, int64_t d, int64_t element, int64_t bytes) {
-  const auto whole = [&](int64_t elements) { return elements * element % bytes == 0; };
-  return (view.dim_stride == 1 || d == 1) && whole(d) && whole(view.token_stride) &&
-         whole(view.item_stride) && whole(view.query_stride) &&
-         reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
 }
 
 // Packed fp32 inputs that multiply in half precision are converted first: one pass, and the tensor cores read

@@ -1,22 +1,27 @@
-// Describes Q and D to TMA.
+// Tensor maps: what TMA is told of memory. The driver encodes them, on the host.
 #pragma once
 
-#include "../../common/tensors.h"
+#include <cuda.h>
+
 #include "../../plan/plan.h"
-#include "../forward/args.h"
-#include "../forward/tma_args.h"
 
 namespace late_interaction {
 
-// Whether the strides of Q and D can be described at all: rows of Q evenly behind each other, nothing
-// expanded. (That strides are multiples of 16 bytes is asked elsewhere.)
-bool fits_tensor_maps(const Inputs& in);
+struct TmaAxis {
+  int64_t size, stride;  // stride in elements
+};
+inline constexpr TmaAxis kNoAxis{1, 0};
 
-// Rows [rows, d], `stride` elements apart, in boxes of box_rows rows and 128 bytes of each.
+// Tokens [outer, items, tokens, d], in boxes of box_tokens tokens and 128 bytes of each, swizzled. What lies
+// outside reads as zeros. Strides must be multiples of 16 bytes.
+CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens, TmaAxis items,
+                           TmaAxis outer, int box_tokens);
+
+// The same for rows [rows, d] that lie `stride` elements apart.
 CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_t d, int64_t stride,
                          int box_rows);
 
-// For a wgmma plan.
-TensorMaps make_tensor_maps(const ForwardArgs& args, const ForwardPlan& plan);
+// Contiguous numbers [size], in boxes of box_size.
+CUtensorMap make_line_map(const void* data, CUtensorMapDataType type, int64_t size, int box_size);
 
 }  // namespace late_interaction

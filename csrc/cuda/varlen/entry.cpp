@@ -5,16 +5,26 @@
 #include "../../common/tensors.h"
 #include "../backward/launch.h"
 #include "../backward/run.h"
-#include "../forward/run.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
 #include "backward.h"
+#include "run.h"
 
 namespace late_interaction {
 
 namespace {
 
 using torch::stable::accelerator::DeviceGuard;
+
+void score_varlen(const Inputs& in, Precision precision, const Tensor& scores,
+                  const OptionalTensor& winners) {
+  const PackedScores made =
+      score_packed({.in = in, .precision = precision, .scores = scores, .winners = winners});
+  if (made.partial_rows == 0) return;
+  check(launch_reduce_packed_partials(made.args, made.partial_rows, static_cast<float*>(scores.data_ptr()),
+                                      current_stream(scores.get_device_index())),
+        "sum of partials");
+}
 
 std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor& D,
                                                   const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
@@ -28,9 +38,9 @@ std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor&
   if (const auto type = converted(in.dtype, precision)) {
     const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
     in = parse_packed(half_Q, half_D, cu_seqlens_q, cu_seqlens_d);
-    forward_into(in, false, {}, precision, Q, scores, winners);
+    score_varlen(in, precision, scores, winners);
   } else {
-    forward_into(in, false, {}, precision, Q, scores, winners);
+    score_varlen(in, precision, scores, winners);
   }
   return {scores, winners};
 }

@@ -11,6 +11,7 @@
 //                                      it counts itself; segment 0 repeats the last token up to a tile
 #include <algorithm>
 
+#include "../../../common/arithmetic.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/token_scales.cuh"
 #include "../../ptx/pdl.cuh"
@@ -173,7 +174,7 @@ cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const 
     return launch(compact_doc_ranges, shape(documents * segments), stream, args, copies, segments,
                   doc_ranges);
   }
-  const int64_t blocks = std::min<int64_t>((documents + kWarps - 1) / kWarps, 1 << 20);
+  const int64_t blocks = std::min<int64_t>(ceil_div(documents, kWarps), 1 << 20);
   return launch(find_doc_ranges, shape(blocks), stream, args, documents, doc_ranges);
 }
 

@@ -12,6 +12,7 @@
 // Nothing is added before all splits are combined, and rows are added in one order: the same bits every time.
 #include <algorithm>
 
+#include "../../../common/arithmetic.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/token_scales.cuh"
 #include "../../ptx/pdl.cuh"
@@ -134,7 +135,7 @@ cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, Do
   if (args.d_mask.data != nullptr) {
     return launch(list_masked_splits, {count, kThreads, 0, pdl}, stream, args, tile_tokens, doc_ranges);
   }
-  const int64_t blocks = (count + kThreads - 1) / kThreads;
+  const int64_t blocks = ceil_div(count, kThreads);
   return launch(list_splits, {blocks, kThreads, 0, pdl}, stream, args, count, tile_tokens, doc_ranges);
 }
 

@@ -1,11 +1,7 @@
-#include "../launch.h"
-#include "kernel.cuh"
+#include "launch.cuh"
 
 namespace late_interaction {
 
-cudaError_t launch_fp64(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  maxsim_forward_fp64<ForwardArgs><<<static_cast<unsigned>(plan.grid), kFp64Threads, 0, stream>>>(args);
-  return cudaGetLastError();
-}
+template cudaError_t launch_fp64<ForwardArgs>(const ForwardLaunch<ForwardArgs>&);
 
 }  // namespace late_interaction

@@ -10,6 +10,7 @@
 // has up to 512 bytes, so that a warp has four rows in flight, else a warp.
 #include "fp16_normalized.h"
 
+#include "../../../common/arithmetic.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/element.cuh"
 #include "../../primitives/fast_div.h"
@@ -120,20 +121,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-bool in_vectors(const TokenView& x, int64_t element) {
-  const auto whole = [&](int64_t stride) { return stride * element % 16 == 0; };
-  return x.dim_stride == 1 && whole(x.token_stride) && whole(x.item_stride) && whole(x.query_stride) &&
-         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-}
-
 template <class T, int kLanes, int kHeld>
 cudaError_t launch_rows(const Rows& q, const Rows& documents, int64_t d, float* q_scales,
                         cudaStream_t stream) {
-  const bool vectors = in_vectors(q.in, sizeof(T)) && in_vectors(documents.in, sizeof(T));
-  const auto blocks = [](int64_t rows) {
-    constexpr int kRowsOfBlock = kThreads / kLanes;
-    return (rows + kRowsOfBlock - 1) / kRowsOfBlock;
-  };
+  const bool vectors =
+      readable_in_vectors(q.in, d, sizeof(T), 16) && readable_in_vectors(documents.in, d, sizeof(T), 16);
+  const auto blocks = [](int64_t rows) { return ceil_div(rows, kThreads / kLanes); };
   const LaunchShape shape{blocks(q.count) + blocks(documents.count), kThreads, 0, supports_pdl()};
   return launch(
       vectors ? normalize_to_fp16<T, kLanes, kHeld, true> : normalize_to_fp16<T, kLanes, kHeld, false>, shape,

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 
+#include "../../../common/arithmetic.h"
 #include "../../backward/norm_rows.cuh"
 #include "pow2_scale.cuh"
 
@@ -177,14 +178,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-bool in_vectors(const TokenView& x, int64_t d) {
-  const auto whole = [](int64_t stride) { return stride % kElements == 0; };
-  return x.dim_stride == 1 && whole(d) && whole(x.token_stride) && whole(x.item_stride) &&
-         whole(x.query_stride) && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-}
-
 unsigned blocks_for(int64_t rows) {
-  return static_cast<unsigned>(std::min<int64_t>((rows + kRowsOfBlock - 1) / kRowsOfBlock, 4096));
+  return static_cast<unsigned>(std::min<int64_t>(ceil_div(rows, kRowsOfBlock), 4096));
 }
 
 template <bool kVectors, bool kTwo>
@@ -219,7 +214,8 @@ Rows rows_of(const RowsView& in, const MaskView& mask, const Fp16ScaledArgs& c, 
 cudaError_t launch_fp16_scaled(const Fp16ScaledArgs& c, const Sizes& s, bool normalize, cudaStream_t stream) {
   const Rows q = rows_of({c.Q, s.Nq, s.Lq, s.Nq * s.Lq}, {}, c, s.d, c.half_Q, c.q_scales);
   const Rows d = rows_of({c.D, s.N, s.Ld, s.documents() * s.Ld}, c.d_mask, c, s.d, c.half_D, c.d_scales);
-  const bool vectors = in_vectors(c.Q, s.d) && in_vectors(c.D, s.d);
+  const bool vectors =
+      readable_in_vectors(c.Q, s.d, sizeof(float), 16) && readable_in_vectors(c.D, s.d, sizeof(float), 16);
   const auto run = c.terms == 2 ? vectors ? launch<true, true> : launch<false, true>
                    : vectors    ? launch<true, false>
                                 : launch<false, false>;

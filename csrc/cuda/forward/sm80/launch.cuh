@@ -1,49 +1,54 @@
-// Launches the tensor-core forward for one way of multiplying. Each csrc/cuda/forward_*.cu instantiates it
-// once, so that the ways compile in parallel and a change to one rebuilds one file.
+// Launches the mma.sync forward for one element type; instances/ and those of pairs/ instantiate it.
 #pragma once
 
+#include <type_traits>
+
+#include "../../runtime/launch_config.cuh"
 #include "../launch.h"
 #include "kernel.cuh"
 
 namespace late_interaction {
 
-template <class Mma, class Tile, bool kWinners>
-cudaError_t launch_tile(const typename Tile::Args& args, const ForwardPlan& plan, cudaStream_t stream) {
-  const auto kernel = maxsim_forward_sm80<Mma, Tile, kWinners>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(plan.grid), Tile::kThreads, plan.smem_bytes, stream>>>(args);
-  return cudaGetLastError();
+template <Compute kCompute>
+struct MmaOf;
+template <>
+struct MmaOf<Compute::bf16> : std::type_identity<ptx::MmaBf16> {};
+template <>
+struct MmaOf<Compute::fp16> : std::type_identity<ptx::MmaFp16> {};
+template <>
+struct MmaOf<Compute::tf32> : std::type_identity<ptx::MmaTf32> {};
+template <>
+struct MmaOf<Compute::tf32x3> : std::type_identity<ptx::Mma3xTf32> {};
+
+template <class Mma, class Tile, Sm80Tile kTile>
+cudaError_t launch_sm80_tile(const ForwardLaunch<typename Tile::Args>& call) {
+  constexpr Sm80Shape kShape = sm80_shape(kTile, std::is_same_v<Mma, ptx::Mma3xTf32>);
+  static_assert(Tile::kRows == kShape.rows && Tile::kColumns == kShape.columns &&
+                Tile::kWarpRows == kShape.warp_rows && Tile::kWarpsN == kShape.warps_n &&
+                Tile::kBlocksPerSm == kShape.blocks_per_sm);
+  const auto kernel = call.args.winners != nullptr ? maxsim_forward_sm80<Mma, Tile, true>
+                                                   : maxsim_forward_sm80<Mma, Tile, false>;
+  return launch(kernel, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, false}, call.stream,
+                call.args);
 }
 
-template <class Mma>
-cudaError_t launch_sm80(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  using Wide = typename Tiles<Mma>::Wide;
-  using Mid = typename Tiles<Mma>::Mid;
+template <Compute kCompute, class Args>
+cudaError_t launch_sm80(const ForwardLaunch<Args>& call) {
+  using Mma = typename MmaOf<kCompute>::type;
   using Thin = typename Tiles<Mma>::Thin;
-  const bool winners = args.winners != nullptr;
-  switch (plan.tile) {
-    case Tile::wide:
-      return winners ? launch_tile<Mma, Wide, true>(args, plan, stream)
-                     : launch_tile<Mma, Wide, false>(args, plan, stream);
-    case Tile::mid:
-      return winners ? launch_tile<Mma, Mid, true>(args, plan, stream)
-                     : launch_tile<Mma, Mid, false>(args, plan, stream);
-    case Tile::thin:
-      return winners ? launch_tile<Mma, Thin, true>(args, plan, stream)
-                     : launch_tile<Mma, Thin, false>(args, plan, stream);
-    default:
-      return cudaErrorInvalidValue;
+  if constexpr (std::is_same_v<Args, PairArgs>) {  // each pair's rows are a tile of their own
+    return launch_sm80_tile<Mma, Listed<Thin>, Sm80Tile::thin>(call);
+  } else {
+    switch (call.plan.template as<Sm80Config>().tile) {
+      case Sm80Tile::wide:
+        return launch_sm80_tile<Mma, typename Tiles<Mma>::Wide, Sm80Tile::wide>(call);
+      case Sm80Tile::mid:
+        return launch_sm80_tile<Mma, typename Tiles<Mma>::Mid, Sm80Tile::mid>(call);
+      case Sm80Tile::thin:
+        break;
+    }
+    return launch_sm80_tile<Mma, Thin, Sm80Tile::thin>(call);
   }
-}
-
-// Listed pairs: each pair's rows are a tile of their own.
-template <class Mma>
-cudaError_t launch_listed_mma(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  using Thin = Listed<typename Tiles<Mma>::Thin>;
-  return args.winners != nullptr ? launch_tile<Mma, Thin, true>(args, plan, stream)
-                                 : launch_tile<Mma, Thin, false>(args, plan, stream);
 }
 
 }  // namespace late_interaction

@@ -1,61 +1,75 @@
-// Launches the wgmma forward with documents on the M side for one element type.
-// csrc/cuda/forward_sm90_d_*.cu and pairs_wgmma_*.cu instantiate it.
+// Launches sm90_d for one element type; instances/ and those of pairs/ instantiate it.
 #pragma once
 
-#include "../sm90_q/launch.cuh"
+#include "../sm90_launch.cuh"
 #include "kernel.cuh"
 
 namespace late_interaction {
 
+// The line of one number a token (token_scale_tma.h), for tiles of so many tokens.
+template <class T, class View>
+TokenScaleLine<T> make_line(const ForwardArgs& p, const View& view, CUtensorMapDataType type, int tokens) {
+  TokenScaleLine<T> line{};
+  if (view.data == nullptr || (view.token_stride != 1 && p.Ld != 1)) return line;
+  // A map begins at whole 16 bytes, up to 15 before the view: some of those that hold its first number.
+  const int64_t before = reinterpret_cast<uintptr_t>(view.data) % 16 / sizeof(T);
+  const int64_t queries = p.layout == Layout::in_batch ? 1 : p.Nq;
+  const int64_t size =
+      before + (queries - 1) * view.query_stride + (p.documents() - 1) * view.item_stride + p.Ld;
+  if (size > INT32_MAX) return line;
+  line.map = make_line_map(view.data - before, type, size, tokens + line.kWhole);
+  line.rides = true;
+  line.first = static_cast<int32_t>(before);
+  line.query_stride = static_cast<int32_t>(view.query_stride);
+  line.item_stride = static_cast<int32_t>(view.item_stride);
+  return line;
+}
+
 // What a tile's kernel takes.
-inline TokenScaleArgs tile_args(const ForwardArgs& args, const ForwardPlan& plan) {
-  return weigh(args, plan.tokens);
+inline TokenScaleArgs kernel_args(const ForwardArgs& p, int tokens) {
+  return {p, make_line<uint8_t>(p, p.d_mask, CU_TENSOR_MAP_DATA_TYPE_UINT8, tokens),
+          make_line<float>(p, p.d_scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tokens)};
 }
-inline const PairArgs& tile_args(const PairArgs& args, const ForwardPlan&) { return args; }
+inline const PairArgs& kernel_args(const PairArgs& p, int) { return p; }
 
-template <class Tile>
-cudaError_t launch_documents_tile(typename Tile::Args args, const TensorMaps& maps, const ForwardPlan& plan,
-                                  cudaStream_t stream) {
-  args.teams = plan.teams;
-  args.members = plan.members;
-  return launch_pdl(maxsim_forward_sm90_d<Tile>, Tile::kThreads, args, maps, plan, stream);
-}
-
-template <class Args>
-inline constexpr bool kListed = std::is_same_v<Args, PairArgs>;
-
-template <class Args, class Tile>
-using DocumentsTileFor = std::conditional_t<kListed<Args>, Sm90DPairsTile<Tile>, Tile>;
-
-template <class Type, class Element, int kColumns, class Args>
-cudaError_t launch_documents_columns(const Args& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream) {
-  const auto launch = [&]<bool kWinners>() {
-    using One = Sm90DTile<Type, Element, kColumns, 1, kWinners, kListed<Args>>;
-    using Two = Sm90DTile<Type, Element, kColumns, 2, kWinners, kListed<Args>>;
-    const auto all = tile_args(args, plan);
-    return plan.k_chunks == 1 ? launch_documents_tile<DocumentsTileFor<Args, One>>(all, maps, plan, stream)
-                              : launch_documents_tile<DocumentsTileFor<Args, Two>>(all, maps, plan, stream);
+template <class Operand, int kRows, class Args>
+cudaError_t launch_sm90_d_rows(const ForwardLaunch<Args>& call, const TensorMaps& maps) {
+  using Type = typename Operand::Type;
+  using Element = typename Operand::Element;
+  constexpr bool kListed = std::is_same_v<Args, PairArgs>;
+  const auto launch_chunks = [&]<bool kWinners, int kKChunks>() {
+    using Dense = Sm90DTile<Type, Element, kRows, kKChunks, kWinners, kListed>;
+    using Tile = std::conditional_t<kListed, Sm90DPairsTile<Dense>, Dense>;
+    return launch(maxsim_forward_sm90_d<Tile>, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true},
+                  call.stream, kernel_args(call.args, call.plan.tokens), maps);
+  };
+  const auto launch_winners = [&]<bool kWinners>() {
+    return call.plan.k_chunks == 1 ? launch_chunks.template operator()<kWinners, 1>()
+                                   : launch_chunks.template operator()<kWinners, 2>();
   };
   if constexpr (kMayWantWinners<Element>) {
-    if (args.winners != nullptr) return launch.template operator()<true>();
+    if (call.args.winners != nullptr) return launch_winners.template operator()<true>();
   }
-  return launch.template operator()<false>();
+  return launch_winners.template operator()<false>();
 }
 
-// Args: ForwardArgs, or PairArgs for listed pairs.
-template <class Type, class Element, class Args>
-cudaError_t launch_documents(const Args& args, const TensorMaps& maps, const ForwardPlan& plan,
-                             cudaStream_t stream) {
-  switch (plan.columns) {
+template <Compute kCompute, class Args>
+cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call) {
+  using Operand = WgmmaOperand<kCompute>;
+  const ForwardArgs& p = call.args;
+  TensorMaps maps = make_tensor_maps(p, kCompute, call.plan.rows, call.plan.tokens);
+  if (p.packed) {
+    maps.D_tail = make_row_map(p.D.data, kCompute, p.Ld, p.d, p.D.token_stride, kTailTokens);
+  }
+  switch (call.plan.rows) {
     case 32:
-      return launch_documents_columns<Type, Element, 32>(args, maps, plan, stream);
+      return launch_sm90_d_rows<Operand, 32>(call, maps);
     case 64:
-      return launch_documents_columns<Type, Element, 64>(args, maps, plan, stream);
+      return launch_sm90_d_rows<Operand, 64>(call, maps);
     case 96:
-      return launch_documents_columns<Type, Element, 96>(args, maps, plan, stream);
+      return launch_sm90_d_rows<Operand, 96>(call, maps);
     case 128:
-      return launch_documents_columns<Type, Element, 128>(args, maps, plan, stream);
+      return launch_sm90_d_rows<Operand, 128>(call, maps);
     default:
       return cudaErrorInvalidValue;
   }

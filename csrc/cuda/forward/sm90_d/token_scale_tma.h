@@ -36,7 +36,4 @@ struct TokenScaleArgs : ForwardArgs {
   TokenScaleLine<float> scales;
 };
 
-// Of a call, for tiles of so many tokens.
-TokenScaleArgs weigh(const ForwardArgs& args, int tokens);
-
 }  // namespace late_interaction

@@ -1,148 +1,61 @@
-// Launches the wgmma forwards with query rows on the M side, sm90_q and sm90_q_longd, for one element type.
-// instances/ of both instantiate it.
+// Launches sm90_q for one element type; instances/ instantiates it.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
-#include <algorithm>
-#include <type_traits>
-#include <utility>
-
-#include "../launch.h"
-#include "../sm90_q_longd/kernel.cuh"
+#include "../sm90_launch.cuh"
 #include "kernel.cuh"
 
 namespace late_interaction {
 
-// Scores of quantized tokens have no gradients: nobody asks for their winners.
-template <class Element>
-inline constexpr bool kMayWantWinners = sizeof(Element) > 1;
-
-// launch.operator()<kColumns>() for the plan's width, one of those that the type has.
-template <class Type, class Launch>
-cudaError_t choose_columns(const ForwardPlan& plan, Launch launch) {
-  static constexpr auto kWidths = [] {
-    if constexpr (std::is_same_v<Type, ptx::WgmmaInt8>) {
-      return kInt8TileWidths;
-    } else {
-      return kTileWidths;
-    }
-  }();
-  cudaError_t error = cudaErrorInvalidValue;
-  [&]<size_t... kAt>(std::index_sequence<kAt...>) {
-    ((plan.columns == kWidths[kAt] && (error = launch.template operator()<kWidths[kAt]>(), true)) || ...);
-  }(std::make_index_sequence<kWidths.size()>{});
-  return error;
-}
-
-// Launches a kernel that calls pdl_wait: its blocks may start while the kernel before it ends.
-template <class Kernel, class Args>
-cudaError_t launch_pdl(Kernel kernel, int threads, const Args& args, const TensorMaps& maps,
-                       const ForwardPlan& plan, cudaStream_t stream) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute pdl;
-  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  pdl.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = plan.smem_bytes;
-  config.stream = stream;
-  config.attrs = &pdl;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args, maps);
-}
-
-template <class Type, class Element, int kColumns, int kKChunks, bool kMasked, bool kScaled>
-cudaError_t launch_rows_tile(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                             cudaStream_t stream) {
-  if constexpr (kColumns > widest_tile(kMasked, kScaled)) {
+template <class Operand, int kTokens, int kKChunks, bool kMasked, bool kScaled>
+cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
+  using Element = typename Operand::Element;
+  if constexpr (kTokens > widest_tile(kMasked, kScaled)) {
     return cudaErrorInvalidValue;
   } else {
     const auto launch_tile = [&]<bool kWinners, bool kDocRanges>() {
-      using Tile = Sm90QTile<Type, Element, kColumns, kKChunks, kWinners, kMasked, kScaled, kDocRanges>;
+      using Tile = Sm90QTile<typename Operand::Type, Element, kTokens, kKChunks, kWinners, kMasked, kScaled,
+                             kDocRanges>;
       static_assert(Sm90QShared<Tile>::kKept <= kRowsKept);
-      return launch_pdl(maxsim_forward_sm90_q<Tile>, Tile::kThreads, args, maps, plan, stream);
+      return launch(maxsim_forward_sm90_q<Tile>, {call.plan.grid, Tile::kThreads, call.plan.smem_bytes, true},
+                    call.stream, call.args, maps);
     };
-    const auto launch = [&]<bool kWinners>() {
+    const auto launch_ranges = [&]<bool kWinners>() {
       if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {
-        if (args.doc_ranges != nullptr) return launch_tile.template operator()<kWinners, true>();
+        if (call.args.doc_ranges != nullptr) return launch_tile.template operator()<kWinners, true>();
       }
       return launch_tile.template operator()<kWinners, false>();
     };
     if constexpr (kMayWantWinners<Element>) {
-      if (args.winners != nullptr) return launch.template operator()<true>();
+      if (call.args.winners != nullptr) return launch_ranges.template operator()<true>();
     }
-    return launch.template operator()<false>();
+    return launch_ranges.template operator()<false>();
   }
 }
 
-template <class Type, class Element, int kKChunks>
-cudaError_t launch_rows(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                        cudaStream_t stream) {
-  const auto launch = [&]<int kColumns>() {
+template <class Operand, int kKChunks>
+cudaError_t launch_sm90_q_width(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
+  const auto& config = call.plan.as<Sm90QConfig>();
+  return choose_width<typename Operand::Type>(call.plan, [&]<int kTokens>() {
     const auto kind = [&]<bool kMasked>() {
-      return plan.scaled ? launch_rows_tile<Type, Element, kColumns, kKChunks, kMasked, true>(args, maps,
-                                                                                              plan, stream)
-                         : launch_rows_tile<Type, Element, kColumns, kKChunks, kMasked, false>(args, maps,
-                                                                                               plan, stream);
+      return config.scaled ? launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, true>(call, maps)
+                           : launch_sm90_q_tile<Operand, kTokens, kKChunks, kMasked, false>(call, maps);
     };
-    return plan.masked ? kind.template operator()<true>() : kind.template operator()<false>();
-  };
-  return choose_columns<Type>(plan, launch);
-}
-
-// Blocks in clusters of plan.cluster.
-template <class Kernel>
-cudaError_t launch_clusters(Kernel kernel, int threads, const ForwardArgs& args, const TensorMaps& maps,
-                            const ForwardPlan& plan, cudaStream_t stream) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.grid));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(plan.smem_bytes);
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args, maps);
-}
-
-// launch.operator()<kColumns, kWinners, kMaskedOrScaled>() as planned.
-template <class Type, class Element, class Launch>
-cudaError_t choose_split(const ForwardArgs& args, const ForwardPlan& plan, Launch launch) {
-  return choose_columns<Type>(plan, [&]<int kColumns>() {
-    if constexpr (kColumns > kWidestSplitTile) {
-      return cudaErrorInvalidValue;
-    } else {
-      const bool masked_or_scaled = plan.masked || plan.scaled;
-      if constexpr (kMayWantWinners<Element>) {
-        if (args.winners != nullptr) {
-          return masked_or_scaled ? launch.template operator()<kColumns, true, true>()
-                                  : launch.template operator()<kColumns, true, false>();
-        }
-      }
-      return masked_or_scaled ? launch.template operator()<kColumns, false, true>()
-                              : launch.template operator()<kColumns, false, false>();
-    }
+    return config.masked ? kind.template operator()<true>() : kind.template operator()<false>();
   });
 }
 
-template <class Type, class Element>
-cudaError_t launch_split(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                         cudaStream_t stream) {
-  return choose_split<Type, Element>(args, plan, [&]<int kColumns, bool kWinners, bool kMaskedOrScaled>() {
-    using Tile = Sm90QLongDTile<Type, Element, kColumns, kWinners, kMaskedOrScaled>;
-    return launch_clusters(maxsim_forward_sm90_q_longd<Tile>, Tile::kThreads, args, maps, plan, stream);
-  });
+template <Compute kCompute, class Args>
+cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call) {
+  constexpr int kBoxRows = 128;
+  const ForwardArgs& p = call.args;
+  TensorMaps maps = make_tensor_maps(p, kCompute, kBoxRows, call.plan.tokens);
+  if (p.compacted.tokens != nullptr) {
+    maps.compacted = make_row_map(p.compacted.tokens, kCompute, p.compacted.slot * documents_of(p), p.d, p.d,
+                                  call.plan.tokens);
+  }
+  using Operand = WgmmaOperand<kCompute>;
+  return call.plan.k_chunks == 1 ? launch_sm90_q_width<Operand, 1>(call, maps)
+                                 : launch_sm90_q_width<Operand, 2>(call, maps);
 }
 
 }  // namespace late_interaction

@@ -1,11 +1,7 @@
-#include "../../forward/fp64/kernel.cuh"
-#include "../launch.h"
+#include "../../forward/fp64/launch.cuh"
 
 namespace late_interaction {
 
-cudaError_t launch_fp64_pairs(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  maxsim_forward_fp64<PairArgs><<<static_cast<unsigned>(plan.grid), kFp64Threads, 0, stream>>>(args);
-  return cudaGetLastError();
-}
+template cudaError_t launch_fp64<PairArgs>(const ForwardLaunch<PairArgs>&);
 
 }  // namespace late_interaction

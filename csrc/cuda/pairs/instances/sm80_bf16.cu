@@ -1,10 +1,8 @@
 #include "../../forward/sm80/launch.cuh"
-#include "../launch.h"
+#include "../args.h"
 
 namespace late_interaction {
 
-cudaError_t launch_sm80_pairs_bf16(const PairArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return launch_listed_mma<ptx::MmaBf16>(args, plan, stream);
-}
+template cudaError_t launch_sm80<Compute::bf16>(const ForwardLaunch<PairArgs>&);
 
 }  // namespace late_interaction

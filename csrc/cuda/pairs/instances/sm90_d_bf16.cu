@@ -1,11 +1,8 @@
 #include "../../forward/sm90_d/launch.cuh"
-#include "../launch.h"
+#include "../args.h"
 
 namespace late_interaction {
 
-cudaError_t launch_sm90_d_pairs_bf16(const PairArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream) {
-  return launch_documents<ptx::WgmmaBf16, __nv_bfloat16>(args, maps, plan, stream);
-}
+template cudaError_t launch_sm90_d<Compute::bf16>(const ForwardLaunch<PairArgs>&);
 
 }  // namespace late_interaction

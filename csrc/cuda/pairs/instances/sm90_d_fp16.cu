@@ -1,11 +1,8 @@
 #include "../../forward/sm90_d/launch.cuh"
-#include "../launch.h"
+#include "../args.h"
 
 namespace late_interaction {
 
-cudaError_t launch_sm90_d_pairs_fp16(const PairArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                                     cudaStream_t stream) {
-  return launch_documents<ptx::WgmmaFp16, __half>(args, maps, plan, stream);
-}
+template cudaError_t launch_sm90_d<Compute::fp16>(const ForwardLaunch<PairArgs>&);
 
 }  // namespace late_interaction

@@ -3,9 +3,7 @@
 
 namespace late_interaction {
 
-cudaError_t launch_sm80_bf16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return is_short_docs(plan) ? launch_direct<ptx::MmaBf16>(args, plan, stream)
-                             : launch_sm80<ptx::MmaBf16>(args, plan, stream);
-}
+template cudaError_t launch_sm80<Compute::bf16>(const ForwardLaunch<ForwardArgs>&);
+template cudaError_t launch_sm80_short_docs<Compute::bf16>(const ForwardLaunch<ForwardArgs>&);
 
 }  // namespace late_interaction

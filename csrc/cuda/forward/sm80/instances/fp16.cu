@@ -3,9 +3,7 @@
 
 namespace late_interaction {
 
-cudaError_t launch_sm80_fp16(const ForwardArgs& args, const ForwardPlan& plan, cudaStream_t stream) {
-  return is_short_docs(plan) ? launch_direct<ptx::MmaFp16>(args, plan, stream)
-                             : launch_sm80<ptx::MmaFp16>(args, plan, stream);
-}
+template cudaError_t launch_sm80<Compute::fp16>(const ForwardLaunch<ForwardArgs>&);
+template cudaError_t launch_sm80_short_docs<Compute::fp16>(const ForwardLaunch<ForwardArgs>&);
 
 }  // namespace late_interaction

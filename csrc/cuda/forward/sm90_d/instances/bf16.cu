@@ -2,9 +2,6 @@
 
 namespace late_interaction {
 
-cudaError_t launch_sm90_d_bf16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream) {
-  return launch_documents<ptx::WgmmaBf16, __nv_bfloat16>(args, maps, plan, stream);
-}
+template cudaError_t launch_sm90_d<Compute::bf16>(const ForwardLaunch<ForwardArgs>&);
 
 }  // namespace late_interaction

@@ -2,9 +2,6 @@
 
 namespace late_interaction {
 
-cudaError_t launch_sm90_d_e4m3(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream) {
-  return launch_documents<ptx::WgmmaE4m3, __nv_fp8_e4m3>(args, maps, plan, stream);
-}
+template cudaError_t launch_sm90_d<Compute::e4m3>(const ForwardLaunch<ForwardArgs>&);
 
 }  // namespace late_interaction

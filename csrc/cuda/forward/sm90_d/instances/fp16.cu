@@ -2,9 +2,6 @@
 
 namespace late_interaction {
 
-cudaError_t launch_sm90_d_fp16(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream) {
-  return launch_documents<ptx::WgmmaFp16, __half>(args, maps, plan, stream);
-}
+template cudaError_t launch_sm90_d<Compute::fp16>(const ForwardLaunch<ForwardArgs>&);
 
 }  // namespace late_interaction

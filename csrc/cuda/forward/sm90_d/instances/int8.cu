@@ -2,9 +2,6 @@
 
 namespace late_interaction {
 
-cudaError_t launch_sm90_d_int8(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream) {
-  return launch_documents<ptx::WgmmaInt8, int8_t>(args, maps, plan, stream);
-}
+template cudaError_t launch_sm90_d<Compute::int8>(const ForwardLaunch<ForwardArgs>&);
 
 }  // namespace late_interaction

@@ -1,15 +1,15 @@
-#include "../../sm90_q/launch.cuh"
 #include "../fp32_3xtf32.cuh"
+#include "../launch.cuh"
 
 namespace late_interaction {
 
-cudaError_t launch_sm90_3xtf32(const ForwardArgs& args, const TensorMaps& maps, const ForwardPlan& plan,
-                               cudaStream_t stream) {
-  return choose_split<ptx::WgmmaTf32, float>(
-      args, plan, [&]<int kColumns, bool kWinners, bool kMaskedOrScaled>() {
-        using Tile = Sm90By3xTf32Tile<kColumns, kWinners, kMaskedOrScaled>;
-        return launch_clusters(maxsim_forward_sm90_3xtf32<Tile>, Tile::kThreads, args, maps, plan, stream);
-      });
+cudaError_t launch_sm90_3xtf32(const ForwardLaunch<ForwardArgs>& call) {
+  const TensorMaps maps = make_longd_maps(call);
+  const auto launch_tile = [&]<int kTokens, bool kWinners, bool kMaskedOrScaled>() {
+    using Tile = Sm90By3xTf32Tile<kTokens, kWinners, kMaskedOrScaled>;
+    return launch_clusters(maxsim_forward_sm90_3xtf32<Tile>, Tile::kThreads, call, maps);
+  };
+  return choose_longd_tile<WgmmaOperand<Compute::tf32>>(call, launch_tile);
 }
 
 }  // namespace late_interaction

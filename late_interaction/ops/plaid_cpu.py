@@ -1,7 +1,7 @@
-"""MaxSim of residual-compressed documents on the CPU: some documents at a time are decompressed and scored by
-the operators that score embeddings.
+"""MaxSim of residual-compressed documents on the CPU: decompresses some documents at a time, and calls the
+operators on dense tokens.
 
-Documents go by length, so that those of one piece are padded to much the same.
+Documents are sorted by length, so that those of one batch need little padding.
 """
 
 from collections.abc import Iterator
@@ -9,18 +9,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from late_interaction import _plaid_checks
+from late_interaction._checks.plaid import check_approx_score, check_compressed
+from late_interaction.ops._library import operators
 from late_interaction.ops.winners import widen, winner_dtype
 
-_library = torch.library.Library("late_interaction", "IMPL")
-_ops = torch.ops.late_interaction
-
-# What is decompressed at a time takes at most this many bytes (one document always fits).
+# Documents that are decompressed together take at most this many bytes (one document always fits).
 _BYTES = 16 << 20
 
 
 class _Documents:
-    """Compressed documents as one row of tokens: where each begins, how long it is, and what tokens hold."""
+    """Compressed documents as one list of tokens: where each begins, how long it is, and what tokens hold."""
 
     def __init__(
         self,
@@ -65,8 +63,8 @@ class _Documents:
         x += self.centroids.index_select(0, codes)
         return x.to(self.dtype).reshape(*at.shape, self.d)
 
-    def pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(indices, tokens [n, L, d], mask [n, L]) of documents that are not empty, a piece at a time."""
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(indices, tokens [n, L, d], mask [n, L]) of documents that are not empty, a batch at a time."""
         order = self.length.argsort(stable=True)
         lengths = self.length[order].tolist()
         begin = sum(length < 1 for length in lengths)
@@ -82,75 +80,48 @@ class _Documents:
 
 
 def _documents(
-    Q: Tensor,
-    codes: Tensor,
-    residuals: Tensor,
-    extents: Tensor,
-    centroids: Tensor,
-    bucket_weights: Tensor,
+    Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, centroids: Tensor, bucket_weights: Tensor,
     nbits: int,
-) -> _Documents:
+) -> _Documents:  # fmt: skip
     kind = "_flat" if codes.dim() == 1 else ""
     checked = ("codes" + kind, codes), ("residuals" + kind, residuals), ("extents", extents)
-    _plaid_checks.compressed(Q, *checked, centroids, bucket_weights, nbits)
+    check_compressed(Q, *checked, centroids, bucket_weights, nbits)
     return _Documents(codes, residuals, extents, centroids, bucket_weights, nbits, Q.dtype)
 
 
 def maxsim_residual_winners(
-    Q: Tensor,
-    codes: Tensor,
-    residuals: Tensor,
-    extents: Tensor,
-    centroids: Tensor,
-    bucket_weights: Tensor,
-    nbits: int,
-    normalize: bool = True,
-    precision: str = "highest",
-) -> tuple[Tensor, Tensor]:
+    Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, centroids: Tensor, bucket_weights: Tensor,
+    nbits: int, normalize: bool = True, precision: str = "highest",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
     Nq, Lq, _ = Q.shape
     scores = Q.new_zeros((Nq, len(documents)), dtype=documents.working)
     kept = torch.int32 if documents.packed else winner_dtype(codes.shape[-1])
     winners = Q.new_full((Nq, len(documents), Lq), -1, dtype=kept)
-    for chosen, tokens, mask in documents.pieces():
+    for chosen, tokens, mask in documents.batches():
         with torch.autocast("cpu", enabled=False):
-            found, best = _ops.maxsim_winners.default(Q, tokens, None, mask, normalize, precision)
+            found, best = operators.maxsim_winners.default(Q, tokens, None, mask, normalize, precision)
         scores[:, chosen] = found
         winners[:, chosen] = best if best.dtype == kept else widen(best, tokens.shape[1])
     return scores, winners
 
 
 def maxsim_residual(
-    Q: Tensor,
-    codes: Tensor,
-    residuals: Tensor,
-    extents: Tensor,
-    centroids: Tensor,
-    bucket_weights: Tensor,
-    nbits: int,
-    normalize: bool = True,
-    precision: str = "highest",
-) -> Tensor:
+    Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, centroids: Tensor, bucket_weights: Tensor,
+    nbits: int, normalize: bool = True, precision: str = "highest",
+) -> Tensor:  # fmt: skip
     documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
     scores = Q.new_zeros((Q.shape[0], len(documents)), dtype=documents.working)
-    for chosen, tokens, mask in documents.pieces():
+    for chosen, tokens, mask in documents.batches():
         with torch.autocast("cpu", enabled=False):
-            scores[:, chosen] = _ops.maxsim.default(Q, tokens, None, mask, normalize, precision)
+            scores[:, chosen] = operators.maxsim.default(Q, tokens, None, mask, normalize, precision)
     return scores
 
 
 def maxsim_residual_backward(
-    grad_scores: Tensor,
-    Q: Tensor,
-    codes: Tensor,
-    residuals: Tensor,
-    extents: Tensor,
-    centroids: Tensor,
-    bucket_weights: Tensor,
-    winners: Tensor,
-    nbits: int,
-    normalize: bool = True,
-) -> Tensor:
+    grad_scores: Tensor, Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, centroids: Tensor,
+    bucket_weights: Tensor, winners: Tensor, nbits: int, normalize: bool = True,
+) -> Tensor:  # fmt: skip
     documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
     best = winners if documents.packed else widen(winners, codes.shape[-1])
     q = Q.to(documents.working)
@@ -160,24 +131,24 @@ def maxsim_residual_backward(
         some = slice(begin, begin + step)
         mine = best[:, some].long()
         at = documents.first[some].view(1, -1, 1) + mine.clamp_min(0)
-        at = at.where(mine >= 0, 0)  # a token of no document that counts, for the sake of a shape
+        at = at.where(mine >= 0, 0)  # any token: its weight is 0
         tokens = documents.tokens(at).to(documents.working)  # [Nq, n, Lq, d]
         if normalize:
             tokens = torch.nn.functional.normalize(tokens, dim=-1, eps=1e-12)
-        # A choice, not a product: an infinite gradient times 0 would be NaN.
+        # torch.where, not a product: an infinite gradient times 0 would be NaN.
         weight = torch.where(mine >= 0, grad_scores[:, some].unsqueeze(-1), 0.0)
         tokens = tokens.masked_fill((mine < 0).unsqueeze(-1), 0.0)
         grad += torch.einsum("ijs,ijsd->isd", weight, tokens)
     if normalize:
         norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True)
         along = (grad * q).sum(-1, keepdim=True) / norm.square()
-        # Where eps rules the normalized token is linear in q. No gradient stays none, even for NaN.
+        # Below eps the normalized token is linear in q. A zero gradient stays zero, even if the token is NaN.
         grad = torch.where(norm > 1e-12, grad - along * q, grad) / norm.clamp_min(1e-12)
     return grad.to(Q.dtype)
 
 
 def plaid_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths: Tensor) -> Tensor:
-    _plaid_checks.approximate(query_centroid_scores, codes, doc_lengths)
+    check_approx_score(query_centroid_scores, codes, doc_lengths)
     table = query_centroid_scores
     codes = torch.where((codes >= 0) & (codes < len(table)), codes, 0)
     B, Ld = codes.shape
@@ -193,6 +164,4 @@ def plaid_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths
     return scores
 
 
-def register() -> None:
-    for kernel in (maxsim_residual, maxsim_residual_winners, maxsim_residual_backward, plaid_approx_score):
-        _library.impl(kernel.__name__, kernel, "CPU")
+KERNELS = (maxsim_residual, maxsim_residual_winners, maxsim_residual_backward, plaid_approx_score)

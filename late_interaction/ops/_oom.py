@@ -1,8 +1,9 @@
 """Out of memory, under its own name.
 
-An operator that is built against PyTorch's stable ABI learns of a failed allocation as an error code, and the
-caller of a RuntimeError that names neither memory nor size. So the memory is asked for once more from Python,
-where the allocator's own exception (``torch.OutOfMemoryError`` on a GPU) comes through.
+An operator that is built against PyTorch's stable ABI sees a failed allocation as an error code, and its
+caller a RuntimeError that names neither memory nor size. So the functions here ask for the memory once more
+from Python, where the allocator raises its own exception (``torch.OutOfMemoryError`` on a GPU). They return
+where memory was not what was missing.
 """
 
 import torch
@@ -24,41 +25,40 @@ def _ask_again(error: RuntimeError, device: torch.device, wanted: _Wanted) -> No
         raise reason from None
 
 
-def forward_failed(error: RuntimeError, Q: Tensor, D: Tensor, winners: bool) -> None:
-    """Raises the allocator's exception if memory for the results is what was missing."""
-    scores = (Q.shape[0], D.shape[-3])
-    wanted: _Wanted = [(scores, torch.float64 if Q.dtype == torch.float64 else torch.float32)]
-    if winners:
-        wanted.append(((*scores, Q.shape[1]), winner_dtype(D.shape[-2])))
+def _ask_again_with_operands(error: RuntimeError, Q: Tensor, D: Tensor, wanted: _Wanted) -> None:
     if Q.dtype == torch.float32:  # which may multiply as half-precision copies
         wanted += [(tuple(Q.shape), torch.bfloat16), (tuple(D.shape), torch.bfloat16)]
     _ask_again(error, Q.device, wanted)
 
 
+def forward_failed(error: RuntimeError, Q: Tensor, D: Tensor, winners: bool) -> None:
+    """A forward of dense tokens wants scores, and winners if there is a backward."""
+    scores = (Q.shape[0], D.shape[-3])
+    wanted: _Wanted = [(scores, torch.float64 if Q.dtype == torch.float64 else torch.float32)]
+    if winners:
+        wanted.append(((*scores, Q.shape[1]), winner_dtype(D.shape[-2])))
+    _ask_again_with_operands(error, Q, D, wanted)
+
+
 def varlen_failed(
     error: RuntimeError, Q: Tensor, D: Tensor, cu_q: Tensor, cu_d: Tensor, winners: bool
 ) -> None:
-    """The same for packed tokens."""
+    """A forward of packed tokens wants scores, partial sums of queries, and winners."""
     Nq, Nd = len(cu_q) - 1, len(cu_d) - 1
-    # Scores, and the parts of queries that several warps share.
     wanted: _Wanted = [((2 * Nq + Q.shape[0] // 16, Nd), torch.float32)]
     if winners:
         wanted.append(((Nd, Q.shape[0]), winner_dtype(D.shape[0])))
-    if Q.dtype == torch.float32:
-        wanted += [(tuple(Q.shape), torch.bfloat16), (tuple(D.shape), torch.bfloat16)]
-    _ask_again(error, Q.device, wanted)
+    _ask_again_with_operands(error, Q, D, wanted)
 
 
 def pairs_failed(error: RuntimeError, Q: Tensor, D: Tensor, pairs: int, longest_query: int) -> None:
-    """The same for listed pairs, with winners."""
+    """A forward of listed pairs wants scores, partial sums and indices, and winners."""
     wanted: _Wanted = [((6 * pairs,), torch.float32), ((pairs, longest_query), winner_dtype(D.shape[0]))]
-    if Q.dtype == torch.float32:
-        wanted += [(tuple(Q.shape), torch.bfloat16), (tuple(D.shape), torch.bfloat16)]
-    _ask_again(error, Q.device, wanted)
+    _ask_again_with_operands(error, Q, D, wanted)
 
 
 def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
-    """As forward_failed, for residual-compressed documents."""
+    """A forward of compressed documents wants scores, and winners if Q requires a gradient."""
     wanted: _Wanted = [((Q.shape[0], documents), torch.float32)]
     if Q.requires_grad:
         wanted.append(((Q.shape[0], documents, Q.shape[1]), torch.int32))
@@ -66,8 +66,8 @@ def residual_failed(error: RuntimeError, Q: Tensor, documents: int) -> None:
 
 
 def backward_failed(error: RuntimeError, Q: Tensor, D: Tensor, unified: bool) -> None:
-    """Raises the allocator's exception if memory for the gradients is what was missing."""
+    """A backward of dense tokens wants gradients, and unified adds them up in float32."""
     wanted: _Wanted = [(tuple(Q.shape), Q.dtype), (tuple(D.shape), D.dtype)]
-    if unified and D.dtype.itemsize < 4:  # which adds in float32
+    if unified and D.dtype.itemsize < 4:
         wanted.append((tuple(D.shape), torch.float32))
     _ask_again(error, Q.device, wanted)

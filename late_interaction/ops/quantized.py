@@ -1,5 +1,12 @@
-"""Quantized MaxSim by way of float32 copies: what ``maxsim_quantized`` does where a GPU has no kernel for the
-call (older GPUs, rows that are no whole number of 16 bytes, short queries of thousands of dims).
+"""The operators on quantized tokens.
+
+``maxsim_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask) -> scores``
+    ``Q`` and ``D`` hold codes, both float8_e4m3fn, float8_e5m2 or int8; scales are float32, 0-dim (one for
+    all tokens) or shaped as masks (one a token), finite and not negative: another one makes the scores that
+    it reaches NaN. Not differentiable.
+``maxsim_dequantized(...the same...) -> scores``
+    The same by way of float32 copies, written here: ``maxsim_quantized`` calls it where a GPU has no kernel
+    for the call (older GPUs, rows that are no whole number of 16 bytes, short queries of thousands of dims).
 
 What the copies cost: TF32 keeps 11 significant bits, so a product errs by at most 2^-10 of itself, and errors
 of both signs average out over a dot product. Quantization itself erred by up to 2^-4 of a value (e4m3), 2^-3
@@ -11,37 +18,42 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from late_interaction import _checks
+from late_interaction._checks.quantized import check_quantized
+from late_interaction._checks.tensors import CODES
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import register_forward, without_gradients
+from late_interaction.ops.dense import fake_scores
 
-_library = torch.library.Library("late_interaction", "IMPL")
-_ops = torch.ops.late_interaction
-
-# The copy of a piece of D takes at most this many bytes (one document always fits).
+# The float32 copy of some documents takes at most this many bytes (one document always fits).
 _BYTES = 64 << 20
 
 
-def _pieces(count: int, bytes_each: int) -> Iterator[slice]:
+def _slices(count: int, bytes_each: int) -> Iterator[slice]:
     size = max(_BYTES // max(bytes_each, 1), 1)
     for start in range(0, count, size):
         yield slice(start, start + size)
 
 
 def _blocks(D: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Ranges of queries and documents whose part of D fits. In-batch documents are every query's."""
+    """Ranges of queries and documents whose copy fits. Every query meets in-batch documents."""
     document = 4 * D.shape[-2] * D.shape[-1]
     N = D.shape[-3]
     if D.dim() == 3:
-        for documents in _pieces(N, document):
+        for documents in _slices(N, document):
             yield slice(None), documents
         return
-    for queries in _pieces(D.shape[0], N * document):
-        for documents in _pieces(N, document):
+    for queries in _slices(D.shape[0], N * document):
+        for documents in _slices(N, document):
             yield queries, documents
 
 
 def _usable(scale: Tensor) -> Tensor:
-    """A scale that is negative or infinite as NaN, so that no score hides it."""
+    """A scale that is negative or infinite becomes NaN, so that no score hides it."""
     return torch.where((scale >= 0) & scale.isfinite(), scale, torch.nan)
+
+
+def _fake(Q: Tensor, D: Tensor, *_: Tensor | None) -> Tensor:
+    return fake_scores(Q, D)
 
 
 def maxsim_dequantized(
@@ -54,9 +66,7 @@ def maxsim_dequantized(
 ) -> Tensor:
     if Q.dim() != 3 or D.dim() not in (3, 4):
         raise ValueError("late_interaction: Q must be [Nq, Lq, d] and D [Nd, Ld, d] or [Nq, K, Ld, d]")
-    Q, D, scale_Q, scale_D, q_mask, d_mask = _checks.quantized(
-        Q, D, scale_Q, scale_D, q_mask, d_mask, _checks.CODES
-    )
+    Q, D, scale_Q, scale_D, q_mask, d_mask = check_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, CODES)
     scale_Q, scale_D = _usable(scale_Q), _usable(scale_D)
     in_batch, per_token = D.dim() == 3, scale_D.dim() > 0
     # Every factor is >= 0 or NaN, so it may move inside the maximum; one that all documents share goes to Q.
@@ -69,7 +79,7 @@ def maxsim_dequantized(
             documents = D[at].to(torch.float32, memory_format=torch.contiguous_format)
             if per_token:
                 documents *= scale_D[at].unsqueeze(-1)
-            scores[i, j] = _ops.maxsim.default(
+            scores[i, j] = operators.maxsim.default(
                 queries[i],
                 documents,
                 None if q_mask is None else q_mask[i],
@@ -81,4 +91,6 @@ def maxsim_dequantized(
 
 
 def register() -> None:
-    _library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")
+    for op in (operators.maxsim_quantized.default, operators.maxsim_dequantized.default):
+        register_forward(op, _fake, without_gradients(op))
+    library.impl("maxsim_dequantized", maxsim_dequantized, "CompositeExplicitAutograd")

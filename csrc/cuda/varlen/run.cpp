@@ -1,0 +1,93 @@
+#include "run.h"
+
+#include "../runtime/device.h"
+#include "../runtime/plan_override.h"
+#include "../runtime/stream.h"
+
+namespace late_interaction {
+
+namespace {
+
+// A document of mean length stands for all of them.
+ForwardPlan plan_packed(const ForwardCall& call, const Device& device) {
+  const Inputs& in = call.in;
+  Sizes mean = in.sizes;
+  mean.Ld = std::max<int64_t>(1, mean.Ld / mean.N);
+  if (in.dtype == Dtype::fp64) mean.Nq = in.packed->queries;
+  return chosen_plan(mean, traits_of(in, call.precision, false), call.winners.has_value(), device);
+}
+
+// Where documents lie for the kernels that read token ranges, and how their blocks share them.
+struct Shares {
+  DocRangeBuffers doc_ranges;
+  Tensor work_tile_ends;
+
+  Shares(const Inputs& in, const ForwardPlan& plan, const Tensor& like)
+      : doc_ranges(in, plan, like),
+        work_tile_ends(new_tensor(like, {plan.work_tiles <= INT32_MAX ? plan.grid : 0}, ScalarType::Int)) {}
+
+  void add_to(PackedIndex& index, const Inputs& in, const ForwardPlan& plan) const {
+    index.doc_ranges = doc_ranges.data();
+    if (work_tile_ends.numel() > 0) index.work_tile_ends = static_cast<int32_t*>(work_tile_ends.data_ptr());
+    index.blocks = plan.grid;
+    index.row_tiles = plan.row_tiles;
+    // Half of its last tile, and its end.
+    index.document_tokens = 16 + (plan.kernel == ForwardKernel::sm90_q ? plan.tokens / 2 : 16);
+    index.lpt = plan.lpt;
+    index.compacted = doc_ranges.compacted;
+    index.rows = static_cast<const uint4*>(in.D.data);
+    index.row_stride = in.D.token_stride * element_bytes(in.dtype) / 16;
+  }
+};
+
+void take_index(ForwardArgs& args, const PackedIndex& index) {
+  args.packed = true;
+  args.partials = 1;
+  args.queries = static_cast<int32_t>(index.queries);
+  args.q_offsets = index.q_offsets;
+  args.row_queries = index.row_queries;
+  args.spans = index.spans;
+  args.work_tile_ends = index.work_tile_ends;
+  args.doc_ranges = index.doc_ranges;
+  args.compacted = index.compacted;
+}
+
+}  // namespace
+
+PackedScores score_packed(const ForwardCall& call) {
+  const Inputs& in = call.in;
+  const int device = call.scores.get_device_index();
+  const cudaStream_t stream = current_stream(device);
+  PackedScores made;
+  made.sums = call.scores;
+  if (call.is_empty()) {
+    fill_empty(call, stream);
+    return made;
+  }
+  const ForwardPlan plan = plan_packed(call, device_properties(device));
+  STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
+  made.args = forward_args(call, plan);
+  made.index.emplace(in, call.scores);
+  PackedIndex index = made.index->index(in);
+  std::optional<Shares> shares;
+  if (plan.kernel == ForwardKernel::sm90_q || plan.kernel == ForwardKernel::sm90_d) {
+    shares.emplace(in, plan, call.scores);
+    shares->add_to(index, in, plan);
+  }
+  check(launch_packed_index(index, stream), "index of packed sequences");
+  take_index(made.args, index);
+  const bool fp64 = plan.kernel == ForwardKernel::fp64;
+  // The fp64 kernel has a block for each query and document, so it skips tokens outside all queries.
+  if (fp64 && call.winners) fill_sentinel(*call.winners, stream);
+  if (!fp64 && in.sizes.Lq > plan.partial_rows) {
+    // The host does not know how many partial sums the queries have; this is an upper bound.
+    made.partial_rows = plan.partial_rows;
+    const int64_t warps = ceil_div(in.sizes.Lq, plan.partial_rows);
+    made.sums = new_tensor(call.scores, {warps + in.packed->queries, in.sizes.N}, ScalarType::Float);
+  }
+  made.args.scores = made.sums.data_ptr();
+  check(launch_forward({made.args, plan, stream}), "forward");
+  return made;
+}
+
+}  // namespace late_interaction

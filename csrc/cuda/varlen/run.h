@@ -1,0 +1,23 @@
+// The forward of packed sequences: its stages put together for maxsim_varlen, and for pairs that are picked
+// from the scores of all.
+#pragma once
+
+#include <optional>
+
+#include "../forward/run.h"
+#include "workspace.h"
+
+namespace late_interaction {
+
+// What the kernel leaves; launched, not waited for.
+struct PackedScores {
+  ForwardArgs args{};
+  Tensor sums;           // the scores [queries, documents], or partial sums of them (partials.cuh)
+  int partial_rows = 0;  // query rows of a partial sum; 0: sums are the scores
+  std::optional<PackedIndexBuffers> index;  // what args point to
+};
+
+// Scores all packed queries with all packed documents, into `call.scores` or into partial sums.
+PackedScores score_packed(const ForwardCall& call);
+
+}  // namespace late_interaction

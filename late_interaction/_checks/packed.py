@@ -1,0 +1,148 @@
+"""Checks of sequences packed end to end, of listed pairs of them, and of spans of a buffer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate, describe_bad_entries, shape_of
+from late_interaction._checks.tensors import (
+    check_embeddings,
+    check_integers,
+    check_rising,
+    check_same_kind,
+    check_size,
+    has_values_on_cpu,
+)
+
+_MAX_TOKENS = 1 << 30
+
+
+def check_sequences(name: str, xs: Sequence[Tensor]) -> None:
+    """At least one [L, d] tensor, all of one dtype, device and d."""
+    if not isinstance(xs, (list, tuple)) or not xs:
+        raise TypeError(f"{name} must be a list of at least one [L, d] tensor, got {type(xs).__name__}")
+    for i, x in enumerate(xs):
+        check_embeddings(f"{name}[{i}]", x)
+        if x.dim() != 2 or x.shape[1] != xs[0].shape[-1]:
+            raise ValueError(f"{name}[{i}] must be [L, {xs[0].shape[-1]}], got {shape_of(x)}")
+        if x.dtype != xs[0].dtype:
+            raise TypeError(f"{name}[{i}] must be {xs[0].dtype} as {name}[0], got {x.dtype}")
+        if x.device != xs[0].device:
+            raise ValueError(f"{name}[{i}] must be on {xs[0].device} as {name}[0], got {x.device}")
+
+
+def check_packed(
+    Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, max_seqlen_q: Any, max_seqlen_d: Any
+) -> tuple[Tensor, Tensor]:
+    """Packed queries and documents. Their offsets come back as contiguous int32."""
+    _check_tokens("Q_packed", Q, "D_packed", D)
+    cu_q = _check_offsets("cu_seqlens_q", cu_seqlens_q, "Q_packed", Q)
+    cu_d = _check_offsets("cu_seqlens_d", cu_seqlens_d, "D_packed", D)
+    if max_seqlen_q is not None:
+        _check_max_seqlen("max_seqlen_q", max_seqlen_q, cu_q)
+    if max_seqlen_d is not None:
+        _check_max_seqlen("max_seqlen_d", max_seqlen_d, cu_d)
+    return cu_q, cu_d
+
+
+def _check_tokens(q_name: str, Q: Tensor, d_name: str, D: Tensor) -> None:
+    """[tokens, d] of one device, dtype (unless autocast converts them) and d."""
+    check_embeddings(q_name, Q)
+    check_embeddings(d_name, D)
+    for name, x in ((q_name, Q), (d_name, D)):
+        if x.dim() != 2:
+            raise ValueError(
+                f"{name} must be [tokens, d], got {shape_of(x)}: call maxsim for padded [N, L, d] tokens"
+            )
+        _check_at_most(name, x, "tokens")
+    check_same_kind(Q, D, q_name, d_name)
+
+
+def _check_at_most(name: str, x: Tensor, what: str) -> None:
+    check_size(x.shape[0] <= _MAX_TOKENS, lambda: f"{name} must have at most 2**30 {what}, got {shape_of(x)}")
+
+
+def _check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
+    """Where each packed sequence begins, and the last one ends. Contiguous int32 comes back."""
+    check_integers(name, cu, 1, "[sequences + 1]", tokens_name, tokens.device)
+    check_size(cu.shape[0] > 0, lambda: f"{name} must be [sequences + 1], got {shape_of(cu)}")
+    if has_values_on_cpu(cu):
+        check_rising(name, cu, tokens.shape[0])
+    return cu.to(torch.int32).contiguous()
+
+
+def _check_list(name: str, x: Tensor, what: str, tokens_name: str, tokens: Tensor) -> Tensor:
+    """[what] integers on the device of the tokens. Contiguous int32 comes back."""
+    check_integers(name, x, 1, f"[{what}]", tokens_name, tokens.device)
+    _check_at_most(name, x, what)
+    if x.dtype is torch.int64:  # what int32 cannot hold stays out of range
+        x = x.clamp(-1, _MAX_TOKENS + 1)
+    return x.to(torch.int32).contiguous()
+
+
+def _check_equally_long(first: str, x: Tensor, second: str, y: Tensor) -> None:
+    check_size(
+        x.shape[0] == y.shape[0],
+        lambda: f"{first} and {second} must be equally long, got {shape_of(x)} and {shape_of(y)}",
+    )
+
+
+def check_pair_indices(
+    pair_q: Tensor, pair_d: Tensor, Q: Tensor, queries: int, documents: int
+) -> tuple[Tensor, Tensor]:
+    """Which packed queries meet which documents. Contiguous int32 indices come back."""
+    names, counts, given = ("pair_q_idx", "pair_d_idx"), (queries, documents), (pair_q, pair_d)
+    pair_q = _check_list(names[0], pair_q, "pairs", "Q_packed", Q)
+    pair_d = _check_list(names[1], pair_d, "pairs", "Q_packed", Q)
+    _check_equally_long(names[0], pair_q, names[1], pair_d)
+    for name, index, count in zip(names, given, counts, strict=True):
+        if has_values_on_cpu(index):
+            check_indices_below(name, index, count)
+    return pair_q, pair_d
+
+
+def check_indices_below(name: str, index: Tensor, count: int) -> None:
+    """Indices in [0, count). Waits for the device."""
+    if bool((bad := (index < 0) | (index >= count)).any()):
+        raise ValueError(f"{name} must lie in [0, {count}), got {describe_bad_entries(name, index, bad)}")
+
+
+def check_spans(Q: Tensor, tokens: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """A query, and where documents lie in a buffer of tokens: contiguous int32 starts and lengths come
+    back."""
+    _check_tokens("Q", Q, "batch_tensor", tokens)
+    given = starts, lengths
+    starts = _check_list("doc_offsets", starts, "documents", "batch_tensor", tokens)
+    lengths = _check_list("doc_lengths", lengths, "documents", "batch_tensor", tokens)
+    _check_equally_long("doc_offsets", starts, "doc_lengths", lengths)
+    total = tokens.shape[0]
+    if has_values_on_cpu(starts):
+        bad = (starts < 0) | (lengths < 0) | (starts.long() + lengths > total)
+        if bool(bad.any()):
+            names = zip(("doc_offsets", "doc_lengths"), given, strict=True)
+            got = " and ".join(describe_bad_entries(name, x, bad) for name, x in names)
+            raise ValueError(
+                f"doc_offsets and doc_lengths must lie within the {total} tokens of batch_tensor, got {got}"
+            )
+    return starts, lengths
+
+
+def _check_max_seqlen(name: str, length: Any, offsets: Tensor) -> None:
+    """No packed sequence exceeds the given length, likewise."""
+    check_max_length(name, length, offsets.diff() if has_values_on_cpu(offsets) else offsets)
+
+
+def check_max_length(name: str, length: Any, lengths: Tensor) -> None:
+    """No length exceeds the given one, as far as that shows without waiting for a device."""
+    number = torch.compiler.is_compiling() or hasattr(length, "__index__")  # it may be a symbol
+    if isinstance(length, (bool, Tensor)) or not number:
+        raise TypeError(f"{name} must be an int or None, got {type(length).__name__}")
+    if has_values_on_cpu(lengths):
+        most = int(lengths.amax()) if lengths.numel() else 0
+        if length < most:
+            raise ValueError(
+                f"{name} must be at least {most}, the longest sequence, got {abbreviate(length)}"
+            )
+    check_size(length >= 0, lambda: f"{name} must not be negative, got {abbreviate(length)}")

@@ -1,0 +1,162 @@
+"""Checks of residual-compressed documents: maxsim_residual, maxsim_residual_varlen, plaid_approx_score."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.tensors import (
+    check_device,
+    check_embeddings,
+    check_integers,
+    check_lengths,
+    check_no_forward_ad,
+    check_rising,
+    check_rows,
+    check_size,
+    has_values_on_cpu,
+)
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NBITS = (1, 2, 4, 8)
+_INT32_MAX = 2**31 - 1  # no centroid has this code, for there are at most so many of them
+
+_Compressed = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]
+
+
+def check_compressed(
+    Q: Any,
+    codes: tuple[str, Any],
+    residuals: tuple[str, Any],
+    extents: tuple[str, Any],
+    centroids: Any,
+    bucket_weights: Any,
+    nbits: Any,
+) -> _Compressed:
+    """A call on residual-compressed documents; codes, residuals and extents come with their names.
+
+    codes_flat are of packed documents, with extents as offsets; codes are of padded ones, with lengths. What
+    comes back is as the operators take it: Q [Nq, Lq, d], int32 codes, uint8 residuals, float32
+    bucket_weights.
+    """
+    check_rows("Q", Q)
+    if Q.dim() not in (2, 3):
+        raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
+    check_nbits(nbits)
+    packed = codes[0] == "codes_flat"
+    _check_stored(codes, residuals, extents, Q.shape[-1], nbits, Q.device, packed)
+    if packed:
+        check_size(
+            extents[1].shape[0] > 0, lambda: f"{extents[0]} must be [Nd + 1], got {shape_of(extents[1])}"
+        )
+        if has_values_on_cpu(extents[1]):
+            check_rising(*extents, codes[1].shape[0])
+    else:
+        _check_doc_lengths(*extents, codes[1])
+    _check_codebook(centroids, bucket_weights, Q, nbits)
+    check_no_forward_ad("maxsim_residual", Q, centroids, bucket_weights)
+    return (
+        Q.unsqueeze(0) if Q.dim() == 2 else Q,
+        _as_codes(codes[1]),
+        residuals[1].to(torch.uint8),
+        _as_extents(extents[1]),
+        centroids.detach(),
+        bucket_weights.detach().to(torch.float32),
+        nbits,
+    )
+
+
+def _check_stored(
+    codes: tuple[str, Any],
+    residuals: tuple[str, Any],
+    extents: tuple[str, Any],
+    d: int,
+    nbits: int,
+    device: torch.device,
+    packed: bool,
+) -> None:
+    """Kinds and shapes of what is stored of the documents."""
+    dims = 1 if packed else 2
+    check_integers(*codes, dims, "[tokens]" if packed else "[Nd, Ld]", "Q", device, INTEGERS)
+    shape = "[tokens, bytes]" if packed else "[Nd, Ld, bytes]"
+    check_integers(*residuals, dims + 1, shape, "Q", device, INTEGERS)
+    if residuals[1].dtype not in (torch.uint8, torch.int8):
+        raise TypeError(f"{residuals[0]} must be uint8, got {residuals[1].dtype}")
+    check_integers(*extents, 1, "[Nd + 1]" if packed else "[Nd]", "Q", device, INTEGERS)
+    wanted = (*codes[1].shape, (d * nbits + 7) // 8)
+    for size, needed in zip(residuals[1].shape, wanted, strict=True):
+        check_size(
+            size == needed,
+            lambda: (
+                f"{residuals[0]} must be {list(wanted)} for d = {d}, nbits = {nbits} and {codes[0]}"
+                f" {shape_of(codes[1])}, got {shape_of(residuals[1])}"
+            ),
+        )
+
+
+def _check_codebook(centroids: Any, bucket_weights: Any, Q: Tensor, nbits: int) -> None:
+    d = Q.shape[-1]
+    check_embeddings("centroids", centroids)
+    if centroids.dim() != 2 or centroids.shape[1] != d or not 0 < centroids.shape[0] <= _INT32_MAX:
+        raise ValueError(
+            f"centroids must be [n, {d}] with n of at least 1 and below 2**31, got {shape_of(centroids)}"
+        )
+    check_device("centroids", centroids, "Q", Q.device)
+    check_embeddings("bucket_weights", bucket_weights)
+    if bucket_weights.shape != (2**nbits,):
+        raise ValueError(
+            f"bucket_weights must be [{2**nbits}] for nbits = {nbits}, got {shape_of(bucket_weights)}"
+        )
+    check_device("bucket_weights", bucket_weights, "Q", Q.device)
+
+
+def check_nbits(nbits: Any) -> None:
+    if isinstance(nbits, bool) or not isinstance(nbits, int):
+        raise TypeError(f"nbits must be an int, got {type(nbits).__name__}")
+    if nbits not in NBITS:
+        raise ValueError(f"nbits must be 1, 2, 4 or 8, got {abbreviate(nbits)}")
+
+
+def check_approx_score(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """A call of plaid_approx_score, as the operator takes it."""
+    check_embeddings("query_centroid_scores", scores)
+    if scores.dim() != 2 or not 0 < scores.shape[0] <= _INT32_MAX:
+        raise ValueError(
+            "query_centroid_scores must be [n_centroids, Lq] with at least 1 and less than 2**31 centroids,"
+            f" got {shape_of(scores)}"
+        )
+    check_no_forward_ad("plaid_approx_score", scores)
+    if scores.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "query_centroid_scores must not require a gradient, for approximate scores have none: detach it,"
+            " or call under torch.no_grad()"
+        )
+    of = "query_centroid_scores", scores.device, INTEGERS
+    check_integers("codes", codes, 2, "[B, Ld]", *of)
+    check_integers("doc_lengths", doc_lengths, 1, "[B]", *of)
+    _check_doc_lengths("doc_lengths", doc_lengths, codes)
+    dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    return scores.to(dtype), _as_codes(codes), _as_extents(doc_lengths)
+
+
+def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:
+    """One a document, within its padded tokens. Kernels on a GPU, which is not waited for, cut them."""
+    documents = codes.shape[0]
+    check_size(
+        lengths.shape[0] == documents,
+        lambda: f"{name} must be [{documents}], one a document, got {shape_of(lengths)}",
+    )
+    if has_values_on_cpu(lengths):
+        check_lengths(name, lengths, 0, codes.shape[1])
+
+
+def _as_codes(x: Tensor) -> Tensor:
+    """int32 codes. An int64 one that int32 cannot hold is out of range, and stays so."""
+    if x.dtype == torch.int64:
+        x = x.clamp(-1, _INT32_MAX)
+    return x.to(torch.int32)
+
+
+def _as_extents(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.int32, torch.int64) else x.to(torch.int64)

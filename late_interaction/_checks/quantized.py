@@ -1,0 +1,61 @@
+"""Checks of codes with scales: float8 and int8 tokens."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from late_interaction._checks.dense import check_batch
+from late_interaction._checks.messages import shape_of
+from late_interaction._checks.tensors import FLOATS, check_device, refuse_tokens
+
+_Quantized = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def check_quantized(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    dtypes: tuple[torch.dtype, ...],
+) -> _Quantized:
+    """A call on codes in one of these dtypes. 2-D Q or D come back with a leading dim of 1, scales as
+    float32, 0-dim or shaped as masks."""
+    for name, x in (("Q", Q), ("D", D)):
+        if not isinstance(x, Tensor) or x.dtype not in dtypes or x.layout != torch.strided or x.is_nested:
+            refuse_tokens(name, x, dtypes)
+        _check_no_gradient(name, x)
+    if Q.dtype != D.dtype:
+        raise TypeError(f"Q and D must share a dtype, got {Q.dtype} and {D.dtype}")
+    Q, D, q_mask, d_mask = check_batch(Q, D, q_mask, d_mask)
+    scale_Q, scale_D = check_scale("scale_Q", scale_Q, "Q", Q), check_scale("scale_D", scale_D, "D", D)
+    return Q, D, scale_Q, scale_D, q_mask, d_mask
+
+
+def check_scale(name: str, s: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
+    """One scale for all tokens, 0-dim, or one a token, shaped as a mask. float32 comes back."""
+    if not isinstance(s, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor (0-dim or one scale a token), got {type(s).__name__}")
+    if s.dtype not in FLOATS or s.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense float32 tensor, got {s.dtype}, {s.layout}")
+    check_device(name, s, tokens_name, tokens.device)
+    _check_no_gradient(name, s)
+    fitted = s
+    if s.dim() == 1:
+        fitted = s.squeeze(0) if s.shape[0] == 1 else s.unsqueeze(0)
+    if fitted.dim() != 0 and fitted.shape != tokens.shape[:-1]:
+        raise ValueError(
+            f"{name} must be 0-dim or have the shape of {tokens_name} without d, {list(tokens.shape[:-1])},"
+            f" got {shape_of(s)}"
+        )
+    return fitted.to(torch.float32)
+
+
+def _check_no_gradient(name: str, x: Tensor) -> None:
+    tangent = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    if tangent or (x.requires_grad and torch.is_grad_enabled()):
+        raise ValueError(
+            f"{name} must not require a gradient, for scores of quantized tokens have none: detach it, or"
+            " call under torch.no_grad()"
+        )

@@ -1,0 +1,345 @@
+"""MaxSim with gradients: :func:`maxsim`, :func:`maxsim_pairs` and :func:`maxsim_with_winners`.
+
+A call takes the fast path unless something intercepts it (:func:`_intercepted`): then, and if the operator
+refuses the inputs, every argument is checked before the operator is called.
+"""
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
+from torch.autograd import forward_ad
+
+from late_interaction import ops
+from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
+from late_interaction._checks.options import (
+    BACKWARDS,
+    PRECISIONS,
+    check_backward,
+    check_flag,
+    check_precision,
+    check_winners,
+)
+from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
+from late_interaction._precision import float32_precision
+from late_interaction.ops import _oom
+from late_interaction.ops.dense import apply_step, call_below_autograd
+from late_interaction.ops.winners import widen
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+__all__ = ["maxsim", "maxsim_pairs", "maxsim_with_winners"]
+
+
+def _run(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool,
+    backward: str | None,
+    precision: str | None,
+    winners: str | None = None,
+    paired: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Scores of checked, batched inputs; and winners, if the caller (winners="return") or a backward needs
+    them. paired: D is ``[B, Ld, d]``, and scores are ``[B]``."""
+    if normalize is not False:
+        check_flag("normalize", normalize)
+    strategy = "auto" if backward is None else check_backward(backward)
+    if precision is None:
+        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
+    else:
+        check_precision(precision)
+        if is_autocasting(Q) and Q.dtype is D.dtype:
+            with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
+                return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
+    return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
+
+
+def _dispatch(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    options: tuple[bool, str, str, bool],
+    winners: str | None,
+) -> tuple[Tensor, Tensor | None]:
+    check_no_forward_ad("maxsim", Q, D)
+    differentiable = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
+    found = winners == "return" or (differentiable and winners != "recompute")
+    op: Any = ops.maxsim_winners if found else ops.maxsim
+    normalize, precision, _, paired = options
+    try:
+        if differentiable or torch.compiler.is_compiling() or _intercepted(Q, D):
+            result = op(Q, D, q_mask, d_mask, *options)
+        else:
+            result = call_below_autograd(op, Q, D, q_mask, d_mask, normalize, precision, paired)
+    except RuntimeError as error:
+        _oom.forward_failed(error, Q, D.unsqueeze(1) if paired else D, found)
+        raise
+    return result if found else (result, None)
+
+
+def _fast_path(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool,
+    backward: str | None,
+    precision: str | None,
+    paired: bool,
+) -> Tensor | None:
+    """Scores of a call that nothing intercepts on its way to the operator, or None. The operator checks its
+    inputs itself. If it refuses them, the checks in Python follow, and say why in the caller's words."""
+    if (
+        torch.compiler.is_compiling()
+        or _intercepted(Q, D)
+        or not (normalize is False or normalize is True)
+        or not (backward is None or backward in BACKWARDS)
+        or not (precision is None or precision in PRECISIONS)
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    Q3, DN = Q, D
+    try:
+        if not paired:
+            if Q.dim() == 2:
+                if D.dim() == 4:
+                    return None
+                Q3 = Q.unsqueeze(0)
+            if D.dim() == 2:
+                DN = D.unsqueeze(0)
+        if q_mask is not None:
+            q_mask = check_mask("q_mask", q_mask, "Q", Q3)
+        if d_mask is not None:
+            d_mask = check_mask("d_mask", d_mask, "D", DN)
+        if precision is None:
+            precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
+        if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+            scores = apply_step(Q3, DN, q_mask, d_mask, normalize, precision, backward or "auto", paired)
+        else:
+            scores = call_below_autograd(ops.maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return scores if paired else _as_given(scores, Q, D)
+
+
+def _intercepted(Q: Tensor, D: Tensor) -> bool:
+    """Whether something acts between the call and the operator: a subclass of Tensor, another device,
+    autocast, a transform of torch.func."""
+    if type(Q) not in _PLAIN or type(D) not in _PLAIN:
+        return True
+    if not ((Q.is_cuda and D.is_cuda) or (Q.is_cpu and D.is_cpu)):
+        return True
+    return _is_any_autocast_enabled() or _are_functorch_transforms_active()
+
+
+def maxsim(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: str | None = None,
+    precision: str | None = None,
+    winners: str | None = None,
+) -> Tensor:
+    """Late-interaction scores, differentiable in ``Q`` and ``D``.
+
+    ``score = sum_s max_t <Q[s], D[t]>`` over the query tokens ``s`` and document tokens ``t`` that the
+    masks keep, as in ColBERT (https://arxiv.org/abs/2004.12832). The similarities are never stored.
+
+    Args:
+        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
+            every document), or ``[Nq, K, Ld, d]`` (each query meets its own ``K``, as for distillation).
+        q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token adds 0.
+        d_mask: ``[Nd, Ld]`` or ``[Nq, K, Ld]``, likewise. A masked document token is never a maximum. A
+            query token that meets no valid document token adds 0 and sends no gradient.
+        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. On a GPU of
+            compute capability 9.0, where 2048 query tokens or more meet a document (1024 where copies of
+            ``Q`` and ``D`` take up to 24 MiB) and there is no ``d_mask``, bfloat16 and float16 document
+            tokens are rounded to 11 significant bits once normalized (eight times finer than bfloat16).
+        backward: ``"lowmem"`` (deterministic, gradients written once), ``"unified"`` (one pass, float32
+            atomics), or ``"auto"`` / None: the faster for the shape, and lowmem under
+            ``torch.use_deterministic_algorithms(True)``.
+        precision: how float32 inputs multiply: ``"highest"`` (float32), ``"high"`` (the 11 significant bits
+            of TF32), ``"medium"`` (bfloat16; on a GPU TF32 where reading the inputs takes longer than
+            multiplying them). None follows PyTorch: the autocast dtype under autocast (or TF32, likewise),
+            else ``torch.get_float32_matmul_precision()``. Other dtypes multiply as they are, but for what
+            ``normalize`` says.
+        winners: what the backward needs beside the inputs. ``"save"`` / None keeps the winning token of each
+            (query token, document), two bytes each, from the forward to the backward; ``"recompute"`` keeps
+            nothing and finds them again, which costs the forward's time once more; ``"auto"`` is
+            ``"lowmem"`` then, and on a GPU all beside the gradients takes at most 16 MiB.
+
+    Returns:
+        float32 scores (float64 for float64 inputs), accumulated in that dtype: ``[Nq, Nd]`` or ``[Nq, K]``;
+        a 2-D ``Q`` drops the first dim, a 2-D ``D`` the second.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of a wrong dtype.
+        ValueError: shapes, devices or options that do not fit.
+
+    Warns:
+        UserWarning: the process's first call without ``normalize``, if the first tokens of its ``Q``, masked
+            ones and zeros (padding) aside, are no unit vectors: the models that are scored this way give
+            such. ``LIK_SUPPRESS_NORM_WARN=1`` silences it.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import maxsim
+        >>> Q = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> D = torch.tensor([[[2.0, 0.0], [0.0, 3.0]], [[1.0, 1.0], [0.0, 0.0]]])
+        >>> maxsim(Q, D)
+        tensor([[5., 2.]])
+        >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
+        tensor([[2., 0.]])
+    """
+    if winners is None and (normalize is True or _NORM_CHECKED):
+        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, False)
+        if scores is not None:
+            return scores
+    Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
+    check_winners(winners)
+    scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners)
+    if not (normalize or _NORM_CHECKED or torch.compiler.is_compiling()):
+        _maybe_warn_unnormalized(Q3, q_mask)
+    return _as_given(scores, Q, D)
+
+
+def maxsim_pairs(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: str | None = None,
+    precision: str | None = None,
+    winners: str | None = None,
+) -> Tensor:
+    """Scores of the pairs ``(Q[i], D[i])``: the diagonal of :func:`maxsim`, without the rest.
+
+    Args:
+        Q: ``[B, Lq, d]``.
+        D: ``[B, Ld, d]``.
+        q_mask: ``[B, Lq]``.
+        d_mask: ``[B, Ld]``.
+        normalize, backward, precision, winners: as in :func:`maxsim`.
+
+    Returns:
+        ``[B]`` scores, float32 (float64 for float64 inputs).
+
+    Raises:
+        TypeError, ValueError: as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import maxsim_pairs
+        >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+        >>> D = torch.tensor([[[2.0, 5.0]], [[7.0, 3.0]]])
+        >>> maxsim_pairs(Q, D)
+        tensor([2., 3.])
+    """
+    if winners is None:
+        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, True)
+        if scores is not None:
+            return scores
+    Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
+    check_winners(winners)
+    return _run(Q, D, q_mask, d_mask, normalize, backward, precision, winners, paired=True)[0]
+
+
+def maxsim_with_winners(
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: str | None = None,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`maxsim`, and which document token each query token matched.
+
+    Args:
+        Q, D, q_mask, d_mask, normalize, backward, precision: as in :func:`maxsim`.
+
+    Returns:
+        ``(scores, winners)``. ``scores`` as from :func:`maxsim`, differentiable. ``winners`` is int32,
+        ``[Nq, Nd, Lq]`` or ``[Nq, K, Lq]`` (a 2-D ``Q`` drops the first dim, a 2-D ``D`` the second): the
+        index of the maximum, the lowest one of equals, and -1 where the query token is masked or met no
+        valid token.
+
+    Raises:
+        TypeError, ValueError: as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import maxsim_with_winners
+        >>> Q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> D = torch.tensor([[0.0, 3.0], [2.0, 0.0], [1.0, 1.0]])
+        >>> maxsim_with_winners(Q, D)
+        (tensor(5.), tensor([1, 0], dtype=torch.int32))
+    """
+    Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
+    scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
+    assert winners is not None
+    return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
+
+
+# Norms are looked at once a process, of so many tokens: that waits for the device.
+_NORM_CHECKED = False
+_NORMS = 4096
+
+
+def _maybe_warn_unnormalized(Q: Tensor, q_mask: Tensor | None) -> None:
+    global _NORM_CHECKED
+    if _NORM_CHECKED:
+        return
+    if os.environ.get("LIK_SUPPRESS_NORM_WARN") == "1":
+        _NORM_CHECKED = True
+        return
+    if _intercepted(Q, Q) or (Q.is_cuda and _must_not_wait()):
+        return
+    _NORM_CHECKED = True
+    norms = _norms_that_count(Q, q_mask)
+    if norms.numel() == 0:
+        return
+    median = norms.median().item()
+    if not 0.9 <= median <= 1.1:
+        warnings.warn(
+            f"maxsim(normalize=False), but the median norm of Q's tokens is {median:.3f}: ColBERT-style"
+            " models score unit vectors. Pass normalize=True, or normalize Q and D first."
+            " LIK_SUPPRESS_NORM_WARN=1 silences this, as it does in late-interaction-kernels.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _norms_that_count(Q: Tensor, q_mask: Tensor | None) -> Tensor:
+    """The norms, on the CPU, of Q's first tokens that are neither masked nor zero. Waits for the device."""
+    queries = -(-_NORMS // max(Q.shape[1], 1))  # cut before anything is copied: Q may be large
+    norms: Tensor = Q.detach()[:queries, :_NORMS].float().norm(dim=-1)
+    if q_mask is not None:
+        norms = norms.where(q_mask[:queries, :_NORMS], 0.0)
+    norms = norms.cpu()
+    return norms[norms > 0]
+
+
+def _must_not_wait() -> bool:
+    return torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode() != 0
+
+
+def _as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:
+    """Drops the dims that a 2-D Q (first) or a 2-D D (second) does not have."""
+    if D.dim() == 2:
+        result = result.squeeze(1)
+    return result.squeeze(0) if Q.dim() == 2 else result

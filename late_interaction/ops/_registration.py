@@ -1,0 +1,249 @@
+"""How an operator is registered with PyTorch, and what the operators share for it.
+
+A module of this folder describes its operators by :func:`register_forward`, :func:`register_backward` and
+:func:`register_helper`:
+
+- a fake kernel, which says shapes and dtypes to torch.compile, torch.export and meta tensors;
+- a kernel of the Autograd dispatch key, as ``torch.library.register_autograd`` would make it, but without its
+  generality: the host's time bounds a small training step;
+- kernels of the Autocast keys;
+- a rule for vmap, and an error for CUDA tensors where the CUDA library is missing.
+
+Under the transforms of ``torch.func`` the dispatcher calls an Autograd kernel once a level, and the kernel
+records its function at that level (:func:`applied`). ``grad``, ``vjp`` and ``jacrev`` work; every kernel
+refuses forward-mode derivatives (``jvp``, ``jacfwd``, dual tensors).
+
+Autocast leaves float32 inputs float32 and multiplies in the autocast dtype, so gradients come in float32. A
+cast would keep a half-precision copy of Q and D alive until the backward and round their gradients. Inputs
+of two dtypes (half and float32) are cast to the autocast dtype. float64 stays, as everywhere in autocast.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _are_functorch_transforms_active,
+    _AutoDispatchBelowAutograd,
+    _ExcludeDispatchKeyGuard,
+)
+from torch._C._functorch import set_single_level_autograd_function_allowed
+from torch.autograd import Function, forward_ad
+
+from late_interaction._checks.tensors import check_no_forward_ad
+from late_interaction.ops._library import cuda_missing, library
+
+Kernel = Callable[..., Any]
+
+
+# ---- registration ----
+
+
+def register_forward(
+    op: Any,
+    fake: Kernel,
+    autograd: Kernel,
+    autocast: "Callable[[Any, str, DispatchKey], Kernel] | None" = None,
+    packed: bool = False,
+) -> None:
+    """An operator that returns scores. autocast: makes its kernel of an Autocast key."""
+    _register(op, fake, autograd, _no_vmap(op, packed))
+    if autocast is not None:
+        for device_type, key in (("cpu", DispatchKey.AutocastCPU), ("cuda", DispatchKey.AutocastCUDA)):
+            library.impl(op, autocast(op, device_type, key), key.name)
+
+
+def register_backward(op: Any, fake: Kernel, autograd: Kernel | None = None) -> None:
+    """An operator that returns gradients, which has none of its own."""
+    _register(op, fake, autograd or differentiable(op, partial(once, op)), _vmap_one_by_one(op))
+
+
+def register_helper(op: Any, fake: Kernel) -> None:
+    """A step of an operator, without gradients."""
+    torch.library.register_fake(op.name(), fake)
+    _register_autograd(op, without_gradients(op))
+
+
+def _register(op: Any, fake: Kernel, autograd: Kernel, vmap: Kernel) -> None:
+    torch.library.register_fake(op.name(), fake)
+    _register_autograd(op, autograd)
+    torch.library.register_vmap(op.name(), vmap)
+    if cuda_missing is not None:
+        library.impl(op, _no_cuda(cuda_missing), "CUDA")
+
+
+def _register_autograd(op: Any, kernel: Kernel) -> None:
+    name = _name(op)
+
+    def without_tangents(*args: Any) -> Any:
+        check_no_forward_ad(name, *args)
+        return kernel(*args)
+
+    library.impl(op, without_tangents, "Autograd")
+
+
+def _name(op: Any) -> str:
+    name: str = op.name()
+    return name.removeprefix("late_interaction::")
+
+
+# ---- fake kernels ----
+
+
+def scores_dtype(Q: Tensor) -> torch.dtype:
+    return torch.float64 if Q.dtype == torch.float64 else torch.float32
+
+
+def fake_gradient(x: Tensor, needed: bool) -> Tensor:
+    """A gradient that is not needed has zero elements."""
+    return x.new_empty(x.shape if needed else (0,))
+
+
+# ---- kernels of the Autograd key ----
+
+
+def applied(function: type[Function]) -> Any:
+    """``function.apply`` for a kernel of the Autograd key. ``Function.apply`` itself would hand the call to
+    every active level of ``torch.func``; but the dispatcher has chosen the level already."""
+    plain: Any = super(Function, function).apply  # type: ignore[misc]
+
+    def apply(*args: Any) -> Any:
+        if not _are_functorch_transforms_active():
+            return plain(*args)
+        before = torch._C._functorch.get_single_level_autograd_function_allowed()
+        set_single_level_autograd_function_allowed(True)
+        try:
+            return plain(*args)
+        finally:
+            set_single_level_autograd_function_allowed(before)
+
+    return apply
+
+
+def call_in_function(op: Any, *args: Any) -> Any:
+    """Calls ``op`` below autograd in the forward of an autograd ``Function``. A level of ``torch.func`` under
+    the one that the function is recorded at records the call as well, which such a forward disables."""
+    if _are_functorch_transforms_active():
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
+            return op(*args)
+    with _AutoDispatchBelowAutograd():
+        return op(*args)
+
+
+def call_in_backward(op: Any, *args: Any) -> Any:
+    """Calls ``op``, below autograd unless the backward is differentiated itself: by create_graph=True,
+    torch.func or dual tensors."""
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return op(*args)
+    with _AutoDispatchBelowAutograd():
+        return op(*args)
+
+
+class Once(Function):
+    """A backward operator, which has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, *args: Any) -> Any:
+        return call_in_function(op, *args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "double backward of maxsim is not supported: its gradients cannot be differentiated again"
+            " (call backward or torch.autograd.grad without create_graph=True)"
+        )
+
+
+once = applied(Once)
+
+
+def requires_gradient(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+
+
+def differentiable(op: Any, function: Kernel) -> Kernel:
+    """The Autograd kernel of ``op``: ``function``, with every argument, where one requires a gradient."""
+    defaults = [argument.default_value for argument in op._schema.arguments]  # the dispatcher leaves them out
+
+    def kernel(*args: Any) -> Any:
+        if requires_gradient(args):
+            return function(*args, *defaults[len(args) :])
+        with _AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return kernel
+
+
+def without_gradients(op: Any) -> Kernel:
+    def kernel(*args: Any) -> Any:
+        if requires_gradient(args):
+            raise RuntimeError(f"{op} has no gradients: detach its arguments, or use torch.no_grad()")
+        with _AutoDispatchBelowAutograd():
+            return op(*args)
+
+    return kernel
+
+
+# ---- kernels of the Autocast keys ----
+
+AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
+
+
+def autocast_pair(op: Any, device_type: str, key: DispatchKey) -> Kernel:
+    """The Autocast kernel of an operator that takes ``(Q, D, ..., precision, ...)``."""
+    exclude = DispatchKeySet(key)
+    defaults = [argument.default_value for argument in op._schema.arguments]
+    at = [argument.name for argument in op._schema.arguments].index("precision") - 2  # behind Q and D
+
+    def autocast(Q: Tensor, D: Tensor, *given: Any) -> Any:
+        rest = [*given, *defaults[2 + len(given) :]]
+        dtype = torch.get_autocast_dtype(device_type)
+        if Q.dtype != D.dtype and torch.float64 not in (Q.dtype, D.dtype):
+            Q, D = Q.to(dtype), D.to(dtype)
+        elif Q.dtype == torch.float32:
+            rest[at] = AUTOCAST_PRECISION.get(dtype, rest[at])
+        with _ExcludeDispatchKeyGuard(exclude):
+            return op(Q, D, *rest)
+
+    return autocast
+
+
+# ---- what is not supported ----
+
+
+def _no_vmap(op: Any, packed: bool) -> Callable[..., NoReturn]:
+    def vmap(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        how = (
+            "pack all sequences"
+            if packed
+            else "pass Q as [Nq, Lq, d] and D as [Nd, Ld, d], or as [Nq, K, Ld, d] if each query has its own"
+        )
+        raise RuntimeError(f"{op.name()} does not support vmap: it is batched already, so {how}")
+
+    return vmap
+
+
+def _vmap_one_by_one(op: Any) -> Kernel:
+    """``op`` for each entry of the batch in turn. Its results have the batch as their first dim."""
+
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        def entry(i: int) -> Any:
+            return op(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, in_dims, strict=True)))
+
+        results = [entry(i) for i in range(info.batch_size)]
+        if isinstance(results[0], Tensor):
+            return torch.stack(results), 0
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+    return vmap
+
+
+def _no_cuda(reason: str) -> Callable[..., NoReturn]:
+    def kernel(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"late_interaction has no CUDA kernels for these CUDA tensors: {reason}.")
+
+    return kernel

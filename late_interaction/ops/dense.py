@@ -1,0 +1,263 @@
+"""The operators on dense tokens.
+
+``Q`` is ``[Nq, Lq, d]``. ``D`` is ``[Nd, Ld, d]`` (in-batch: every query meets every document) or
+``[Nq, K, Ld, d]`` (each query meets its own ``K``); ``N`` below is ``Nd`` or ``K``. Masks are bool, True =
+keep, shaped as their tokens without ``d``. ``paired``: query ``i`` meets document ``i`` alone, ``D`` is
+``[Nq, Ld, d]``, and scores and winners have no dim ``N``.
+
+``maxsim(Q, D, q_mask, d_mask, normalize=False, precision="highest", backward="auto", paired=False)
+-> scores``
+    ``scores`` is ``[Nq, N]``, float32 (float64 for float64 inputs). Differentiable; the backward finds the
+    winners again, so nothing but the inputs is kept for it.
+``maxsim_winners(...the same...) -> (scores, winners)``
+    ``winners`` is ``[Nq, N, Lq]``: the document token that each query token matched. int16 while
+    ``Ld <= 65534``, holding the unsigned 16-bit index, with -1 for "none"; int32 above. Differentiable in
+    ``scores``; keeps ``Q``, ``D`` and ``winners`` for the backward.
+``maxsim_backward(grad_scores, Q, D, winners, normalize=False, backward="auto", need_grad_Q=True,
+need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
+    A gradient that is not needed comes back with zero elements. Not differentiable again.
+``maxsim_backward_recompute(grad_scores, Q, D, q_mask, d_mask, normalize=False, precision="highest",
+backward="auto", need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
+    The same without winners, which it finds again as a forward with these options does; on a GPU in parts
+    that take at most 16 MiB (one document's, if those take more). ``"auto"`` is ``"lowmem"`` here.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
+from torch.autograd import Function
+
+from late_interaction.ops import _oom
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import (
+    applied,
+    autocast_pair,
+    call_in_backward,
+    call_in_function,
+    fake_gradient,
+    once,
+    register_backward,
+    register_forward,
+    scores_dtype,
+)
+from late_interaction.ops.winners import winner_dtype
+
+_maxsim_op, _winners_op = operators.maxsim.default, operators.maxsim_winners.default
+_backward_op = operators.maxsim_backward.default
+_recompute_op = operators.maxsim_backward_recompute.default
+_Grads = tuple[Tensor | None, ...]
+_OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
+_NOTHING: _Grads = (None,) * (2 + _OPTIONS)
+
+
+# ---- shapes ----
+
+
+def _check_ranks(Q: Tensor, D: Tensor, paired: bool) -> None:
+    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
+    wanted = "[Nq, Ld, d]" if paired else "[Nd, Ld, d] or [Nq, K, Ld, d]"
+    torch._check(
+        D.dim() == 3 or (D.dim() == 4 and not paired),
+        lambda: f"late_interaction: D must be {wanted}, got rank {D.dim()}",
+    )
+
+
+def fake_scores(Q: Tensor, D: Tensor, paired: bool = False) -> Tensor:
+    _check_ranks(Q, D, paired)
+    return Q.new_empty(Q.shape[:1] if paired else (Q.shape[0], D.shape[-3]), dtype=scores_dtype(Q))
+
+
+def _fake_maxsim(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool = False,
+    precision: str = "highest", backward: str = "auto", paired: bool = False,
+) -> Tensor:  # fmt: skip
+    return fake_scores(Q, D, paired)
+
+
+def _fake_winners(Q: Tensor, D: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    scores = _fake_maxsim(Q, D, *options)
+    return scores, Q.new_empty((*scores.shape, Q.shape[1]), dtype=winner_dtype(D.shape[-2]))
+
+
+def _fake_backward(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    winners: Tensor,
+    normalize: bool = False,
+    backward: str = "auto",
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+    paired: bool = False,
+) -> tuple[Tensor, Tensor]:
+    _check_ranks(Q, D, paired)
+    return fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
+
+
+def _fake_recompute(
+    grad_scores: Tensor, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
+    normalize: bool = False, precision: str = "highest", *options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _fake_backward(grad_scores, Q, D, grad_scores, normalize, *options)
+
+
+# ---- gradients ----
+#
+# maxsim_winners keeps its winners and ends in maxsim_backward; maxsim keeps only its inputs and ends in
+# maxsim_backward_recompute, which finds the winners again.
+
+
+def call_below_autograd(
+    op: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
+    normalize: bool, precision: str, paired: bool,
+) -> Any:  # fmt: skip
+    """Calls ``op``, which is ``maxsim`` or ``maxsim_winners``, below the Autograd key."""
+    with _AutoDispatchBelowAutograd():
+        if paired or precision != "highest":
+            return op(Q, D, q_mask, d_mask, normalize, precision, "auto", paired)
+        return op(Q, D, q_mask, d_mask, normalize)  # the dispatcher takes 0.3 us for defaults that are passed
+
+
+def _gradients(ctx: Any, grad_scores: Tensor) -> _Grads:
+    Q, D, winners = ctx.saved_tensors
+    normalize, backward, paired = ctx.options
+    needs = ctx.needs_input_grad[:2]
+    if backward == "auto" and torch.are_deterministic_algorithms_enabled():
+        backward = "lowmem"
+    args: tuple[Any, ...] = (grad_scores, Q, D, winners, normalize)
+    if backward != "auto" or not all(needs) or paired:
+        args += (backward, *needs, paired)
+    return _call_backward(_backward_op, args, Q, D, needs, backward != "lowmem")
+
+
+def _call_backward(
+    op: Any, args: tuple[Any, ...], Q: Tensor, D: Tensor, needs: tuple[bool, bool], unified: bool
+) -> _Grads:
+    try:
+        grad_Q, grad_D = call_in_backward(op, *args)
+    except RuntimeError as error:
+        _oom.backward_failed(error, Q, D, unified)
+        raise
+    return grad_Q if needs[0] else None, grad_D if needs[1] else None, *_NOTHING[2:]
+
+
+class MaxSimWinners(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool,
+        precision: str, backward: str, paired: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        args = (Q, D, q_mask, d_mask, normalize, precision, backward, paired)
+        scores, winners = call_in_function(_winners_op, *args)
+        ctx.save_for_backward(Q, D, winners)
+        ctx.options = normalize, backward, paired
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)  # or autograd would make a zero tensor as large as the winners
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
+        return _NOTHING if grad_scores is None else _gradients(ctx, grad_scores)
+
+
+class MaxSimStep(Function):
+    """``maxsim_winners`` that returns the scores alone: autograd would wrap and mark a second output in every
+    training step, and nobody would read it. Not for transforms of ``torch.func``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool,
+        precision: str, backward: str, paired: bool,
+    ) -> Tensor:  # fmt: skip
+        scores: Tensor
+        scores, winners = call_below_autograd(_winners_op, Q, D, q_mask, d_mask, normalize, precision, paired)
+        ctx.save_for_backward(Q, D, winners)
+        ctx.options = normalize, backward, paired
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        return _gradients(ctx, grad_scores)
+
+
+class MaxSim(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        scores: Tensor = call_in_function(_maxsim_op, *args)
+        ctx.save_for_backward(*args[:4])
+        ctx.options = args[4:]
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        Q, D, q_mask, d_mask = ctx.saved_tensors
+        normalize, precision, backward, paired = ctx.options
+        needs = ctx.needs_input_grad[:2]
+        args = (grad_scores, Q, D, q_mask, d_mask, normalize, precision, backward, *needs, paired)
+        return _call_backward(_recompute_op, args, Q, D, needs, backward == "unified")
+
+
+# Function.apply without its questions about torch.func: only for calls without such a transform.
+apply_step: Any = super(Function, MaxSimStep).apply
+_apply_maxsim, _apply_winners = applied(MaxSim), applied(MaxSimWinners)
+# The defaults of normalize, precision, backward and paired: the dispatcher leaves these out.
+_DEFAULTS = (False, "highest", "auto", False)
+
+
+# Faster than `differentiable`: of the arguments, these look at Q and D alone.
+
+
+def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
+    if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+        return _apply_maxsim(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+    with _AutoDispatchBelowAutograd():
+        return _maxsim_op(Q, D, q_mask, d_mask, *options)
+
+
+def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
+    if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+        return _apply_winners(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+    with _AutoDispatchBelowAutograd():
+        return _winners_op(Q, D, q_mask, d_mask, *options)
+
+
+def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
+    if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+        return once(_backward_op, grad_scores, Q, D, *args)
+    with _AutoDispatchBelowAutograd():
+        return _backward_op(grad_scores, Q, D, *args)
+
+
+# ---- gradients without kept winners, on the CPU: all winners are found again at once ----
+
+
+def _maxsim_backward_recompute(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    normalize: bool = False,
+    precision: str = "highest",
+    backward: str = "auto",
+    need_grad_Q: bool = True,
+    need_grad_D: bool = True,
+    paired: bool = False,
+) -> tuple[Tensor, Tensor]:
+    # The precision already says what autocast wanted; autocast must not change it here.
+    with torch.autocast(Q.device.type, enabled=False):
+        _, winners = _winners_op(Q, D, q_mask, d_mask, normalize, precision, paired=paired)
+    backward = "lowmem" if backward == "auto" else backward
+    args = (grad_scores, Q, D, winners, normalize, backward, need_grad_Q, need_grad_D, paired)
+    grads: tuple[Tensor, Tensor] = _backward_op(*args)
+    return grads
+
+
+def register() -> None:
+    register_forward(_maxsim_op, _fake_maxsim, _maxsim, autocast_pair)
+    register_forward(_winners_op, _fake_winners, _maxsim_winners, autocast_pair)
+    register_backward(_backward_op, _fake_backward, _maxsim_backward)
+    register_backward(_recompute_op, _fake_recompute)
+    library.impl(_recompute_op, _maxsim_backward_recompute, "CPU")

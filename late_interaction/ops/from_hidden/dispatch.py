@@ -1,0 +1,168 @@
+"""Shapes, gradients and autocast of the operators on hidden states."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _AutoDispatchBelowAutograd,
+    _ExcludeDispatchKeyGuard,
+    _is_any_autocast_enabled,
+)
+from torch.autograd import Function
+
+from late_interaction._precision import without_autocast
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import (
+    AUTOCAST_PRECISION,
+    Kernel,
+    applied,
+    call_in_backward,
+    call_in_function,
+    fake_gradient,
+    register_backward,
+    register_forward,
+    register_helper,
+    requires_gradient,
+)
+from late_interaction.ops.from_hidden import driver, fallback
+from late_interaction.ops.from_hidden.dtypes import sum_dtype, working_dtype
+from late_interaction.ops.winners import winner_dtype
+
+_scores_op = operators.maxsim_from_hidden.default
+_winners_op = operators.maxsim_from_hidden_winners.default
+_backward_op = operators.maxsim_from_hidden_backward.default
+
+
+# ---- shapes ----
+
+
+def _fake_scores(*args: Any) -> Tensor:
+    return _fake_winners(*args)[0]
+
+
+def _fake_winners(
+    Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
+    normalize: bool = True, precision: str = "highest",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    driver.check(Q, H, W, b)
+    dtype = sum_dtype(working_dtype(precision, Q, H, W, b))
+    scores = Q.new_empty((Q.shape[0], H.shape[0]), dtype=dtype)
+    return scores, Q.new_empty((Q.shape[0], H.shape[0], Q.shape[1]), dtype=winner_dtype(H.shape[1]))
+
+
+def _fake_backward(
+    grad_scores: Tensor, Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None, winners: Tensor,
+    normalize: bool = True, precision: str = "highest", need_grad_Q: bool = True, need_grad_H: bool = True,
+    need_grad_W: bool = True, need_grad_b: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    driver.check(Q, H, W, b)
+    grad_b = (W if b is None else b).new_empty(W.shape[:1] if need_grad_b else (0,))
+    grad_Q, grad_H = fake_gradient(Q, need_grad_Q), fake_gradient(H, need_grad_H)
+    return grad_Q, grad_H, fake_gradient(W, need_grad_W), grad_b
+
+
+def _fake_project_rows(
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+) -> Tensor:
+    return rows.new_empty((rows.shape[0] if normalize else 0,), dtype=sum_dtype(rows.dtype))
+
+
+def _fake_project_scores(
+    Q: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, q_mask: Tensor | None, d_mask: Tensor | None,
+    Ld: int, normalize: bool,
+) -> Tensor:  # fmt: skip
+    return Q.new_empty((Q.shape[0], hidden.shape[0] // Ld), dtype=torch.float32)
+
+
+def _fake_won_rows(winners: Tensor, Ld: int) -> Tensor:
+    return winners.new_empty((winners.shape[1] * Ld,), dtype=torch.bool)
+
+
+def _fake_unit_rows(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[:1], dtype=sum_dtype(x.dtype))
+
+
+def _fake_nothing(*_: Any) -> None:
+    """The fake kernel of operators that write into their arguments and return nothing."""
+
+
+# ---- gradients ----
+
+
+class MaxSimFromHidden(Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        Q, H, W, b, _, _, normalize, precision = args
+        scores, winners = call_in_function(_winners_op, *args)
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(Q, H, W, b, winners)
+        ctx.options = normalize, precision
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad_scores is None:
+            return (None,) * 8
+        needs = ctx.needs_input_grad[:4]
+        args = (grad_scores, *ctx.saved_tensors, *ctx.options, *needs)
+        if _is_any_autocast_enabled():  # the forward's precision already says what it wanted
+            with without_autocast(grad_scores.device.type):
+                grads = call_in_backward(_backward_op, *args)
+        else:
+            grads = call_in_backward(_backward_op, *args)
+        wanted: list[Tensor | None] = [g if need else None for g, need in zip(grads, needs, strict=True)]
+        return *wanted, None, None, None, None
+
+
+_apply = applied(MaxSimFromHidden)
+_DEFAULTS = (True, "highest")  # normalize and precision: the dispatcher leaves defaults out
+
+
+def _from_hidden_winners(*args: Any) -> Any:
+    if requires_gradient(args):
+        return _apply(*args, *_DEFAULTS[len(args) - 6 :])
+    with _AutoDispatchBelowAutograd():
+        return _winners_op(*args)
+
+
+def _from_hidden(*args: Any) -> Any:
+    if requires_gradient(args):
+        return _from_hidden_winners(*args)[0]
+    with _AutoDispatchBelowAutograd():
+        return _scores_op(*args)
+
+
+# ---- autocast ----
+
+
+def _autocast(op: Any, device_type: str, key: DispatchKey) -> Kernel:
+    """Inputs keep their dtypes: the operator converts a chunk of documents at a time."""
+    exclude = DispatchKeySet(key)
+
+    def autocast(*args: Any) -> Any:
+        normalize, precision = (*args, *_DEFAULTS[len(args) - 6 :])[6:]
+        precision = AUTOCAST_PRECISION.get(torch.get_autocast_dtype(device_type), precision)
+        with _ExcludeDispatchKeyGuard(exclude):
+            return op(*args[:6], normalize, precision)
+
+    return autocast
+
+
+def register() -> None:
+    register_forward(_scores_op, _fake_scores, _from_hidden, _autocast)
+    register_forward(_winners_op, _fake_winners, _from_hidden_winners, _autocast)
+    register_backward(_backward_op, _fake_backward)
+    register_helper(operators.project_rows_.default, _fake_project_rows)
+    register_helper(operators.project_scores.default, _fake_project_scores)
+    register_helper(operators.unit_rows_.default, _fake_unit_rows)
+    register_helper(operators.maxsim_backward_unit_.default, _fake_nothing)
+    register_helper(operators.outer_rows_.default, _fake_nothing)
+    torch.library.register_fake("late_interaction::won_rows", _fake_won_rows)
+    for kernel in driver.KERNELS:
+        library.impl(kernel.__name__, kernel, "CompositeExplicitAutograd")
+    for name, step in fallback.KERNELS.items():
+        library.impl(name, step, "CPU")

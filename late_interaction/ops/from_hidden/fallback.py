@@ -1,0 +1,89 @@
+"""The helper operators in plain PyTorch: the CPU's kernels, and a GPU's where it has none for the inputs."""
+
+import torch
+from torch import Tensor
+
+from late_interaction.ops._library import operators
+from late_interaction.ops.from_hidden.dtypes import sum_dtype
+from late_interaction.ops.winners import widen
+
+
+def can_project_rows(hidden: Tensor, W: Tensor, b: Tensor | None) -> bool:
+    return False
+
+
+def project_rows(
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+) -> Tensor:
+    if b is None:
+        torch.mm(hidden, W.t(), out=rows)
+    else:
+        torch.addmm(b, hidden, W.t(), out=rows)
+    return operators.unit_rows_.default(rows) if normalize else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
+
+
+def won_rows(winners: Tensor, Ld: int) -> Tensor:
+    Nd = winners.shape[1]
+    places = widen(winners, Ld).long()
+    places = torch.where(places < 0, Ld, places)  # an extra column takes the tokens that matched nothing
+    won = places.new_zeros(Nd, Ld + 1, dtype=torch.bool)
+    return won.scatter_(1, places.transpose(0, 1).flatten(1), True)[:, :Ld].flatten()
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    inverse: Tensor = (
+        torch.linalg.vector_norm(x, dim=-1, dtype=sum_dtype(x.dtype)).clamp_min_(1e-12).reciprocal_()
+    )
+    x.mul_(inverse.unsqueeze(-1))
+    return inverse
+
+
+def maxsim_backward_unit(
+    grad_scores: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    inverse: Tensor | None,
+    winners: Tensor,
+    grad_Q: Tensor,
+    grad_D: Tensor,
+    sums: Tensor | None,
+    first: bool,
+    last: bool,
+) -> None:
+    needs = grad_Q.numel() > 0, grad_D.numel() > 0
+    part_Q, grad = operators.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
+    if needs[0]:
+        if sums is not None:
+            part_Q = sums.copy_(part_Q) if first else sums.add_(part_Q)
+        if last:
+            grad_Q.copy_(part_Q)
+    if not needs[1]:
+        return
+    if inverse is not None:
+        won = (grad != 0).any(-1)
+        inverse = inverse.view_as(won)
+        g, u = grad.to(inverse.dtype), D.to(inverse.dtype)
+        along = (g * u).sum(-1)
+        along.masked_fill_(inverse >= 1e12, 0.0)  # below eps, the norm is a constant
+        grad = (g - along.unsqueeze(-1) * u) * inverse.unsqueeze(-1)
+        grad = grad.masked_fill_(~won.unsqueeze(-1), 0.0)  # even for a token that holds NaN
+    grad_D.copy_(grad)
+
+
+def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
+    rows = hidden.masked_fill(~wanted.unsqueeze(-1), 0.0).to(parts.dtype)
+    first = parts[0]
+    torch.addmm(first, grad.t().to(parts.dtype), rows, beta=0 if fresh else 1, out=first)
+    if fresh:
+        parts[1:].zero_()
+
+
+# By the names of the operators.
+KERNELS = {
+    "can_project_rows": can_project_rows,
+    "won_rows": won_rows,
+    "project_rows_": project_rows,
+    "unit_rows_": unit_rows,
+    "maxsim_backward_unit_": maxsim_backward_unit,
+    "outer_rows_": outer_rows,
+}

@@ -1,0 +1,18 @@
+"""The operator that copies from pageable memory to a GPU, through a ring of pinned memory.
+
+``send_bytes_(to, source, rooms, left, first)``
+    Copies the bytes of ``source`` on the current stream by way of the slots ``rooms``, beginning at slot
+    ``first``; event ``left[i]`` is recorded once slot ``i`` is free again. ``source`` may change right after.
+"""
+
+from typing import Any
+
+import torch
+
+
+def _fake(*_: Any) -> None:
+    """Writes into ``to`` and returns nothing."""
+
+
+def register() -> None:
+    torch.library.register_fake("late_interaction::send_bytes_", _fake)

@@ -1,0 +1,121 @@
+"""The operators on residual-compressed documents, as PLAID and ColBERTv2 indexes hold them.
+
+``maxsim_residual(Q, codes, residuals, extents, centroids, bucket_weights, nbits, normalize=True,
+precision="highest") -> scores``
+    ``Q`` against documents stored as centroids and residuals (:mod:`late_interaction.plaid`). ``codes``
+    (int32) and ``residuals`` (uint8) are ``[Nd, Ld]`` and ``[Nd, Ld, bytes]`` with ``extents`` ``[Nd]``, the
+    documents' lengths, or ``[tokens]`` and ``[tokens, bytes]`` with ``extents`` ``[Nd + 1]``, their offsets.
+    ``bucket_weights`` is float32, ``[2**nbits]``. Differentiable in ``Q``.
+``maxsim_residual_winners(...the same...) -> (scores, winners)``
+    ``winners`` as those of ``maxsim_winners``, int32 where documents have offsets. Differentiable in
+    ``scores``, with respect to ``Q``.
+``maxsim_residual_backward(grad_scores, Q, codes, residuals, extents, centroids, bucket_weights, winners,
+nbits, normalize=True) -> grad_Q``
+    Not differentiable again.
+``plaid_approx_score(query_centroid_scores, codes, doc_lengths) -> scores``
+    float32 or float64 ``[n_centroids, Lq]`` gathered by int32 codes ``[B, Ld]``. Not differentiable.
+
+:mod:`late_interaction.ops.plaid_cpu` has the CPU's kernels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
+from torch.autograd import Function
+
+from late_interaction.ops import plaid_cpu
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import (
+    applied,
+    call_in_function,
+    register_backward,
+    register_forward,
+    scores_dtype,
+    without_gradients,
+)
+from late_interaction.ops.winners import winner_dtype
+
+_scores_op, _winners_op = operators.maxsim_residual.default, operators.maxsim_residual_winners.default
+_backward_op = operators.maxsim_residual_backward.default
+_approx_op = operators.plaid_approx_score.default
+
+
+# ---- shapes ----
+
+
+def _fake(Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, *_: Any) -> Tensor:
+    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
+    torch._check(
+        codes.dim() in (1, 2),
+        lambda: f"late_interaction: codes must be [tokens] or [Nd, Ld], got rank {codes.dim()}",
+    )
+    N = codes.shape[0] if codes.dim() == 2 else extents.shape[0] - 1
+    return Q.new_empty((Q.shape[0], N), dtype=scores_dtype(Q))
+
+
+def _fake_winners(
+    Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, *_: Any
+) -> tuple[Tensor, Tensor]:
+    scores = _fake(Q, codes, residuals, extents)
+    dtype = torch.int32 if codes.dim() == 1 else winner_dtype(codes.shape[1])
+    return scores, Q.new_empty((*scores.shape, Q.shape[1]), dtype=dtype)
+
+
+def _fake_backward(grad_scores: Tensor, Q: Tensor, *_: Any) -> Tensor:
+    return Q.new_empty(Q.shape)
+
+
+def _fake_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths: Tensor) -> Tensor:
+    return query_centroid_scores.new_empty((codes.shape[0],))
+
+
+# ---- gradients ----
+
+
+class MaxSimResidual(Function):
+    """Q alone is differentiable: centroids and bucket weights are an index, which is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        scores, winners = call_in_function(_winners_op, *args)
+        *tensors, nbits, normalize, _ = args
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, winners)
+        ctx.options = nbits, normalize
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad_scores is None:
+            return (None,) * 9
+        grad_Q: Tensor = _backward_op(grad_scores, *ctx.saved_tensors, *ctx.options)
+        return grad_Q, *[None] * 8
+
+
+_apply = applied(MaxSimResidual)
+
+
+def _residual_winners(Q: Tensor, *args: Any) -> Any:
+    if Q.requires_grad and torch.is_grad_enabled():
+        return _apply(Q, *args, *(True, "highest")[len(args) - 6 :])  # the dispatcher leaves defaults out
+    with _AutoDispatchBelowAutograd():
+        return _winners_op(Q, *args)
+
+
+def _residual(Q: Tensor, *args: Any) -> Any:
+    if Q.requires_grad and torch.is_grad_enabled():
+        return _residual_winners(Q, *args)[0]
+    with _AutoDispatchBelowAutograd():
+        return _scores_op(Q, *args)
+
+
+def register() -> None:
+    register_forward(_scores_op, _fake, _residual)
+    register_forward(_winners_op, _fake_winners, _residual_winners)
+    register_backward(_backward_op, _fake_backward)
+    register_forward(_approx_op, _fake_approx_score, without_gradients(_approx_op))
+    for kernel in plaid_cpu.KERNELS:
+        library.impl(kernel.__name__, kernel, "CPU")
