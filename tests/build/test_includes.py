@@ -47,17 +47,11 @@ ALLOWED = {
 }
 
 KNOWN = {
-    # The factors of tokens are looked up by ForwardArgs: they are to take a view of scales alone.
-    ("cuda/primitives/token_scales.cuh", "cuda/forward/args.h"),
     # One file describes every kernel's tensors: each kernel's maps are to stand beside it.
     ("cuda/runtime/tma_descriptors.h", "cuda/forward/args.h"),
     ("cuda/runtime/tma_descriptors.h", "cuda/forward/tma_args.h"),
     ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/operands/fp16x2.h"),
     ("cuda/runtime/tma_descriptors.cpp", "cuda/forward/sm90_d/token_scale_tma.h"),
-    # The forward kernels' tiles of listed pairs: a tile policy that is to be a template argument.
-    ("cuda/forward/sm80/kernel.cuh", "cuda/pairs/row_tile.cuh"),
-    ("cuda/forward/sm90_d/kernel.cuh", "cuda/pairs/row_tile.cuh"),
-    ("cuda/forward/fp64/kernel.cuh", "cuda/pairs/args.h"),
     # The stages of the forward know packed inputs and listed pairs: these are to be stages of their own.
     ("cuda/forward/run.cpp", "cuda/pairs/index.h"),
     ("cuda/forward/run.cpp", "cuda/varlen/workspace.h"),

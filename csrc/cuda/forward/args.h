@@ -57,4 +57,10 @@ struct ForwardArgs {
   int64_t documents() const { return N / num_splits; }  // that each query meets
 };
 
+// Listed pairs of packed queries and documents (listed_pairs.cuh).
+struct PairArgs : ForwardArgs {
+  const Span* rows;       // [N] of each pair's query among the packed rows; length -1: its score is NaN
+  int32_t winner_stride;  // winners are [N, winner_stride]
+};
+
 }  // namespace late_interaction

@@ -28,7 +28,7 @@ struct Passage {
   __device__ __forceinline__ Passage(const ForwardArgs& p, int32_t query, int32_t j, Span of)
       : tokens(static_cast<const E*>(p.D.data) + document_offset(p, query, j) + of.first * p.D.token_stride),
         mask(document_mask(p, query, j)),
-        scales(document_scales(p, query, j)),
+        scales(document_scales(p.d_scales, query, j)),
         first(of.first),
         length(of.length) {
     if (mask != nullptr) mask += first * p.d_mask.token_stride;
@@ -56,7 +56,7 @@ __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage
     }
     dot = warp_sum(dot);
     if (of.scales != nullptr) {
-      dot *= token_scale(p, of.scales, t);
+      dot *= usable_scale(of.scales[t * p.d_scales.token_stride]);
     } else if (p.normalize) {
       dot *= inverse_norm(warp_sum(squares));
     }
@@ -116,7 +116,8 @@ struct LaneRows {
       const bool exists = at < tile.count;
       query[o] = exists ? row / p.Lq : -1;
       place[o] = row - query[o] * p.Lq;
-      scale[o] = exists && keeps_row(p, row) ? row_scale(p, query[o], place[o]) : -1.0f;
+      scale[o] =
+          exists && keeps_row(p, row) ? row_scale(p.q_scales, p.shared_scale, query[o], place[o]) : -1.0f;
       if (Tile::kPacked && p.packed && exists) {
         const int32_t its = p.row_queries[row];
         query[o] = max(its, ~its);

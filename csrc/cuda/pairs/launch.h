@@ -5,8 +5,8 @@
 #include <cuda_runtime.h>
 
 #include "../../plan/plan.h"
+#include "../forward/args.h"
 #include "../forward/tma_args.h"
-#include "args.h"
 
 namespace late_interaction {
 

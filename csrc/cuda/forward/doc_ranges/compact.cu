@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
   copy_rows(rows, to, repeated, [&](int) { return all.end - 1; }, [&](int k) { return all.count + k; });
 
   const float* scales =
-      compacted_to.scales != nullptr ? document_scales(p, document.query, document.j) : nullptr;
+      compacted_to.scales != nullptr ? document_scales(p.d_scales, document.query, document.j) : nullptr;
   const auto note = [&](int32_t token, int32_t k) {
     compacted_to.positions[slot + k] = token;
     if (scales != nullptr) compacted_to.scales[slot + k] = scales[token * p.d_scales.token_stride];

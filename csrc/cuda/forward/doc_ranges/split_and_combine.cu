@@ -75,13 +75,8 @@ __global__ void __launch_bounds__(kThreads)
   doc_ranges[at] = {first, end - first, document, first};
 }
 
-// NaN is above all, and of two the earlier one counts, as in PyTorch.
 __device__ __forceinline__ void keep_first(Maximum& best, const Maximum& other) {
-  const bool nan = isnan(best.value), other_nan = isnan(other.value);
-  const bool above = other_nan ? !nan : other.value > best.value;
-  const bool level = nan == other_nan && (nan || other.value == best.value);
-  const bool earlier = static_cast<uint32_t>(other.token) < static_cast<uint32_t>(best.token);
-  if (above || (level && earlier)) best = other;
+  if (beats(other.value, other.token, best.value, best.token)) best = other;
 }
 
 // A block has 32 rows side by side for each `depth` of its warps, which share the splits.
@@ -115,7 +110,8 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t at = (query * documents + j) * p.Lq + place;
       store_winner(p.winners, p.wide_winners, at, counts ? best.token : kSentinel);
     }
-    const float sum = warp_sum(counts ? best.value * row_scale(p, query, place) : 0.0f);
+    const float sum =
+        warp_sum(counts ? best.value * row_scale(p.q_scales, p.shared_scale, query, place) : 0.0f);
     if (lane == 0) sums[group] = sum;
   }
   __syncthreads();

@@ -5,7 +5,6 @@
 // lanes, is the first overall. The row sums of the warps are added in order.
 #pragma once
 
-#include "../../pairs/args.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/element.cuh"
 #include "../row_tile.cuh"
@@ -20,15 +19,6 @@ __device__ __forceinline__ double squared_norm(const double* x, int64_t stride, 
   double squares = 0.0;
   for (int k = 0; k < d; ++k) squares = fma(x[k * stride], x[k * stride], squares);
   return squares;
-}
-
-// PyTorch's max: NaN is larger than everything, and the first of equals wins.
-__device__ __forceinline__ bool beats(double value, int32_t token, double best, int32_t best_token) {
-  if (token == kSentinel) return false;
-  if (best_token == kSentinel) return true;
-  if (isnan(value) != isnan(best)) return isnan(value);
-  if (value == best || isnan(value)) return token < best_token;
-  return value > best;
 }
 
 // The rows of query i, or of pair j, and where winner s of it goes.
@@ -62,7 +52,7 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
   for (int32_t s = warp; s < rows.length; s += kFp64Threads / 32) {
     const int32_t row = rows.first + s;
     const double* q = static_cast<const double*>(p.Q.data) + row_offset(p, row);
-    double best = 0.0;
+    double best = -INFINITY;
     int32_t token = kSentinel;
     if (keeps_row(p, row)) {
       for (int32_t t = lane; t < length; t += 32) {

@@ -27,12 +27,10 @@
 
 #include <cstdint>
 
-#include "../../pairs/row_tile.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/mma.cuh"
-#include "../epilogue.cuh"
-#include "../row_tile.cuh"
+#include "../listed_pairs.cuh"
 
 namespace late_interaction {
 

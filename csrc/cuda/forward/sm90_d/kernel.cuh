@@ -22,7 +22,7 @@
 // Who owns what
 //   block      one a multiprocessor, persistent: a contiguous range of (query, document). With one query for
 //              all documents there is one row tile; else a row tile is a query, with documents of its own, or
-//              with each document comes the row tile of its listed pair (pairs/row_tile.cuh).
+//              with each document comes the row tile of its listed pair (listed_pairs.cuh).
 //   team       p.members warpgroups, and every p.teams-th document of the block.
 //   producer   one thread a team, each of another warp of the last warpgroup, which keeps few registers: TMA
 //              loads. Teams with documents of other lengths do not wait for each other. The tokens' mask and
@@ -37,9 +37,9 @@
 #include <type_traits>
 
 #include "../../../plan/kernel_limits.h"
-#include "../../pairs/row_tile.cuh"
 #include "../../primitives/max_fold.cuh"
 #include "../../ptx/mma.cuh"
+#include "../listed_pairs.cuh"
 #include "../sm90_pipeline.cuh"
 #include "token_scale_tma.h"
 
@@ -386,7 +386,7 @@ struct LaneTokenScales {
       }
     }
     if (scales_apart) {
-      const float* all = document_scales(p, row_tile, doc_range.document);
+      const float* all = document_scales(p.d_scales, row_tile, doc_range.document);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
         const int32_t at = token(first_token, i / 2, i % 2);

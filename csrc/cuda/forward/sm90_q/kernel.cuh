@@ -436,8 +436,9 @@ struct TokenScaleProducer {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, doc_range.document);
-        const float* scales =
-            doc_range.compacted() ? p.compacted.scales : document_scales(p, rows.query, doc_range.document);
+        const float* scales = doc_range.compacted()
+                                  ? p.compacted.scales
+                                  : document_scales(p.d_scales, rows.query, doc_range.document);
         const int64_t stride = doc_range.compacted() ? 1 : p.d_scales.token_stride;
         // Compacted tokens fill a tile, in which its last token is repeated.
         const Span span{doc_range.begin(),

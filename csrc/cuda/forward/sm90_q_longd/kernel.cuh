@@ -283,7 +283,7 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
     const LongDWorkTile work_tile = at.scheduler(p, next);
     const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
     const uint8_t* mask = document_mask(p, tile.query, work_tile.j);
-    const float* doc_scales = document_scales(p, tile.query, work_tile.j);
+    const float* doc_scales = document_scales(p.d_scales, tile.query, work_tile.j);
     for (int32_t first = 0; first < p.Ld; first += Tile::kColumns) {
       const int32_t begin = long_d_tile_begin<Tile>(p, first);
       float scale[kRounds];
@@ -293,7 +293,8 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
         const int column = 32 * i + lane;
         const int32_t t = begin + column;
         keep[i] = t < p.Ld && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
-        scale[i] = t < p.Ld && doc_scales != nullptr ? token_scale(p, doc_scales, t) : 1.0f;
+        scale[i] =
+            t < p.Ld && doc_scales != nullptr ? usable_scale(doc_scales[t * p.d_scales.token_stride]) : 1.0f;
         all = all && (keep[i] || column >= Tile::kColumns);
         ones = ones && scale[i] == 1.0f;
       }

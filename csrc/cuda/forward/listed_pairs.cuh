@@ -8,8 +8,7 @@
 // behind the other, and adds its score up in that order.
 #pragma once
 
-#include "../forward/epilogue.cuh"
-#include "args.h"
+#include "epilogue.cuh"
 
 namespace late_interaction {
 
