@@ -165,8 +165,9 @@ __device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, 
   keep_better<kWinners>(low, low_token, got, got_token);
 }
 
-// Reduces over the four lanes of a quad, each of which saw other columns of the same rows, so that lane q is
-// left with the result of its own rows, in front.
+// Reduces over the four lanes of a quad, each of which saw other columns of the same kHeld rows. Lane q is
+// left with the result of its own kHeld / 4 rows, in front; of two rows, lanes 0 and 1 have the first, and
+// lanes 2 and 3 the second.
 template <int kHeld, bool kWinners>
 __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
 #pragma unroll
@@ -178,6 +179,11 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
       if (h >= half) break;
       exchange_halves<kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper, partner);
     }
+  }
+  if constexpr (kHeld == 2) {
+    const float other = __shfl_xor_sync(kFullWarp, maximum[0], 1);
+    const int32_t other_token = kWinners ? __shfl_xor_sync(kFullWarp, token[0], 1) : 0;
+    keep_better<kWinners>(maximum[0], token[0], other, other_token);
   }
 }
 
