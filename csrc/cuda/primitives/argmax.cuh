@@ -28,6 +28,15 @@ __device__ __forceinline__ bool beats(T value, int32_t token, T best, int32_t be
   return above || (tie && static_cast<uint32_t>(token) < static_cast<uint32_t>(best_token));
 }
 
+template <int kCount>
+__device__ __forceinline__ void clear_maxima(float (&maximum)[kCount], int32_t (&token)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    maximum[i] = -INFINITY;
+    token[i] = kSentinel;
+  }
+}
+
 // Keeps the larger maximum, and its token. Of maxima that are NaN the token may be any: such rows are
 // computed again (forward/epilogue.cuh).
 template <bool kWinners>

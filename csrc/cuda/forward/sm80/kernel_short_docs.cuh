@@ -123,8 +123,7 @@ __device__ __forceinline__ void multiply_shares(
 template <class Tile>
 __device__ __forceinline__ uint64_t valid_tokens(const ForwardArgs& p, const uint8_t* mask, int32_t first) {
   const int32_t left = p.Ld - first, lane = threadIdx.x % 32;
-  uint64_t valid = ~uint64_t{0} >> (64 - Tile::kColumns);
-  if (left < Tile::kColumns) valid = (uint64_t{1} << left) - 1;
+  const uint64_t valid = existing_columns<Tile>(left);
   if (mask == nullptr) return valid;
   static_assert(Tile::kColumns <= 32);
   const bool kept = lane < Tile::kColumns && lane < left && mask[(first + lane) * p.d_mask.token_stride] != 0;
@@ -216,11 +215,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       }
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
-#pragma unroll
-      for (int h = 0; h < Tile::kHeld; ++h) {
-        maximum[h] = -INFINITY;
-        token[h] = kSentinel;
-      }
+      clear_maxima(maximum, token);
       for (int32_t t = first_token; t < p.Ld; t += p.members * Tile::kColumns) {
         ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
         uint64_t valid = 0;
@@ -240,12 +235,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           for (int n = 0; n < Tile::kColumnBlocks; ++n) multiply_shares<Tile>(acc, n, q, tokens[n]);
           k_first += Tile::kPassElements;
         } while (Tile::kLong && k_first < p.d);
-        const int32_t lane_token = t + 2 * (lane % 4);
-        if (valid == ~uint64_t{0} >> (64 - Tile::kColumns)) {
-          fold_tile<Tile, kWinners, false>(acc, maximum, token, lane_token, valid);
-        } else {
-          fold_tile<Tile, kWinners, true>(acc, maximum, token, lane_token, valid >> (2 * (lane % 4)));
-        }
+        fold_tile<Tile, kWinners>(acc, maximum, token, t, valid);
       }
       reduce_quad<Tile::kHeld, kWinners>(maximum, token);
       if (p.members > 1) {
