@@ -1,8 +1,7 @@
-// MaxSim forward in fp64: the reference on the GPU, for gradcheck and for measuring the others.
+// MaxSim forward in fp64: for gradcheck on the GPU, and the reference that tests compare others with.
 //
-// One block for each (query i, document j). A warp takes every eighth query token; its lanes take every 32nd
-// document token each, so the lane that finds a maximum first in its own tokens, and the lowest token among
-// lanes, is the first overall. The row sums of the warps are added in order.
+// One block for each (query i, document j). A warp takes every eighth query token, and each of its lanes
+// every 32nd document token. Warps add their rows' maxima, and thread 0 adds the sums of the warps in order.
 #pragma once
 
 #include "../../primitives/argmax.cuh"
@@ -12,7 +11,7 @@
 namespace late_interaction {
 
 inline constexpr int kFp64Threads = 256;
-// Blocks a multiprocessor: unasked, ptxas spills to fit in one more.
+// Blocks a multiprocessor. Without this bound ptxas spills to fit in one more.
 inline constexpr int kFp64Blocks = 2;
 
 __device__ __forceinline__ double squared_norm(const double* x, int64_t stride, int d) {

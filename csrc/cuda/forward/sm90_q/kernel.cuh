@@ -21,7 +21,7 @@
 //
 // The tensor cores need not wait for a fold. A consumer issues wgmma only as fast as it takes their results,
 // so that one consumer folds while the other issues. For folds that take longer, the body of the loop has
-// kUnrollTiles tiles: inside it a consumer has one block in flight while it folds the other.
+// unroll_tiles tiles: inside it a consumer has one block in flight while it folds the other.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
 //     block 1              | multiply t     | fold t, epilogue?  | multiply t+1 ...
@@ -55,6 +55,35 @@
 
 namespace late_interaction {
 
+struct Sm90QPolicy {
+  bool three_at_once;                        // a fold takes the maximum of three numbers an instruction
+  bool reads_ahead;                          // a consumer reads scales one tile before it multiplies by them
+  int unroll_tiles;                          // tiles in the body of the loop
+  bool staggered;                            // the second consumer begins with a single tile
+  int consumer_registers, helper_registers;  // of a thread, after setmaxnreg
+};
+
+constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, bool float_sums, bool winners,
+                                    bool masked, bool scaled) {
+  Sm90QPolicy policy{};
+  // Without winners; but floats that were multiplied fold faster two an instruction than three.
+  policy.three_at_once = quantized && !(scaled && float_sums);
+  // Where there are registers for it: shared memory is busy with the wgmma.
+  policy.reads_ahead = scaled && !masked && !winners && (quantized ? k_chunks == 1 : columns <= 128);
+  // One: the shortest fold hides behind the other warpgroup's wgmma, and a short body is fetched faster.
+  // Four: longer folds need wgmma of their own warpgroup beside them. Two: where registers are short, or four
+  // bodies do not fit the instruction cache.
+  const bool shortest_fold = !masked && !scaled && !quantized && !winners;
+  const bool long_body = (masked || scaled) && (quantized || winners || (masked && scaled));
+  policy.unroll_tiles = shortest_fold || (masked && winners && !scaled) ? 1 : long_body ? 2 : 4;
+  // Else both consumers would wait for their wgmma at once.
+  policy.staggered = quantized && scaled && !policy.three_at_once;
+  // Of the 168 for each of 384 threads that a launch gives.
+  policy.consumer_registers = 224;
+  policy.helper_registers = 56;
+  return policy;
+}
+
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a scale of their own: its token's inverse norm, or its
 // quantization scale. kDocRanges: documents have ranges, and all columns count alike.
@@ -74,29 +103,13 @@ struct Sm90QTile {
   static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
   // Columns of the last tile of a document range, where what remains fits them.
   static constexpr int kTail = kDocRanges ? tail_width(kColumns) : kColumns;
-  // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
-  static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
-  using Best =
-      std::conditional_t<kThreeAtOnce, RowMaximum<Similarity<Accumulator, kScaled>>, RowBest<kWinners>>;
-  // Factors are read a tile ahead where there are registers for it.
-  static constexpr bool kReadsAhead =
-      kScaled && !kMasked && !kWinners && (kQuantized ? kKChunks == 1 : kColumns <= 128);
-  // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's wgmma, and a short
-  // body is fetched faster; longer folds need wgmma of their own warpgroup beside them. Half of them where
-  // registers are short, or where four bodies would no longer stay at hand.
-  static constexpr int kUnrollTiles = [] {
-    if (!kMaskedOrScaled && !kQuantized && !kWinners) return 1;
-    if (kMasked && kWinners && !kScaled) return 1;
-    const bool long_body = kMaskedOrScaled && (kQuantized || kWinners || (kMasked && kScaled));
-    return long_body ? 2 : 4;
-  }();
-  // The second consumer begins with a single tile, so that the two do not wait for their wgmma at once.
-  static constexpr bool kStaggered = kQuantized && kScaled && !kThreeAtOnce;
+  static constexpr Sm90QPolicy kPolicy = sm90_q_policy(
+      kColumns, kKChunks, kQuantized, std::is_same_v<Accumulator, float>, kWinners, kMasked, kScaled);
+  using Best = std::conditional_t<kPolicy.three_at_once, RowMaximum<Similarity<Accumulator, kScaled>>,
+                                  RowBest<kWinners>>;
   static constexpr int kConsumers = 2;  // warpgroups
-  static constexpr int kThreads = 128 * (kConsumers + 1),
-                       kFirstEpilogueWarp = kThreads / 32 - kConsumers;  // a warp
-  // All warps share what the launch gave the block: 168 registers for each of 384 threads.
-  static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kFirstEpilogueWarp = kThreads / 32 - kConsumers;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
   static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of an epilogue warp's
   static constexpr int kKChunkElements = kKChunkBytes / sizeof(Element);
@@ -205,7 +218,7 @@ __device__ __forceinline__ int scale_place(int column) { return column ^ 1; }
 template <class Tile>
 struct ColumnScales {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
-  float2 ahead[Tile::kReadsAhead ? Tile::kColumns / 8 : 1];
+  float2 ahead[Tile::kPolicy.reads_ahead ? Tile::kColumns / 8 : 1];
   uint32_t mine;  // where the scales of this lane's columns lie
 
   __device__ __forceinline__ void enter(uint32_t token_scales) {
@@ -223,7 +236,9 @@ struct ColumnScales {
     const float2 swapped = ptx::ld_shared_v2_f32(mine + n * 32);
     return {swapped.y, swapped.x};
   }
-  __device__ __forceinline__ float2 scales(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
+  __device__ __forceinline__ float2 scales(int n) const {
+    return Tile::kPolicy.reads_ahead ? ahead[n] : load(n);
+  }
 
   // Six bits from that of column 8 * n on, in places 1 to 6: a single instruction makes predicates of them.
   // The compiler may not know where they come from, else it would test them one by one.
@@ -533,7 +548,7 @@ struct Sm90QConsumer {
     // Whether it ends is known before the next tile waits for it; scales leave no room to keep it.
     const StageTile tile = Tile::kDocRanges ? read_stage_tile() : tile_at<Tile>(length(), t);
     const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
-    if constexpr (Tile::kMaskedOrScaled && !Tile::kReadsAhead)
+    if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
       token_scales.enter(at.token_scales_of(place.stage));
     ptx::wgmma_wait<1>();
     // The compiler may not know that this is always so: a fold without a branch before it would be moved, in
@@ -547,15 +562,15 @@ struct Sm90QConsumer {
       multiply<kNext>(c[0], 0);
       ptx::wgmma_wait<1>();
     } else {
-      if (Tile::kReadsAhead && more) wait_for_stage();
+      if (Tile::kPolicy.reads_ahead && more) wait_for_stage();
       ptx::wgmma_wait<0>();
     }
-    constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
+    constexpr bool kReadsHere = Tile::kScaled && !Tile::kPolicy.reads_ahead;
     if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
       ptx::mbarrier_arrive(at.empty(folded.stage));
-    if constexpr (Tile::kReadsAhead) token_scales.enter(at.token_scales_of(place.stage));
+    if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(at.token_scales_of(place.stage));
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
-      if constexpr (Tile::kReadsAhead) {
+      if constexpr (Tile::kPolicy.reads_ahead) {
         if (kNext > 0 || more) token_scales.ahead[n] = token_scales.load(n);
         if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
       }
@@ -574,7 +589,7 @@ struct Sm90QConsumer {
   __device__ __forceinline__ void take_tiles(bool more) {
     constexpr auto kWidth = [](int i) { return i >= kTiles ? 0 : i == kTiles - 1 ? kLast : Tile::kColumns; };
     Accumulator c[2][Tile::kColumns / 2];
-    if constexpr (!Tile::kReadsAhead && !Tile::kDocRanges) wait_for_stage();
+    if constexpr (!Tile::kPolicy.reads_ahead && !Tile::kDocRanges) wait_for_stage();
     multiply<kWidth(0)>(c[0], 0);
     [&]<int... kAt>(std::integer_sequence<int, kAt...>) {
       (take_tile<kWidth(kAt), kWidth(kAt + 1)>(c, more), ...);
@@ -612,15 +627,15 @@ struct Sm90QConsumer {
     enter(first);
     // From lane 0: so the compiler knows that all take as many.
     int32_t left = __shfl_sync(kFullWarp, count_all_tiles(first, end), 0);
-    if constexpr (Tile::kReadsAhead) {
+    if constexpr (Tile::kPolicy.reads_ahead) {
       wait_for_stage();
       token_scales.enter(at.token_scales_of(place.stage));
 #pragma unroll
       for (int n = 0; n < Tile::kColumns / 8; ++n) token_scales.ahead[n] = token_scales.load(n);
     }
-    if (Tile::kStaggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
-    for (; left >= Tile::kUnrollTiles; left -= Tile::kUnrollTiles) {
-      take_tiles<Tile::kUnrollTiles>(left > Tile::kUnrollTiles);
+    if (Tile::kPolicy.staggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
+    for (; left >= Tile::kPolicy.unroll_tiles; left -= Tile::kPolicy.unroll_tiles) {
+      take_tiles<Tile::kPolicy.unroll_tiles>(left > Tile::kPolicy.unroll_tiles);
     }
     for (; left > 0; --left) take_tiles<1>(left > 1);
   }
@@ -673,7 +688,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
-    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
+    ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) {
       load_tiles<Tile>(p, maps, at);
@@ -688,7 +703,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                               at.epilogue_states[32 * consumer + threadIdx.x % 32]);
     }
   } else {
-    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Tile::kPolicy.consumer_registers>();
     Sm90QConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
                                  at.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();
