@@ -187,8 +187,7 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
   }
 }
 
-// Computes the lane's row at place `slot` of the tile again, where its maximum over document j is NaN or
-// infinite.
+// Computes the lane's row, at place `slot` of the tile, again if its maximum over document j is not finite.
 template <class E>
 __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
                                             Maximum& best) {

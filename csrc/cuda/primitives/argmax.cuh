@@ -16,8 +16,8 @@ __device__ __forceinline__ float max_keeping_nan(float a, float b) {
   return r;
 }
 
-// The tie rule: of equal maxima the one with the lower token wins; the sentinel, as unsigned, loses every
-// tie.
+// The tie rule of all kernels: of equal maxima the one with the lower token wins. The sentinel, as unsigned,
+// loses every tie.
 
 // The order of torch.max: NaN is above every number, and two NaN tie.
 template <class T>

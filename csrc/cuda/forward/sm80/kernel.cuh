@@ -11,16 +11,18 @@
 //   block   a contiguous range of work tiles (row tile, document); the grid is persistent, and ranges
 //           differ by at most one.
 //   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
-//   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a
-//           quad, who hold the same rows, split them: a lane then owns kLaneRows rows, for good.
+//   lane    in the product: two columns of every 16 x 8 block. The four lanes of a quad hold the same rows;
+//   at
+//           a document's end they split them, and each finishes kLaneRows rows, always the same ones.
 //
-// Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
-// kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
-// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte vector ^ row % 8),
-// so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
+// Pipeline. An embedding is read in k chunks of 128 bytes. A stage of the ring in shared memory holds one k
+// chunk of kColumns tokens, and of the query rows where these are too long to stay resident. cp.async fills
+// the ring stages-1 steps ahead, with one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte
+// vector ^ row % 8), so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros;
+// columns past Ld are masked.
 //
-// Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed
-// order; a query that spans several warps' rows leaves one partial each, which reduce_partials adds in order.
+// Sums. A query's score is the sum of its rows' maxima. A warp sums its rows by shuffles in a fixed order; a
+// query that spans several warps' rows leaves a partial in each, and reduce_partials adds them in order.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -42,7 +44,7 @@ struct MmaTile {
   static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
   static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
-  // Documents of lengths of their own take registers that large tiles do not have.
+  // Large tiles have no registers for documents of different lengths.
   static constexpr bool kPacked = kWarpsM == 1;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
@@ -55,7 +57,12 @@ struct MmaTile {
   }
 };
 
-// The tiles of plan.h. Operands split in two (3xTF32) need the registers of half the columns.
+// The tiles of plan.h, as warps on M, warps on N, 16-row blocks and 8-column blocks of a warp, and blocks a
+// multiprocessor, which bound a thread's registers.
+//
+// Wide and Mid   64 rows a warp, so that what ldmatrix reads serves many products. Registers allow two blocks.
+// Thin           few query rows: its warps share a document's tokens instead. Registers allow three blocks.
+// 3xTF32         half the columns, since operands split in two take the registers of the other half.
 template <class Mma>
 struct Tiles {
   using Wide = MmaTile<4, 1, 4, 8, 2>;
@@ -73,9 +80,9 @@ inline constexpr int kChunkBytes = 128;
 inline constexpr int kVecsPerChunk = 8;  // of 16 bytes
 inline constexpr int kMaxStages = 8;
 
-// What lies before the ring in shared memory: inverse norms of a tile's tokens, and the maxima that warps
-// side by side exchange at a document's end. One buffer each is enough: between its readers and its next
-// writers lies the __syncthreads of at least one step.
+// Shared memory before the ring: inverse norms of a tile's tokens, and the maxima that warps side by side
+// exchange at a document's end. One buffer of each is enough, since the __syncthreads of at least one step
+// lies between its readers and its next writers.
 template <class Tile>
 struct Exchange {
   float inverse_norm[Tile::kColumns];
@@ -88,7 +95,7 @@ __device__ __forceinline__ uint32_t vec_address(uint32_t base, int row, int vec)
   return base + row * kChunkBytes + ((vec ^ (row & 7)) << 4);
 }
 
-// In how many bytes at a time the rows of a view can be copied: 16, 8, 4, or 0: not by cp.async.
+// The bytes that one cp.async can copy of the rows of a view: 16, 8 or 4; 0: rows take ordinary loads.
 template <class E>
 __device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, int d) {
   if (aligned) return 16;
@@ -97,7 +104,7 @@ __device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, i
   return view.dim_stride != 1 || bits % 4 != 0 ? 0 : bits % 8 == 0 ? 8 : 4;
 }
 
-// One vector in copies of kBytes, of which `valid_bytes` exist in all.
+// Copies one vector, kBytes at a time. Its first `valid_bytes` bytes exist, the others become zeros.
 template <int kBytes>
 __device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int valid_bytes) {
 #pragma unroll
@@ -108,8 +115,8 @@ __device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int vali
   }
 }
 
-// One vector by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
-// line: the usual path should not pay for its registers.
+// Copies one vector by ordinary loads, for rows that cp.async cannot copy: misaligned, or with elements
+// apart. Out of line, so that the usual path does not pay for its registers.
 template <class E>
 __device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int64_t stride, int first,
                                                  int d) {
@@ -126,8 +133,8 @@ __device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int
   ptx::st_shared_v4_f32(dst, vec.whole);
 }
 
-// Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows
-// from `valid_rows` on, and elements from d on, become zeros.
+// Brings one k chunk of `kRows` rows to shared memory. Row r lies at source(r), in elements; rows from
+// `valid_rows` on, and elements from d on, become zeros.
 template <class E, int kRows, int kThreads, class Source>
 __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view, int width, int k_chunk,
                                              int d, int valid_rows, Source source) {
@@ -154,7 +161,7 @@ __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view
   }
 }
 
-// Products of one chunk, added to the accumulators.
+// Adds the products of one k chunk to the accumulators.
 template <class Mma, class Tile>
 __device__ __forceinline__ void multiply_k_chunk(
     ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], uint32_t q_chunk, uint32_t d_chunk,
@@ -236,14 +243,14 @@ __device__ __forceinline__ void fold_tile(
   }
 }
 
-// What a block does at a time: a row tile, and the documents [first_j, end_j) that it meets.
+// A row tile, and the documents [first_j, end_j) that a block scores it against.
 struct Work {
   RowTile tile;
   int32_t first_j, end_j;
-  int32_t begun;  // listed pairs: rows of the query that went before
+  int32_t begun;  // listed pairs: rows of the query in the tiles before
 };
 
-// The next of the work tiles [unit, end).
+// Takes from work tiles [work_tile, end) those of the next row tile.
 template <class Tile>
 __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_tile, int64_t end, int32_t&) {
   const int32_t first_j = static_cast<int32_t>(work_tile % p.N);
@@ -253,7 +260,7 @@ __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_ti
   return {tile, first_j, end_j, 0};
 }
 
-// Of listed pairs: a tile of the rows that are left, from `begun` on, of the pair's query.
+// The same for listed pairs: the next tile of the pair's rows, of which `begun` are done.
 template <class Tile>
 __device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile, int64_t, int32_t& begun) {
   const int32_t j = static_cast<int32_t>(work_tile);
@@ -267,7 +274,7 @@ __device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile,
   return visited;
 }
 
-// Waits for the oldest stage of a ring with stages - 1 loads under way. The instruction takes an immediate.
+// Waits for the oldest stage of a ring with stages - 1 loads in flight. The instruction takes an immediate.
 __device__ __forceinline__ void wait_stage(int stages) {
   switch (stages) {
     case 2:

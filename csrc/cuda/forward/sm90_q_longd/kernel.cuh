@@ -1,5 +1,4 @@
-// MaxSim forward on Hopper for many query rows with long embeddings, which stream by in k chunks of 128
-// bytes.
+// MaxSim forward on Hopper for many query rows with long embeddings, streamed in k chunks of 128 bytes.
 //
 //                   kColumns tokens of a document, one k chunk of their embeddings a stage of the ring
 //                 +--------------------------------------------------+
@@ -61,16 +60,14 @@ struct LongDPolicy {
 };
 
 // row_blocks          two, so that a consumer reads tokens once for 128 rows; one, where promoted sums take
-// the
-//                     registers of the second block.
+//                     the registers of the second block.
 // box_rows            half of a row tile, which a block of a cluster loads; 3xTF32 has no clusters.
 // promotion_interval  bounds the bias of sums that the tensor cores truncate.
 // ..._registers       a launch gives 168 for each of 384 threads, or 128 for each of 512 with the
 //                     tf32_splitter. Consumers take what helpers can spare, and narrow tiles need less.
 constexpr LongDPolicy long_d_policy(LongDMath math, int columns) {
   const bool narrow = columns <= 104;
-  // row_blocks, box_rows, terms, clusters, splits_tf32, promotion_interval, registers of consumers and
-  // helpers
+  // row_blocks, box_rows, terms, clusters, splits_tf32, promotion_interval, registers
   return math == LongDMath::plain         ? LongDPolicy{2, 128, 1, true, false, 0, 232, 40}
          : math == LongDMath::fp32_3xfp16 ? LongDPolicy{1, 64, 2, true, false, 2, 232, 40}
          : narrow                         ? LongDPolicy{1, 128, 1, false, true, 2, 200, 56}
@@ -173,8 +170,7 @@ struct LongDTokenScales {
 };
 
 // Shared memory of a block, in this order: the Q tile where it is resident, the ring, token masks and scales,
-// the scheduler, mbarriers. A stage of the ring holds tokens, and behind them query rows where those are
-// streamed.
+// the scheduler, mbarriers. A stage of the ring holds tokens, and streamed query rows behind them.
 template <class Tile>
 struct LongDShared {
   uint32_t q, ring, stage_bytes, token_scales, barriers;
