@@ -165,14 +165,14 @@ __device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, 
   keep_better<kWinners>(low, low_token, got, got_token);
 }
 
-// Reduces over the four lanes of a quad, each of which saw other columns of the same kHeld rows. Lane q is
-// left with the result of its own kHeld / 4 rows, in front; of two rows, lanes 0 and 1 have the first, and
-// lanes 2 and 3 the second.
-template <int kHeld, bool kWinners>
-__device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
+// A butterfly of kSteps exchanges, over lanes that each saw other columns (or tokens) of the same kHeld rows.
+// Each exchange halves the rows that a lane carries; it is left with the result of its own rows, in front.
+// The first partner is kPartner lanes away, the next one half as far.
+template <int kPartner, int kSteps, int kHeld, bool kWinners>
+__device__ __forceinline__ void reduce_halving(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    const int half = kHeld >> (step + 1), partner = 2 >> step;
+  for (int step = 0; step < kSteps; ++step) {
+    const int half = kHeld >> (step + 1), partner = kPartner >> step;
     const bool upper = threadIdx.x & partner;
 #pragma unroll
     for (int h = 0; h < kHeld / 2; ++h) {
@@ -180,6 +180,13 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
       exchange_halves<kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper, partner);
     }
   }
+}
+
+// Over the four lanes of a quad: lane q is left with rows q * kHeld / 4 and on. Of two rows, lanes 0 and 1
+// are left with the first, and lanes 2 and 3 with the second.
+template <int kHeld, bool kWinners>
+__device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
+  reduce_halving<2, 2, kHeld, kWinners>(maximum, token);
   if constexpr (kHeld == 2) {
     const float other = __shfl_xor_sync(kFullWarp, maximum[0], 1);
     const int32_t other_token = kWinners ? __shfl_xor_sync(kFullWarp, token[0], 1) : 0;

@@ -60,8 +60,8 @@ struct MmaTile {
 // The tiles of plan.h, as warps on M, warps on N, 16-row blocks and 8-column blocks of a warp, and blocks a
 // multiprocessor, which bound a thread's registers.
 //
-// Wide and Mid   64 rows a warp, so that what ldmatrix reads serves many products. Registers allow two blocks.
-// Thin           few query rows: its warps share a document's tokens instead. Registers allow three blocks.
+// Wide and Mid   64 rows a warp, so that what ldmatrix reads serves many products; registers allow two.
+// Thin           few query rows: its warps share a document's tokens instead; registers allow three.
 // 3xTF32         half the columns, since operands split in two take the registers of the other half.
 template <class Mma>
 struct Tiles {

@@ -531,24 +531,7 @@ __device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, fl
   }
 }
 
-// Reduces over the eight lanes that hold the same query rows, a butterfly that halves the rows at each step:
-// a lane is left with kHeld / 8 rows, in front.
-template <class Tile>
-__device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
-#pragma unroll
-  for (int step = 0; step < 3; ++step) {
-    const int half = Tile::kHeld >> (step + 1), partner = 16 >> step;
-    const bool upper = threadIdx.x & partner;
-#pragma unroll
-    for (int h = 0; h < Tile::kHeld / 2; ++h) {
-      if (h >= half) break;
-      exchange_halves<Tile::kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper,
-                                      partner);
-    }
-  }
-}
-
-// Stores what reduce_lanes left where the warp that merges reads it.
+// Stores what reduce_halving left where the warp that merges reads it.
 template <class Tile>
 __device__ __forceinline__ void hand_over(typename Tile::Maxima& to, const float (&maximum)[Tile::kHeld],
                                           const int32_t (&token)[Tile::kHeld]) {
@@ -703,7 +686,8 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       fold_tokens<Tile>(products, maximum, token, t + lane_token, token_scales);
     }
 
-    reduce_lanes<Tile>(maximum, token);
+    // Over the eight lanes that hold the same query rows.
+    reduce_halving<16, 3, Tile::kHeld, Tile::kWinners>(maximum, token);
     // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
     typename Tile::Maxima* maxima = &memory.exchange[turn % 2][team * p.members];
     hand_over<Tile>(maxima[member], maximum, token);

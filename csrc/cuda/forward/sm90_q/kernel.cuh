@@ -507,8 +507,8 @@ struct Sm90QConsumer {
   // calls took a tenth longer.
   static __device__ __forceinline__ int unknown_zero() { return ptx::tid_x() >> 12; }
 
-  // SmemSpill: place and length of the current document range, and the row tile. In registers they would crowd
-  // out accumulators.
+  // SmemSpill: place and length of the current document range, and the row tile. In registers they would
+  // crowd out accumulators.
   enum SmemSpill { kPlace, kLength, kTile };
   __device__ __forceinline__ void spill(SmemSpill what, uint32_t value) const {
     ptx::st_shared(at.spill(what), value);
