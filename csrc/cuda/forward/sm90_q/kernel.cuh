@@ -66,9 +66,9 @@ struct Sm90QPolicy {
 constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, bool float_sums, bool winners,
                                     bool masked, bool scaled) {
   Sm90QPolicy policy{};
-  // Without winners; but floats that were multiplied fold faster two an instruction than three.
+  // Quantized tokens have no winners. Floats that were multiplied fold faster two an instruction than three.
   policy.three_at_once = quantized && !(scaled && float_sums);
-  // Where there are registers for it: shared memory is busy with the wgmma.
+  // Shared memory is busy with the wgmma, so scales are read early where there are registers for it.
   policy.reads_ahead = scaled && !masked && !winners && (quantized ? k_chunks == 1 : columns <= 128);
   // One: the shortest fold hides behind the other warpgroup's wgmma, and a short body is fetched faster.
   // Four: longer folds need wgmma of their own warpgroup beside them. Two: where registers are short, or four
@@ -76,7 +76,7 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
   const bool shortest_fold = !masked && !scaled && !quantized && !winners;
   const bool long_body = (masked || scaled) && (quantized || winners || (masked && scaled));
   policy.unroll_tiles = shortest_fold || (masked && winners && !scaled) ? 1 : long_body ? 2 : 4;
-  // Else both consumers would wait for their wgmma at once.
+  // Without it both consumers would wait for their wgmma at once.
   policy.staggered = quantized && scaled && !policy.three_at_once;
   // Of the 168 for each of 384 threads that a launch gives.
   policy.consumer_registers = 224;
