@@ -47,12 +47,6 @@ ALLOWED = {
 }
 
 KNOWN = {
-    # The factors of tokens are looked up by ForwardArgs: they are to take a view of scales alone.
-    ("cuda/primitives/token_scales.cuh", "cuda/forward/args.h"),
-    # The forward kernels' tiles of listed pairs: a tile policy that is to be a template argument.
-    ("cuda/forward/sm80/kernel.cuh", "cuda/pairs/row_tile.cuh"),
-    ("cuda/forward/sm90_d/kernel.cuh", "cuda/pairs/row_tile.cuh"),
-    ("cuda/forward/fp64/kernel.cuh", "cuda/pairs/args.h"),
     # Norms of rows are to become a primitive.
     ("cuda/forward/run.cpp", "cuda/backward/launch.h"),
     ("cuda/forward/operands/fp16_scaled.cu", "cuda/backward/norm_rows.cuh"),

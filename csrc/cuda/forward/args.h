@@ -71,4 +71,10 @@ struct TensorMaps {
   CUtensorMap D_tail;     // sm90_d, packed: D in boxes of kTailTokens
 };
 
+// Listed pairs of packed queries and documents (listed_pairs.cuh).
+struct PairArgs : ForwardArgs {
+  const Span* rows;       // [N] of each pair's query among the packed rows; length -1: its score is NaN
+  int32_t winner_stride;  // winners are [N, winner_stride]
+};
+
 }  // namespace late_interaction

@@ -1,8 +1,8 @@
-// What every tensor-core forward does once a document has gone by: agree on each row's maximum, treat the
-// rare rows, apply the query mask and norms, write winners, and sum each query's rows.
+// The epilogue of every tensor-core forward, at the end of a document: reduces each row's maximum over lanes,
+// computes rare rows again, applies the query mask and scales, stores winners, and sums each query's rows.
 //
-// A Tile says who owns what: kLaneRows rows a lane, Tile::slot(warp_m, lane, o) the row within the tile of
-// the o-th, kWarpRows neighbouring rows a warp, kPacked whether its kernel takes packed queries.
+// A Tile says which rows a lane owns: kLaneRows of them, of which Tile::slot(warp_m, lane, o) is the row of
+// the o-th within the tile. A warp has kWarpRows neighbouring rows. kPacked: its kernel takes packed queries.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@
 
 namespace late_interaction {
 
-// Tokens of a document that maxima are over, from the `first` on: all of them, or a split's.
+// The tokens of a document that a maximum is over: all of them, or those of a split.
 template <class E>
 struct Passage {
   const E* tokens;
@@ -28,7 +28,7 @@ struct Passage {
   __device__ __forceinline__ Passage(const ForwardArgs& p, int32_t query, int32_t j, Span of)
       : tokens(static_cast<const E*>(p.D.data) + document_offset(p, query, j) + of.first * p.D.token_stride),
         mask(document_mask(p, query, j)),
-        scales(document_scales(p, query, j)),
+        scales(document_scales(p.d_scales, query, j)),
         first(of.first),
         length(of.length) {
     if (mask != nullptr) mask += first * p.d_mask.token_stride;
@@ -40,7 +40,7 @@ __device__ __forceinline__ Span whole_document(const ForwardArgs& p, int32_t que
   return {0, document_length(p, query, j)};
 }
 
-// The exact answer for one row, in plain fp32 and token order. All lanes of the warp work on the same row.
+// The maximum of one row in plain fp32 and token order. All lanes of the warp work on the same row.
 template <class E>
 __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage<E>& of) {
   Maximum best{-INFINITY, kSentinel};
@@ -48,7 +48,7 @@ __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage
     if (of.mask != nullptr && of.mask[t * p.d_mask.token_stride] == 0) continue;
     const E* x = of.tokens + t * p.D.token_stride;
     float dot = 0.0f, squares = 0.0f;
-#pragma unroll 1  // rare, and to be called with few registers
+#pragma unroll 1  // unrolled, it would take more registers
     for (int k = threadIdx.x % 32; k < p.d; k += 32) {
       const float value = widen(x[k * p.D.dim_stride]);
       dot = fmaf(widen(q[k * p.Q.dim_stride]), value, dot);
@@ -56,7 +56,7 @@ __device__ Maximum recompute_row(const ForwardArgs& p, const E* q, const Passage
     }
     dot = warp_sum(dot);
     if (of.scales != nullptr) {
-      dot *= token_scale(p, of.scales, t);
+      dot *= usable_scale(of.scales[t * p.d_scales.token_stride]);
     } else if (p.normalize) {
       dot *= inverse_norm(warp_sum(squares));
     }
@@ -76,9 +76,9 @@ __device__ __forceinline__ bool any_token_kept(const ForwardArgs& p, const Passa
   return false;
 }
 
-// Rows whose maximum is NaN (the first NaN token wins, as in PyTorch) or infinite: the document has no token
-// left (-inf and no winner: the row counts 0), or its similarities really are infinite. One row of each rare
-// lane; kept out of line, and out of the registers of the common case.
+// Computes rows again whose maximum is NaN or infinite. Of NaN the first token wins, as in PyTorch. Minus
+// infinity without a winner says that the document has no token that counts: the row then counts 0. Each rare
+// lane has one row. Out of line, so that the common case does not pay for its registers.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rare, int32_t row, int32_t query,
                                                   int32_t j, Span tokens) {
@@ -106,7 +106,7 @@ struct LaneRows {
   int32_t query[Tile::kLaneRows];   // -1: the row does not exist
   int32_t place[Tile::kLaneRows];   // of the row within its query
   int32_t first_query, last_query;  // of the warp; none if last < first
-  int32_t first_partial;  // the first query may have begun in another warp: which partial of it this is
+  int32_t first_partial;  // which partial of the first query this is: it may have begun in another warp
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& tile, int warp_m) {
 #pragma unroll
@@ -116,7 +116,8 @@ struct LaneRows {
       const bool exists = at < tile.count;
       query[o] = exists ? row / p.Lq : -1;
       place[o] = row - query[o] * p.Lq;
-      scale[o] = exists && keeps_row(p, row) ? row_scale(p, query[o], place[o]) : -1.0f;
+      scale[o] =
+          exists && keeps_row(p, row) ? row_scale(p.q_scales, p.shared_scale, query[o], place[o]) : -1.0f;
       if (Tile::kPacked && p.packed && exists) {
         const int32_t its = p.row_queries[row];
         query[o] = max(its, ~its);
@@ -134,7 +135,7 @@ struct LaneRows {
 
   __device__ __forceinline__ void take_packed_queries(const ForwardArgs& p, int32_t first, int32_t count) {
     const auto query_of = [&](int32_t row) { return max(p.row_queries[row], ~p.row_queries[row]); };
-    const bool alone = p.Lq <= Tile::kWarpRows;  // then its partials are the scores, and none may be missing
+    const bool alone = p.Lq <= Tile::kWarpRows;  // its partials are the scores, so none may be missing
     first_query = count <= 0 || alone ? 0 : query_of(first);
     last_query = count <= 0 ? -1 : alone ? p.queries - 1 : query_of(first + count - 1);
     first_partial = first / Tile::kWarpRows;
@@ -164,13 +165,14 @@ __device__ __forceinline__ void exchange_halves(float& low, int32_t& low_token, 
   keep_better<kWinners>(low, low_token, got, got_token);
 }
 
-// Reduces over the four lanes of a quad, each of which saw other columns of the same rows, so that lane q is
-// left with the result of its own rows, in front.
-template <int kHeld, bool kWinners>
-__device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
+// A butterfly of kSteps exchanges, over lanes that each saw other columns (or tokens) of the same kHeld rows.
+// Each exchange halves the rows that a lane carries; it is left with the result of its own rows, in front.
+// The first partner is kPartner lanes away, the next one half as far.
+template <int kPartner, int kSteps, int kHeld, bool kWinners>
+__device__ __forceinline__ void reduce_halving(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    const int half = kHeld >> (step + 1), partner = 2 >> step;
+  for (int step = 0; step < kSteps; ++step) {
+    const int half = kHeld >> (step + 1), partner = kPartner >> step;
     const bool upper = threadIdx.x & partner;
 #pragma unroll
     for (int h = 0; h < kHeld / 2; ++h) {
@@ -180,7 +182,19 @@ __device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&t
   }
 }
 
-// Sees to one row a lane whose maximum over document j is NaN or infinite; `slot` is its place in the tile.
+// Over the four lanes of a quad: lane q is left with rows q * kHeld / 4 and on. Of two rows, lanes 0 and 1
+// are left with the first, and lanes 2 and 3 with the second.
+template <int kHeld, bool kWinners>
+__device__ __forceinline__ void reduce_quad(float (&maximum)[kHeld], int32_t (&token)[kHeld]) {
+  reduce_halving<2, 2, kHeld, kWinners>(maximum, token);
+  if constexpr (kHeld == 2) {
+    const float other = __shfl_xor_sync(kFullWarp, maximum[0], 1);
+    const int32_t other_token = kWinners ? __shfl_xor_sync(kFullWarp, token[0], 1) : 0;
+    keep_better<kWinners>(maximum[0], token[0], other, other_token);
+  }
+}
+
+// Computes the lane's row, at place `slot` of the tile, again if its maximum over document j is not finite.
 template <class E>
 __device__ __forceinline__ void resolve_row(const ForwardArgs& p, const RowTile& tile, int slot, int32_t j,
                                             Maximum& best) {
@@ -241,7 +255,7 @@ __device__ __forceinline__ void leave_maxima(const ForwardArgs& p, const RowTile
   }
 }
 
-// A finished document, where the warp that found its maxima also delivers them.
+// Finishes a document, in a kernel whose warps deliver the maxima that they found.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_document(const ForwardArgs& p, const RowTile& tile,
                                                 const LaneRows<Tile>& own, int warp_m, int32_t j,

@@ -3,11 +3,12 @@
 //   in_batch   the rows of all queries are contiguous, [Nq * Lq], and are cut into tiles wherever
 //              a tile is full: short queries share one, long queries span several. All tiles meet all
 //              documents.
-//   packed     in_batch, with one query of all tokens: documents lie where spans say, and the epilogue knows
-//              the query of each row (epilogue.cuh).
+//   packed     in_batch, with one query of all tokens: spans say where documents lie, and the epilogue knows
+//   the
+//              query of each row (epilogue.cuh).
 //   per_query  each query is cut on its own, since no other query meets its documents.
 //
-// Everything after the choice of a tile (loads, products, maxima, sums) is the same for both.
+// Everything after the choice of a tile (loads, products, maxima, sums) is the same for all.
 #pragma once
 
 #include "args.h"
@@ -32,8 +33,8 @@ __device__ __forceinline__ RowTile row_tile(const ForwardArgs& p, int64_t index,
   return {query * p.Lq + offset, min(tile_rows, p.Lq - offset), query * p.Lq, query};
 }
 
-// Sequence i of `total` tokens packed end to end. Offsets that lead elsewhere give less, never another's
-// memory.
+// Sequence i of `total` tokens packed end to end. Offsets outside of them are clamped, so that no kernel
+// reads beyond the tensor.
 __device__ __forceinline__ Span packed_span(const int32_t* offsets, int64_t i, int32_t total) {
   const int32_t first = min(max(offsets[i], 0), total);
   return {first, max(0, min(offsets[i + 1], total) - first)};

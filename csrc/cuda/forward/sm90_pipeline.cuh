@@ -1,4 +1,4 @@
-// What the wgmma forwards share: the place in the ring, and each block's range of work tiles.
+// What the wgmma forwards share: the pipeline state, and each block's range of work tiles.
 #pragma once
 
 #include "../ptx/cluster.cuh"
@@ -24,8 +24,8 @@ struct PipelineState {
   }
 };
 
-// A block's work tiles: a contiguous range of (row tile, document). Blocks get equally many work tiles, or,
-// of packed documents, about equally many tokens.
+// A block's work tiles: a contiguous range of (row tile, document). Blocks get equally many work tiles; with
+// packed documents, about equally many tokens.
 struct WorkRange {
   int64_t work_tile, end;
 
@@ -36,7 +36,7 @@ struct WorkRange {
   }
 };
 
-// The part of a range that lies on one row tile: documents [first_j, end_j).
+// The part of a range with one row tile: documents [first_j, end_j).
 struct RowTileWork {
   RowTile tile;
   int32_t first_j, end_j;

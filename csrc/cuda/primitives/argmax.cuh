@@ -16,7 +16,29 @@ __device__ __forceinline__ float max_keeping_nan(float a, float b) {
   return r;
 }
 
-// Keeps the larger maximum; on a tie the lower token. The sentinel, as unsigned, loses every tie.
+// The tie rule of all kernels: of equal maxima the one with the lower token wins. The sentinel, as unsigned,
+// loses every tie.
+
+// The order of torch.max: NaN is above every number, and two NaN tie.
+template <class T>
+__device__ __forceinline__ bool beats(T value, int32_t token, T best, int32_t best_token) {
+  const bool nan = isnan(value), best_is_nan = isnan(best);
+  const bool above = nan ? !best_is_nan : value > best;
+  const bool tie = nan == best_is_nan && (nan || value == best);
+  return above || (tie && static_cast<uint32_t>(token) < static_cast<uint32_t>(best_token));
+}
+
+template <int kCount>
+__device__ __forceinline__ void clear_maxima(float (&maximum)[kCount], int32_t (&token)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    maximum[i] = -INFINITY;
+    token[i] = kSentinel;
+  }
+}
+
+// Keeps the larger maximum, and its token. Of maxima that are NaN the token may be any: such rows are
+// computed again (forward/epilogue.cuh).
 template <bool kWinners>
 __device__ __forceinline__ void keep_better(float& m, int32_t& token, float other, int32_t other_token) {
   if constexpr (kWinners) {

@@ -7,8 +7,8 @@
 
 namespace late_interaction {
 
-// The best of one query row so far, over the columns that its lane sees. Columns are folded in pairs, and
-// the token is known up to which of its pair it was: `first` is what the pair's first column had.
+// The maximum of one query row so far, over the columns that its lane sees. Columns are folded in pairs. The
+// winner is the first column of the winning pair if its similarity, `first`, is the maximum; else the second.
 template <bool kWinners>
 struct RowBest {
   float value;
@@ -28,7 +28,7 @@ struct RowBest {
 
   // Two and a half instructions an element with winners: max, compare and max of a pair on the ALU, and two
   // predicated ones on the otherwise idle FMA pipe. One without.
-  // `zero` is one that the compiler does not know, else it would make a select of the copy, on the ALU.
+  // `zero` is a zero that the compiler does not know, else it would copy by a select, on the ALU.
   __device__ __forceinline__ void fold(float a, float b, float first_token, float column, float zero) {
     if constexpr (kWinners) {
       asm("{\n.reg .pred better;\n.reg .f32 m;\n"

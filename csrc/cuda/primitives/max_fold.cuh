@@ -1,5 +1,5 @@
-// Folds similarities of quantized tokens into running maxima. They have no winners, so one instruction takes
-// the maximum of three numbers: half an instruction an element.
+// Folds similarities of quantized tokens into running maxima. Quantized tokens have no winners, so one
+// instruction takes the maximum of three numbers: half an instruction an element.
 #pragma once
 
 #include <climits>
@@ -10,12 +10,12 @@
 
 namespace late_interaction {
 
-// Products of int8 codes add up exactly in int32. Where no scale but their row's comes to them, they meet as
-// integers; else as floats, which hold 24 bits of a sum: all of it up to d = 1024.
+// Products of int8 codes add up exactly in int32. Without scales of tokens they are compared as integers;
+// else as floats, which hold 24 bits of a sum: all of it up to d = 1024.
 template <class Accumulator, bool kScaled>
 using Similarity = std::conditional_t<kScaled, float, Accumulator>;
 
-// A product that is not put off until it is known to be needed.
+// A product that the compiler cannot delay until it is known to be needed.
 __device__ __forceinline__ float multiply_now(float x, float y) {
   float product;
   asm volatile("mul.f32 %0, %1, %2;\n" : "=f"(product) : "f"(x), "f"(y));
@@ -47,9 +47,9 @@ struct RowMaximum {
     if (keep) value = larger(value, x);
   }
 
-  // The bits of floats, as integers, are in the order of the floats where one of them is not negative; a NaN
-  // that an instruction makes is the largest. Where all are negative it is the other way around. So floats
-  // meet as integers too, and rows that have seen nothing but negative ones are folded again.
+  // The bits of two floats, as integers, have the order of the floats unless both are negative; then they
+  // have the reverse order. A NaN that an instruction makes is the largest. So floats are compared as
+  // integers too, and rows that have seen negative numbers alone are folded again.
   __device__ __forceinline__ int32_t order() const {
     if constexpr (std::is_same_v<T, float>) return __float_as_int(value);
     return value;

@@ -3,12 +3,12 @@
 // find_doc_ranges: the tokens from the first that the mask keeps to the last. A warp a document.
 //
 // compact_doc_ranges: the kept tokens alone, since a tile of them needs no mask. A document whose kept tokens
-// are contiguous, and fill a tile, is read where it lies; any other is copied, once, while the wgmma that
-// take the copy read it many times.
+// are contiguous and fill a tile is read where it lies. Any other is copied once, and read many times.
 //
-//     document   a . b c . . d e f     segment 0 of a block of threads, segment 1 ...
-//     copy       a b c d e f f f       a segment's kept tokens, behind those of the segments before it, which
-//                                      it counts itself; segment 0 repeats the last token up to a tile
+//     document   a . b c . . d e f     a block copies a segment
+//     copy       a b c d e f f f       its kept tokens, after those of the segments before it, which it
+//     counts
+//                                      itself; the block of segment 0 repeats the last token up to a tile
 #include <algorithm>
 
 #include "../../../common/arithmetic.h"
@@ -44,8 +44,7 @@ struct MaskedDocument {
 
 __global__ void __launch_bounds__(kCopyThreads)
     find_doc_ranges(const __grid_constant__ ForwardArgs p, int64_t documents, DocRange* doc_ranges) {
-  // Of 32 tokens, on their way at a time: one would leave the warp waiting for memory.
-  constexpr int kWords = 8;
+  constexpr int kWords = 8;  // of 32 tokens, in flight at a time: one would leave the warp waiting for memory
   ptx::pdl_wait_and_launch_dependents();
   const int lane = threadIdx.x % 32;
   const int64_t stride = int64_t{gridDim.x} * kWarps;
@@ -69,16 +68,16 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-// Counts a document's kept tokens: all of them (count) and those before the segment (before). They lie in
+// A document's kept tokens: how many (count), how many of them before the segment (before). They lie in
 // [first, end).
 struct Kept {
   int32_t count, before, first, end;
 };
 
-// And `segment`: a bit for each token of the segment that begins at `here`.
+// Counts them, and sets `segment`: a bit for each token of the segment that begins at `here`.
 __device__ Kept count_kept(const ForwardArgs& p, const MaskedDocument& document, int32_t here,
                            uint32_t (&segment)[kSegmentTokens / 32]) {
-  constexpr int kWords = 4;  // of 32 tokens, on their way at a time
+  constexpr int kWords = 4;  // of 32 tokens, in flight at a time
   __shared__ Kept shared[kWarps];
   const int lane = threadIdx.x % 32;
   Kept mine{0, 0, p.Ld, 0};
@@ -155,7 +154,7 @@ __global__ void __launch_bounds__(kCopyThreads, 4)
   copy_rows(rows, to, repeated, [&](int) { return all.end - 1; }, [&](int k) { return all.count + k; });
 
   const float* scales =
-      compacted_to.scales != nullptr ? document_scales(p, document.query, document.j) : nullptr;
+      compacted_to.scales != nullptr ? document_scales(p.d_scales, document.query, document.j) : nullptr;
   const auto note = [&](int32_t token, int32_t k) {
     compacted_to.positions[slot + k] = token;
     if (scales != nullptr) compacted_to.scales[slot + k] = scales[token * p.d_scales.token_stride];

@@ -1,15 +1,15 @@
-// Splits documents over blocks, where there are too few documents for all multiprocessors: the ranges of the
-// splits before the forward kernel, and the combination of their rows' maxima after it.
+// Splits documents over blocks, where there are too few documents for all multiprocessors: lists the ranges
+// of the splits before the forward kernel, and combines their rows' maxima after it.
 //
 //     document 0                  document 1
-//     |  split 0  |  split 1  |   |  split 0  |  split 1  |      ranges of whole tiles, but for the end
+//     |  split 0  |  split 1  |   |  split 0  |  split 1  |      ranges of whole tiles, except at the end
 //          v           v               v           v             sm90_q, sm90_d: work tiles like any others
 //     row  m m m m     m m m m         m m m m     m m m m       maxima [range, row], and their tokens
 //           \___ ___/                   \___ ___/
 //               larger, the earlier token at ties                a block: 128 rows of a query, a document
 //               query mask, scales; sum over rows
 //
-// Nothing is added before all splits are combined, and rows are added in one order: the same bits every time.
+// Rows are added once all splits are combined, in one order: the same bits every time.
 #include <algorithm>
 
 #include "../../../common/arithmetic.h"
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) list_splits(const __grid_constant__ 
   doc_ranges[at] = {split.first, split.length, j / p.num_splits, split.first};
 }
 
-// A block a split: from the first token that the mask keeps to the last.
+// Lists a split from the first token that the mask keeps to the last. A block a split.
 __global__ void __launch_bounds__(kThreads)
     list_masked_splits(const __grid_constant__ ForwardArgs p, int32_t tile_tokens, DocRange* doc_ranges) {
   __shared__ Span ends[kWarps];
@@ -76,16 +76,11 @@ __global__ void __launch_bounds__(kThreads)
   doc_ranges[at] = {first, end - first, document, first};
 }
 
-// NaN is above all, and of two the earlier one counts, as in PyTorch.
 __device__ __forceinline__ void keep_first(Maximum& best, const Maximum& other) {
-  const bool nan = isnan(best.value), other_nan = isnan(other.value);
-  const bool above = other_nan ? !nan : other.value > best.value;
-  const bool level = nan == other_nan && (nan || other.value == best.value);
-  const bool earlier = static_cast<uint32_t>(other.token) < static_cast<uint32_t>(best.token);
-  if (above || (level && earlier)) best = other;
+  if (beats(other.value, other.token, best.value, best.token)) best = other;
 }
 
-// A block has 32 rows side by side for each `depth` of its warps, which share the splits.
+// Each group of `depth` warps combines 32 rows, a lane each, and its warps share the splits.
 __global__ void __launch_bounds__(kThreads)
     combine_splits(const __grid_constant__ ForwardArgs p, int depth, float* scores) {
   __shared__ Maximum met[kWarps][32];
@@ -109,14 +104,15 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (turn == 0) {
     for (int i = 1; i < depth; ++i) keep_first(best, met[warp + i][lane]);
-    // As apply_scale_store_argmax (forward/epilogue.cuh) has it.
+    // The same rules as apply_scale_store_argmax (forward/epilogue.cuh).
     const bool none = best.value == -INFINITY && best.token == kSentinel;
     const bool counts = exists && !none && keeps_row(p, static_cast<int32_t>(row));
     if (p.winners != nullptr && exists) {
       const int64_t at = (query * documents + j) * p.Lq + place;
       store_winner(p.winners, p.wide_winners, at, counts ? best.token : kSentinel);
     }
-    const float sum = warp_sum(counts ? best.value * row_scale(p, query, place) : 0.0f);
+    const float sum =
+        warp_sum(counts ? best.value * row_scale(p.q_scales, p.shared_scale, query, place) : 0.0f);
     if (lane == 0) sums[group] = sum;
   }
   __syncthreads();

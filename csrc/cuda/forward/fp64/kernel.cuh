@@ -1,11 +1,9 @@
-// MaxSim forward in fp64: the reference on the GPU, for gradcheck and for measuring the others.
+// MaxSim forward in fp64: for gradcheck on the GPU, and the reference that tests compare others with.
 //
-// One block for each (query i, document j). A warp takes every eighth query token; its lanes take every 32nd
-// document token each, so the lane that finds a maximum first in its own tokens, and the lowest token among
-// lanes, is the first overall. The row sums of the warps are added in order.
+// One block for each (query i, document j). A warp takes every eighth query token, and each of its lanes
+// every 32nd document token. Warps add their rows' maxima, and thread 0 adds the sums of the warps in order.
 #pragma once
 
-#include "../../pairs/args.h"
 #include "../../primitives/argmax.cuh"
 #include "../../primitives/element.cuh"
 #include "../row_tile.cuh"
@@ -13,22 +11,13 @@
 namespace late_interaction {
 
 inline constexpr int kFp64Threads = 256;
-// Blocks a multiprocessor: unasked, ptxas spills to fit in one more.
+// Blocks a multiprocessor. Without this bound ptxas spills to fit in one more.
 inline constexpr int kFp64Blocks = 2;
 
 __device__ __forceinline__ double squared_norm(const double* x, int64_t stride, int d) {
   double squares = 0.0;
   for (int k = 0; k < d; ++k) squares = fma(x[k * stride], x[k * stride], squares);
   return squares;
-}
-
-// PyTorch's max: NaN is larger than everything, and the first of equals wins.
-__device__ __forceinline__ bool beats(double value, int32_t token, double best, int32_t best_token) {
-  if (token == kSentinel) return false;
-  if (best_token == kSentinel) return true;
-  if (isnan(value) != isnan(best)) return isnan(value);
-  if (value == best || isnan(value)) return token < best_token;
-  return value > best;
 }
 
 // The rows of query i, or of pair j, and where winner s of it goes.
@@ -62,7 +51,7 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
   for (int32_t s = warp; s < rows.length; s += kFp64Threads / 32) {
     const int32_t row = rows.first + s;
     const double* q = static_cast<const double*>(p.Q.data) + row_offset(p, row);
-    double best = 0.0;
+    double best = -INFINITY;
     int32_t token = kSentinel;
     if (keeps_row(p, row)) {
       for (int32_t t = lane; t < length; t += 32) {

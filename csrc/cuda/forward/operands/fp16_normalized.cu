@@ -1,13 +1,13 @@
-// Tokens in fp16, for products of unit rows: Q and D in one launch, each row read once.
+// Copies tokens to fp16 for products of unit rows: Q and D in one launch, each row read once.
 //
 //     row of D   x / max(||x||, eps) * 2^14, rounded to fp16's 11 significant bits: elements down to 2^-28 of
 //                a unit keep them all, and err by 2^-39 below
 //     row of Q   x * 2^e, the power of two that brings its largest element near the top of fp16: rows of 16
 //                bits keep all elements down to 2^-28 of that one as they are. What is left, 1 / max(||x||,
-//                eps) / 2^(e + 14), is the row's scale, which waits until a maximum is found
+//                eps) / 2^(e + 14), is the row's scale, which is applied to its maxima
 //
-// A group of lanes holds a row in registers, from its 16-byte loads to its stores: eight lanes while a row
-// has up to 512 bytes, so that a warp has four rows in flight, else a warp.
+// A group of lanes holds a row in registers from its 16-byte loads to its stores: eight lanes for rows of up
+// to 512 bytes, so that a warp has four rows in flight; else all lanes of a warp.
 #include "fp16_normalized.h"
 
 #include "../../../common/arithmetic.h"

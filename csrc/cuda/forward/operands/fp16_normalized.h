@@ -1,5 +1,4 @@
-// fp16 copies of tokens whose products are those of unit rows, so that no kernel behind them has to know of
-// norms.
+// fp16 copies of tokens whose products are those of unit rows: kernels that read them need no norms.
 #pragma once
 
 #include <cuda_runtime.h>

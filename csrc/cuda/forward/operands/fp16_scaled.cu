@@ -1,19 +1,18 @@
-// The largest magnitude of D, where its rows share a scale, then the copies of Q and of D.
+// Copies Q and D to fp16. Where rows of D share a scale, a kernel before finds the largest magnitude of D.
 //
-// fp16 has the 11 significant bits of TF32 but not its range, so rows are multiplied by a power of two that
-// brings their largest element near the top of it.
+// fp16 has the 11 significant bits of TF32 but not its range. So rows are multiplied by a power of two that
+// brings their largest element near the top of the range.
 //
-// One number an element: one power for all of D, whose scale then waits until a maximum is found, and one
-// for each row of Q. An element of D keeps all its bits while it is at least 2^-28 of the largest, and errs
-// by 2^-39 of that below.
+// One number an element: one power for all of D, whose scale is applied to maxima, and one for each row of Q.
+// An element of D keeps all its bits down to 2^-28 of the largest, and errs by 2^-39 of the largest below.
 //
-// Two numbers: the second takes what the first leaves of an element, 2^11 times as large. So it has a range
-// of its own, and the two have 22 bits of an element down to 2^-28 of the largest that its scale is for, and
-// err by 2^-50 of that below. A row of D far below the largest gets a power of its own, so that in rows down
-// to 2^-112 of the largest every element errs by 2^-38 of its own row's at most, whatever other documents
-// hold. The scales of most rows are then one.
+// Two numbers an element: the second is what the first leaves, times 2^11. So it has a range of its own, and
+// the two have 22 bits of an element down to 2^-28 of the largest that its scale is for, and err by 2^-50 of
+// that below. A row of D far below the largest gets a power of its own, so that in rows down to 2^-112 of the
+// largest every element errs by at most 2^-38 of its own row's largest, whatever other documents hold. The
+// scales of most rows are then one.
 //
-// Eight lanes a row, so that a warp has four rows in flight, 16 bytes a load where rows are aligned for it.
+// Eight lanes have a row, so that a warp has four rows in flight. A load takes 16 bytes of aligned rows.
 #include "fp16_scaled.h"
 
 #include <cuda_fp16.h>
@@ -30,13 +29,17 @@ namespace {
 
 constexpr int kThreads = 256, kLanes = 8, kElements = 4;
 constexpr int kRowsOfBlock = kThreads / kLanes;
-// Rows so many powers of two below the largest get a power of their own; and no scale is less than 2^-100.
+// Rows more than kFar powers of two below the largest get a power of their own; no scale is below 2^-100.
 constexpr int kFar = 12, kFarthest = 100;
 
-// A power of two of the row, the same with a scale that makes it a unit row, one of all rows, one of all
-// rows but those far below, or unit rows times one. (Unit rows of one number an element come from
-// fp16_normalized.cu.)
-enum class Scale { own, own_to_unit, shared, shared_or_own, unit };
+// What a row is multiplied by.
+enum class Scale {
+  own,            // a power of two of its own
+  own_to_unit,    // the same; the row's scale makes it a unit row
+  shared,         // a power of two of all rows
+  shared_or_own,  // the same, but rows far below the largest have one of their own
+  unit,           // its inverse norm, and a power of two (with one number an element: fp16_normalized.cu)
+};
 
 struct Rows {
   RowsView in;
@@ -96,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) atomicMax(largest, of_block);
 }
 
-// What a first number leaves of x; of an infinity or NaN nothing.
+// What the first number leaves of x, times kLowScale; zero for an infinity or NaN.
 __device__ __forceinline__ __half rest(float x, __half first) {
   const float left = (x - __half2float(first)) * kLowScale;
   return __float2half_rn(fabsf(left) < INFINITY ? left : 0.0f);

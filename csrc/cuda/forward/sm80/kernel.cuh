@@ -11,28 +11,28 @@
 //   block   a contiguous range of work tiles (row tile, document); the grid is persistent, and ranges
 //           differ by at most one.
 //   warp    kWarpRows query rows x kWarpColumns tokens of each tile.
-//   lane    in the product: two columns of every 16x8 block. At a document's end the four lanes of a
-//           quad, who hold the same rows, split them: a lane then owns kLaneRows rows, for good.
+//   lane    in the product: two columns of every 16 x 8 block. The four lanes of a quad hold the same rows;
+//   at
+//           a document's end they split them, and each finishes kLaneRows rows, always the same ones.
 //
-// Pipeline. An embedding is cut into 128-byte chunks. A ring of stages in shared memory holds one chunk of
-// kColumns tokens each (and of the query rows, when they are too long to stay resident); cp.async fills it
-// stages-1 steps ahead, one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte vector ^ row % 8),
-// so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros and then masked.
+// Pipeline. An embedding is read in k chunks of 128 bytes. A stage of the ring in shared memory holds one k
+// chunk of kColumns tokens, and of the query rows where these are too long to stay resident. cp.async fills
+// the ring stages-1 steps ahead, with one __syncthreads a step. Rows of 128 bytes are swizzled (16-byte
+// vector ^ row % 8), so that ldmatrix is free of bank conflicts. What lies past Ld or d is filled with zeros;
+// columns past Ld are masked.
 //
-// Sums. A query's score is the sum of its rows' maxima. Rows of one warp are summed by shuffles in a fixed
-// order; a query that spans several warps' rows leaves one partial each, which reduce_partials adds in order.
+// Sums. A query's score is the sum of its rows' maxima. A warp sums its rows by shuffles in a fixed order; a
+// query that spans several warps' rows leaves a partial in each, and reduce_partials adds them in order.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "../../pairs/row_tile.cuh"
 #include "../../ptx/cp_async.cuh"
 #include "../../ptx/ld_st.cuh"
 #include "../../ptx/mma.cuh"
-#include "../epilogue.cuh"
-#include "../row_tile.cuh"
+#include "../listed_pairs.cuh"
 
 namespace late_interaction {
 
@@ -44,7 +44,7 @@ struct MmaTile {
   static constexpr int kRowBlocks = kRowBlocks_;        // 16 rows each, of one warp
   static constexpr int kColumnBlocks = kColumnBlocks_;  // 8 columns each, of one warp
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
-  // Documents of lengths of their own take registers that large tiles do not have.
+  // Large tiles have no registers for documents of different lengths.
   static constexpr bool kPacked = kWarpsM == 1;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpRows = 16 * kRowBlocks, kWarpColumns = 8 * kColumnBlocks;
@@ -57,7 +57,12 @@ struct MmaTile {
   }
 };
 
-// The tiles of plan.h. Operands split in two (3xTF32) need the registers of half the columns.
+// The tiles of plan.h, as warps on M, warps on N, 16-row blocks and 8-column blocks of a warp, and blocks a
+// multiprocessor, which bound a thread's registers.
+//
+// Wide and Mid   64 rows a warp, so that what ldmatrix reads serves many products; registers allow two.
+// Thin           few query rows: its warps share a document's tokens instead; registers allow three.
+// 3xTF32         half the columns, since operands split in two take the registers of the other half.
 template <class Mma>
 struct Tiles {
   using Wide = MmaTile<4, 1, 4, 8, 2>;
@@ -75,9 +80,9 @@ inline constexpr int kChunkBytes = 128;
 inline constexpr int kVecsPerChunk = 8;  // of 16 bytes
 inline constexpr int kMaxStages = 8;
 
-// What lies before the ring in shared memory: inverse norms of a tile's tokens, and the maxima that warps
-// side by side exchange at a document's end. One buffer each is enough: between its readers and its next
-// writers lies the __syncthreads of at least one step.
+// Shared memory before the ring: inverse norms of a tile's tokens, and the maxima that warps side by side
+// exchange at a document's end. One buffer of each is enough, since the __syncthreads of at least one step
+// lies between its readers and its next writers.
 template <class Tile>
 struct Exchange {
   float inverse_norm[Tile::kColumns];
@@ -90,7 +95,7 @@ __device__ __forceinline__ uint32_t vec_address(uint32_t base, int row, int vec)
   return base + row * kChunkBytes + ((vec ^ (row & 7)) << 4);
 }
 
-// In how many bytes at a time the rows of a view can be copied: 16, 8, 4, or 0: not by cp.async.
+// The bytes that one cp.async can copy of the rows of a view: 16, 8 or 4; 0: rows take ordinary loads.
 template <class E>
 __device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, int d) {
   if (aligned) return 16;
@@ -99,7 +104,7 @@ __device__ __forceinline__ int copy_width(const TokenView& view, bool aligned, i
   return view.dim_stride != 1 || bits % 4 != 0 ? 0 : bits % 8 == 0 ? 8 : 4;
 }
 
-// One vector in copies of kBytes, of which `valid_bytes` exist in all.
+// Copies one vector, kBytes at a time. Its first `valid_bytes` bytes exist, the others become zeros.
 template <int kBytes>
 __device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int valid_bytes) {
 #pragma unroll
@@ -110,28 +115,26 @@ __device__ __forceinline__ void copy_vec(uint32_t dst, const void* src, int vali
   }
 }
 
-// One vector by ordinary loads, for rows that cp.async cannot copy (misaligned, or elements apart). Out of
-// line: the usual path should not pay for its registers.
+// Copies one vector by ordinary loads, for rows that cp.async cannot copy: misaligned, or with elements
+// apart. Out of line, so that the usual path does not pay for its registers.
 template <class E>
 __device__ __noinline__ void load_vec_by_element(uint32_t dst, const E* row, int64_t stride, int first,
                                                  int d) {
   constexpr int kVecElements = 16 / sizeof(E);
   union {
     E element[kVecElements];
-    uint4 words;
+    float4 whole;
   } vec;
-  vec.words = make_uint4(0, 0, 0, 0);
+  vec.whole = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
   for (int k = 0; k < kVecElements; ++k) {
     if (first + k < d) vec.element[k] = row[(first + k) * stride];
   }
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(dst), "r"(vec.words.x), "r"(vec.words.y),
-               "r"(vec.words.z), "r"(vec.words.w)
-               : "memory");
+  ptx::st_shared_v4_f32(dst, vec.whole);
 }
 
-// Brings one chunk of `kRows` rows to shared memory. Row r of the tile is at source(r), in elements; rows
-// from `valid_rows` on, and elements from d on, become zeros.
+// Brings one k chunk of `kRows` rows to shared memory. Row r lies at source(r), in elements; rows from
+// `valid_rows` on, and elements from d on, become zeros.
 template <class E, int kRows, int kThreads, class Source>
 __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view, int width, int k_chunk,
                                              int d, int valid_rows, Source source) {
@@ -158,7 +161,7 @@ __device__ __forceinline__ void load_k_chunk(uint32_t dst, const TokenView& view
   }
 }
 
-// Products of one chunk, added to the accumulators.
+// Adds the products of one k chunk to the accumulators.
 template <class Mma, class Tile>
 __device__ __forceinline__ void multiply_k_chunk(
     ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], uint32_t q_chunk, uint32_t d_chunk,
@@ -191,9 +194,10 @@ __device__ __forceinline__ void multiply_k_chunk(
 }
 
 // Folds a tile's similarities into the running maxima. Argmax costs three instructions an element (compare,
-// max, select of an immediate), maxima alone one. kSome: some columns are masked out, as `valid` says.
+// max, select of an immediate), maxima alone one. kSome: of the lane's columns those count whose bit in
+// `valid` is set.
 template <class Tile, bool kWinners, bool kSome>
-__device__ __forceinline__ void fold_tile(
+__device__ __forceinline__ void fold_columns(
     const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], float (&maximum)[Tile::kHeld],
     int32_t (&token)[Tile::kHeld], int32_t first_token, uint64_t valid) {
 #pragma unroll
@@ -213,14 +217,40 @@ __device__ __forceinline__ void fold_tile(
   }
 }
 
-// What a block does at a time: a row tile, and the documents [first_j, end_j) that it meets.
+// A bit for each column of a warp.
+template <class Tile>
+inline constexpr uint64_t kAllColumns = ~uint64_t{0} >> (64 - 8 * Tile::kColumnBlocks);
+
+// The columns of a warp that lie before the end of a document: `left` tokens, at least 0, from its first on.
+template <class Tile>
+__device__ __forceinline__ uint64_t existing_columns(int32_t left) {
+  uint64_t columns = kAllColumns<Tile>;
+  if (left < 8 * Tile::kColumnBlocks) columns = (uint64_t{1} << left) - 1;
+  return columns;
+}
+
+// Folds the columns of a warp, of which `valid` count, from token first_token on.
+template <class Tile, bool kWinners>
+__device__ __forceinline__ void fold_tile(
+    const ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks], float (&maximum)[Tile::kHeld],
+    int32_t (&token)[Tile::kHeld], int32_t first_token, uint64_t valid) {
+  const int first_column = 2 * (threadIdx.x % 4);  // of the lane
+  if (valid == kAllColumns<Tile>) {
+    fold_columns<Tile, kWinners, false>(acc, maximum, token, first_token + first_column, valid);
+  } else {
+    fold_columns<Tile, kWinners, true>(acc, maximum, token, first_token + first_column,
+                                       valid >> first_column);
+  }
+}
+
+// A row tile, and the documents [first_j, end_j) that a block scores it against.
 struct Work {
   RowTile tile;
   int32_t first_j, end_j;
-  int32_t begun;  // listed pairs: rows of the query that went before
+  int32_t begun;  // listed pairs: rows of the query in the tiles before
 };
 
-// The next of the work tiles [unit, end).
+// Takes from work tiles [work_tile, end) those of the next row tile.
 template <class Tile>
 __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_tile, int64_t end, int32_t&) {
   const int32_t first_j = static_cast<int32_t>(work_tile % p.N);
@@ -230,7 +260,7 @@ __device__ __forceinline__ Work take_work(const ForwardArgs& p, int64_t& work_ti
   return {tile, first_j, end_j, 0};
 }
 
-// Of listed pairs: a tile of the rows that are left, from `begun` on, of the pair's query.
+// The same for listed pairs: the next tile of the pair's rows, of which `begun` are done.
 template <class Tile>
 __device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile, int64_t, int32_t& begun) {
   const int32_t j = static_cast<int32_t>(work_tile);
@@ -244,7 +274,7 @@ __device__ __forceinline__ Work take_work(const PairArgs& p, int64_t& work_tile,
   return visited;
 }
 
-// Waits for the oldest stage of a ring with stages - 1 loads under way. The instruction takes an immediate.
+// Waits for the oldest stage of a ring with stages - 1 loads in flight. The instruction takes an immediate.
 __device__ __forceinline__ void wait_stage(int stages) {
   switch (stages) {
     case 2:
@@ -264,10 +294,210 @@ __device__ __forceinline__ void wait_stage(int stages) {
   }
 }
 
-// The next chunk to load: a place in (document, token tile, chunk) order. A document without tokens has a
-// tile of zeros.
-struct Cursor {
-  int32_t j, t, k_chunk;
+// Brings k chunks of a row tile and of documents [j, end_j) to shared memory, in the order of (document,
+// token tile, k chunk). A document without tokens has a tile of zeros.
+template <class E, class Tile>
+struct Loader {
+  const typename Tile::Args& p;
+  const RowTile& tile;
+  int q_width, d_width;
+  uint32_t ring, stage_bytes;
+  int32_t j, end_j, t = 0, k_chunk = 0;  // what comes next
+
+  static __device__ __forceinline__ int32_t length_of(const ForwardArgs& p, int32_t query, int32_t j) {
+    return Tile::kPacked ? document_length(p, query, j) : p.Ld;
+  }
+
+  __device__ __forceinline__ void load_rows(uint32_t dst, int chunk) const {
+    load_k_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, chunk, p.d, tile.count,
+                                                 [&](int row) { return row_offset(p, tile.first + row); });
+  }
+
+  __device__ __forceinline__ void load_stage(int stage) {
+    if (j < end_j) {
+      const uint32_t dst = ring + stage * stage_bytes;
+      const int32_t length = length_of(p, tile.query, j);
+      const int64_t offset =
+          Tile::kPacked ? document_offset(p, tile.query, j) : dense_offset(p, tile.query, j);
+      const int64_t from = offset + t * p.D.token_stride;
+      load_k_chunk<E, Tile::kColumns, Tile::kThreads>(dst, p.D, d_width, k_chunk, p.d, length - t,
+                                                      [&](int row) { return from + row * p.D.token_stride; });
+      if (p.stream_q) load_rows(dst + Tile::kColumns * kChunkBytes, k_chunk);
+      if (++k_chunk == p.k_chunks) {
+        k_chunk = 0;
+        if ((t += Tile::kColumns) >= length) {
+          t = 0;
+          ++j;
+        }
+      }
+    }
+    ptx::cp_async_commit();
+  }
+};
+
+// The squared norms of a tile's tokens: kSharers neighbouring threads share a token.
+template <class E, class Tile>
+struct TokenSquares {
+  static constexpr int kSharers = Tile::kThreads / Tile::kColumns;
+  float sum = 0.0f;
+
+  __device__ __forceinline__ void add(uint32_t d_chunk) {
+    const int row = threadIdx.x / kSharers, first_vec = threadIdx.x % kSharers;
+#pragma unroll
+    for (int vec = first_vec; vec < kVecsPerChunk; vec += kSharers) {
+      union {
+        uint4 words;
+        E element[16 / sizeof(E)];
+      } data;
+      data.words = ptx::ld_shared_v4_b32(vec_address(d_chunk, row, vec));
+#pragma unroll
+      for (int k = 0; k < static_cast<int>(16 / sizeof(E)); ++k) {
+        const float value = widen(data.element[k]);
+        sum = fmaf(value, value, sum);
+      }
+    }
+  }
+
+  // Multiplies the similarities of a warp by the inverse norms of their tokens.
+  __device__ __forceinline__ void normalize(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
+                                            float (&inverse_norms)[Tile::kColumns], int warp_n) {
+#pragma unroll
+    for (int partner = 1; partner < kSharers; partner *= 2) {
+      sum += __shfl_xor_sync(kFullWarp, sum, partner);
+    }
+    inverse_norms[threadIdx.x / kSharers] = inverse_norm(sum);
+    __syncthreads();
+    const float* scales = inverse_norms + warp_n * Tile::kWarpColumns + 2 * (threadIdx.x % 32 % 4);
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+      const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
+#pragma unroll
+      for (int i = 0; i < Tile::kRowBlocks; ++i) {
+        acc[i][n][0] *= scale.x;
+        acc[i][n][1] *= scale.y;
+        acc[i][n][2] *= scale.x;
+        acc[i][n][3] *= scale.y;
+      }
+    }
+  }
+};
+
+// The mask of a warp's columns: loaded before the products, which hide the loads' latency.
+template <class Tile>
+struct ColumnMask {
+  static constexpr int kWords = Tile::kWarpColumns / 32;
+  uint32_t kept[kWords];
+
+  __device__ __forceinline__ void load(const ForwardArgs& p, const uint8_t* mask, int32_t first_token) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const int32_t at = first_token + w * 32 + threadIdx.x % 32;
+      kept[w] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
+    }
+  }
+  __device__ __forceinline__ uint64_t bits() const {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      bits |= static_cast<uint64_t>(__ballot_sync(kFullWarp, kept[w] != 0)) << (32 * w);
+    }
+    return bits;
+  }
+};
+
+// Warps side by side saw other tokens of the same rows: they exchange what they found, and `merges` merges.
+template <class Tile, bool kWinners>
+__device__ __forceinline__ void exchange_maxima(Exchange<Tile>& exchange, float (&maximum)[Tile::kHeld],
+                                                int32_t (&token)[Tile::kHeld], int warp_m, int warp_n,
+                                                bool merges) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    const int slot = Tile::slot(warp_m, lane, o);
+    exchange.maximum[warp_n][slot] = maximum[o];
+    if constexpr (kWinners) exchange.token[warp_n][slot] = token[o];
+  }
+  __syncthreads();
+  if (!merges) return;
+#pragma unroll
+  for (int n = 0; n < Tile::kWarpsN; ++n) {
+#pragma unroll
+    for (int o = 0; o < Tile::kLaneRows; ++o) {
+      const int slot = Tile::slot(warp_m, lane, o);
+      keep_better<kWinners>(maximum[o], token[o], exchange.maximum[n][slot],
+                            kWinners ? exchange.token[n][slot] : 0);
+    }
+  }
+}
+
+// A block's row tile against the documents that it meets.
+template <class Mma, class Tile, bool kWinners>
+struct Sm80Block {
+  using E = typename Mma::Element;
+  const typename Tile::Args& p;
+  Exchange<Tile>& exchange;
+  uint32_t q_base;
+  Loader<E, Tile> loader;
+  int warp_m, warp_n;
+  int stage = 0, free_stage = 0;
+
+  // Fills the ring but for one stage.
+  __device__ __forceinline__ void begin() {
+    __syncthreads();  // the last row tile's readers are done with shared memory
+    if (!p.stream_q) {
+      for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk)
+        loader.load_rows(q_base + k_chunk * Tile::kRows * kChunkBytes, k_chunk);
+    }
+    for (int i = 0; i < p.stages - 1; ++i) loader.load_stage(i);
+    free_stage = p.stages - 1;
+  }
+
+  // Multiplies the next token tile of the ring, and folds it.
+  __device__ __forceinline__ void take_tile(const uint8_t* mask, int32_t length, int32_t t,
+                                            float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
+    const int32_t first_token = t + warp_n * Tile::kWarpColumns;
+    uint64_t valid = existing_columns<Tile>(max(length - first_token, 0));
+    ColumnMask<Tile> column_mask;
+    if (mask != nullptr) column_mask.load(p, mask, first_token);
+    ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
+    TokenSquares<E, Tile> squares;
+    for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
+      wait_stage(p.stages);
+      __syncthreads();  // this stage has arrived for all, and all are done with the one before
+      loader.load_stage(free_stage);
+      const uint32_t d_chunk = loader.ring + stage * loader.stage_bytes;
+      const uint32_t q_chunk =
+          p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes : q_base + k_chunk * Tile::kRows * kChunkBytes;
+      multiply_k_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
+      if (p.normalize) squares.add(d_chunk);
+      free_stage = stage;
+      if (++stage == p.stages) stage = 0;
+    }
+    if (p.normalize) squares.normalize(acc, exchange.inverse_norm, warp_n);
+    if (mask != nullptr) valid &= column_mask.bits();
+    fold_tile<Tile, kWinners>(acc, maximum, token, first_token, valid);
+  }
+
+  __device__ __forceinline__ void take_document(const Work& work, const LaneRows<Tile>& own, int32_t j) {
+    const uint8_t* mask = document_mask(p, work.tile.query, j);
+    const int32_t length = Loader<E, Tile>::length_of(p, work.tile.query, j);
+    float maximum[Tile::kHeld];
+    int32_t token[Tile::kHeld];
+    clear_maxima(maximum, token);
+    for (int32_t t = 0; t < max(length, 1); t += Tile::kColumns) take_tile(mask, length, t, maximum, token);
+
+    reduce_quad<Tile::kHeld, kWinners>(maximum, token);
+    const bool finishes = j % Tile::kWarpsN == warp_n;  // warps take turns
+    if constexpr (Tile::kWarpsN > 1) {
+      exchange_maxima<Tile, kWinners>(exchange, maximum, token, warp_m, warp_n, finishes);
+    }
+    if (!finishes) return;
+    if constexpr (Tile::kListed) {
+      finish_pair<E, Tile, kWinners>(p, work.tile, work.begun, j, maximum, token);
+    } else {
+      finish_document<E, Tile, kWinners>(p, work.tile, own, warp_m, j, maximum, token);
+    }
+  }
 };
 
 template <class Mma, class Tile, bool kWinners>
@@ -275,200 +505,26 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_forward_sm80(const __grid_constant__ typename Tile::Args p) {
   using E = typename Mma::Element;
   extern __shared__ __align__(128) uint8_t shared[];
-  auto& exchange = *reinterpret_cast<Exchange<Tile>*>(shared);
+  static_assert(sizeof(Exchange<Tile>) % 128 == 0, "chunks are swizzled by address");
   const uint32_t q_base = ptx::smem_address(shared) + sizeof(Exchange<Tile>);
   const uint32_t ring = q_base + (p.stream_q ? 0 : p.k_chunks * Tile::kRows * kChunkBytes);
   const uint32_t stage_bytes = (Tile::kColumns + (p.stream_q ? Tile::kRows : 0)) * kChunkBytes;
-  static_assert(sizeof(Exchange<Tile>) % 128 == 0, "chunks are swizzled by address");
-
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
-
+  const int warp = threadIdx.x / 32, warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
   const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);
 
   int64_t work_tile = p.work_tiles * blockIdx.x / gridDim.x;
   const int64_t end_work_tile = p.work_tiles * (blockIdx.x + 1) / gridDim.x;
   int32_t begun = 0;
   while (work_tile < end_work_tile) {
-    const auto [tile, first_j, end_j, before] = take_work<Tile>(p, work_tile, end_work_tile, begun);
+    const Work work = take_work<Tile>(p, work_tile, end_work_tile, begun);
     LaneRows<Tile> own;
-    if constexpr (!Tile::kListed) own.take(p, tile, warp_m);
-
-    const auto length_of = [&](int32_t j) {
-      return Tile::kPacked ? document_length(p, tile.query, j) : p.Ld;
-    };
-    const auto load_q = [&](uint32_t dst, int k_chunk) {
-      load_k_chunk<E, Tile::kRows, Tile::kThreads>(dst, p.Q, q_width, k_chunk, p.d, tile.count,
-                                                   [&](int row) { return row_offset(p, tile.first + row); });
-    };
-    Cursor next{first_j, 0, 0};
-    const auto load_stage = [&](int stage) {
-      if (next.j < end_j) {
-        const uint32_t dst = ring + stage * stage_bytes;
-        const int32_t length = length_of(next.j);
-        const int64_t offset =
-            Tile::kPacked ? document_offset(p, tile.query, next.j) : dense_offset(p, tile.query, next.j);
-        const int64_t from = offset + next.t * p.D.token_stride;
-        load_k_chunk<E, Tile::kColumns, Tile::kThreads>(
-            dst, p.D, d_width, next.k_chunk, p.d, length - next.t,
-            [&](int row) { return from + row * p.D.token_stride; });
-        if (p.stream_q) load_q(dst + Tile::kColumns * kChunkBytes, next.k_chunk);
-        if (++next.k_chunk == p.k_chunks) {
-          next.k_chunk = 0;
-          if ((next.t += Tile::kColumns) >= length) {
-            next.t = 0;
-            ++next.j;
-          }
-        }
-      }
-      ptx::cp_async_commit();
-    };
-
-    __syncthreads();  // the last row tile's readers are done with shared memory
-    if (!p.stream_q) {
-      for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk)
-        load_q(q_base + k_chunk * Tile::kRows * kChunkBytes, k_chunk);
-    }
-    for (int stage = 0; stage < p.stages - 1; ++stage) load_stage(stage);
-
-    int stage = 0, free_stage = p.stages - 1;
-    for (int32_t j = first_j; j < end_j; ++j) {
-      const uint8_t* mask = document_mask(p, tile.query, j);
-      const int32_t length = length_of(j);
-      float maximum[Tile::kHeld];
-      int32_t token[Tile::kHeld];
-#pragma unroll
-      for (int h = 0; h < Tile::kHeld; ++h) {
-        maximum[h] = -INFINITY;
-        token[h] = kSentinel;
-      }
-
-      for (int32_t t = 0; t < max(length, 1); t += Tile::kColumns) {
-        const int32_t first_token = t + warp_n * Tile::kWarpColumns;
-        // Bit c: column c of this warp's tokens counts.
-        uint64_t valid = ~uint64_t{0} >> (64 - Tile::kWarpColumns);
-        if (first_token + Tile::kWarpColumns > length) {
-          const int32_t left = length - first_token;
-          valid = left > 0 ? (uint64_t{1} << left) - 1 : 0;
-        }
-        uint32_t kept[Tile::kWarpColumns / 32];
-        if (mask != nullptr) {
-#pragma unroll
-          for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
-            const int32_t at = first_token + w * 32 + lane;
-            kept[w] = at < p.Ld ? mask[at * p.d_mask.token_stride] : 0;
-          }
-        }
-
-        ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks];
-#pragma unroll
-        for (int i = 0; i < Tile::kRowBlocks; ++i) {
-#pragma unroll
-          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc[i][n][e] = 0.0f;
-          }
-        }
-        float squares = 0.0f;
-        for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-          wait_stage(p.stages);
-          __syncthreads();  // this stage has arrived for all, and all are done with the one before
-          load_stage(free_stage);
-          const uint32_t d_chunk = ring + stage * stage_bytes;
-          const uint32_t q_chunk = p.stream_q ? d_chunk + Tile::kColumns * kChunkBytes
-                                              : q_base + k_chunk * Tile::kRows * kChunkBytes;
-          multiply_k_chunk<Mma, Tile>(acc, q_chunk, d_chunk, warp_m, warp_n);
-          if (p.normalize) {
-            // kThreads / kColumns neighbouring threads share a token's squares.
-            constexpr int kSharers = Tile::kThreads / Tile::kColumns;
-            const int row = threadIdx.x / kSharers, first_vec = threadIdx.x % kSharers;
-#pragma unroll
-            for (int vec = first_vec; vec < kVecsPerChunk; vec += kSharers) {
-              union {
-                uint4 words;
-                E element[16 / sizeof(E)];
-              } data;
-              const uint32_t from = vec_address(d_chunk, row, vec);
-              asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                           : "=r"(data.words.x), "=r"(data.words.y), "=r"(data.words.z), "=r"(data.words.w)
-                           : "r"(from));
-#pragma unroll
-              for (int k = 0; k < static_cast<int>(16 / sizeof(E)); ++k) {
-                const float value = widen(data.element[k]);
-                squares = fmaf(value, value, squares);
-              }
-            }
-          }
-          free_stage = stage;
-          if (++stage == p.stages) stage = 0;
-        }
-
-        if (p.normalize) {
-          constexpr int kSharers = Tile::kThreads / Tile::kColumns;
-#pragma unroll
-          for (int partner = 1; partner < kSharers; partner *= 2) {
-            squares += __shfl_xor_sync(kFullWarp, squares, partner);
-          }
-          exchange.inverse_norm[threadIdx.x / kSharers] = inverse_norm(squares);
-          __syncthreads();
-          const float* scales = exchange.inverse_norm + warp_n * Tile::kWarpColumns + 2 * (lane % 4);
-#pragma unroll
-          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-            const float2 scale = *reinterpret_cast<const float2*>(scales + n * 8);
-#pragma unroll
-            for (int i = 0; i < Tile::kRowBlocks; ++i) {
-              acc[i][n][0] *= scale.x;
-              acc[i][n][1] *= scale.y;
-              acc[i][n][2] *= scale.x;
-              acc[i][n][3] *= scale.y;
-            }
-          }
-        }
-        if (mask != nullptr) {
-          uint64_t bits = 0;
-#pragma unroll
-          for (int w = 0; w < Tile::kWarpColumns / 32; ++w) {
-            bits |= static_cast<uint64_t>(__ballot_sync(kFullWarp, kept[w] != 0)) << (32 * w);
-          }
-          valid &= bits;
-        }
-        const int32_t lane_token = first_token + 2 * (lane % 4);
-        if (valid == ~uint64_t{0} >> (64 - Tile::kWarpColumns)) {
-          fold_tile<Tile, kWinners, false>(acc, maximum, token, lane_token, valid);
-        } else {
-          fold_tile<Tile, kWinners, true>(acc, maximum, token, lane_token, valid >> (2 * (lane % 4)));
-        }
-      }
-
-      reduce_quad<Tile::kHeld, kWinners>(maximum, token);
-      if constexpr (Tile::kWarpsN > 1) {
-        // Warps side by side saw other tokens of the same rows. They take turns to finish documents.
-#pragma unroll
-        for (int o = 0; o < Tile::kLaneRows; ++o) {
-          const int slot = Tile::slot(warp_m, lane, o);
-          exchange.maximum[warp_n][slot] = maximum[o];
-          if constexpr (kWinners) exchange.token[warp_n][slot] = token[o];
-        }
-        __syncthreads();
-        if (j % Tile::kWarpsN == warp_n) {
-#pragma unroll
-          for (int n = 0; n < Tile::kWarpsN; ++n) {
-#pragma unroll
-            for (int o = 0; o < Tile::kLaneRows; ++o) {
-              const int slot = Tile::slot(warp_m, lane, o);
-              keep_better<kWinners>(maximum[o], token[o], exchange.maximum[n][slot],
-                                    kWinners ? exchange.token[n][slot] : 0);
-            }
-          }
-        }
-      }
-      if (j % Tile::kWarpsN != warp_n) continue;
-      if constexpr (Tile::kListed) {
-        finish_pair<E, Tile, kWinners>(p, tile, before, j, maximum, token);
-      } else {
-        finish_document<E, Tile, kWinners>(p, tile, own, warp_m, j, maximum, token);
-      }
-    }
+    if constexpr (!Tile::kListed) own.take(p, work.tile, warp_m);
+    Sm80Block<Mma, Tile, kWinners> block{
+        p,      *reinterpret_cast<Exchange<Tile>*>(shared),
+        q_base, {p, work.tile, q_width, d_width, ring, stage_bytes, work.first_j, work.end_j},
+        warp_m, warp_n};
+    block.begin();
+    for (int32_t j = work.first_j; j < work.end_j; ++j) block.take_document(work, own, j);
   }
 }
 

@@ -6,25 +6,25 @@
 //   in registers     |                                         |     row, in registers
 //                    +-----------------------------------------+
 //
-// Where a document is a few tokens long, filling a ring and meeting at barriers takes longer than its
-// products. Here a warp waits for nobody: it holds its query rows as operands, loads tokens from memory
-// straight into operands, and while it waits for them other warps of the multiprocessor multiply.
+// For a document of a few tokens, filling a ring and meeting at barriers takes longer than its products. Here
+// a warp waits for no other: it holds its query rows as operands and loads tokens from memory straight into
+// operands. While it waits for them, other warps of the multiprocessor multiply.
 //
-// No operand lies in shared memory. Of each 16 elements of an embedding mma.sync wants four from lane c of a
-// quad: 2c, 2c + 1, 2c + 8 and 2c + 9. A dot product does not ask for the order of its terms, as long as rows
-// and tokens have the same; so a lane loads 16 bytes at once and hands them out over two products:
+// No operand lies in shared memory. Of each 16 elements of an embedding mma.sync takes four from lane c of a
+// quad: 2c, 2c + 1, 2c + 8 and 2c + 9. A dot product may add its terms in any order, as long as rows and
+// tokens have the same. So a lane loads 16 bytes at once, and gives them to two products:
 //
-//     a step of 64 bytes:  | lane 0 of the quad | lane 1 | lane 2 | lane 3 |
-//     of its 16 a lane's   | words 0 and 1 go to one product, words 2 and 3 to the next
+//     a step of 64 bytes:           | lane 0 of the quad | lane 1 | lane 2 | lane 3 |
+//     of the 16 bytes of a lane:    | words 0 and 1 go to one product, words 2 and 3 to the next
 //
-// Embeddings of more than 256 bytes go by in slices of so many, rows and tokens: the rows come from L1 then,
-// again for every document.
+// Embeddings of more than 256 bytes are multiplied in slices of 256 bytes. The query rows' slices are then
+// loaded again for every document, from L1.
 //
 // Who owns what
-//   worker a contiguous range of work tiles (row tile, document); ranges differ by at most one. A warp; or a
-//          block, where there are no more work tiles than blocks: its warps then take turns at the tokens.
-//   lane   loads its shares of rows and tokens lane / 4, lane / 4 + 8, ...; has two columns of every 16 x 8
-//          block of S; and at a document's end one row, as in kernel.cuh.
+//   worker a contiguous range of work tiles (row tile, document); ranges differ by at most one. A worker is a
+//          warp; or a block, where there are no more work tiles than blocks: its warps share the tokens.
+//   lane   its shares of rows and tokens lane / 4, lane / 4 + 8, ...; two columns of every 16 x 8 block of S;
+//          and at a document's end one row, as in kernel.cuh.
 #pragma once
 
 #include "../../../plan/kernel_limits.h"
@@ -35,8 +35,8 @@
 
 namespace late_interaction {
 
-// kSteps: of 64 bytes, that an embedding takes; or, if kLong, that a slice of it does. kWhole: rows can be
-// read 16 bytes at a time.
+// kSteps: steps of 64 bytes of an embedding or, if kLong, of a slice of it. kWhole: rows can be read 16 bytes
+// at a time. kBlocksPerSm: as many as the registers of its operands allow (plan/kernel_limits.h).
 template <class Mma_, int kColumnBlocks_, int kSteps_, bool kWhole_, bool kLong_ = false>
 struct DirectTile {
   using Mma = Mma_;
@@ -55,7 +55,7 @@ struct DirectTile {
   }
 };
 
-// What a lane has of a step.
+// A lane's 16 bytes of a step.
 template <class E>
 union Share {
   uint32_t word[4];
@@ -123,15 +123,14 @@ __device__ __forceinline__ void multiply_shares(
 template <class Tile>
 __device__ __forceinline__ uint64_t valid_tokens(const ForwardArgs& p, const uint8_t* mask, int32_t first) {
   const int32_t left = p.Ld - first, lane = threadIdx.x % 32;
-  uint64_t valid = ~uint64_t{0} >> (64 - Tile::kColumns);
-  if (left < Tile::kColumns) valid = (uint64_t{1} << left) - 1;
+  const uint64_t valid = existing_columns<Tile>(left);
   if (mask == nullptr) return valid;
   static_assert(Tile::kColumns <= 32);
   const bool kept = lane < Tile::kColumns && lane < left && mask[(first + lane) * p.d_mask.token_stride] != 0;
   return valid & __ballot_sync(kFullWarp, kept);
 }
 
-// Brings a document that the warp comes to next as far as L2.
+// Prefetches the warp's next document to L2.
 __device__ __forceinline__ void prefetch_document(const ForwardArgs& p, const void* document) {
   constexpr int64_t kLine = 128;
   const int64_t bytes = 2 * ((p.Ld - 1) * p.D.token_stride + p.d);
@@ -165,7 +164,7 @@ struct DirectRows {
   }
 };
 
-// The block's warps have seen other tokens of its only document: the first gets what all have found.
+// Merges the maxima of the block's warps, which saw other tokens of its document, in the first warp.
 template <bool kWinners, int kWarps>
 __device__ __forceinline__ void merge_block(float& maximum, int32_t& token) {
   __shared__ float maxima[kWarps][32];
@@ -193,7 +192,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   const int64_t workers = int64_t{gridDim.x} * workers_of_block;
   const int32_t first_token = p.members > 1 ? warp * Tile::kColumns : 0;
 
-  // Divisions take a good part of a small call: those that come first go under the end of the kernel before.
+  // Divisions take a good part of a small call: these overlap the end of the kernel before.
   const int64_t work_tile = p.work_tiles * worker / workers;
   int64_t left = p.work_tiles * (worker + 1) / workers - work_tile, tile_index = work_tile / p.N;
   int32_t j = static_cast<int32_t>(work_tile - tile_index * p.N);
@@ -216,11 +215,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       }
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
-#pragma unroll
-      for (int h = 0; h < Tile::kHeld; ++h) {
-        maximum[h] = -INFINITY;
-        token[h] = kSentinel;
-      }
+      clear_maxima(maximum, token);
       for (int32_t t = first_token; t < p.Ld; t += p.members * Tile::kColumns) {
         ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
         uint64_t valid = 0;
@@ -240,12 +235,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           for (int n = 0; n < Tile::kColumnBlocks; ++n) multiply_shares<Tile>(acc, n, q, tokens[n]);
           k_first += Tile::kPassElements;
         } while (Tile::kLong && k_first < p.d);
-        const int32_t lane_token = t + 2 * (lane % 4);
-        if (valid == ~uint64_t{0} >> (64 - Tile::kColumns)) {
-          fold_tile<Tile, kWinners, false>(acc, maximum, token, lane_token, valid);
-        } else {
-          fold_tile<Tile, kWinners, true>(acc, maximum, token, lane_token, valid >> (2 * (lane % 4)));
-        }
+        fold_tile<Tile, kWinners>(acc, maximum, token, t, valid);
       }
       reduce_quad<Tile::kHeld, kWinners>(maximum, token);
       if (p.members > 1) {

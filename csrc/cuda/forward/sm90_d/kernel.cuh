@@ -6,10 +6,10 @@
 //   of a document      |                                               |     of each query row,
 //                      +-----------------------------------------------+     element by element
 //
-// One query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
-// TMA must never wait. So the ring takes all the shared memory there is, each
-// warpgroup has a share of it, and while one waits for its wgmma, its barriers or the end of its document,
-// the others take what has arrived.
+// A query of 32 tokens wastes no row of the tensor cores this way, and the call is bound by reading D once.
+// So TMA must never wait: the ring takes all the shared memory there is, and each warpgroup has a share of
+// it. While one warpgroup waits for its wgmma, its barriers or the end of its document, the others take what
+// has arrived.
 //
 //     several documents a block: one to a team     one document a block: a tile to each warpgroup
 //     of one warpgroup                             of the only team
@@ -20,32 +20,47 @@
 //        ...                    ...                  ...                 ...
 //
 // Who owns what
-//   block      one a multiprocessor, persistent: a contiguous range of (query, document). With one query for
-//              all documents there is one row tile; else a row tile is a query, with documents of its own, or
-//              with each document comes the row tile of its listed pair (pairs/row_tile.cuh).
+//   block      one a multiprocessor, persistent: a contiguous range of (row tile, document). A row tile is
+//   the
+//              only query of all documents, or a query with documents of its own, or the rows of a listed
+//              pair (listed_pairs.cuh), which change with the document.
 //   team       p.members warpgroups, and every p.teams-th document of the block.
-//   producer   one thread a team, each of another warp of the last warpgroup, which keeps few registers: TMA
-//              loads. Teams with documents of other lengths do not wait for each other. The tokens' mask and
-//              scales come with their tile: behind the copies that are under way, a load takes microseconds.
+//   producer   one thread a team, each in a warp of its own of the last warpgroup, which keeps few registers:
+//              TMA loads. So teams whose documents differ in length do not wait for each other. TMA also
+//              brings the tokens' mask and scales with their tile: an ordinary load would take microseconds
+//              behind the TMA loads that are under way.
 //   warpgroup  its share of the ring, and every p.members-th tile that its team meets. A stage is 256 bytes
 //              of 64 tokens' embeddings, two 128-byte chunks; or one chunk, where they have no more, of 128.
-//   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one merges the
-//              maxima of all, and treats, sums and stores them, while the others go on.
+//   warp       16 tokens of each 64. At a document's end the warps of the team take turns: one warp merges
+//   the
+//              maxima of all, scales, sums and stores them, while the others go on.
 //   lane       the running maxima of kColumns / 4 query rows over the tokens it sees.
 #pragma once
 
 #include <type_traits>
 
 #include "../../../plan/kernel_limits.h"
-#include "../../pairs/row_tile.cuh"
 #include "../../primitives/max_fold.cuh"
 #include "../../ptx/mma.cuh"
+#include "../listed_pairs.cuh"
 #include "../sm90_pipeline.cuh"
 #include "token_scale_tma.h"
 
 namespace late_interaction {
 
 struct DocumentScheduler;
+
+struct Sm90DRegisters {
+  int consumer, producer;  // of a thread, after setmaxnreg
+};
+
+// A launch gives all warps equally many, and consumers take what the producers' warpgroup can spare.
+// Producers of listed pairs need more, since they look up where pairs lie.
+constexpr Sm90DRegisters sm90_d_registers(int warpgroups, bool listed) {
+  return warpgroups == 4   ? (listed ? Sm90DRegisters{104, 64} : Sm90DRegisters{112, 32})
+         : warpgroups == 3 ? Sm90DRegisters{152, 56}
+                           : Sm90DRegisters{232, 40};
+}
 
 template <class Type_, class Element_, int kColumns_, int kKChunks_, bool kWinners_, bool kListed_ = false>
 struct Sm90DTile {
@@ -66,9 +81,7 @@ struct Sm90DTile {
   static constexpr int kWarps = 4;                       // of a warpgroup
   static constexpr int kGroupThreads = 32 * kWarps;
   static constexpr int kThreads = (kWarpgroups + 1) * kGroupThreads;
-  // Of a lane that multiplies, once the producer's warpgroup has given up of its own what it can.
-  static constexpr int kRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 152 : 232;
-  static constexpr int kProducerRegisters = kWarpgroups == 4 ? 32 : kWarpgroups == 3 ? 56 : 40;
+  static constexpr Sm90DRegisters kRegisters = sm90_d_registers(kWarpgroups, kListed);
   static constexpr int kRows = kColumns, kWarpRows = kColumns;  // query rows
   static constexpr int kHeld = kColumns / 4, kLaneRows = kColumns / 32;
   static constexpr uint32_t kQKChunkBytes = kColumns * kKChunkBytes;
@@ -91,8 +104,8 @@ struct Sm90DTile {
   using Products = Accumulator[kBlocks][kColumns / 2];  // of a lane
 };
 
-// Where things lie in a block's shared memory: the ring, a share for each warpgroup; Q, once or for each
-// team; of each stage its tokens' mask and scales, if they have any; the exchange; barriers.
+// Shared memory of a block, in this order: the ring, a share for each warpgroup; Q, once or for each team;
+// the token mask and scales of each stage, if there are any; the exchange; mbarriers.
 template <class Tile>
 struct Sm90DShared {
   uint32_t ring, q, q_bytes, token_scales, barriers;
@@ -121,7 +134,7 @@ struct Sm90DShared {
   __device__ __forceinline__ uint32_t stage(int warpgroup, const PipelineState& at) const {
     return ring + (warpgroup * share + at.stage) * Tile::kStageBytes;
   }
-  // Of a stage's tokens.
+  // Where the token mask of a stage lies.
   __device__ __forceinline__ uint32_t mask_of(int warpgroup, const PipelineState& at) const {
     return token_scales + (warpgroup * share + at.stage) * Tile::kTokenScaleBytes;
   }
@@ -151,7 +164,7 @@ struct Sm90DShared {
   }
 };
 
-// A (row tile, document) on its way through a block's range.
+// Walks the (row tile, document) of a block's range.
 struct DocumentScheduler {
   int32_t left;  // work tiles from here to the end of the range
   int32_t row_tile, j;
@@ -171,16 +184,16 @@ struct DocumentScheduler {
       ++row_tile;
     }
   }
-  // What tells its rows from others.
+  // Changes where the row tile changes.
   __device__ __forceinline__ int32_t rows_id() const { return row_tile; }
 };
 
-// A (tile of its query's rows, pair) on its way through a block's range.
+// Walks the (tile of its query's rows, pair) of a block's range.
 template <int kRows>
 struct PairScheduler {
   static constexpr int32_t row_tile = 0;
   int32_t left, j;  // pairs from here to the end of the range; the pair
-  int32_t begun;    // of its query's rows: those that went before
+  int32_t begun;    // rows of the pair's query in the tiles before
   Span rows, tokens;
 
   __device__ __forceinline__ PairScheduler(const PairArgs& p, int first) {
@@ -207,12 +220,9 @@ struct PairScheduler {
   }
 };
 
-// Its producers look up where pairs lie, in registers that those who multiply can spare.
 template <class Tile>
 struct Sm90DPairsTile : Listed<Tile> {
   using Scheduler = PairScheduler<Tile::kRows>;
-  static constexpr int kRegisters = Tile::kWarpgroups == 4 ? 104 : Tile::kRegisters;
-  static constexpr int kProducerRegisters = Tile::kWarpgroups == 4 ? 64 : Tile::kProducerRegisters;
 };
 
 __device__ __forceinline__ DocRange doc_range_of(const ForwardArgs& p, int32_t row_tile, int32_t j) {
@@ -220,7 +230,7 @@ __device__ __forceinline__ DocRange doc_range_of(const ForwardArgs& p, int32_t r
   return p.doc_ranges[document_index(p, row_tile, j)];
 }
 
-// The document, or split of one, that a scheduler has come to.
+// The document, or split of one, that a scheduler is at.
 __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const DocumentScheduler& scheduler) {
   if (scheduler.left <= 0) return {0, p.Ld, scheduler.j, 0};
   return doc_range_of(p, scheduler.row_tile, scheduler.j);
@@ -234,7 +244,7 @@ __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p,
 
 // ---- producers ----
 
-// Bytes of a tile's token mask and scales, which come with its first stage. Listed pairs have none.
+// Bytes of a tile's token mask and scales, which TMA brings with its first stage. Listed pairs have none.
 template <class Tile>
 __device__ __forceinline__ uint32_t token_scales_of_tile(const typename Tile::Args& p) {
   uint32_t bytes = 0;
@@ -308,9 +318,9 @@ __device__ __forceinline__ void load_documents(const typename Tile::Args& p, con
   }
 }
 
-// ---- those who multiply ----
+// ---- consumers ----
 
-// By one thread, once nobody multiplies by the rows that were there.
+// One thread loads a row tile, once no warp reads the rows that lie there.
 template <class Tile>
 __device__ __forceinline__ void load_query(const ForwardArgs& p, const TensorMaps& maps,
                                            const Sm90DShared<Tile>& memory, int team, const RowTile& tile) {
@@ -346,14 +356,13 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
   }
 }
 
-// Where the mask and scale of a lane's first token lie among those that come with a tile of the document at
-// hand.
+// Where the mask and scale of the lane's first token lie among those that come with a tile.
 struct TokenScalePlaces {
   int32_t mask, scale;
 };
 
-// The mask and scales of the lane's tokens of a tile, as it lies in memory until it is used: two of each
-// block, lane / 4 and lane / 4 + 8 of the warp's 16.
+// The mask and scales of the lane's tokens of a tile: two of each block, lane / 4 and lane / 4 + 8 of the
+// warp's 16.
 template <class Tile>
 struct LaneTokenScales {
   uint8_t keeps[Tile::kBlocks][2];
@@ -369,7 +378,7 @@ struct LaneTokenScales {
       scales[i / 2][i % 2] = 1.0f;
     }
   }
-  // Those that TMA cannot bring: asked for before the tile is waited for.
+  // Loads those that TMA cannot bring, before the wait for the tile.
   __device__ __forceinline__ void load(const TokenScaleArgs& p, int32_t row_tile, int32_t j,
                                        int32_t first_token) {
     const bool mask_apart = p.d_mask.data != nullptr && !p.mask.rides;
@@ -386,7 +395,7 @@ struct LaneTokenScales {
       }
     }
     if (scales_apart) {
-      const float* all = document_scales(p, row_tile, doc_range.document);
+      const float* all = document_scales(p.d_scales, row_tile, doc_range.document);
 #pragma unroll
       for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
         const int32_t at = token(first_token, i / 2, i % 2);
@@ -394,7 +403,7 @@ struct LaneTokenScales {
       }
     }
   }
-  // Those that came with the tile.
+  // Takes those that came with the tile.
   __device__ __forceinline__ void take(const TokenScaleArgs& p, uint32_t mask, uint32_t all,
                                        const TokenScalePlaces& first) {
     if (p.mask.rides) {
@@ -413,8 +422,8 @@ struct LaneTokenScales {
   }
 };
 
-// Squared norms of a warp's tokens: the diagonal of tokens x tokens, which the tensor cores have time for. A
-// lane holds some elements of that product; which of them lie on the diagonal is sorted out at the end.
+// Squared norms of a warp's tokens: the diagonal of tokens x tokens, for which the tensor cores have time. A
+// lane holds some elements of that product; `of` finds those on the diagonal.
 template <class Tile>
 struct TokenSquares {
   using Mma = std::conditional_t<std::is_same_v<typename Tile::Element, __half>, ptx::MmaFp16, ptx::MmaBf16>;
@@ -437,7 +446,7 @@ struct TokenSquares {
     }
   }
 
-  // Of the lane's token lane / 4 (+ 8, if half) of a block. Element (i, i) is with lane i / 2 of quad i.
+  // That of the lane's token lane / 4 (+ 8, if half) of a block. Lane i / 2 of quad i holds element (i, i).
   __device__ __forceinline__ float of(int block, int half) const {
     const int lane = threadIdx.x % 32, i = lane / 4;
     const float (&c)[4] = half == 0 ? low[block] : high[block];
@@ -522,24 +531,7 @@ __device__ __forceinline__ void fold_tokens(const typename Tile::Products& c, fl
   }
 }
 
-// Reduces over the eight lanes that hold the same query rows, a butterfly that halves the rows at each step:
-// a lane is left with kHeld / 8 rows, in front.
-template <class Tile>
-__device__ __forceinline__ void reduce_lanes(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) {
-#pragma unroll
-  for (int step = 0; step < 3; ++step) {
-    const int half = Tile::kHeld >> (step + 1), partner = 16 >> step;
-    const bool upper = threadIdx.x & partner;
-#pragma unroll
-    for (int h = 0; h < Tile::kHeld / 2; ++h) {
-      if (h >= half) break;
-      exchange_halves<Tile::kWinners>(maximum[h], token[h], maximum[h + half], token[h + half], upper,
-                                      partner);
-    }
-  }
-}
-
-// What reduce_lanes left, where the warp that merges looks for it.
+// Stores what reduce_halving left where the warp that merges reads it.
 template <class Tile>
 __device__ __forceinline__ void hand_over(typename Tile::Maxima& to, const float (&maximum)[Tile::kHeld],
                                           const int32_t (&token)[Tile::kHeld]) {
@@ -558,11 +550,7 @@ template <class Tile>
 __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, int warpgroups,
                                             float (&best)[Tile::kLaneRows],
                                             int32_t (&best_token)[Tile::kLaneRows]) {
-#pragma unroll
-  for (int o = 0; o < Tile::kLaneRows; ++o) {
-    best[o] = -INFINITY;
-    best_token[o] = kSentinel;
-  }
+  clear_maxima(best, best_token);
   for (int i = 0; i < warpgroups; ++i) {
 #pragma unroll
     for (int o = 0; o < Tile::kLaneRows; ++o) {
@@ -577,8 +565,8 @@ __device__ __forceinline__ void merge_warps(const typename Tile::Maxima* from, i
   }
 }
 
-// Rare rows (forward/epilogue.cuh) of the document range at place j, which is looked up here for want of
-// registers elsewhere.
+// Rare rows (forward/epilogue.cuh) of the document range at place j. The range is looked up again here, since
+// the caller has no registers to keep it in.
 template <class E>
 __device__ __noinline__ Maximum resolve_rare_doc_range(const ForwardArgs& p, bool rare, int32_t row,
                                                        int32_t row_tile, int32_t query, int32_t j) {
@@ -616,6 +604,22 @@ __device__ __forceinline__ void finish_doc_range(const ForwardArgs& p, const Row
   }
 }
 
+// One warp: merges what the team's warps handed over, and finishes the document or the tile of a pair's rows.
+template <class Tile>
+__device__ __forceinline__ void merge_and_finish(const typename Tile::Args& p, const RowTile& tile,
+                                                 const LaneRows<Tile>& own, int32_t row_tile, int32_t begun,
+                                                 int32_t j, const typename Tile::Maxima* maxima) {
+  float best[Tile::kLaneRows];
+  int32_t best_token[Tile::kLaneRows];
+  merge_warps<Tile>(maxima, p.members, best, best_token);
+  if constexpr (Tile::kListed) {
+    finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
+  } else {
+    finish_doc_range<Tile>(p, tile, own, row_tile, j, best, best_token);
+  }
+}
+
+// A warpgroup: its tiles of each document that its team meets.
 template <class Tile>
 __device__ __forceinline__ void score_documents(const typename Tile::Args& p, const TensorMaps& maps,
                                                 const Sm90DShared<Tile>& memory, int warpgroup) {
@@ -625,8 +629,8 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
   const int32_t lane_token = 16 * (thread / 32 % Tile::kWarps) + thread % 32 / 4;
   const int32_t step = p.members * Tile::kTokens;
 
-  // Tiles go round among the members without regard to where a document ends.
-  int first_tile = member;  // of the document at hand, that is this warpgroup's; may lie past its end
+  // The members take tiles in turn, across the ends of documents.
+  int first_tile = member;  // this warpgroup's first tile of the current document; may lie past its end
 
   PipelineState at;
   uint32_t q_parity = 0;
@@ -668,11 +672,7 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
     }
     float maximum[Tile::kHeld];
     int32_t token[Tile::kHeld];
-#pragma unroll
-    for (int h = 0; h < Tile::kHeld; ++h) {
-      maximum[h] = -INFINITY;
-      token[h] = kSentinel;
-    }
+    clear_maxima(maximum, token);
     for (; t < length; t += step) {
       LaneTokenScales<Tile> token_scales(length, t + lane_token);
       if constexpr (!Tile::kListed) token_scales.load(p, rows, j, t + lane_token);
@@ -686,21 +686,13 @@ __device__ __forceinline__ void score_documents(const typename Tile::Args& p, co
       fold_tokens<Tile>(products, maximum, token, t + lane_token, token_scales);
     }
 
-    reduce_lanes<Tile>(maximum, token);
+    // Over the eight lanes that hold the same query rows.
+    reduce_halving<16, 3, Tile::kHeld, Tile::kWinners>(maximum, token);
     // Two buffers: a warp that still reads one document's maxima has not joined the barrier of the next.
     typename Tile::Maxima* maxima = &memory.exchange[turn % 2][team * p.members];
     hand_over<Tile>(maxima[member], maximum, token);
     ptx::named_barrier_sync(barrier, team_threads);
-    if (turn == thread / 32) {
-      float best[Tile::kLaneRows];
-      int32_t best_token[Tile::kLaneRows];
-      merge_warps<Tile>(maxima, p.members, best, best_token);
-      if constexpr (Tile::kListed) {
-        finish_pair<typename Tile::Element, Tile, Tile::kWinners>(p, tile, begun, j, best, best_token);
-      } else {
-        finish_doc_range<Tile>(p, tile, own, rows, j, best, best_token);
-      }
-    }
+    if (turn == thread / 32) merge_and_finish<Tile>(p, tile, own, rows, begun, j, maxima);
     if (++turn == team_threads / 32) turn = 0;
   }
 }
@@ -712,12 +704,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   const Sm90DShared<Tile> memory(p, shared);
-  // The same for all lanes, and the compiler is to know it.
+  // From lane 0, so that the compiler knows that all lanes have the same.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / Tile::kGroupThreads, 0);
   constexpr int kBarriersReady = 15;
 
   if (warpgroup == Tile::kWarpgroups) {
-    ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+    ptx::setmaxnreg_dec<Tile::kRegisters.producer>();
     const int thread = threadIdx.x - Tile::kWarpgroups * Tile::kGroupThreads, team = thread / 32;
     if (thread == 0) memory.init_barriers();
     if (thread == 32) {
@@ -731,7 +723,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     load_documents<Tile>(p, maps, memory, team);
     if (team == 0) ptx::pdl_launch_dependents();
   } else {
-    ptx::setmaxnreg_inc<Tile::kRegisters>();
+    ptx::setmaxnreg_inc<Tile::kRegisters.consumer>();
     ptx::named_barrier_sync(kBarriersReady, Tile::kThreads);
     if (warpgroup >= p.teams * p.members) return;
     ptx::pdl_wait();

@@ -1,11 +1,12 @@
 // The end of a document in kernel.cuh: a consumer warpgroup leaves the maxima of its 128 rows in shared
-// memory and goes on; an epilogue warp, which does nothing else, resolves, scales, sums and stores them.
+// memory and goes on. Its epilogue warp computes rare rows again, scales the maxima, sums and stores them.
 //
-//     consumer        lane: what it saw of four rows  ->  EpilogueBuffer: 128 rows x 4 lanes of a quad
-//     epilogue warp   lane: all of every 32nd row     <-
+//     consumer        lane: what it saw of four rows      ->  EpilogueBuffer: 128 rows x 4 lanes of a quad
+//     epilogue warp   lane: the maxima of every 32nd row  <-
 //
-// The buffer holds one document: it is read at once, and the next one comes some thousand clocks later. A
-// split of a document is treated like a document, but its rows' maxima are stored as they are.
+// The buffer holds one document, which the epilogue warp reads at once; the next one comes some thousand
+// clocks later. A split of a document is treated like a document, but its rows' maxima are stored as they
+// are, neither scaled nor summed.
 #pragma once
 
 #include "../epilogue.cuh"
@@ -26,7 +27,7 @@ __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
   return !Tile::kWhole && p.maxima != nullptr;
 }
 
-// All lanes of both sides arrive: each has written, or read, words of its own.
+// All lanes of both sides arrive on the mbarriers, since each writes, or reads, words of its own.
 template <class Tile>
 struct EpilogueBuffer {
   static constexpr uint32_t kValueBytes = 128 * 16, kBytes = kValueBytes * (Tile::kWinners ? 2 : 1);
@@ -73,9 +74,9 @@ struct EpilogueBuffer {
   __device__ __forceinline__ void taken() const { ptx::mbarrier_arrive(empty()); }
 };
 
-// Sees to rows whose maximum is NaN or infinite, one after the other: see resolve_rare_rows. It is not
-// called, for a function would have more registers than an epilogue warp; and what is rare must not cost any.
-// So maxima wait in the buffer.
+// Computes rows again whose maximum is NaN or infinite, one after the other, as resolve_rare_rows does. That
+// function is not called, since it has more registers than an epilogue warp. The maxima wait in the buffer,
+// so that the rare case costs the common one no registers.
 template <class Tile>
 __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile& tile, int group,
                                              const DocRange& doc_range, uint32_t buffer,
@@ -122,8 +123,8 @@ __device__ __forceinline__ void resolve_rows(const ForwardArgs& p, const RowTile
   }
 }
 
-// Each query's sum over the rows of this warp, four queries at a time: a butterfly whose first two exchanges
-// also deal the four out to eight lanes each.
+// Stores each query's sum over the rows of this warp, four queries at a time: a butterfly whose first two
+// exchanges also give each of the four to eight lanes.
 template <class Tile>
 __device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
                                                  const Maximum (&best)[Tile::kLaneRows]) {
@@ -149,18 +150,19 @@ __device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const Lan
     for (int offset = 4; offset > 0; offset /= 2) sum[0] += __shfl_xor_sync(kFullWarp, sum[0], offset);
     const int32_t query = first + lane / 8;
     if (lane % 8 == 0 && query <= own.last_query) {
-      const bool begun = query == own.first_query || p.packed;  // else the query begins here: its partial 0
+      const bool begun =
+          query == own.first_query || p.packed;  // false: the query begins here, with partial 0
       static_cast<float*>(
           p.scores)[(int64_t{query} * p.partials + (begun ? own.first_partial : 0)) * p.N + j] = sum[0];
     }
   }
 }
 
-// What a lane of an epilogue warp keeps in shared memory, since it has few registers: where it is, and its
-// rows there.
+// What a lane of an epilogue warp keeps in shared memory, since it has few registers: the document that comes
+// next, and the lane's rows of the row tile.
 template <class Tile>
 struct EpilogueState {
-  int32_t documents, tile_index, j;  // documents: still to come
+  int32_t documents, tile_index, j;  // documents: those left
   RowTile tile;
   LaneRows<Tile> own;
 };

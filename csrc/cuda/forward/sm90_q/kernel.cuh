@@ -12,16 +12,16 @@
 //   producer   one thread of warpgroup 2, which keeps few registers: TMA loads of Q tiles and of the ring's
 //              stages.
 //   token-scale producer
-//              the next warp of warpgroup 2. Where columns do not count alike, it writes the token mask of a
+//              the next warp of warpgroup 2, where columns do not count alike: it writes the token mask of a
 //              stage (kMasked), and the scales that its columns are multiplied by (kScaled: inverse norms,
 //              or the scales of quantized tokens).
 //   epilogue   the other two warps of warpgroup 2, one for each consumer. At the end of a document a consumer
 //              leaves the maxima of its 128 rows in the EpilogueBuffer and goes on; its epilogue warp
 //              resolves, sums and stores them while the wgmma of the next document run.
 //
-// The tensor cores need not wait for a fold. A consumer issues wgmma only as fast as it takes their results,
-// so that one consumer folds while the other issues. For folds that take longer, the body of the loop has
-// kUnrollTiles tiles: inside it a consumer has one block in flight while it folds the other.
+// The tensor cores do not wait for a fold: one consumer folds while the wgmma of the other one run. For folds
+// that take longer than those, the body of the loop has unroll_tiles tiles, in which a consumer has the wgmma
+// of one block in flight while it folds the other.
 //
 //     block 0   multiply t | fold t         | multiply t+1       | fold t+1 ...
 //     block 1              | multiply t     | fold t, epilogue?  | multiply t+1 ...
@@ -29,22 +29,22 @@
 // No wgmma may be in flight across the back edge of a loop (ptxas would serialize them all): after the last
 // tile of the body this warpgroup has none in flight.
 //
-// A consumer reads the tokens of a document that its DocRange names (../doc_ranges/doc_range.h): of a masked
-// document those from the first to the last kept token; or, if it was compacted, its kept tokens alone. The
-// last tile is moved back to end with them: a token that is seen twice changes neither the maximum nor, since
-// ties keep the earlier one, the argmax. So columns are masked one by one only where a document that was not
-// compacted has a mask, or is shorter than a tile.
+// A consumer reads the tokens that a document's DocRange names (../doc_ranges/doc_range.h): of a masked
+// document those from the first kept token to the last; of a compacted one its kept tokens alone. The last
+// tile is moved back to end with the range: a token that is seen twice changes neither the maximum nor, since
+// ties keep the earlier one, the argmax. So columns are masked one by one only where a document is not
+// compacted and has a mask, or is shorter than a tile.
 //
-// Where every column of a range counts alike (kDocRanges), its last tile is narrower, a tail, if what remains
-// fits one. The producer writes a StageTile beside each stage, which says what the stage holds: so a consumer
-// chooses between a tile and a tail without a read from global memory.
+// Where all columns of a range count alike (kDocRanges), its last tile is a tail, which is narrower, if the
+// tokens that remain fit one. The producer writes beside each stage what the stage holds, a StageTile, so
+// that a consumer chooses between a tile and a tail without a load from global memory.
 //
 //     a document of 240 tokens   |<------ tile, 152 ------>|
 //                                                   |<-- tail, 104 -->|
 //
 // mbarriers: full and empty for each stage, and for the Q tile. Each consumer warp arrives once on an empty
-// mbarrier; where columns have masks or scales, each lane arrives, since each reads its own. So does each
-// lane of the token-scale producer on the full one.
+// mbarrier. Where columns have masks or scales, each of its lanes does, since each reads its own, and each
+// lane of the token-scale producer arrives on the full mbarrier.
 #pragma once
 
 #include "../../../plan/kernel_limits.h"
@@ -54,6 +54,35 @@
 #include "epilogue_warp.cuh"
 
 namespace late_interaction {
+
+struct Sm90QPolicy {
+  bool three_at_once;                        // a fold takes the maximum of three numbers an instruction
+  bool reads_ahead;                          // a consumer reads scales one tile before it multiplies by them
+  int unroll_tiles;                          // tiles in the body of the loop
+  bool staggered;                            // the second consumer begins with a single tile
+  int consumer_registers, helper_registers;  // of a thread, after setmaxnreg
+};
+
+constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, bool float_sums, bool winners,
+                                    bool masked, bool scaled) {
+  Sm90QPolicy policy{};
+  // Quantized tokens have no winners. Floats that were multiplied fold faster two an instruction than three.
+  policy.three_at_once = quantized && !(scaled && float_sums);
+  // Shared memory is busy with the wgmma, so scales are read early where there are registers for it.
+  policy.reads_ahead = scaled && !masked && !winners && (quantized ? k_chunks == 1 : columns <= 128);
+  // One: the shortest fold hides behind the other warpgroup's wgmma, and a short body is fetched faster.
+  // Four: longer folds need wgmma of their own warpgroup beside them. Two: where registers are short, or four
+  // bodies do not fit the instruction cache.
+  const bool shortest_fold = !masked && !scaled && !quantized && !winners;
+  const bool long_body = (masked || scaled) && (quantized || winners || (masked && scaled));
+  policy.unroll_tiles = shortest_fold || (masked && winners && !scaled) ? 1 : long_body ? 2 : 4;
+  // Without it both consumers would wait for their wgmma at once.
+  policy.staggered = quantized && scaled && !policy.three_at_once;
+  // Of the 168 for each of 384 threads that a launch gives.
+  policy.consumer_registers = 224;
+  policy.helper_registers = 56;
+  return policy;
+}
 
 // kMasked: some tokens of a document may not count, or it may be shorter than a tile.
 // kScaled: each column's similarities have a scale of their own: its token's inverse norm, or its
@@ -74,29 +103,13 @@ struct Sm90QTile {
   static constexpr bool kWhole = has_tails(sizeof(Element), kMasked, kScaled) && !kDocRanges;
   // Columns of the last tile of a document range, where what remains fits them.
   static constexpr int kTail = kDocRanges ? tail_width(kColumns) : kColumns;
-  // Of a row, so far. Floats that were multiplied meet faster two an instruction than three.
-  static constexpr bool kThreeAtOnce = kQuantized && !(kScaled && std::is_same_v<Accumulator, float>);
-  using Best =
-      std::conditional_t<kThreeAtOnce, RowMaximum<Similarity<Accumulator, kScaled>>, RowBest<kWinners>>;
-  // Factors are read a tile ahead where there are registers for it.
-  static constexpr bool kReadsAhead =
-      kScaled && !kMasked && !kWinners && (kQuantized ? kKChunks == 1 : kColumns <= 128);
-  // Tiles in the body of the loop. The shortest fold hides behind the other warpgroup's wgmma, and a short
-  // body is fetched faster; longer folds need wgmma of their own warpgroup beside them. Half of them where
-  // registers are short, or where four bodies would no longer stay at hand.
-  static constexpr int kUnrollTiles = [] {
-    if (!kMaskedOrScaled && !kQuantized && !kWinners) return 1;
-    if (kMasked && kWinners && !kScaled) return 1;
-    const bool long_body = kMaskedOrScaled && (kQuantized || kWinners || (kMasked && kScaled));
-    return long_body ? 2 : 4;
-  }();
-  // The second consumer begins with a single tile, so that the two do not wait for their wgmma at once.
-  static constexpr bool kStaggered = kQuantized && kScaled && !kThreeAtOnce;
+  static constexpr Sm90QPolicy kPolicy = sm90_q_policy(
+      kColumns, kKChunks, kQuantized, std::is_same_v<Accumulator, float>, kWinners, kMasked, kScaled);
+  using Best = std::conditional_t<kPolicy.three_at_once, RowMaximum<Similarity<Accumulator, kScaled>>,
+                                  RowBest<kWinners>>;
   static constexpr int kConsumers = 2;  // warpgroups
-  static constexpr int kThreads = 128 * (kConsumers + 1),
-                       kFirstEpilogueWarp = kThreads / 32 - kConsumers;  // a warp
-  // All warps share what the launch gave the block: 168 registers for each of 384 threads.
-  static constexpr int kConsumerRegisters = 224, kHelperRegisters = 56;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kFirstEpilogueWarp = kThreads / 32 - kConsumers;
   static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
   static constexpr int kHeld = 4, kLaneRows = 4;  // rows of a consumer's lane, of an epilogue warp's
   static constexpr int kKChunkElements = kKChunkBytes / sizeof(Element);
@@ -155,8 +168,8 @@ enum class Width : uint32_t { none, full, tail };
 // What a stage of the ring holds: a tile of a document range.
 struct StageTile {
   int32_t begin;      // its first token
-  Width width, next;  // next: of the tile behind it, as long as rows are the same
-  bool ends;          // the document range
+  Width width, next;  // next: of the tile after it against the same rows
+  bool ends;          // it is the last tile of its document range
 
   // As the producer writes it beside a stage.
   __device__ __forceinline__ uint32_t packed() const {
@@ -167,19 +180,19 @@ struct StageTile {
   }
 };
 
-// Tiles of a document; an empty one has one too, whose maxima are dropped.
+// Tiles of a document. An empty document has one tile, whose maxima are dropped.
 template <class Tile>
 __device__ __forceinline__ int32_t count_tiles(int32_t length) {
   return max(1, (length + Tile::kColumns - 1) / Tile::kColumns);
 }
 
-// Where in its document range tile t begins: the last tile is moved back to end with the document.
+// Where the tile at t of a document range begins: the last tile is moved back to end with the range.
 template <class Tile>
 __device__ __forceinline__ int32_t tile_begin(int32_t length, int32_t t, int32_t columns = Tile::kColumns) {
   return max(0, min(t, length - columns));
 }
 
-// Of the tile at token t. It is as wide as a tail where what remains fits that.
+// The width of the tile at token t: a tail's, where the tokens that remain fit one.
 template <class Tile>
 __device__ __forceinline__ Width tile_width(int32_t length, int32_t t) {
   return Tile::kDocRanges && length - t <= Tile::kTail ? Width::tail : Width::full;
@@ -194,18 +207,17 @@ __device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
 }
 
 // Where the scale of a column lies among those of its stage: neighbours swap places. Accumulators of even
-// columns are in even registers, and a load of two puts its first number into an even register: so a product
-// has its operands in different banks, and reads both at once.
+// columns are in even registers, and a load of two numbers puts the first into an even register. Swapped, the
+// operands of a product are in different banks, and it reads both at once.
 __device__ __forceinline__ int scale_place(int column) { return column ^ 1; }
 
-// The token mask and scales of a stage, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit 2
-// * n + e of `kept` says whether they do, scales(n) by what they are multiplied. Shared memory is busy with
-// the wgmma, so where there are registers for it a scale is read a tile ahead, in the place of the one
-// that was used last.
+// The token mask and scales of a stage, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit
+// 2 * n + e of `kept` says whether such a column counts, and scales(n) are what the two are multiplied by.
+// With reads_ahead the scale of the next tile replaces each scale that was used.
 template <class Tile>
 struct ColumnScales {
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
-  float2 ahead[Tile::kReadsAhead ? Tile::kColumns / 8 : 1];
+  float2 ahead[Tile::kPolicy.reads_ahead ? Tile::kColumns / 8 : 1];
   uint32_t mine;  // where the scales of this lane's columns lie
 
   __device__ __forceinline__ void enter(uint32_t token_scales) {
@@ -223,10 +235,12 @@ struct ColumnScales {
     const float2 swapped = ptx::ld_shared_v2_f32(mine + n * 32);
     return {swapped.y, swapped.x};
   }
-  __device__ __forceinline__ float2 scales(int n) const { return Tile::kReadsAhead ? ahead[n] : load(n); }
+  __device__ __forceinline__ float2 scales(int n) const {
+    return Tile::kPolicy.reads_ahead ? ahead[n] : load(n);
+  }
 
-  // Six bits from that of column 8 * n on, in places 1 to 6: a single instruction makes predicates of them.
-  // The compiler may not know where they come from, else it would test them one by one.
+  // The six bits from column 8 * n on, in places 1 to 6, where a single instruction makes predicates of them.
+  // The compiler must not know where they come from: it would test them one by one.
   __device__ __forceinline__ uint32_t six_bits(int n) const {
     const int first = 2 * n, word = first / 32, place = first % 32;
     uint32_t bits = place == 0 ? kept[word] << 1 : kept[word] >> (place - 1);
@@ -238,8 +252,8 @@ struct ColumnScales {
   }
 };
 
-// fold(n, x, keeps): of columns 8 * n + 2 * (lane % 4) + {0, 1} the similarities x[row half], and whether
-// they count. used(n): scales(n) have been.
+// Calls fold(n, x, keeps) for columns 8 * n + 2 * (lane % 4) + {0, 1}: their similarities x[row half], and
+// whether they count; then used(n), when scales(n) are no longer needed.
 template <class Tile, int kWidth, class Used, class Fold>
 __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                             const ColumnScales<Tile>& token_scales, Used used, Fold fold) {
@@ -268,7 +282,7 @@ __device__ __forceinline__ void for_columns(const typename Tile::Accumulator (&c
   }
 }
 
-// Folds a block of 64 rows: the lane's two rows of it.
+// Folds the lane's two rows of a block of 64.
 template <class Tile, int kWidth, class Used>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowBest<Tile::kWinners>* rows, float token, const float* zeros,
@@ -295,7 +309,7 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
                             });
 }
 
-// The same, three numbers an instruction.
+// The same with the maximum of three numbers an instruction.
 template <class Tile, int kWidth, class Used, class Value>
 __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                            RowMaximum<Value>* rows, float, const float*,
@@ -332,7 +346,7 @@ __device__ __forceinline__ void load_rows(const ForwardArgs& p, const TensorMaps
   }
 }
 
-// One thread: Q tiles and documents, by TMA.
+// The producer, one thread: loads Q tiles and the tiles of documents.
 template <class Tile>
 __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const Sm90QShared<Tile>& at) {
   PipelineState place;
@@ -364,8 +378,8 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
   }
 }
 
-// One warp: lane l masks and scales columns l, l + 32, ... of each stage. It asks memory before it waits for
-// the stage.
+// One warp: lane l writes the mask and scales of columns l, l + 32, ... of each stage. It loads them before
+// it waits for the stage.
 template <class Tile>
 struct TokenScaleProducer {
   static constexpr int kRounds = (Tile::kColumns + 31) / 32;
@@ -402,7 +416,7 @@ struct TokenScaleProducer {
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const uint32_t bits = __ballot_sync(kFullWarp, looked.kept[i]);
-        // Of each eight columns the two of this lane's quad place, moved together: eight bits.
+        // Of each eight columns the two that lane % 4 of a quad sees, gathered in eight bits.
         uint32_t mine = (bits >> (2 * (lane % 4))) & 0x03030303u;
         mine = (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xFF;
         words[i / 4] |= mine << (8 * (i % 4));
@@ -436,10 +450,11 @@ struct TokenScaleProducer {
       for (; j < p.N && documents > 0; ++j, --documents) {
         const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
         const uint8_t* mask = document_mask(p, rows.query, doc_range.document);
-        const float* scales =
-            doc_range.compacted() ? p.compacted.scales : document_scales(p, rows.query, doc_range.document);
+        const float* scales = doc_range.compacted()
+                                  ? p.compacted.scales
+                                  : document_scales(p.d_scales, rows.query, doc_range.document);
         const int64_t stride = doc_range.compacted() ? 1 : p.d_scales.token_stride;
-        // Compacted tokens fill a tile, in which its last token is repeated.
+        // Compacted tokens fill a tile: their last one is repeated.
         const Span span{doc_range.begin(),
                         doc_range.compacted() ? max(doc_range.length, Tile::kColumns) : doc_range.length};
         for (int32_t t = 0; t < max(span.length, 1); t += Tile::kColumns) {
@@ -462,16 +477,16 @@ struct Sm90QConsumer {
   PipelineState place;
   typename Tile::Best best[Tile::kHeld];
   ColumnScales<Tile> token_scales;
-  int32_t t;        // where in the document range at hand
-  Width next;       // of the tile behind the last one
-  uint32_t handed;  // documents, so far
+  int32_t t;        // the current tile's first token in its document range
+  Width next;       // width of the tile after the last one taken
+  uint32_t handed;  // documents left to the epilogue warp so far
 
   template <int kWidth>
   __device__ __forceinline__ void multiply(Accumulator (&c)[Tile::kColumns / 2], int block) {
     const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kKChunkBytes),
                    d = ptx::smem_desc_low(at.stage(place.stage));
-    // The first wgmma sets them. But where tiles of two widths meet, ptxas would keep what they held, for
-    // want of a word that it is dead.
+    // The first wgmma overwrites them. But where tiles of two widths meet, ptxas does not know that what they
+    // held is dead, and would keep it.
     if constexpr (Tile::kDocRanges) {
 #pragma unroll
       for (Accumulator& x : c) x = 0;
@@ -486,14 +501,14 @@ struct Sm90QConsumer {
     }
     ptx::wgmma_commit();
   }
-  // What the compiler knows to be the same in all lanes it works out between wgmma. Each such pause lets
-  // in wgmma of the other consumer, until both wait for theirs at once: plain calls took a tenth longer.
-  // So it may not know that of a stage, where folds are so short that only their wgmma keep consumers
-  // apart.
+  // Zero, but not to the compiler. What it knows to be the same in all lanes it computes between wgmma, and
+  // each such pause lets in wgmma of the other consumer, until both wait for theirs at once. So where folds
+  // are so short that only their wgmma keep the consumers apart, it must not know that of the stage: plain
+  // calls took a tenth longer.
   static __device__ __forceinline__ int unknown_zero() { return ptx::tid_x() >> 12; }
 
-  // SmemSpill: what would crowd out accumulators. Of the document range at hand its place and its length, and
-  // the row tile.
+  // SmemSpill: place and length of the current document range, and the row tile. In registers they would
+  // crowd out accumulators.
   enum SmemSpill { kPlace, kLength, kTile };
   __device__ __forceinline__ void spill(SmemSpill what, uint32_t value) const {
     ptx::st_shared(at.spill(what), value);
@@ -516,27 +531,28 @@ struct Sm90QConsumer {
     ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
   }
 
-  // The StageTile of the stage that was waited for. Lane 0 reads it, which gives the stage back; and
-  // from a lane, the compiler knows that all have the same.
+  // The StageTile of the stage that was waited for. Lane 0 reads it, as it is the lane that returns the
+  // stage. From one lane, the compiler knows that all have the same.
   __device__ __forceinline__ StageTile read_stage_tile() const {
     uint32_t word = 0;
     if (ptx::tid_x() % 32 == 0) word = ptx::ld_shared(at.stage_tile(place.stage));
     return StageTile::unpacked(__shfl_sync(kFullWarp, word, 0));
   }
 
-  // A tile of kWidth columns, whose first block is in flight; leaves that of the next tile in flight, of
-  // kNext columns, if these are any. Behind the tile there are `more`.
+  // Takes a tile of kWidth columns, whose first block is in flight, and leaves the first block of the next
+  // tile in flight, of kNext columns; 0: there is none in this body. `more`: tiles follow this body.
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
     multiply<kWidth>(c[1], 1);
-    // Whether it ends is known before the next tile waits for it; scales leave no room to keep it.
+    // Read before the waits, so that whether the range ends is known when the next tile begins. With scales
+    // there is no register to keep that in.
     const StageTile tile = Tile::kDocRanges ? read_stage_tile() : tile_at<Tile>(length(), t);
     const float first_token = static_cast<float>(tile.begin + 2 * (ptx::tid_x() % 4));
-    if constexpr (Tile::kMaskedOrScaled && !Tile::kReadsAhead)
+    if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
       token_scales.enter(at.token_scales_of(place.stage));
     ptx::wgmma_wait<1>();
-    // The compiler may not know that this is always so: a fold without a branch before it would be moved, in
-    // part, behind the wait for the wgmma that it is to overlap; or its scales before it, all of them.
+    // Always true, but not to the compiler: it would move part of a fold without a branch before it behind
+    // the wait for the wgmma that the fold is to overlap, or load all scales before the fold.
     if ((kNext > 0 && !Tile::kScaled) || __float_as_uint(p.zeros[0]) == 0)
       fold_block<Tile, kWidth>(c[0], best, first_token, p.zeros, token_scales, [](int) {});
     const PipelineState folded = place;
@@ -546,17 +562,17 @@ struct Sm90QConsumer {
       multiply<kNext>(c[0], 0);
       ptx::wgmma_wait<1>();
     } else {
-      if (Tile::kReadsAhead && more) wait_for_stage();
+      if (Tile::kPolicy.reads_ahead && more) wait_for_stage();
       ptx::wgmma_wait<0>();
     }
-    constexpr bool kReadsHere = Tile::kScaled && !Tile::kReadsAhead;
+    constexpr bool kReadsHere = Tile::kScaled && !Tile::kPolicy.reads_ahead;
     if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
       ptx::mbarrier_arrive(at.empty(folded.stage));
-    if constexpr (Tile::kReadsAhead) token_scales.enter(at.token_scales_of(place.stage));
+    if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(at.token_scales_of(place.stage));
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
-      if constexpr (Tile::kReadsAhead) {
+      if constexpr (Tile::kPolicy.reads_ahead) {
         if (kNext > 0 || more) token_scales.ahead[n] = token_scales.load(n);
-        if (n % 4 == 3) __syncwarp();  // else the compiler would put them all at the end
+        if (n % 4 == 3) __syncwarp();  // else the compiler would move all loads to the end
       }
     });
     if (kReadsHere) ptx::mbarrier_arrive(at.empty(folded.stage));
@@ -568,20 +584,20 @@ struct Sm90QConsumer {
     next = tile.next;
   }
 
-  // The next kTiles tiles, the last of them kLast columns wide; behind them there are `more`.
+  // A body of the loop: takes kTiles tiles, the last of them kLast columns wide. `more`: tiles follow.
   template <int kTiles, int kLast = Tile::kColumns>
   __device__ __forceinline__ void take_tiles(bool more) {
     constexpr auto kWidth = [](int i) { return i >= kTiles ? 0 : i == kTiles - 1 ? kLast : Tile::kColumns; };
     Accumulator c[2][Tile::kColumns / 2];
-    if constexpr (!Tile::kReadsAhead && !Tile::kDocRanges) wait_for_stage();
+    if constexpr (!Tile::kPolicy.reads_ahead && !Tile::kDocRanges) wait_for_stage();
     multiply<kWidth(0)>(c[0], 0);
     [&]<int... kAt>(std::integer_sequence<int, kAt...>) {
       (take_tile<kWidth(kAt), kWidth(kAt + 1)>(c, more), ...);
     }(std::make_integer_sequence<int, kTiles>{});
   }
 
-  // All tiles that a row tile meets, where documents have ranges. Where folds are long, a tail shares a
-  // body with the tile before it: one of its blocks is then in flight while that tile is folded.
+  // Takes all tiles that a row tile meets, where documents have ranges. Where folds are long, a tail shares a
+  // body with the tile before it, so that one of its blocks is in flight while that tile is folded.
   __device__ __forceinline__ void take_doc_range_tiles() {
     do {
       wait_for_stage();
@@ -596,7 +612,7 @@ struct Sm90QConsumer {
     } while (next != Width::none);
   }
 
-  // Tiles of documents [first, end).
+  // The number of tiles of documents [first, end).
   __device__ __forceinline__ int32_t count_all_tiles(int32_t first, int32_t end) const {
     if (Tile::kWhole || p.doc_ranges == nullptr) return (end - first) * count_tiles<Tile>(p.Ld);
     int32_t tiles = 0;
@@ -606,20 +622,20 @@ struct Sm90QConsumer {
     return warp_sum(tiles);
   }
 
-  // All tiles of documents [first, end).
+  // Takes all tiles of documents [first, end).
   __device__ __forceinline__ void take_counted_tiles(int32_t first, int32_t end) {
     enter(first);
-    // From lane 0: so the compiler knows that all take as many.
+    // From lane 0, so that the compiler knows that all lanes take as many.
     int32_t left = __shfl_sync(kFullWarp, count_all_tiles(first, end), 0);
-    if constexpr (Tile::kReadsAhead) {
+    if constexpr (Tile::kPolicy.reads_ahead) {
       wait_for_stage();
       token_scales.enter(at.token_scales_of(place.stage));
 #pragma unroll
       for (int n = 0; n < Tile::kColumns / 8; ++n) token_scales.ahead[n] = token_scales.load(n);
     }
-    if (Tile::kStaggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
-    for (; left >= Tile::kUnrollTiles; left -= Tile::kUnrollTiles) {
-      take_tiles<Tile::kUnrollTiles>(left > Tile::kUnrollTiles);
+    if (Tile::kPolicy.staggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
+    for (; left >= Tile::kPolicy.unroll_tiles; left -= Tile::kPolicy.unroll_tiles) {
+      take_tiles<Tile::kPolicy.unroll_tiles>(left > Tile::kPolicy.unroll_tiles);
     }
     for (; left > 0; --left) take_tiles<1>(left > 1);
   }
@@ -633,7 +649,7 @@ struct Sm90QConsumer {
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     for (uint32_t q_parity = 0;; q_parity ^= 1, first = 0) {
-      // Worked out anew for each row tile, which is rarer than a register is dear.
+      // Computed again for each row tile, since there is no register to keep it in.
       const int64_t documents = WorkRange::mine(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
       if (documents <= 0) break;
       ptx::mbarrier_wait_parity(at.q_full(), q_parity);
@@ -668,11 +684,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   ptx::pdl_wait();
 
-  // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
+  // From lane 0, so that the compiler knows that a warp takes one branch, and keeps addresses in uniform
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
   if (warpgroup == Tile::kConsumers) {
-    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
+    ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) {
       load_tiles<Tile>(p, maps, at);
@@ -687,7 +703,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                               at.epilogue_states[32 * consumer + threadIdx.x % 32]);
     }
   } else {
-    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Tile::kPolicy.consumer_registers>();
     Sm90QConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
                                  at.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();

@@ -1,43 +1,43 @@
-// MaxSim forward on Hopper for many query rows with long embeddings, which go by in chunks of 128 bytes.
+// MaxSim forward on Hopper for many query rows with long embeddings, streamed in k chunks of 128 bytes.
 //
-//                   kColumns tokens of a document, a chunk of their embeddings a stage of the ring
+//                   kColumns tokens of a document, one k chunk of their embeddings a stage of the ring
 //                 +--------------------------------------------------+
-//   256 rows of   |  warpgroup 0: rows   0..127, as two blocks of 64 |  += products of this chunk; behind
-//   Q, a chunk    |  warpgroup 1: rows 128..255, as two blocks of 64 |  the last one: running max (and
-//   of them       +--------------------------------------------------+  winner) of each row, in registers
+//   256 rows of   |  warpgroup 0: rows   0..127, as two blocks of 64 |  += products of this k chunk; after
+//   Q, one k      |  warpgroup 1: rows 128..255, as two blocks of 64 |  the last one: running max (and
+//   chunk of them +--------------------------------------------------+  winner) of each row, in registers
 //
 // Who owns what
-//   cluster    one or two blocks, persistent. Two take neighbouring documents against the same query
-//              rows, and each brings half of a chunk of the rows, for both. (256 rows and 152 tokens a
-//              chunk would be 42 bytes a clock and multiprocessor, more than the L2 cache gives; so they
-//              are 30.)
-//   block      a document at a time. Rows that are short enough stay in shared memory, and the ring brings
-//              tokens alone; a block then has no partner, and walks the documents of one row tile.
+//   cluster    one or two blocks, persistent. The two blocks take neighbouring documents against the same
+//              query rows, and each loads half of a k chunk of the rows for both. 256 rows and 152 tokens a
+//              chunk would be 42 bytes a clock and multiprocessor, more than the L2 cache gives; this way
+//              they are 30.
+//   block      one document at a time. Rows that are short enough stay in shared memory, and the ring brings
+//              tokens alone; such a block has no partner, and walks the documents of one row tile.
 //   producer   one thread of warpgroup 2, which keeps few registers: all TMA loads.
 //   token-scale producer
-//              kMaskedOrScaled only: the next warp of warpgroup 2. It writes the limits (masks) and scales
-//              (inverse norms, or quantization scales) of a tile's tokens, in a ring of its own.
+//              the next warp of warpgroup 2, with kMaskedOrScaled only. It writes the limits (masks) and the
+//              scales (inverse norms, or quantization scales) of a tile's tokens to a ring of their own.
 //   consumer   each of warpgroups 0 and 1: both its blocks of 64 rows against every stage.
-//   warp       32 neighbouring query rows. A block of 64 takes every other group of eight rows of its
-//              warpgroup's 128, so that the 16 rows that a warp has of either block lie together.
+//   warp       32 neighbouring query rows. A block of 64 has every other group of eight rows of its
+//              warpgroup's 128, so that the 16 rows that a warp has of either block are neighbours.
 //
-// The accumulators hold one tile, so nothing of a warpgroup is in flight while it folds its second block. The
-// other warpgroup then has the tensor cores to itself: it starts a chunk later, and stays behind, since who
-// folds loses of its lead what the other gains, and gets it back when that one folds. A document is finished
-// under the wgmma of the next one's first chunk.
+// The accumulators hold one tile, so a warpgroup has no wgmma in flight while it folds its second block. The
+// other warpgroup then has the tensor cores to itself. It starts one k chunk later and stays behind: the
+// warpgroup that folds loses the lead that the other one gains, and regains it when the other one folds. A
+// document is finished under the wgmma of the next document's first k chunk.
 //
 //     warpgroup 0   multiply ... | multiply last | fold | multiply first, finish | multiply ...
 //     warpgroup 1   multiply ...       | multiply last          | fold | multiply first, finish | ...
 //
-// fp32 is rounded to TF32 on its way through TMA (see runtime/tma_descriptors.cpp).
+// TMA rounds fp32 to TF32 as it loads (runtime/tma_descriptors.cpp).
 //
-// A document's last tile is moved back to end with the document: a token that is seen twice changes neither
-// the maximum nor, since ties keep the earlier one, the winner. So only documents shorter than a tile have
-// columns to leave out for that.
+// The last tile of a document is moved back to end with the document: a token that is seen twice changes
+// neither the maximum nor, since ties keep the earlier one, the winner. So only documents shorter than a tile
+// have columns past their end, which are left out like masked ones.
 //
-// Barriers: full/empty for each stage, for the resident Q tile, and for token masks and scales. The empty
-// barrier of a stage hears from each consumer warp of the whole cluster, since the next copies go to all its
-// blocks. Of token masks and scales each lane says itself that it has written or read it.
+// mbarriers: full and empty for each stage, for the resident Q tile, and for token masks and scales. Each
+// consumer warp of the whole cluster arrives on the empty mbarrier of a stage, since the next loads write to
+// all blocks of the cluster. Each lane arrives for the token masks and scales that it wrote or read.
 #pragma once
 
 #include "../../primitives/argmax_fold.cuh"
@@ -45,39 +45,76 @@
 
 namespace late_interaction {
 
-// kMaskedOrScaled: some columns are left out (masked tokens, or what lies behind the end of a short
-// document), or columns have scales of their own (inverse norms, scales).
-template <class Type_, class Element_, int kColumns_, bool kWinners_, bool kMaskedOrScaled_>
-struct Sm90QLongDTile {
+// How inputs multiply: as they are, or fp32 as three products (fp32_3xtf32.cuh, fp32_3xfp16.cuh).
+enum class LongDMath { plain, fp32_3xtf32, fp32_3xfp16 };
+
+struct LongDPolicy {
+  int row_blocks;          // blocks of 64 query rows of a consumer
+  int box_rows;            // query rows of a TMA box
+  int terms;               // numbers of an element in the operands: one, or high and low
+  bool clusters;           // two blocks may load query rows for each other
+  bool splits_tf32;        // a warpgroup of its own splits each stage in high and low
+  int promotion_interval;  // steps of 32 bytes that the tensor cores sum; 0: all of an embedding
+  int consumer_registers;  // of a thread, after setmaxnreg
+  int helper_registers;
+};
+
+// row_blocks          two, so that a consumer reads tokens once for 128 rows; one, where promoted sums take
+//                     the registers of the second block.
+// box_rows            half of a row tile, which a block of a cluster loads; 3xTF32 has no clusters.
+// promotion_interval  bounds the bias of sums that the tensor cores truncate.
+// ..._registers       a launch gives 168 for each of 384 threads, or 128 for each of 512 with the
+//                     tf32_splitter. Consumers take what helpers can spare, and narrow tiles need less.
+constexpr LongDPolicy long_d_policy(LongDMath math, int columns) {
+  const bool narrow = columns <= 104;
+  // row_blocks, box_rows, terms, clusters, splits_tf32, promotion_interval, registers
+  return math == LongDMath::plain         ? LongDPolicy{2, 128, 1, true, false, 0, 232, 40}
+         : math == LongDMath::fp32_3xfp16 ? LongDPolicy{1, 64, 2, true, false, 2, 232, 40}
+         : narrow                         ? LongDPolicy{1, 128, 1, false, true, 2, 200, 56}
+                                          : LongDPolicy{1, 128, 1, false, true, 2, 216, 40};
+}
+
+// Element: of the inputs, in which rare rows are computed again. kMaskedOrScaled: some columns are left out
+// (masked tokens, or the columns past the end of a short document), or columns have scales.
+template <LongDMath kMath, class Type_, class Element_, int kColumns_, bool kWinners_, bool kMaskedOrScaled_>
+struct LongDTile {
   using Type = Type_;
   using Element = Element_;
   using Accumulator = typename Type::Accumulator;
+  static constexpr LongDPolicy kPolicy = long_d_policy(kMath, kColumns_);
   static constexpr int kColumns = kColumns_;
   static constexpr bool kWinners = kWinners_, kMaskedOrScaled = kMaskedOrScaled_, kPacked = false;
   static constexpr int kConsumers = 2;  // warpgroups
-  static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kRows = 128 * kConsumers, kWarpRows = 32;
-  static constexpr int kHeld = 4, kLaneRows = 1;
-  static constexpr int kKChunkElements = kKChunkBytes / sizeof(Element);
-  static constexpr uint32_t kQBytes = kRows * kKChunkBytes, kDBytes = kColumns * kKChunkBytes;  // a chunk
-  static constexpr int kCopies = 1;  // of what a stage receives: fp32_3xtf32.cuh has two
+  static constexpr int kThreads = 128 * (kConsumers + (kPolicy.splits_tf32 ? 2 : 1));
+  static constexpr int kWarpRows = 16 * kPolicy.row_blocks, kRows = 4 * kWarpRows * kConsumers;
+  static constexpr int kHeld = 2 * kPolicy.row_blocks, kLaneRows = 1;
+  static constexpr int kKChunkElements = kKChunkBytes / (kPolicy.terms == 2 ? 2 : sizeof(Element));
+  static constexpr uint32_t kQTermBytes = kRows * kKChunkBytes, kDTermBytes = kColumns * kKChunkBytes;
+  static constexpr uint32_t kQBytes = kPolicy.terms * kQTermBytes, kDBytes = kPolicy.terms * kDTermBytes;
+  static constexpr int kCopies = kPolicy.splits_tf32 ? 2 : 1;  // of what a stage receives
 
-  // A lane holds rows 8 * block + 16 * half + lane / 4 of its warp's, in the order of 2 * block + half.
+  // A lane holds rows 8 * block + 16 * half + lane / 4 of its warp's two blocks, in the order of 2 * block +
+  // half. With one block the even lanes of a quad have a row each, and the odd ones repeat theirs.
   static __device__ __forceinline__ int slot(int warp, int lane, int) {
+    if (kPolicy.row_blocks == 1 && lane % 2 != 0) return kRows;
     const int held = lane % 4;
     return warp * kWarpRows + held % 2 * 16 + held / 2 * 8 + lane / 4;
   }
 };
 
-// What a block does next: a document against a row tile.
+template <class Type, class Element, int kColumns, bool kWinners, bool kMaskedOrScaled>
+using Sm90QLongDTile = LongDTile<LongDMath::plain, Type, Element, kColumns, kWinners, kMaskedOrScaled>;
+
+// A document against a row tile.
 struct LongDWorkTile {
   int32_t tile, j;
-  bool counts;  // else the cluster's last document was the other block's, and this one only keeps step
+  bool counts;  // false: the last document is the other block's, and this one multiplies it to keep step
 };
 
-// A cluster's work tiles. Resident rows: a contiguous range, documents innermost. Streamed ones: every k-th
-// work tile, so that what all clusters work on at a time is some row tiles by some documents, and L2 serves
-// most. They lie in shared memory, and are read anew each time: a consumer has no registers to keep them in.
+// A cluster's work tiles. With resident rows: a contiguous range, documents innermost. With streamed rows:
+// every k-th work tile, where k is the number of clusters, so that all clusters together work on a few row
+// tiles by a few documents, and L2 serves most loads. The range lies in shared memory and is read each time,
+// since a consumer has no registers to keep it in.
 struct LongDScheduler {
   static constexpr uint32_t kBand = 8;  // row tiles
   static constexpr uint32_t kBytes = 32;
@@ -115,16 +152,17 @@ struct LongDScheduler {
   }
 };
 
-// The token mask and scales of a tile, as the token-scale producer writes it: of each column a limit and a
-// scale, and how much of that there is to apply.
+// The token mask and scales of a tile, as the token-scale producer writes them: a limit and a scale for each
+// column, and which of the two there are to apply.
 template <class Tile>
 struct LongDTokenScales {
   static constexpr uint32_t kLimits = 0, kScales = 4 * Tile::kColumns, kKind = 2 * kScales;
   static constexpr uint32_t kBytes = Tile::kMaskedOrScaled ? kKind + 16 : 0;
   static constexpr int kStages = 2;
 
-  // A limit of minus infinity leaves a column out, whatever its token holds; the others are plus infinity,
-  // which makes an infinity of NaN: finish_document then looks at the row itself. One instruction either way.
+  // A limit of minus infinity leaves a column out, whatever its token holds. Other columns have plus
+  // infinity, which turns NaN into an infinity, and finish_document computes rows with an infinite maximum
+  // again. Either takes one instruction.
   enum Kind : uint32_t { kPlain, kLimited, kScaled, kLimitedAndScaled };
 
   static constexpr bool limits(uint32_t kind) { return kind == kLimited || kind == kLimitedAndScaled; }
@@ -132,8 +170,7 @@ struct LongDTokenScales {
 };
 
 // Shared memory of a block, in this order: the Q tile where it is resident, the ring, token masks and scales,
-// the block's work tiles, barriers. A stage of the ring: tokens, and behind them query rows where those are
-// not resident.
+// the scheduler, mbarriers. A stage of the ring holds tokens, and streamed query rows behind them.
 template <class Tile>
 struct LongDShared {
   uint32_t q, ring, stage_bytes, token_scales, barriers;
@@ -160,16 +197,16 @@ struct LongDShared {
   __device__ __forceinline__ uint32_t token_scale_empty(int i) const { return barriers + 24 + 16 * i; }
   __device__ __forceinline__ uint32_t full(int i) const { return barriers + 48 + 16 * i; }
   __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 56 + 16 * i; }
-  __device__ __forceinline__ uint32_t cut(int i) const { return barriers + 48 + 16 * stages + 8 * i; }
+  __device__ __forceinline__ uint32_t split(int i) const { return barriers + 48 + 16 * stages + 8 * i; }
 };
 
-// Where a tile begins: the last one of a document is moved back to end with it.
+// The first token of a tile: the last tile of a document is moved back to end with it.
 template <class Tile>
 __device__ __forceinline__ int32_t long_d_tile_begin(const ForwardArgs& p, int32_t t) {
   return max(0, min(t, p.Ld - Tile::kColumns));
 }
 
-// Folds a block of 64 rows: the lane's two rows of it.
+// Folds the lane's two rows of a block of 64.
 template <class Tile, uint32_t kKind>
 __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                              RowBest<Tile::kWinners>* rows, float token, const float* zeros,
@@ -187,7 +224,7 @@ __device__ __forceinline__ void fold_columns(const typename Tile::Accumulator (&
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // (Sums of int8 products as floats, which hold 24 bits: all of one up to d = 1024.)
+      // Sums of int8 products become floats, whose 24 bits hold all of a sum up to d = 1024.
       auto a = static_cast<float>(c[4 * n + 2 * half]), b = static_cast<float>(c[4 * n + 2 * half + 1]);
       if constexpr (TokenScales::scales(kKind)) {
         a *= scale.x;
@@ -226,17 +263,34 @@ struct LongDProducer {
   const TensorMaps& maps;
   const LongDShared<Tile>& at;
 
-  // Chunk `chunk` of query rows to `to`: all of them, or of two blocks each half for both.
-  __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t full, const RowTile& tile, int k_chunk) {
+  // A k chunk of query rows: all of it, or of two blocks each its half for both.
+  __device__ __forceinline__ void load_rows(uint32_t to, uint32_t full, const RowTile& tile, int k_chunk) {
+    constexpr int kBoxRows = Tile::kPolicy.box_rows;
     const int first = first_query_token(p, tile), dim = k_chunk * Tile::kKChunkElements;
-    const auto place = [&](int half) { return to + half * 128 * kKChunkBytes; };
-    if (p.cluster == 2) {
-      const uint32_t rank = ptx::cluster_ctarank();
-      ptx::tma_load_4d_multicast(3, place(rank), &maps.Q, full, dim, first + 128 * rank, tile.query, 0);
-    } else {
-      for (int half = 0; half < Tile::kRows / 128; ++half) {
-        ptx::tma_load_4d(place(half), &maps.Q, full, dim, first + 128 * half, tile.query, 0);
+    for (int term = 0; term < Tile::kPolicy.terms; ++term, to += Tile::kQTermBytes) {
+      if (Tile::kPolicy.clusters && p.cluster == 2) {
+        const uint32_t rank = ptx::cluster_ctarank();
+        ptx::tma_load_4d_multicast(3, to + rank * kBoxRows * kKChunkBytes, &maps.Q, full, dim,
+                                   first + kBoxRows * rank, tile.query, term);
+        continue;
       }
+      for (int box = 0; box < Tile::kRows / kBoxRows; ++box) {
+        ptx::tma_load_4d(to + box * kBoxRows * kKChunkBytes, &maps.Q, full, dim, first + kBoxRows * box,
+                         tile.query, term);
+      }
+    }
+  }
+
+  // A k chunk of tokens. In maps of two terms the documents of all queries are one dimension.
+  __device__ __forceinline__ void load_tokens(uint32_t to, uint32_t full, const RowTile& tile, int k_chunk,
+                                              int32_t begin, int32_t j) {
+    const int dim = k_chunk * Tile::kKChunkElements;
+    if constexpr (Tile::kPolicy.terms == 1) {
+      ptx::tma_load_4d(to, &maps.D, full, dim, begin, j, tile.query);
+    } else {
+      const int32_t document = document_index(p, tile.query, j);
+      ptx::tma_load_4d(to, &maps.D, full, dim, begin, document, 0);
+      ptx::tma_load_4d(to + Tile::kDTermBytes, &maps.D, full, dim, begin, document, 1);
     }
   }
 
@@ -253,7 +307,7 @@ struct LongDProducer {
         q_parity ^= 1;
         ptx::mbarrier_arrive_expect_tx(at.q_full(), p.k_chunks * Tile::kQBytes);
         for (int k_chunk = 0; k_chunk < p.k_chunks; ++k_chunk) {
-          copy_rows(at.q + k_chunk * Tile::kQBytes, at.q_full(), tile, k_chunk);
+          load_rows(at.q + k_chunk * Tile::kQBytes, at.q_full(), tile, k_chunk);
         }
       }
       for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
@@ -262,9 +316,8 @@ struct LongDProducer {
           const uint32_t to = at.stage(place.stage), full = at.full(place.stage);
           ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
           ptx::mbarrier_arrive_expect_tx(full, at.stage_bytes / Tile::kCopies);
-          if (p.stream_q) copy_rows(to + Tile::kDBytes, full, tile, k_chunk);
-          ptx::tma_load_4d(to, &maps.D, full, k_chunk * Tile::kKChunkElements, begin, work_tile.j,
-                           tile.query);
+          if (p.stream_q) load_rows(to + Tile::kDBytes, full, tile, k_chunk);
+          load_tokens(to, full, tile, k_chunk, begin, work_tile.j);
           place.advance(p.stages);
         }
       }
@@ -272,7 +325,7 @@ struct LongDProducer {
   }
 };
 
-// One warp: lane l looks at tokens l, l + 32, ... of each tile.
+// One warp: lane l writes for tokens l, l + 32, ... of each tile.
 template <class Tile>
 __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Tile>& at) {
   using TokenScales = LongDTokenScales<Tile>;
@@ -283,7 +336,7 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
     const LongDWorkTile work_tile = at.scheduler(p, next);
     const RowTile tile = row_tile(p, work_tile.tile, Tile::kRows);
     const uint8_t* mask = document_mask(p, tile.query, work_tile.j);
-    const float* doc_scales = document_scales(p, tile.query, work_tile.j);
+    const float* doc_scales = document_scales(p.d_scales, tile.query, work_tile.j);
     for (int32_t first = 0; first < p.Ld; first += Tile::kColumns) {
       const int32_t begin = long_d_tile_begin<Tile>(p, first);
       float scale[kRounds];
@@ -293,7 +346,8 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
         const int column = 32 * i + lane;
         const int32_t t = begin + column;
         keep[i] = t < p.Ld && (mask == nullptr || mask[t * p.d_mask.token_stride] != 0);
-        scale[i] = t < p.Ld && doc_scales != nullptr ? token_scale(p, doc_scales, t) : 1.0f;
+        scale[i] =
+            t < p.Ld && doc_scales != nullptr ? usable_scale(doc_scales[t * p.d_scales.token_stride]) : 1.0f;
         all = all && (keep[i] || column >= Tile::kColumns);
         ones = ones && scale[i] == 1.0f;
       }
@@ -322,9 +376,9 @@ __device__ void produce_token_scales(const ForwardArgs& p, const LongDShared<Til
   }
 }
 
-// A consumer learns what the next tile's columns count: where it stands, for this lane, and of which kind it
-// is. Even where that is always the plain one the compiler must not know it: a fold without a branch before
-// it would be moved behind the wait for the wgmma that it is to overlap.
+// Waits for the token mask and scales of the next tile; returns their kind, and where this lane's lie. Even
+// where the kind is always kPlain the compiler must not know it: it would move a fold without a branch before
+// it behind the wait for the wgmma that the fold is to overlap.
 template <class Tile>
 __device__ __forceinline__ uint32_t take_token_scales(const LongDShared<Tile>& at, const PipelineState& place,
                                                       float zero, uint32_t& token_scales) {
@@ -342,7 +396,7 @@ __device__ __forceinline__ void return_token_scales(const LongDShared<Tile>& at,
   }
 }
 
-// The row tile of a work tile, where they are resident.
+// Waits for the row tile of a work tile, where rows are resident.
 template <class Tile>
 __device__ __forceinline__ void await_rows(const ForwardArgs& p, const LongDShared<Tile>& at, uint32_t now) {
   const uint32_t first = at.scheduler.first();
@@ -354,70 +408,43 @@ __device__ __forceinline__ void await_rows(const ForwardArgs& p, const LongDShar
   ptx::mbarrier_wait_parity(at.q_full(), (tile - at.scheduler(p, first).tile) & 1);
 }
 
-template <class Tile>
-struct LongDConsumer {
+// A consumer warpgroup. Self::take_tile(now, t) multiplies and folds the tile at token t of work tile `now`.
+template <class Tile, class Self>
+struct LongDConsumerBase {
   static constexpr int kAccumulators = Tile::kColumns / 2;
-  using Accumulator = typename Tile::Accumulator;
   static constexpr int kStartBarrier = 1;  // of warpgroup 1
+  using Accumulator = typename Tile::Accumulator;
   const ForwardArgs& p;
   const LongDShared<Tile>& at;
-  bool leads;  // warpgroup 1 waits for this one's first chunk
+  int me;      // which of the consumers
+  bool leads;  // warpgroup 1 waits for the first k chunk of this one
   PipelineState place, token_scale_state;
   RowBest<Tile::kWinners> best[Tile::kHeld];
 
-  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int k_chunk) {
-    const uint32_t stage = at.stage(place.stage);
-    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + k_chunk * Tile::kQBytes;
-    const uint32_t mine = rows + ptx::tid_x() / 128 * 128 * kKChunkBytes;  // this warpgroup's
-    const uint32_t q = ptx::smem_desc_low(mine + block * 8 * kKChunkBytes), d = ptx::smem_desc_low(stage);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
-          c, ptx::smem_desc_k_major<2>(q + k * 32 / 16), ptx::smem_desc_k_major(d + k * 32 / 16),
-          k > 0 || k_chunk > 0);
-    }
-    ptx::wgmma_commit();
+  __device__ __forceinline__ LongDConsumerBase(const ForwardArgs& args, const LongDShared<Tile>& shared,
+                                               int warpgroup)
+      : p(args), at(shared), me(warpgroup), leads(warpgroup == 0) {}
+
+  // Lets the other consumer begin.
+  __device__ __forceinline__ void let_follow() {
+    if (!leads) return;
+    leads = false;
+    ptx::named_barrier_arrive(kStartBarrier, 256);
   }
 
-  // To all blocks of the cluster: lane r tells block r.
-  __device__ __forceinline__ void release(int stage) {
+  // Returns a stage to the producers of all blocks of the cluster: lane r tells block r.
+  __device__ __forceinline__ void release(int stage) const {
     const int lane = threadIdx.x % 32;
-    if (lane < p.cluster) ptx::mbarrier_arrive_cluster(ptx::mapa(at.empty(stage), lane));
-    if (leads) {
-      leads = false;
-      ptx::named_barrier_arrive(kStartBarrier, 256);
+    if constexpr (!Tile::kPolicy.clusters) {
+      if (lane == 0) ptx::mbarrier_arrive(at.empty(stage));
+    } else if (lane < p.cluster) {
+      ptx::mbarrier_arrive_cluster(ptx::mapa(at.empty(stage), lane));
     }
   }
 
-  __device__ __forceinline__ void multiply_k_chunk(Accumulator (&c)[2][kAccumulators], int k_chunk) {
-    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
-    ptx::wgmma_fence();
-    multiply(c[0], 0, k_chunk);
-    multiply(c[1], 1, k_chunk);
-  }
-
-  // A document is finished under the wgmma of the next one's first chunk.
-  __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
-    Accumulator c[2][kAccumulators];
-    multiply_k_chunk(c, 0);
+  // Finishes the document before the one at token t of work tile `now`, where that one begins.
+  __device__ __forceinline__ void finish_previous(uint32_t now, int32_t t) {
     if (t == 0 && now != at.scheduler.first()) finish(at.scheduler(p, now - at.scheduler.step()));
-    for (int k_chunk = 1; k_chunk < p.k_chunks; ++k_chunk) {
-      const int before = place.stage;
-      place.advance(p.stages);
-      multiply_k_chunk(c, k_chunk);
-      ptx::wgmma_wait<2>();
-      release(before);
-    }
-    const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
-    uint32_t token_scales;
-    const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
-    ptx::wgmma_wait<1>();
-    fold_tile<Tile>(c[0], best, first_token, p.zeros, token_scales, kind);
-    ptx::wgmma_wait<0>();
-    release(place.stage);
-    place.advance(p.stages);
-    fold_tile<Tile>(c[1], best + 2, first_token, p.zeros + 2, token_scales, kind);
-    return_token_scales<Tile>(at, token_scale_state);
   }
 
   __device__ __forceinline__ void finish(const LongDWorkTile& work_tile) {
@@ -445,20 +472,74 @@ struct LongDConsumer {
     uint32_t now = at.scheduler.first();
     for (; now < at.scheduler.end(); now += at.scheduler.step()) {
       if (!p.stream_q) await_rows<Tile>(p, at, now);
-      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) take_tile(now, t);
+      for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) static_cast<Self&>(*this).take_tile(now, t);
     }
     finish(at.scheduler(p, now - at.scheduler.step()));
   }
 };
 
-// What threads agree on before they part.
+template <class Tile>
+struct LongDConsumer : LongDConsumerBase<Tile, LongDConsumer<Tile>> {
+  using Base = LongDConsumerBase<Tile, LongDConsumer<Tile>>;
+  using Base::at, Base::best, Base::kAccumulators, Base::p, Base::place, Base::token_scale_state;
+  using Base::Base;
+  using typename Base::Accumulator;
+
+  __device__ __forceinline__ void multiply(Accumulator (&c)[kAccumulators], int block, int k_chunk) {
+    const uint32_t stage = at.stage(place.stage);
+    const uint32_t rows = p.stream_q ? stage + Tile::kDBytes : at.q + k_chunk * Tile::kQBytes;
+    const uint32_t mine = rows + ptx::tid_x() / 128 * 128 * kKChunkBytes;  // this warpgroup's
+    const uint32_t q = ptx::smem_desc_low(mine + block * 8 * kKChunkBytes), d = ptx::smem_desc_low(stage);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
+          c, ptx::smem_desc_k_major<2>(q + k * 32 / 16), ptx::smem_desc_k_major(d + k * 32 / 16),
+          k > 0 || k_chunk > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_k_chunk(Accumulator (&c)[2][kAccumulators], int k_chunk) {
+    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+    ptx::wgmma_fence();
+    multiply(c[0], 0, k_chunk);
+    multiply(c[1], 1, k_chunk);
+  }
+
+  __device__ __forceinline__ void take_tile(uint32_t now, int32_t t) {
+    Accumulator c[2][kAccumulators];
+    multiply_k_chunk(c, 0);
+    this->finish_previous(now, t);
+    for (int k_chunk = 1; k_chunk < p.k_chunks; ++k_chunk) {
+      const int before = place.stage;
+      place.advance(p.stages);
+      multiply_k_chunk(c, k_chunk);
+      ptx::wgmma_wait<2>();
+      this->release(before);
+      this->let_follow();
+    }
+    const float first_token = static_cast<float>(long_d_tile_begin<Tile>(p, t) + 2 * (threadIdx.x % 4));
+    uint32_t token_scales;
+    const uint32_t kind = take_token_scales<Tile>(at, token_scale_state, p.zeros[0], token_scales);
+    ptx::wgmma_wait<1>();
+    fold_tile<Tile>(c[0], best, first_token, p.zeros, token_scales, kind);
+    ptx::wgmma_wait<0>();
+    this->release(place.stage);
+    this->let_follow();
+    place.advance(p.stages);
+    fold_tile<Tile>(c[1], best + 2, first_token, p.zeros + 2, token_scales, kind);
+    return_token_scales<Tile>(at, token_scale_state);
+  }
+};
+
+// One thread sets up the mbarriers and the scheduler; all threads of the cluster wait for it.
 template <class Tile>
 __device__ __forceinline__ void init_long_d(const ForwardArgs& p, const LongDShared<Tile>& at) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
       ptx::mbarrier_init(at.full(stage), 1);
       ptx::mbarrier_init(at.empty(stage), 4 * Tile::kConsumers * p.cluster);
-      if (Tile::kCopies > 1) ptx::mbarrier_init(at.cut(stage), 128);
+      if (Tile::kPolicy.splits_tf32) ptx::mbarrier_init(at.split(stage), 128);
     }
     for (int stage = 0; stage < LongDTokenScales<Tile>::kStages; ++stage) {
       ptx::mbarrier_init(at.token_scale_full(stage), 32);
@@ -473,30 +554,48 @@ __device__ __forceinline__ void init_long_d(const ForwardArgs& p, const LongDSha
   ptx::cluster_sync();
 }
 
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
-    maxsim_forward_sm90_q_longd(const __grid_constant__ ForwardArgs p,
-                                const __grid_constant__ TensorMaps maps) {
+// A block of any kernel of this folder.
+template <class Tile, class Consumer>
+__device__ __forceinline__ void forward_long_d(const ForwardArgs& p, const TensorMaps& maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   const LongDShared<Tile> at(shared, p);
   init_long_d<Tile>(p, at);
 
-  // From lane 0: so the compiler knows that a warp takes one branch, and keeps addresses in uniform
+  // From lane 0, so that the compiler knows that a warp takes one branch, and keeps addresses in uniform
   // registers.
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
-  if (warpgroup == Tile::kConsumers) {
-    ptx::setmaxnreg_dec<40>();
+  const auto produce = [&] {
+    ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
     const int helper = threadIdx.x - 128 * Tile::kConsumers;
     if (helper == 0) LongDProducer<Tile>{p, maps, at}.run();
     if (Tile::kMaskedOrScaled && helper / 32 == 1) produce_token_scales<Tile>(p, at);
+  };
+  const auto consume = [&] {
+    ptx::setmaxnreg_inc<Tile::kPolicy.consumer_registers>();
+    Consumer(p, at, warpgroup).run();
+  };
+  // The order of the branches decides which addresses ptxas keeps in uniform registers.
+  if constexpr (!Tile::kPolicy.splits_tf32) {
+    warpgroup == Tile::kConsumers ? produce() : consume();
+  } else if (warpgroup < Tile::kConsumers) {
+    consume();
+  } else if (warpgroup == Tile::kConsumers) {
+    produce();
   } else {
-    ptx::setmaxnreg_inc<232>();
-    LongDConsumer<Tile> consumer{p, at, warpgroup == 0};
-    consumer.run();
+    ptx::setmaxnreg_dec<Tile::kPolicy.helper_registers>();
+    split_tf32_stages(p, at);
   }
-  ptx::cluster_sync();  // a block that is gone could not be told that a stage is empty
+  // A block that has exited could not be told that a stage is empty.
+  if constexpr (Tile::kPolicy.clusters) ptx::cluster_sync();
 #endif
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    maxsim_forward_sm90_q_longd(const __grid_constant__ ForwardArgs p,
+                                const __grid_constant__ TensorMaps maps) {
+  forward_long_d<Tile, LongDConsumer<Tile>>(p, maps);
 }
 
 }  // namespace late_interaction

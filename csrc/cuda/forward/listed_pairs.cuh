@@ -1,32 +1,29 @@
-// Listed pairs of packed queries and documents: the layout policy for kernels whose query rows change with
-// the document.
+// The layout policy for listed pairs of packed queries and documents: query rows change with the document.
 //
-// A kernel sees an in_batch call whose documents are the pairs: N of them, in the order of the list, and
-// spans[j] is where the document of pair j lies. What differs is the row tile. It is not one for all
-// documents: rows[j] is where the query of pair j lies among the packed rows. Neighbouring pairs of one query
-// find its rows loaded. A query of more rows than a tile takes its document as often as it has tiles, one
-// behind the other, and adds its score up in that order.
+// A kernel sees an in_batch call of N documents, one for each pair, in the order of the list. The document of
+// pair j lies at spans[j], and its query at rows[j] of the packed rows: that is the row tile of document j
+// alone. Neighbouring pairs with one query find its rows loaded. A query of more rows than a tile takes its
+// document once for each of its tiles, one after the other, and adds up its score in that order.
 #pragma once
 
-#include "../forward/epilogue.cuh"
-#include "args.h"
+#include "epilogue.cuh"
 
 namespace late_interaction {
 
-// A tile of the forward kernels with this policy instead of its own.
+// A tile of a forward kernel, with this policy.
 template <class Tile>
 struct Listed : Tile {
   using Args = PairArgs;
   static constexpr bool kListed = true;
 };
 
-// The tile of a pair's rows of which `begun` went before.
+// The tile of a pair's rows that begins after its first `begun` rows.
 template <class Tile>
 __device__ __forceinline__ RowTile pair_tile(Span rows, int32_t begun) {
   return {rows.first + begun, max(0, min(Tile::kRows, rows.length - begun)), 0, 0};
 }
 
-// A finished tile of pair j: winners, and the sum of its rows, which one warp has.
+// Finishes a tile of pair j, all of whose rows one warp has: stores winners, and adds their sum to the score.
 template <class E, class Tile, bool kWinners>
 __device__ __forceinline__ void finish_pair(const PairArgs& p, const RowTile& tile, int32_t begun, int32_t j,
                                             const float* maximum, const int32_t* token) {
