@@ -174,7 +174,9 @@ def _projected(
     if chunks["backward"] > chunks["forward"]:
         stay += "; in the backward they take no room but that of gradients to come"
     kernel = sm == 90 and dtype.itemsize == 2 and d <= 128 and d % 8 == 0 and d_model % 8 == 0
-    done = "project_rows" if kernel else "PyTorch's product" + (", then unit_rows" if normalize else "")
+    done = (
+        "project_rows" if kernel else "PyTorch's product" + (", then l2_normalize_rows" if normalize else "")
+    )
     scored = ["  scores     without gradients: project_scores, in one pass over all documents"]
     return [
         *(scored if kernel and queries <= from_hidden.SCORED_ROWS else []),

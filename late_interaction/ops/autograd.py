@@ -358,8 +358,8 @@ def register() -> None:
         _ops.plaid_approx_score.default,
         _ops.project_rows_.default,
         _ops.project_scores.default,
-        _ops.unit_rows_.default,
-        _ops.maxsim_backward_unit_.default,
-        _ops.outer_rows_.default,
+        _ops.l2_normalize_rows_.default,
+        _ops.maxsim_backward_into_.default,
+        _ops.wgrad_splitk_.default,
     ):
         register_kernel(op, without_gradients(op))

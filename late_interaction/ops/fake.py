@@ -204,7 +204,7 @@ def _maxsim_from_hidden_backward(
 
 
 def _project_rows(
-    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, active_rows: Tensor | None, normalize: bool
 ) -> Tensor:
     return rows.new_empty((rows.shape[0] if normalize else 0,), dtype=from_hidden.sum_dtype(rows.dtype))
 
@@ -222,15 +222,15 @@ def _project_scores(
     return Q.new_empty((Q.shape[0], hidden.shape[0] // Ld), dtype=torch.float32)
 
 
-def _won_rows(winners: Tensor, Ld: int) -> Tensor:
+def _argmax_mask(winners: Tensor, Ld: int) -> Tensor:
     return winners.new_empty((winners.shape[1] * Ld,), dtype=torch.bool)
 
 
-def _unit_rows(x: Tensor) -> Tensor:
+def _l2_normalize_rows(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:1], dtype=from_hidden.sum_dtype(x.dtype))
 
 
-def _maxsim_backward_unit(
+def _maxsim_backward_into(
     grad_scores: Tensor,
     Q: Tensor,
     D: Tensor,
@@ -245,11 +245,13 @@ def _maxsim_backward_unit(
     pass
 
 
-def _outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
+def _wgrad_splitk(
+    partials: Tensor, grad: Tensor, hidden: Tensor, active_rows: Tensor, overwrite: bool
+) -> None:
     pass
 
 
-def _send_bytes(to: Tensor, source: Tensor, rooms: Tensor, left: Tensor, first: int) -> None:
+def _send_bytes(to: Tensor, source: Tensor, staging: Tensor, events: Tensor, first: int) -> None:
     pass
 
 
@@ -271,9 +273,9 @@ def register() -> None:
         ("send_bytes_", _send_bytes),
         ("project_rows_", _project_rows),
         ("project_scores", _project_scores),
-        ("won_rows", _won_rows),
-        ("unit_rows_", _unit_rows),
-        ("maxsim_backward_unit_", _maxsim_backward_unit),
-        ("outer_rows_", _outer_rows),
+        ("argmax_mask", _argmax_mask),
+        ("l2_normalize_rows_", _l2_normalize_rows),
+        ("maxsim_backward_into_", _maxsim_backward_into),
+        ("wgrad_splitk_", _wgrad_splitk),
     ):
         torch.library.register_fake(f"late_interaction::{name}", fake)

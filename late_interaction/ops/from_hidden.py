@@ -33,7 +33,7 @@ _HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
 _FORWARD_SHARE, _BACKWARD_SHARE = 0.9, 0.7
 _CPU_CACHE = 8 << 20
 _ROOM, _COPIED, _BESIDE = 56 << 20, 24 << 20, 7 << 20
-# The tile that a block of outer_rows_ owns.
+# The tile that a block of wgrad_splitk_ owns.
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 # The rows of a tile of project_rows_, the query tokens of one of MaxSim's kernel; and what both could
 # multiply while they start and end.
@@ -131,8 +131,8 @@ def documents_on_loan(left: int, Ld: int, d: int, d_model: int, query_tokens: in
     return min(left * d_model // (d + d_model), _BESIDE // max(1, 5 * Ld + 4 * query_tokens))
 
 
-def copied_bytes(in_place: bool, outer_kernel: bool, each: int, backward: bool) -> int:
-    if in_place and (outer_kernel or not backward):
+def copied_bytes(in_place: bool, wgrad_kernel: bool, each: int, backward: bool) -> int:
+    if in_place and (wgrad_kernel or not backward):
         return 0
     return max(each, 4) if backward else each
 
@@ -147,7 +147,7 @@ class _Head:
     normalize: bool
     size: int  # documents that the buffer holds
     in_place: bool  # hidden states are read where they lie
-    outer_kernel: bool  # outer_rows_ takes hidden states like these
+    wgrad_kernel: bool  # wgrad_splitk_ takes hidden states like these
     lent: bool  # larger chunks work where the gradients of the documents behind them will be
     query_tokens: int
     _project: Any = None
@@ -184,13 +184,13 @@ class _Head:
             hidden = _in(dtype, hidden)
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
-    def project(self, rows: Tensor, hidden: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """Fills rows [tokens, d]; a token that is not wanted may hold anything. Returns the inverses of the
+    def project(self, rows: Tensor, hidden: Tensor, active_rows: Tensor | None = None) -> Tensor:
+        """Fills rows [tokens, d]; a token that is not active may hold anything. Returns the inverses of the
         norms that they had, with normalize."""
         if self._project is None:  # chunks are alike
             kernel = _ops.can_project_rows.default(hidden, self.W, self.b)
             self._project = _ops.project_rows_.default if kernel else project_rows
-        inverse: Tensor = self._project(rows, hidden, self.W, self.b, wanted, self.normalize)
+        inverse: Tensor = self._project(rows, hidden, self.W, self.b, active_rows, self.normalize)
         return inverse
 
 
@@ -209,16 +209,16 @@ def _head(
     in_place = H.dtype == dtype and H.stride(2) == 1 and (Nd < 2 or H.stride(0) == Ld * H.stride(1))
     # Half precision in whole, aligned 16-byte pieces.
     aligned = not in_place or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
-    outer_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
-    copied = copied_bytes(in_place, outer_kernel, each, backward)
+    wgrad_kernel = H.is_cuda and each == 2 and d % 8 == 0 and d_model % 8 == 0 and aligned
+    copied = copied_bytes(in_place, wgrad_kernel, each, backward)
     sizes = Nd, Ld, d, d_model, each, copied
     if H.is_cuda and not backward:
         size = forward_size(*sizes, _gpu(H.device.index), query_tokens)
     else:
         size = chunk_size(*sizes, _gpu(H.device.index)[0] if H.is_cuda else _CPU_CACHE, backward)
-    lent = need_grad_H and in_place and outer_kernel and size < Nd
+    lent = need_grad_H and in_place and wgrad_kernel and size < Nd
     b = None if b is None else _in(dtype, b)
-    return _Head(H, _in(dtype, W), b, normalize, size, in_place, outer_kernel, lent, query_tokens)
+    return _Head(H, _in(dtype, W), b, normalize, size, in_place, wgrad_kernel, lent, query_tokens)
 
 
 def _in(dtype: torch.dtype, x: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ def maxsim_from_hidden_backward(
         size, tokens = (documents.stop - documents.start, Ld, d), hidden.shape[0]
         kept = winners if head.whole else winners[:, documents]
         kept = kept.contiguous()
-        won = _ops.won_rows.default(kept, Ld)
+        won = _ops.argmax_mask.default(kept, Ld)
         on_loan = tokens > buffer.shape[0]
         rows = _room(grad_H[documents.stop :], dtype, tokens, d) if on_loan else buffer[:tokens]
         part_H = grad_H if head.whole or not need_grad_H else grad_H[documents]
@@ -367,15 +367,15 @@ def maxsim_from_hidden_backward(
         grad_D = rows.view(size) if need_grad_D else rows[:0]
         order = sums, documents.start == 0, documents.stop == Nd
         args = (unit.view(size), inverse if normalize else None, kept, grad_Q, grad_D, *order)
-        _ops.maxsim_backward_unit_.default(grads, queries, *args)
+        _ops.maxsim_backward_into_.default(grads, queries, *args)
         # `rows` hold the gradient of the projected tokens from here on.
         if not need_grad_D:
             continue
         if need_grad_H:
             _multiply_into(part_H.flatten(0, 1), rows, head.W)
         if need_grad_W:
-            add_outer = _ops.outer_rows_.default if head.outer_kernel else outer_rows
-            add_outer(parts, rows, hidden, won, documents.start == 0)
+            add_wgrad = _ops.wgrad_splitk_.default if head.wgrad_kernel else wgrad_splitk
+            add_wgrad(parts, rows, hidden, won, documents.start == 0)
         if need_grad_b:  # in two steps, for a long column is slow to add up
             grad_b += rows.view(size).sum(1, dtype=sum_type).sum(0)
     grad_W = parts.sum(0) if need_grad_W else parts
@@ -400,7 +400,7 @@ def _parts(head: _Head, needed: bool, dtype: torch.dtype) -> Tensor:
     if not needed:
         return head.W.new_empty(0, dtype=dtype)
     splits = 1
-    if head.outer_kernel:
+    if head.wgrad_kernel:
         tiles = -(-d // _TILE_ROWS) * -(-d_model // _TILE_COLUMNS)
         most = max(1, min(head.size, Nd) * Ld // _SPLIT_TOKENS)
         splits = max(1, min(_gpu(head.H.device.index)[1] // tiles, most))
@@ -416,16 +416,18 @@ def can_project_rows(hidden: Tensor, W: Tensor, b: Tensor | None) -> bool:
 
 
 def project_rows(
-    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, active_rows: Tensor | None, normalize: bool
 ) -> Tensor:
     if b is None:
         torch.mm(hidden, W.t(), out=rows)
     else:
         torch.addmm(b, hidden, W.t(), out=rows)
-    return _ops.unit_rows_.default(rows) if normalize else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
+    return (
+        _ops.l2_normalize_rows_.default(rows) if normalize else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
+    )
 
 
-def won_rows(winners: Tensor, Ld: int) -> Tensor:
+def argmax_mask(winners: Tensor, Ld: int) -> Tensor:
     Nd = winners.shape[1]
     places = widen(winners, Ld).long()
     places = torch.where(places < 0, Ld, places)  # a column for those that met nothing
@@ -433,7 +435,7 @@ def won_rows(winners: Tensor, Ld: int) -> Tensor:
     return won.scatter_(1, places.transpose(0, 1).flatten(1), True)[:, :Ld].flatten()
 
 
-def unit_rows(x: Tensor) -> Tensor:
+def l2_normalize_rows(x: Tensor) -> Tensor:
     inverse: Tensor = (
         torch.linalg.vector_norm(x, dim=-1, dtype=sum_dtype(x.dtype)).clamp_min_(1e-12).reciprocal_()
     )
@@ -441,7 +443,7 @@ def unit_rows(x: Tensor) -> Tensor:
     return inverse
 
 
-def maxsim_backward_unit(
+def maxsim_backward_into(
     grad_scores: Tensor,
     Q: Tensor,
     D: Tensor,
@@ -473,18 +475,20 @@ def maxsim_backward_unit(
     grad_D.copy_(grad)
 
 
-def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
-    rows = hidden.masked_fill(~wanted.unsqueeze(-1), 0.0).to(parts.dtype)
-    first = parts[0]
-    torch.addmm(first, grad.t().to(parts.dtype), rows, beta=0 if fresh else 1, out=first)
-    if fresh:
-        parts[1:].zero_()
+def wgrad_splitk(
+    partials: Tensor, grad: Tensor, hidden: Tensor, active_rows: Tensor, overwrite: bool
+) -> None:
+    rows = hidden.masked_fill(~active_rows.unsqueeze(-1), 0.0).to(partials.dtype)
+    first = partials[0]
+    torch.addmm(first, grad.t().to(partials.dtype), rows, beta=0 if overwrite else 1, out=first)
+    if overwrite:
+        partials[1:].zero_()
 
 
 def register() -> None:
     for op in (maxsim_from_hidden, maxsim_from_hidden_winners, maxsim_from_hidden_backward):
         _library.impl(op.__name__, op, "CompositeExplicitAutograd")
     _library.impl("can_project_rows", can_project_rows, "CPU")
-    _library.impl("won_rows", won_rows, "CPU")
-    for step in (project_rows, unit_rows, maxsim_backward_unit, outer_rows):
+    _library.impl("argmax_mask", argmax_mask, "CPU")
+    for step in (project_rows, l2_normalize_rows, maxsim_backward_into, wgrad_splitk):
         _library.impl(step.__name__ + "_", step, "CPU")

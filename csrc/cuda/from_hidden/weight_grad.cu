@@ -174,21 +174,21 @@ struct WeightGradTile {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void add_to_part(const float (&c)[kAccumulators], int split) const {
+  __device__ __forceinline__ void add_to_partial(const float (&c)[kAccumulators], int split) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     constexpr int kBatch = 8;  // loads on their way together
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int dim = first_dim + warp * 16 + half * 8 + lane / 4;
       if (dim >= p.d) continue;
-      float* row = p.parts + (static_cast<int64_t>(split) * p.d + dim) * p.d_model;
+      float* row = p.partials + (static_cast<int64_t>(split) * p.d + dim) * p.d_model;
 #pragma unroll
       for (int n0 = 0; n0 < kTileColumns / 8; n0 += kBatch) {
         float2 total[kBatch];
         const int column = first_column + n0 * 8 + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kBatch; ++n) {
-          const bool before = !p.fresh && column + n * 8 < p.d_model;
+          const bool before = !p.overwrite && column + n * 8 < p.d_model;
           total[n] = before ? *reinterpret_cast<const float2*>(row + column + n * 8) : float2{0.0f, 0.0f};
         }
 #pragma unroll
@@ -233,12 +233,12 @@ __device__ __forceinline__ void own_tile(const WeightGradArgs& p) {
       ptx::setmaxnreg_inc<224>();
       float c[kAccumulators] = {};
       walk([&](int listed) { tile.multiply_list(c, ring, listed); });
-      tile.add_to_part(c, split);
+      tile.add_to_partial(c, split);
     }
   } else {
     float c[kAccumulators] = {};
     walk([&](int listed) { tile.copy_and_multiply(c, ring.stages, listed); });
-    tile.add_to_part(c, split);
+    tile.add_to_partial(c, split);
   }
 }
 

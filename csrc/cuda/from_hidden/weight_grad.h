@@ -1,4 +1,4 @@
-// grad^T hidden over the rows that hold a gradient, in parts that add up over several launches.
+// grad^T hidden over the rows that hold a gradient, as split-K: partial sums that the caller adds up.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,10 +15,10 @@ struct WeightGradArgs {
   const void* grad;            // [rows, d], contiguous
   const void* hidden;          // [rows, d_model]
   const uint8_t* active_rows;  // [rows]
-  float* parts;                // [splits, d, d_model]
+  float* partials;             // [splits, d, d_model]
   int64_t rows, hidden_stride;
   int32_t d, d_model, splits;
-  bool fresh;  // parts hold nothing yet
+  bool overwrite;  // partials are written, not added to
 };
 
 // bf16 and fp16; rows of whole, aligned 16 bytes. wgmma: the device has it.
