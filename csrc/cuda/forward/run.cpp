@@ -4,8 +4,8 @@
 
 #include <cuda_runtime.h>
 
-#include "../backward/launch.h"
 #include "../pairs/index.h"
+#include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/plan_override.h"
 #include "../runtime/stream.h"
@@ -151,24 +151,15 @@ void forward_into(const Inputs& in, bool normalize, const TokenScaleViews& token
   // normalized already.
   const bool asks_for_norms = plan.tile != Tile::none && (plan.tile != Tile::sm90_d || plan.num_splits > 1);
   if (normalize && asks_for_norms && fp16x2 == nullptr) {
-    BackwardArgs rows{};
-    rows.layout = s.layout;
-    rows.N = s.N;
-    rows.Nq = args.Nq;
-    rows.Lq = args.Lq;
-    rows.Ld = args.Ld;
-    rows.d = args.d;
-    rows.Q = in.Q;
-    rows.D = in.D;
-    const auto norms = [&](bool documents, int64_t count) {
-      const Tensor inverse = new_tensor(scores, {count}, ScalarType::Float);
-      check(launch_inverse_norms(rows, in.dtype, documents, inverse.data_ptr(), stream), "norms");
+    const auto norms = [&](const RowsView& rows) {
+      const Tensor inverse = new_tensor(scores, {rows.rows}, ScalarType::Float);
+      check(launch_inverse_norms(rows, s.d, in.dtype, inverse.data_ptr(), stream), "norms");
       return inverse;
     };
-    q_inverse = norms(false, s.Nq * s.Lq);
+    q_inverse = norms(query_rows(in.Q, s));
     args.q_scales = {static_cast<const float*>(q_inverse->data_ptr()), 0, s.Lq, 1};
     if (plan.tile == Tile::sm90_q || plan.tile == Tile::sm90_q_longd) {
-      d_inverse = norms(true, s.documents() * s.Ld);
+      d_inverse = norms(document_rows(in.D, s));
       const int64_t query_stride = s.layout == Layout::per_query ? s.N * s.Ld : 0;
       args.d_scales = {static_cast<const float*>(d_inverse->data_ptr()), query_stride, s.Ld, 1};
     }

@@ -4,12 +4,12 @@
 
 #include "../../common/tensors.h"
 #include "../backward/run.h"
+#include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
 #include "../runtime/stream.h"
 #include "../runtime/tma_descriptors.h"
 #include "argmax_mask.h"
-#include "normalize_rows.h"
 #include "project.h"
 #include "project_and_score.h"
 #include "weight_grad.h"
@@ -32,7 +32,7 @@ Tensor l2_normalize_rows_(Tensor x) {
   const DeviceGuard guard(device);
   const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
   if (x.numel() > 0) {
-    check(launch_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
+    check(launch_l2_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
                                 current_stream(device)),
           "L2 normalization of rows");
   }
