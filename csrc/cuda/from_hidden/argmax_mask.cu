@@ -1,10 +1,9 @@
 // A flag for each document token that is a winner. Each thread reads the winner of a (query token, document).
 // Several may set the same flag: they store the same value.
-#include "argmax_mask.h"
-
 #include <algorithm>
 
 #include "../primitives/argmax.cuh"
+#include "kernels.h"
 
 namespace late_interaction {
 

@@ -9,10 +9,7 @@
 #include "../runtime/op_helpers.h"
 #include "../runtime/stream.h"
 #include "../runtime/tma_descriptors.h"
-#include "argmax_mask.h"
-#include "project.h"
-#include "project_and_score.h"
-#include "weight_grad.h"
+#include "kernels.h"
 
 namespace late_interaction {
 
@@ -32,8 +29,8 @@ Tensor l2_normalize_rows_(Tensor x) {
   const DeviceGuard guard(device);
   const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
   if (x.numel() > 0) {
-    check(launch_l2_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
-                                current_stream(device)),
+    check(launch_l2_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1),
+                                   inverse.mutable_data_ptr(), current_stream(device)),
           "L2 normalization of rows");
   }
   return inverse;

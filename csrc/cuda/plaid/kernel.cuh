@@ -23,6 +23,15 @@
 // next tile, or of the next document: loads never wait for a document's end), and then multiplies. The codes,
 // without which no centroid can be asked for, are one tile further ahead.
 //
+// Policies, by instance (launch.cuh chooses; plan/plaid.cpp says when)
+//
+//   query rows   step   kAny    blocks a multiprocessor   why
+//   32           2      false   4                         as many as registers allow without spilling: other
+//   32           3      false   3                         blocks hide the latency of gathering centroids
+//   64           2      false   2                         more query rows for each token that is decompressed
+//   32           2      true    4; fp32: 3                any embedding, alignment, winners
+//   before sm_90 every instance has two blocks a multiprocessor. The planner counts on these numbers.
+//
 // A document's end. The warps leave their maxima in shared memory, and take turns to merge, sum and store
 // them while the others go on; one __syncthreads a document, and two sets of maxima, keep them apart.
 #pragma once
@@ -51,7 +60,6 @@ struct ResidualTile {
   static constexpr int kStep = kStep_;             // chunks that a lane holds
   static constexpr int kHeld = 2 * kColumnBlocks;  // maxima of a lane, shared with seven others
   static constexpr int kLaneRows = kColumns / 32;
-  // As many as its registers allow without spilling; plan_residual counts on it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr int kBlocksPerSm = 2;
 #else
