@@ -95,7 +95,7 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, Tensor? d_mask) "
       "-> Tensor");
 
-  // The same by way of fp32 copies, a piece of D at a time: what maxsim_quantized does where a GPU has no
+  // The same by way of fp32 copies, a slice of D at a time: what maxsim_quantized does where a GPU has no
   // kernel for the call. Written in Python (late_interaction/ops/quantized.py).
   m.def(
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
@@ -144,37 +144,42 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
 
   // Steps of those, on rows that are still in L2. Not differentiable.
   // rows [rows, d] = hidden W^T + b, as unit vectors with normalize: then the inverses of their norms come
-  // back, else nothing does. A row that is not wanted is neither read nor written. Where there is no kernel
-  // for tensors like these, which can_project_rows says, PyTorch's own product and unit_rows_ do it.
+  // back, else nothing does. active_rows, bool [rows]: the others are neither read nor written. Where there
+  // is no kernel for tensors like these (can_project_rows), a matrix product of PyTorch and
+  // l2_normalize_rows_ do it.
   m.def("can_project_rows(Tensor hidden, Tensor W, Tensor? b) -> bool");
   m.def(
-      "project_rows_(Tensor(a!) rows, Tensor hidden, Tensor W, Tensor? b, Tensor? wanted, bool normalize) "
-      "-> Tensor");
+      "project_rows_(Tensor(a!) rows, Tensor hidden, Tensor W, Tensor? b, Tensor? active_rows, "
+      "bool normalize) -> Tensor");
   // maxsim_from_hidden's scores in one pass, of hidden [Nd * Ld, d_model] that can_project_rows takes and of
   // at most 64 query tokens in all. CUDA alone.
   m.def(
       "project_scores(Tensor Q, Tensor hidden, Tensor W, Tensor? b, Tensor? q_mask, Tensor? d_mask, int Ld, "
       "bool normalize) -> Tensor");
   // Rows of x [rows, d] become unit vectors in place; the inverses of their norms come back.
-  m.def("unit_rows_(Tensor(a!) x) -> Tensor");
-  // Which tokens of documents of Ld tokens won anything, bool [Nd * Ld], from winners [Nq, Nd, Lq].
-  m.def("won_rows(Tensor winners, int Ld) -> Tensor");
-  // As maxsim_backward (lowmem), into tensors that are there; of zero elements where a gradient is not
-  // needed. With inverse D [Nd, Ld, d] holds such unit rows, and grad_D is the gradient of the rows before.
-  // grad_D may be D itself, at the price of a second launch. With sums [Nq, Lq, d] several calls, each of
-  // documents of its own, add up grad_Q: the first one finds nothing in sums, the last one writes grad_Q.
+  m.def("l2_normalize_rows_(Tensor(a!) x) -> Tensor");
+  // Which tokens of documents of Ld tokens are the winner of some query token, bool [Nd * Ld], from winners
+  // [Nq, Nd, Lq].
+  m.def("argmax_mask(Tensor winners, int Ld) -> Tensor");
+  // maxsim_backward (lowmem) into given tensors; one of zero elements is a gradient that is not needed. With
+  // inverse, D [Nd, Ld, d] holds the rows that l2_normalize_rows_ left and inverse what it returned, and
+  // grad_D is the gradient of the rows before it. grad_D may be D itself, which takes a second launch. With
+  // sums [Nq, Lq, d] several calls, each with other documents, add up grad_Q: the first overwrites sums, the
+  // last writes grad_Q.
   m.def(
-      "maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, Tensor? inverse, Tensor winners, "
+      "maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, Tensor? inverse, Tensor winners, "
       "Tensor(a!) grad_Q, Tensor(b!) grad_D, Tensor(c!)? sums, bool first, bool last) -> ()");
-  // parts [splits, d, d_model] += grad^T hidden over the wanted rows, an equal share of the rows a split;
-  // fresh parts are overwritten. A row that is not wanted reaches nothing, whatever it holds.
-  m.def("outer_rows_(Tensor(a!) parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) -> ()");
+  // partials [splits, d, d_model] += grad^T hidden over the active rows, an equal share of the rows a split;
+  // overwrite: = instead of +=. A row that is not active is not read, whatever it holds.
+  m.def(
+      "wgrad_splitk_(Tensor(a!) partials, Tensor grad, Tensor hidden, Tensor active_rows, bool overwrite) -> "
+      "()");
 
-  // to = source, uint8 [n] of a device and of the host, on the current stream, by way of rooms, uint8
-  // [pieces, bytes] in pinned memory, used in turn from piece first on. left: int64 [pieces], handles of CUDA
-  // events that are recorded as what is in a piece has left it, and waited for before it is filled again.
-  // Only where the CUDA library is loaded.
-  m.def("send_bytes_(Tensor(a!) to, Tensor source, Tensor(b!) rooms, Tensor left, int first) -> ()");
+  // to = source, uint8 [n] of a device and of the host, on the current stream, by way of staging, uint8
+  // [slots, bytes] in pinned memory: a ring of slots, used in turn from slot first on. events: int64 [slots],
+  // the handles of CUDA events. A slot's event is recorded when its transfer has ended, and waited for before
+  // the slot is filled again. Only where the CUDA library is loaded.
+  m.def("send_bytes_(Tensor(a!) to, Tensor source, Tensor(b!) staging, Tensor events, int first) -> ()");
 
   // What would be launched on CUDA for a call of this shape, in words. dtype is "bf16", "fp16", "fp32",
   // "fp64", or "e4m3", "e5m2" or "int8" with a scale a token; step is "forward", "backward" (which quantized

@@ -168,8 +168,8 @@ def _projected(
     stay = f"the projected tokens of a chunk stay in {_l2_bytes() >> 20} MiB of L2"
     if chunks["backward"] > chunks["forward"]:
         stay += "; in the backward they lie in the memory of gradients that are written later"
-    kernel = sm == 90 and d <= 128 and sizes.fit_outer_kernel()
-    done = "project_rows" if kernel else "PyTorch's product" + (", then unit_rows" if normalize else "")
+    kernel = sm == 90 and d <= 128 and sizes.fit_wgrad_kernel()
+    done = "project_rows" if kernel else "PyTorch's product" + (", then l2_normalize_rows" if normalize else "")
     scored = ["  scores     without gradients: project_scores, in one pass over all documents"]
     return [
         *(scored if kernel and query_tokens <= SCORED_ROWS else []),

@@ -339,7 +339,7 @@ def test_opcheck_backward(dtype, needs, device):
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_opcheck_steps(dtype, device):
     x = torch.randn(50, 24, device=device).to(dtype)
-    torch.library.opcheck(OPS.unit_rows_.default, (x.clone(),))
+    torch.library.opcheck(OPS.l2_normalize_rows_.default, (x.clone(),))
     hidden, W, b = (torch.randn(*size, device=device).to(dtype) for size in ((50, 40), (24, 40), (24,)))
     if device == "cpu" or OPS.can_project_rows(hidden, W, b):
         # All wanted: of the others' norms nothing is written.
@@ -348,22 +348,22 @@ def test_opcheck_steps(dtype, device):
                 args = (x.clone(), hidden, W, b, wanted, normalize)
                 torch.library.opcheck(OPS.project_rows_.default, args)
     unit = x.clone()
-    inverse = OPS.unit_rows_(unit)
+    inverse = OPS.l2_normalize_rows_(unit)
     Q, D = torch.randn(2, 3, 24, device=device).to(dtype), unit.view(5, 10, 24)
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
-    torch.library.opcheck(OPS.won_rows.default, (winners, 10))
+    torch.library.opcheck(OPS.argmax_mask.default, (winners, 10))
     sums = torch.zeros(Q.shape, device=device, dtype=inverse.dtype)
     for need_grad_Q, need_grad_D in ((True, True), (True, False), (False, True)):
         grad_Q, grad_D = torch.zeros_like(Q)[: 2 * need_grad_Q], torch.zeros_like(D)[: 5 * need_grad_D]
         for order in ((None, True, True), (sums, False, False), (sums, False, True)):
             for norms in (inverse, None):
                 args = (scores, Q, D, norms, winners, grad_Q, grad_D, *order)
-                torch.library.opcheck(OPS.maxsim_backward_unit_.default, args)
+                torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
     if dtype.itemsize == 2:
         parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
         wanted = torch.rand(50, device=device) < 0.5
         for fresh in (False, True):
-            torch.library.opcheck(OPS.outer_rows_.default, (parts.clone(), x, hidden, wanted, fresh))
+            torch.library.opcheck(OPS.wgrad_splitk_.default, (parts.clone(), x, hidden, wanted, fresh))
 
 
 def test_compile_with_dynamic_shapes(device):
@@ -411,11 +411,11 @@ def test_refusals(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [8, 40, 128, 129, 768, 1030, 2])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_unit_rows_and_back(dtype, d):
+def test_normalized_rows_and_back(dtype, d):
     x = torch.randn(77 * 13, d, device="cuda").to(dtype)
     x[3] = 0
     unit = x.clone()
-    inverse = OPS.unit_rows_(unit)
+    inverse = OPS.l2_normalize_rows_(unit)
     ref.assert_close(unit, ref.unit(x.double()), TOLERANCE[dtype])
     Q, D = torch.randn(2, 9, d, device="cuda").to(dtype), unit.view(77, 13, d)
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
@@ -424,11 +424,11 @@ def test_unit_rows_and_back(dtype, d):
     D.masked_fill_(lost.unsqueeze(-1), float("nan"))
     for norms in (inverse, None):
         mine, theirs = ((torch.full_like(Q, 7.0), torch.full_like(D, 7.0)) for _ in range(2))
-        OPS.maxsim_backward_unit_(scores, Q, D, norms, winners, *mine, None, True, True)
-        fallback.maxsim_backward_unit(scores, Q, D, norms, winners, *theirs, None, True, True)
+        OPS.maxsim_backward_into_(scores, Q, D, norms, winners, *mine, None, True, True)
+        fallback.maxsim_backward_into(scores, Q, D, norms, winners, *theirs, None, True, True)
         assert torch.equal(mine[0], theirs[0]) and not mine[1][lost].any()
         grad_Q, in_place = torch.empty_like(Q), D.clone()
-        OPS.maxsim_backward_unit_(scores, Q, in_place, norms, winners, grad_Q, in_place, None, True, True)
+        OPS.maxsim_backward_into_(scores, Q, in_place, norms, winners, grad_Q, in_place, None, True, True)
         assert torch.equal(grad_Q, mine[0]) and torch.equal(in_place, mine[1])
         ref.assert_close(mine[1][1:], theirs[1][1:], TOLERANCE[dtype])
 
@@ -443,20 +443,20 @@ def test_sums_of_several_calls(dtype, device):
     for part, first, last in ((slice(0, 3), True, False), (slice(3, 7), False, True)):
         kept = winners[:, part].contiguous()
         outputs = grad_Q, grad_D, sums
-        OPS.maxsim_backward_unit_(scores[:, part], Q, D[part], None, kept, *outputs, first, last)
+        OPS.maxsim_backward_into_(scores[:, part], Q, D[part], None, kept, *outputs, first, last)
     ref.assert_close(grad_Q, wanted, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("Ld", [1, 7, 300, 40000, 65535])
-def test_won_rows(Ld, device):
+def test_argmax_mask(Ld, device):
     dtype = winner_dtype(Ld)
     argmax = torch.randint(-1, Ld, (3, 5, 32), device=device, dtype=torch.int32)
-    won = OPS.won_rows(narrow(argmax, Ld), Ld).view(5, Ld)
+    won = OPS.argmax_mask(narrow(argmax, Ld), Ld).view(5, Ld)
     for document in range(5):
         found = argmax[:, document].unique()
         assert torch.equal(won[document].nonzero().squeeze(1).int(), found[found >= 0])
     nobody = torch.full((3, 5, 32), -1, device=device, dtype=dtype)
-    assert not OPS.won_rows(nobody, Ld).any()
+    assert not OPS.argmax_mask(nobody, Ld).any()
 
 
 PROJECTIONS = [
@@ -606,19 +606,19 @@ def capability(request):
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
 @pytest.mark.parametrize("splits", [1, 5, 44])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_outer_rows(dtype, splits, share, shape, capability):
+def test_wgrad_splitk(dtype, splits, share, shape, capability):
     rows, d, d_model = shape
     grad, hidden = (torch.randn(rows, n, device="cuda").to(dtype) for n in (d, d_model))
     wanted = torch.rand(rows, device="cuda") < share
     hidden[~wanted] = float("nan")
     parts = torch.full((splits, d, d_model), float("nan"), device="cuda")
-    OPS.outer_rows_(parts, grad, hidden, wanted, True)
-    OPS.outer_rows_(parts, grad, hidden, wanted, False)
+    OPS.wgrad_splitk_(parts, grad, hidden, wanted, True)
+    OPS.wgrad_splitk_(parts, grad, hidden, wanted, False)
     exact = grad.double().t() @ hidden.double().masked_fill(~wanted.unsqueeze(-1), 0.0)
     ref.assert_close(parts.double().sum(0), 2 * exact, 5e-5)  # tensor cores truncate as they add
     again = torch.empty_like(parts)
-    OPS.outer_rows_(again, grad, hidden, wanted, True)
-    OPS.outer_rows_(again, grad, hidden, wanted, False)
+    OPS.wgrad_splitk_(again, grad, hidden, wanted, True)
+    OPS.wgrad_splitk_(again, grad, hidden, wanted, False)
     assert torch.equal(again, parts)
 
 

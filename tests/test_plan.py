@@ -188,7 +188,7 @@ def test_hidden_states_are_explained(normalize, dtype, sm, sm_count):
     kernel = sm == 90 and dtype == torch.bfloat16
     how = plan["hidden states"]["projection"]
     assert how.startswith("project_rows" if kernel else "PyTorch's product")
-    assert ("unit_rows" in how) == (normalize and not kernel)
+    assert ("l2_normalize_rows" in how) == (normalize and not kernel)
     assert how.endswith("of the tokens that won" if kernel else "of all tokens")
     assert "scores" not in plan["hidden states"]
     one = sections(li.explain_plan((1, 64, 128), (512, 2048, 128), d_model=768, **options))["hidden states"]

@@ -479,7 +479,7 @@ def test_a_wrong_option_is_refused_before_the_first_document(option, error):
         li.retrieve(torch.randn(2, 3, 8), torch.randn(0, 5, 8), 4, **option)
 
 
-def pinned_rooms(pieces, size):
+def pinned_slots(pieces, size):
     events = [torch.cuda.Event() for _ in range(pieces)]
     for event in events:
         event.record()
@@ -494,10 +494,10 @@ def pinned_rooms(pieces, size):
 def test_send_bytes(offset, pieces, size):
     source = torch.randint(256, (size + offset,), dtype=torch.uint8)[offset:]
     room = torch.full((size + 200,), 7, dtype=torch.uint8, device="cuda")
-    _events, rooms, left = pinned_rooms(pieces, 4096)
+    _events, staging, left = pinned_slots(pieces, 4096)
     for first in (0, pieces // 2, pieces - 1):
         room[100 : 100 + size] = 0
-        torch.ops.late_interaction.send_bytes_(room[100 : 100 + size], source, rooms, left, first)
+        torch.ops.late_interaction.send_bytes_(room[100 : 100 + size], source, staging, left, first)
         assert torch.equal(room[100 : 100 + size].cpu(), source)
         assert bool((room[:100] == 7).all()) and bool((room[100 + size :] == 7).all())
 
@@ -511,12 +511,12 @@ def test_one_ring_serves_one_call_after_another(threads, piece):
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        events, rooms, left = pinned_rooms(5, piece)
+        events, staging, left = pinned_slots(5, piece)
         first, sent = 0, []
         for size in sizes:
             source = torch.randint(256, (size,), dtype=torch.uint8)
             target = torch.zeros(size, dtype=torch.uint8, device="cuda")
-            torch.ops.late_interaction.send_bytes_(target, source, rooms, left, first)
+            torch.ops.late_interaction.send_bytes_(target, source, staging, left, first)
             sent.append((target, source.clone()))
             source.fill_(7)  # it has been read
             first = (first + -(-size // piece)) % 5
@@ -531,18 +531,18 @@ def test_one_ring_serves_one_call_after_another(threads, piece):
 def test_send_bytes_as_an_operator():
     op = torch.ops.late_interaction.send_bytes_
     to, source = torch.zeros(100, dtype=torch.uint8, device="cuda"), torch.arange(100, dtype=torch.uint8)
-    _events, rooms, left = pinned_rooms(2, 64)
-    torch.library.opcheck(op.default, (to, source, rooms, left, 1))
+    _events, staging, left = pinned_slots(2, 64)
+    torch.library.opcheck(op.default, (to, source, staging, left, 1))
     for bad in (source[:99], source.float(), source.view(10, 10), source.repeat(2)[::2], source.cuda()):
         with pytest.raises(RuntimeError, match="contiguous uint8"):
-            op(to, bad, rooms, left, 0)
-    with pytest.raises(RuntimeError, match="rooms must be"):
-        op(to, source, rooms[:0], left[:0], 0)
-    with pytest.raises(RuntimeError, match="left must be"):
-        op(to, source, rooms, left.int(), 0)
+            op(to, bad, staging, left, 0)
+    with pytest.raises(RuntimeError, match="staging must be"):
+        op(to, source, staging[:0], left[:0], 0)
+    with pytest.raises(RuntimeError, match="events must be"):
+        op(to, source, staging, left.int(), 0)
     for bad in (-1, 2):
-        with pytest.raises(RuntimeError, match="first must be one of the 2 pieces"):
-            op(to, source, rooms, left, bad)
+        with pytest.raises(RuntimeError, match="first must be one of the 2 slots"):
+            op(to, source, staging, left, bad)
 
 
 @pytest.mark.gpu

@@ -42,7 +42,7 @@ int gather_split(const Sizes& s, const Device& device) {
 // Blocks that the kernels leave registers for on a multiprocessor.
 int resident_blocks(Dtype dtype, int fragments) { return fragments > 1 || dtype == Dtype::fp64 ? 1 : 3; }
 
-// Sums and gather queues of the warps (backward/gather_queue.cuh); in unified, where queued rows are added to
+// Sums and gather queues of the warps (backward/grad_rows.cuh); in unified, where queued rows are added to
 // as well.
 int block_smem(int fragments, bool scatter) {
   return kWarps * (fragments * kFragmentBytes + 32 * 16 * (scatter ? 2 : 1));

@@ -47,17 +47,13 @@ ALLOWED = {
 }
 
 KNOWN = {
-    # Norms of rows are to become a primitive.
-    ("cuda/forward/run.cpp", "cuda/backward/launch.h"),
-    ("cuda/forward/operands/fp16_scaled.cu", "cuda/backward/norm_rows.cuh"),
-    ("cuda/plaid/entry.cpp", "cuda/backward/launch.h"),
 }
 
 # Within an operator's folder, by file name: no file includes one of a higher level.
 LEVELS = (
     (3, re.compile(r"^(entry|recompute)\.cpp$")),
     (2, re.compile(r"^run\.(h|cpp)$")),
-    (1, re.compile(r"^(\w*launch\w*\.(cuh|h)|launcher\.h|dispatch\.(cpp|cu)|\w+\.cu)$")),
+    (1, re.compile(r"^(\w*launch\w*\.(cuh|h)|dispatch\.(cpp|cu)|\w+\.cu)$")),
     (0, re.compile("")),
 )
 

@@ -13,7 +13,7 @@
 // by some number of calls. One chunk, the usual case, stays in shared memory from `count` to `list`.
 #pragma once
 
-#include "gather_queue.cuh"
+#include "grad_rows.cuh"
 #include "incidence.cuh"
 
 namespace late_interaction {

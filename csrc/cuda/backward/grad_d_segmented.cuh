@@ -25,7 +25,6 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/pdl.cuh"
 #include "argmax_counting_sort.cuh"
-#include "grad_row_io.cuh"
 
 namespace late_interaction {
 

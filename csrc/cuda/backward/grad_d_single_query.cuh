@@ -20,7 +20,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/pdl.cuh"
 #include "../ptx/tma.cuh"
-#include "grad_row_io.cuh"
+#include "grad_rows.cuh"
 
 namespace late_interaction {
 

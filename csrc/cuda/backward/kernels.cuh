@@ -5,6 +5,17 @@
 //                          that own documents take longest and come first. Either kind may be absent.
 //   backward_single_query  the same where each document meets one query alone.
 //   backward_unified       grad_Q, and grad_D by red as the winners' rows are read.
+//
+// Policies, by element type and fragments of a row (kFragments; a longer row is taken in blocks of dims)
+//
+//   blocks a multiprocessor   1 fragment   2, 4   8   fp64   why
+//   lowmem                    3            1      1   1      rows in flight need the registers
+//   unified                   2            1      1   1      it holds the row of Q as well
+//   single_query              5 (*)        2      1   1      bound by writing zeros: many small blocks
+//
+//   (*) 4 with kNormalized, and before sm_90, where 48 registers a thread are too few.
+//   rows in flight (kUnroll, grad_rows.cuh): 16 registers of them, two at least; one where elements are read
+//   one by one. kNormalized = false: for bf16, fp16 and fp32 rows in vectors alone; others are rare.
 #pragma once
 
 #include "grad_d_segmented.cuh"
@@ -14,13 +25,13 @@
 namespace late_interaction {
 
 template <class T, int kFragments>
-inline constexpr int kBackwardBlocks = kFragments > 1 || sizeof(T) == 8 ? 1 : 3;  // on a multiprocessor
+inline constexpr int kBackwardBlocks = kFragments > 1 || sizeof(T) == 8 ? 1 : 3;
 #if __CUDA_ARCH__ >= 900
 template <bool kNormalized>
 inline constexpr int kMostSingleQueryBlocks = kNormalized ? 4 : 5;
 #else
 template <bool kNormalized>
-inline constexpr int kMostSingleQueryBlocks = 4;  // five leave 48 registers a thread: too few there
+inline constexpr int kMostSingleQueryBlocks = 4;
 #endif
 template <class T, int kFragments, bool kNormalized>
 inline constexpr int kSingleQueryBlocks = kFragments == 8 ? 1

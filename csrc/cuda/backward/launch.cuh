@@ -5,8 +5,7 @@
 
 #include "../runtime/launch_config.cuh"
 #include "kernels.cuh"
-#include "launcher.h"
-#include "norm_rows.cuh"
+#include "launch.h"
 
 namespace late_interaction {
 
@@ -26,16 +25,6 @@ cudaError_t with_rows(const BackwardPlan& plan, F f) {
     }
   }
   return f.template operator()<kMostFragments, true>();
-}
-
-inline RowsView rows_of(const BackwardArgs& p, bool documents) {
-  if (!documents) return {p.Q, p.Nq, p.Lq, int64_t{p.Nq} * p.Lq};
-  const int64_t count = p.layout == Layout::in_batch ? p.N : p.Nq * p.N;
-  return {p.D, p.N, p.Ld, count * p.Ld};
-}
-
-inline unsigned rows_grid(int64_t rows) {
-  return static_cast<unsigned>(std::min<int64_t>((rows + 7) / 8, 65536));
 }
 
 // rows: of grad_Q, that a warp takes together.
@@ -68,8 +57,8 @@ cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const Backward
 }
 
 template <class T>
-cudaError_t BackwardLauncher<T>::lowmem_pairs(const PairBackwardArgs& args, const BackwardPlan& plan,
-                                              cudaStream_t stream) {
+cudaError_t BackwardLauncher<T>::lowmem(const PairBackwardArgs& args, const BackwardPlan& plan,
+                                        cudaStream_t stream) {
   return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
     return launch(backward_lowmem<T, kFragments, kVectors, false, PairBackwardArgs>, lowmem_shape(args, plan),
                   stream, args);
@@ -83,38 +72,6 @@ cudaError_t BackwardLauncher<T>::unified(const BackwardArgs& args, const Backwar
     const LaunchShape shape{plan.gather_grid, kBackwardThreads, plan.gather_smem_bytes, plan.pdl};
     return launch(backward_unified<T, kFragments, kVectors>, shape, stream, args);
   });
-}
-
-// Whether every row starts on 16 bytes and is a whole number of them long.
-template <class T>
-bool in_vectors_of_16(const TokenView& view, int d) {
-  constexpr int64_t kVec = 16 / sizeof(T);
-  return view.dim_stride == 1 && d % kVec == 0 && view.token_stride % kVec == 0 &&
-         view.item_stride % kVec == 0 && view.query_stride % kVec == 0 &&
-         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
-
-template <class T>
-cudaError_t BackwardLauncher<T>::norms(const BackwardArgs& args, bool documents, void* inverse,
-                                       cudaStream_t stream) {
-  const RowsView view = rows_of(args, documents);
-  const auto kernel =
-      in_vectors_of_16<T>(view.view, args.d) ? inverse_norms<T, true> : inverse_norms<T, false>;
-  constexpr int64_t kRows = kRowsThreads / kNormLanes;  // of a block
-  const int64_t grid = std::min<int64_t>((view.rows + kRows - 1) / kRows, 8192);
-  kernel<<<static_cast<unsigned>(grid), kRowsThreads, 0, stream>>>(view, view.place(grid * kRows), args.d,
-                                                                   static_cast<Sum<T>*>(inverse));
-  return cudaGetLastError();
-}
-
-template <class T>
-cudaError_t BackwardLauncher<T>::finish(const BackwardArgs& args, bool documents, cudaStream_t stream) {
-  const RowsView view = rows_of(args, documents);
-  finish_rows<T><<<rows_grid(view.rows), kRowsThreads, 0, stream>>>(
-      view, args.d, static_cast<const Sum<T>*>(documents ? args.grad_D_sums : args.grad_Q_sums),
-      static_cast<const Sum<T>*>(documents ? args.d_inverse : args.q_inverse),
-      documents && args.normalized_documents, static_cast<T*>(documents ? args.grad_D : args.grad_Q));
-  return cudaGetLastError();
 }
 
 }  // namespace late_interaction

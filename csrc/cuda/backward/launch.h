@@ -1,30 +1,30 @@
-// The backward kernels, as the host calls them. Each returns the launch's error and waits for nothing.
+// The backward kernels, as the host calls them. Each launch returns its error and waits for nothing.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "../../plan/plan.h"
+#include "../primitives/element_dispatch.h"
 #include "args.h"
 
 namespace late_interaction {
 
-// inverse[row] = 1 / max(norm, eps) of every token of Q, or of every document.
-cudaError_t launch_inverse_norms(const BackwardArgs& args, Dtype dtype, bool documents, void* inverse,
-                                 cudaStream_t stream);
+// Those of one element type: defined in launch.cuh, instantiated in instances/.
+template <class T>
+struct BackwardLauncher {
+  static cudaError_t lowmem(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
+  static cudaError_t lowmem(const PairBackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
+  static cudaError_t unified(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
+};
 
-// In one launch: grad_D of args.grad_d_blocks, grad_Q unless args.grad_Q is null.
-cudaError_t launch_lowmem(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
-                          cudaStream_t stream);
-
-// The same of listed pairs.
-cudaError_t launch_lowmem_pairs(const PairBackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
-                                cudaStream_t stream);
+// In one launch: grad_D by args.grad_d_blocks blocks, grad_Q unless args.grad_Q is null.
+template <class Args>
+cudaError_t launch_lowmem(const Args& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_element(dtype, [&]<class T>() { return BackwardLauncher<T>::lowmem(args, plan, stream); });
+}
 
 // grad_Q unless it is null, and grad_D_sums, which the caller has set to zero.
-cudaError_t launch_unified(const BackwardArgs& args, Dtype dtype, const BackwardPlan& plan,
-                           cudaStream_t stream);
-
-// grad_Q_sums -> grad_Q, or grad_D_sums -> grad_D.
-cudaError_t launch_finish(const BackwardArgs& args, Dtype dtype, bool documents, cudaStream_t stream);
+template <class Args>
+cudaError_t launch_unified(const Args& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_element(dtype, [&]<class T>() { return BackwardLauncher<T>::unified(args, plan, stream); });
+}
 
 }  // namespace late_interaction

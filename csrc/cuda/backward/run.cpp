@@ -6,6 +6,7 @@
 
 #include <bit>
 
+#include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
 #include "launch.h"
@@ -87,11 +88,12 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
 
   OptionalTensor q_inverse, d_inverse, q_sums = to.q_sums, d_sums;
+  const RowsView q_rows = query_rows(in.Q, s), d_rows = document_rows(in.D, s);
   if (normalize) {
-    q_inverse = new_tensor(like, {s.Nq * s.Lq}, sum_type);
-    d_inverse = new_tensor(like, {s.documents() * s.Ld}, sum_type);
-    check(launch_inverse_norms(args, in.dtype, false, q_inverse->data_ptr(), stream), "norms of Q");
-    check(launch_inverse_norms(args, in.dtype, true, d_inverse->data_ptr(), stream), "norms of D");
+    q_inverse = new_tensor(like, {q_rows.rows}, sum_type);
+    d_inverse = new_tensor(like, {d_rows.rows}, sum_type);
+    check(launch_inverse_norms(q_rows, s.d, in.dtype, q_inverse->data_ptr(), stream), "norms of Q");
+    check(launch_inverse_norms(d_rows, s.d, in.dtype, d_inverse->data_ptr(), stream), "norms of D");
     args.q_inverse = q_inverse->data_ptr();
     args.d_inverse = d_inverse->data_ptr();
   }
@@ -127,9 +129,13 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     launch(need_grad_Q && !in_place, need_grad_D);
   }
   const bool finished = normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
-  if (!finished && to.last) check(launch_finish(args, in.dtype, false, stream), "grad_Q in the dtype of Q");
+  if (!finished && to.last) {
+    const GradientSums sums{args.grad_Q_sums, args.q_inverse, false, args.grad_Q};
+    check(launch_finish_gradients(q_rows, s.d, in.dtype, sums, stream), "grad_Q in the dtype of Q");
+  }
   if (d_sums && args.d_inverse) {
-    check(launch_finish(args, in.dtype, true, stream), "grad_D in the dtype of D");
+    const GradientSums sums{args.grad_D_sums, args.d_inverse, args.normalized_documents, args.grad_D};
+    check(launch_finish_gradients(d_rows, s.d, in.dtype, sums, stream), "grad_D in the dtype of D");
   } else if (d_sums && args.grad_D_sums != args.grad_D) {
     Tensor grad_D = to.grad_D;  // nothing is left but to round, which PyTorch has a kernel for
     torch::stable::copy_(grad_D, *d_sums);

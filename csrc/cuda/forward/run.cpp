@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "../../plan/forward_candidates.h"
-#include "../backward/launch.h"
+#include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/plan_override.h"
 #include "../runtime/stream.h"
@@ -84,27 +84,18 @@ InverseNorms find_norms(const ForwardCall& call, const ForwardPlan& plan, Forwar
       plan.kernel == ForwardKernel::fp64 || (plan.kernel == ForwardKernel::sm90_d && plan.num_splits == 1);
   if (!call.normalize || kernel_finds_them || call.fp16x2 != nullptr) return {};
   const Sizes& s = call.in.sizes;
-  BackwardArgs rows{};
-  rows.layout = s.layout;
-  rows.N = s.N;
-  rows.Nq = args.Nq;
-  rows.Lq = args.Lq;
-  rows.Ld = args.Ld;
-  rows.d = args.d;
-  rows.Q = call.in.Q;
-  rows.D = call.in.D;
-  const auto norms = [&](bool documents, int64_t count) {
-    const Tensor inverse = new_tensor(call.scores, {count}, ScalarType::Float);
-    check(launch_inverse_norms(rows, call.in.dtype, documents, inverse.data_ptr(), stream), "norms");
+  const auto norms = [&](const RowsView& rows) {
+    const Tensor inverse = new_tensor(call.scores, {rows.rows}, ScalarType::Float);
+    check(launch_inverse_norms(rows, s.d, call.in.dtype, inverse.data_ptr(), stream), "norms");
     return inverse;
   };
   InverseNorms made;
-  made.q = norms(false, s.Nq * s.Lq);
+  made.q = norms(query_rows(call.in.Q, s));
   args.q_scales = {floats(*made.q), 0, s.Lq, 1};
   const bool q_on_m_side = std::holds_alternative<Sm90QConfig>(plan.config) ||
                            std::holds_alternative<Sm90QLongDConfig>(plan.config);
   if (q_on_m_side) {
-    made.d = norms(true, s.documents() * s.Ld);
+    made.d = norms(document_rows(call.in.D, s));
     args.d_scales = document_scales(s, floats(*made.d));
   }
   return made;

@@ -5,15 +5,12 @@
 #include "../../common/arithmetic.h"
 #include "../../common/tensors.h"
 #include "../backward/run.h"
+#include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
 #include "../runtime/stream.h"
 #include "../runtime/tma_descriptors.h"
-#include "argmax_mask.h"
-#include "normalize_rows.h"
-#include "project.h"
-#include "project_and_score.h"
-#include "weight_grad.h"
+#include "kernels.h"
 
 namespace late_interaction {
 
@@ -26,22 +23,22 @@ void check_rows(const Tensor& x, const char* name) {
                   " must be a contiguous [rows, d]");
 }
 
-Tensor unit_rows_(Tensor x) {
+Tensor l2_normalize_rows_(Tensor x) {
   check_rows(x, "x");
   const Dtype dtype = parse_dtype(x.scalar_type());
   const int device = x.get_device_index();
   const DeviceGuard guard(device);
   const Tensor inverse = new_tensor(x, {x.size(0)}, score_type(dtype));
   if (x.numel() > 0) {
-    check(launch_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1), inverse.mutable_data_ptr(),
-                                current_stream(device)),
-          "unit rows");
+    check(launch_l2_normalize_rows(dtype, x.mutable_data_ptr(), x.size(0), x.size(1),
+                                   inverse.mutable_data_ptr(), current_stream(device)),
+          "L2 normalization of rows");
   }
   return inverse;
 }
 
 // Rows of whole, aligned 16 bytes of half precision.
-bool in_whole_pieces(const Tensor& x) {
+bool rows_are_vec16(const Tensor& x) {
   return (x.stride(1) == 1 || x.size(1) == 1) && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 &&
          is_aligned(x.const_data_ptr(), 16);
 }
@@ -51,7 +48,7 @@ bool can_project_rows(Tensor hidden, Tensor W, OptionalTensor b) {
   return device_properties(hidden.get_device_index()).wgmma &&
          (dtype == ScalarType::BFloat16 || dtype == ScalarType::Half) && W.scalar_type() == dtype &&
          (!b || (b->scalar_type() == dtype && b->is_contiguous())) && hidden.dim() == 2 && W.dim() == 2 &&
-         in_whole_pieces(hidden) && in_whole_pieces(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
+         rows_are_vec16(hidden) && rows_are_vec16(W) && W.size(0) % 8 == 0 && W.size(0) <= kProjectedDims &&
          W.size(1) <= INT32_MAX && hidden.size(0) <= INT32_MAX;
 }
 
@@ -76,7 +73,7 @@ ProjectMaps project_maps(const ProjectArgs& args, const Tensor& W) {
       .weight = make_row_map(W.const_data_ptr(), compute, args.d, args.d_model, W.stride(0), kProjectedDims)};
 }
 
-Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor wanted,
+Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, OptionalTensor active_rows,
                      bool normalize) {
   check_rows(rows, "rows");
   STD_TORCH_CHECK(can_project_rows(hidden, W, b),
@@ -85,18 +82,19 @@ Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, Opt
                       hidden.size(1) == W.size(1) && rows.scalar_type() == hidden.scalar_type(),
                   "late_interaction: rows must be [rows, d], hidden [rows, d_model] and W [d, d_model]");
   STD_TORCH_CHECK(!b || (b->dim() == 1 && b->size(0) == W.size(0)), "late_interaction: b must be [d]");
-  STD_TORCH_CHECK(!wanted || (wanted->dim() == 1 && wanted->size(0) == rows.size(0) &&
-                              wanted->is_contiguous() && wanted->scalar_type() == ScalarType::Bool),
-                  "late_interaction: wanted must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(
+      !active_rows || (active_rows->dim() == 1 && active_rows->size(0) == rows.size(0) &&
+                       active_rows->is_contiguous() && active_rows->scalar_type() == ScalarType::Bool),
+      "late_interaction: active_rows must be a contiguous bool [rows]");
   STD_TORCH_CHECK(same_place(rows, hidden) && same_place(W, hidden) && (!b || same_place(*b, hidden)) &&
-                      (!wanted || same_place(*wanted, hidden)),
-                  "late_interaction: rows, hidden, W, b and wanted must be on one device");
+                      (!active_rows || same_place(*active_rows, hidden)),
+                  "late_interaction: rows, hidden, W, b and active_rows must be on one device");
   const int device = hidden.get_device_index();
   const DeviceGuard guard(device);
   const Tensor inverse = new_tensor(rows, {normalize ? rows.size(0) : 0}, ScalarType::Float);
   if (rows.numel() == 0) return inverse;
   ProjectArgs args = project_args(hidden, W, b);
-  args.active_rows = wanted ? static_cast<const uint8_t*>(wanted->const_data_ptr()) : nullptr;
+  args.active_rows = active_rows ? static_cast<const uint8_t*>(active_rows->const_data_ptr()) : nullptr;
   args.out = rows.mutable_data_ptr();
   args.inverse = normalize ? static_cast<float*>(inverse.mutable_data_ptr()) : nullptr;
   check(launch_project_rows(parse_dtype(rows.scalar_type()), args, project_maps(args, W),
@@ -106,7 +104,7 @@ Tensor project_rows_(Tensor rows, Tensor hidden, Tensor W, OptionalTensor b, Opt
 }
 
 // As x, contiguous, from aligned 16 bytes on.
-Tensor in_one_piece(Tensor x) {
+Tensor dense_and_aligned(Tensor x) {
   x = torch::stable::contiguous(x);
   return is_aligned(x.const_data_ptr(), 16) ? x : torch::stable::clone(x);
 }
@@ -134,7 +132,7 @@ Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, Optio
   const DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
   const int64_t documents = tokens / Ld;
-  const Tensor queries = in_one_piece(Q);
+  const Tensor queries = dense_and_aligned(Q);
   const auto flags = [](const OptionalTensor& mask) {
     return mask ? OptionalTensor(torch::stable::contiguous(*mask)) : std::nullopt;
   };
@@ -162,7 +160,7 @@ Tensor project_scores(Tensor Q, Tensor hidden, Tensor W, OptionalTensor b, Optio
   return scores;
 }
 
-Tensor won_rows(Tensor winners, int64_t Ld) {
+Tensor argmax_mask(Tensor winners, int64_t Ld) {
   STD_TORCH_CHECK(winners.dim() == 3 && winners.is_contiguous(),
                   "late_interaction: winners must be a contiguous [Nq, Nd, Lq]");
   const bool wide = winners.element_size() == 4;
@@ -170,18 +168,18 @@ Tensor won_rows(Tensor winners, int64_t Ld) {
                   "late_interaction: winners must be as a forward saved");
   const int device = winners.get_device_index();
   const DeviceGuard guard(device);
-  const Tensor won = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
-  fill_zero(won, current_stream(device));
-  if (won.numel() > 0 && winners.numel() > 0) {
+  const Tensor mask = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
+  fill_zero(mask, current_stream(device));
+  if (mask.numel() > 0 && winners.numel() > 0) {
     check(
         launch_argmax_mask(winners.const_data_ptr(), wide, winners.size(0), winners.size(1), winners.size(2),
-                           Ld, static_cast<uint8_t*>(won.mutable_data_ptr()), current_stream(device)),
+                           Ld, static_cast<uint8_t*>(mask.mutable_data_ptr()), current_stream(device)),
         "argmax mask");
   }
-  return won;
+  return mask;
 }
 
-void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool fresh) {
+void wgrad_splitk_(Tensor partials, Tensor grad, Tensor hidden, Tensor active_rows, bool overwrite) {
   check_rows(grad, "grad");
   const Dtype dtype = parse_dtype(grad.scalar_type());
   const int64_t rows = grad.size(0), d = grad.size(1);
@@ -190,36 +188,36 @@ void outer_rows_(Tensor parts, Tensor grad, Tensor hidden, Tensor wanted, bool f
   STD_TORCH_CHECK(hidden.dim() == 2 && hidden.size(0) == rows && hidden.scalar_type() == grad.scalar_type(),
                   "late_interaction: hidden must be [rows, d_model], as grad is [rows, d]");
   const int64_t d_model = hidden.size(1);
-  STD_TORCH_CHECK(in_whole_pieces(grad) && in_whole_pieces(hidden),
+  STD_TORCH_CHECK(rows_are_vec16(grad) && rows_are_vec16(hidden),
                   "late_interaction: rows of grad and hidden must be whole, aligned 16 bytes");
-  STD_TORCH_CHECK(wanted.dim() == 1 && wanted.size(0) == rows && wanted.is_contiguous() &&
-                      wanted.scalar_type() == ScalarType::Bool,
-                  "late_interaction: wanted must be a contiguous bool [rows]");
-  STD_TORCH_CHECK(parts.dim() == 3 && parts.size(1) == d && parts.size(2) == d_model &&
-                      parts.is_contiguous() && parts.scalar_type() == ScalarType::Float,
-                  "late_interaction: parts must be a contiguous float32 [splits, d, d_model]");
-  STD_TORCH_CHECK(same_place(parts, grad) && same_place(hidden, grad) && same_place(wanted, grad),
-                  "late_interaction: parts, grad, hidden and wanted must be on one device");
-  STD_TORCH_CHECK(d <= INT32_MAX && d_model <= INT32_MAX && parts.size(0) <= 65535,
+  STD_TORCH_CHECK(active_rows.dim() == 1 && active_rows.size(0) == rows && active_rows.is_contiguous() &&
+                      active_rows.scalar_type() == ScalarType::Bool,
+                  "late_interaction: active_rows must be a contiguous bool [rows]");
+  STD_TORCH_CHECK(partials.dim() == 3 && partials.size(1) == d && partials.size(2) == d_model &&
+                      partials.is_contiguous() && partials.scalar_type() == ScalarType::Float,
+                  "late_interaction: partials must be a contiguous float32 [splits, d, d_model]");
+  STD_TORCH_CHECK(same_place(partials, grad) && same_place(hidden, grad) && same_place(active_rows, grad),
+                  "late_interaction: partials, grad, hidden and active_rows must be on one device");
+  STD_TORCH_CHECK(d <= INT32_MAX && d_model <= INT32_MAX && partials.size(0) <= 65535,
                   "late_interaction: too many splits, or too long rows");
-  if (parts.numel() == 0) return;
+  if (partials.numel() == 0) return;
   const int device = grad.get_device_index();
   const DeviceGuard guard(device);
   const WeightGradArgs args{.grad = grad.const_data_ptr(),
                             .hidden = hidden.const_data_ptr(),
-                            .active_rows = static_cast<const uint8_t*>(wanted.const_data_ptr()),
-                            .parts = static_cast<float*>(parts.mutable_data_ptr()),
+                            .active_rows = static_cast<const uint8_t*>(active_rows.const_data_ptr()),
+                            .partials = static_cast<float*>(partials.mutable_data_ptr()),
                             .rows = rows,
                             .hidden_stride = hidden.stride(0),
                             .d = static_cast<int32_t>(d),
                             .d_model = static_cast<int32_t>(d_model),
-                            .splits = static_cast<int32_t>(parts.size(0)),
-                            .fresh = fresh};
+                            .splits = static_cast<int32_t>(partials.size(0)),
+                            .overwrite = overwrite};
   check(launch_weight_grad(dtype, device_properties(device).wgmma, args, current_stream(device)),
         "weight gradient");
 }
 
-void maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,
+void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTensor inverse, Tensor winners,
                            Tensor grad_Q, Tensor grad_D, OptionalTensor sums, bool first, bool last) {
   const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt);
   check_backward_inputs(grad_scores, Q, winners, in);
@@ -228,7 +226,7 @@ void maxsim_backward_unit_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTenso
   STD_TORCH_CHECK(
       !inverse || (inverse->dim() == 1 && inverse->size(0) == s.N * s.Ld && inverse->is_contiguous() &&
                    same_place(*inverse, D) && inverse->scalar_type() == score_type(in.dtype)),
-      "late_interaction: inverse must be what unit_rows_ returned");
+      "late_interaction: inverse must be what l2_normalize_rows_ returned");
   const auto takes = [&](const Tensor& x, int64_t elements, ScalarType type) {
     return x.numel() == elements && x.is_contiguous() && x.scalar_type() == type && same_place(x, Q);
   };
@@ -257,8 +255,8 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("can_project_rows", TORCH_BOX(&late_interaction::can_project_rows));
   m.impl("project_rows_", TORCH_BOX(&late_interaction::project_rows_));
   m.impl("project_scores", TORCH_BOX(&late_interaction::project_scores));
-  m.impl("unit_rows_", TORCH_BOX(&late_interaction::unit_rows_));
-  m.impl("maxsim_backward_unit_", TORCH_BOX(&late_interaction::maxsim_backward_unit_));
-  m.impl("won_rows", TORCH_BOX(&late_interaction::won_rows));
-  m.impl("outer_rows_", TORCH_BOX(&late_interaction::outer_rows_));
+  m.impl("l2_normalize_rows_", TORCH_BOX(&late_interaction::l2_normalize_rows_));
+  m.impl("maxsim_backward_into_", TORCH_BOX(&late_interaction::maxsim_backward_into_));
+  m.impl("argmax_mask", TORCH_BOX(&late_interaction::argmax_mask));
+  m.impl("wgrad_splitk_", TORCH_BOX(&late_interaction::wgrad_splitk_));
 }

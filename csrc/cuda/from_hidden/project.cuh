@@ -15,6 +15,9 @@
 //      warpgroups    g = 0, 1 have rows [192 g, 192 g + 192) of the tile, as three wgmmas of 64 x 128. In the
 //                    end a row's 128 sums are in the four lanes of a quad, which add the bias, take the norm,
 //                    scale, and write 16 bytes a lane, while the next tile is on its way.
+//
+// Policies: 384 rows a tile, since a block reads W once for each of them; three stages of 64 dims, which fill
+// shared memory beside the list; 56 and 224 registers (row_compaction.cuh), for 3 x 64 sums a thread.
 #pragma once
 
 #include "../primitives/element.cuh"
@@ -24,7 +27,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
-#include "project.h"
+#include "kernels.h"
 #include "row_compaction.cuh"
 
 namespace late_interaction {
@@ -35,15 +38,12 @@ struct ProjectTile {
   static constexpr int kBlocks = 3, kTileRows = kWarpgroups * kBlocks * 64;
   static constexpr int kStages = 3, kStepDims = 64;
   static constexpr int kStageBytes = (kTileRows + kProjectedDims) * 128;
-  static constexpr int kAlignment = 1024;  // as the swizzle wants it
   static constexpr int kAccumulators = kProjectedDims / 2;
   static constexpr int kRowsOfThread = 16, kListed = kThreads * kRowsOfThread;
-  static constexpr int kSharedBytes = kAlignment + kStages * kStageBytes + kListed * 2;
-  // Of the 168 that a thread starts with: the copying warpgroup leaves the others what it does not need.
-  static constexpr int kCopyRegisters = 56, kProductRegisters = 224;
+  using Ring = RowRing<kStages, kStageBytes>;
+  static constexpr int kRingBytes = Ring::kAlignment + kStages * kStageBytes;
+  static constexpr int kSharedBytes = kRingBytes + kListed * 2;
 };
-
-using ProjectRing = RowRing<ProjectTile::kStages, ProjectTile::kStageBytes>;
 
 __device__ __forceinline__ uint32_t pair_of(float a, float b, __nv_bfloat16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
@@ -100,19 +100,19 @@ struct ProjectRows : ProjectTile {
   // The same dims of rows [tile, end) of the list.
   __device__ __forceinline__ void copy_rows(uint32_t stage, int tile, int end, int dim) const {
     constexpr int kRowsAtOnce = kCopyThreads / 8;
-    const int row = threadIdx.x % kCopyThreads / 8, piece = threadIdx.x % 8;
-    const bool inside = dim + piece * 8 < p.d_model;
-    const uint32_t to = stage + row * 128 + ((piece ^ row) & 7) * 16, bytes = inside ? 16 : 0;
+    const int row = threadIdx.x % kCopyThreads / 8, vec16 = threadIdx.x % 8;
+    const bool inside = dim + vec16 * 8 < p.d_model;
+    const uint32_t to = stage + row * 128 + ((vec16 ^ row) & 7) * 16, bytes = inside ? 16 : 0;
     const T* hidden = static_cast<const T*>(p.hidden) + first_row * p.hidden_stride;
 #pragma unroll 4
     for (int r = 0; r < kTileRows; r += kRowsAtOnce) {
       if (tile + row + r >= end) break;
-      const T* from = hidden + list[tile + row + r] * p.hidden_stride + (inside ? dim + piece * 8 : 0);
+      const T* from = hidden + list[tile + row + r] * p.hidden_stride + (inside ? dim + vec16 * 8 : 0);
       ptx::cp_async_16_prefetch_256(to + r * 128, from, bytes, once);
     }
   }
 
-  __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, ProjectRing& ring) const {
+  __device__ __forceinline__ void copy_tiles(const ProjectMaps& maps, Ring& ring) const {
     const int rows = tile_rows();
     const bool gathered = p.active_rows != nullptr, leads = threadIdx.x % kCopyThreads == 0;
 #pragma unroll 1
@@ -195,7 +195,7 @@ struct ProjectRows : ProjectTile {
 
   // finish(sums, first, end): what becomes of 64 rows.
   template <class Finish>
-  __device__ __forceinline__ void multiply_tiles(ProjectRing& ring, const Finish& finish) const {
+  __device__ __forceinline__ void multiply_tiles(Ring& ring, const Finish& finish) const {
     const int rows = tile_rows(), mine = threadIdx.x / 128 * (kBlocks * 64);
 #pragma unroll 1
     for (int tile = 0; tile < listed; tile += rows) {
@@ -214,10 +214,10 @@ struct ProjectRows : ProjectTile {
   }
 };
 
-// Zeros where there is none. All threads of the block.
-template <int kThreads, class T>
-__device__ __forceinline__ void fill_bias(float* bias, const ProjectArgs& p) {
-  for (int k = threadIdx.x; k < kProjectedDims; k += kThreads) {
+// The bias in shared memory, zeros where there is none. All threads of the block.
+template <class T>
+__device__ __forceinline__ void fill_bias(float (&bias)[kProjectedDims], const ProjectArgs& p) {
+  for (int k = threadIdx.x; k < kProjectedDims; k += ProjectTile::kThreads) {
     bias[k] = p.bias != nullptr && k < p.d ? widen(static_cast<const T*>(p.bias)[k]) : 0.0f;
   }
 }
@@ -228,19 +228,15 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Tile = ProjectTile;
   extern __shared__ uint8_t shared[];
-  __shared__ alignas(8) uint64_t barriers[ProjectRing::kBarriers];
+  __shared__ alignas(8) uint64_t barriers[Tile::Ring::kBarriers];
   __shared__ alignas(8) float bias[kProjectedDims];
-  const uint32_t unaligned = ptx::smem_address(shared);
-  ProjectRing ring{(unaligned + Tile::kAlignment - 1) / Tile::kAlignment * Tile::kAlignment,
-                   ptx::smem_address(barriers)};
-  auto* list =
-      reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Tile::kStages * Tile::kStageBytes);
-  fill_bias<Tile::kThreads, T>(bias, p);
+  Tile::Ring ring(shared, barriers);
+  auto* list = reinterpret_cast<uint16_t*>(ring.behind(shared));
+  fill_bias<T>(bias, p);
   if (threadIdx.x == 0)
     ring.init(p.active_rows != nullptr ? 1 + Tile::kCopyThreads : 1, 4 * Tile::kWarpgroups);
   __syncthreads();
 
-  const bool copies = threadIdx.x / 128 == Tile::kWarpgroups;
   const int64_t end = p.rows * (blockIdx.x + 1) / gridDim.x;
   const uint64_t once = ptx::cache_policy_evict_first();
   const auto walk = [&](const auto& tiles) {
@@ -250,16 +246,15 @@ __global__ void __launch_bounds__(ProjectTile::kThreads, 1)
       tiles(ProjectRows<Type, T>{{}, p, ptx::smem_address(bias), list, first, listed, once});
     }
   };
-  if (copies) {
-    ptx::setmaxnreg_dec<Tile::kCopyRegisters>();
-    walk([&](const auto& rows) { rows.copy_tiles(maps, ring); });
-  } else {
-    ptx::setmaxnreg_inc<Tile::kProductRegisters>();
-    walk([&](const auto& rows) {
-      rows.multiply_tiles(
-          ring, [&](float (&c)[Tile::kAccumulators], int first, int end) { rows.finish(c, first, end); });
-    });
-  }
+  split_warpgroups(
+      threadIdx.x / 128 == Tile::kWarpgroups,
+      [&] { walk([&](const auto& rows) { rows.copy_tiles(maps, ring); }); },
+      [&] {
+        walk([&](const auto& rows) {
+          rows.multiply_tiles(
+              ring, [&](float (&c)[Tile::kAccumulators], int first, int end) { rows.finish(c, first, end); });
+        });
+      });
 #endif
 }
 

@@ -7,6 +7,7 @@
 #include "../forward/sm90_pipeline.cuh"
 #include "../primitives/argmax.cuh"
 #include "../ptx/fence_proxy.cuh"
+#include "../ptx/wgmma.cuh"
 
 namespace late_interaction {
 
@@ -48,13 +49,40 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
   return all;
 }
 
+// Of the 168 registers that a thread starts with, the copying warpgroup leaves the others what it does not
+// need.
+inline constexpr int kCopyRegisters = 56, kProductRegisters = 224;
+
+template <class Copy, class Multiply>
+__device__ __forceinline__ void split_warpgroups(bool copies, const Copy& copy, const Multiply& multiply) {
+  if (copies) {
+    ptx::setmaxnreg_dec<kCopyRegisters>();
+    copy();
+  } else {
+    ptx::setmaxnreg_inc<kProductRegisters>();
+    multiply();
+  }
+}
+
 // Stages in shared memory, and for each a barrier that says it is full, which those that copy arrive on, and
 // one that says it is empty again, by the warps that have multiplied it.
 template <int kStages, int kStageBytes>
 struct RowRing {
   static constexpr int kBarriers = 2 * kStages;
+  static constexpr int kAlignment = 1024;  // as the swizzle wants it
   uint32_t stages, barriers;
-  PipelineState place;
+  PipelineState place{};
+
+  __device__ __forceinline__ RowRing(uint8_t* shared, const uint64_t (&barriers)[kBarriers])
+      : barriers(ptx::smem_address(barriers)) {
+    const uint32_t unaligned = ptx::smem_address(shared);
+    stages = (unaligned + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  // Behind the stages lies what else the block has in shared memory.
+  __device__ __forceinline__ uint32_t behind() const { return stages + kStages * kStageBytes; }
+  __device__ __forceinline__ uint8_t* behind(uint8_t* shared) const {
+    return shared + (stages - ptx::smem_address(shared)) + kStages * kStageBytes;
+  }
 
   // By one thread, and then __syncthreads.
   __device__ __forceinline__ void init(int copying_arrivals, int multiplying_warps) const {

@@ -16,39 +16,46 @@
 //              On sm_90a the four warps of a warpgroup issue that as one wgmma of 64 x 256; elsewhere each
 //              warp by ldmatrix and mma.sync, with the same accumulators in the same registers.
 //
+// Policies      stages   rows listed   why
+//   sm_90a      4        12 a thread   a ring that a warpgroup of its own fills, in 227 KB
+//   elsewhere   2        2 a thread    within the 99 KB of sm_86
+//
 // Splits are added up by the caller. Everything happens in a fixed order: the same bits in every run.
-#include "weight_grad.h"
-
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "kernels.h"
 #include "row_compaction.cuh"
 
 namespace late_interaction {
 
 namespace {
 
+constexpr int kTileRows = 128, kTileColumns = 256;  // of a block's tile of the product
 constexpr int kProductThreads = 256;
 constexpr int kStep = 64;
 constexpr int kColumnBytes = kStep * 128;  // of 64 dims in a stage
 constexpr int kGradColumns = kTileRows / 64, kHiddenColumns = kTileColumns / 64;
 constexpr int kStageBytes = (kGradColumns + kHiddenColumns) * kColumnBytes;
-constexpr int kAlignment = 1024;  // as the swizzle wants it
 constexpr int kAccumulators = kTileColumns / 2;
 
 template <class Product>
-constexpr int kSharedBytes = kAlignment + Product::kStages * kStageBytes + Product::kListed * 2;
+using Ring = RowRing<Product::kStages, kStageBytes>;
+
+template <class Product>
+constexpr int kSharedBytes =
+    Ring<Product>::kAlignment + Product::kStages * kStageBytes + Product::kListed * 2;
 
 template <class Operands>
 struct MmaProduct {
   using T = typename Operands::Element;
   static constexpr bool kWgmma = false;
   static constexpr int kThreads = kProductThreads, kCopyThreads = kThreads;
-  static constexpr int kStages = 2, kListed = 2 * kThreads;  // within the 99 KB that sm_86 has
+  static constexpr int kStages = 2, kListed = 2 * kThreads;
 
-  static __device__ __forceinline__ uint32_t at(uint32_t columns, int row, int piece) {
-    return columns + piece / 8 * kColumnBytes + row * 128 + ((piece ^ row) & 7) * 16;
+  static __device__ __forceinline__ uint32_t at(uint32_t columns, int row, int vec16) {
+    return columns + vec16 / 8 * kColumnBytes + row * 128 + ((vec16 ^ row) & 7) * 16;
   }
 
   static __device__ __forceinline__ void multiply(float (&c)[kAccumulators], uint32_t stage) {
@@ -93,9 +100,6 @@ struct WgmmaProduct {
 };
 
 template <class Product>
-using Ring = RowRing<Product::kStages, kStageBytes>;
-
-template <class Product>
 struct WeightGradTile {
   using T = typename Product::T;
 
@@ -108,10 +112,10 @@ struct WeightGradTile {
   template <int kColumns>
   __device__ __forceinline__ void fetch_row(uint32_t to, const T* row, int first, int width,
                                             bool exists) const {
-    const int piece = threadIdx.x % 8;
+    const int vec16 = threadIdx.x % 8;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const int dim = first + column * 64 + piece * 8;
+      const int dim = first + column * 64 + vec16 * 8;
       const bool inside = exists && dim < width;
       ptx::cp_async_16(to + column * kColumnBytes, inside ? row + dim : row, inside ? 16 : 0);
     }
@@ -174,21 +178,21 @@ struct WeightGradTile {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void add_to_part(const float (&c)[kAccumulators], int split) const {
+  __device__ __forceinline__ void add_to_partial(const float (&c)[kAccumulators], int split) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     constexpr int kBatch = 8;  // loads on their way together
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int dim = first_dim + warp * 16 + half * 8 + lane / 4;
       if (dim >= p.d) continue;
-      float* row = p.parts + (static_cast<int64_t>(split) * p.d + dim) * p.d_model;
+      float* row = p.partials + (static_cast<int64_t>(split) * p.d + dim) * p.d_model;
 #pragma unroll
       for (int n0 = 0; n0 < kTileColumns / 8; n0 += kBatch) {
         float2 total[kBatch];
         const int column = first_column + n0 * 8 + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kBatch; ++n) {
-          const bool before = !p.fresh && column + n * 8 < p.d_model;
+          const bool before = !p.overwrite && column + n * 8 < p.d_model;
           total[n] = before ? *reinterpret_cast<const float2*>(row + column + n * 8) : float2{0.0f, 0.0f};
         }
 #pragma unroll
@@ -207,10 +211,8 @@ template <class Product>
 __device__ __forceinline__ void own_tile(const WeightGradArgs& p) {
   extern __shared__ uint8_t shared[];
   __shared__ alignas(8) uint64_t barriers[Ring<Product>::kBarriers];
-  const uint32_t unaligned = ptx::smem_address(shared);
-  Ring<Product> ring{(unaligned + kAlignment - 1) / kAlignment * kAlignment, ptx::smem_address(barriers)};
-  auto* list =
-      reinterpret_cast<uint16_t*>(shared + (ring.stages - unaligned) + Product::kStages * kStageBytes);
+  Ring<Product> ring(shared, barriers);
+  auto* list = reinterpret_cast<uint16_t*>(ring.behind(shared));
   const int split = blockIdx.z;
   WeightGradTile<Product> tile{p, list, static_cast<int>(blockIdx.y) * kTileRows,
                                static_cast<int>(blockIdx.x) * kTileColumns, 0};
@@ -227,18 +229,18 @@ __device__ __forceinline__ void own_tile(const WeightGradArgs& p) {
     if (threadIdx.x == 0) ring.init(Product::kCopyThreads, kProductThreads / 32);
     __syncthreads();
     if (threadIdx.x >= kProductThreads) {
-      ptx::setmaxnreg_dec<56>();
+      ptx::setmaxnreg_dec<kCopyRegisters>();
       walk([&](int listed) { tile.copy_list(ring, listed); });
     } else {
-      ptx::setmaxnreg_inc<224>();
+      ptx::setmaxnreg_inc<kProductRegisters>();
       float c[kAccumulators] = {};
       walk([&](int listed) { tile.multiply_list(c, ring, listed); });
-      tile.add_to_part(c, split);
+      tile.add_to_partial(c, split);
     }
   } else {
     float c[kAccumulators] = {};
     walk([&](int listed) { tile.copy_and_multiply(c, ring.stages, listed); });
-    tile.add_to_part(c, split);
+    tile.add_to_partial(c, split);
   }
 }
 

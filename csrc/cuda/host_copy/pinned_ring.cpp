@@ -33,9 +33,9 @@ constexpr int64_t kBlock = 512 << 10;
 struct Ring {
   uint8_t* memory;
   int64_t slots;
-  int64_t slot_bytes;       // bytes of a slot
-  const cudaEvent_t* left;  // of each slot: when what was in it has left it
-  int64_t first;            // the slot that is filled first
+  int64_t slot_bytes;         // bytes of a slot
+  const cudaEvent_t* events;  // of each slot: its transfer has ended
+  int64_t first;              // the slot that is filled first
 };
 
 class Transfer {
@@ -82,14 +82,14 @@ class Transfer {
       if (error() != cudaSuccess) return false;
       std::this_thread::yield();
     }
-    return succeeds(cudaEventSynchronize(ring_.left[slot(turn)]));
+    return succeeds(cudaEventSynchronize(ring_.events[slot(turn)]));
   }
 
   void send(int64_t turn) {
     const int64_t begin = turn * ring_.slot_bytes, bytes = std::min(ring_.slot_bytes, bytes_ - begin);
     if (succeeds(cudaMemcpyAsync(to_ + begin, staging_slot(turn), static_cast<size_t>(bytes),
                                  cudaMemcpyHostToDevice, stream_)) &&
-        succeeds(cudaEventRecord(ring_.left[slot(turn)], stream_))) {
+        succeeds(cudaEventRecord(ring_.events[slot(turn)], stream_))) {
       turns_[turn].sent.store(true, std::memory_order_release);
     }
   }
@@ -114,22 +114,22 @@ bool is_bytes(const Tensor& x) {
   return x.scalar_type() == ScalarType::Byte && x.dim() == 1 && x.is_contiguous();
 }
 
-void send_bytes_(Tensor to, Tensor source, Tensor rooms, Tensor left, int64_t first) {
+void send_bytes_(Tensor to, Tensor source, Tensor staging, Tensor events, int64_t first) {
   STD_TORCH_CHECK(
       is_bytes(to) && is_bytes(source) && !source.is_cuda() && to.numel() == source.numel(),
       "late_interaction: to and source must be contiguous uint8 [n], of one n, source on the CPU");
-  STD_TORCH_CHECK(rooms.scalar_type() == ScalarType::Byte && rooms.dim() == 2 && rooms.is_contiguous() &&
-                      !rooms.is_cuda() && rooms.numel() > 0,
-                  "late_interaction: rooms must be contiguous uint8 [pieces, bytes] in pinned memory");
-  STD_TORCH_CHECK(left.scalar_type() == ScalarType::Long && left.dim() == 1 && left.is_contiguous() &&
-                      !left.is_cuda() && left.numel() == rooms.size(0),
-                  "late_interaction: left must be int64 [pieces], the handles of their events");
-  STD_TORCH_CHECK(first >= 0 && first < rooms.size(0), "late_interaction: first must be one of the ",
-                  rooms.size(0), " pieces, got ", first);
+  STD_TORCH_CHECK(staging.scalar_type() == ScalarType::Byte && staging.dim() == 2 &&
+                      staging.is_contiguous() && !staging.is_cuda() && staging.numel() > 0,
+                  "late_interaction: staging must be contiguous uint8 [slots, bytes] in pinned memory");
+  STD_TORCH_CHECK(events.scalar_type() == ScalarType::Long && events.dim() == 1 && events.is_contiguous() &&
+                      !events.is_cuda() && events.numel() == staging.size(0),
+                  "late_interaction: events must be int64 [slots], the handle of each slot's event");
+  STD_TORCH_CHECK(first >= 0 && first < staging.size(0), "late_interaction: first must be one of the ",
+                  staging.size(0), " slots, got ", first);
   static_assert(sizeof(cudaEvent_t) == sizeof(int64_t));
   const int device = to.get_device_index();
-  const Ring ring{static_cast<uint8_t*>(rooms.data_ptr()), rooms.size(0), rooms.size(1),
-                  static_cast<const cudaEvent_t*>(left.const_data_ptr()), first};
+  const Ring ring{static_cast<uint8_t*>(staging.data_ptr()), staging.size(0), staging.size(1),
+                  static_cast<const cudaEvent_t*>(events.const_data_ptr()), first};
   Transfer transfer(static_cast<uint8_t*>(to.data_ptr()),
                     static_cast<const uint8_t*>(source.const_data_ptr()), source.numel(), ring,
                     current_stream(device));

@@ -6,7 +6,6 @@
 
 #include "../../common/pair_tensors.h"
 #include "../../plan/pairs.h"
-#include "../backward/launch.h"
 #include "../backward/run.h"
 #include "../runtime/device.h"
 #include "../runtime/op_helpers.h"
@@ -262,7 +261,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   args.query_begins = by_query.first();
   args.by_document = by_document.places();
   args.document_begins = by_document.first();
-  launch_packed(in, plan, args, grads, launch_lowmem_pairs, stream);
+  launch_packed(in, plan, args, grads, stream);
   return {grads.Q, grads.D};
 }
 

@@ -6,8 +6,8 @@
 
 #include "../../common/arithmetic.h"
 #include "../../common/plaid_tensors.h"
-#include "../backward/launch.h"
 #include "../forward/launch.h"
+#include "../primitives/row_norms.h"
 #include "../runtime/check.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
@@ -231,21 +231,19 @@ Tensor maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tens
   args.grad_Q_sums = sums.data_ptr();
   check(launch_residual_gather(args, in.dtype, stream), "grad_Q");
 
-  BackwardArgs rows{};
-  rows.layout = Layout::in_batch;
-  rows.Nq = args.Nq;
-  rows.Lq = args.Lq;
-  rows.d = args.d;
-  rows.Q = args.Q;
-  rows.grad_Q = grad_Q.data_ptr();
-  rows.grad_Q_sums = args.grad_Q_sums;
+  const RowsView rows = query_rows(args.Q, s);
   OptionalTensor inverse;
   if (normalize) {
-    inverse = new_tensor(Q, {s.Nq * s.Lq}, score_type(in.dtype));
-    check(launch_inverse_norms(rows, in.dtype, false, inverse->data_ptr(), stream), "norms of Q");
-    rows.q_inverse = inverse->data_ptr();
+    inverse = new_tensor(Q, {rows.rows}, score_type(in.dtype));
+    check(launch_inverse_norms(rows, s.d, in.dtype, inverse->data_ptr(), stream), "norms of Q");
   }
-  check(launch_finish(rows, in.dtype, false, stream), "grad_Q in the dtype of Q");
+  check(launch_finish_gradients(rows, s.d, in.dtype,
+                                {.sums = args.grad_Q_sums,
+                                 .inverse = inverse ? inverse->data_ptr() : nullptr,
+                                 .unit = false,
+                                 .gradients = grad_Q.data_ptr()},
+                                stream),
+        "grad_Q in the dtype of Q");
   return grad_Q;
 }
 

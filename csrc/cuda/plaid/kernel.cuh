@@ -23,6 +23,15 @@
 // next tile, or of the next document: loads never wait for a document's end), and then multiplies. The codes,
 // without which no centroid can be asked for, are one tile further ahead.
 //
+// Policies, by instance (launch.cuh chooses; plan/plaid.cpp says when)
+//
+//   query rows   step   kAny    blocks a multiprocessor   why
+//   32           2      false   4                         as many as registers allow without spilling: other
+//   32           3      false   3                         blocks hide the latency of gathering centroids
+//   64           2      false   2                         more query rows for each token that is decompressed
+//   32           2      true    4; fp32: 3                any embedding, alignment, winners
+//   before sm_90 every instance has two blocks a multiprocessor. The planner counts on these numbers.
+//
 // A document's end. The warps leave their maxima in shared memory, and take turns to merge, sum and store
 // them while the others go on; one __syncthreads a document, and two sets of maxima, keep them apart.
 #pragma once
@@ -51,7 +60,6 @@ struct ResidualTile {
   static constexpr int kStep = kStep_;             // chunks that a lane holds
   static constexpr int kHeld = 2 * kColumnBlocks;  // maxima of a lane, shared with seven others
   static constexpr int kLaneRows = kColumns / 32;
-  // As many as its registers allow without spilling; plan_residual counts on it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr int kBlocksPerSm = 2;
 #else
@@ -105,8 +113,8 @@ __device__ __forceinline__ int query_row_bytes(int chunks) { return (chunks | 1)
 
 // Shared memory before the table and the query rows; plan_residual counts on kResidualExchangeBytes for it.
 template <class Tile>
-struct alignas(16) ResidualExchange {
-  float maximum[2][Tile::kWarps][Tile::kColumns];
+struct ResidualExchange {
+  alignas(16) float maximum[2][Tile::kWarps][Tile::kColumns];
   int32_t token[Tile::kWinners ? 2 : 1][Tile::kWarps][Tile::kColumns];
   float scale[Tile::kColumns];  // inverse norms of the query rows; 1 without normalize
   PlaidWorkTile work_tiles[4];  // the one in hand, the next one, and the one after that, by turn
@@ -483,6 +491,102 @@ __device__ __forceinline__ void finish_document(const ResidualArgs& p, const Pla
   }
 }
 
+// Scheduler: the first two work tiles of the block, and the ticket of its third. By two threads.
+template <class Tile>
+__device__ __forceinline__ void start_work(const ResidualArgs& p, ResidualExchange<Tile>& exchange) {
+  const int32_t stride = gridDim.x;
+  if (threadIdx.x < 2) {
+    int32_t splits = p.split_docs.tokens > 0 ? *p.split_docs.counts : 0;
+    if (splits > p.split_docs.most) splits = 0;
+    exchange.work_tiles[threadIdx.x] = work_tile_at(p, splits, blockIdx.x + threadIdx.x * stride);
+    if (threadIdx.x == 0) {
+      exchange.ticket = blockIdx.x + 2 * stride;
+      exchange.splits = splits;
+    }
+  }
+}
+
+// Scheduler: the document after the next, whose ticket came while the last one was in hand. By a thread of
+// the warp that has the fewest tiles.
+template <class Tile>
+__device__ __forceinline__ void take_work_tile(const ResidualArgs& p, ResidualExchange<Tile>& exchange,
+                                               int turn) {
+  if (threadIdx.x == Tile::kThreads - 32) {
+    exchange.work_tiles[(turn + 2) % 4] = work_tile_at(p, exchange.splits, exchange.ticket);
+    exchange.ticket = 3 * static_cast<int32_t>(gridDim.x) + atomicAdd(p.tickets, 1);
+  }
+}
+
+// Producer: the codes that are asked for while a tile is multiplied, those of the tile after the next one.
+template <class Tile>
+__device__ __forceinline__ typename TokenPair<Tile>::Codes codes_ahead(const ResidualArgs& p,
+                                                                       const CompressedSpan& document,
+                                                                       const CompressedSpan& next,
+                                                                       int32_t tile, int32_t tiles) {
+  using Pair = TokenPair<Tile>;
+  typename Pair::Codes codes{};
+  if (tile + 2 < tiles) {
+    codes = Pair::codes(p, document, tile + 2);
+  } else if (tile + 1 != tiles) {
+    codes = Pair::codes(p, next, 0);
+  } else if (count_tiles<Tile>(next) > 1) {
+    codes = Pair::codes(p, next, 1);
+  }
+  return codes;
+}
+
+// Where a lane reads the query rows, and how far apart they lie.
+struct LaneQueries {
+  uint32_t address;
+  int row_bytes;
+};
+
+// Consumer: the products of a tile, whose first step is in `vecs`. point_at_next: moves `pair` to the next
+// tile.
+template <class Tile, class F>
+__device__ __forceinline__ void multiply_tile(const ResidualArgs& p, const typename Tile::Lookup& lookup,
+                                              const LaneQueries& queries, TokenPair<Tile>& pair,
+                                              StepVecs<Tile>& vecs, TileProducts<Tile>& products,
+                                              const F& point_at_next) {
+#pragma unroll 1
+  for (int32_t first = 0; first < p.chunks; first += Tile::kStep) {
+    uint32_t x[Tile::kStep][2][4];
+#pragma unroll
+    for (int c = 0; c < Tile::kStep; ++c) {
+      if (!StepVecs<Tile>::exists(p, first + c)) break;
+      vecs.decompress(p, lookup, c, first + c, x[c]);
+    }
+    const bool more = first + Tile::kStep < p.chunks;
+    if (more) {
+      pair.advance();
+    } else {
+      point_at_next();
+    }
+    vecs.load(p, pair, more ? first + Tile::kStep : 0);
+    __syncwarp();  // a fence for the compiler, which would move the loads down to their use
+#pragma unroll
+    for (int c = 0; c < Tile::kStep; ++c) {
+      if (!StepVecs<Tile>::exists(p, first + c)) break;
+      products.add(p, x[c], queries.address + (first + c) * kResidualChunkBytes, queries.row_bytes);
+      __syncwarp();  // and would mix the chunks, which takes more registers
+    }
+  }
+}
+
+// Epilogue: what the warp found, for the warp that finishes the document.
+template <class Tile>
+__device__ __forceinline__ void leave_maxima(ColumnMaxima<Tile>& maxima, ResidualExchange<Tile>& exchange,
+                                             int set) {
+  const int warp = threadIdx.x / 32;
+  maxima.merge_lanes();
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    const int column = ColumnMaxima<Tile>::column(o);
+    exchange.maximum[set][warp][column] = maxima.value[o];
+    if constexpr (Tile::kWinners) exchange.token[set][warp][column] = maxima.token[o];
+  }
+}
+
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     maxsim_residual_tile(const __grid_constant__ ResidualArgs p) {
@@ -493,18 +597,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   uint8_t* const query_rows = shared + sizeof(exchange) + Tile::Lookup::kTableBytes;
   const int row_bytes = query_row_bytes(p.chunks);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t lane_queries = ptx::smem_address(query_rows) + lane / 4 * row_bytes + lane % 4 * 16;
-  const int32_t stride = gridDim.x;
+  const LaneQueries queries{ptx::smem_address(query_rows) + lane / 4 * row_bytes + lane % 4 * 16, row_bytes};
 
-  if (threadIdx.x < 2) {
-    int32_t splits = p.split_docs.tokens > 0 ? *p.split_docs.counts : 0;
-    if (splits > p.split_docs.most) splits = 0;
-    exchange.work_tiles[threadIdx.x] = work_tile_at(p, splits, blockIdx.x + threadIdx.x * stride);
-    if (threadIdx.x == 0) {
-      exchange.ticket = blockIdx.x + 2 * stride;
-      exchange.splits = splits;
-    }
-  }
+  start_work(p, exchange);
   __syncthreads();
   const auto span = [&](int turn) -> const CompressedSpan& { return exchange.work_tiles[turn % 4].span; };
   int32_t tiles = count_tiles<Tile>(span(0));
@@ -528,70 +623,32 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       load_queries<Tile>(p, QueryRows(p, query_tile, 8 * p.column_blocks), exchange, query_rows);
       __syncthreads();
     }
-    if (threadIdx.x == Tile::kThreads - 32) {  // in the warp that has the fewest tiles
-      // The document after the next: its number came while the last one was in hand.
-      exchange.work_tiles[(turn + 2) % 4] = work_tile_at(p, exchange.splits, exchange.ticket);
-      exchange.ticket = 3 * stride + atomicAdd(p.tickets, 1);
-    }
+    take_work_tile(p, exchange, turn);
 
     const CompressedSpan &document = span(turn), &next = span(turn + 1);
     ColumnMaxima<Tile> maxima;
     maxima.clear();
 #pragma unroll 1
     for (int32_t tile = 0; tile < tiles; ++tile) {
-      // Meanwhile the tile after this one is asked for, and the codes of the one after that.
       const bool last = tile + 1 == tiles;
-      typename Pair::Codes later_codes{};
-      if (tile + 2 < tiles) {
-        later_codes = Pair::codes(p, document, tile + 2);
-      } else if (!last) {
-        later_codes = Pair::codes(p, next, 0);
-      } else if (count_tiles<Tile>(next) > 1) {
-        later_codes = Pair::codes(p, next, 1);
-      }
-
+      const auto later_codes = codes_ahead<Tile>(p, document, next, tile, tiles);
       TileProducts<Tile> products;
-#pragma unroll 1
-      for (int32_t first = 0; first < p.chunks; first += Tile::kStep) {
-        uint32_t x[Tile::kStep][2][4];
-#pragma unroll
-        for (int c = 0; c < Tile::kStep; ++c) {
-          if (!StepVecs<Tile>::exists(p, first + c)) break;
-          vecs.decompress(p, lookup, c, first + c, x[c]);
-        }
-        const bool more = first + Tile::kStep < p.chunks;
-        if (more) {
-          pair.advance();
-        } else if (last) {
+      multiply_tile(p, lookup, queries, pair, vecs, products, [&] {
+        if (last) {
           pair.point_at(p, next, 0, codes);
         } else {
           pair.point_at(p, document, tile + 1, codes);
         }
-        vecs.load(p, pair, more ? first + Tile::kStep : 0);
-        __syncwarp();  // a fence for the compiler, which would move the loads down to their use
-#pragma unroll
-        for (int c = 0; c < Tile::kStep; ++c) {
-          if (!StepVecs<Tile>::exists(p, first + c)) break;
-          products.add(p, x[c], lane_queries + (first + c) * kResidualChunkBytes, row_bytes);
-          __syncwarp();  // and would mix the chunks, which takes more registers
-        }
-      }
+      });
       maxima.fold(p, products, tile, document.count);
       codes = later_codes;
     }
 
-    maxima.merge_lanes();
-#pragma unroll
-    for (int o = 0; o < Tile::kLaneRows; ++o) {
-      const int column = ColumnMaxima<Tile>::column(o);
-      exchange.maximum[set][warp][column] = maxima.value[o];
-      if constexpr (Tile::kWinners) exchange.token[set][warp][column] = maxima.token[o];
-    }
+    leave_maxima(maxima, exchange, set);
     __syncthreads();
     if (warp == turn) finish_document<Tile>(p, exchange.work_tiles[turn], exchange, set);
     tiles = count_tiles<Tile>(next);
-    // Which was not known before.
-    if (tiles == 1) codes = Pair::codes(p, span(turn + 2), 0);
+    if (tiles == 1) codes = Pair::codes(p, span(turn + 2), 0);  // which was not known before
   }
 }
 

@@ -1,6 +1,7 @@
 // Launches the tile kernel of plan/plaid.h's plan for one way of multiplying.
 #pragma once
 
+#include "../runtime/launch_config.cuh"
 #include "kernel.cuh"
 #include "launch.h"
 
@@ -10,12 +11,8 @@ template <class Tile>
 cudaError_t launch_residual(const ResidualArgs& args, const ResidualPlan& plan, cudaStream_t stream) {
   static_assert(sizeof(ResidualExchange<Tile>) <= residual_exchange_bytes(Tile::kColumns));
   static_assert(Tile::Lookup::kTableBytes == residual_table_bytes(sizeof(typename Tile::Element) == 2));
-  const auto kernel = maxsim_residual_tile<Tile>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(plan.grid), Tile::kThreads, plan.smem_bytes, stream>>>(args);
-  return cudaGetLastError();
+  const LaunchShape shape{plan.grid, Tile::kThreads, plan.smem_bytes, false};
+  return launch(maxsim_residual_tile<Tile>, shape, stream, args);
 }
 
 template <class Mma, class Lookup>

@@ -27,10 +27,9 @@ struct PackedGradients {
   }
 };
 
-// plan: for documents of mean length. args: with the winners and their gradients. launch: one of
-// backward/launch.h.
-template <class Args, class Launch>
-void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedGradients& to, Launch launch,
+// plan: for documents of mean length. args: with the winners and their gradients.
+template <class Args>
+void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedGradients& to,
                    cudaStream_t stream) {
   const Sizes& s = in.sizes;
   plan.grad_d_grid = s.Ld / plan.tile_tokens + s.N + 2;  // see packed_tile in backward/grad_d_segmented.cuh
@@ -51,7 +50,7 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
   args.grad_Q = need_Q ? to.Q.data_ptr() : nullptr;
   args.grad_D = need_D ? to.D.data_ptr() : nullptr;
   args.grad_d_blocks = need_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
-  check(launch(args, in.dtype, plan, stream), "gradients");
+  check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
 }
 
 }  // namespace late_interaction

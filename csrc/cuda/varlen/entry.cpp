@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/tensors.h"
-#include "../backward/launch.h"
 #include "../backward/run.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
@@ -75,7 +74,7 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
       plan_backward(mean, in.dtype, reads_in_vectors(in), false, Backward::lowmem, device_properties(device));
   BackwardArgs args{};
   take_winners(args, s, grad_scores, winners);
-  launch_packed(in, plan, args, grads, launch_lowmem, stream);
+  launch_packed(in, plan, args, grads, stream);
   return {grads.Q, grads.D};
 }
 

@@ -11,7 +11,7 @@ _CPU_CACHE = 8 << 20
 # The memory that a chunk of projected tokens may take; that converted hidden states may take; and that flags
 # and norms of tokens, and winners, may take beside a chunk which lies in the memory of gradients.
 _MOST_PROJECTED, _MOST_CONVERTED, _MOST_BESIDE = 56 << 20, 24 << 20, 7 << 20
-# The tile that a block of outer_rows_ owns, and the tokens that are worth a split of its sum.
+# The tile that a block of wgrad_splitk_ owns, and the tokens that are worth a split of its sum.
 _TILE_ROWS, _TILE_COLUMNS, _SPLIT_TOKENS = 128, 256, 256
 # The rows of a tile of project_rows_, the query tokens of a tile of MaxSim's kernel; and the products that
 # both could compute while they start and end.
@@ -30,8 +30,8 @@ class Sizes(NamedTuple):
     itemsize: int  # bytes of an element that multiplies
     query_tokens: int
 
-    def fit_outer_kernel(self) -> bool:
-        """Whether outer_rows_ takes them: half precision in whole 16-byte vectors."""
+    def fit_wgrad_kernel(self) -> bool:
+        """Whether wgrad_splitk_ takes them: half precision in whole 16-byte vectors."""
         return self.itemsize == 2 and self.d % 8 == 0 and self.d_model % 8 == 0
 
 
@@ -57,9 +57,9 @@ def documents_at_a_time(Nd: int, token_bytes: int, Ld: int, memory: float) -> in
     return -(-Nd // -(-Nd // most)) if Nd else 1
 
 
-def converted_bytes(in_place: bool, outer_kernel: bool, itemsize: int, backward: bool) -> int:
+def converted_bytes(in_place: bool, wgrad_kernel: bool, itemsize: int, backward: bool) -> int:
     """Bytes of an element of converted hidden states; 0 where the kernels read them in place."""
-    if in_place and (outer_kernel or not backward):
+    if in_place and (wgrad_kernel or not backward):
         return 0
     return max(itemsize, 4) if backward else itemsize
 
@@ -102,7 +102,7 @@ def documents_that_alias(left: int, Ld: int, d: int, d_model: int, query_tokens:
 
 def planned_chunks(sizes: Sizes, gpu: Gpu) -> dict[str, int]:
     """Documents of the largest chunk, by direction, of hidden states that are read in place."""
-    kernel = sizes.fit_outer_kernel()
+    kernel = sizes.fit_wgrad_kernel()
     forward, backward = (
         chunk_size(sizes, converted_bytes(True, kernel, sizes.itemsize, backward), gpu, backward)
         for backward in (False, True)

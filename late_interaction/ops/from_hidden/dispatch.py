@@ -65,7 +65,7 @@ def _fake_backward(
 
 
 def _fake_project_rows(
-    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, active_rows: Tensor | None, normalize: bool
 ) -> Tensor:
     return rows.new_empty((rows.shape[0] if normalize else 0,), dtype=sum_dtype(rows.dtype))
 
@@ -77,11 +77,11 @@ def _fake_project_scores(
     return Q.new_empty((Q.shape[0], hidden.shape[0] // Ld), dtype=torch.float32)
 
 
-def _fake_won_rows(winners: Tensor, Ld: int) -> Tensor:
+def _fake_argmax_mask(winners: Tensor, Ld: int) -> Tensor:
     return winners.new_empty((winners.shape[1] * Ld,), dtype=torch.bool)
 
 
-def _fake_unit_rows(x: Tensor) -> Tensor:
+def _fake_l2_normalize_rows(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:1], dtype=sum_dtype(x.dtype))
 
 
@@ -158,10 +158,10 @@ def register() -> None:
     register_backward(_backward_op, _fake_backward)
     register_helper(operators.project_rows_.default, _fake_project_rows)
     register_helper(operators.project_scores.default, _fake_project_scores)
-    register_helper(operators.unit_rows_.default, _fake_unit_rows)
-    register_helper(operators.maxsim_backward_unit_.default, _fake_nothing)
-    register_helper(operators.outer_rows_.default, _fake_nothing)
-    torch.library.register_fake("late_interaction::won_rows", _fake_won_rows)
+    register_helper(operators.l2_normalize_rows_.default, _fake_l2_normalize_rows)
+    register_helper(operators.maxsim_backward_into_.default, _fake_nothing)
+    register_helper(operators.wgrad_splitk_.default, _fake_nothing)
+    torch.library.register_fake("late_interaction::argmax_mask", _fake_argmax_mask)
     for kernel in driver.KERNELS:
         library.impl(kernel.__name__, kernel, "CompositeExplicitAutograd")
     for name, step in fallback.KERNELS.items():

@@ -32,7 +32,7 @@ from late_interaction.ops.from_hidden.chunking import (
     weight_grad_splits,
 )
 from late_interaction.ops.from_hidden.dtypes import converted, sum_dtype, working_dtype
-from late_interaction.ops.from_hidden.fallback import outer_rows, project_rows
+from late_interaction.ops.from_hidden.fallback import wgrad_splitk, project_rows
 from late_interaction.ops.winners import winner_dtype
 
 
@@ -46,7 +46,7 @@ class _Head:
     normalize: bool
     size: int  # documents that the buffer holds
     in_place: bool  # hidden states are read where they lie
-    outer_kernel: bool  # outer_rows_ takes hidden states like these
+    wgrad_kernel: bool  # wgrad_splitk_ takes hidden states like these
     alias_into_grad: bool  # larger chunks lie in the memory of the gradients of the documents behind them
     query_tokens: int
     _project: Any = None
@@ -83,13 +83,13 @@ class _Head:
             hidden = converted(dtype, hidden)
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
-    def project(self, rows: Tensor, hidden: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """Fills rows [tokens, d]; those of tokens that are not wanted may hold anything. Returns the inverse
+    def project(self, rows: Tensor, hidden: Tensor, active_rows: Tensor | None = None) -> Tensor:
+        """Fills rows [tokens, d]; those of tokens that are not active may hold anything. Returns the inverse
         norms that rows had before normalize."""
         if self._project is None:  # chunks are alike
             kernel = operators.can_project_rows.default(hidden, self.W, self.b)
             self._project = operators.project_rows_.default if kernel else project_rows
-        inverse: Tensor = self._project(rows, hidden, self.W, self.b, wanted, self.normalize)
+        inverse: Tensor = self._project(rows, hidden, self.W, self.b, active_rows, self.normalize)
         return inverse
 
 
@@ -102,12 +102,12 @@ def _head(
     in_place = H.dtype == dtype and H.stride(2) == 1 and (Nd < 2 or H.stride(0) == Ld * H.stride(1))
     # The kernel reads aligned vectors of 16 bytes.
     aligned = not in_place or (H.stride(1) % 8 == 0 and H.data_ptr() % 16 == 0)
-    outer_kernel = H.is_cuda and sizes.fit_outer_kernel() and aligned
-    itemsize = converted_bytes(in_place, outer_kernel, dtype.itemsize, backward)
+    wgrad_kernel = H.is_cuda and sizes.fit_wgrad_kernel() and aligned
+    itemsize = converted_bytes(in_place, wgrad_kernel, dtype.itemsize, backward)
     size = chunk_size(sizes, itemsize, gpu_of(H.device.index) if H.is_cuda else None, backward)
-    alias = need_grad_H and in_place and outer_kernel and size < Nd
+    alias = need_grad_H and in_place and wgrad_kernel and size < Nd
     W, b = converted(dtype, W), None if b is None else converted(dtype, b)
-    return _Head(H, W, b, normalize, size, in_place, outer_kernel, alias, sizes.query_tokens)
+    return _Head(H, W, b, normalize, size, in_place, wgrad_kernel, alias, sizes.query_tokens)
 
 
 def check(Q: Tensor, H: Tensor, W: Tensor, b: Tensor | None) -> None:
@@ -211,7 +211,7 @@ def maxsim_from_hidden_backward(
         size, tokens = (documents.stop - documents.start, Ld, d), hidden.shape[0]
         kept = winners if head.whole else winners[:, documents]
         kept = kept.contiguous()
-        won = operators.won_rows.default(kept, Ld)
+        won = operators.argmax_mask.default(kept, Ld)
         aliased = tokens > buffer.shape[0]
         rows = _alias(grad_H[documents.stop :], dtype, tokens, d) if aliased else buffer[:tokens]
         part_H = grad_H if head.whole or not need_grad_H else grad_H[documents]
@@ -221,15 +221,15 @@ def maxsim_from_hidden_backward(
         grad_D = rows.view(size) if need_grad_D else rows[:0]
         order = sums, documents.start == 0, documents.stop == Nd
         args = (unit.view(size), inverse if normalize else None, kept, grad_Q, grad_D, *order)
-        operators.maxsim_backward_unit_.default(grads, queries, *args)
+        operators.maxsim_backward_into_.default(grads, queries, *args)
         # `rows` hold the gradient of the projected tokens from here on.
         if not need_grad_D:
             continue
         if need_grad_H:
             _multiply_into(part_H.flatten(0, 1), rows, head.W)
         if need_grad_W:
-            add_outer = operators.outer_rows_.default if head.outer_kernel else outer_rows
-            add_outer(parts, rows, hidden, won, documents.start == 0)
+            add_wgrad = operators.wgrad_splitk_.default if head.wgrad_kernel else wgrad_splitk
+            add_wgrad(parts, rows, hidden, won, documents.start == 0)
         if need_grad_b:  # in two steps: one sum over a long column is slow
             grad_b += rows.view(size).sum(1, dtype=sum_type).sum(0)
     grad_W = parts.sum(0) if need_grad_W else parts
@@ -255,7 +255,7 @@ def _parts(head: _Head, needed: bool, dtype: torch.dtype) -> Tensor:
     if not needed:
         return head.W.new_empty(0, dtype=dtype)
     splits = 1
-    if head.outer_kernel:
+    if head.wgrad_kernel:
         sm_count = gpu_of(head.H.device.index).sm_count
         splits = weight_grad_splits(d, d_model, min(head.size, Nd) * Ld, sm_count)
     make = torch.empty if Nd else torch.zeros

@@ -13,16 +13,16 @@ def can_project_rows(hidden: Tensor, W: Tensor, b: Tensor | None) -> bool:
 
 
 def project_rows(
-    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, wanted: Tensor | None, normalize: bool
+    rows: Tensor, hidden: Tensor, W: Tensor, b: Tensor | None, active_rows: Tensor | None, normalize: bool
 ) -> Tensor:
     if b is None:
         torch.mm(hidden, W.t(), out=rows)
     else:
         torch.addmm(b, hidden, W.t(), out=rows)
-    return operators.unit_rows_.default(rows) if normalize else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
+    return operators.l2_normalize_rows_.default(rows) if normalize else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
 
 
-def won_rows(winners: Tensor, Ld: int) -> Tensor:
+def argmax_mask(winners: Tensor, Ld: int) -> Tensor:
     Nd = winners.shape[1]
     places = widen(winners, Ld).long()
     places = torch.where(places < 0, Ld, places)  # an extra column takes the tokens that matched nothing
@@ -30,7 +30,7 @@ def won_rows(winners: Tensor, Ld: int) -> Tensor:
     return won.scatter_(1, places.transpose(0, 1).flatten(1), True)[:, :Ld].flatten()
 
 
-def unit_rows(x: Tensor) -> Tensor:
+def l2_normalize_rows(x: Tensor) -> Tensor:
     inverse: Tensor = (
         torch.linalg.vector_norm(x, dim=-1, dtype=sum_dtype(x.dtype)).clamp_min_(1e-12).reciprocal_()
     )
@@ -38,7 +38,7 @@ def unit_rows(x: Tensor) -> Tensor:
     return inverse
 
 
-def maxsim_backward_unit(
+def maxsim_backward_into(
     grad_scores: Tensor,
     Q: Tensor,
     D: Tensor,
@@ -70,20 +70,22 @@ def maxsim_backward_unit(
     grad_D.copy_(grad)
 
 
-def outer_rows(parts: Tensor, grad: Tensor, hidden: Tensor, wanted: Tensor, fresh: bool) -> None:
-    rows = hidden.masked_fill(~wanted.unsqueeze(-1), 0.0).to(parts.dtype)
-    first = parts[0]
-    torch.addmm(first, grad.t().to(parts.dtype), rows, beta=0 if fresh else 1, out=first)
-    if fresh:
-        parts[1:].zero_()
+def wgrad_splitk(
+    partials: Tensor, grad: Tensor, hidden: Tensor, active_rows: Tensor, overwrite: bool
+) -> None:
+    rows = hidden.masked_fill(~active_rows.unsqueeze(-1), 0.0).to(partials.dtype)
+    first = partials[0]
+    torch.addmm(first, grad.t().to(partials.dtype), rows, beta=0 if overwrite else 1, out=first)
+    if overwrite:
+        partials[1:].zero_()
 
 
 # By the names of the operators.
 KERNELS = {
     "can_project_rows": can_project_rows,
-    "won_rows": won_rows,
+    "argmax_mask": argmax_mask,
     "project_rows_": project_rows,
-    "unit_rows_": unit_rows,
-    "maxsim_backward_unit_": maxsim_backward_unit,
-    "outer_rows_": outer_rows,
+    "l2_normalize_rows_": l2_normalize_rows,
+    "maxsim_backward_into_": maxsim_backward_into,
+    "wgrad_splitk_": wgrad_splitk,
 }

@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-template struct BackwardLauncher<__nv_bfloat16>;
-
-}  // namespace late_interaction
+template struct late_interaction::BackwardLauncher<__nv_bfloat16>;

@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-template struct BackwardLauncher<__half>;
-
-}  // namespace late_interaction
+template struct late_interaction::BackwardLauncher<__half>;

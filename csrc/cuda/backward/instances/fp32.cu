@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-template struct BackwardLauncher<float>;
-
-}  // namespace late_interaction
+template struct late_interaction::BackwardLauncher<float>;

@@ -1,7 +1,3 @@
 #include "../launch.cuh"
 
-namespace late_interaction {
-
-template struct BackwardLauncher<double>;
-
-}  // namespace late_interaction
+template struct late_interaction::BackwardLauncher<double>;

@@ -20,7 +20,8 @@
 #include <algorithm>
 
 #include "../../../common/arithmetic.h"
-#include "../../backward/norm_rows.cuh"
+#include "../../primitives/argmax.cuh"
+#include "../../primitives/row_norms.h"
 #include "pow2_scale.cuh"
 
 namespace late_interaction {

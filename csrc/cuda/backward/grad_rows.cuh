@@ -1,10 +1,42 @@
-// How a block that owns document tokens sums their gradient rows and writes them.
+// How a warp adds rows, and how a block that owns document tokens writes the sums.
+//
+// The lanes look up 32 entries at once, one each, and write them to a queue in shared memory; then the warp
+// reads the rows one after the other, all lanes together, kUnroll in flight.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "../primitives/row_vector.cuh"
 #include "args.h"
-#include "gather_queue.cuh"
 
 namespace late_interaction {
+
+inline constexpr int kBackwardWarps = 8;
+inline constexpr int kBackwardThreads = 32 * kBackwardWarps;
+
+inline constexpr int kMostFragments = 8;  // of a row read in vectors, that a warp holds
+
+// Where a row is, in elements from where the rows begin (-1: there is none), and what it counts.
+template <class S>
+struct alignas(16) GatherEntry {
+  int64_t offset = -1;
+  S scale = 0;
+};
+
+// What every block has in shared memory, whatever it does. The planner counts the same bytes.
+template <class T, int kFragments, bool kVectors>
+struct BackwardShared {
+  using Row = RowVector<T, kFragments, kVectors>;
+  using S = typename Row::S;
+  S sums[kBackwardWarps][Row::kDims];  // for other warps to add
+  GatherEntry<S> queue[kBackwardWarps][32];
+};
+
+// Rows in flight: as many as fill 16 registers, and two at least.
+template <class T, int kFragments, bool kVectors>
+inline constexpr int kUnroll =
+    !kVectors ? 1 : std::max(2, 16 / static_cast<int>(sizeof(RawRow<T, kFragments>) / 4));
 
 // kNormalized: Q's rows count by their inverse norms, and gradients of unit rows become those of the rows
 // that they came from. (Without it the code is half as long, and small calls are faster.)

@@ -1,0 +1,187 @@
+// Eight lanes a row, so that a warp has four rows in flight; 16 bytes a load where rows are aligned for it.
+#include "row_norms.h"
+
+#include <algorithm>
+
+#include "argmax.cuh"
+#include "element.cuh"
+#include "element_dispatch.h"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kThreads = 256, kLanes = 8;
+constexpr int64_t kRowsOfBlock = kThreads / kLanes;
+
+template <class T, int kElements>
+struct alignas(kElements * sizeof(T)) Vec {
+  T element[kElements];
+};
+
+template <class S>
+__device__ __forceinline__ S sum_over_lanes(S x) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
+  return x;
+}
+
+// step: the place of the row that the grid begins its second round with.
+template <class T, bool kVectors>
+__global__ void __launch_bounds__(kThreads)
+    inverse_norms(const __grid_constant__ RowsView in, const __grid_constant__ RowsView::Place step, int d,
+                  Sum<T>* inverse) {
+  constexpr int kStep = kVectors ? 16 / sizeof(T) : 1;
+  constexpr int kAhead = 2;  // vectors in flight at a time: all that a lane has of 128 halves
+  using V = Vec<T, kStep>;
+  const int lane = threadIdx.x % kLanes;
+  const int64_t groups = int64_t{gridDim.x} * (kThreads / kLanes);
+  const int64_t rounds = (in.rows + groups - 1) / groups;
+  int64_t r = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
+  RowsView::Place at = in.place(r);
+  // Whole warps stay together for the shuffles.
+  for (int64_t round = 0; round < rounds; ++round, r += groups, in.advance(at, step)) {
+    Sum<T> squares = 0;
+    if (r < in.rows) {
+      const T* x = in.template row<T>(at);
+#pragma unroll 1
+      for (int first = lane * kStep; first < d; first += kAhead * kLanes * kStep) {
+        V vecs[kAhead] = {};
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int k = first + i * kLanes * kStep;
+          if (k >= d) break;
+          if constexpr (kVectors) {
+            vecs[i] = *reinterpret_cast<const V*>(x + k);
+          } else {
+            vecs[i].element[0] = x[k * in.view.dim_stride];
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+          for (int e = 0; e < kStep; ++e) {
+            const Sum<T> value = widen(vecs[i].element[e]);
+            squares = fma(value, value, squares);
+          }
+        }
+      }
+    }
+    squares = sum_over_lanes(squares);
+    if (lane == 0 && r < in.rows) inverse[r] = inverse_norm(squares);
+  }
+}
+
+// A row is read twice, for its norm and to be written: the second time from the L1 cache.
+template <class T, int kElements>
+__global__ void __launch_bounds__(kThreads) normalize_rows(T* x, int64_t rows, int64_t d, Sum<T>* inverse) {
+  using V = Vec<T, kElements>;
+  const int lane = threadIdx.x % kLanes;
+  // Whole warps stay together for the shuffles.
+  for (int64_t first = blockIdx.x * kRowsOfBlock; first < rows; first += gridDim.x * kRowsOfBlock) {
+    const int64_t row = first + threadIdx.x / kLanes;
+    auto* vecs = reinterpret_cast<V*>(x + row * d);
+    const int64_t count = row < rows ? d / kElements : 0;
+    Sum<T> squares = 0;
+    for (int64_t k = lane; k < count; k += kLanes) {
+      const V vec = vecs[k];
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const Sum<T> value = widen(vec.element[e]);
+        squares = fma(value, value, squares);
+      }
+    }
+    squares = sum_over_lanes(squares);
+    const Sum<T> scale = inverse_norm(squares);
+    for (int64_t k = lane; k < count; k += kLanes) {
+      V vec = vecs[k];
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) vec.element[e] = narrow<T>(scale * widen(vec.element[e]));
+      vecs[k] = vec;
+    }
+    if (row < rows && lane == 0) inverse[row] = scale;
+  }
+}
+
+// A warp for each row.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    finish_rows(const __grid_constant__ RowsView in, int d, const Sum<T>* sums, const Sum<T>* inverse,
+                bool unit, T* out) {
+  using S = Sum<T>;
+  const int lane = threadIdx.x % 32;
+  const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);
+  for (int64_t r = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32; r < in.rows; r += warps) {
+    const T* x = in.template row<T>(r);
+    const S* g = sums + r * d;
+    S scale = 1, along = 0;
+    bool project = false;
+    if (inverse != nullptr) {
+      bool any = false;  // no gradient stays none, even for a token that holds NaN
+      for (int k = lane; k < d; k += 32) any = any || g[k] != S(0);
+      scale = inverse[r];
+      project = __any_sync(kFullWarp, any) && scale < S(1e12);  // where eps rules nothing is projected out
+      if (project) {
+        for (int k = lane; k < d; k += 32) along = fma(g[k], widen(x[k * in.view.dim_stride]), along);
+        along = warp_sum(along) * (unit ? S(1) : scale * scale);
+      }
+    }
+    for (int k = lane; k < d; k += 32) {
+      S value = g[k];
+      if (project) value -= along * widen(x[k * in.view.dim_stride]);
+      if (inverse != nullptr && value != S(0)) value *= scale;
+      out[r * d + k] = narrow<T>(value);
+    }
+  }
+}
+
+// Whether every row starts on 16 bytes and is a whole number of them long.
+template <class T>
+bool in_vectors_of_16(const TokenView& view, int64_t d) {
+  constexpr int64_t kVec = 16 / sizeof(T);
+  return view.dim_stride == 1 && d % kVec == 0 && view.token_stride % kVec == 0 &&
+         view.item_stride % kVec == 0 && view.query_stride % kVec == 0 &&
+         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
+// Blocks of `of_block` rows, up to `most`.
+unsigned grid_of(int64_t rows, int64_t of_block, int64_t most) {
+  return static_cast<unsigned>(std::min((rows + of_block - 1) / of_block, most));
+}
+
+}  // namespace
+
+cudaError_t launch_inverse_norms(const RowsView& rows, int64_t d, Dtype dtype, void* inverse,
+                                 cudaStream_t stream) {
+  return with_element(dtype, [&]<class T>() {
+    const auto kernel = in_vectors_of_16<T>(rows.view, d) ? inverse_norms<T, true> : inverse_norms<T, false>;
+    const unsigned grid = grid_of(rows.rows, kRowsOfBlock, 8192);
+    kernel<<<grid, kThreads, 0, stream>>>(rows, rows.place(grid * kRowsOfBlock), static_cast<int>(d),
+                                          static_cast<Sum<T>*>(inverse));
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_l2_normalize_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
+                                     cudaStream_t stream) {
+  return with_element(dtype, [&]<class T>() {
+    constexpr int kElements = 16 / sizeof(T);
+    const bool whole = d % kElements == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    const auto kernel = whole ? normalize_rows<T, kElements> : normalize_rows<T, 1>;
+    kernel<<<grid_of(rows, kRowsOfBlock, 1 << 20), kThreads, 0, stream>>>(static_cast<T*>(x), rows, d,
+                                                                          static_cast<Sum<T>*>(inverse));
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_finish_gradients(const RowsView& rows, int64_t d, Dtype dtype, const GradientSums& to,
+                                    cudaStream_t stream) {
+  return with_element(dtype, [&]<class T>() {
+    finish_rows<T><<<grid_of(rows.rows, kThreads / 32, 65536), kThreads, 0, stream>>>(
+        rows, static_cast<int>(d), static_cast<const Sum<T>*>(to.sums),
+        static_cast<const Sum<T>*>(to.inverse), to.unit, static_cast<T*>(to.gradients));
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace late_interaction
