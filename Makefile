@@ -91,9 +91,9 @@ test: lint types build
 	$(MAKE) --no-print-directory ctest
 	$(MAKE) --no-print-directory pytest
 
-# tests/quick.py says which tests these are.
+# tests/selection.py says which tests these are.
 quick: build | $(VENV)/.dev-requirements
-	$(PY) -m pytest -n 2 $$($(PY) -m tests.quick)
+	$(PY) -m pytest tests --quick -n 2
 
 nightly: export LATE_INTERACTION_NIGHTLY := 1
 nightly: test

@@ -14,9 +14,7 @@ from tests.build.fakes import fake_toolkit
 from tools import compile_commands
 
 ROOT = Path(__file__).resolve().parents[2]
-UNITS = {
-    str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".cu")
-}
+UNITS = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".cu")}
 
 
 @pytest.fixture(scope="module")
