@@ -25,6 +25,8 @@ SLOW = {
     "tests/test_bench_plans.py": "is about measuring",
     "tests/test_bench_rules.py": "is about measuring",
     "tests/test_demo.py": "trains and searches with a model",
+    "tests/test_fast_plaid.py": "builds indices in an environment of its own",
+    "tests/test_ops.py::test_aot_inductor": "compiles a program",
     "tests/test_performance.py": "takes times",
     "tests/test_sweep.py": "is about measuring",
 }
