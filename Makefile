@@ -2,13 +2,17 @@
 #
 #   make demo     set up .venv, build for the GPUs of this machine (or the CPU alone), and search real text with a
 #                 late-interaction model
-#   make test     everything this machine can check: build, lint, types, C++ and Python tests
+#   make quick    at least one test of each operator, in five minutes on two cores once the library is built
+#   make test     everything this machine can check: build, lint, types, C++ and Python tests; what CI runs
+#   make nightly  make test with more and other random examples, then make asan
 #   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
 #   make docs     the README's tables and plots, from bench/results
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
+#   make mutants  which changes of the source no test would notice: a night (MODULE=...: one module, in minutes)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
+#   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
 # Everything that is built or fetched lies in .venv; `make build` adds late_interaction/*.so, `make wheel` dist/.
@@ -32,10 +36,11 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(VENV)/cache/hypothesis
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Developers compile CUDA on a machine without a GPU too, for one generation of GPUs. Empty: for the GPUs here.
-build test pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
+build test quick nightly pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test bench wheel docs build lint types ctest pytest asan fast-plaid format test-wheel mutants clean
+.PHONY: demo quick test nightly bench wheel docs build lint ruff clang-format actionlint includes types ctest pytest \
+  asan fast-plaid format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -86,12 +91,30 @@ test: lint types build
 	$(MAKE) --no-print-directory ctest
 	$(MAKE) --no-print-directory pytest
 
-lint: | $(VENV)/.dev-requirements
+# tests/selection.py says which tests these are.
+quick: build | $(VENV)/.dev-requirements
+	$(PY) -m pytest tests --quick -n 2
+
+nightly: export LATE_INTERACTION_NIGHTLY := 1
+nightly: test
+	$(MAKE) --no-print-directory asan
+
+# Each part is a hook of .pre-commit-config.yaml, by the same name.
+lint: ruff clang-format actionlint includes
+
+ruff: | $(VENV)/.dev-requirements
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+clang-format: | $(VENV)/.dev-requirements
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+actionlint: | $(VENV)/.dev-requirements
 	if [ -x $(VENV)/bin/actionlint ]; then $(VENV)/bin/actionlint .github/workflows/*.yml; \
 	else echo "skipped: actionlint is not installed: workflows are not checked"; fi
+
+includes: | $(VENV)/.dev-requirements
+	$(PY) -m pytest --quiet tests/build/test_includes.py
 
 types: | $(VENV)/.dev-requirements
 	$(PY) -m mypy
@@ -127,6 +150,9 @@ format: | $(VENV)/.dev-requirements
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+compile_commands: | $(VENV)/.dev-requirements
+	$(PY) tools/compile_commands.py
 
 wheel: | $(VENV)/.wheel-requirements
 	$(PY) tools/make_wheels.py $(WHEELS)

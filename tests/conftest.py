@@ -6,6 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
+from tests import selection
+
 # The process's first call would look at the norms of its queries.
 os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
 
@@ -14,7 +16,23 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
-def pytest_collection_modifyitems(items):
+CALLED = selection.CalledOperators()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="the tests of make quick (tests/selection.py)")
+
+
+def pytest_configure(config):
+    if config.getoption("quick"):
+        CALLED.watch()
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("quick"):
+        kept = selection.quick([item.nodeid for item in items])
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]
     if torch.cuda.is_available():
         return
     for item in items:
@@ -22,7 +40,23 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
-def pytest_terminal_summary(terminalreporter):
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    CALLED.names.update(getattr(node, "workeroutput", {}).get("operators", ()))
+
+
+def pytest_sessionfinish(session):
+    """A quick run of all of tests/ fails if it calls an operator nowhere; workers tell what they called."""
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["operators"] = sorted(CALLED.names)
+        return
+    whole = config.getoption("quick") and config.args == ["tests"] and not config.option.keyword
+    if whole and session.exitstatus == pytest.ExitCode.OK and CALLED.missing():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
     """What every run says at its end: what was skipped, and why, a line a reason."""
     skipped = terminalreporter.stats.get("skipped", [])
     passed = sum("gpu" in r.keywords for r in terminalreporter.stats.get("passed", []))
@@ -34,6 +68,9 @@ def pytest_terminal_summary(terminalreporter):
     )
     for (gpu, reason), count in reasons.most_common():
         terminalreporter.write_line(f"{count} {'GPU ' if gpu else ''}tests skipped: {reason}")
+    if config.getoption("quick"):
+        missing = ", ".join(CALLED.missing()) or "none"
+        terminalreporter.write_line(f"{len(CALLED.names)} operators called; without a call: {missing}")
     if torch.cuda.is_available():
         terminalreporter.write_line(f"{passed} GPU tests passed on {torch.cuda.get_device_name()}")
 

@@ -5,13 +5,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
-from tests import ref
+from tests import ref, selection
 from tests.cases import QUANTIZED
 
 law = settings(
     deadline=None,
-    max_examples=25,
-    derandomize=True,
+    max_examples=selection.examples(25),
+    derandomize=not selection.NIGHTLY,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.selection import examples
+
 FOLDERS = (Path(sys.prefix) / "build" / "cmake", Path(__file__).resolve().parents[2] / "build" / "cmake")
 
 
@@ -42,7 +44,7 @@ precisions = st.sampled_from(list(plan.Precision))
 traits = st.builds(plan.ForwardTraits, dtypes, precisions, st.booleans(), st.booleans(), st.booleans())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(sizes, traits, devices)
 def test_a_forward_fits_the_device(size, traits, device):
     forward = plan.plan_forward(size, traits, device)
@@ -53,7 +55,7 @@ def test_a_forward_fits_the_device(size, traits, device):
     assert "forward" in plan.explain(size, forward)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(sizes, dtypes, st.booleans(), st.booleans(), st.sampled_from(list(plan.Backward)), devices)
 def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, method, device):
     backward = plan.plan_backward(size, dtype, vectors, normalize, method, device)

@@ -10,7 +10,7 @@ import torch
 from late_interaction import _maxsim
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"README.md": 4, "docs/guide.md": 7}  # how many examples each has, PyLate's aside
+PAGES = {"README.md": 5, "docs/guide.md": 7}  # how many examples each has, PyLate's aside
 
 
 def examples(page="README.md"):
@@ -39,7 +39,7 @@ def test_examples_run(page, monkeypatch):
         assert names["indices"].shape == (4, 10)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "csrc/README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", [*PAGES, "csrc/README.md", "CONTRIBUTING.md", "docs/architecture.md"])
 def test_links_point_at_files(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target
