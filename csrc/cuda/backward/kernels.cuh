@@ -11,7 +11,7 @@
 //   blocks a multiprocessor   1 fragment   2, 4   8   fp64   why
 //   lowmem                    3            1      1   1      rows in flight need the registers
 //   unified                   2            1      1   1      it holds the row of Q as well
-//   single_query              5 (*)        2      1   1      bound by writing zeros: many small blocks
+//   single_query              5 (*)        2      1   1, 2   bound by writing zeros: many small blocks
 //
 //   (*) 4 with kNormalized, and before sm_90, where 48 registers a thread are too few.
 //   rows in flight (kUnroll, grad_rows.cuh): 16 registers of them, two at least; one where elements are read

@@ -18,8 +18,6 @@
 
 namespace late_interaction {
 
-namespace {
-
 struct ScoreTile : ProjectTile {
   static constexpr int kSharedBytes = kRingBytes + kScoredRows * kProjectedDims * 2;
 };
@@ -167,6 +165,8 @@ __global__ void __launch_bounds__(256) sum_best(const __grid_constant__ ScoreArg
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) p.scores[at] = sum;
 }
+
+namespace {
 
 template <class Type, class Mma>
 cudaError_t launch_scores(const ScoreArgs& args, const ProjectMaps& maps, int sm_count, cudaStream_t stream) {

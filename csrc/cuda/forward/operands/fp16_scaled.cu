@@ -21,6 +21,7 @@
 
 #include "../../../common/arithmetic.h"
 #include "../../primitives/argmax.cuh"
+#include "../../primitives/element.cuh"
 #include "../../primitives/row_norms.h"
 #include "pow2_scale.cuh"
 
