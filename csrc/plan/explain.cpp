@@ -143,18 +143,16 @@ std::string describe_columns(const Sizes& s, const ForwardPlan& plan) {
 
 std::string explain(const Sizes& s, const ForwardPlan& plan) {
   std::ostringstream out;
+  const std::string reason = "why        " + why(s, plan) + "\n";
   if (plan.kernel == ForwardKernel::fp64) {
-    out << "kernel     maxsim_forward_fp64\n"
-        << "tile       none: a block for each query and document\n"
-        << "grid       " << plan.grid << " blocks\n"
-        << "why        " << why(s, plan) << "\n";
-    return out.str();
+    return "kernel     maxsim_forward_fp64\ntile       none: a block for each query and document\ngrid      "
+           " " +
+           std::to_string(plan.grid) + " blocks\n" + reason;
   }
   if (plan.kernel == ForwardKernel::dequantized) {
-    out << "kernel     maxsim_forward of maxsim_dequantized, products in tf32: float32 copies of the codes, "
-           "some documents at a time\n"
-        << "why        " << why(s, plan) << "\n";
-    return out.str();
+    return "kernel     maxsim_forward of maxsim_dequantized, products in tf32: float32 copies of the codes, "
+           "some documents at a time\n" +
+           reason;
   }
   out << "kernel     maxsim_forward_" << name_of(plan.kernel) << ", products in "
       << (plan.kernel == ForwardKernel::sm90_3xfp16 ? "3x" : "") << name_of(plan.compute) << "\n"
@@ -174,7 +172,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << describe_columns(s, plan) << "grid       " << plan.grid << " blocks share " << plan.work_tiles
       << " (row tile, " << (plan.num_splits > 1 ? "split of a document" : "document") << ") work tiles\n"
       << "sum        " << how_summed(plan) << "\n"
-      << "why        " << why(s, plan) << "\n";
+      << reason;
   return out.str();
 }
 

@@ -125,8 +125,6 @@ bool worth_copying(const Sizes& s, Compute compute, const ForwardTraits& traits)
 // With an odd number of documents one of two blocks idles at the end of each row tile.
 bool worth_pairing(const Sizes& s) { return s.N % 2 == 0 || s.N > 8; }
 
-// ---- splits of documents, where there are too few documents for all multiprocessors ----
-
 // What a multiprocessor of an H200 does in a microsecond: operations on two bytes an element; bytes that it
 // reads while it is the only one, and while all read and share 4.38 TB/s.
 constexpr double kProducts = 6e6, kReadAlone = 55e3, kReadTogether = 33e3;
@@ -186,8 +184,6 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   }
   return static_cast<int>(best);
 }
-
-// ---- the choice ----
 
 // The wgmma kernel for a call, if there is one.
 std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& traits, const Device& device) {

@@ -29,17 +29,17 @@ struct ForwardLaunch {
 
 // A launcher for each kernel, one instance for each element type: defined in the kernel's launch.cuh, and
 // instantiated in its instances/.
-template <Compute kCompute, class Args = ForwardArgs>
+template <Compute kCompute, class Args>
 cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call);
-template <Compute kCompute, class Args = ForwardArgs>
+template <Compute kCompute, class Args>
 cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call);
 cudaError_t launch_sm90_3xtf32(const ForwardLaunch<ForwardArgs>& call);
 cudaError_t launch_sm90_3xfp16(const ForwardLaunch<ForwardArgs>& call);
-template <Compute kCompute, class Args = ForwardArgs>
+template <Compute kCompute, class Args>
 cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call);
-template <Compute kCompute, class Args = ForwardArgs>
+template <Compute kCompute, class Args>
 cudaError_t launch_sm80(const ForwardLaunch<Args>& call);
-template <Compute kCompute, class Args = ForwardArgs>
+template <Compute kCompute, class Args>
 cudaError_t launch_sm80_short_docs(const ForwardLaunch<Args>& call);
 template <class Args>
 cudaError_t launch_fp64(const ForwardLaunch<Args>& call);

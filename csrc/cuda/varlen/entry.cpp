@@ -34,13 +34,12 @@ std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor&
   const Tensor scores = new_tensor(Q, {in.packed->queries, in.sizes.N}, score_type(in.dtype));
   OptionalTensor winners;
   if (want_winners) winners = new_tensor(Q, {in.sizes.N, in.sizes.Lq}, winner_type(in.sizes.Ld));
+  Tensor half_Q, half_D;
   if (const auto type = converted(in.dtype, precision)) {
-    const Tensor half_Q = torch::stable::to(Q, *type), half_D = torch::stable::to(D, *type);
+    std::tie(half_Q, half_D) = std::pair(torch::stable::to(Q, *type), torch::stable::to(D, *type));
     in = parse_packed(half_Q, half_D, cu_seqlens_q, cu_seqlens_d);
-    score_varlen(in, precision, scores, winners);
-  } else {
-    score_varlen(in, precision, scores, winners);
   }
+  score_varlen(in, precision, scores, winners);
   return {scores, winners};
 }
 
