@@ -32,10 +32,10 @@ import torch
 
 from late_interaction.ops import dense, host_copy, pairs, plaid, quantized, varlen
 from late_interaction.ops._library import cuda_missing
-from late_interaction.ops.from_hidden import dispatch as from_hidden_dispatch
+from late_interaction.ops.from_hidden import dispatch as _from_hidden
 
-for _operators in (dense, varlen, pairs, quantized, plaid, from_hidden_dispatch, host_copy):
-    _operators.register()
+for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, host_copy):
+    _module.register()
 
 maxsim = torch.ops.late_interaction.maxsim.default
 maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
