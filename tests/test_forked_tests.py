@@ -1,5 +1,6 @@
 """The forks of a mutation run: which functions get new code, which tests run, and when one is given up."""
 
+import json
 import os
 import sys
 import time
@@ -79,8 +80,7 @@ def test_lines_that_are_executed_are_seen_in_the_files_asked_for(forked, loaded)
     with forked.Lines([file]) as lines:
         names["above"]([1])
         sorted([2, 1], key=lambda x: x)
-    assert {line for _, line in lines.seen} == {5, 6}
-    assert {name for name, _ in lines.seen} == {str(file)}
+    assert lines.by_file() == {str(file): [5, 6]}
     assert sys.gettrace() is None
 
 
@@ -126,10 +126,10 @@ def test_tests_of_a_line_are_those_that_execute_its_statement(mutate_python, tmp
     (tmp_path / "late_interaction").mkdir()
     file = tmp_path / "late_interaction" / "module.py"
     file.write_text(MODULE)
-    recorded = mutate_python.Recorded.__new__(mutate_python.Recorded)
-    recorded.imported = {(str(file), 2), (str(file), 4)}
-    recorded.seconds = {"first": 1.0, "second": 2.0, "third": 3.0}
-    recorded.executing = {(str(file), 5): ["first"], (str(file), 12): ["second"], ("other", 5): ["third"]}
+    paths = [tmp_path / "one", tmp_path / "two"]
+    paths[0].write_text(json.dumps({"first": [1.0, {str(file): [5, 6]}], "second": [2.0, {str(file): [12]}]}))
+    paths[1].write_text(json.dumps({"third": [3.0, {"other": [5]}]}))
+    recorded = mutate_python.Recorded({str(file): [2, 4]}, paths)
     module = mutate_python.Module.__new__(mutate_python.Module)
     module.file, module.lines = file, mutate_python.statement_lines(MODULE)
     assert recorded.tests_of(module, 6) == {"first": 1.0}

@@ -82,6 +82,9 @@ class Lines:
         sys.settrace(None)
         threading.settrace(None)
 
+    def by_file(self):
+        return {name: sorted(line for file, line in self.seen if file == name) for name, _ in self.seen}
+
     def _called(self, frame, _event, _argument):
         return self._executed if frame.f_code.co_filename in self.files else None
 
@@ -217,19 +220,20 @@ class Collected:
         self.plugin, self.session, self.log = plugin, session, log
         session.config._tmp_path_factory.getbasetemp()
 
-    def record(self, files, imported, path):
-        """Runs every test and writes what it takes and executes: a test may be taken for a mutant later."""
+    def record(self, files, path, test_file):
+        """Runs the tests of a file, in a fork. Writes {test: [seconds, {file: lines that it executes}]}."""
+        items = [item for item in self.session.items if item.nodeid.startswith(f"{test_file}::")]
 
         def work():
             limit_memory()
             found = {}
-            for item in self.session.items:
+            for item in items:
                 began = time.monotonic()
                 with Lines(files) as lines:
                     if self.plugin.run(self.session, [item.nodeid]):
                         return FAILED
-                found[item.nodeid] = time.monotonic() - began, sorted(lines.seen)
-            path.write_text(json.dumps({"imported": sorted(imported), "tests": found}))
+                found[item.nodeid] = time.monotonic() - began, lines.by_file()
+            path.write_text(json.dumps(found))
             return PASSED
 
         return fork(work, 3600, self.log)
@@ -252,17 +256,16 @@ class Collected:
 
 
 def collect(tree, tests, modules, log, work):
-    """Collects tests in a fork, and calls work(Collected, lines that were executed meanwhile) there."""
+    """Collects tests in a fork, and calls work(Collected, {file: lines executed meanwhile}) there."""
 
     def in_fork():
-        files = [tree / "late_interaction" / module for module in modules]
-        lines = Lines(files)
+        lines = Lines(tree / "late_interaction" / module for module in modules)
 
         def loop(plugin, session):
             for module in modules:  # tests may import it later
                 importlib.import_module(f"late_interaction.{module.removesuffix('.py').replace('/', '.')}")
             lines.__exit__()
-            work(Collected(plugin, session, log), lines.seen)
+            work(Collected(plugin, session, log), lines.by_file())
 
         plugin = _Session(loop)
         with lines:

@@ -14,12 +14,11 @@ run that was stopped goes on where it was; survivors run again.
 import argparse
 import ast
 import functools
-import hashlib
 import json
 import os
 import random
 import sys
-import time
+from pathlib import Path
 from typing import NamedTuple
 
 import forked_tests
@@ -166,7 +165,7 @@ class Module:
         if sample is not None and sample < len(self.mutants):
             self.mutants = random.Random(0).sample(self.mutants, sample)
         # Results are of one text of the module.
-        version = hashlib.sha256(self.source.encode()).hexdigest()[:12]
+        version = mutation.digest(self.file)
         self.path = mutation.FOLDER / "results" / f"{name.replace('/', '.')}.{version}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.killers = {}  # {line: tests that failed on a mutant of it}
@@ -193,16 +192,17 @@ class Module:
 
 
 class Recorded:
-    """What every test takes and executes, as Collected.record wrote it."""
+    """What every test takes and executes, and what is executed before any test runs."""
 
-    def __init__(self, path):
-        written = json.loads(path.read_text())
-        self.imported = {tuple(line) for line in written["imported"]}
-        self.seconds = {test: seconds for test, (seconds, _) in written["tests"].items()}
-        self.executing = {}  # {(file, line): tests}
-        for test, (_, lines) in written["tests"].items():
-            for line in lines:
-                self.executing.setdefault(tuple(line), []).append(test)
+    def __init__(self, imported, paths):
+        self.imported = {(file, line) for file, lines in imported.items() for line in lines}
+        self.seconds, self.executing = {}, {}  # {test: seconds}, {(file, line): tests}
+        for path in paths:
+            for test, (seconds, files) in json.loads(path.read_text()).items():
+                self.seconds[test] = seconds
+                for file, lines in files.items():
+                    for line in lines:
+                        self.executing.setdefault((file, line), []).append(test)
 
     def runs_at_import(self, module, line):
         return not self.imported.isdisjoint(module.lines_with(line))
@@ -296,27 +296,47 @@ def report(module):
 OUTCOMES = ("killed", "timeout", "survived")
 
 
+def record(collected, tree, tests, out):
+    """Paths of what files of tests execute. A file is run again once it, or what it tests, has changed."""
+    sources = [tree / "late_interaction" / name for name in TESTS]
+    common = mutation.digest(
+        *sorted((tree / "late_interaction").rglob("*.py")),
+        *tree.glob("late_interaction/*.so"),
+        *sorted(path for path in (tree / "tests").glob("*.py") if not path.name.startswith("test_")),
+    )
+    (mutation.FOLDER / "recorded").mkdir(exist_ok=True)
+    paths = []
+    for test in tests:
+        name = f"{Path(test).stem}.{mutation.digest(tree / test)}.{common}.json"
+        paths.append(mutation.FOLDER / "recorded" / name)
+        if not paths[-1].exists():
+            print(f"{test}: which lines it executes", file=out, flush=True)
+            if collected.record(sources, paths[-1], test) != forked_tests.PASSED:
+                raise SystemExit(f"{test} does not pass without a mutant: see {collected.log}")
+    return paths
+
+
 def run(tree, modules, seconds):
-    log = mutation.FOLDER / "last.log"
+    log, found = mutation.FOLDER / "last.log", mutation.FOLDER / "collected.json"
     tests = sorted({f"tests/test_{test}.py" for module in modules for test in TESTS[module.name].split()})
-    path = mutation.FOLDER / "recorded.json"
-    path.unlink(missing_ok=True)
     out = os.fdopen(os.dup(1), "w")
+    found.unlink(missing_ok=True)
 
     def work(collected, imported):
-        began = time.monotonic()
-        if collected.record([module.file for module in modules], imported, path) == forked_tests.PASSED:
-            taken = time.monotonic() - began
-            print(f"{len(collected.session.items)} tests take {taken:.0f} s, recorded", file=out, flush=True)
-            replace_functions(collected, modules, Recorded(path), seconds, out)
+        try:
+            paths = record(collected, tree, tests, out)
+        except SystemExit as stop:
+            return print(stop, file=out, flush=True)
+        found.write_text(json.dumps([imported, list(map(str, paths))]))
+        return replace_functions(collected, modules, Recorded(imported, paths), seconds, out)
 
     status = forked_tests.collect(tree, tests, [module.name for module in modules], log, work)
-    if status != forked_tests.PASSED or not path.exists():
-        raise SystemExit(
-            f"the tests do not pass without a mutant: see {log} and {log.with_suffix('.collected')}"
-        )
+    if status != forked_tests.PASSED or not found.exists():
+        raise SystemExit(f"stopped: see {log} and {log.with_suffix('.collected')}")
+    imported, paths = json.loads(found.read_text())
+    recorded = Recorded(imported, map(Path, paths))
     for module in modules:
-        write_to_disk(tree, module, Recorded(path), seconds, log)
+        write_to_disk(tree, module, recorded, seconds, log)
 
 
 def main(arguments):
