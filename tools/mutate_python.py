@@ -29,9 +29,9 @@ sys.dont_write_bytecode = True
 
 # The tests that a module answers to.
 TESTS = {
-    "_checks.py": "messages bad_input quantized_bad_input padded varlen retrieve fused_head",
+    "_checks.py": "argument_edges messages bad_input quantized_bad_input padded varlen retrieve fused_head",
     "_compat.py": "compat",
-    "_plaid_checks.py": "plaid_bad_input messages plaid",
+    "_plaid_checks.py": "argument_edges plaid_bad_input messages plaid",
     "_precision.py": "precision",
     "_progress.py": "retrieve",
     "_quantized.py": "quantized_bad_input quantized",
@@ -40,13 +40,13 @@ TESTS = {
     "fp8.py": "quantized quantized_bad_input",
     "fused_head.py": "fused_head messages",
     "int8.py": "quantized quantized_bad_input",
-    "padded.py": "padded messages",
+    "padded.py": "argument_edges padded messages",
     "plaid.py": "plaid plaid_bad_input",
     "plan.py": "plan",
     "retrieve.py": "retrieve messages",
-    "score_pairs.py": "score_pairs messages",
+    "score_pairs.py": "argument_edges score_pairs messages",
     "topk.py": "retrieve messages",
-    "varlen.py": "varlen messages",
+    "varlen.py": "argument_edges varlen messages",
     "backward/_saved.py": "backward bad_input",
     "backward/lowmem.py": "backward",
     "backward/unified.py": "backward",
