@@ -161,10 +161,10 @@ test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz
 
 # MODULE=late_interaction/topk.py: that one alone, in minutes. Without it all of them, and then the constants of
-# csrc/cpu: a night. A run that was stopped goes on where it was.
+# csrc/cpu: some hours. SAMPLE=20: that many of each. A run that was stopped goes on where it was.
 mutants: build $(VENV)/.mutation-tools
-	$(PY) -u tools/mutate_python.py $(MODULE)
-	$(if $(MODULE),,$(PY) -u tools/mutate_constants.py)
+	$(PY) -u tools/mutate_python.py $(MODULE) $(SAMPLE:%=--sample %)
+	$(if $(MODULE),,$(PY) -u tools/mutate_constants.py $(SAMPLE:%=--sample %))
 
 clean:
 	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so

@@ -2,15 +2,23 @@
 as much), builds the CPU library anew and runs the tests of the CPU kernels. A change that does not compile,
 or that a test notices, is killed.
 
+  --sample N       N changes, always the same ones, instead of all
+  --seconds S      at most so many seconds of tests for a change (default 60), one of every function first
+
 Many of the constants are sizes of blocks, on which speed depends and results do not: their mutants are
 equivalent, and the tests must pass with them. NEUTRAL lists them. That they survive says that the kernels are
 right at other sizes too.
 """
 
+import argparse
+import json
+import random
 import re
 import subprocess
 import sys
 
+import forked_tests
+import mutate_python
 import mutation
 
 # A name and the first number of its value: constexpr int64_t kSumBytes = 256 << 10;
@@ -51,48 +59,82 @@ def variants(number):
     return [str(changed) for changed in dict.fromkeys((value + 1, value - 1, 2 * value))]
 
 
-def outcome(tree):
-    """What becomes of a changed tree. Only what includes the changed file is compiled again."""
-    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+def build(tree):
+    """Whether a changed tree compiles. Only what includes the changed file is compiled again."""
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     with LOG.open("w") as log:
-        if subprocess.run(build, cwd=tree, stdout=log, stderr=log).returncode:
-            return "does not compile"
-        return tested(tree, log)
+        return subprocess.run(command, cwd=tree, stdout=log, stderr=log).returncode == 0
 
 
-def tested(tree, log):
-    files = [f"tests/test_{name}.py" for name in TESTS.split()]
-    options = ["-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *files], cwd=tree, stdout=log, stderr=log, timeout=3600
-        )
-    except subprocess.TimeoutExpired:
+def seconds_of_tests(tree):
+    """{test: seconds}, of the library as it is."""
+    path = mutation.FOLDER / "recorded-constants.json"
+    path.unlink(missing_ok=True)
+    files, found = [f"tests/test_{name}.py" for name in TESTS.split()], {}
+
+    def work(collected, _):
+        for file in files:
+            if collected.record([], path.with_suffix(".one"), file) != forked_tests.PASSED:
+                return
+            found.update(json.loads(path.with_suffix(".one").read_text()))
+        path.write_text(json.dumps(found))
+
+    forked_tests.collect(tree, files, [], LOG, work)
+    if not path.exists():
+        raise SystemExit(f"the tests do not pass without a change: see {LOG}")
+    return {test: taken for test, (taken, _) in json.loads(path.read_text()).items()}
+
+
+def tested(tree, seconds, names):
+    limit = 3 * sum(seconds[name] for name in names) + 120
+    status = forked_tests.fork(lambda: forked_tests.run_chosen(tree, names), limit, LOG)
+    if status == forked_tests.TOO_LONG:
         return "times out"
-    return {0: "survived", 1: "killed"}.get(done.returncode, f"crashes ({done.returncode})")
+    return {0: "survived", 1: "killed"}.get(status, f"crashes ({status})")
 
 
-def main(wanted):
+def changes(tree, wanted, sample):
+    """(path, match, value) of what is changed to what."""
+    found = [
+        (path, match, value)
+        for path, match in constants(tree)
+        if not wanted or match[1] in wanted
+        for value in variants(match[2])
+    ]
+    return found if sample is None or sample >= len(found) else random.Random(0).sample(found, sample)
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--seconds", type=float, default=60)
+    options = parser.parse_args(arguments)
     mutation.environment()
     tree = mutation.fresh_copy("constants")
-    if (found := outcome(tree)) != "survived":
-        raise SystemExit(f"without a mutant: {found}; see {LOG}")
+    mutate_python.import_once()
+    if not build(tree):
+        raise SystemExit(f"it does not compile without a change: see {LOG}")
+    seconds = seconds_of_tests(tree)
+    names = forked_tests.within(seconds, forked_tests.in_order(seconds), options.seconds)
+    print(f"{len(names)} of {len(seconds)} tests for each change", flush=True)
     left = 0
-    for path, match in list(constants(tree)):
-        name, number = match.groups()
-        if wanted and name not in wanted:
-            continue
+    for path, match, value in changes(tree, options.names, options.sample):
         source = path.read_text()
-        for changed in variants(number):
-            try:
-                path.write_text(source[: match.start(2)] + changed + source[match.end(2) :])
-                found = outcome(tree)
-            finally:
-                path.write_text(source)
-            line = source[: match.start()].count("\n") + 1
-            why = NEUTRAL.get(name, "SURVIVED") if found == "survived" else ""
-            left += why == "SURVIVED"
-            print(f"{path.relative_to(tree)}:{line}: {name} {number} -> {changed}: {found} {why}", flush=True)
+        try:
+            path.write_text(source[: match.start(2)] + value + source[match.end(2) :])
+            found = tested(tree, seconds, names) if build(tree) else "does not compile"
+        finally:
+            path.write_text(source)
+        line = source[: match.start()].count("\n") + 1
+        why = NEUTRAL.get(match[1], "SURVIVED") if found == "survived" else ""
+        left += why == "SURVIVED"
+        print(
+            f"{path.relative_to(tree)}:{line}: {match[1]} {match[2]} -> {value}: {found} {why}".rstrip(),
+            flush=True,
+        )
     return left
 
 

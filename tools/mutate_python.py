@@ -1,37 +1,44 @@
 """mutate_python.py [MODULE...]: changes one operator, number or condition of a module at a time, and runs the
-tests that the module has. A change that no test notices is a survivor: a test is missing, or the change is
-equivalent and belongs into tools/equivalent_mutants.txt with the reason.
+tests that execute the changed lines. A change that no test notices is a survivor: a test is missing, or the
+change is equivalent and belongs into tools/equivalent_mutants.txt with the reason.
 
-cosmic-ray makes the changes. Its own runner starts an interpreter for each, which takes seconds to import
-PyTorch; this one imports it once and forks. It works on a copy of the checkout, .venv/mutants/python, and
-keeps what it found in .venv/mutants/results, so that a run that was stopped goes on where it was.
+  --sample N       N mutants of each module, always the same ones, instead of all
+  --seconds S      at most so many seconds of tests for a mutant (default 20), the likeliest to fail first; a
+                   survivor says how many of its tests were run
+
+cosmic-ray makes the changes; forked_tests.py says how one is tested without importing PyTorch for each. It
+works on a copy of the checkout, .venv/mutants/python. Results are kept in .venv/mutants/results, so that a
+run that was stopped goes on where it was; survivors run again.
 """
 
+import argparse
 import ast
-import hashlib
+import functools
 import json
 import os
-import signal
+import random
 import sys
-import time
+from pathlib import Path
+from typing import NamedTuple
 
+import forked_tests
 import mutation
 
 sys.path.append(str(mutation.FOLDER / "site"))
 sys.dont_write_bytecode = True
 
-# The tests that a module answers to, the likeliest to fail first. They run with pytest -x, on the CPU.
+# The tests that a module answers to.
 TESTS = {
-    "_checks/dense.py": "bad_input messages",
-    "_checks/from_hidden.py": "fused_head messages",
-    "_checks/messages.py": "messages",
-    "_checks/options.py": "bad_input messages retrieve",
-    "_checks/packed.py": "messages varlen score_pairs",
-    "_checks/padded.py": "padded messages",
-    "_checks/plaid.py": "plaid_bad_input messages plaid",
-    "_checks/quantized.py": "quantized_bad_input messages",
-    "_checks/search.py": "quantized_bad_input retrieve messages",
-    "_checks/tensors.py": "messages bad_input padded varlen retrieve fused_head",
+    "_checks/dense.py": "argument_edges bad_input messages",
+    "_checks/from_hidden.py": "argument_edges fused_head messages",
+    "_checks/messages.py": "argument_edges messages",
+    "_checks/options.py": "argument_edges bad_input messages retrieve",
+    "_checks/packed.py": "argument_edges messages varlen score_pairs",
+    "_checks/padded.py": "argument_edges padded messages",
+    "_checks/plaid.py": "argument_edges plaid_bad_input messages plaid",
+    "_checks/quantized.py": "argument_edges quantized_bad_input messages",
+    "_checks/search.py": "argument_edges quantized_bad_input retrieve messages",
+    "_checks/tensors.py": "argument_edges messages bad_input padded varlen retrieve fused_head",
     "_compat.py": "compat",
     "_maxsim.py": "norm_warning forward bad_input precision backward",
     "_packed_call.py": "varlen score_pairs precision",
@@ -42,13 +49,13 @@ TESTS = {
     "fp8.py": "quantized quantized_bad_input",
     "fused_head.py": "fused_head messages",
     "int8.py": "quantized quantized_bad_input",
-    "padded.py": "padded messages",
+    "padded.py": "argument_edges padded messages",
     "plaid.py": "plaid plaid_bad_input",
     "plan.py": "plan",
     "retrieve.py": "retrieve messages",
-    "score_pairs.py": "score_pairs messages",
+    "score_pairs.py": "argument_edges score_pairs messages",
     "topk.py": "retrieve messages",
-    "varlen.py": "varlen messages",
+    "varlen.py": "argument_edges varlen messages",
     "backward/_saved.py": "backward bad_input",
     "backward/lowmem.py": "backward",
     "backward/unified.py": "backward",
@@ -112,11 +119,25 @@ def passed_over(source):
     return ranges
 
 
+class Mutant(NamedTuple):
+    operator: str  # of cosmic-ray
+    occurrence: int  # the how-manieth of its places in the module
+    line: int
+
+    @property
+    def key(self):
+        return f"{self.operator} {self.occurrence}"
+
+    def applied_to(self, source):
+        from cosmic_ray import plugins
+        from cosmic_ray.mutating import mutate_code
+
+        return mutate_code(source, plugins.get_operator(f"core/{self.operator}")(), self.occurrence)
+
+
 def mutants(source):
-    """(operator, occurrence, first line, mutated source) of every change."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast
-    from cosmic_ray.mutating import mutate_code
 
     skipped = passed_over(source)
     nodes = list(ast_nodes(get_ast(source)))
@@ -125,12 +146,7 @@ def mutants(source):
         places = [place for node in nodes for place in operator.mutation_positions(node)]
         for occurrence, (start, _) in enumerate(places):
             if not any(first <= tuple(start) < last for first, last in skipped):
-                yield (
-                    name.removeprefix("core/"),
-                    occurrence,
-                    start[0],
-                    mutate_code(source, operator, occurrence),
-                )
+                yield Mutant(name.removeprefix("core/"), occurrence, start[0])
 
 
 def changed_lines(source, mutated):
@@ -140,29 +156,126 @@ def changed_lines(source, mutated):
     return pairs[0] if pairs else ("", "")
 
 
-def run_tests(tree, tests, limit):
-    """pytest's exit status in a fork of this process, or None where it took too long."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        log = os.open(mutation.FOLDER / "last.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.chdir(tree)
-        import pytest
+def statement_lines(source):
+    """{line: lines of its innermost statement}; of a compound statement, the lines of its header."""
+    ranges = {}
+    for node in ast.walk(ast.parse(source)):  # outer statements come first
+        if isinstance(node, (ast.stmt, ast.ExceptHandler)):
+            body = getattr(node, "body", None)
+            last = max(node.lineno, body[0].lineno - 1) if body else node.end_lineno
+            ranges |= dict.fromkeys(range(node.lineno, last + 1), range(node.lineno, last + 1))
+    return ranges
 
-        options = ["-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        files = [f"tests/test_{name}.py" for name in tests.split()]
-        os._exit(int(pytest.main([*options, *files])))
-    ends = time.monotonic() + limit
-    while time.monotonic() < ends:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+
+class Module:
+    """A module, its mutants, and what became of them."""
+
+    def __init__(self, tree, name, sample):
+        self.name, self.file = name, tree / "late_interaction" / name
+        self.source = self.file.read_text()
+        self.lines = statement_lines(self.source)
+        self.mutants = list(mutants(self.source))
+        if sample is not None and sample < len(self.mutants):
+            self.mutants = random.Random(0).sample(self.mutants, sample)
+        # Results are of one text of the module.
+        version = mutation.digest(self.file)
+        self.path = mutation.FOLDER / "results" / f"{name.replace('/', '.')}.{version}.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.killers = {}  # {line: tests that failed on a mutant of it}
+        self.began = len(self.results())
+
+    def results(self):
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+    def known(self):
+        """{mutant: (outcome, detail)}. Tests may have come for what survived an earlier run."""
+        earlier = [result for result in self.results()[: self.began] if result[1] != "survived"]
+        return {key: found for key, *found in [*earlier, *self.results()[self.began :]]}
+
+    def write(self, key, outcome, detail):
+        with self.path.open("a") as file:
+            print(json.dumps([key, outcome, detail]), file=file)
+
+    def lines_with(self, line):
+        return [(str(self.file), number) for number in self.lines.get(line, [line])]
+
+    def left(self):
+        known = self.known()
+        return [mutant for mutant in self.mutants if mutant.key not in known]
+
+
+class Recorded:
+    """What every test takes and executes, and what is executed before any test runs."""
+
+    def __init__(self, imported, paths):
+        self.imported = {(file, line) for file, lines in imported.items() for line in lines}
+        self.seconds, self.executing = {}, {}  # {test: seconds}, {(file, line): tests}
+        for path in paths:
+            for test, (seconds, files) in json.loads(path.read_text()).items():
+                self.seconds[test] = seconds
+                for file, lines in files.items():
+                    for line in lines:
+                        self.executing.setdefault((file, line), []).append(test)
+
+    def runs_at_import(self, module, line):
+        return not self.imported.isdisjoint(module.lines_with(line))
+
+    def tests_of(self, module, line):
+        """{test: seconds} of those that execute the statement. Of one that runs at import, those that execute
+        anything of the module."""
+        lines = module.lines_with(line)
+        if self.runs_at_import(module, line):
+            lines = [executed for executed in self.executing if executed[0] == str(module.file)]
+        return {test: self.seconds[test] for line in lines for test in self.executing.get(line, ())}
+
+
+def judge(module, mutant, recorded, seconds, run):
+    """Runs the tests of a mutant and writes the outcome. run(names, limit) returns (status, failed test)."""
+    line = mutant.line
+    tests = recorded.tests_of(module, line)
+    likely = module.killers.setdefault(line, [])
+    names = forked_tests.within(tests, forked_tests.in_order(tests, likely), seconds)
+    if not names:
+        return module.write(mutant.key, "survived", "no test executes the line")
+    status, failed = run(names, 3 * sum(tests[name] for name in names) + 20)
+    if failed and failed not in likely:
+        likely.append(failed)
+    outcome = {forked_tests.PASSED: "survived", forked_tests.TOO_LONG: "timeout"}.get(status, "killed")
+    return module.write(mutant.key, outcome, failed or f"{len(names)} of {len(tests)} tests were run")
+
+
+def told(module, out):
+    """The mutants that are left, and a line on every 25th."""
+    left = module.left()
+    for count, mutant in enumerate(left):
+        if count % 25 == 0:
+            print(f"{module.name}: {count} of {len(left)} mutants", file=out, flush=True)
+        yield mutant
+
+
+def replace_functions(collected, modules, recorded, seconds, out):
+    """Judges the mutants that change functions alone."""
+    for module in modules:
+        functions = forked_tests.Functions(module.file, module.source)
+        for mutant in told(module, out):
+            new = functions.replacements(mutant.applied_to(module.source))
+            if new and not recorded.runs_at_import(module, mutant.line):
+                run = functools.partial(collected.run_on, new)
+                judge(module, mutant, recorded, seconds, run)
+
+
+def write_to_disk(tree, module, recorded, seconds, log):
+    """Judges the mutants that are left: those of what runs while the package is imported."""
+
+    def run(names, limit):
+        return forked_tests.fork(lambda: forked_tests.run_chosen(tree, names), limit + 60, log), ""
+
+    for mutant in told(module, sys.stdout):
+        try:
+            module.file.write_text(mutant.applied_to(module.source))
+            judge(module, mutant, recorded, seconds, run)
+        finally:
+            module.file.write_text(module.source)
 
 
 def import_once():
@@ -176,75 +289,86 @@ def import_once():
     import torch.testing  # noqa: F401
 
 
-def mutate_module(tree, module):
+def report(module):
     """Prints what survived, and returns how many survivors nobody argued for."""
-    file = tree / "late_interaction" / module
-    source = (mutation.ROOT / "late_interaction" / module).read_text()
-    file.write_text(source)
-    began = time.monotonic()
-    if run_tests(tree, TESTS[module], 1800) != 0:
-        raise SystemExit(f"{module}: its tests fail without a mutant; see {mutation.FOLDER / 'last.log'}")
-    taken = time.monotonic() - began
-
-    known = recall(module, source)
-    record = record_of(module, source).open("a")
-    outcomes = {}
-    for operator, occurrence, line, mutated in mutants(source):
-        key = f"{operator} {occurrence}"
-        if key not in known:
-            file.write_text(mutated)
-            try:
-                status = run_tests(tree, TESTS[module], 3 * taken + 30)
-            finally:
-                file.write_text(source)
-            known[key] = {0: "survived", None: "timeout"}.get(status, "killed")
-            print(json.dumps([key, known[key]]), file=record, flush=True)
-        outcomes[key] = (known[key], line, changed_lines(source, mutated))
-    return report(module, outcomes, taken)
-
-
-def record_of(module, source):
-    """Results are of one text of the module."""
-    version = hashlib.sha256(source.encode()).hexdigest()[:12]
-    return mutation.FOLDER / "results" / f"{module.replace('/', '.')}.{version}.jsonl"
-
-
-def recall(module, source):
-    """What an earlier run found out. Survivors run again: tests may have come for them."""
-    path = record_of(module, source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return {key: outcome for key, outcome in found if outcome != "survived"}
-
-
-def report(module, outcomes, taken):
-    name, left = f"late_interaction/{module}", 0
-    argued = mutation.argued(name)
-    for key, (outcome, line, (before, after)) in outcomes.items():
+    name, left, counts = f"late_interaction/{module.name}", 0, dict.fromkeys(OUTCOMES, 0)
+    argued, known = mutation.argued(name), module.known()
+    for mutant in sorted(module.mutants, key=lambda mutant: mutant.line):
+        outcome, detail = known[mutant.key]
+        counts[outcome] += 1
         if outcome == "survived":
+            before, after = changed_lines(module.source, mutant.applied_to(module.source))
             why = argued.get((before, after))
             left += why is None
-            print(f"{name}:{line}: {key}\n  - {before}\n  + {after}\n  {why or 'SURVIVED'}")
-    counts = [
-        [outcome for outcome, _, _ in outcomes.values()].count(o) for o in ("killed", "timeout", "survived")
-    ]
-    print(
-        f"{name}: {counts[0]} killed, {counts[1]} timeouts, {counts[2]} survived ({left} not argued);",
-        end=" ",
-    )
-    print(f"its tests take {taken:.0f} s", flush=True)
+            why = why or f"SURVIVED ({detail})"
+            print(f"{name}:{mutant.line}: {mutant.key}\n  - {before}\n  + {after}\n  {why}")
+    print(f"{name}: {', '.join(f'{n} {o}' for o, n in counts.items())} ({left} not argued)", flush=True)
     return left
 
 
-def main(wanted):
-    modules = [name.removeprefix("late_interaction/") for name in wanted] or list(TESTS)
-    if unknown := set(modules) - set(TESTS):
+OUTCOMES = ("killed", "timeout", "survived")
+
+
+def record(collected, tree, tests, out):
+    """Paths of what files of tests execute. A file is run again once it, or what it tests, has changed."""
+    sources = [tree / "late_interaction" / name for name in TESTS]
+    common = mutation.digest(
+        *sorted((tree / "late_interaction").rglob("*.py")),
+        *tree.glob("late_interaction/*.so"),
+        *sorted(path for path in (tree / "tests").glob("*.py") if not path.name.startswith("test_")),
+    )
+    (mutation.FOLDER / "recorded").mkdir(exist_ok=True)
+    paths = []
+    for test in tests:
+        name = f"{Path(test).stem}.{mutation.digest(tree / test)}.{common}.json"
+        paths.append(mutation.FOLDER / "recorded" / name)
+        if not paths[-1].exists():
+            print(f"{test}: which lines it executes", file=out, flush=True)
+            if collected.record(sources, paths[-1], test) != forked_tests.PASSED:
+                raise SystemExit(f"{test} does not pass without a mutant: see {collected.log}")
+    return paths
+
+
+def run(tree, modules, seconds):
+    log, found = mutation.FOLDER / "last.log", mutation.FOLDER / "collected.json"
+    tests = sorted({f"tests/test_{test}.py" for module in modules for test in TESTS[module.name].split()})
+    out = os.fdopen(os.dup(1), "w")
+    found.unlink(missing_ok=True)
+
+    def work(collected, imported):
+        try:
+            paths = record(collected, tree, tests, out)
+        except SystemExit as stop:
+            return print(stop, file=out, flush=True)
+        found.write_text(json.dumps([imported, list(map(str, paths))]))
+        return replace_functions(collected, modules, Recorded(imported, paths), seconds, out)
+
+    status = forked_tests.collect(tree, tests, [module.name for module in modules], log, work)
+    if status != forked_tests.PASSED or not found.exists():
+        raise SystemExit(f"stopped: see {log} and {log.with_suffix('.collected')}")
+    imported, paths = json.loads(found.read_text())
+    recorded = Recorded(imported, map(Path, paths))
+    for module in modules:
+        write_to_disk(tree, module, recorded, seconds, log)
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("modules", nargs="*")
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--seconds", type=float, default=20)
+    options = parser.parse_args(arguments)
+    names = [name.removeprefix("late_interaction/") for name in options.modules] or list(TESTS)
+    if unknown := set(names) - set(TESTS):
         raise SystemExit(f"no tests are listed for {', '.join(sorted(unknown))}")
     mutation.environment()
     tree = mutation.fresh_copy("python")
     import_once()
-
-    return sum([mutate_module(tree, module) for module in modules])
+    modules = [Module(tree, name, options.sample) for name in names]
+    run(tree, modules, options.seconds)
+    return sum([report(module) for module in modules])
 
 
 if __name__ == "__main__":

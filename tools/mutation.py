@@ -1,5 +1,6 @@
 """What the two mutation runs share: a copy of the checkout to change, and the list of argued survivors."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -32,6 +33,14 @@ def fresh_copy(name):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
     return tree
+
+
+def digest(*files):
+    """A short name for what files hold."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def argued(file):

@@ -1,0 +1,329 @@
+"""Arguments at the edge of what is accepted, on both sides of it, and the exact words on what is wrong."""
+
+import re
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import late_interaction as li
+from late_interaction import int8, padded, plaid
+from late_interaction.fused_head import maxsim_from_hidden
+from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from late_interaction.varlen import pack_sequences
+
+TOKENS = torch.ones(9, 4)
+
+
+def integers(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def refused(error, words):
+    return pytest.raises(error, match=f"^{re.escape(words)}$")
+
+
+@pytest.mark.parametrize("d", [3, 5])
+def test_a_shorter_and_a_longer_d_are_refused(d):
+    Q, D = torch.ones(2, 3, 4), torch.ones(2, 3, d)
+    with pytest.raises(ValueError, match="must share the embedding dim d"):
+        li.maxsim(Q, D)
+    with pytest.raises(ValueError, match="must share the embedding dim d"):
+        li.maxsim_pairs(Q, D)
+    with pytest.raises(ValueError, match="must share the embedding dim d"):
+        li.retrieve(Q, D, 1)
+    with pytest.raises(ValueError, match="must share an embedding dim d"):
+        li.maxsim_varlen(Q[0], D[0], integers(0, 3), integers(0, 3))
+
+
+@pytest.mark.parametrize("most", [2**30, 2**30 + 1])
+def test_packed_tokens_are_at_most_2_to_the_30(most):
+    Q, D = torch.empty(5, 4, device="meta"), torch.empty(most, 4, device="meta")
+    cu = torch.empty(3, dtype=torch.int32, device="meta")
+    if most == 2**30:
+        assert li.maxsim_varlen(Q, D, cu, cu).shape == (2, 2)
+    else:
+        with refused(ValueError, f"D_packed must have at most 2**30 tokens, got [{most}, 4]"):
+            li.maxsim_varlen(Q, D, cu, cu)
+
+
+def test_offsets_hold_one_entry_at_least():
+    none = integers()
+    with refused(ValueError, "cu_seqlens_q must be [sequences + 1], got [0]"):
+        li.maxsim_varlen(TOKENS, TOKENS, none, integers(0, 9))
+    assert li.maxsim_varlen(TOKENS, TOKENS, integers(0), integers(0, 9)).shape == (0, 1)
+
+
+def test_of_wrong_offsets_the_ones_that_fall_are_named_and_not_those_that_stay():
+    wrong = integers(0, 5, 5, 3, 9)
+    with refused(
+        ValueError,
+        "cu_seqlens_d must never fall and lie within [0, 9], got int32 [5] with cu_seqlens_d[3] = 3 after 5",
+    ):
+        li.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), wrong)
+
+
+@pytest.mark.parametrize("wrong", [4, 5])
+def test_the_first_four_wrong_entries_are_named(wrong):
+    indices = integers(*[0] * 3, *[7] * wrong)
+    named = ", ".join(f"pair_d_idx[{3 + i}] = 7" for i in range(4))
+    more = " and 1 more" if wrong == 5 else ""
+    with refused(ValueError, f"pair_d_idx must lie in [0, 2), got int32 [{3 + wrong}] with {named}{more}"):
+        score_pairs_packed(
+            TOKENS, TOKENS, integers(0, 9), integers(0, 4, 9), torch.zeros_like(indices), indices
+        )
+
+
+def test_quantized_tokens_refuse_tangents():
+    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(scale, torch.ones_like(scale))
+        with pytest.raises(ValueError, match="scale_Q wants a gradient"):
+            int8.maxsim_inference_int8(codes, codes, scale_Q=dual, scale_D=scale)
+
+
+def test_every_number_but_zero_in_a_mask_keeps_a_token():
+    Q, D = torch.rand(1, 2, 4), torch.rand(1, 3, 4)
+    kept = torch.tensor([[True, False, True]])
+    for dtype in (torch.int8, torch.int64):
+        mask = torch.tensor([[-1, 0, 2]], dtype=dtype)
+        assert torch.equal(li.maxsim(Q, D, None, mask), li.maxsim(Q, D, None, kept))
+
+
+Q, D, KD = torch.ones(2, 3, 4), torch.ones(2, 5, 4), torch.ones(2, 3, 5, 4)
+ONE, ALL = integers(0), integers(0, 9)
+PACKED = {"Q_packed": TOKENS, "D_packed": TOKENS, "cu_seqlens_q": ALL, "cu_seqlens_d": ALL}
+LISTED = PACKED | {"pair_q_idx": ONE, "pair_d_idx": ONE}
+SPANS = {"Q": TOKENS, "batch_tensor": TOKENS, "doc_offsets": ONE, "doc_lengths": ONE}
+LENGTHS = {"query_lengths": integers(1, 3), "doc_lengths": integers(1, 0, 1, 5, 1, 1).view(2, 3)}
+PADDED = {"queries": Q, "documents": KD, **LENGTHS}
+HIDDEN = {"Q": Q, "H_d": D, "W": torch.ones(4, 4), "b": torch.ones(4)}
+RESIDUAL = {
+    "Q": Q, "codes": torch.zeros(2, 5).int(), "residuals": torch.zeros(2, 5, 2).byte(),
+    "doc_lengths": integers(5, 2), "centroids": torch.ones(3, 4), "bucket_weights": torch.ones(16),
+    "nbits": 4,
+}  # fmt: skip
+# Of each function the arguments that have one rank alone.
+RANKED = [
+    (li.maxsim, {"Q": Q, "D": D}, ""),
+    (li.maxsim_pairs, {"Q": Q, "D": D}, "Q D"),
+    (li.maxsim_varlen, PACKED, " ".join(PACKED)),
+    (score_pairs_packed, LISTED, " ".join(LISTED)),
+    (rerank_direct, SPANS, " ".join(SPANS)),
+    (padded.pack_padded, PADDED, " ".join(PADDED)),
+    (maxsim_from_hidden, HIDDEN, "H_d W b"),
+    (plaid.maxsim_residual, RESIDUAL, "codes residuals doc_lengths centroids bucket_weights"),
+]
+
+
+@pytest.mark.parametrize("change", [lambda x: x[0], lambda x: x.unsqueeze(0)], ids=["fewer", "more"])
+@pytest.mark.parametrize(
+    "function, arguments, name",
+    [(function, arguments, name) for function, arguments, names in RANKED for name in names.split()],
+)
+def test_one_dim_fewer_and_one_more_are_refused(function, arguments, name, change):
+    function(**arguments)
+    with pytest.raises(ValueError, match=rf"\b{name}\b.* must |{function.__name__} needs Q and D"):
+        function(**arguments | {name: change(arguments[name])})
+
+
+@pytest.mark.parametrize(
+    "function, first, second",
+    [
+        (li.maxsim, Q[0, 0], D),
+        (li.maxsim, Q[None], D),
+        (li.maxsim, Q, D[0, 0]),
+        (li.maxsim, Q, KD[None]),
+        (li.maxsim, Q[0], KD),  # documents of each query's own want [Nq, Lq, d]
+        (li.maxsim, Q[:1], KD),
+        (lambda Q, D: li.retrieve(Q, D, 1), Q[0, 0], D),
+        (lambda Q, D: li.retrieve(Q, D, 1), Q, KD),
+        (lambda Q, D: li.retrieve(Q, D, 1), Q, D[0, 0]),
+    ],
+)
+def test_ranks_of_queries_and_documents(function, first, second):
+    with pytest.raises(ValueError, match=r"^[QD] .*(must be|needs Q to be) \["):
+        function(first, second)
+
+
+@pytest.mark.parametrize("sequence", [torch.ones(4), torch.ones(1, 2, 4), torch.ones(2, 3), torch.ones(2, 5)])
+def test_sequences_are_of_rank_two_and_of_one_d(sequence):
+    with pytest.raises(ValueError, match=r"sequences\[1\] must be \[L, 4\]"):
+        pack_sequences([torch.ones(2, 4), sequence])
+
+
+# ---- offsets, spans, lengths: values on the edge and beyond it ----
+
+
+@pytest.mark.parametrize("offsets", [(0, 9), (9, 9), (0, 0), (1, 8), (0, 4, 4, 9)])
+def test_offsets_within_the_tokens_are_accepted(offsets):
+    scores = li.maxsim_varlen(TOKENS, TOKENS, integers(*offsets), integers(*offsets))
+    assert scores.shape == (len(offsets) - 1,) * 2
+
+
+@pytest.mark.parametrize(
+    "offsets, words",
+    [
+        ((-1, 9), "cu_seqlens_d[0] = -1"),
+        ((-1, 3, 10), "cu_seqlens_d[0] = -1, cu_seqlens_d[2] = 10 after 3"),
+        ((0, 10), "cu_seqlens_d[1] = 10 after 0"),
+        ((3, 2), "cu_seqlens_d[1] = 2 after 3"),
+        ((0, 10, 9), "cu_seqlens_d[1] = 10 after 0, cu_seqlens_d[2] = 9 after 10"),
+    ],
+)
+def test_offsets_beyond_the_tokens_are_named(offsets, words):
+    words = f"cu_seqlens_d must never fall and lie within [0, 9], got int32 [{len(offsets)}] with {words}"
+    with refused(ValueError, words):
+        li.maxsim_varlen(TOKENS, TOKENS, integers(0, 9), integers(*offsets))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("start, length", [(0, 9), (9, 0), (8, 1), (0, 0)])
+def test_spans_within_the_buffer_are_accepted(start, length, dtype):
+    start, length = torch.tensor([start], dtype=dtype), torch.tensor([length], dtype=dtype)
+    assert rerank_direct(TOKENS, TOKENS, start, length).shape == (1,)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "start, length", [(0, 10), (9, 1), (-1, 1), (-5, 9), (3, -1), (-1, 0), (2**30, 2**30), (2**31 - 1, 5)]
+)
+def test_spans_beyond_the_buffer_are_named(start, length, dtype):
+    starts, lengths = torch.tensor([0, start], dtype=dtype), torch.tensor([9, length], dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
+    words = (
+        "doc_offsets and doc_lengths must lie within the 9 tokens of batch_tensor,"
+        f" got {name} [2] with doc_offsets[1] = {start} and {name} [2] with doc_lengths[1] = {length}"
+    )
+    with refused(ValueError, words):
+        rerank_direct(TOKENS, TOKENS, starts, lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("index", [-1, -9, 2, 2**31 - 1])
+def test_pairs_of_no_sequence_are_named(index, dtype):
+    pairs = LISTED | {"cu_seqlens_q": integers(0, 4, 9)}
+    indices = torch.tensor([1, index], dtype=dtype)
+    assert score_pairs_packed(**pairs | {"pair_q_idx": indices[:1]}).shape == (1,)
+    with pytest.raises(ValueError, match=rf"^pair_q_idx must lie in \[0, 2\).*pair_q_idx\[1\] = {index}$"):
+        score_pairs_packed(**pairs | {"pair_q_idx": indices, "pair_d_idx": integers(0, 0)})
+
+
+@pytest.mark.parametrize("function", [padded.pack_padded, li.maxsim_padded])
+@pytest.mark.parametrize(
+    "name, length, wanted",
+    [("query_lengths", 4, 3), ("query_lengths", -1, 3), ("doc_lengths", 6, 5), ("doc_lengths", -1, 5)],
+)
+def test_padded_lengths_beyond_the_padding_are_named(function, name, length, wanted):
+    wrong = LENGTHS[name].clone()
+    wrong.view(-1)[-1] = length
+    place = "1" if wrong.dim() == 1 else "1, 2"
+    got = f"int32 {list(wrong.shape)} with {name}[{place}] = {length}"
+    words = f"{name} must all be >= 0 and <= {wanted}, got {got}"
+    with refused(ValueError, words):
+        function(**PADDED | {name: wrong})
+
+
+def test_padded_lengths_of_zero_are_refused_where_asked_for():
+    padded.pack_padded(**PADDED | {"doc_lengths": integers(1, 5, 1, 5, 1, 1).view(2, 3)}, validate=True)
+    words = "doc_lengths must all be > 0 and <= 5, got int32 [2, 3] with doc_lengths[0, 1] = 0"
+    with refused(ValueError, words):
+        padded.pack_padded(**PADDED, validate=True)
+
+
+def test_a_padded_batch_of_nothing():
+    batch = padded.pack_padded(Q[:0], KD[:0], LENGTHS["query_lengths"][:0], LENGTHS["doc_lengths"][:0])
+    assert batch.max_seqlen_q == batch.max_seqlen_d == 0
+    assert batch.cu_seqlens_q.tolist() == batch.cu_seqlens_d.tolist() == [0]
+
+
+def test_a_longest_sequence_is_as_long_as_the_longest_one():
+    def score(longest, *offsets, device="cpu"):
+        tokens, cu = TOKENS.to(device), integers(*offsets).to(device)
+        return li.maxsim_varlen(tokens, tokens, cu, cu, max_seqlen_q=longest)
+
+    assert score(5, 0, 4, 9).shape == score(6, 0, 4, 9).shape == (2, 2)
+    assert score(0, 0).shape == (0, 0)
+    with refused(ValueError, "max_seqlen_q must be at least 5, the longest sequence, got 4"):
+        score(4, 0, 4, 9)
+    assert score(0, 0, 9, device="meta").shape == (1, 1)
+    with refused(ValueError, "max_seqlen_q must not be negative, got -1"):
+        score(-1, 0, 9, device="meta")
+    for wrong, kind in ((True, "bool"), (4.0, "float"), (torch.tensor(9), "Tensor")):
+        with refused(TypeError, f"max_seqlen_q must be an int or None, got {kind}"):
+            score(wrong, 0, 9)
+
+
+# ---- dtypes ----
+
+
+def test_under_autocast_dtypes_may_differ_but_not_from_float64():
+    half, single, double = (
+        torch.ones(2, 3, 4, dtype=x) for x in (torch.bfloat16, torch.float32, torch.float64)
+    )
+    cu = integers(0, 3)
+    calls = (
+        li.maxsim,
+        li.maxsim_pairs,
+        lambda Q, D: li.maxsim_varlen(Q[0], D[0], cu, cu),
+        lambda Q, D: li.maxsim_padded(Q, D.unsqueeze(1), integers(3, 3), integers(3, 3).view(2, 1)),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match="must share a dtype"):
+            call(half, single)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert call(half, single).flatten()[0] == call(single, half).flatten()[0] == 12
+            for pair in ((single, double), (double, half)):
+                with pytest.raises(TypeError, match="must share a dtype"):
+                    call(*pair)
+
+
+def test_what_a_message_says_of_nested_lists_stops_at_the_second_level():
+    with refused(ValueError, "backward must be one of ('auto', 'unified', 'lowmem') or None, got [[[...]]]"):
+        li.maxsim(Q, D, backward=[[[1]]])
+
+
+# ---- residual-compressed documents ----
+
+
+def residual(nbits, d, size, **changed):
+    tables = {"centroids": torch.rand(3, d), "bucket_weights": torch.rand(2**nbits), "nbits": nbits}
+    residuals = torch.zeros(2, 5, size, dtype=torch.uint8)
+    return plaid.maxsim_residual(
+        **RESIDUAL | {"Q": torch.rand(2, 3, d), "residuals": residuals} | tables | changed
+    )
+
+
+@pytest.mark.parametrize("nbits, d, size", [(1, 8, 1), (1, 9, 2), (2, 4, 1), (4, 3, 2), (8, 64, 64)])
+def test_residuals_take_whole_bytes(nbits, d, size):
+    assert residual(nbits, d, size).shape == (2, 2)
+    for wrong in (size - 1, size + 1):
+        with pytest.raises(ValueError, match=rf"residuals must be \[2, 5, {size}\]"):
+            residual(nbits, d, wrong)
+
+
+def test_a_code_that_int32_cannot_hold_is_of_no_centroid():
+    codes = torch.tensor([[0, -1, 1, 2, 2], [0, 3, 1, 2, 2]])
+    want = residual(
+        4, 4, 2, codes=codes.int(), centroids=torch.eye(4)[:3], Q=Q, bucket_weights=torch.zeros(16)
+    )
+    for wrong in (-(2**40), -2, 2**31 - 1, 2**31, 2**32, 2**40):
+        codes[:, 1] = wrong
+        got = residual(4, 4, 2, codes=codes, centroids=torch.eye(4)[:3], Q=Q, bucket_weights=torch.zeros(16))
+        assert torch.equal(got, want), wrong
+
+
+@pytest.mark.parametrize("n", [0, 1, 2**31 - 1, 2**31])
+def test_centroids_are_at_least_one_and_fit_int32(n):
+    arguments = {name: x.to("meta") for name, x in RESIDUAL.items() if name != "nbits"}
+    arguments |= {"centroids": torch.empty(n, 4, device="meta"), "nbits": 4}
+    scores = torch.empty(n, 3, device="meta")
+    codes, lengths = arguments["codes"], arguments["doc_lengths"]
+    if 0 < n < 2**31:
+        assert plaid.maxsim_residual(**arguments).shape == (2, 2)
+        assert plaid.plaid_approx_score(scores, codes, lengths).shape == (2,)
+    else:
+        with pytest.raises(ValueError, match=r"^centroids must be \[n, 4\]"):
+            plaid.maxsim_residual(**arguments)
+        with pytest.raises(ValueError, match=r"^query_centroid_scores must be \[n_centroids, Lq\]"):
+            plaid.plaid_approx_score(scores, codes, lengths)
