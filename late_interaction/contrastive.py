@@ -7,6 +7,7 @@ kept: scores pass in blocks whose embeddings stay in the cache, a running softma
 backward finds the winners of each block again.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from late_interaction._contrastive import check
 from late_interaction._contrastive.blocks import choose
 from late_interaction._contrastive.cached import cached_contrastive_step
-from late_interaction._contrastive.function import Call, Form, Loss
+from late_interaction._contrastive.function import Call, Form, apply
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.ring import Ring, join
@@ -122,37 +123,37 @@ def contrastive_loss(
     given = {
         "labels": labels, "temperature": temperature, "symmetric": symmetric, "normalize": normalize,
         "precision": precision, "label_smoothing": label_smoothing, "tail": tail, "reduction": reduction,
-        "scale_by_world": scale_by_world,
+        "scale_by_world": scale_by_world, "group": group,
     }  # fmt: skip
-    tokens = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
+    tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
     offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
     if group is None:
-        sides = check.sides(*tokens, offsets)
+        sides = check.sides(tokens, masks, offsets)
         options = check.options(sides, given)
         sides, normalize = check.prepared(sides, options)
         ring = Ring.alone(len(sides.q), len(sides.d), D.requires_grad)
     else:
-        sides, options, normalize, ring = _joined(group, tokens, offsets, given)
+        sides, options, normalize, ring = _joined(group, (tokens, masks, offsets), given)
     return _apply(sides, options, normalize, ring, float(ring.world) if scale_by_world else 1.0)
 
 
-# Dynamo calls what has this mark instead of tracing it. torch.compiler.disable would set it as well, but would
-# import all of torch._dynamo with this package.
+# Dynamo calls what has this mark instead of tracing it. torch.compiler.disable would set it as well, but
+# would import all of torch._dynamo with this package.
 contrastive_loss._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def _joined(group: Any, tokens: Any, offsets: Any, given: dict[str, Any]) -> Any:
+def _joined(
+    group: Any, inputs: tuple[Any, Any, Any], given: dict[str, Any]
+) -> tuple[check.Sides, check.Options, bool, Ring]:
     """The same in a group. A process that refuses its arguments tells the others, then raises its error."""
     try:
-        sides = check.sides(*tokens, offsets)
+        sides = check.sides(*inputs)
         options = check.options(sides, given)
         sides, normalize = check.prepared(sides, options)
     except (TypeError, ValueError):
-        device = next((x.device for x in tokens[0] if isinstance(x, Tensor)), torch.device("cpu"))
-        try:
+        device = next((x.device for x in inputs[0] if isinstance(x, Tensor)), torch.device("cpu"))
+        with suppress(RuntimeError):  # which says that this process refused
             join(group, None, [0.0] * 9, False, device)
-        except RuntimeError:  # which says that this process refused
-            pass
         raise
     facts = [
         sides.q.values.shape[-1], sides.each, options.symmetric, options.normalize, options.smoothing,
@@ -188,7 +189,7 @@ def _apply(sides: check.Sides, options: check.Options, normalize: bool, ring: Ri
     )
     h_form, h_values = (None, None) if h is None else (Form.of(h), h.values)
     call = Call(problem, Form.of(q), Form.of(d), h_form, options.reduction, ring, scale, keeps)
-    loss: Tensor = Loss.apply(q.values, d.values, h_values, temperature, call)
+    loss: Tensor = apply(q.values, d.values, h_values, temperature, call)
     return loss
 
 

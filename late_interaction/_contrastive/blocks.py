@@ -8,6 +8,7 @@ cost of a pair does not grow with the batch. There are three ways to score a blo
 ``matrix``   a matrix product, where queries and documents have one token each
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +45,8 @@ class Kernels:
                 args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
                 return _tensor(_ops.maxsim.default(*args))
             if self.way == "packed":
-                args = (q.values, d.values, q.offsets, d.offsets, self.precision)
-                return _tensor(_ops.maxsim_varlen.default(*args))
+                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
+                return _tensor(_ops.maxsim_varlen.default(*packed))
         except RuntimeError as error:
             _failed(error, q, d, False)
             raise
@@ -58,15 +59,21 @@ class Kernels:
                 args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
                 return _pair(_ops.maxsim_winners.default(*args))
             if self.way == "packed":
-                args = (q.values, d.values, q.offsets, d.offsets, self.precision)
-                return _pair(_ops.maxsim_varlen_winners.default(*args))
+                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
+                return _pair(_ops.maxsim_varlen_winners.default(*packed))
         except RuntimeError as error:
             _failed(error, q, d, True)
             raise
         return self._product(q, d), q.values.new_empty(0)
 
     def add_gradients(
-        self, grad: Tensor, q: Tokens, d: Tokens, winners: Tensor, q_sums: Tensor | None, d_sums: Tensor | None
+        self,
+        grad: Tensor,
+        q: Tokens,
+        d: Tokens,
+        winners: Tensor,
+        q_sums: Tensor | None,
+        d_sums: Tensor | None,
     ) -> None:
         """Adds a block's gradients to sums shaped as its values. None: that gradient is not needed."""
         needs = q_sums is not None, d_sums is not None
@@ -95,7 +102,7 @@ class Kernels:
         return None
 
     def add_listed_gradients(
-        self, grad: Tensor, inputs: tuple[Tensor, ...], winners: Tensor, sums: list[Tensor | None]
+        self, grad: Tensor, inputs: Sequence[Any], winners: Tensor, sums: list[Tensor | None]
     ) -> None:
         """The same for listed pairs: ``inputs`` are those of ``maxsim_pairs_packed``."""
         grad, peak = _within_range(grad, inputs[0].dtype)
@@ -142,8 +149,8 @@ class Kernels:
         """Scores ``[queries, each]`` of queries with hard negatives of their own, and the winners."""
         if h.packed:
             pairs = _own_pairs(len(q), each, h.values.device)
-            args = (q.values, h.values, q.offsets, h.offsets, *pairs, q.longest, self.precision)
-            scores, winners = _ops.maxsim_pairs_packed_winners.default(*args)
+            inputs = (q.values, h.values, q.offsets, h.offsets, *pairs, q.longest, self.precision)
+            scores, winners = _ops.maxsim_pairs_packed_winners.default(*inputs)
             return scores.view(len(q), each), winners
         D, mask = _own_documents(h, len(q), each)
         args = (q.values, D, q.mask, mask, self.normalize, self.precision)
@@ -156,7 +163,7 @@ class Kernels:
         needs = q_sums is not None, need_h
         grad, peak = _within_range(grad, q.values.dtype)
         if h.packed:
-            pairs = _own_pairs(*grad.shape, h.values.device)
+            pairs = _own_pairs(grad.shape[0], grad.shape[1], h.values.device)
             args = (q.values, h.values, q.offsets, h.offsets, *pairs, winners, *needs)
             grad_q, grad_h = _ops.maxsim_pairs_packed_backward.default(grad.flatten(), *args)
         else:
@@ -270,4 +277,3 @@ def panels(blocks: list[Block], queries: int) -> list[list[Block]]:
             begin = block[0]
         run.append(block)
     return [*found, run] if run else found
-

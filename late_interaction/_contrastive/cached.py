@@ -77,7 +77,10 @@ def cached_contrastive_step(
     for i, batch in enumerate(batches):
         end = begin + sizes[i][0][0]
         with _synchronized(encoder, i + 1 == len(batches)), states[i].again():
-            _backward(_outputs(encoder(batch)), [_part(g, begin, s) for g, s in zip(gradients, sizes[i], strict=True)])
+            _backward(
+                _outputs(encoder(batch)),
+                [_part(g, begin, s) for g, s in zip(gradients, sizes[i], strict=True)],
+            )
         begin = end
     return value.detach()
 
@@ -104,7 +107,9 @@ def _leaf(parts: list[Tensor]) -> Tensor:
     first = parts[0]
     if any(x.dim() != first.dim() or x.shape[2:] != first.shape[2:] for x in parts):
         shapes = ", ".join(str(list(x.shape)) for x in parts[:4])
-        raise ValueError(f"encoder must return tensors that differ in their first two dims alone, got {shapes}")
+        raise ValueError(
+            f"encoder must return tensors that differ in their first two dims alone, got {shapes}"
+        )
     rows = sum(x.shape[0] for x in parts)
     if first.dim() > 1 and len({x.shape[1] for x in parts}) > 1:
         joined, begin = first.new_zeros(rows, max(x.shape[1] for x in parts), *first.shape[2:]), 0
@@ -124,9 +129,7 @@ def _part(gradient: Tensor | None, begin: int, shape: torch.Size) -> Tensor | No
 
 
 def _backward(outputs: Outputs, gradients: list[Tensor | None]) -> None:
-    pairs = [
-        (x, g) for x, g in zip(outputs, gradients, strict=True) if x.requires_grad and g is not None
-    ]
+    pairs = [(x, g) for x, g in zip(outputs, gradients, strict=True) if x.requires_grad and g is not None]
     if pairs:
         torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
 

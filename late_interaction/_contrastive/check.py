@@ -126,7 +126,9 @@ def _alike(name: str, x: Tensor, Q: Tensor) -> None:
     if x.dtype != Q.dtype and not mixed:
         raise TypeError(f"{name} must be {Q.dtype} as Q, got {x.dtype}")
     if x.shape[-1] != Q.shape[-1]:
-        raise ValueError(f"{name} and Q must share the embedding dim d, got {list(x.shape)} and {list(Q.shape)}")
+        raise ValueError(
+            f"{name} and Q must share the embedding dim d, got {list(x.shape)} and {list(Q.shape)}"
+        )
 
 
 def _one_dtype(q: Tokens, d: Tokens, h: Tokens | None) -> tuple[Tokens, Tokens, Tokens | None]:
@@ -135,9 +137,8 @@ def _one_dtype(q: Tokens, d: Tokens, h: Tokens | None) -> tuple[Tokens, Tokens, 
     if len(found) == 1:
         return q, d, h
     dtype = torch.get_autocast_dtype(q.values.device.type)
-    q, d, h = (None if x is None else _with_values(x, x.values.to(dtype)) for x in (q, d, h))
-    assert q is not None and d is not None
-    return q, d, h
+    q, d = (_with_values(x, x.values.to(dtype)) for x in (q, d))
+    return q, d, None if h is None else _with_values(h, h.values.to(dtype))
 
 
 def _with_values(x: Tokens, values: Tensor) -> Tokens:
@@ -154,9 +155,9 @@ def options(s: Sides, given: dict[str, Any]) -> Options:
     tail = _share("tail", given["tail"])
     if smoothing and tail:
         raise ValueError(
-            f"tail must be 0 with label_smoothing, which gives every pair a weight, got {tail} and {smoothing}"
+            f"tail must be 0 with label_smoothing, which weighs every pair, got {tail} and {smoothing}"
         )
-    if len(s.d) + s.each == 0:
+    if given["group"] is None and len(s.d) + s.each == 0:
         raise ValueError("D must hold at least one document, got none")
     labels = _labels(given["labels"], s)
     if given["symmetric"]:
@@ -185,7 +186,9 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
     """A number above 0, or (beside queries) a tensor of one element, which comes back 0-dim."""
     if isinstance(value, Tensor) and Q is not None:
         if value.numel() != 1 or not value.is_floating_point():
-            raise ValueError(f"temperature must be a float or one floating-point number, got {_checks.brief(value)}")
+            raise ValueError(
+                f"temperature must be a float or one floating-point number, got {_checks.brief(value)}"
+            )
         if value.device != Q.device:
             raise ValueError(f"temperature must be on the device of Q, {Q.device}, got {value.device}")
         dtype = torch.float64 if Q.dtype is torch.float64 else torch.float32
@@ -215,8 +218,8 @@ def _labels(labels: Tensor | None, s: Sides) -> Tensor | None:
     if labels is None:
         if documents < queries:
             raise ValueError(
-                f"labels must say which of the {documents} documents each of the {queries} queries belongs to,"
-                " got None, which is document i for query i"
+                f"labels must say which of the {documents} documents each of the {queries} queries belongs"
+                " to, got None, which is document i for query i"
             )
         return None
     if not isinstance(labels, Tensor):
@@ -259,18 +262,17 @@ def prepared(s: Sides, options: Options) -> tuple[Sides, bool]:
     q, d, h = s.q, s.d, s.h
     here = options.normalize and (q.packed or single or listed)
     if here:
-        q, d, h = (None if x is None else _normalized(x) for x in (q, d, h))
-        assert q is not None and d is not None
+        q, d, h = _normalized(q), _normalized(d), None if h is None else _normalized(h)
     if listed and any(x is not None and x.mask is not None for x in (q, d, h)):
-        q, d, h = (None if x is None else pack_kept(_with_mask(x)) for x in (q, d, h))
-        assert q is not None and d is not None
+        q, d, h = _kept(q), _kept(d), None if h is None else _kept(h)
     return Sides(q, d, h, s.each), options.normalize and not here
 
 
-def _with_mask(x: Tokens) -> Tokens:
-    if x.packed or x.mask is not None:
-        return x
-    return Tokens(x.values, torch.ones(x.values.shape[:2], dtype=torch.bool, device=x.values.device))
+def _kept(x: Tokens) -> Tokens:
+    if not x.packed and x.mask is None:
+        every = torch.ones(x.values.shape[:2], dtype=torch.bool, device=x.values.device)
+        return pack_kept(Tokens(x.values, every))
+    return pack_kept(x)
 
 
 def _normalized(x: Tokens) -> Tokens:

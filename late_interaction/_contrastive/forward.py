@@ -11,6 +11,8 @@ from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block, Tokens, even_blocks
 
+_OWN_BYTES = 16 << 20
+
 
 @dataclass
 class Pass:
@@ -90,8 +92,8 @@ def score_own(p: Problem, q: Tokens, h: Tokens, rows: RunningSoftmax) -> None:
 
 
 def own_blocks(q: Tokens, h: Tokens, each: int) -> list[Block]:
-    """Blocks of queries whose hard negatives take some 32 MiB."""
-    return even_blocks(len(q), int((32 << 20) / max(1.0, each * h.mean_bytes)))
+    """Blocks of queries whose hard negatives take some 16 MiB."""
+    return even_blocks(len(q), int(_OWN_BYTES / max(1.0, each * h.mean_bytes)))
 
 
 def own_part(block: Block, each: int) -> Block:

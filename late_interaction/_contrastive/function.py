@@ -79,7 +79,7 @@ class Loss(Function):
         temperature = ctx.temperature if temperature is None else temperature
         kept, needs = ctx.rebuild(tensors), ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True
-            return *Once.apply(grad, Q, D, H, temperature, ctx.call, kept, needs), None
+            return *_once(grad, Q, D, H, temperature, ctx.call, kept, needs), None
         with without_autocast(Q.device.type):
             return *_backward(grad, Q, D, H, temperature, ctx.call, kept, needs), None
 
@@ -100,6 +100,10 @@ class Once(Function):
         )
 
 
+apply: Any = Loss.apply
+_once: Any = Once.apply
+
+
 # ---- forward ----
 
 
@@ -117,7 +121,7 @@ def _forward(
     blocks: list[tuple[Tensor, Tensor]] | None = None
     for step, (_, documents, _) in enumerate(ring.shards(d)):
         grid = Grid.of(p.kernels, q, documents)
-        if call.keeps and ring.world == 1 and grid.kept_bytes <= KEPT_BYTES:
+        if call.keeps and ring.world == 1 and grid.kept_bytes <= KEPT_BYTES[Q.device.type]:
             blocks = []
         found = PairList() if p.tail and call.keeps and blocks is None else None
         forward.score_shard(p, grid, forward.Pass(rows, columns, found, blocks, step == 0))
@@ -135,7 +139,7 @@ def _with_temperature(p: Problem, temperature: Tensor | float) -> Problem:
 
 def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoftmax:
     """Sends the sums of a shard's columns on with its documents, and takes those of the next shard."""
-    parts = [columns.maximum, columns.weight, columns.target, columns.moment, columns.total]
+    parts = columns.tensors()
     leaving = torch.stack([x for x in parts if x is not None])
     coming = ring.owner(step + 1)
     arriving = leaving.new_empty(leaving.shape[0], ring.documents[coming])
@@ -143,7 +147,7 @@ def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoft
     places = iter(arrived.unbind(0))
     taken = [None if x is None else next(places) for x in parts]
     met = sum(ring.queries[(coming + i) % ring.world] for i in range(step + 1))
-    return RunningSoftmax(*taken, [met] * ring.documents[coming])  # type: ignore[arg-type]
+    return RunningSoftmax.of(taken, [met] * ring.documents[coming])
 
 
 def _reduce(
@@ -200,7 +204,7 @@ def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
         return len(tensors) - 1
 
     def put_sums(s: RunningSoftmax | None) -> list[int]:
-        return [] if s is None else [put(x) for x in (s.maximum, s.weight, s.target, s.moment, s.total)]
+        return [] if s is None else [put(x) for x in s.tensors()]
 
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
     lists = [([put(x) for x in found.tensors(kept.rows.weight)], found.dense) for found in kept.lists]
@@ -211,7 +215,7 @@ def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
             return None if place < 0 else saved[place]
 
         def sums(places: list[int]) -> Any:
-            return RunningSoftmax(*map(take, places)) if places else None  # type: ignore[arg-type]
+            return RunningSoftmax.of([take(place) for place in places], []) if places else None
 
         found = [
             PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense)
@@ -258,7 +262,10 @@ def _backward(
         if not (needs[0] or needs_d):
             break
         d_sums = _sums(documents, needs_d, not alone or (not q_whole and needs[0]))
-        of_columns = None if travelled is None else SoftmaxWeights(*travelled.unbind(0), True)
+        of_columns = None
+        if travelled is not None:
+            maximum, scale, factor = travelled.unbind(0)
+            of_columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
         weights = backward.Weights(p, rows, of_columns, step == 0)
         found = None
         if kept.lists:
@@ -278,7 +285,9 @@ def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
     return backward.Sums.zeros(tokens) if whole else backward.Sums.by_blocks(tokens)
 
 
-def _pass_gradients(ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None) -> Exchange | None:
+def _pass_gradients(
+    ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None
+) -> Exchange | None:
     """Adds what other processes found for this shard, and sends the sum on with the documents."""
     if ring.world == 1 or sums.whole is None:
         return None

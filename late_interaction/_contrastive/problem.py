@@ -10,7 +10,7 @@ from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.tokens import Block, Tokens
 
 # Bytes that scores and winners of the whole batch may take to be kept from the forward to the backward.
-KEPT_BYTES = 64 << 20
+KEPT_BYTES = {"cuda": 64 << 20, "cpu": 512 << 20}
 # Bytes that the list of pairs may take from the forward to the backward.
 LIST_BYTES = 64 << 20
 

@@ -193,8 +193,8 @@ def _check_alike(table: list[list[float]]) -> None:
         if len(set(found)) > 1:
             shown = ", ".join(f"{x:g}" for x in found)
             raise ValueError(
-                f"contrastive_loss: every rank of the group must have the same {name}, got {shown} (ranks 0 to"
-                f" {len(found) - 1})"
+                f"contrastive_loss: every rank of the group must have the same {name},"
+                f" got {shown} (ranks 0 to {len(found) - 1})"
             )
 
 

@@ -9,6 +9,7 @@ A new block moves the maximum and rescales the sums (the online softmax of https
 large and the loss is small, which a log-sum-exp in one number would lose.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,8 +20,8 @@ _BELOW_ALL = -1e30  # finite, so that the first rescaling multiplies no infinity
 
 @dataclass
 class RunningSoftmax:
-    """The sums of ``n`` rows. ``moment`` runs where the temperature has a gradient, ``total`` where labels are
-    smoothed."""
+    """The sums of ``n`` rows. ``moment`` runs where the temperature has a gradient, ``total`` where labels
+    are smoothed."""
 
     maximum: Tensor
     weight: Tensor
@@ -34,8 +35,14 @@ class RunningSoftmax:
         def full(value: float) -> Tensor:
             return torch.full((n,), value, dtype=dtype, device=like.device)
 
-        zeros = [full(0.0) if wanted else None for wanted in (moment, total)]
-        return RunningSoftmax(full(_BELOW_ALL), full(0.0), full(float("nan")), *zeros, [0] * n)
+        return RunningSoftmax(
+            maximum=full(_BELOW_ALL),
+            weight=full(0.0),
+            target=full(float("nan")),
+            moment=full(0.0) if moment else None,
+            total=full(0.0) if total else None,
+            seen=[0] * n,
+        )
 
     def add(self, begin: int, logits: Tensor) -> None:
         """Further logits, ``[rows, columns]``, of the rows from ``begin`` on."""
@@ -58,6 +65,16 @@ class RunningSoftmax:
             weights = relative.exp_()
         self.weight[rows].mul_(scale).add_(weights.sum(1))
         self.maximum[rows] = maximum
+
+    def tensors(self) -> list[Tensor | None]:
+        return [self.maximum, self.weight, self.target, self.moment, self.total]
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor | None], seen: list[int]) -> "RunningSoftmax":
+        """From what ``tensors()`` returned."""
+        maximum, weight, target, moment, total = tensors
+        assert maximum is not None and weight is not None and target is not None
+        return RunningSoftmax(maximum, weight, target, moment, total, seen)
 
     def losses(self, smoothing: float, classes: int) -> Tensor:
         """The cross entropy of each row."""

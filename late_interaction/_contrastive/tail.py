@@ -27,7 +27,7 @@ _ROUNDING = 1e-3  # logits of the same pair differ by less from one kernel to an
 class PairList:
     """Pairs by row and column of one shard, with their logits; and the panels that were not listed."""
 
-    capacity: int = LIST_BYTES // _PAIR_BYTES
+    capacity: int = field(default_factory=lambda: LIST_BYTES // _PAIR_BYTES)
     total: int = 0
     rows: list[Tensor] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)

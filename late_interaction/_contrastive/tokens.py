@@ -69,9 +69,7 @@ class Tokens:
         tokens = self.bounds[-1] - self.bounds[0]
         limit, found, begin = max(1.0, most * tokens / max(n, 1)), [], 0
         for end in range(1, n + 1):
-            full = end < n and (
-                self.bounds[end + 1] - self.bounds[begin] > limit or end - begin >= 4 * most
-            )
+            full = end < n and (self.bounds[end + 1] - self.bounds[begin] > limit or end - begin >= 4 * most)
             if full or end == n:
                 found.append((begin, end))
                 begin = end
