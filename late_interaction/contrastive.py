@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive import check
+from late_interaction._contrastive import check, whole
 from late_interaction._contrastive.blocks import choose
 from late_interaction._contrastive.cached import cached_contrastive_step
 from late_interaction._contrastive.function import Call, Form, apply
@@ -55,7 +55,8 @@ def contrastive_loss(
         D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, or packed as ``Q`` is.
         labels: ``[Nq]``, int64 (or int32): the document that each query belongs to. None: query ``i`` belongs
             to document ``i``. A query of label -100 is left out. On a CPU another label that is no document
-            is a ValueError; a GPU's labels are not waited for, and such a query makes the loss NaN.
+            is a ValueError; a GPU's labels are not waited for, and with such a one the loss is NaN, or stops
+            with an assertion on the device, as ``cross_entropy`` does.
         temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
             gradient if it requires one.
         symmetric: the mean of both directions: queries among the documents, and documents among the queries.
@@ -177,7 +178,7 @@ def _apply(sides: check.Sides, options: check.Options, normalize: bool, ring: Ri
     labels = Labels(options.labels)
     problem = Problem(
         choose(q, d, normalize, options.precision),
-        1.0,
+        temperature,
         labels,
         labels.inverse(len(d)) if options.symmetric else None,
         options.smoothing,
@@ -187,10 +188,13 @@ def _apply(sides: check.Sides, options: check.Options, normalize: bool, ring: Ri
         sides.each,
         keeps and learns[2],
     )
+    if ring.group is None and whole.fits(problem, q, d, keeps):
+        loss = whole.loss(problem, q, d, h, options.reduction, keeps)
+        return loss * scale if scale != 1 else loss
     h_form, h_values = (None, None) if h is None else (Form.of(h), h.values)
     call = Call(problem, Form.of(q), Form.of(d), h_form, options.reduction, ring, scale, keeps)
-    loss: Tensor = apply(q.values, d.values, h_values, temperature, call)
-    return loss
+    blockwise: Tensor = apply(q.values, d.values, h_values, temperature, call)
+    return blockwise
 
 
 class ContrastiveLoss(torch.nn.Module):

@@ -4,25 +4,25 @@ import contextlib
 from unittest import mock
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
-from late_interaction._contrastive import blocks, forward, function, tail
+from late_interaction._contrastive import blocks, forward, tail, whole
 from late_interaction.reference import maxsim_reference
 
 
 @contextlib.contextmanager
 def small_blocks(side=3, panel=8, kept=0, listed=1 << 20):
-    """Blocks of about ``side`` queries and documents, panels of ``panel * side`` logits, nothing kept from the
-    forward, lists of any length."""
+    """Blocks of about ``side`` queries and documents, panels of ``panel * side`` logits, batches of up to
+    ``kept`` bytes as a whole, lists of any length."""
     shares = (1, 1, 1)
     with contextlib.ExitStack() as stack:
         for module, name, value in (
             (blocks, "_CPU_SHARES", shares),
             (blocks, "_CUDA_SHARES", shares),
             (blocks, "_LEAST", side),
-            (blocks, "_MATRIX_SIDE", {"cuda": side, "cpu": side}),
+            (blocks, "_MATRIX_BLOCK", {"cuda": (side, side), "cpu": (side, side)}),
             (blocks, "_PANEL", panel * side),
-            (function, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
+            (whole, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
             (forward, "_OWN_BYTES", 1),
             (tail, "_DENSE_SHARE", 1.0),
             (tail, "LIST_BYTES", listed * 20),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ T = 0.3
 
 
 def both(device, Nq=10, Nd=13, kept=0, smoothing=0.0, H=False, each=3, **options):
-    """Loss and gradients of Q, D, the temperature and hard negatives: ours in small blocks, and by definition."""
+    """Loss and gradients of Q, D, the temperature and hard negatives: in small blocks, and by definition."""
     Q, D = batch(Nq, Nd, device=device)
     temperature = torch.tensor(T, dtype=torch.float64, device=device, requires_grad=True)
     leaves = [Q, D, temperature]
@@ -522,7 +522,9 @@ def test_memory_does_not_grow_with_the_product(monkeypatch):
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
             out = op(*args, **(kwargs or {}))
-            largest.extend(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
+            largest.extend(
+                x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor)
+            )
             return out
 
     Q, D = batch(128, 128, 2, 2, 2, torch.float32)

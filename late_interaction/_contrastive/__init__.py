@@ -9,6 +9,7 @@
 ``tail``      the list of pairs whose softmax weight is not negligible
 ``ring``      shards of documents that travel round a process group
 ``function``  the autograd function: both passes over all shards
+``whole``     the loss of a batch that is small enough to keep all scores and winners
 ``check``     what the public function asks of its arguments
 ``cached``    encoding in parts with cached gradients (GradCache)
 """

@@ -121,13 +121,7 @@ class Found:
     dense: set[tuple[Block, int]]
 
 
-def add_gradients(
-    weights: Weights,
-    grid: Grid,
-    sums: tuple[Sums, Sums],
-    found: Found | None,
-    kept: list[tuple[Tensor, Tensor]] | None,
-) -> None:
+def add_gradients(weights: Weights, grid: Grid, sums: tuple[Sums, Sums], found: Found | None) -> None:
     """Adds the gradients of all pairs of the shard. A side that adds up by blocks is walked outermost."""
     documents_outermost = sums[0].out is None
     outer_blocks = grid.d_blocks if documents_outermost else grid.q_blocks
@@ -139,25 +133,16 @@ def add_gradients(
         for j in range(len(inner_blocks)):
             at = (j, i) if documents_outermost else (i, j)
             if found is None or (grid.q_blocks[at[0]], grid.d_blocks[at[1]][0]) in found.dense:
-                _add_block(weights, grid, sums, at, kept)
+                _add_block(weights, grid, sums, at)
         if listed is not None:
             listed.add(weights.p, grid, sums, i)
         outer.close(block)
 
 
-def _add_block(
-    weights: Weights,
-    grid: Grid,
-    sums: tuple[Sums, Sums],
-    at: tuple[int, int],
-    kept: list[tuple[Tensor, Tensor]] | None,
-) -> None:
+def _add_block(weights: Weights, grid: Grid, sums: tuple[Sums, Sums], at: tuple[int, int]) -> None:
     rows, columns = grid.q_blocks[at[0]], grid.d_blocks[at[1]]
     q, d = grid.q_parts[at[0]], grid.d_parts[at[1]]
-    if kept is None:
-        scores, winners = weights.p.kernels.scores_and_winners(q, d)
-    else:
-        scores, winners = kept[at[0] * len(grid.d_blocks) + at[1]]
+    scores, winners = weights.p.kernels.scores_and_winners(q, d)
     grad = weights.of_block(scores, rows, columns)
     weights.p.kernels.add_gradients(grad, q, d, winners, sums[0].of(rows), sums[1].of(columns))
 
@@ -196,7 +181,7 @@ class _Chunks:
 def _add_pairs(
     p: Problem, grid: Grid, sums: tuple[Sums, Sums], blocks: tuple[Block, Block], pairs: Listed
 ) -> None:
-    q, d = (x.part(block).as_packed() for x, block in zip((grid.q, grid.d), blocks, strict=True))
+    q, d = (x.part(block) for x, block in zip((grid.packed_q, grid.packed_d), blocks, strict=True))
     to = [x.of(block) for x, block in zip(sums, blocks, strict=True)]
     indices = tuple(x.to(torch.int32) for x in pairs[:2])
     inputs = (q.values, d.values, q.offsets, d.offsets, *indices)

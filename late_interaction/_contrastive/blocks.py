@@ -21,10 +21,10 @@ from late_interaction.ops import memory
 
 _ops = torch.ops.late_interaction
 # Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
-_CUDA_SHARES = (8 << 20, 12 << 20, 32 << 20)
+_CUDA_SHARES = (4 << 20, 12 << 20, 32 << 20)
 _CPU_SHARES = (2 << 20, 6 << 20, 16 << 20)
 _LEAST = 16  # sequences that a block has where there are as many
-_MATRIX_SIDE = {"cuda": 4096, "cpu": 1024}
+_MATRIX_BLOCK = {"cuda": (4096, 2048), "cpu": (1024, 1024)}
 _PANEL = 4 << 20  # logits that one softmax update takes
 
 
@@ -56,7 +56,7 @@ class Kernels:
         """Scores, and the winners as the operator keeps them (empty where there is one token alone)."""
         try:
             if self.way == "padded":
-                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
+                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision, "lowmem")
                 return _pair(_ops.maxsim_winners.default(*args))
             if self.way == "packed":
                 packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
@@ -153,7 +153,7 @@ class Kernels:
             scores, winners = _ops.maxsim_pairs_packed_winners.default(*inputs)
             return scores.view(len(q), each), winners
         D, mask = _own_documents(h, len(q), each)
-        args = (q.values, D, q.mask, mask, self.normalize, self.precision)
+        args = (q.values, D, q.mask, mask, self.normalize, self.precision, "lowmem")
         return _pair(_ops.maxsim_winners.default(*args))
 
     def own_gradients(
@@ -252,8 +252,7 @@ def block_sizes(kernels: Kernels, q: Tokens, d: Tokens) -> Block:
     """Queries and documents of a block."""
     on_gpu = q.values.is_cuda
     if kernels.way == "matrix":
-        side = _MATRIX_SIDE["cuda" if on_gpu else "cpu"]
-        return side, side
+        return _MATRIX_BLOCK["cuda" if on_gpu else "cpu"]
     of_queries, of_documents, of_pairs = _CUDA_SHARES if on_gpu else _CPU_SHARES
     queries = max(_LEAST, int(of_queries / max(q.mean_bytes, 1)))
     documents = max(_LEAST, int(of_documents / max(d.mean_bytes, 1)))

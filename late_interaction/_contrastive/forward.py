@@ -16,13 +16,12 @@ _OWN_BYTES = 16 << 20
 
 @dataclass
 class Pass:
-    """What the forward over a shard fills: sums of the queries' rows and of the documents' columns, and,
-    where wanted, the list of pairs or (scores, winners) of each block."""
+    """What the forward over a shard fills: sums of the queries' rows and of the documents' columns, and the
+    list of pairs where one is wanted."""
 
     rows: RunningSoftmax
     columns: RunningSoftmax | None
     found: tail.PairList | None
-    kept: list[tuple[Tensor, Tensor]] | None
     own: bool  # the documents are those that labels speak of
 
 
@@ -35,27 +34,17 @@ def score_shard(p: Problem, grid: Grid, to: Pass) -> None:
         for run in runs:
             documents = grid.d_parts[first : first + len(run)]
             first += len(run)
-            logits = _panel(p, queries, documents, run, to.kept)
+            logits = _panel(p, queries, documents, run)
             _update(p, logits, (rows, run), to, starts)
 
 
-def _panel(
-    p: Problem,
-    queries: Tokens,
-    documents: list[Tokens],
-    run: list[Block],
-    kept: list[tuple[Tensor, Tensor]] | None,
-) -> Tensor:
+def _panel(p: Problem, queries: Tokens, documents: list[Tokens], run: list[Block]) -> Tensor:
     """The logits of a block of queries with a run of blocks of documents."""
     panel: Tensor | None = None
     for part, (begin, end) in zip(documents, run, strict=True):
-        if kept is None:
-            scores = p.kernels.scores(queries, part)
-        else:
-            scores, winners = p.kernels.scores_and_winners(queries, part)
-            kept.append((scores, winners))
+        scores = p.kernels.scores(queries, part)
         if len(run) == 1:
-            return scores / p.temperature if kept is not None else scores.div_(p.temperature)
+            return scores.div_(p.temperature)
         if panel is None:
             panel = scores.new_empty(scores.shape[0], run[-1][1] - run[0][0])
         torch.div(scores, p.temperature, out=panel[:, begin - run[0][0] : end - run[0][0]])
@@ -112,11 +101,12 @@ def _label_logits(p: Problem, grid: Grid, to: Pass) -> tuple[Tensor, Tensor | No
         n = min(n, len(grid.d))
     for block in even_blocks(n, max((b - a for a, b in grid.q_blocks), default=1)):
         part = slice(*block)
-        q, index = grid.q.part(block), p.labels.index
+        q, index = grid.packed_q.part(block), p.labels.index
         if index is None:
-            scores = _paired(p, q, grid.d.part(block))
+            documents = torch.arange(len(q), device=logits.device)
+            scores = _listed(p, q, grid.packed_d.part(block), documents)
         else:
-            scores = _listed(p, q, grid.d, index[part].clamp(0, len(grid.d) - 1))
+            scores = _listed(p, q, grid.packed_d, index[part].clamp(0, len(grid.d) - 1))
             scores = scores.masked_fill(index[part] < 0, float("nan"))
         logits[part] = scores / p.temperature
     if columns is not None and p.column_labels is not None:
@@ -125,17 +115,9 @@ def _label_logits(p: Problem, grid: Grid, to: Pass) -> tuple[Tensor, Tensor | No
     return logits, columns
 
 
-def _paired(p: Problem, q: Tokens, d: Tokens) -> Tensor:
-    """Scores of query ``i`` with document ``i``."""
-    return _listed(p, q, d, torch.arange(len(q), device=q.values.device))
-
-
 def _listed(p: Problem, q: Tokens, d: Tokens, documents: Tensor) -> Tensor:
-    """Scores of query ``i`` with document ``documents[i]``."""
-    packed_q, packed_d = q.as_packed(), d.as_packed()
+    """Scores of query ``i`` with document ``documents[i]``, of packed tokens."""
     rows = torch.arange(len(q), dtype=torch.int32, device=q.values.device)
-    args = (packed_q.values, packed_d.values, packed_q.offsets, packed_d.offsets, rows, documents.int())
-    scores: Tensor = torch.ops.late_interaction.maxsim_pairs_packed.default(
-        *args, packed_q.longest, p.kernels.precision
-    )
+    args = (q.values, d.values, q.offsets, d.offsets, rows, documents.int(), q.longest, p.kernels.precision)
+    scores: Tensor = torch.ops.late_interaction.maxsim_pairs_packed.default(*args)
     return scores

@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from late_interaction._contrastive import backward, forward
 from late_interaction._contrastive.labels import ignored
-from late_interaction._contrastive.problem import KEPT_BYTES, Grid, Problem, sum_dtype
+from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
 from late_interaction._contrastive.ring import Exchange, Ring
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
@@ -54,7 +54,6 @@ class _Kept:
     rows: RunningSoftmax
     columns: RunningSoftmax | None
     lists: list[PairList]
-    blocks: list[tuple[Tensor, Tensor]] | None
     counts: Tensor  # of queries, and of documents, that the loss is the mean over
 
 
@@ -118,19 +117,16 @@ def _forward(
     if H is not None and call.h is not None and p.each:
         forward.score_own(p, q, call.h.with_values(H), rows)
     lists: list[PairList] = []
-    blocks: list[tuple[Tensor, Tensor]] | None = None
     for step, (_, documents, _) in enumerate(ring.shards(d)):
         grid = Grid.of(p.kernels, q, documents)
-        if call.keeps and ring.world == 1 and grid.kept_bytes <= KEPT_BYTES[Q.device.type]:
-            blocks = []
-        found = PairList() if p.tail and call.keeps and blocks is None else None
-        forward.score_shard(p, grid, forward.Pass(rows, columns, found, blocks, step == 0))
+        found = PairList() if p.tail and call.keeps else None
+        forward.score_shard(p, grid, forward.Pass(rows, columns, found, step == 0))
         if found is not None:
             lists.append(found)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)
     loss, counts = _reduce(p, call, rows, columns)
-    return loss, _Kept(rows, columns, lists, blocks, counts)
+    return loss, _Kept(rows, columns, lists, counts)
 
 
 def _with_temperature(p: Problem, temperature: Tensor | float) -> Problem:
@@ -208,7 +204,6 @@ def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
 
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
     lists = [([put(x) for x in found.tensors(kept.rows.weight)], found.dense) for found in kept.lists]
-    blocks = None if kept.blocks is None else [(put(scores), put(won)) for scores, won in kept.blocks]
 
     def rebuild(saved: list[Tensor]) -> _Kept:
         def take(place: int) -> Tensor | None:
@@ -221,8 +216,7 @@ def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
             PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense)
             for (i, j, k), dense in lists
         ]
-        pairs = None if blocks is None else [(saved[i], saved[j]) for i, j in blocks]
-        return _Kept(sums(rows), sums(columns), found, pairs, saved[0])
+        return _Kept(sums(rows), sums(columns), found, saved[0])
 
     return tensors, rebuild
 
@@ -271,7 +265,7 @@ def _backward(
         if kept.lists:
             found = backward.Found(kept.lists[step].tensors(rows.maximum), kept.lists[step].dense)
         grid = Grid.of(p.kernels, q, documents)
-        backward.add_gradients(weights, grid, (q_sums, d_sums), found, kept.blocks)
+        backward.add_gradients(weights, grid, (q_sums, d_sums), found)
         under_way = _pass_gradients(ring, step, d_sums, under_way)
     if under_way is not None:
         d_sums = backward.Sums(d, under_way.wait()[0])

@@ -1,6 +1,7 @@
 """What one call of the loss computes, as its two passes need it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from late_interaction._contrastive.blocks import Kernels, block_sizes
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.tokens import Block, Tokens
 
-# Bytes that scores and winners of the whole batch may take to be kept from the forward to the backward.
+# Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
 KEPT_BYTES = {"cuda": 64 << 20, "cpu": 512 << 20}
 # Bytes that the list of pairs may take from the forward to the backward.
 LIST_BYTES = 64 << 20
@@ -53,11 +54,13 @@ class Grid:
         parts = [[x.part(block) for block in found] for x, found in zip((q, d), blocks, strict=True)]
         return Grid(q, d, *blocks, *parts)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of all scores and winners."""
-        pairs, wide = len(self.q) * len(self.d), self.d.longest > 65534 or self.d.packed
-        return pairs * (4 + (4 if wide else 2) * self.q.longest)
+    @cached_property
+    def packed_q(self) -> Tokens:
+        return self.q.as_packed()
+
+    @cached_property
+    def packed_d(self) -> Tokens:
+        return self.d.as_packed()
 
 
 def sum_dtype(x: Tensor) -> torch.dtype:

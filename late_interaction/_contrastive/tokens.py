@@ -41,12 +41,12 @@ class Tokens:
     def part(self, block: Block) -> "Tokens":
         """The sequences of a block. A view; the offsets of packed ones begin at 0 again."""
         begin, end = block
+        if block == (0, len(self)):
+            return self
         if self.offsets is not None:
             first, last = self.bounds[begin], self.bounds[end]
             bounds = tuple(x - first for x in self.bounds[begin : end + 1])
             return Tokens(self.values[first:last], None, self.offsets[begin : end + 1] - first, bounds)
-        if block == (0, len(self)):
-            return self
         return Tokens(self.values[begin:end], None if self.mask is None else self.mask[begin:end])
 
     def rows(self, block: Block) -> slice:
