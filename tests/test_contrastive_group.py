@@ -211,9 +211,9 @@ def test_a_rank_that_refuses_its_arguments():
 @pytest.mark.parametrize(("what", "message"), [
     ("tail", "the same tail, got 0, 0.5"),
     ("d", "the same d, got 8, 7"),
-    ("dtype", "the same dtype of D"),
+    ("dtype", "the same dtype"),
     ("reduction", "the same reduction"),
-    ("packed", "the same padded or packed documents"),
+    ("packed", "the same form of documents (0: padded, 1: packed), got 0, 1"),
 ])  # fmt: skip
 def test_ranks_that_disagree(what, message):
     for result in on_ranks(2, "disagree", what=what):

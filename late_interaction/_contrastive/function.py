@@ -253,7 +253,7 @@ def _backward(
     d_sums, under_way = backward.Sums(d), None
     extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
     for step, (_, documents, travelled) in enumerate(ring.shards(d, extra)):
-        if not (needs[0] or needs_d):
+        if alone and not (needs[0] or needs_d):
             break
         d_sums = _sums(documents, needs_d, not alone or (not q_whole and needs[0]))
         of_columns = None

@@ -23,9 +23,10 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass
 class Exchange:
-    """Transfers that are under way: what arrives, once they are waited for."""
+    """Transfers that are under way: what arrives, once they are waited for. What leaves is held until then."""
 
     work: list[Any]
+    leaving: Sequence[Tensor]
     arriving: list[Tensor]
     what: str
 
@@ -108,7 +109,7 @@ class Ring:
             work = dist.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
             raise _failed(what, error) from error
-        return Exchange(work, arriving, what)
+        return Exchange(work, leaving, arriving, what)
 
     def sums(self, values: Tensor) -> Tensor:
         """The sums of a few numbers over all processes, added in the order of ranks."""
@@ -173,10 +174,10 @@ def _gathered(group: Any, world: int, values: Tensor) -> Tensor:
 
 # Facts in which processes must agree: where they stand, and what the message calls them.
 _ALIKE = {
-    5: "padded or packed documents",
-    7: "the dtype of D",
+    5: "form of documents (0: padded, 1: packed)",
+    7: "dtype (by number)",
     8: "d",
-    9: "the number of hard negatives",
+    9: "number of hard negatives",
     10: "symmetric",
     11: "normalize",
     12: "label_smoothing",

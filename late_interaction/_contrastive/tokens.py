@@ -41,7 +41,7 @@ class Tokens:
     def part(self, block: Block) -> "Tokens":
         """The sequences of a block. A view; the offsets of packed ones begin at 0 again."""
         begin, end = block
-        if block == (0, len(self)):
+        if block == (0, len(self)) and self.rows(block) == slice(0, self.values.shape[0]):
             return self
         if self.offsets is not None:
             first, last = self.bounds[begin], self.bounds[end]
