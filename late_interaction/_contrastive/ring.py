@@ -23,7 +23,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass
 class Exchange:
-    """Transfers that are under way: what arrives, once they are waited for. What leaves is held until then."""
+    """Transfers under way: what arrives, once they are waited for. What leaves is held until then."""
 
     work: list[Any]
     leaving: Sequence[Tensor]
