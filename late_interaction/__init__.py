@@ -14,6 +14,7 @@ from late_interaction import ops, reference
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
+from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
 from late_interaction.padded import maxsim_padded
 from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
@@ -21,8 +22,11 @@ from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
+    "ContrastiveLoss",
     "MaxSimScorer",
     "__version__",
+    "cached_contrastive_step",
+    "contrastive_loss",
     "explain_plan",
     "maxsim",
     "maxsim_padded",

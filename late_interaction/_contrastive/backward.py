@@ -1,0 +1,208 @@
+"""The backward pass over one shard of documents: winners are found again, block by block.
+
+The larger side's gradients are finished a block at a time; of the smaller side's, one copy in the sums' dtype
+exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) both sides have such a copy.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive.forward import own_blocks, own_part
+from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
+from late_interaction._contrastive.softmax import SoftmaxWeights
+from late_interaction._contrastive.tokens import Block, Tokens
+
+_WINNER_BYTES = 32 << 20  # of one call on listed pairs
+_ops = torch.ops.late_interaction
+
+
+@dataclass
+class Sums:
+    """Where one side's gradient adds up: ``whole`` in the sums' dtype, or a block at a time, each written to
+    ``out`` when it is finished. Neither: the gradient is not needed."""
+
+    tokens: Tokens
+    whole: Tensor | None = None
+    out: Tensor | None = None
+    _block: Tensor | None = None
+
+    @staticmethod
+    def zeros(tokens: Tokens) -> "Sums":
+        return Sums(tokens, torch.zeros_like(tokens.values, dtype=sum_dtype(tokens.values)))
+
+    @staticmethod
+    def by_blocks(tokens: Tokens) -> "Sums":
+        # Tokens of no sequence get a gradient of zero.
+        return Sums(tokens, None, torch.zeros_like(tokens.values, memory_format=torch.contiguous_format))
+
+    @property
+    def needed(self) -> bool:
+        return self.whole is not None or self.out is not None
+
+    def open(self, block: Block) -> None:
+        if self.out is not None:
+            part = self.out[self.tokens.rows(block)]
+            self._block = torch.zeros_like(part, dtype=sum_dtype(part))
+
+    def close(self, block: Block) -> None:
+        if self.out is not None and self._block is not None:
+            self.out[self.tokens.rows(block)] = self._block
+            self._block = None
+
+    def of(self, block: Block) -> Tensor | None:
+        """The sums of a block, which is the open one where they are not whole."""
+        return self._block if self.whole is None else self.whole[self.tokens.rows(block)]
+
+    def finished(self) -> Tensor | None:
+        if self.whole is None:
+            return self.out
+        return self.whole.to(self.tokens.values.dtype)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The derivatives of the loss in scores. ``columns`` where the loss is symmetric."""
+
+    p: Problem
+    rows: SoftmaxWeights
+    columns: SoftmaxWeights | None
+    own: bool
+
+    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
+        logits = scores / self.p.temperature
+        weights = self.rows.of_block(rows[0], logits)
+        self._subtract(weights, self.rows.factor, self.p.classes, rows, columns, False)
+        if self.columns is not None:
+            back = self.columns.of_block(columns[0], logits.t())
+            self._subtract(back, self.columns.factor, self.p.column_classes, columns, rows, True)
+            weights.add_(back.t())
+        return weights
+
+    def _subtract(
+        self, weights: Tensor, factor: Tensor, classes: int, rows: Block, columns: Block, back: bool
+    ) -> None:
+        smoothing = self.p.smoothing
+        if smoothing:
+            weights.sub_(factor[slice(*rows)].unsqueeze(1) * (smoothing / classes))
+        labels = self.p.column_labels if back else self.p.labels
+        if self.own and labels is not None:
+            labels.subtract(weights, factor * (1 - smoothing), rows, columns)
+
+    def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Of listed pairs, and which of them count: labels, and those with a weight above the threshold."""
+        amount, labels = self.rows.of_pairs(rows, logits), None
+        counts = self._above(amount, self.rows.factor[rows], self.p.classes)
+        if self.own:
+            labels = self.p.labels.of_pairs(rows, columns)
+            counts |= labels
+            amount -= torch.where(labels, self.rows.factor[rows], 0.0)
+        if self.columns is not None:
+            back = self.columns.of_pairs(columns, logits)
+            counts |= self._above(back, self.columns.factor[columns], self.p.column_classes)
+            if labels is not None:
+                back -= torch.where(labels, self.columns.factor[columns], 0.0)
+            amount += back
+        return amount, counts
+
+    def _above(self, amount: Tensor, factor: Tensor, classes: int) -> Tensor:
+        return ~(amount.abs() < factor.abs() * (self.p.tail / classes))  # so that NaN counts
+
+
+Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits of pairs
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a forward with a list hands on."""
+
+    pairs: Listed
+    dense: set[tuple[Block, int]]
+
+
+def add_gradients(weights: Weights, grid: Grid, sums: tuple[Sums, Sums], found: Found | None) -> None:
+    """Adds the gradients of all pairs of the shard. A side that adds up by blocks is walked outermost."""
+    documents_outermost = sums[0].out is None
+    outer_blocks = grid.d_blocks if documents_outermost else grid.q_blocks
+    inner_blocks = grid.q_blocks if documents_outermost else grid.d_blocks
+    outer = sums[1] if documents_outermost else sums[0]
+    listed = None if found is None else _Chunks.of(weights, found.pairs, outer_blocks, documents_outermost)
+    for i, block in enumerate(outer_blocks):
+        outer.open(block)
+        for j in range(len(inner_blocks)):
+            at = (j, i) if documents_outermost else (i, j)
+            if found is None or (grid.q_blocks[at[0]], grid.d_blocks[at[1]][0]) in found.dense:
+                _add_block(weights, grid, sums, at)
+        if listed is not None:
+            listed.add(weights.p, grid, sums, i)
+        outer.close(block)
+
+
+def _add_block(weights: Weights, grid: Grid, sums: tuple[Sums, Sums], at: tuple[int, int]) -> None:
+    rows, columns = grid.q_blocks[at[0]], grid.d_blocks[at[1]]
+    q, d = grid.q_parts[at[0]], grid.d_parts[at[1]]
+    scores, winners = weights.p.kernels.scores_and_winners(q, d)
+    grad = weights.of_block(scores, rows, columns)
+    weights.p.kernels.add_gradients(grad, q, d, winners, sums[0].of(rows), sums[1].of(columns))
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """The listed pairs in the order of the outermost blocks, and where those of each block begin."""
+
+    pairs: Listed
+    begins: list[int]
+    by_documents: bool
+
+    @staticmethod
+    def of(weights: Weights, pairs: Listed, blocks: list[Block], by_documents: bool) -> "_Chunks":
+        rows, columns, logits = pairs
+        amount, counts = weights.of_pairs(rows, columns, logits)
+        rows, columns, amount = rows[counts], columns[counts], amount[counts]
+        key = columns if by_documents else rows
+        key, order = key.sort(stable=True)
+        ends = torch.tensor([end for _, end in blocks], dtype=key.dtype).to(key.device)
+        begins = [0, *torch.searchsorted(key, ends).tolist()]
+        return _Chunks((rows[order], columns[order], amount[order]), begins, by_documents)
+
+    def add(self, p: Problem, grid: Grid, sums: tuple[Sums, Sums], i: int) -> None:
+        """Adds the gradients of the pairs of outermost block ``i``."""
+        whole_q, whole_d = (0, len(grid.q)), (0, len(grid.d))
+        q_block = whole_q if self.by_documents else grid.q_blocks[i]
+        d_block = grid.d_blocks[i] if self.by_documents else whole_d
+        step = max(1, _WINNER_BYTES // max(1, 4 * grid.q.longest))
+        for begin in range(self.begins[i], self.begins[i + 1], step):
+            part = slice(begin, min(begin + step, self.begins[i + 1]))
+            rows, columns, amount = (x[part] for x in self.pairs)
+            _add_pairs(p, grid, sums, (q_block, d_block), (rows - q_block[0], columns - d_block[0], amount))
+
+
+def _add_pairs(
+    p: Problem, grid: Grid, sums: tuple[Sums, Sums], blocks: tuple[Block, Block], pairs: Listed
+) -> None:
+    q, d = (x.part(block) for x, block in zip((grid.packed_q, grid.packed_d), blocks, strict=True))
+    to = [x.of(block) for x, block in zip(sums, blocks, strict=True)]
+    indices = tuple(x.to(torch.int32) for x in pairs[:2])
+    inputs = (q.values, d.values, q.offsets, d.offsets, *indices)
+    _, winners = _ops.maxsim_pairs_packed_winners.default(*inputs, q.longest, p.kernels.precision)
+    p.kernels.add_listed_gradients(pairs[2], inputs, winners, to)
+
+
+def add_own_gradients(
+    p: Problem, rows: SoftmaxWeights, q: Tokens, h: Tokens, q_sums: Tensor | None, need_h: bool
+) -> Tensor | None:
+    """The gradient of the hard negatives; that of the queries is added to their sums, which are whole."""
+    grad_h = torch.zeros_like(h.values, memory_format=torch.contiguous_format) if need_h else None
+    for block in own_blocks(q, h, p.each):
+        own = own_part(block, p.each)
+        queries, negatives = q.part(block), h.part(own)
+        scores, winners = p.kernels.own_scores(queries, negatives, p.each)
+        grad = rows.of_block(block[0], scores.div_(p.temperature))
+        if p.smoothing:
+            grad.sub_(rows.factor[slice(*block)].unsqueeze(1) * (p.smoothing / p.classes))
+        to = None if q_sums is None else q_sums[q.rows(block)]
+        part = p.kernels.own_gradients(grad, queries, negatives, winners, to, need_h)
+        if grad_h is not None:
+            grad_h[h.rows(own)] = part
+    return grad_h

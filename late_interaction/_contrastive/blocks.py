@@ -1,0 +1,278 @@
+"""Blocks of queries and documents: how large, and how the operators score and differentiate one.
+
+A block's embeddings stay in the L2 cache (or a CPU's last one) while its winners gather from them, so the
+cost of a pair does not grow with the batch. There are three ways to score a block:
+
+``padded``   ``maxsim`` and ``maxsim_backward``, with masks and normalization
+``packed``   ``maxsim_varlen`` and its backward
+``matrix``   a matrix product, where queries and documents have one token each
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive.tokens import Block, Tokens
+from late_interaction._precision import float32_precision
+from late_interaction.ops import memory
+
+_ops = torch.ops.late_interaction
+# Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
+_CUDA_SHARES = (4 << 20, 12 << 20, 32 << 20)
+_CPU_SHARES = (2 << 20, 6 << 20, 16 << 20)
+_LEAST = 16  # sequences that a block has where there are as many
+_MATRIX_BLOCK = {"cuda": (4096, 2048), "cpu": (1024, 1024)}
+_PANEL = 4 << 20  # logits that one softmax update takes
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How blocks are scored: which of the three ways, and the options of the operators."""
+
+    way: str
+    normalize: bool
+    precision: str
+
+    # ---- every query with every document ----
+
+    def scores(self, q: Tokens, d: Tokens) -> Tensor:
+        """float32 ``[queries, documents]`` (float64 for float64 inputs)."""
+        try:
+            if self.way == "padded":
+                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
+                return _tensor(_ops.maxsim.default(*args))
+            if self.way == "packed":
+                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
+                return _tensor(_ops.maxsim_varlen.default(*packed))
+        except RuntimeError as error:
+            _failed(error, q, d, False)
+            raise
+        return self._product(q, d)
+
+    def scores_and_winners(self, q: Tokens, d: Tokens) -> tuple[Tensor, Tensor]:
+        """Scores, and the winners as the operator keeps them (empty where there is one token alone)."""
+        try:
+            if self.way == "padded":
+                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision, "lowmem")
+                return _pair(_ops.maxsim_winners.default(*args))
+            if self.way == "packed":
+                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
+                return _pair(_ops.maxsim_varlen_winners.default(*packed))
+        except RuntimeError as error:
+            _failed(error, q, d, True)
+            raise
+        return self._product(q, d), q.values.new_empty(0)
+
+    def add_gradients(
+        self,
+        grad: Tensor,
+        q: Tokens,
+        d: Tokens,
+        winners: Tensor,
+        q_sums: Tensor | None,
+        d_sums: Tensor | None,
+    ) -> None:
+        """Adds a block's gradients to sums shaped as its values. None: that gradient is not needed."""
+        needs = q_sums is not None, d_sums is not None
+        if self.way == "matrix":
+            return self._add_products(grad, q, d, q_sums, d_sums)
+        if self.way == "padded" and not self.normalize and q.values.dtype is not torch.float16:
+            none = q.values.new_empty(0)
+            scratch = [torch.empty_like(x.values) if n else none for x, n in zip((q, d), needs, strict=True)]
+            values = (q.values.contiguous(), d.values.contiguous())
+            _ops.maxsim_backward_unit_.default(
+                grad, values[0], values[1], None, winners, *scratch, q_sums, False, False
+            )
+            if d_sums is not None:
+                d_sums.add_(scratch[1])
+            return None
+        grad, peak = _within_range(grad, q.values.dtype)
+        if self.way == "padded":
+            options = (self.normalize, "lowmem", *needs)
+            grads = _ops.maxsim_backward.default(grad, q.values, d.values, winners, *options)
+        else:
+            args = (q.values, d.values, q.offsets, d.offsets, winners, *needs)
+            grads = _ops.maxsim_varlen_backward.default(grad, *args)
+        for sums, part in zip((q_sums, d_sums), grads, strict=True):
+            if sums is not None:
+                _add(sums, part, peak)
+        return None
+
+    def add_listed_gradients(
+        self, grad: Tensor, inputs: Sequence[Any], winners: Tensor, sums: list[Tensor | None]
+    ) -> None:
+        """The same for listed pairs: ``inputs`` are those of ``maxsim_pairs_packed``."""
+        grad, peak = _within_range(grad, inputs[0].dtype)
+        needs = [x is not None for x in sums]
+        parts = _ops.maxsim_pairs_packed_backward.default(grad, *inputs, winners, *needs)
+        for to, part in zip(sums, parts, strict=True):
+            if to is not None:
+                _add(to.view(part.shape), part, peak)
+
+    # ---- one token a sequence ----
+
+    def _product(self, q: Tokens, d: Tokens) -> Tensor:
+        Q, D = self._rows(q), self._rows(d)
+        scores = _mm(Q, D.t())
+        for mask, dim in ((q.mask, 1), (d.mask, 0)):
+            if mask is not None:
+                scores.masked_fill_(~mask.flatten().unsqueeze(dim), 0.0)
+        return scores
+
+    def _add_products(
+        self, grad: Tensor, q: Tokens, d: Tokens, q_sums: Tensor | None, d_sums: Tensor | None
+    ) -> None:
+        Q, D = self._rows(q), self._rows(d)
+        grad, peak = _within_range(grad, Q.dtype)
+        for mask, dim in ((q.mask, 1), (d.mask, 0)):
+            if mask is not None:
+                grad = grad.masked_fill(~mask.flatten().unsqueeze(dim), 0.0)
+        grad = grad.to(Q.dtype)
+        if q_sums is not None:
+            _add(q_sums.squeeze(1), _mm(grad, D), peak)
+        if d_sums is not None:
+            _add(d_sums.squeeze(1), _mm(grad.t(), Q), peak)
+
+    def _rows(self, x: Tokens) -> Tensor:
+        rows = x.values.squeeze(1)
+        if x.mask is not None:  # whatever a masked token holds reaches nothing
+            rows = rows.masked_fill(~x.mask, 0.0)
+        half = {"medium": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        return rows.to(half) if half is not None and rows.dtype is torch.float32 else rows
+
+    # ---- each query with documents of its own ----
+
+    def own_scores(self, q: Tokens, h: Tokens, each: int) -> tuple[Tensor, Tensor]:
+        """Scores ``[queries, each]`` of queries with hard negatives of their own, and the winners."""
+        if h.packed:
+            pairs = _own_pairs(len(q), each, h.values.device)
+            inputs = (q.values, h.values, q.offsets, h.offsets, *pairs, q.longest, self.precision)
+            scores, winners = _ops.maxsim_pairs_packed_winners.default(*inputs)
+            return scores.view(len(q), each), winners
+        D, mask = _own_documents(h, len(q), each)
+        args = (q.values, D, q.mask, mask, self.normalize, self.precision, "lowmem")
+        return _pair(_ops.maxsim_winners.default(*args))
+
+    def own_gradients(
+        self, grad: Tensor, q: Tokens, h: Tokens, winners: Tensor, q_sums: Tensor | None, need_h: bool
+    ) -> Tensor:
+        """The gradient of the hard negatives; that of the queries is added to their sums."""
+        needs = q_sums is not None, need_h
+        grad, peak = _within_range(grad, q.values.dtype)
+        if h.packed:
+            pairs = _own_pairs(grad.shape[0], grad.shape[1], h.values.device)
+            args = (q.values, h.values, q.offsets, h.offsets, *pairs, winners, *needs)
+            grad_q, grad_h = _ops.maxsim_pairs_packed_backward.default(grad.flatten(), *args)
+        else:
+            D, _ = _own_documents(h, *grad.shape)
+            options = (self.normalize, "lowmem", *needs)
+            grad_q, grad_h = _ops.maxsim_backward.default(grad, q.values, D, winners, *options)
+        if q_sums is not None:
+            _add(q_sums, grad_q, peak)
+        if need_h and peak is not None:
+            grad_h = grad_h.float().mul_(peak).to(grad_h.dtype)
+        return grad_h.view(h.values.shape) if need_h else _tensor(grad_h)
+
+
+def _own_documents(h: Tokens, queries: int, each: int) -> tuple[Tensor, Tensor | None]:
+    shape = (queries, each)
+    return h.values.unflatten(0, shape), None if h.mask is None else h.mask.unflatten(0, shape)
+
+
+def _own_pairs(queries: int, each: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    pairs = torch.arange(queries * each, dtype=torch.int32, device=device)
+    return pairs.div(max(each, 1), rounding_mode="floor"), pairs
+
+
+def _within_range(grad: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Gradients of half precision hold no small numbers: those of a block are scaled to a maximum of 1."""
+    if dtype is not torch.float16 or grad.numel() == 0:
+        return grad, None
+    peak = grad.abs().amax().clamp_min(torch.finfo(grad.dtype).tiny)
+    return grad / peak, peak
+
+
+def _add(sums: Tensor, part: Tensor, peak: Tensor | None) -> None:
+    if peak is None:
+        sums.add_(part)
+    else:
+        sums.addcmul_(part.to(sums.dtype), peak)
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """A product with results in float32 (float64 for float64 inputs)."""
+    if a.dtype.itemsize >= 4:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def _tensor(x: Any) -> Tensor:
+    found: Tensor = x
+    return found
+
+
+def _pair(x: Any) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = x
+    return found
+
+
+def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
+    """Raises the allocator's exception where memory is what was missing."""
+    if q.offsets is not None and d.offsets is not None:
+        memory.varlen_failed(error, q.values, d.values, q.offsets, d.offsets, winners)
+    else:
+        memory.forward_failed(error, q.values, d.values, winners)
+
+
+# ---- which way, and how large ----
+
+
+def choose(q: Tokens, d: Tokens, normalize: bool, precision: str) -> Kernels:
+    """The way to score these tokens. ``normalize`` has been done already where it is no ``padded`` way."""
+    if q.packed:
+        return Kernels("packed", False, precision)
+    if not normalize and q.values.shape[1] == d.values.shape[1] == 1 and _product_obeys(q.values, precision):
+        return Kernels("matrix", False, precision)
+    return Kernels("padded", normalize, precision)
+
+
+def _product_obeys(x: Tensor, precision: str) -> bool:
+    """Whether PyTorch's own matrix product is as precise as was asked for."""
+    if x.dtype is not torch.float32 or precision in ("medium", "fp16"):
+        return True
+    return precision != "highest" or float32_precision(x.device.type) == "highest"
+
+
+def block_sizes(kernels: Kernels, q: Tokens, d: Tokens) -> Block:
+    """Queries and documents of a block."""
+    on_gpu = q.values.is_cuda
+    if kernels.way == "matrix":
+        return _MATRIX_BLOCK["cuda" if on_gpu else "cpu"]
+    of_queries, of_documents, of_pairs = _CUDA_SHARES if on_gpu else _CPU_SHARES
+    queries = max(_LEAST, int(of_queries / max(q.mean_bytes, 1)))
+    documents = max(_LEAST, int(of_documents / max(d.mean_bytes, 1)))
+    queries = min(queries, max(len(q), 1))
+    documents = min(documents, max(len(d), 1))
+    pair = 2 * q.longest + 8
+    documents = min(documents, max(_LEAST, int(of_pairs / (queries * pair))))
+    queries = min(queries, max(_LEAST, int(of_pairs / (documents * pair))))
+    return queries, documents
+
+
+def panels(blocks: list[Block], queries: int) -> list[list[Block]]:
+    """Blocks of documents in runs whose logits with so many queries are updated together."""
+    most, found, begin = max(1, _PANEL // max(queries, 1)), [], 0
+    run: list[Block] = []
+    for block in blocks:
+        if run and block[1] - begin > most:
+            found.append(run)
+            run = []
+        if not run:
+            begin = block[0]
+        run.append(block)
+    return [*found, run] if run else found

@@ -1,0 +1,169 @@
+"""Encoding in parts with cached gradients, GradCache: https://arxiv.org/abs/2101.06983."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Outputs = tuple[Tensor, ...]
+
+
+def cached_contrastive_step(
+    encoder: Callable[[Any], Any],
+    batches: Sequence[Any],
+    loss: Callable[..., Tensor],
+    *,
+    scale: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """One forward and backward pass over a batch that is encoded in parts, with the memory of one part's
+    graph: the gradients of ``loss(*encoder(batch))`` over all parts joined together, exactly.
+
+    Each part is encoded without a graph; the loss of all embeddings leaves their gradients; then each part is
+    encoded again, with the same random numbers, and its gradients go on into the encoder. This costs one
+    more forward of the encoder. What an encoder changes as it runs (the running mean of a batch norm)
+    changes twice.
+
+    Args:
+        encoder: from a part to its embeddings: a tensor, or a tuple of tensors, say queries, documents and
+            their masks. A module in DistributedDataParallel or FSDP2 sends its gradients with the last part.
+        batches: the parts, at least one: whatever the encoder takes.
+        loss: from the outputs, joined along their first dim, to the loss: say ``lambda Q, D:
+            contrastive_loss(Q, D, temperature=0.05)``. Tensors ``[b, L, ...]`` of unequal ``L`` are padded
+            at the end with zeros (False): let the encoder return masks too.
+        scale: applied to the loss before its backward, say ``GradScaler().scale``.
+
+    Returns:
+        The loss, detached and not scaled. Gradients are added to the ``.grad`` of all that encoder and loss
+        depend on.
+
+    Raises:
+        TypeError: an output that is no tensor. ValueError: no part, or parts whose outputs do not fit.
+
+    Complexity: two forwards and a backward of the encoder; the embeddings of all parts and their gradients.
+    Autocast that surrounds the call holds for all passes.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import cached_contrastive_step, contrastive_loss
+        >>> encoder = torch.nn.Linear(16, 8)
+        >>> parts = [(torch.randn(2, 4, 16), torch.randn(2, 6, 16)) for _ in range(3)]
+        >>> step = cached_contrastive_step(
+        ...     lambda part: (encoder(part[0]), encoder(part[1])),
+        ...     parts,
+        ...     lambda Q, D: contrastive_loss(Q, D, temperature=0.05, normalize=True),
+        ... )
+        >>> step.requires_grad, encoder.weight.grad.shape
+        (False, torch.Size([8, 16]))
+    """
+    batches = list(batches)
+    if not batches:
+        raise ValueError("batches must hold at least one part, got none")
+    states, encoded = [], []
+    with torch.no_grad():
+        for batch in batches:
+            states.append(_RandomState())
+            encoded.append(_outputs(encoder(batch)))
+    # Casts of weights that autocast has cached without a graph would end the gradients of the second pass.
+    torch.clear_autocast_cache()
+    leaves = [_leaf(parts) for parts in _columns(encoded)]
+    value = loss(*leaves)
+    (value if scale is None else scale(value)).backward()
+    gradients = [leaf.grad for leaf in leaves]
+    sizes = [[x.shape for x in outputs] for outputs in encoded]
+    del encoded, leaves
+    begin = 0
+    for i, batch in enumerate(batches):
+        end = begin + sizes[i][0][0]
+        with _synchronized(encoder, i + 1 == len(batches)), states[i].again():
+            _backward(
+                _outputs(encoder(batch)),
+                [_part(g, begin, s) for g, s in zip(gradients, sizes[i], strict=True)],
+            )
+        begin = end
+    return value.detach()
+
+
+def _outputs(outputs: Any) -> Outputs:
+    found = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    for x in found:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"encoder must return a tensor or a tuple of tensors, got {type(x).__name__}")
+        if x.dim() == 0:
+            raise ValueError("encoder must return tensors [b, ...], got a 0-dim one")
+    return tuple(found)
+
+
+def _columns(encoded: list[Outputs]) -> list[list[Tensor]]:
+    """Each output of all parts."""
+    if len({len(outputs) for outputs in encoded}) > 1:
+        raise ValueError("encoder must return as many tensors for every part")
+    return [list(parts) for parts in zip(*encoded, strict=True)]
+
+
+def _leaf(parts: list[Tensor]) -> Tensor:
+    """All parts of an output in one tensor, which gets a gradient if it is of floating point."""
+    first = parts[0]
+    if any(x.dim() != first.dim() or x.shape[2:] != first.shape[2:] for x in parts):
+        shapes = ", ".join(str(list(x.shape)) for x in parts[:4])
+        raise ValueError(
+            f"encoder must return tensors that differ in their first two dims alone, got {shapes}"
+        )
+    rows = sum(x.shape[0] for x in parts)
+    if first.dim() > 1 and len({x.shape[1] for x in parts}) > 1:
+        joined, begin = first.new_zeros(rows, max(x.shape[1] for x in parts), *first.shape[2:]), 0
+        for x in parts:
+            joined[begin : begin + x.shape[0], : x.shape[1]] = x
+            begin += x.shape[0]
+    else:
+        joined = torch.cat(parts)
+    return joined.detach().requires_grad_(joined.is_floating_point())
+
+
+def _part(gradient: Tensor | None, begin: int, shape: torch.Size) -> Tensor | None:
+    if gradient is None:
+        return None
+    part = gradient[begin : begin + shape[0]]
+    return part if len(shape) < 2 else part[:, : shape[1]]
+
+
+def _backward(outputs: Outputs, gradients: list[Tensor | None]) -> None:
+    pairs = [(x, g) for x, g in zip(outputs, gradients, strict=True) if x.requires_grad and g is not None]
+    if pairs:
+        torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
+
+
+class _RandomState:
+    """The states of the random number generators of the CPU and of the GPUs in use, as they are now."""
+
+    def __init__(self) -> None:
+        self.cpu = torch.get_rng_state()
+        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.gpus = torch.cuda.get_rng_state_all() if used else []
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """These states within, and afterwards those of before."""
+        with torch.random.fork_rng(range(len(self.gpus))):
+            torch.set_rng_state(self.cpu)
+            if self.gpus:
+                torch.cuda.set_rng_state_all(self.gpus)
+            yield
+
+
+@contextmanager
+def _synchronized(encoder: Any, last: bool) -> Iterator[None]:
+    """Gradients of a distributed module stay where they are but with the last part."""
+    if hasattr(encoder, "set_requires_gradient_sync"):  # FSDP2
+        encoder.set_requires_gradient_sync(last)
+        try:
+            yield
+        finally:
+            encoder.set_requires_gradient_sync(True)
+        return
+    wait: AbstractContextManager[Any] = nullcontext()
+    if not last and hasattr(encoder, "no_sync"):  # DistributedDataParallel
+        wait = encoder.no_sync()
+    with wait:
+        yield

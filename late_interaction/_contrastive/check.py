@@ -1,0 +1,282 @@
+"""What :func:`late_interaction.contrastive_loss` asks of its arguments, and what it makes of them."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize as unit
+
+from late_interaction import _checks
+from late_interaction._contrastive.labels import IGNORED
+from late_interaction._contrastive.tokens import Tokens, pack_kept
+from late_interaction._precision import float32_precision
+
+REDUCTIONS = ("mean", "sum", "none")
+_OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Queries, documents, and hard negatives with how many each query has."""
+
+    q: Tokens
+    d: Tokens
+    h: Tokens | None
+    each: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a call, checked."""
+
+    labels: Tensor | None
+    temperature: Tensor | float
+    symmetric: bool
+    normalize: bool
+    precision: str
+    smoothing: float
+    tail: float
+    reduction: str
+
+
+def sides(
+    tokens: tuple[Tensor, Tensor, Tensor | None],
+    masks: tuple[Tensor | None, Tensor | None, Tensor | None],
+    offsets: tuple[Tensor | None, Tensor | None, Tensor | None],
+) -> Sides:
+    """Queries, documents and hard negatives, all padded or all packed."""
+    for name, x in (("Q", tokens[0]), ("D", tokens[1]), ("hard_negatives", tokens[2])):
+        if x is not None or name != "hard_negatives":
+            _checks.embeddings(name, x)  # type: ignore[arg-type]
+    if offsets[0] is None and offsets[1] is None:
+        if offsets[2] is not None:
+            raise ValueError("cu_seqlens_h must be None where cu_seqlens_q and cu_seqlens_d are")
+        return _padded(tokens, masks)
+    if offsets[0] is None or offsets[1] is None:
+        missing = "cu_seqlens_q" if offsets[0] is None else "cu_seqlens_d"
+        raise TypeError(f"{missing} must be a torch.Tensor where the other side is packed, got None")
+    return _packed(tokens, masks, (offsets[0], offsets[1], offsets[2]))
+
+
+def _padded(
+    tokens: tuple[Tensor, Tensor, Tensor | None], masks: tuple[Tensor | None, Tensor | None, Tensor | None]
+) -> Sides:
+    Q, D, H = tokens
+    for name, x in (("Q", Q), ("D", D)):
+        if x.dim() != 3:
+            raise ValueError(f"{name} must be [B, L, d] (or packed, with cu_seqlens), got {list(x.shape)}")
+    _checks.together(Q, D)
+    q_mask, d_mask = _checks.mask("q_mask", masks[0], "Q", Q), _checks.mask("d_mask", masks[1], "D", D)
+    q, d = Tokens(Q, q_mask), Tokens(D, d_mask)
+    if H is None:
+        if masks[2] is not None:
+            raise ValueError("hard_negatives_mask must be None where hard_negatives is")
+        return Sides(*_one_dtype(q, d, None), 0)
+    if H.dim() != 4 or H.shape[0] != Q.shape[0]:
+        raise ValueError(
+            f"hard_negatives must be [B, K, Ld, d] with B = {Q.shape[0]} queries, got {list(H.shape)}"
+        )
+    _alike("hard_negatives", H, Q)
+    h_mask = _checks.mask("hard_negatives_mask", masks[2], "hard_negatives", H)
+    h = Tokens(H.flatten(0, 1), None if h_mask is None else h_mask.flatten(0, 1))
+    return Sides(*_one_dtype(q, d, h), H.shape[1])
+
+
+def _packed(
+    tokens: tuple[Tensor, Tensor, Tensor | None],
+    masks: tuple[Tensor | None, Tensor | None, Tensor | None],
+    offsets: tuple[Tensor, Tensor, Tensor | None],
+) -> Sides:
+    Q, D, H = tokens
+    for name, mask in zip(("q_mask", "d_mask", "hard_negatives_mask"), masks, strict=True):
+        if mask is not None:
+            raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
+    cu_q, cu_d = _checks.packed(Q, D, offsets[0], offsets[1])
+    q, d = (_with_bounds(x, cu) for x, cu in ((Q, cu_q), (D, cu_d)))
+    if H is None:
+        return Sides(*_one_dtype(q, d, None), 0)
+    if H.dim() != 2:
+        raise ValueError(f"hard_negatives must be packed as Q and D are, [tokens, d], got {list(H.shape)}")
+    _alike("hard_negatives", H, Q)
+    if offsets[2] is None:
+        raise TypeError("cu_seqlens_h must be a torch.Tensor with packed hard_negatives, got None")
+    h = _with_bounds(H, _checks.offsets("cu_seqlens_h", offsets[2], "hard_negatives", H))
+    each = len(h) // max(len(q), 1)
+    if len(h) != each * len(q):
+        raise ValueError(
+            f"cu_seqlens_h must hold as many hard negatives for each of the {len(q)} queries, got {len(h)} in"
+            " all"
+        )
+    return Sides(*_one_dtype(q, d, h), each)
+
+
+def _with_bounds(x: Tensor, offsets: Tensor) -> Tokens:
+    bounds = offsets.tolist()  # the one wait for a device: blocks are cut on the host
+    if x.is_cuda:
+        _checks.rising_within("cu_seqlens", offsets.cpu(), x.shape[0])
+    return Tokens(x, None, offsets, tuple(bounds))
+
+
+def _alike(name: str, x: Tensor, Q: Tensor) -> None:
+    if x.device != Q.device:
+        raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {x.device}")
+    mixed = _checks.autocasting(Q) and torch.float64 not in (x.dtype, Q.dtype)
+    if x.dtype != Q.dtype and not mixed:
+        raise TypeError(f"{name} must be {Q.dtype} as Q, got {x.dtype}")
+    if x.shape[-1] != Q.shape[-1]:
+        raise ValueError(
+            f"{name} and Q must share the embedding dim d, got {list(x.shape)} and {list(Q.shape)}"
+        )
+
+
+def _one_dtype(q: Tokens, d: Tokens, h: Tokens | None) -> tuple[Tokens, Tokens, Tokens | None]:
+    """Under autocast inputs of two dtypes come in the autocast dtype, as for ``maxsim``."""
+    found = {x.values.dtype for x in (q, d, h) if x is not None}
+    if len(found) == 1:
+        return q, d, h
+    dtype = torch.get_autocast_dtype(q.values.device.type)
+    q, d = (_with_values(x, x.values.to(dtype)) for x in (q, d))
+    return q, d, None if h is None else _with_values(h, h.values.to(dtype))
+
+
+def _with_values(x: Tokens, values: Tensor) -> Tokens:
+    return Tokens(values, x.mask, x.offsets, x.bounds)
+
+
+def options(s: Sides, given: dict[str, Any]) -> Options:
+    """Everything beside the tokens."""
+    for name in ("symmetric", "normalize", "scale_by_world"):
+        _checks.flag(name, given[name])
+    if given["reduction"] not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {_checks.brief(given['reduction'])}")
+    smoothing = _share("label_smoothing", given["label_smoothing"])
+    tail = _share("tail", given["tail"])
+    if smoothing and tail:
+        raise ValueError(
+            f"tail must be 0 with label_smoothing, which weighs every pair, got {tail} and {smoothing}"
+        )
+    if given["group"] is None and len(s.d) + s.each == 0:
+        raise ValueError("D must hold at least one document, got none")
+    labels = _labels(given["labels"], s)
+    if given["symmetric"]:
+        _symmetric(labels, s)
+    return Options(
+        labels,
+        temperature(given["temperature"], s.q.values),
+        given["symmetric"],
+        given["normalize"],
+        _precision(given["precision"], s.q.values),
+        smoothing,
+        tail,
+        given["reduction"],
+    )
+
+
+def _share(name: str, value: Any) -> float:
+    if isinstance(value, (bool, Tensor)) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must lie in [0, 1), got {value}")
+    return float(value)
+
+
+def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
+    """A number above 0, or (beside queries) a tensor of one element, which comes back 0-dim."""
+    if isinstance(value, Tensor) and Q is not None:
+        if value.numel() != 1 or not value.is_floating_point():
+            raise ValueError(
+                f"temperature must be a float or one floating-point number, got {_checks.brief(value)}"
+            )
+        if value.device != Q.device:
+            raise ValueError(f"temperature must be on the device of Q, {Q.device}, got {value.device}")
+        dtype = torch.float64 if Q.dtype is torch.float64 else torch.float32
+        return value.reshape(()).to(dtype)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"temperature must be a float or a torch.Tensor, got {type(value).__name__}")
+    if not value > 0 or math.isinf(value):
+        raise ValueError(f"temperature must be above 0, got {value}")
+    return float(value)
+
+
+def _precision(precision: str | None, Q: Tensor) -> str:
+    _checks.known_precision(precision)
+    if precision is not None:
+        return precision
+    if Q.dtype is not torch.float32:
+        return "highest"
+    if _checks.autocasting(Q):
+        named = _OF_AUTOCAST.get(torch.get_autocast_dtype(Q.device.type))
+        if named is not None:
+            return named
+    return float32_precision(Q.device.type)
+
+
+def _labels(labels: Tensor | None, s: Sides) -> Tensor | None:
+    queries, documents = len(s.q), len(s.d)
+    if labels is None:
+        if documents < queries:
+            raise ValueError(
+                f"labels must say which of the {documents} documents each of the {queries} queries belongs"
+                " to, got None, which is document i for query i"
+            )
+        return None
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a torch.Tensor or None, got {type(labels).__name__}")
+    if labels.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"labels must be int64 (or int32), got {labels.dtype}")
+    if labels.shape != (queries,):
+        raise ValueError(f"labels must be [{queries}], a document for each query, got {list(labels.shape)}")
+    if labels.device != s.q.values.device:
+        raise ValueError(f"labels must be on the device of Q, {s.q.values.device}, got {labels.device}")
+    if labels.device.type == "cpu":
+        bad = ((labels < 0) | (labels >= documents)) & (labels != IGNORED)
+        if bool(bad.any()):
+            raise ValueError(
+                f"labels must lie in [0, {documents}), or be {IGNORED} for a query that is left out, got"
+                f" {_checks.offenders('labels', labels, bad)}"
+            )
+    return labels.long()
+
+
+def _symmetric(labels: Tensor | None, s: Sides) -> None:
+    if len(s.q) != len(s.d):
+        raise ValueError(
+            f"symmetric needs as many documents as queries, got {len(s.d)} documents and {len(s.q)} queries"
+        )
+    if labels is not None and labels.device.type == "cpu":
+        used = labels[labels != IGNORED]
+        if len(used.unique()) != len(used):
+            raise ValueError("symmetric needs labels that no two queries share")
+
+
+# ---- what the blocks need done beforehand ----
+
+
+def prepared(s: Sides, options: Options) -> tuple[Sides, bool]:
+    """The tokens as their blocks are scored, and whether the operators normalize them still. Packed tokens,
+    single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out."""
+    single = not s.q.packed and s.q.values.shape[1] == s.d.values.shape[1] == 1
+    listed = options.tail > 0
+    q, d, h = s.q, s.d, s.h
+    here = options.normalize and (q.packed or single or listed)
+    if here:
+        q, d, h = _normalized(q), _normalized(d), None if h is None else _normalized(h)
+    if listed and any(x is not None and x.mask is not None for x in (q, d, h)):
+        q, d, h = _kept(q), _kept(d), None if h is None else _kept(h)
+    return Sides(q, d, h, s.each), options.normalize and not here
+
+
+def _kept(x: Tokens) -> Tokens:
+    if not x.packed and x.mask is None:
+        every = torch.ones(x.values.shape[:2], dtype=torch.bool, device=x.values.device)
+        return pack_kept(Tokens(x.values, every))
+    return pack_kept(x)
+
+
+def _normalized(x: Tokens) -> Tokens:
+    values = x.values
+    if values.dtype.itemsize < 4:
+        return _with_values(x, unit(values.float(), dim=-1, eps=1e-12).to(values.dtype))
+    return _with_values(x, unit(values, dim=-1, eps=1e-12))

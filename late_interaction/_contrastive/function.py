@@ -1,0 +1,324 @@
+"""The autograd function of the loss: both passes over all shards of documents."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from late_interaction._contrastive import backward, forward
+from late_interaction._contrastive.labels import ignored
+from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
+from late_interaction._contrastive.ring import Exchange, Ring
+from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
+from late_interaction._contrastive.tail import PairList
+from late_interaction._contrastive.tokens import Tokens
+from late_interaction._precision import without_autocast
+
+
+@dataclass(frozen=True)
+class Form:
+    """Tokens without their values."""
+
+    mask: Tensor | None
+    offsets: Tensor | None
+    bounds: tuple[int, ...]
+
+    @staticmethod
+    def of(tokens: Tokens) -> "Form":
+        return Form(tokens.mask, tokens.offsets, tokens.bounds)
+
+    def with_values(self, values: Tensor) -> Tokens:
+        return Tokens(values, self.mask, self.offsets, self.bounds)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call has beside the tensors that have gradients."""
+
+    problem: Problem  # its temperature is replaced by the one that is given
+    q: Form
+    d: Form
+    h: Form | None
+    reduction: str
+    ring: Ring
+    scale: float  # of the loss: the world's size, or 1
+    keeps: bool  # a backward will follow
+
+
+@dataclass
+class _Kept:
+    """What the forward keeps for the backward beside its inputs."""
+
+    rows: RunningSoftmax
+    columns: RunningSoftmax | None
+    lists: list[PairList]
+    counts: Tensor  # of queries, and of documents, that the loss is the mean over
+
+
+class Loss(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, Q: Tensor, D: Tensor, H: Tensor | None, temperature: Tensor | float, call: Call
+    ) -> Tensor:
+        with without_autocast(Q.device.type):
+            loss, kept = _forward(Q, D, H, temperature, call)
+        if call.keeps:
+            tensors, ctx.rebuild = _flatten(kept)
+            given = isinstance(temperature, Tensor)
+            ctx.save_for_backward(Q, D, H, temperature if given else None, *tensors)
+            ctx.temperature = None if given else temperature
+            ctx.call = call
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        Q, D, H, temperature, *tensors = ctx.saved_tensors
+        temperature = ctx.temperature if temperature is None else temperature
+        kept, needs = ctx.rebuild(tensors), ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():  # create_graph=True
+            return *_once(grad, Q, D, H, temperature, ctx.call, kept, needs), None
+        with without_autocast(Q.device.type):
+            return *_backward(grad, Q, D, H, temperature, ctx.call, kept, needs), None
+
+
+class Once(Function):
+    """The gradients, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *args: Any) -> Any:
+        with without_autocast(grad.device.type):
+            return _backward(grad, *args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "double backward of contrastive_loss is not supported: its gradients cannot be differentiated"
+            " again (call backward or torch.autograd.grad without create_graph=True)"
+        )
+
+
+apply: Any = Loss.apply
+_once: Any = Once.apply
+
+
+# ---- forward ----
+
+
+def _forward(
+    Q: Tensor, D: Tensor, H: Tensor | None, temperature: Tensor | float, call: Call
+) -> tuple[Tensor, _Kept]:
+    p, ring = _with_temperature(call.problem, temperature), call.ring
+    q, d = call.q.with_values(Q), call.d.with_values(D)
+    sums = (sum_dtype(Q), p.needs_moment, p.smoothing > 0)
+    rows = RunningSoftmax.empty(len(q), Q, *sums)
+    columns = RunningSoftmax.empty(len(d), Q, *sums) if p.symmetric else None
+    if H is not None and call.h is not None and p.each:
+        forward.score_own(p, q, call.h.with_values(H), rows)
+    lists: list[PairList] = []
+    for step, (_, documents, _) in enumerate(ring.shards(d)):
+        grid = Grid.of(p.kernels, q, documents)
+        found = PairList() if p.tail and call.keeps else None
+        forward.score_shard(p, grid, forward.Pass(rows, columns, found, step == 0))
+        if found is not None:
+            lists.append(found)
+        if columns is not None and ring.world > 1:
+            columns = _pass_columns(ring, step, columns)
+    loss, counts = _reduce(p, call, rows, columns)
+    return loss, _Kept(rows, columns, lists, counts)
+
+
+def _with_temperature(p: Problem, temperature: Tensor | float) -> Problem:
+    return Problem(**{**vars(p), "temperature": temperature})
+
+
+def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoftmax:
+    """Sends the sums of a shard's columns on with its documents, and takes those of the next shard."""
+    parts = columns.tensors()
+    leaving = torch.stack([x for x in parts if x is not None])
+    coming = ring.owner(step + 1)
+    arriving = leaving.new_empty(leaving.shape[0], ring.documents[coming])
+    (arrived,) = ring.exchange([leaving], [arriving], "sums").wait()
+    places = iter(arrived.unbind(0))
+    taken = [None if x is None else next(places) for x in parts]
+    met = sum(ring.queries[(coming + i) % ring.world] for i in range(step + 1))
+    return RunningSoftmax.of(taken, [met] * ring.documents[coming])
+
+
+def _reduce(
+    p: Problem, call: Call, rows: RunningSoftmax, columns: RunningSoftmax | None
+) -> tuple[Tensor, Tensor]:
+    """The loss, and how many rows and columns it is the mean over."""
+    found = [(rows.losses(p.smoothing, p.classes), p.labels.index)]
+    if columns is not None and p.column_labels is not None:
+        found.append((columns.losses(p.smoothing, p.column_classes), p.column_labels.index))
+    losses, totals, counts = [], [], []
+    for loss, index in found:
+        left_out = ignored(index)
+        count = torch.full_like(loss[:0].sum(), loss.numel())
+        if left_out is not None:
+            loss, count = loss.masked_fill(left_out, 0.0), count - left_out.sum()
+        losses.append(loss)
+        totals.append(loss.sum())
+        counts.append(count)
+    share = call.scale / len(losses)
+    if call.reduction == "none":
+        result = losses[0]
+        if columns is not None:
+            result = result + _by_rows(p, losses[1])
+        return result * share, torch.stack(counts)
+    world = call.ring.sums(torch.stack([*totals, *counts]))
+    total, count = world[: len(losses)], world[len(losses) :]
+    return (total / count if call.reduction == "mean" else total).sum() * share, count
+
+
+def _by_rows(p: Problem, values: Tensor) -> Tensor:
+    """Values of columns, at the rows whose labels they are."""
+    index = p.labels.index
+    return values if index is None else values[index.clamp_min(0)].masked_fill(index < 0, 0.0)
+
+
+def _by_columns(p: Problem, values: Tensor) -> Tensor:
+    """Values of rows, at the columns that are their labels."""
+    assert p.column_labels is not None
+    index = p.column_labels.index
+    return values if index is None else values[index.clamp_min(0)].masked_fill(index < 0, 0.0)
+
+
+# ---- what is kept ----
+
+
+def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
+    """All tensors, for autograd to keep, and the function that takes them back."""
+    tensors: list[Tensor] = [kept.counts]
+
+    def put(x: Tensor | None) -> int:
+        if x is None:
+            return -1
+        tensors.append(x)
+        return len(tensors) - 1
+
+    def put_sums(s: RunningSoftmax | None) -> list[int]:
+        return [] if s is None else [put(x) for x in s.tensors()]
+
+    rows, columns = put_sums(kept.rows), put_sums(kept.columns)
+    lists = [([put(x) for x in found.tensors(kept.rows.weight)], found.dense) for found in kept.lists]
+
+    def rebuild(saved: list[Tensor]) -> _Kept:
+        def take(place: int) -> Tensor | None:
+            return None if place < 0 else saved[place]
+
+        def sums(places: list[int]) -> Any:
+            return RunningSoftmax.of([take(place) for place in places], []) if places else None
+
+        found = [
+            PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense)
+            for (i, j, k), dense in lists
+        ]
+        return _Kept(sums(rows), sums(columns), found, saved[0])
+
+    return tensors, rebuild
+
+
+# ---- backward ----
+
+
+def _backward(
+    grad: Tensor,
+    Q: Tensor,
+    D: Tensor,
+    H: Tensor | None,
+    temperature: Tensor | float,
+    call: Call,
+    kept: _Kept,
+    needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, ...]:
+    p, ring = _with_temperature(call.problem, temperature), call.ring
+    q, d = call.q.with_values(Q), call.d.with_values(D)
+    factors = _factors(grad, p, call, kept)
+    labelled = p.labels.index is not None
+    rows = _weights(kept.rows, factors[0] / temperature, labelled)
+    columns = None if kept.columns is None else _weights(kept.columns, factors[1] / temperature, labelled)
+    alone = ring.world == 1
+    needs_d = needs[1] if alone else ring.needs_gradient
+    # Queries with hard negatives add up as a whole; so do both sides where documents travel.
+    q_whole = not alone or H is not None or Q.numel() <= D.numel() or not needs_d
+    q_sums = _sums(q, needs[0], q_whole)
+    grad_h = None
+    if H is not None and call.h is not None and p.each and (needs[0] or needs[2]):
+        grad_h = backward.add_own_gradients(p, rows, q, call.h.with_values(H), q_sums.whole, needs[2])
+    elif H is not None and needs[2]:
+        grad_h = torch.zeros_like(H)
+    d_sums, under_way = backward.Sums(d), None
+    extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
+    for step, (_, documents, travelled) in enumerate(ring.shards(d, extra)):
+        if alone and not (needs[0] or needs_d):
+            break
+        d_sums = _sums(documents, needs_d, not alone or (not q_whole and needs[0]))
+        of_columns = None
+        if travelled is not None:
+            maximum, scale, factor = travelled.unbind(0)
+            of_columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
+        weights = backward.Weights(p, rows, of_columns, step == 0)
+        found = None
+        if kept.lists:
+            found = backward.Found(kept.lists[step].tensors(rows.maximum), kept.lists[step].dense)
+        grid = Grid.of(p.kernels, q, documents)
+        backward.add_gradients(weights, grid, (q_sums, d_sums), found)
+        under_way = _pass_gradients(ring, step, d_sums, under_way)
+    if under_way is not None:
+        d_sums = backward.Sums(d, under_way.wait()[0])
+    grad_T = _temperature_gradient(p, temperature, kept, factors) if needs[3] else None
+    return q_sums.finished() if needs[0] else None, d_sums.finished() if needs[1] else None, grad_h, grad_T
+
+
+def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
+    if not needed:
+        return backward.Sums(tokens)
+    return backward.Sums.zeros(tokens) if whole else backward.Sums.by_blocks(tokens)
+
+
+def _pass_gradients(
+    ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None
+) -> Exchange | None:
+    """Adds what other processes found for this shard, and sends the sum on with the documents."""
+    if ring.world == 1 or sums.whole is None:
+        return None
+    if under_way is not None:
+        sums.whole.add_(under_way.wait()[0])
+    arriving = sums.whole.new_empty(ring.shapes[ring.owner(step + 1)])
+    return ring.exchange([sums.whole], [arriving], "gradients")
+
+
+def _factors(grad: Tensor, p: Problem, call: Call, kept: _Kept) -> list[Tensor]:
+    """The derivatives of the loss in the cross entropies of rows, and of columns."""
+    sides = [(kept.rows, p.labels)]
+    if kept.columns is not None and p.column_labels is not None:
+        sides.append((kept.columns, p.column_labels))
+    grad, found = grad.to(kept.rows.weight.dtype) * (call.scale / len(sides)), []
+    for i, (sums, labels) in enumerate(sides):
+        each = grad if call.reduction != "mean" else grad / kept.counts[i]
+        if call.reduction == "none" and i == 1:
+            each = _by_columns(p, grad)
+        each = each.expand_as(sums.weight)
+        left_out = ignored(labels.index)
+        found.append(each if left_out is None else each.masked_fill(left_out, 0.0))
+    return found
+
+
+def _weights(sums: RunningSoftmax, factor: Tensor, some_ignored: bool) -> SoftmaxWeights:
+    return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, some_ignored)
+
+
+def _temperature_gradient(
+    p: Problem, temperature: Tensor | float, kept: _Kept, factors: list[Tensor]
+) -> Tensor:
+    assert isinstance(temperature, Tensor)
+    products = [kept.rows.logit_products(p.smoothing, p.classes)]
+    if kept.columns is not None:
+        products.append(kept.columns.logit_products(p.smoothing, p.column_classes))
+    total = torch.zeros_like(products[0][:0].sum())
+    for product, factor in zip(products, factors, strict=True):
+        total = total + torch.where(factor == 0, 0.0, product * factor).sum()
+    return (-total / temperature).to(temperature.dtype)

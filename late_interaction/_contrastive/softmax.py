@@ -1,0 +1,122 @@
+"""Softmax over rows of logits that are never there all at once, and cross entropy from its running sums.
+
+For each row three sums run over the logits ``l`` seen so far, relative to their maximum ``m``:
+
+    weight = sum exp(l - m)        moment = sum exp(l - m) (l - m)        total = sum (l - m)
+
+A new block moves the maximum and rescales the sums (the online softmax of https://arxiv.org/abs/1805.02867).
+``log weight - (l_target - m)`` is the cross entropy of a row. It keeps its precision where the logits are
+large and the loss is small, which a log-sum-exp in one number would lose.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_BELOW_ALL = -1e30  # finite, so that the first rescaling multiplies no infinity by zero
+
+
+@dataclass
+class RunningSoftmax:
+    """The sums of ``n`` rows. ``moment`` runs where the temperature has a gradient, ``total`` where labels
+    are smoothed."""
+
+    maximum: Tensor
+    weight: Tensor
+    target: Tensor  # the logit of each row's label
+    moment: Tensor | None
+    total: Tensor | None
+    seen: list[int] = field(default_factory=list)  # logits of each row so far
+
+    @staticmethod
+    def empty(n: int, like: Tensor, dtype: torch.dtype, moment: bool, total: bool) -> "RunningSoftmax":
+        def full(value: float) -> Tensor:
+            return torch.full((n,), value, dtype=dtype, device=like.device)
+
+        return RunningSoftmax(
+            maximum=full(_BELOW_ALL),
+            weight=full(0.0),
+            target=full(float("nan")),
+            moment=full(0.0) if moment else None,
+            total=full(0.0) if total else None,
+            seen=[0] * n,
+        )
+
+    def add(self, begin: int, logits: Tensor) -> None:
+        """Further logits, ``[rows, columns]``, of the rows from ``begin`` on."""
+        rows = slice(begin, begin + logits.shape[0])
+        if logits.numel() == 0:
+            return
+        maximum = torch.maximum(self.maximum[rows], logits.amax(1))
+        moved = self.maximum[rows] - maximum
+        scale = moved.exp()
+        relative = logits - maximum.unsqueeze(1)
+        if self.total is not None:
+            seen = self.seen[begin]
+            self.total[rows].add_(moved, alpha=seen).add_(relative.sum(1))
+            self.seen[rows] = [seen + logits.shape[1]] * logits.shape[0]
+        if self.moment is not None:
+            self.moment[rows].addcmul_(moved, self.weight[rows]).mul_(scale)
+            weights = relative.exp()
+            self.moment[rows].add_(relative.mul_(weights).sum(1))
+        else:
+            weights = relative.exp_()
+        self.weight[rows].mul_(scale).add_(weights.sum(1))
+        self.maximum[rows] = maximum
+
+    def tensors(self) -> list[Tensor | None]:
+        return [self.maximum, self.weight, self.target, self.moment, self.total]
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor | None], seen: list[int]) -> "RunningSoftmax":
+        """From what ``tensors()`` returned."""
+        maximum, weight, target, moment, total = tensors
+        assert maximum is not None and weight is not None and target is not None
+        return RunningSoftmax(maximum, weight, target, moment, total, seen)
+
+    def losses(self, smoothing: float, classes: int) -> Tensor:
+        """The cross entropy of each row."""
+        log = self.weight.log()
+        loss = log - (self.target - self.maximum)
+        if self.total is not None:
+            loss = loss.lerp(log - self.total / classes, smoothing)
+        return loss
+
+    def logit_products(self, smoothing: float, classes: int) -> Tensor:
+        """For each row the sum over its logits of logit times the loss's derivative in it."""
+        assert self.moment is not None
+        mean = self.moment / self.weight
+        product = mean - (self.target - self.maximum)
+        if self.total is not None:
+            product = product.lerp(mean - self.total / classes, smoothing)
+        return product
+
+    def log_sum(self, rows: slice = slice(None)) -> Tensor:
+        """The log-sum-exp of what was seen so far; very low where that is nothing."""
+        return self.maximum[rows] + self.weight[rows].clamp_min(torch.finfo(self.weight.dtype).tiny).log()
+
+
+@dataclass(frozen=True)
+class SoftmaxWeights:
+    """What the backward keeps of a softmax: ``scale * exp(logit - maximum)`` is the derivative of the loss in
+    a score, but for the label's and smoothing's part."""
+
+    maximum: Tensor
+    scale: Tensor  # factor / weight
+    factor: Tensor  # the derivative of the loss in a row's cross entropy, divided by the temperature
+    some_ignored: bool  # rows with a factor of 0 may be there, whose logits reach nothing, NaN included
+
+    def of_block(self, begin: int, logits: Tensor) -> Tensor:
+        """For ``[rows, columns]`` logits of the rows from ``begin`` on."""
+        rows = slice(begin, begin + logits.shape[0])
+        weights = (logits - self.maximum[rows].unsqueeze(1)).exp_().mul_(self.scale[rows].unsqueeze(1))
+        if self.some_ignored:
+            weights.masked_fill_((self.factor[rows] == 0).unsqueeze(1), 0.0)
+        return weights
+
+    def of_pairs(self, rows: Tensor, logits: Tensor) -> Tensor:
+        """For listed logits."""
+        weights = (logits - self.maximum[rows]).exp_().mul_(self.scale[rows])
+        return weights.masked_fill_(self.factor[rows] == 0, 0.0)

@@ -1,0 +1,39 @@
+"""The loss of a batch that is small enough to keep all of its scores and winners."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from late_interaction._contrastive.problem import KEPT_BYTES, Problem
+from late_interaction._contrastive.tokens import Tokens
+from late_interaction._precision import without_autocast
+
+
+def fits(p: Problem, q: Tokens, d: Tokens, keeps: bool) -> bool:
+    """Whether scores, and for a backward winners, stay within the budget. Single tokens have no winners, and
+    their products go by blocks at every size."""
+    if p.kernels.way == "matrix":
+        return False
+    each = (4 if d.packed else 2) * q.longest if keeps else 0
+    return len(q) * len(d) * (4 + each) <= KEPT_BYTES[q.values.device.type]
+
+
+def loss(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, reduction: str, keeps: bool) -> Tensor:
+    """Differentiable by the operators' own formulas."""
+    with without_autocast(q.values.device.type):
+        scores = p.kernels.scores_and_winners(q, d)[0] if keeps else p.kernels.scores(q, d)
+        logits = scores / p.temperature
+        every = logits
+        if h is not None and p.each:
+            every = torch.cat((logits, p.kernels.own_scores(q, h, p.each)[0] / p.temperature), 1)
+        index = p.labels.index
+        labels = torch.arange(len(q), device=logits.device) if index is None else index
+        rows = cross_entropy(every, labels, label_smoothing=p.smoothing, reduction=reduction)
+        if p.column_labels is None:
+            return rows
+        index = p.column_labels.index
+        back = labels if index is None else index
+        columns = cross_entropy(logits.t(), back, label_smoothing=p.smoothing, reduction=reduction)
+        if reduction == "none" and p.labels.index is not None:
+            columns = columns[labels.clamp_min(0)].masked_fill(labels < 0, 0.0)
+        return (rows + columns) / 2

@@ -1,0 +1,260 @@
+"""Contrastive training over MaxSim scores without a limit on the batch: :func:`contrastive_loss`,
+:class:`ContrastiveLoss` and :func:`cached_contrastive_step`. The work stands in
+:mod:`late_interaction._contrastive`.
+
+A batch of ``B`` queries and ``B`` documents has ``B * B`` scores, and ``B * B * Lq`` winners. Here neither is
+kept: scores pass in blocks whose embeddings stay in the cache, a running softmax takes them up, and the
+backward finds the winners of each block again.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive import check, whole
+from late_interaction._contrastive.blocks import choose
+from late_interaction._contrastive.cached import cached_contrastive_step
+from late_interaction._contrastive.function import Call, Form, apply
+from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.problem import Problem
+from late_interaction._contrastive.ring import Ring, join
+
+__all__ = ["ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"]
+
+
+def contrastive_loss(
+    Q: Tensor,
+    D: Tensor,
+    *,
+    labels: Tensor | None = None,
+    temperature: float | Tensor,
+    symmetric: bool = False,
+    hard_negatives: Tensor | None = None,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    hard_negatives_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_d: Tensor | None = None,
+    cu_seqlens_h: Tensor | None = None,
+    normalize: bool = False,
+    precision: str | None = None,
+    label_smoothing: float = 0.0,
+    tail: float = 0.0,
+    reduction: str = "mean",
+    group: Any = None,
+    scale_by_world: bool = False,
+) -> Tensor:
+    """Cross entropy over MaxSim scores: ``cross_entropy(maxsim(Q, D) / temperature, labels)`` to rounding, in
+    memory that does not grow with the product of queries and documents.
+
+    Args:
+        Q: queries, ``[Nq, Lq, d]``; bfloat16, float16, float32 or float64. Packed with ``cu_seqlens_q``:
+            ``[sum of query lengths, d]``.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]``, or packed as ``Q`` is.
+        labels: ``[Nq]``, int64 (or int32): the document that each query belongs to. None: query ``i`` belongs
+            to document ``i``. A query of label -100 is left out. On a CPU another label that is no document
+            is a ValueError; a GPU's labels are not waited for, and with such a one the loss is NaN, or stops
+            with an assertion on the device, as ``cross_entropy`` does.
+        temperature: what scores are divided by: a number above 0, or a tensor of one element, which gets a
+            gradient if it requires one.
+        symmetric: the mean of both directions: queries among the documents, and documents among the queries.
+            Needs as many documents as queries, and labels that no two queries share.
+        hard_negatives: ``[Nq, K, Lh, d]``: ``K`` further documents that only their own query meets. They are
+            no queries' labels, and have no part in the other direction of a symmetric loss. Packed with
+            ``cu_seqlens_h``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``.
+        q_mask, d_mask, hard_negatives_mask: ``[Nq, Lq]``, ``[Nd, Ld]`` and ``[Nq, K, Lh]``, bool (or integer,
+            nonzero = True), True = keep, as in :func:`late_interaction.maxsim`. Not with packed tokens.
+        cu_seqlens_q, cu_seqlens_d, cu_seqlens_h: int32 (or int64) offsets of packed tokens, as
+            :func:`late_interaction.maxsim_varlen` takes them. The host waits for them once.
+        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Of packed
+            tokens, of single ones (``Lq == Ld == 1``) and with ``tail`` unit tokens are rounded to the dtype
+            of the inputs, as ``torch.nn.functional.normalize`` would, and take memory as the inputs do.
+        precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
+        label_smoothing: in [0, 1), as in ``torch.nn.functional.cross_entropy``, over documents and hard
+            negatives.
+        tail: in [0, 1). Above 0 the backward leaves out a pair whose softmax weight is under ``tail`` divided
+            by the number of documents (hard negatives included), but never a query's own document. Less than
+            ``tail`` of each row's (and column's) mass is left out, so the gradient of a query's token is off
+            by less than ``tail / temperature`` times its share of the loss times the longest document token.
+            The loss and the gradient of the temperature stay exact. 0 is exact. Not with ``label_smoothing``.
+            Tokens with masks are copied first, without those that a mask leaves out.
+        reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
+        group: a ``torch.distributed`` process group whose documents all are scored with every process's
+            queries; None: this process alone. Queries stay; documents go round a ring while others are
+            scored, and gradients with them. Processes may have different numbers of queries and documents,
+            of different lengths where they are packed (padded ones: any length). ``labels`` are among the
+            process's own documents. Every process must call this, and backward, alike. ``"mean"`` and
+            ``"sum"`` are over all processes' queries and the same on each; what backward leaves in ``Q`` and
+            ``D`` is the gradient of that one loss, summed over the processes; in ``temperature``, this
+            process's share of it.
+        scale_by_world: multiply the loss by the number of processes, as PyLate does: for
+            DistributedDataParallel, which averages the processes' gradients instead of summing them.
+
+    Returns:
+        The loss, float32 (float64 for float64 inputs): 0-dim, or ``[Nq]``. NaN in a score makes its row's
+        loss NaN, as in PyTorch. An empty document scores 0.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, by name. In a group
+            the other processes get a RuntimeError that names the rank.
+        RuntimeError: differentiating the gradients again; a process of the group that ended.
+
+    Complexity: ``2 * Nq * Nd * Lq * Ld * d`` operations forward, the same again and a gather of ``Nq * Nd *
+    Lq`` rows for each gradient in the backward. Beside inputs and gradients, less than 128 MiB on a GPU, and
+    one float32 copy of the smaller gradient (both in a group). Where scores and winners of all pairs take up
+    to 64 MiB, they are kept instead of found again. The result has the same bits on every run. Under
+    ``torch.compile`` the call is a graph break.
+
+    The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
+    negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient
+    over processes from DisCo-CLIP (https://arxiv.org/abs/2304.08480).
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import contrastive_loss
+        >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
+        >>> D = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.1]]])
+        >>> loss = contrastive_loss(Q, D, temperature=0.5)
+        >>> loss.backward()
+        >>> round(loss.item(), 4), Q.grad.shape
+        (0.2331, torch.Size([2, 1, 2]))
+    """
+    given = {
+        "labels": labels, "temperature": temperature, "symmetric": symmetric, "normalize": normalize,
+        "precision": precision, "label_smoothing": label_smoothing, "tail": tail, "reduction": reduction,
+        "scale_by_world": scale_by_world, "group": group,
+    }  # fmt: skip
+    tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
+    offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
+    if group is None:
+        sides = check.sides(tokens, masks, offsets)
+        options = check.options(sides, given)
+        sides, normalize = check.prepared(sides, options)
+        ring = Ring.alone(len(sides.q), len(sides.d), D.requires_grad)
+    else:
+        sides, options, normalize, ring = _joined(group, (tokens, masks, offsets), given)
+    return _apply(sides, options, normalize, ring, float(ring.world) if scale_by_world else 1.0)
+
+
+# Dynamo calls what has this mark instead of tracing it. torch.compiler.disable would set it as well, but
+# would import all of torch._dynamo with this package.
+contrastive_loss._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _joined(
+    group: Any, inputs: tuple[Any, Any, Any], given: dict[str, Any]
+) -> tuple[check.Sides, check.Options, bool, Ring]:
+    """The same in a group. A process that refuses its arguments tells the others, then raises its error."""
+    try:
+        sides = check.sides(*inputs)
+        options = check.options(sides, given)
+        sides, normalize = check.prepared(sides, options)
+    except (TypeError, ValueError):
+        device = next((x.device for x in inputs[0] if isinstance(x, Tensor)), torch.device("cpu"))
+        with suppress(RuntimeError):  # which says that this process refused
+            join(group, None, [0.0] * 9, False, device)
+        raise
+    facts = [
+        sides.q.values.shape[-1], sides.each, options.symmetric, options.normalize, options.smoothing,
+        options.tail, check.REDUCTIONS.index(options.reduction), _PRECISIONS.index(options.precision),
+        given["scale_by_world"],
+    ]  # fmt: skip
+    wants = sides.d.values.requires_grad
+    own = (len(sides.q), sides.d)
+    return sides, options, normalize, join(group, own, facts, wants, sides.q.values.device)
+
+
+_PRECISIONS = ("highest", "high", "medium", "fp16")
+
+
+def _apply(sides: check.Sides, options: check.Options, normalize: bool, ring: Ring, scale: float) -> Tensor:
+    q, d, h = sides.q, sides.d, sides.h
+    temperature = options.temperature
+    learns = [isinstance(x, Tensor) and x.requires_grad for x in (q.values, d.values, temperature)]
+    learns.append(h is not None and h.values.requires_grad)
+    keeps = torch.is_grad_enabled() and any(learns)
+    labels = Labels(options.labels)
+    problem = Problem(
+        choose(q, d, normalize, options.precision),
+        temperature,
+        labels,
+        labels.inverse(len(d)) if options.symmetric else None,
+        options.smoothing,
+        options.tail,
+        sum(ring.documents) + sides.each,
+        sum(ring.queries),
+        sides.each,
+        keeps and learns[2],
+    )
+    if ring.group is None and whole.fits(problem, q, d, keeps):
+        loss = whole.loss(problem, q, d, h, options.reduction, keeps)
+        return loss * scale if scale != 1 else loss
+    h_form, h_values = (None, None) if h is None else (Form.of(h), h.values)
+    call = Call(problem, Form.of(q), Form.of(d), h_form, options.reduction, ring, scale, keeps)
+    blockwise: Tensor = apply(q.values, d.values, h_values, temperature, call)
+    return blockwise
+
+
+class ContrastiveLoss(torch.nn.Module):
+    """:func:`contrastive_loss` as a module, with a temperature that is learned if wanted.
+
+    The temperature is kept as its logarithm, so that it stays above 0.
+
+    Args:
+        temperature: at the start; a number above 0.
+        learnable: whether ``log_temperature`` is a parameter; else it is a buffer.
+        symmetric, normalize, precision, label_smoothing, tail, reduction, group, scale_by_world: as in
+            :func:`contrastive_loss`.
+
+    Raises:
+        TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import ContrastiveLoss
+        >>> loss_fn = ContrastiveLoss(temperature=0.05, normalize=True)
+        >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
+        >>> loss_fn(Q, D).backward()
+        >>> loss_fn.log_temperature.grad.shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        *,
+        learnable: bool = True,
+        symmetric: bool = False,
+        normalize: bool = False,
+        precision: str | None = None,
+        label_smoothing: float = 0.0,
+        tail: float = 0.0,
+        reduction: str = "mean",
+        group: Any = None,
+        scale_by_world: bool = False,
+    ) -> None:
+        super().__init__()
+        start = check.temperature(temperature, None)
+        log = torch.tensor(float(start)).log()
+        if learnable:
+            self.log_temperature = torch.nn.Parameter(log)
+        else:
+            self.register_buffer("log_temperature", log)
+        self.options: dict[str, Any] = {
+            "symmetric": symmetric, "normalize": normalize, "precision": precision, "tail": tail,
+            "label_smoothing": label_smoothing, "reduction": reduction, "group": group,
+            "scale_by_world": scale_by_world,
+        }  # fmt: skip
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.log_temperature.exp()
+
+    def forward(self, Q: Tensor, D: Tensor, **tokens: Any) -> Tensor:
+        """``tokens``: labels, hard_negatives, masks and offsets, as :func:`contrastive_loss` names them."""
+        return contrastive_loss(Q, D, temperature=self.temperature, **tokens, **self.options)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name != "group")

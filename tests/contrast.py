@@ -1,0 +1,82 @@
+"""Batches for tests of the contrastive loss, its definition in float64, and blocks forced small."""
+
+import contextlib
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+from late_interaction._contrastive import blocks, forward, tail, whole
+from late_interaction.reference import maxsim_reference
+
+
+@contextlib.contextmanager
+def small_blocks(side=3, panel=8, kept=0, listed=1 << 20):
+    """Blocks of about ``side`` queries and documents, panels of ``panel * side`` logits, batches of up to
+    ``kept`` bytes as a whole, lists of any length."""
+    shares = (1, 1, 1)
+    with contextlib.ExitStack() as stack:
+        for module, name, value in (
+            (blocks, "_CPU_SHARES", shares),
+            (blocks, "_CUDA_SHARES", shares),
+            (blocks, "_LEAST", side),
+            (blocks, "_MATRIX_BLOCK", {"cuda": (side, side), "cpu": (side, side)}),
+            (blocks, "_PANEL", panel * side),
+            (whole, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
+            (forward, "_OWN_BYTES", 1),
+            (tail, "_DENSE_SHARE", 1.0),
+            (tail, "LIST_BYTES", listed * 20),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+def batch(Nq, Nd, Lq=5, Ld=7, d=8, dtype=torch.float64, device="cpu", planted=1.0):
+    """Queries and documents, of which document ``i`` resembles query ``i``, as leaves."""
+    Q, D = torch.randn(Nq, Lq, d), torch.randn(Nd, Ld, d)
+    n = min(Nq, Nd)
+    if Lq:
+        D[:n] += planted * Q[:n, torch.arange(Ld) % Lq]
+    return tuple((x / d**0.5).to(device, dtype).requires_grad_() for x in (Q, D))
+
+
+def logits(Q, D, T, H=None, masks=(None, None, None), normalize=False):
+    q_mask, d_mask, h_mask = masks
+    S = maxsim_reference(Q.double(), D.double(), q_mask, d_mask, normalize=normalize)
+    if H is not None:
+        own = maxsim_reference(Q.double(), H.double(), q_mask, h_mask, normalize=normalize)
+        S = torch.cat((S, own), 1)
+    return S / T
+
+
+def reference(
+    Q, D, T, labels=None, H=None, masks=(None, None, None), normalize=False, symmetric=False,
+    smoothing=0.0, reduction="mean",
+):  # fmt: skip
+    """The loss by definition, in float64 and with all scores at once."""
+    S = logits(Q, D, T, H, masks, normalize)
+    own = labels if labels is not None else torch.arange(len(Q), device=Q.device)
+    loss = F.cross_entropy(S, own, label_smoothing=smoothing, reduction=reduction)
+    if not symmetric:
+        return loss
+    back = torch.full((len(D),), -100, device=Q.device)
+    kept = own >= 0
+    back[own[kept]] = torch.arange(len(Q), device=Q.device)[kept]
+    columns = F.cross_entropy(S[:, : len(D)].t(), back, label_smoothing=smoothing, reduction=reduction)
+    if reduction == "none":
+        columns = torch.where(kept, columns[own.clamp_min(0)], 0.0)
+    return (loss + columns) / 2
+
+
+def gradients(loss, leaves):
+    """(loss, gradients) with other weights for each query where there is a loss for each."""
+    if loss.dim():
+        loss = (loss * torch.linspace(-1, 2, len(loss), dtype=loss.dtype, device=loss.device)).sum()
+    return loss.detach(), torch.autograd.grad(loss, leaves)
+
+
+def assert_close(ours, wanted, tolerance=1e-9):
+    """A loss and gradients against those in float64, relative to the largest entry of each."""
+    for got, want in zip((ours[0], *ours[1]), (wanted[0], *wanted[1]), strict=True):
+        scale = want.abs().max().clamp_min(1e-6).item() if want.numel() else 1.0
+        torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=tolerance * scale)

@@ -1,0 +1,149 @@
+"""What the processes of tests/test_contrastive_group.py run, one a rank, on gloo."""
+
+import datetime
+import os
+import traceback
+
+import torch
+import torch.distributed as dist
+
+import late_interaction as li
+from tests.contrast import small_blocks
+
+T = 0.3
+QUERIES, DOCUMENTS = (5, 8, 3), (9, 8, 4)  # of each rank
+
+
+def start(rank, world, port, results, name, timeout, arguments):
+    """Runs one of the functions below as a rank of a group; what it returns, or raises, goes to results."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout)
+        )
+        results.put((rank, globals()[name](rank, world, **arguments)))
+    except Exception as error:
+        results.put((rank, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    results.close()
+    results.join_thread()
+    os._exit(0)  # without waiting for the group, which may have lost a rank
+
+
+def shards(world, kind, d=8, dtype=torch.float64, symmetric=False):
+    """The same batch on every rank: a list of (Q, D, H, options) for each."""
+    torch.manual_seed(5)
+    found = []
+    for rank in range(world):
+        Nq = QUERIES[rank]
+        Nd = Nq if symmetric else DOCUMENTS[rank]
+        Lq, Ld = 4, 6 + (rank if kind == "ragged" else 0)
+        Q, D = torch.randn(Nq, Lq, d).to(dtype), torch.randn(Nd, Ld, d).to(dtype)
+        D[: min(Nq, Nd), :Lq] += Q[: min(Nq, Nd)]
+        options = {}
+        if kind == "masked" and rank != 1:
+            options["d_mask"] = torch.rand(Nd, Ld) < 0.7
+        if kind == "packed":
+            lengths = torch.randint(0, Ld + 1, (Nd,))
+            D = torch.cat([x[:n] for x, n in zip(D, lengths, strict=True)])
+            options["cu_seqlens_d"] = torch.cat((torch.zeros(1), lengths.cumsum(0))).int()
+            options["cu_seqlens_q"] = torch.arange(Nq + 1) * Lq
+            Q = Q.flatten(0, 1)
+        found.append((Q, D, options))
+    return found
+
+
+def loss_of(Q, D, T=T, **options):
+    temperature = torch.tensor(T, dtype=torch.float64, requires_grad=True)
+    leaves = [Q.requires_grad_(), D.requires_grad_()]
+    loss = li.contrastive_loss(*leaves, temperature=temperature, **options)
+    return loss, [*leaves, temperature]
+
+
+def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, **options):
+    """Loss and gradients of this rank, in each of several runs."""
+    group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
+    found = []
+    for _ in range(runs):
+        symmetric = options.get("symmetric", False)
+        Q, D, own = shards(world, kind, symmetric=symmetric)[rank]
+        mine = None if labels is None else labels[rank]
+        with small_blocks():
+            loss, leaves = loss_of(Q, D, group=group, labels=mine, **own, **options)
+            weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
+            total = loss if loss.dim() == 0 else (loss * weights).sum()
+            grads = torch.autograd.grad(total, leaves)
+        # numpy: tensors would go by shared memory, which ends with this process
+        found.append((loss.detach().numpy(), [g.numpy() for g in grads]))
+    return found
+
+
+def hard_negatives(rank, world):
+    Q, D, _ = shards(world, "padded")[rank]
+    H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    with small_blocks():
+        loss, leaves = loss_of(Q, D, group=dist.group.WORLD, hard_negatives=H.requires_grad_())
+        grads = torch.autograd.grad(loss, [*leaves, H])
+    return [(loss.detach().numpy(), [g.numpy() for g in grads])]
+
+
+def one_refuses(rank, world):
+    Q, D, _ = shards(world, "padded")[rank]
+    return loss_of(Q, D if rank != 1 else D.float(), group=dist.group.WORLD)[0].item()
+
+
+def disagree(rank, world, what):
+    Q, D, _ = shards(world, "padded")[rank]
+    other = rank == world - 1
+    options = {}
+    if what == "tail":
+        options["tail"] = 0.5 if other else 0.0
+    elif what == "d":
+        Q, D = (x[..., : 7 if other else 8] for x in (Q, D))
+    elif what == "dtype":
+        Q, D = (x.float() if other else x for x in (Q, D))
+    elif what == "reduction":
+        options["reduction"] = "sum" if other else "mean"
+    elif what == "packed" and other:
+        options = {"cu_seqlens_q": torch.arange(len(Q) + 1) * 4, "cu_seqlens_d": torch.arange(len(D) + 1) * 6}
+        Q, D = Q.flatten(0, 1), D.flatten(0, 1)
+    return loss_of(Q, D, group=dist.group.WORLD, **options)[0].item()
+
+
+def one_ends(rank, world, when):
+    """A rank ends before its forward, or between forward and backward."""
+    Q, D, _ = shards(world, "padded")[rank]
+    if rank == world - 1 and when == "forward":
+        os._exit(1)
+    with small_blocks():
+        loss, leaves = loss_of(Q, D, group=dist.group.WORLD)
+        if rank == world - 1:
+            dist.barrier()
+            os._exit(1)
+        dist.barrier()
+        torch.autograd.grad(loss, leaves)
+
+
+def accumulated(rank, world):
+    """Two losses, then both backwards in turn: the ring serves each."""
+    Q, D, _ = shards(world, "padded")[rank]
+    with small_blocks():
+        first, leaves = loss_of(Q, D, group=dist.group.WORLD)
+        second = li.contrastive_loss(leaves[0], leaves[1], temperature=T, group=dist.group.WORLD)
+        (first + second).backward()
+    return [(first.detach().numpy(), [x.grad.numpy() for x in leaves[:2]])]
+
+
+def data_parallel(rank, world):
+    """The gradients that DistributedDataParallel leaves in an encoder."""
+    torch.manual_seed(1)
+    encoder = torch.nn.Linear(8, 8, bias=False).double()
+    model = torch.nn.parallel.DistributedDataParallel(encoder)
+    Q, D, _ = shards(world, "padded")[rank]
+    tokens = model(torch.cat((Q.flatten(0, 1), D.flatten(0, 1))))
+    split = Q.shape[0] * Q.shape[1]
+    q, d = tokens[:split].view(Q.shape), tokens[split:].view(D.shape)
+    with small_blocks():
+        loss = li.contrastive_loss(q, d, temperature=T, group=dist.group.WORLD, scale_by_world=True)
+        loss.backward()
+    return [(loss.detach().numpy(), [encoder.weight.grad.numpy()])]

@@ -1,0 +1,194 @@
+"""cached_contrastive_step against one step over the whole batch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import late_interaction as li
+
+
+class Encoder(nn.Module):
+    """Tokens -> embeddings, with dropout: random numbers matter."""
+
+    def __init__(self, dropout=0.3):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 8))
+
+    def forward(self, part):
+        return self.layers(part[0]), self.layers(part[1])
+
+
+def parts_of(device, sizes=(3, 2, 4), dtype=torch.float64):
+    return [tuple(torch.randn(n, L, 12, dtype=dtype, device=device) for L in (4, 6)) for n in sizes]
+
+
+def loss_fn(Q, D, *masks):
+    q_mask, d_mask = masks or (None, None)
+    return li.contrastive_loss(Q, D, temperature=0.2, normalize=True, q_mask=q_mask, d_mask=d_mask)
+
+
+def plain_step(encoder, parts, loss=loss_fn):
+    outputs = [encoder(part) for part in parts]
+    value = loss(*(torch.cat(x) for x in zip(*outputs, strict=True)))
+    value.backward()
+    return value.detach()
+
+
+def grads(module):
+    return [p.grad for p in module.parameters()]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_equals_one_step(device, dropout):
+    encoder = Encoder(dropout).double().to(device)
+    other, parts = copy.deepcopy(encoder), parts_of(device)
+    torch.manual_seed(3)
+    plain = plain_step(encoder, parts)
+    after = torch.rand(2)
+    torch.manual_seed(3)
+    cached = li.cached_contrastive_step(other, parts, loss_fn)
+    assert torch.equal(torch.rand(2), after)  # the generators go on as after one forward
+    torch.testing.assert_close(cached, plain)
+    for got, want in zip(grads(other), grads(encoder), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+    assert not cached.requires_grad
+
+
+def test_gradients_are_added(device):
+    encoder, parts = Encoder(0.0).double().to(device), parts_of(device)
+    li.cached_contrastive_step(encoder, parts, loss_fn)
+    once = [g.clone() for g in grads(encoder)]
+    li.cached_contrastive_step(encoder, parts, loss_fn)
+    for got, want in zip(grads(encoder), once, strict=True):
+        torch.testing.assert_close(got, 2 * want)
+
+
+def test_parameters_of_the_loss_get_gradients(device):
+    encoder, parts = Encoder(0.0).to(device), parts_of(device, dtype=torch.float32)
+    module = li.ContrastiveLoss(0.2, normalize=True).to(device)
+    li.cached_contrastive_step(encoder, parts, module)
+    cached = module.log_temperature.grad.clone()
+    module.zero_grad()
+    plain_step(encoder, parts, module)
+    torch.testing.assert_close(module.log_temperature.grad, cached)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(device, dtype):
+    """Casts of weights that were cached without a graph must not end the second pass's gradients."""
+    encoder = Encoder(0.0).to(device)
+    other, parts = copy.deepcopy(encoder), parts_of(device, dtype=torch.float32)
+    with torch.autocast(device, dtype=dtype):
+        plain = plain_step(encoder, parts)
+        cached = li.cached_contrastive_step(other, parts, loss_fn)
+    torch.testing.assert_close(cached, plain)
+    for got, want in zip(grads(other), grads(encoder), strict=True):
+        assert got is not None
+        torch.testing.assert_close(got, want, rtol=0, atol=0.02 * want.abs().max().item())
+
+
+def test_parts_of_unequal_lengths_are_padded(device):
+    encoder = Encoder(0.0).double().to(device)
+    lengths = ((4, 6), (2, 9), (5, 3))
+    parts = [
+        tuple(torch.randn(2, L, 12, dtype=torch.float64, device=device) for L in both) for both in lengths
+    ]
+
+    def encode(part):
+        Q, D = encoder(part)
+        masks = (torch.ones(x.shape[:2], dtype=torch.bool, device=device) for x in (Q, D))
+        return Q, D, *masks
+
+    cached = li.cached_contrastive_step(encode, parts, loss_fn)
+    ours = [g.clone() for g in grads(encoder)]
+    encoder.zero_grad()
+    Q, cu_q = li.varlen.pack_sequences([x for part in parts for x in encoder(part)[0]])
+    D, cu_d = li.varlen.pack_sequences([x for part in parts for x in encoder(part)[1]])
+    plain = li.contrastive_loss(Q, D, temperature=0.2, normalize=True, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d)
+    plain.backward()
+    torch.testing.assert_close(cached, plain.detach())
+    for got, want in zip(ours, grads(encoder), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_with_checkpointing(device):
+    from torch.utils.checkpoint import checkpoint
+
+    encoder, parts = Encoder(0.5).double().to(device), parts_of(device)
+    other = copy.deepcopy(encoder)
+    torch.manual_seed(3)
+    li.cached_contrastive_step(encoder, parts, loss_fn)
+    torch.manual_seed(3)
+    li.cached_contrastive_step(
+        lambda part: tuple(checkpoint(other.layers, x, use_reentrant=False) for x in part), parts, loss_fn
+    )
+    for got, want in zip(grads(other), grads(encoder), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_scale(device):
+    encoder, parts = Encoder(0.0).double().to(device), parts_of(device)
+    value = li.cached_contrastive_step(encoder, parts, loss_fn)
+    once = [g.clone() for g in grads(encoder)]
+    encoder.zero_grad()
+    scaled = li.cached_contrastive_step(encoder, parts, loss_fn, scale=lambda x: 1024 * x)
+    torch.testing.assert_close(scaled, value)
+    for got, want in zip(grads(encoder), once, strict=True):
+        torch.testing.assert_close(got, 1024 * want)
+
+
+def test_no_graph_outlives_its_part():
+    """The second pass's activations are gone before the next part's begin."""
+    encoder, alive, most = Encoder(0.0), [0], [0]
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            alive[0] += torch.is_grad_enabled() or x.requires_grad
+            most[0] = max(most[0], alive[0])
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            alive[0] -= 1
+            return grad
+
+    def encode(part):
+        Q, D = encoder(part)
+        return (Counted.apply(Q), D) if torch.is_grad_enabled() else (Q, D)
+
+    li.cached_contrastive_step(encode, parts_of("cpu", (2, 2, 2, 2), torch.float32), loss_fn)
+    assert most[0] == 1 and alive[0] == 0
+
+
+def test_distributed_modules_send_their_gradients_once():
+    class Data(Encoder):  # what DistributedDataParallel has
+        def no_sync(self):
+            log.append("no_sync")
+            import contextlib
+
+            return contextlib.nullcontext()
+
+    class Sharded(Encoder):  # what FSDP2 has
+        def set_requires_gradient_sync(self, wanted):
+            log.append(wanted)
+
+    for module, wanted in ((Data(), ["no_sync"] * 2), (Sharded(), [False, True, False, True, True, True])):
+        log = []
+        li.cached_contrastive_step(module, parts_of("cpu", dtype=torch.float32), loss_fn)
+        assert log == wanted
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="batches must hold at least one part"):
+        li.cached_contrastive_step(Encoder(), [], loss_fn)
+    with pytest.raises(TypeError, match="encoder must return a tensor or a tuple of tensors, got dict"):
+        li.cached_contrastive_step(lambda x: {}, [1], loss_fn)
+    with pytest.raises(ValueError, match="0-dim"):
+        li.cached_contrastive_step(lambda x: torch.tensor(1.0), [1], loss_fn)
+    with pytest.raises(ValueError, match="as many tensors for every part"):
+        li.cached_contrastive_step(lambda n: (torch.ones(1, 1),) * n, [1, 2], loss_fn)
+    with pytest.raises(ValueError, match="first two dims alone"):
+        li.cached_contrastive_step(lambda n: torch.ones(1, 2, n), [1, 2], loss_fn)

@@ -1,0 +1,572 @@
+"""contrastive_loss against its definition in float64, with blocks forced small so that many are crossed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import late_interaction as li
+from late_interaction._contrastive import blocks
+from late_interaction._contrastive.tokens import even_blocks
+from tests.contrast import assert_close, batch, gradients, reference, small_blocks
+
+T = 0.3
+
+
+def both(device, Nq=10, Nd=13, kept=0, smoothing=0.0, H=False, each=3, **options):
+    """Loss and gradients of Q, D, the temperature and hard negatives: in small blocks, and by definition."""
+    Q, D = batch(Nq, Nd, device=device)
+    temperature = torch.tensor(T, dtype=torch.float64, device=device, requires_grad=True)
+    leaves = [Q, D, temperature]
+    negatives = None
+    if H:
+        negatives = torch.randn(Nq, each, 4, 8, dtype=torch.float64, device=device, requires_grad=True)
+        leaves.append(negatives)
+    masks = options.pop("masks", (None, None, None))
+    with small_blocks(kept=kept):
+        loss = li.contrastive_loss(
+            Q, D, temperature=temperature, hard_negatives=negatives, q_mask=masks[0], d_mask=masks[1],
+            hard_negatives_mask=masks[2], label_smoothing=smoothing, **options,
+        )  # fmt: skip
+        ours = gradients(loss, leaves)
+    wanted = reference(Q, D, temperature, H=negatives, masks=masks, smoothing=smoothing, **options)
+    return ours, gradients(wanted, leaves)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_equals_cross_entropy(device, smoothing, reduction, kept):
+    assert_close(*both(device, smoothing=smoothing, reduction=reduction, kept=kept))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_symmetric(device, smoothing, reduction):
+    assert_close(*both(device, 11, 11, smoothing=smoothing, reduction=reduction, symmetric=True))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_labels_and_queries_that_are_left_out(device, reduction, symmetric):
+    labels = torch.randperm(12, device=device)
+    labels[[2, 7]] = -100
+    ours, wanted = both(device, 12, 12, labels=labels, reduction=reduction, symmetric=symmetric)
+    assert_close(ours, wanted)
+
+
+def test_labels_that_queries_share(device):
+    labels = torch.tensor([3, 3, 0, 12, 3, 12, 1, 0, 0, 5], dtype=torch.int32, device=device)
+    ours, wanted = both(device, labels=labels.long())
+    assert_close(ours, wanted)
+    Q, D = batch(10, 13, device=device)
+    short = li.contrastive_loss(Q, D, temperature=T, labels=labels)
+    assert torch.equal(short, li.contrastive_loss(Q, D, temperature=T, labels=labels.long()))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_hard_negatives(device, smoothing):
+    assert_close(*both(device, H=True, smoothing=smoothing))
+    masks = (None, None, torch.rand(10, 3, 4, device=device) < 0.6)
+    assert_close(*both(device, H=True, smoothing=smoothing, masks=masks))
+    assert_close(*both(device, 9, 9, H=True, symmetric=True, masks=(None, None, None)))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_masks_and_empty_documents(device, normalize):
+    q_mask, d_mask = torch.rand(10, 5, device=device) < 0.7, torch.rand(13, 7, device=device) < 0.6
+    d_mask[[0, 5]] = False
+    q_mask[3] = False
+    assert_close(*both(device, masks=(q_mask, d_mask, None), normalize=normalize))
+
+
+def test_normalize_of_hard_negatives(device):
+    assert_close(*both(device, H=True, normalize=True))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 9), (3, 3), (7, 64), (64, 64)])
+def test_sizes(device, sizes):
+    assert_close(*both(device, *sizes))
+
+
+def test_more_queries_than_documents(device):
+    """Where the documents are the smaller side, queries' gradients are finished block by block."""
+    labels = torch.arange(40, device=device) % 6
+    assert_close(*both(device, 40, 6, labels=labels))
+    assert_close(*both(device, 40, 6, labels=labels, H=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dtypes(device, dtype):
+    Q, D = batch(33, 35, 8, 20, 32, dtype, device)
+    wanted = gradients(reference(Q, D, 0.05), (Q, D))
+    tolerance = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    for kept in (0, 1 << 20):
+        with small_blocks(8, kept=kept):
+            ours = gradients(li.contrastive_loss(Q, D, temperature=0.05), (Q, D))
+        assert ours[0].dtype is torch.float32 and ours[1][0].dtype is dtype
+        assert_close(ours, wanted, tolerance)
+
+
+def test_float16_keeps_small_weights(device):
+    """Weights far below the least float16 number are scaled before they are rounded."""
+    Q, D = batch(16, 16, 4, 6, 16, torch.float16, device, planted=0.0)
+    with small_blocks(4):
+        ours = gradients(1e-6 * li.contrastive_loss(Q, D, temperature=1.0), (Q, D))
+    scaled = [g.double() * 1e6 for g in ours[1]]
+    wanted = gradients(reference(Q, D, 1.0), (Q, D))
+    # What float16 cannot hold in the result itself is lost: its least step is 6e-8.
+    for got, want in zip(scaled, wanted[1], strict=True):
+        torch.testing.assert_close(got, want.double(), rtol=0.01, atol=0.07)
+
+
+def test_precision_where_losses_are_small(device):
+    """Logits of hundreds, losses of thousandths: one log-sum-exp in float32 would lose them."""
+    Q, D = batch(20, 20, 32, 40, 16, torch.float32, device, planted=3.0)
+    with small_blocks(4):
+        loss = li.contrastive_loss(Q, D, temperature=0.02, reduction="none")
+    wanted = reference(Q, D, 0.02, reduction="none")
+    assert wanted.max() < 0.5
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-3, atol=1e-6)
+
+
+# ---- packed ----
+
+
+LENGTHS = ([5, 0, 3, 9, 1, 4, 4, 2], [7, 30, 0, 2, 1, 12, 5, 8, 3])
+
+
+def packed(lengths, d, dtype, device):
+    tokens = torch.randn(sum(lengths), d, dtype=dtype, device=device).requires_grad_()
+    return tokens, torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+
+
+def padded(tokens, lengths):
+    """(values, mask) of packed sequences, differentiable."""
+    parts = tokens.split(lengths)
+    values = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    mask = torch.arange(values.shape[1]) < torch.tensor(lengths).unsqueeze(1)
+    return values, mask.to(tokens.device)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed(device, reverse, normalize):
+    lengths = ([*LENGTHS[1][:8]], [*LENGTHS[0]]) if reverse else LENGTHS
+    (Q, cu_q), (D, cu_d) = (packed(x, 8, torch.float64, device) for x in lengths)
+    hard = [1, 4, 0, 2, 5, 3, 2, 2] * 2
+    H, cu_h = packed(hard, 8, torch.float64, device)
+    leaves = (Q, D, H)
+    offsets = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d, "cu_seqlens_h": cu_h}
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H, normalize=normalize, **offsets)
+        ours = gradients(loss, leaves)
+    (q, q_mask), (d, d_mask), (h, h_mask) = (
+        padded(x, n) for x, n in ((Q, lengths[0]), (D, lengths[1]), (H, hard))
+    )
+    masks = (q_mask, d_mask, h_mask.unflatten(0, (8, 2)))
+    wanted = reference(q, d, T, H=h.unflatten(0, (8, 2)), masks=masks, normalize=normalize)
+    assert_close(ours, gradients(wanted, leaves))
+
+
+def test_packed_tokens_of_no_sequence_get_no_gradient(device):
+    Q, D = torch.randn(12, 8, device=device, requires_grad=True), torch.randn(20, 8, device=device)
+    cu_q, cu_d = (torch.tensor(x, device=device) for x in ([2, 5, 9], [0, 4, 11, 18]))
+    with small_blocks(1):
+        loss = li.contrastive_loss(Q, D, temperature=T, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d)
+    (grad,) = torch.autograd.grad(loss, Q)
+    assert not grad[:2].any() and not grad[9:].any() and grad[2:9].any(1).all()
+
+
+# ---- one token a side: a matrix product ----
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_token_a_side(device, dtype, normalize):
+    Q, D = batch(20, 23, 1, 1, 32, dtype, device)
+    with small_blocks(6):
+        ours = gradients(li.contrastive_loss(Q, D, temperature=T, normalize=normalize), (Q, D))
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    assert_close(ours, gradients(reference(Q, D, T, normalize=normalize), (Q, D)), tolerance)
+
+
+def test_one_masked_token_a_side(device):
+    """A masked token scores 0 and reaches nothing, whatever it holds."""
+    Q, D = batch(9, 9, 1, 1, device=device)
+    q_mask, d_mask = (torch.rand(9, 1, device=device) < 0.6 for _ in range(2))
+    with torch.no_grad():
+        Q.masked_fill_(~q_mask.unsqueeze(-1), float("nan"))
+        D.masked_fill_(~d_mask.unsqueeze(-1), float("inf"))
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T, q_mask=q_mask, d_mask=d_mask)
+        ours = gradients(loss, (Q, D))
+    assert_close(ours, gradients(reference(Q, D, T, masks=(q_mask, d_mask, None)), (Q, D)))
+
+
+def test_the_way_follows_the_tokens_and_precision():
+    from late_interaction._contrastive.tokens import Tokens
+
+    one = Tokens(torch.zeros(2, 1, 4))
+    assert blocks.choose(one, one, False, "highest").way == "matrix"
+    assert blocks.choose(one, one, True, "highest").way == "padded"
+    assert blocks.choose(one, Tokens(torch.zeros(2, 3, 4)), False, "highest").way == "padded"
+    torch.set_float32_matmul_precision("high")
+    assert blocks.choose(one, one, False, "highest").way == "padded"
+    assert blocks.choose(one, one, False, "high").way == "matrix"
+
+
+# ---- NaN, ties, determinism ----
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_nan_makes_its_rows_nan(device, kept):
+    Q, D = batch(9, 9, device=device)
+    with torch.no_grad():
+        Q[4, 1, 2] = float("nan")
+    with small_blocks(kept=kept):
+        loss = li.contrastive_loss(Q, D, temperature=T, reduction="none")
+    wanted = reference(Q, D, T, reduction="none")
+    assert loss.isnan().tolist() == [i == 4 for i in range(9)]
+    torch.testing.assert_close(loss, wanted, equal_nan=True)
+
+
+def test_nan_in_a_query_that_is_left_out_reaches_no_loss(device):
+    Q, D = batch(9, 9, device=device)
+    labels = torch.arange(9, device=device)
+    labels[4] = -100
+    with torch.no_grad():
+        Q[4] = float("nan")
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T, labels=labels)
+    torch.testing.assert_close(loss, reference(Q, D, T, labels=labels))
+    assert not loss.isnan()
+
+
+def test_ties_go_to_the_lowest_token(device):
+    Q, D = batch(6, 8, device=device)
+    with torch.no_grad():
+        D[:, 3:] = D[:, :4]  # every winner has an equal
+    with small_blocks():
+        ours = gradients(li.contrastive_loss(Q, D, temperature=T), (Q, D))
+    assert_close(ours, gradients(reference(Q, D, T), (Q, D)))
+    assert not ours[1][1][:, 4:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tail", [0.0, 2**-6])
+def test_the_same_bits_on_every_run(device, dtype, tail):
+    Q, D = batch(40, 40, 8, 20, 32, dtype, device)
+    with torch.no_grad():  # winners as skewed as can be: one token of a document wins nearly always
+        D[:, 0] *= 4
+    with small_blocks(8):
+        runs = [
+            gradients(li.contrastive_loss(Q, D, temperature=T, tail=tail, symmetric=True), (Q, D))
+            for _ in range(3)
+        ]
+    for run in runs[1:]:
+        assert torch.equal(run[0], runs[0][0]) and all(map(torch.equal, run[1], runs[0][1]))
+
+
+def test_skewed_winners(device):
+    Q, D = batch(30, 31, 8, 20, 16, torch.float64, device)
+    with torch.no_grad():
+        D[:, 5] *= 5
+    with small_blocks(8):
+        ours = gradients(li.contrastive_loss(Q, D, temperature=T), (Q, D))
+    assert_close(ours, gradients(reference(Q, D, T), (Q, D)))
+
+
+# ---- autograd ----
+
+
+@pytest.mark.parametrize("options", [{}, {"symmetric": True, "label_smoothing": 0.1}, {"normalize": True}])
+def test_gradcheck(device, options):
+    Q, D = batch(4, 4, 3, 4, 5, device=device)
+    H = torch.randn(4, 2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    temperature = torch.tensor(0.7, dtype=torch.float64, device=device, requires_grad=True)
+
+    def loss(Q, D, H, temperature):
+        return li.contrastive_loss(Q, D, temperature=temperature, hard_negatives=H, **options)
+
+    with small_blocks(2):
+        assert torch.autograd.gradcheck(loss, (Q, D, H, temperature))
+
+
+@pytest.mark.parametrize("wanted", ["Q", "D", "T", "H"])
+@pytest.mark.parametrize("many_queries", [False, True])
+def test_one_gradient_alone(device, wanted, many_queries):
+    Q, D = batch(20 if many_queries else 5, 6, device=device)
+    labels = torch.arange(len(Q), device=device) % 6
+    H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, device=device)
+    leaves = {"Q": Q, "D": D, "H": H, "T": torch.tensor(T, dtype=torch.float64, device=device)}
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name == wanted)
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=leaves["T"], hard_negatives=H, labels=labels)
+        ours = gradients(loss, [leaves[wanted]])
+    expected = reference(Q, D, leaves["T"], H=H, labels=labels)
+    assert_close(ours, gradients(expected, [leaves[wanted]]))
+
+
+def test_without_gradients(device):
+    Q, D = batch(9, 9, device=device)
+    with torch.no_grad(), small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, reference(Q, D, T).detach())
+
+
+def test_double_backward_says_so(device):
+    Q, D = batch(5, 5, device=device)
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T)
+        (grad,) = torch.autograd.grad(loss, Q, create_graph=True)
+    torch.testing.assert_close(grad.detach(), torch.autograd.grad(reference(Q, D, T), Q)[0])
+    with pytest.raises(RuntimeError, match="double backward of contrastive_loss is not supported"):
+        grad.sum().backward()
+
+
+def test_backward_again_with_a_retained_graph(device):
+    Q, D = batch(7, 7, device=device)
+    for kept in (0, 1 << 20):
+        with small_blocks(kept=kept):
+            loss = li.contrastive_loss(Q, D, temperature=T)
+            first = torch.autograd.grad(loss, (Q, D), retain_graph=True)
+            second = torch.autograd.grad(loss, (Q, D))
+        assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("tail", [0.0, 2**-8])
+def test_checkpointing(device, tail):
+    from torch.utils.checkpoint import checkpoint
+
+    Q, D = batch(9, 9, device=device)
+
+    def loss(Q, D):
+        return li.contrastive_loss(2 * Q, D, temperature=T, tail=tail)
+
+    with small_blocks():
+        plain = gradients(loss(Q, D), (Q, D))
+        again = gradients(checkpoint(loss, Q, D, use_reentrant=False), (Q, D))
+    assert torch.equal(plain[0], again[0]) and all(map(torch.equal, plain[1], again[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(device, dtype):
+    """float32 inputs multiply in the autocast dtype, and their gradients come in float32."""
+    Q, D = batch(17, 17, 8, 20, 32, torch.float32, device)
+    with torch.autocast(device, dtype=dtype), small_blocks(8):
+        scores = li.maxsim(Q, D)
+        wanted = gradients(F.cross_entropy(scores / 0.05, torch.arange(17, device=device)), (Q, D))
+        ours = gradients(li.contrastive_loss(Q, D, temperature=0.05), (Q, D))
+        one = li.contrastive_loss(Q[:, :1], D[:, :1], temperature=0.05)
+    assert ours[1][0].dtype is torch.float32
+    assert_close(ours, wanted, 1e-4)
+    assert one.isfinite()
+
+
+def test_autocast_of_two_dtypes(device):
+    Q, D = batch(6, 6, dtype=torch.float32, device=device)
+    half = D.detach().to(torch.bfloat16).requires_grad_()
+    with torch.autocast(device, dtype=torch.bfloat16), small_blocks():
+        loss = li.contrastive_loss(Q, half, temperature=T)
+    grads = torch.autograd.grad(loss, (Q, half))
+    assert grads[0].dtype is torch.float32 and grads[1].dtype is torch.bfloat16
+
+
+def test_compiled_around_a_graph_break(device):
+    Q, D = batch(6, 6, dtype=torch.float32, device=device)
+
+    @torch.compile(backend="eager")
+    def step(Q, D):
+        return li.contrastive_loss(Q * 2, D, temperature=T) + 1
+
+    ours = gradients(step(Q, D), (Q, D))
+    assert_close(ours, gradients(reference(2 * Q, D, T) + 1, (Q, D)), 1e-5)
+
+
+def test_inputs_that_are_not_contiguous(device):
+    Q, D = batch(8, 8, device=device)
+    strided = [x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in (Q, D)]
+    with small_blocks():
+        ours = gradients(li.contrastive_loss(*strided, temperature=T), strided)
+    assert_close(ours, gradients(reference(Q, D, T), (Q, D)))
+
+
+# ---- the module ----
+
+
+def test_module(device):
+    Q, D = batch(8, 8, dtype=torch.float32, device=device)
+    loss_fn = li.ContrastiveLoss(T, symmetric=True, normalize=True).to(device)
+    assert loss_fn.temperature.item() == pytest.approx(T)
+    ours = gradients(loss_fn(Q, D), (Q, D, loss_fn.log_temperature))
+    log_T = torch.tensor(T, dtype=torch.float64, device=device).log().requires_grad_()
+    wanted = reference(Q, D, log_T.exp(), normalize=True, symmetric=True)
+    assert_close(ours, gradients(wanted, (Q, D, log_T)), 1e-5)
+    assert [name for name, _ in loss_fn.named_parameters()] == ["log_temperature"]
+    assert "symmetric=True" in repr(loss_fn)
+
+
+def test_module_with_a_temperature_that_stays():
+    loss_fn = li.ContrastiveLoss(0.02, learnable=False)
+    assert not list(loss_fn.parameters()) and "log_temperature" in loss_fn.state_dict()
+
+
+# ---- bad input ----
+
+
+def refusals():
+    Q, D = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
+    cu = torch.tensor([0, 3, 6])
+    P = torch.randn(6, 8)
+    yield TypeError, "Q must be a torch.Tensor", (None, D), {}
+    yield TypeError, "D must be bfloat16", (Q, D.int()), {}
+    yield TypeError, "must share a dtype", (Q, D.double()), {}
+    yield ValueError, "Q must be .B, L, d.", (Q[0], D), {}
+    yield ValueError, "embedding dim", (Q, D[..., :4]), {}
+    yield ValueError, "labels must say", (Q, D[:3]), {}
+    yield TypeError, "labels must be int64", (Q, D), {"labels": torch.ones(4)}
+    yield TypeError, "labels must be a torch.Tensor", (Q, D), {"labels": [0, 1, 2, 3]}
+    yield ValueError, r"labels must be \[4\]", (Q, D), {"labels": torch.arange(3)}
+    yield ValueError, r"labels must lie in \[0, 4\)", (Q, D), {"labels": torch.tensor([0, 1, 2, 4])}
+    yield ValueError, "temperature must be above 0", (Q, D), {"temperature": 0.0}
+    yield ValueError, "temperature must be above 0", (Q, D), {"temperature": float("nan")}
+    yield TypeError, "temperature must be a float", (Q, D), {"temperature": "warm"}
+    yield ValueError, "temperature must be", (Q, D), {"temperature": torch.ones(2)}
+    yield ValueError, "temperature must be", (Q, D), {"temperature": torch.tensor(1)}
+    yield TypeError, "symmetric must be True or False", (Q, D), {"symmetric": 1}
+    yield TypeError, "scale_by_world must be True or False", (Q, D), {"scale_by_world": None}
+    yield ValueError, "symmetric needs as many", (Q[:3], D), {"symmetric": True}
+    yield (
+        ValueError,
+        "no two queries share",
+        (Q, D),
+        {"symmetric": True, "labels": torch.tensor([0, 0, 1, 2])},
+    )
+    yield ValueError, "hard_negatives must be", (Q, D), {"hard_negatives": D}
+    yield TypeError, "hard_negatives must be", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 8).double()}
+    yield ValueError, "hard_negatives and Q must share", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 7)}
+    yield ValueError, "hard_negatives_mask", (Q, D), {"hard_negatives_mask": torch.ones(4, 1, 2).bool()}
+    yield ValueError, "q_mask must be", (Q, D), {"q_mask": torch.ones(4, 4).bool()}
+    yield TypeError, "d_mask must be", (Q, D), {"d_mask": torch.ones(4, 5)}
+    yield ValueError, "label_smoothing must lie", (Q, D), {"label_smoothing": 1.0}
+    yield TypeError, "tail must be a float", (Q, D), {"tail": "long"}
+    yield ValueError, "tail must lie", (Q, D), {"tail": -0.1}
+    yield ValueError, "tail must be 0 with label_smoothing", (Q, D), {"tail": 0.1, "label_smoothing": 0.1}
+    yield ValueError, "reduction must be one of", (Q, D), {"reduction": "median"}
+    yield ValueError, "precision must be one of", (Q, D), {"precision": "low"}
+    yield TypeError, "cu_seqlens_d must be", (P, P), {"cu_seqlens_q": cu}
+    yield ValueError, "cu_seqlens_h must be None", (Q, D), {"cu_seqlens_h": cu}
+    packed = {"cu_seqlens_q": cu, "cu_seqlens_d": cu}
+    yield ValueError, "q_mask must be None", (P, P), {**packed, "q_mask": torch.ones(6).bool()}
+    yield ValueError, "hard_negatives must be packed", (P, P), {**packed, "hard_negatives": Q}
+    yield TypeError, "cu_seqlens_h must be", (P, P), {**packed, "hard_negatives": P}
+    yield (
+        ValueError,
+        "as many hard negatives",
+        (P, P),
+        {**packed, "hard_negatives": P, "cu_seqlens_h": torch.tensor([0, 1, 2, 3])},
+    )
+    yield ValueError, "must never fall", (P, P), {**packed, "cu_seqlens_q": torch.tensor([0, 5, 3])}
+    yield ValueError, "D must hold at least one document", (Q[:0], D[:0]), {}
+
+
+@pytest.mark.parametrize(("kind", "message", "tokens", "options"), list(refusals()))
+def test_refusals(kind, message, tokens, options):
+    with pytest.raises(kind, match=message):
+        li.contrastive_loss(*tokens, **{"temperature": T, **options})
+
+
+def test_no_queries(device):
+    Q, D = batch(0, 4, device=device)
+    loss = li.contrastive_loss(Q, D, temperature=T, reduction="sum")
+    loss.backward()
+    assert loss.item() == 0 and not D.grad.any()
+    assert li.contrastive_loss(Q, D, temperature=T).isnan()  # the mean of nothing, as in PyTorch
+
+
+def test_out_of_memory_on_the_way(device):
+    """A failure between blocks leaves nothing behind: the next call is as before."""
+    Q, D = batch(9, 9, device=device)
+    with small_blocks():
+        wanted = gradients(li.contrastive_loss(Q, D, temperature=T), (Q, D))
+        calls, scores = [], blocks.Kernels.scores_and_winners
+
+        def fail(self, q, d):
+            calls.append(0)
+            if len(calls) == 5:
+                raise torch.OutOfMemoryError("no memory")
+            return scores(self, q, d)
+
+        loss = li.contrastive_loss(Q, D, temperature=T)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(blocks.Kernels, "scores_and_winners", fail)
+            loss.backward()
+        again = gradients(li.contrastive_loss(Q, D, temperature=T), (Q, D))
+    assert torch.equal(wanted[0], again[0]) and all(map(torch.equal, wanted[1], again[1]))
+    assert Q.grad is None and D.grad is None
+
+
+# ---- memory, blocks ----
+
+
+def test_memory_does_not_grow_with_the_product(monkeypatch):
+    """No tensor of all pairs: the largest one that either pass makes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            out = op(*args, **(kwargs or {}))
+            largest.extend(
+                x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor)
+            )
+            return out
+
+    Q, D = batch(128, 128, 2, 2, 2, torch.float32)
+    with small_blocks(16), Watch():
+        li.contrastive_loss(Q, D, temperature=T).backward()
+    assert max(largest) <= max(Q.numel(), D.numel(), 16 * 16 * 8)
+
+
+def test_even_blocks():
+    for n in (0, 1, 5, 63, 64, 65, 200, 1000):
+        for most in (1, 3, 64, 100, 5000):
+            found = even_blocks(n, most)
+            assert [i for a, b in found for i in range(a, b)] == list(range(n))
+            assert all(b - a <= most for a, b in found)
+
+
+law = settings(
+    deadline=None,
+    max_examples=30,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@law
+@given(
+    st.integers(1, 12), st.integers(1, 12), st.integers(0, 4), st.integers(0, 5), st.integers(1, 6),
+    st.integers(1, 5), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.1]), st.integers(0, 2**31),
+)  # fmt: skip
+def test_every_shape(device, Nq, Nd, Lq, Ld, d, side, symmetric, masked, smoothing, seed):
+    torch.manual_seed(seed)
+    Nq = Nd if symmetric else Nq
+    Q, D = batch(Nq, Nd, Lq, Ld, d, device=device)
+    labels = torch.randperm(Nd) if symmetric else torch.randint(0, Nd, (Nq,))
+    labels = labels.to(device)
+    masks = (None, None, None)
+    if masked:
+        masks = (torch.rand(Nq, Lq, device=device) < 0.7, torch.rand(Nd, Ld, device=device) < 0.7, None)
+    options = {"labels": labels, "symmetric": symmetric}
+    with small_blocks(side):
+        loss = li.contrastive_loss(
+            Q, D, temperature=T, q_mask=masks[0], d_mask=masks[1], label_smoothing=smoothing, **options
+        )
+        ours = gradients(loss, (Q, D))
+    assert_close(ours, gradients(reference(Q, D, T, masks=masks, smoothing=smoothing, **options), (Q, D)))
