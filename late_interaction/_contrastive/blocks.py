@@ -17,7 +17,7 @@ from torch import Tensor
 
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction._precision import float32_precision
-from late_interaction.ops import memory
+from late_interaction.ops import _oom
 
 _ops = torch.ops.late_interaction
 # Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
@@ -224,9 +224,9 @@ def _pair(x: Any) -> tuple[Tensor, Tensor]:
 def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
     """Raises the allocator's exception where memory is what was missing."""
     if q.offsets is not None and d.offsets is not None:
-        memory.varlen_failed(error, q.values, d.values, q.offsets, d.offsets, winners)
+        _oom.varlen_failed(error, q.values, d.values, q.offsets, d.offsets, winners)
     else:
-        memory.forward_failed(error, q.values, d.values, winners)
+        _oom.forward_failed(error, q.values, d.values, winners)
 
 
 # ---- which way, and how large ----
