@@ -169,7 +169,9 @@ def _projected(
     if chunks["backward"] > chunks["forward"]:
         stay += "; in the backward they lie in the memory of gradients that are written later"
     kernel = sm == 90 and d <= 128 and sizes.fit_wgrad_kernel()
-    done = "project_rows" if kernel else "PyTorch's product" + (", then l2_normalize_rows" if normalize else "")
+    done = (
+        "project_rows" if kernel else "PyTorch's product" + (", then l2_normalize_rows" if normalize else "")
+    )
     scored = ["  scores     without gradients: project_scores, in one pass over all documents"]
     return [
         *(scored if kernel and query_tokens <= SCORED_ROWS else []),

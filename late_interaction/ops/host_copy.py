@@ -2,7 +2,8 @@
 
 ``send_bytes_(to, source, staging, events, first)``
     Copies the bytes of ``source`` on the current stream by way of the slots of ``staging``, beginning at slot
-    ``first``; event ``events[i]`` is recorded once slot ``i`` is free again. ``source`` may change right after.
+    ``first``; event ``events[i]`` is recorded once slot ``i`` is free again. ``source`` may change right after
+    the call.
 """
 
 from typing import Any

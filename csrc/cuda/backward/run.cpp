@@ -55,6 +55,17 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
   args.winners_at_once = winners_at_once(args.winners, s.Lq, s.Ld);
 }
 
+namespace {
+
+// Where grad_Q is summed before it is rounded: the caller's sums, or new ones. None: grad_Q is written as it
+// is.
+OptionalTensor query_sums(const Destinations& to, const Sizes& s, bool needed, const Tensor& like) {
+  if (to.q_sums || !needed) return to.q_sums;
+  return new_tensor(like, {s.Nq * s.Lq * s.d}, like.scalar_type());
+}
+
+}  // namespace
+
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
                    Backward method, const Destinations& to) {
   // Sums go on from one call to the next, which kernels of a query's own documents do not.
@@ -87,7 +98,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
 
-  OptionalTensor q_inverse, d_inverse, q_sums = to.q_sums, d_sums;
+  OptionalTensor q_inverse, d_inverse, d_sums;
   const RowsView q_rows = query_rows(in.Q, s), d_rows = document_rows(in.D, s);
   if (normalize) {
     q_inverse = new_tensor(like, {q_rows.rows}, sum_type);
@@ -101,7 +112,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     args.d_inverse = to.unit_inverse->data_ptr();
     args.normalized_documents = true;
   }
-  if (need_grad_Q && plan.finish_later && !q_sums) q_sums = new_tensor(like, {s.Nq * s.Lq * s.d}, sum_type);
+  const OptionalTensor q_sums = query_sums(to, s, need_grad_Q && plan.finish_later, like);
   if (q_sums) {
     args.grad_Q_sums = q_sums->data_ptr();
     args.adds_to_sums = !to.first;

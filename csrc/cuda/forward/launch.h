@@ -17,7 +17,7 @@ struct Fp16x2Tokens {
   int64_t width;
 };
 
-// Args: ForwardArgs, or PairArgs for listed pairs (pairs/args.h).
+// Args: ForwardArgs, or PairArgs for listed pairs.
 template <class Args>
 struct ForwardLaunch {
   const Args& args;

@@ -12,7 +12,6 @@
 #include "../runtime/stream.h"
 #include "../varlen/backward.h"
 #include "../varlen/run.h"
-#include "args.h"
 #include "index.h"
 #include "to_csr.h"
 

@@ -32,7 +32,7 @@ from late_interaction.ops.from_hidden.chunking import (
     weight_grad_splits,
 )
 from late_interaction.ops.from_hidden.dtypes import converted, sum_dtype, working_dtype
-from late_interaction.ops.from_hidden.fallback import wgrad_splitk, project_rows
+from late_interaction.ops.from_hidden.fallback import project_rows, wgrad_splitk
 from late_interaction.ops.winners import winner_dtype
 
 

@@ -19,7 +19,11 @@ def project_rows(
         torch.mm(hidden, W.t(), out=rows)
     else:
         torch.addmm(b, hidden, W.t(), out=rows)
-    return operators.l2_normalize_rows_.default(rows) if normalize else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
+    return (
+        operators.l2_normalize_rows_.default(rows)
+        if normalize
+        else rows.new_empty(0, dtype=sum_dtype(rows.dtype))
+    )
 
 
 def argmax_mask(winners: Tensor, Ld: int) -> Tensor:

@@ -1,5 +1,4 @@
 #include "../../forward/sm80/launch.cuh"
-#include "../args.h"
 
 namespace late_interaction {
 

@@ -1,5 +1,4 @@
 #include "../../forward/sm90_d/launch.cuh"
-#include "../args.h"
 
 namespace late_interaction {
 
