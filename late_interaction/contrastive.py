@@ -131,7 +131,7 @@ def contrastive_loss(
     if group is None:
         sides = check.sides(tokens, masks, offsets)
         options = check.options(sides, given)
-        sides, normalize = check.prepared(sides, options)
+        sides, normalize = check.prepared(sides, options, True)
         ring = Ring.alone(len(sides.q), len(sides.d), D.requires_grad)
     else:
         sides, options, normalize, ring = _joined(group, (tokens, masks, offsets), given)
@@ -150,7 +150,7 @@ def _joined(
     try:
         sides = check.sides(*inputs)
         options = check.options(sides, given)
-        sides, normalize = check.prepared(sides, options)
+        sides, normalize = check.prepared(sides, options, False)
     except (TypeError, ValueError):
         device = next((x.device for x in inputs[0] if isinstance(x, Tensor)), torch.device("cpu"))
         with suppress(RuntimeError):  # which says that this process refused
@@ -176,8 +176,10 @@ def _apply(sides: check.Sides, options: check.Options, normalize: bool, ring: Ri
     learns.append(h is not None and h.values.requires_grad)
     keeps = torch.is_grad_enabled() and any(learns)
     labels = Labels(options.labels)
+    # Documents of other processes may have other lengths.
+    single = check.is_single(q) and check.is_single(d) and all(shape[1] == 1 for shape in ring.shapes)
     problem = Problem(
-        choose(q, d, normalize, options.precision),
+        choose(q, single, normalize, options.precision),
         temperature,
         labels,
         labels.inverse(len(d)) if options.symmetric else None,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import late_interaction as li
 from tests import ring_worker
-from tests.ring_worker import QUERIES, T, shards
+from tests.ring_worker import QUERIES, T, queries_of, shards
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
@@ -74,7 +74,7 @@ def one_process(world, kind="padded", labels=None, T=T, symmetric=False, **optio
     begins = [sum(counts[:rank]) for rank in range(world)]
     own = []
     for rank in range(world):
-        mine = torch.arange(QUERIES[rank]) if labels is None else labels[rank].clone()
+        mine = torch.arange(queries_of(rank, kind)) if labels is None else labels[rank].clone()
         own.append(torch.where(mine < 0, mine, mine + begins[rank]))
     loss = li.contrastive_loss(
         Q, D, temperature=temperature, labels=torch.cat(own), cu_seqlens_q=cu_q, cu_seqlens_d=cu_d,
@@ -114,7 +114,7 @@ def check(ranks, world, kind="padded", symmetric=False, scale=1.0, tolerance=1e-
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "packed"])
+@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "packed", "single", "no queries"])
 def test_equals_one_process(world, kind):
     check(on_ranks(world, "gradients", kind=kind), world, kind)
 
@@ -138,7 +138,7 @@ def test_scale_by_world():
     check(on_ranks(2, "gradients", scale_by_world=True), 2, scale=2.0)
 
 
-@pytest.mark.parametrize("kind", ["padded", "packed"])
+@pytest.mark.parametrize("kind", ["padded", "masked", "packed"])
 def test_tail(kind):
     check(on_ranks(2, "gradients", kind=kind, tail=1e-9), 2, kind, tolerance=1e-7)
     # The same pairs are left out as in one process, whose blocks keep all: compared with its own list.
@@ -146,6 +146,8 @@ def test_tail(kind):
 
     with small_blocks():
         check(on_ranks(2, "gradients", kind=kind, tail=0.3), 2, kind, tail=0.3)
+        ranks = on_ranks(3, "gradients", kind=kind, tail=0.3, symmetric=True)
+        check(ranks, 3, kind, tail=0.3, symmetric=True)
 
 
 def test_the_same_bits_on_every_run():

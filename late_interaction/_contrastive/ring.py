@@ -174,7 +174,6 @@ def _gathered(group: Any, world: int, values: Tensor) -> Tensor:
 
 # Facts in which processes must agree: where they stand, and what the message calls them.
 _ALIKE = {
-    5: "form of documents (0: padded, 1: packed)",
     7: "dtype (by number)",
     8: "d",
     9: "number of hard negatives",
@@ -185,6 +184,7 @@ _ALIKE = {
     14: "reduction",
     15: "precision",
     16: "scale_by_world",
+    5: "form of documents (0: padded, 1: packed)",
 }
 
 
