@@ -102,10 +102,13 @@ def contrastive_loss(
         RuntimeError: differentiating the gradients again; a process of the group that ended.
 
     Complexity: ``2 * Nq * Nd * Lq * Ld * d`` operations forward, the same again and a gather of ``Nq * Nd *
-    Lq`` rows for each gradient in the backward. Beside inputs and gradients, less than 128 MiB on a GPU, and
-    one float32 copy of the smaller gradient (both in a group). Where scores and winners of all pairs take up
-    to 64 MiB, they are kept instead of found again. The result has the same bits on every run. Under
-    ``torch.compile`` the call is a graph break.
+    Lq`` rows for each gradient in the backward. Beside inputs and gradients about 128 MiB on a GPU, and one
+    float32 copy of the smaller gradient (of both in a group, and of the queries' with hard negatives). A
+    block's share of a half-precision gradient may be rounded to the inputs' dtype before it is added in
+    float32, and so are the weights of pairs where both sides have one token each. Where scores and winners
+    of all pairs take up to 64 MiB (512 MiB on a CPU), they are kept, and ``tail`` leaves nothing out. The
+    result has the same bits on every run. With ``tail`` the host waits for the device at times; else, of
+    padded tokens, for nothing. Under ``torch.compile`` the call is a graph break.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient

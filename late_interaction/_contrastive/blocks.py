@@ -233,8 +233,8 @@ def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
 
 
 def choose(q: Tokens, single: bool, normalize: bool, precision: str) -> Kernels:
-    """The way to score these queries. ``single``: they and all documents have one token each. ``normalize`` has
-    been done already where it is no ``padded`` way."""
+    """The way to score these queries. ``single``: they and all documents have one token each. ``normalize``
+    has been done already where it is no ``padded`` way."""
     if q.packed:
         return Kernels("packed", False, precision)
     if single and not normalize and _product_obeys(q.values, precision):

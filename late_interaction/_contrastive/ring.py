@@ -134,6 +134,8 @@ def join(
     number of queries, and the documents; None where this process refused its arguments, which all others
     then learn."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
     facts = [float(_REFUSED)] * (8 + len(options))
     if own is not None:
         d = own[1]
