@@ -34,9 +34,10 @@ def queries_of(rank, kind):
     return 0 if kind == "no queries" and rank == 1 else QUERIES[rank]
 
 
-def shards(world, kind, d=8, dtype=torch.float64, symmetric=False):
+def shards(world, kind, d=8, symmetric=False):
     """The same batch on every rank: a list of (Q, D, H, options) for each."""
     torch.manual_seed(5)
+    dtype = torch.bfloat16 if kind == "half" else torch.float64
     found = []
     for rank in range(world):
         Nq = queries_of(rank, kind)
@@ -80,7 +81,7 @@ def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, 
             total = loss if loss.dim() == 0 else (loss * weights).sum()
             grads = torch.autograd.grad(total, leaves)
         # numpy: tensors would go by shared memory, which ends with this process
-        found.append((loss.detach().numpy(), [g.numpy() for g in grads]))
+        found.append((loss.detach().double().numpy(), [g.double().numpy() for g in grads]))
     return found
 
 

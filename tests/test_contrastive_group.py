@@ -119,6 +119,16 @@ def test_equals_one_process(world, kind):
     check(on_ranks(world, "gradients", kind=kind), world, kind)
 
 
+def test_half_precision():
+    ranks = on_ranks(2, "gradients", kind="half")
+    assert not any(isinstance(result, str) for result in ranks), ranks
+    loss, grads_q, grads_d, _ = one_process(2, "half")
+    assert ranks[0][0][0] == pytest.approx(loss.item(), rel=1e-5)
+    for place, wanted in ((0, grads_q), (1, grads_d)):
+        got = torch.cat([torch.from_numpy(result[0][1][place]) for result in ranks])
+        torch.testing.assert_close(got, torch.stack(wanted).double(), rtol=0.02, atol=2e-3)
+
+
 @pytest.mark.parametrize("options", [
     {"symmetric": True, "label_smoothing": 0.1},
     {"symmetric": True, "reduction": "none"},
