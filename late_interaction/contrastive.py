@@ -68,9 +68,9 @@ def contrastive_loss(
             nonzero = True), True = keep, as in :func:`late_interaction.maxsim`. Not with packed tokens.
         cu_seqlens_q, cu_seqlens_d, cu_seqlens_h: int32 (or int64) offsets of packed tokens, as
             :func:`late_interaction.maxsim_varlen` takes them. The host waits for them once.
-        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Of packed
-            tokens, of single ones (``Lq == Ld == 1``) and with ``tail`` unit tokens are rounded to the dtype
-            of the inputs, as ``torch.nn.functional.normalize`` would, and take memory as the inputs do.
+        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed
+            tokens, single ones (``Lq == Ld == 1``) and those of a call with ``tail`` are copied for it, and
+            rounded to the dtype of the inputs, as by ``torch.nn.functional.normalize``.
         precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
         label_smoothing: in [0, 1), as in ``torch.nn.functional.cross_entropy``, over documents and hard
             negatives.

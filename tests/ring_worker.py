@@ -43,7 +43,7 @@ def shards(world, kind, d=8, symmetric=False):
         Nq = queries_of(rank, kind)
         Nd = Nq if symmetric else DOCUMENTS[rank]
         Lq, Ld = 4, 6 + (rank if kind == "ragged" else 0)
-        if kind == "single":  # of the first rank alone, both sides have one token each
+        if kind == "single":  # both sides have one token each, on the first rank alone
             Lq, Ld = 1, 1 + rank
         Q, D = torch.randn(Nq, Lq, d).to(dtype), torch.randn(Nd, Ld, d).to(dtype)
         D[: min(Nq, Nd), :Lq] += Q[: min(Nq, Nd), :Ld]

@@ -113,7 +113,7 @@ def check(ranks, world, kind="padded", symmetric=False, scale=1.0, tolerance=1e-
     torch.testing.assert_close(shares, scale * grad_T, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "packed", "single", "no queries"])
 def test_equals_one_process(world, kind):
     check(on_ranks(world, "gradients", kind=kind), world, kind)
