@@ -1,7 +1,11 @@
 """contrastive_loss over process groups of gloo, against one process that has the whole batch."""
 
+import functools
+import multiprocessing.forkserver
+import os
 import queue
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +16,22 @@ import late_interaction as li
 from tests import ring_worker
 from tests.ring_worker import QUERIES, T, queries_of, shards
 
+ROOT = Path(__file__).resolve().parents[1]
+
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
 )
+
+
+@functools.cache
+def _server_of_processes():
+    """Forks processes that have PyTorch imported, and none of the threads of autograd that a fork loses."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.ring_worker"])
+    with pytest.MonkeyPatch.context() as patch:  # where the server finds it
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        multiprocessing.forkserver.ensure_running()
+    return context
 
 
 def on_ranks(world, name, timeout=60, missing=0, **arguments):
@@ -22,7 +39,7 @@ def on_ranks(world, name, timeout=60, missing=0, **arguments):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = torch.multiprocessing.get_context("fork")
+    context = _server_of_processes()
     results = context.Queue()
     ranks = [
         context.Process(
