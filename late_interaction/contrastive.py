@@ -68,9 +68,9 @@ def contrastive_loss(
             nonzero = True), True = keep, as in :func:`late_interaction.maxsim`. Not with packed tokens.
         cu_seqlens_q, cu_seqlens_d, cu_seqlens_h: int32 (or int64) offsets of packed tokens, as
             :func:`late_interaction.maxsim_varlen` takes them. The host waits for them once.
-        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Of packed
-            tokens, of single ones (``Lq == Ld == 1``) and with ``tail`` unit tokens are rounded to the dtype
-            of the inputs, as ``torch.nn.functional.normalize`` would, and take memory as the inputs do.
+        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed
+            tokens, single ones (``Lq == Ld == 1``) and those of a call with ``tail`` are copied for it, and
+            rounded to the dtype of the inputs, as by ``torch.nn.functional.normalize``.
         precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
         label_smoothing: in [0, 1), as in ``torch.nn.functional.cross_entropy``, over documents and hard
             negatives.
@@ -102,10 +102,13 @@ def contrastive_loss(
         RuntimeError: differentiating the gradients again; a process of the group that ended.
 
     Complexity: ``2 * Nq * Nd * Lq * Ld * d`` operations forward, the same again and a gather of ``Nq * Nd *
-    Lq`` rows for each gradient in the backward. Beside inputs and gradients, less than 128 MiB on a GPU, and
-    one float32 copy of the smaller gradient (both in a group). Where scores and winners of all pairs take up
-    to 64 MiB, they are kept instead of found again. The result has the same bits on every run. Under
-    ``torch.compile`` the call is a graph break.
+    Lq`` rows for each gradient in the backward. Beside inputs and gradients about 128 MiB on a GPU, and one
+    float32 copy of the smaller gradient (of both in a group, and of the queries' with hard negatives). A
+    block's share of a half-precision gradient may be rounded to the inputs' dtype before it is added in
+    float32, and so are the weights of pairs where both sides have one token each. Where scores and winners
+    of all pairs take up to 64 MiB (512 MiB on a CPU), they are kept, and ``tail`` leaves nothing out. The
+    result has the same bits on every run. With ``tail`` the host waits for the device at times; else, of
+    padded tokens, for nothing. Under ``torch.compile`` the call is a graph break.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient
@@ -131,7 +134,7 @@ def contrastive_loss(
     if group is None:
         sides = check.sides(tokens, masks, offsets)
         options = check.options(sides, given)
-        sides, normalize = check.prepared(sides, options)
+        sides, normalize = check.prepared(sides, options, True)
         ring = Ring.alone(len(sides.q), len(sides.d), D.requires_grad)
     else:
         sides, options, normalize, ring = _joined(group, (tokens, masks, offsets), given)
@@ -150,7 +153,7 @@ def _joined(
     try:
         sides = check.sides(*inputs)
         options = check.options(sides, given)
-        sides, normalize = check.prepared(sides, options)
+        sides, normalize = check.prepared(sides, options, False)
     except (TypeError, ValueError):
         device = next((x.device for x in inputs[0] if isinstance(x, Tensor)), torch.device("cpu"))
         with suppress(RuntimeError):  # which says that this process refused
@@ -176,8 +179,10 @@ def _apply(sides: check.Sides, options: check.Options, normalize: bool, ring: Ri
     learns.append(h is not None and h.values.requires_grad)
     keeps = torch.is_grad_enabled() and any(learns)
     labels = Labels(options.labels)
+    # Documents of other processes may have other lengths.
+    single = check.is_single(q) and check.is_single(d) and all(shape[1] == 1 for shape in ring.shapes)
     problem = Problem(
-        choose(q, d, normalize, options.precision),
+        choose(q, single, normalize, options.precision),
         temperature,
         labels,
         labels.inverse(len(d)) if options.symmetric else None,

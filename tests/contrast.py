@@ -25,7 +25,7 @@ def small_blocks(side=3, panel=8, kept=0, listed=1 << 20):
             (whole, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
             (forward, "_OWN_BYTES", 1),
             (tail, "_DENSE_SHARE", 1.0),
-            (tail, "LIST_BYTES", listed * 20),
+            (tail, "LIST_BYTES", listed * 12),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield

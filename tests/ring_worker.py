@@ -30,16 +30,23 @@ def start(rank, world, port, results, name, timeout, arguments):
     os._exit(0)  # without waiting for the group, which may have lost a rank
 
 
-def shards(world, kind, d=8, dtype=torch.float64, symmetric=False):
+def queries_of(rank, kind):
+    return 0 if kind == "no queries" and rank == 1 else QUERIES[rank]
+
+
+def shards(world, kind, d=8, symmetric=False):
     """The same batch on every rank: a list of (Q, D, H, options) for each."""
     torch.manual_seed(5)
+    dtype = torch.bfloat16 if kind == "half" else torch.float64
     found = []
     for rank in range(world):
-        Nq = QUERIES[rank]
+        Nq = queries_of(rank, kind)
         Nd = Nq if symmetric else DOCUMENTS[rank]
         Lq, Ld = 4, 6 + (rank if kind == "ragged" else 0)
+        if kind == "single":  # both sides have one token each, on the first rank alone
+            Lq, Ld = 1, 1 + rank
         Q, D = torch.randn(Nq, Lq, d).to(dtype), torch.randn(Nd, Ld, d).to(dtype)
-        D[: min(Nq, Nd), :Lq] += Q[: min(Nq, Nd)]
+        D[: min(Nq, Nd), :Lq] += Q[: min(Nq, Nd), :Ld]
         options = {}
         if kind == "masked" and rank != 1:
             options["d_mask"] = torch.rand(Nd, Ld) < 0.7
@@ -74,7 +81,7 @@ def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, 
             total = loss if loss.dim() == 0 else (loss * weights).sum()
             grads = torch.autograd.grad(total, leaves)
         # numpy: tensors would go by shared memory, which ends with this process
-        found.append((loss.detach().numpy(), [g.numpy() for g in grads]))
+        found.append((loss.detach().double().numpy(), [g.double().numpy() for g in grads]))
     return found
 
 

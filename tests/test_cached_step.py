@@ -177,7 +177,11 @@ def test_distributed_modules_send_their_gradients_once():
 
     for module, wanted in ((Data(), ["no_sync"] * 2), (Sharded(), [False, True, False, True, True, True])):
         log = []
-        li.cached_contrastive_step(module, parts_of("cpu", dtype=torch.float32), loss_fn)
+        parts = parts_of("cpu", dtype=torch.float32)
+        li.cached_contrastive_step(module, parts, loss_fn)
+        assert log == wanted
+        log.clear()
+        li.cached_contrastive_step(lambda part: module(part), parts, loss_fn, module=module)  # noqa: B023
         assert log == wanted
 
 

@@ -209,12 +209,12 @@ def test_the_way_follows_the_tokens_and_precision():
     from late_interaction._contrastive.tokens import Tokens
 
     one = Tokens(torch.zeros(2, 1, 4))
-    assert blocks.choose(one, one, False, "highest").way == "matrix"
-    assert blocks.choose(one, one, True, "highest").way == "padded"
-    assert blocks.choose(one, Tokens(torch.zeros(2, 3, 4)), False, "highest").way == "padded"
+    assert blocks.choose(one, True, False, "highest").way == "matrix"
+    assert blocks.choose(one, True, True, "highest").way == "padded"
+    assert blocks.choose(one, False, False, "highest").way == "padded"
     torch.set_float32_matmul_precision("high")
-    assert blocks.choose(one, one, False, "highest").way == "padded"
-    assert blocks.choose(one, one, False, "high").way == "matrix"
+    assert blocks.choose(one, True, False, "highest").way == "padded"
+    assert blocks.choose(one, True, False, "high").way == "matrix"
 
 
 # ---- NaN, ties, determinism ----
@@ -531,6 +531,41 @@ def test_memory_does_not_grow_with_the_product(monkeypatch):
     with small_blocks(16), Watch():
         li.contrastive_loss(Q, D, temperature=T).backward()
     assert max(largest) <= max(Q.numel(), D.numel(), 16 * 16 * 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tail", [0.0, 2**-10])
+def test_memory_on_a_gpu(tail):
+    """Beside inputs and gradients, 128 MiB and a float32 copy of the smaller gradient."""
+    Q, D = batch(4096, 4096, 32, 64, 128, torch.bfloat16, "cuda", planted=2.0)
+    Q.grad, D.grad = torch.empty_like(Q), torch.empty_like(D)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    loss = li.contrastive_loss(Q, D, temperature=0.05, tail=tail)
+    grads = torch.autograd.grad(loss, (Q, D))
+    beside = torch.cuda.max_memory_allocated() - before - sum(g.numel() * g.itemsize for g in grads)
+    assert beside <= (128 << 20) + 4 * min(Q.numel(), D.numel())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"symmetric": True, "label_smoothing": 0.1}])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_the_host_waits_for_nothing(options, labelled):
+    Q, D = batch(64, 64, 8, 20, 32, torch.bfloat16, "cuda")
+    labels = torch.randperm(64, device="cuda") if labelled else None
+    temperature = torch.tensor(0.05, device="cuda", requires_grad=True)
+
+    def step():
+        loss = li.contrastive_loss(Q, D, temperature=temperature, labels=labels, **options)
+        torch.autograd.grad(loss, (Q, D, temperature))
+
+    with small_blocks(16):
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_even_blocks():

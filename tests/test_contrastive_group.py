@@ -1,7 +1,11 @@
 """contrastive_loss over process groups of gloo, against one process that has the whole batch."""
 
+import functools
+import multiprocessing.forkserver
+import os
 import queue
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +14,24 @@ import torch.distributed as dist
 
 import late_interaction as li
 from tests import ring_worker
-from tests.ring_worker import QUERIES, T, shards
+from tests.ring_worker import QUERIES, T, queries_of, shards
+
+ROOT = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
 )
+
+
+@functools.cache
+def _server_of_processes():
+    """Forks processes that have PyTorch imported, and none of the threads of autograd that a fork loses."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.ring_worker"])
+    with pytest.MonkeyPatch.context() as patch:  # where the server finds it
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        multiprocessing.forkserver.ensure_running()
+    return context
 
 
 def on_ranks(world, name, timeout=60, missing=0, **arguments):
@@ -22,7 +39,7 @@ def on_ranks(world, name, timeout=60, missing=0, **arguments):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = torch.multiprocessing.get_context("fork")
+    context = _server_of_processes()
     results = context.Queue()
     ranks = [
         context.Process(
@@ -74,7 +91,7 @@ def one_process(world, kind="padded", labels=None, T=T, symmetric=False, **optio
     begins = [sum(counts[:rank]) for rank in range(world)]
     own = []
     for rank in range(world):
-        mine = torch.arange(QUERIES[rank]) if labels is None else labels[rank].clone()
+        mine = torch.arange(queries_of(rank, kind)) if labels is None else labels[rank].clone()
         own.append(torch.where(mine < 0, mine, mine + begins[rank]))
     loss = li.contrastive_loss(
         Q, D, temperature=temperature, labels=torch.cat(own), cu_seqlens_q=cu_q, cu_seqlens_d=cu_d,
@@ -113,10 +130,20 @@ def check(ranks, world, kind="padded", symmetric=False, scale=1.0, tolerance=1e-
     torch.testing.assert_close(shares, scale * grad_T, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "packed"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "packed", "single", "no queries"])
 def test_equals_one_process(world, kind):
     check(on_ranks(world, "gradients", kind=kind), world, kind)
+
+
+def test_half_precision():
+    ranks = on_ranks(2, "gradients", kind="half")
+    assert not any(isinstance(result, str) for result in ranks), ranks
+    loss, grads_q, grads_d, _ = one_process(2, "half")
+    assert ranks[0][0][0] == pytest.approx(loss.item(), rel=1e-5)
+    for place, wanted in ((0, grads_q), (1, grads_d)):
+        got = torch.cat([torch.from_numpy(result[0][1][place]) for result in ranks])
+        torch.testing.assert_close(got, torch.stack(wanted).double(), rtol=0.02, atol=2e-3)
 
 
 @pytest.mark.parametrize("options", [
@@ -138,7 +165,7 @@ def test_scale_by_world():
     check(on_ranks(2, "gradients", scale_by_world=True), 2, scale=2.0)
 
 
-@pytest.mark.parametrize("kind", ["padded", "packed"])
+@pytest.mark.parametrize("kind", ["padded", "masked", "packed"])
 def test_tail(kind):
     check(on_ranks(2, "gradients", kind=kind, tail=1e-9), 2, kind, tolerance=1e-7)
     # The same pairs are left out as in one process, whose blocks keep all: compared with its own list.
@@ -146,6 +173,8 @@ def test_tail(kind):
 
     with small_blocks():
         check(on_ranks(2, "gradients", kind=kind, tail=0.3), 2, kind, tail=0.3)
+        ranks = on_ranks(3, "gradients", kind=kind, tail=0.3, symmetric=True)
+        check(ranks, 3, kind, tail=0.3, symmetric=True)
 
 
 def test_the_same_bits_on_every_run():

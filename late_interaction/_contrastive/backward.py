@@ -91,7 +91,7 @@ class Weights:
             labels.subtract(weights, factor * (1 - smoothing), rows, columns)
 
     def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Of listed pairs, and which of them count: labels, and those with a weight above the threshold."""
+        """The derivatives in listed scores, and which pairs count: labels, and those above the threshold."""
         amount, labels = self.rows.of_pairs(rows, logits), None
         counts = self._above(amount, self.rows.factor[rows], self.p.classes)
         if self.own:

@@ -22,7 +22,7 @@ from late_interaction.ops import _oom
 _ops = torch.ops.late_interaction
 # Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
 _CUDA_SHARES = (4 << 20, 12 << 20, 32 << 20)
-_CPU_SHARES = (2 << 20, 6 << 20, 16 << 20)
+_CPU_SHARES = (4 << 20, 12 << 20, 32 << 20)
 _LEAST = 16  # sequences that a block has where there are as many
 _MATRIX_BLOCK = {"cuda": (4096, 2048), "cpu": (1024, 1024)}
 _PANEL = 4 << 20  # logits that one softmax update takes
@@ -232,11 +232,12 @@ def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
 # ---- which way, and how large ----
 
 
-def choose(q: Tokens, d: Tokens, normalize: bool, precision: str) -> Kernels:
-    """The way to score these tokens. ``normalize`` has been done already where it is no ``padded`` way."""
+def choose(q: Tokens, single: bool, normalize: bool, precision: str) -> Kernels:
+    """The way to score these queries. ``single``: they and all documents have one token each. ``normalize``
+    has been done already where it is no ``padded`` way."""
     if q.packed:
         return Kernels("packed", False, precision)
-    if not normalize and q.values.shape[1] == d.values.shape[1] == 1 and _product_obeys(q.values, precision):
+    if single and not normalize and _product_obeys(q.values, precision):
         return Kernels("matrix", False, precision)
     return Kernels("padded", normalize, precision)
 

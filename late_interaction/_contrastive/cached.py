@@ -15,6 +15,7 @@ def cached_contrastive_step(
     batches: Sequence[Any],
     loss: Callable[..., Tensor],
     *,
+    module: Any = None,
     scale: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """One forward and backward pass over a batch that is encoded in parts, with the memory of one part's
@@ -27,11 +28,13 @@ def cached_contrastive_step(
 
     Args:
         encoder: from a part to its embeddings: a tensor, or a tuple of tensors, say queries, documents and
-            their masks. A module in DistributedDataParallel or FSDP2 sends its gradients with the last part.
+            their masks.
         batches: the parts, at least one: whatever the encoder takes.
         loss: from the outputs, joined along their first dim, to the loss: say ``lambda Q, D:
             contrastive_loss(Q, D, temperature=0.05)``. Tensors ``[b, L, ...]`` of unequal ``L`` are padded
             at the end with zeros (False): let the encoder return masks too.
+        module: the module in DistributedDataParallel or FSDP2 that the encoder runs, whose gradients are sent
+            with the last part alone; None: the encoder itself, if it is one.
         scale: applied to the loss before its backward, say ``GradScaler().scale``.
 
     Returns:
@@ -76,7 +79,7 @@ def cached_contrastive_step(
     begin = 0
     for i, batch in enumerate(batches):
         end = begin + sizes[i][0][0]
-        with _synchronized(encoder, i + 1 == len(batches)), states[i].again():
+        with _synchronized(encoder if module is None else module, i + 1 == len(batches)), states[i].again():
             _backward(
                 _outputs(encoder(batch)),
                 [_part(g, begin, s) for g, s in zip(gradients, sizes[i], strict=True)],
@@ -153,17 +156,17 @@ class _RandomState:
 
 
 @contextmanager
-def _synchronized(encoder: Any, last: bool) -> Iterator[None]:
+def _synchronized(module: Any, last: bool) -> Iterator[None]:
     """Gradients of a distributed module stay where they are but with the last part."""
-    if hasattr(encoder, "set_requires_gradient_sync"):  # FSDP2
-        encoder.set_requires_gradient_sync(last)
+    if hasattr(module, "set_requires_gradient_sync"):  # FSDP2
+        module.set_requires_gradient_sync(last)
         try:
             yield
         finally:
-            encoder.set_requires_gradient_sync(True)
+            module.set_requires_gradient_sync(True)
         return
     wait: AbstractContextManager[Any] = nullcontext()
-    if not last and hasattr(encoder, "no_sync"):  # DistributedDataParallel
-        wait = encoder.no_sync()
+    if not last and hasattr(module, "no_sync"):  # DistributedDataParallel
+        wait = module.no_sync()
     with wait:
         yield

@@ -94,7 +94,7 @@ def _packed(
         if mask is not None:
             raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
     cu_q, cu_d = _checks.packed(Q, D, offsets[0], offsets[1])
-    q, d = (_with_bounds(x, cu) for x, cu in ((Q, cu_q), (D, cu_d)))
+    q, d = _with_bounds("cu_seqlens_q", Q, cu_q), _with_bounds("cu_seqlens_d", D, cu_d)
     if H is None:
         return Sides(*_one_dtype(q, d, None), 0)
     if H.dim() != 2:
@@ -102,7 +102,8 @@ def _packed(
     _alike("hard_negatives", H, Q)
     if offsets[2] is None:
         raise TypeError("cu_seqlens_h must be a torch.Tensor with packed hard_negatives, got None")
-    h = _with_bounds(H, _checks.offsets("cu_seqlens_h", offsets[2], "hard_negatives", H))
+    cu_h = _checks.offsets("cu_seqlens_h", offsets[2], "hard_negatives", H)
+    h = _with_bounds("cu_seqlens_h", H, cu_h)
     each = len(h) // max(len(q), 1)
     if len(h) != each * len(q):
         raise ValueError(
@@ -112,11 +113,11 @@ def _packed(
     return Sides(*_one_dtype(q, d, h), each)
 
 
-def _with_bounds(x: Tensor, offsets: Tensor) -> Tokens:
-    bounds = offsets.tolist()  # the one wait for a device: blocks are cut on the host
-    if x.is_cuda:
-        _checks.rising_within("cu_seqlens", offsets.cpu(), x.shape[0])
-    return Tokens(x, None, offsets, tuple(bounds))
+def _with_bounds(name: str, x: Tensor, offsets: Tensor) -> Tokens:
+    on_host = offsets.cpu()  # the one wait for a device: blocks are cut on the host
+    if offsets.is_cuda:
+        _checks.rising_within(name, on_host, x.shape[0])
+    return Tokens(x, None, offsets, tuple(on_host.tolist()))
 
 
 def _alike(name: str, x: Tensor, Q: Tensor) -> None:
@@ -254,18 +255,24 @@ def _symmetric(labels: Tensor | None, s: Sides) -> None:
 # ---- what the blocks need done beforehand ----
 
 
-def prepared(s: Sides, options: Options) -> tuple[Sides, bool]:
+def prepared(s: Sides, options: Options, alone: bool) -> tuple[Sides, bool]:
     """The tokens as their blocks are scored, and whether the operators normalize them still. Packed tokens,
-    single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out."""
-    single = not s.q.packed and s.q.values.shape[1] == s.d.values.shape[1] == 1
+    single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out. In a
+    group it does not depend on what the tokens of one process are."""
+    single = alone and is_single(s.q) and is_single(s.d)
     listed = options.tail > 0
     q, d, h = s.q, s.d, s.h
     here = options.normalize and (q.packed or single or listed)
     if here:
         q, d, h = _normalized(q), _normalized(d), None if h is None else _normalized(h)
-    if listed and any(x is not None and x.mask is not None for x in (q, d, h)):
+    if listed and (not alone or any(x is not None and x.mask is not None for x in (q, d, h))):
         q, d, h = _kept(q), _kept(d), None if h is None else _kept(h)
     return Sides(q, d, h, s.each), options.normalize and not here
+
+
+def is_single(x: Tokens) -> bool:
+    """Whether these are padded to one token each."""
+    return not x.packed and x.values.shape[1] == 1
 
 
 def _kept(x: Tokens) -> Tokens:

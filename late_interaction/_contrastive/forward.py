@@ -90,8 +90,8 @@ def own_part(block: Block, each: int) -> Block:
 
 
 def _label_logits(p: Problem, grid: Grid, to: Pass) -> tuple[Tensor, Tensor | None]:
-    """The logits of queries with their labels, and of documents with theirs, which every sum will hold: known
-    before it begins. Of another process's documents the labels have been met already."""
+    """The logits of queries with their labels, and of documents with theirs. They are part of every sum in
+    the end, and known before it begins. For documents of another process they have been read already."""
     columns = to.columns.target if to.columns is not None else None
     if not to.own:
         return to.rows.target, columns

@@ -1,6 +1,6 @@
 """The autograd function of the loss: both passes over all shards of documents."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ class Loss(Function):
         if torch.is_grad_enabled():  # create_graph=True
             return *_once(grad, Q, D, H, temperature, ctx.call, kept, needs), None
         with without_autocast(Q.device.type):
-            return *_backward(grad, Q, D, H, temperature, ctx.call, kept, needs), None
+            return *_backward(grad, (Q, D, H, temperature), ctx.call, kept, needs), None
 
 
 class Once(Function):
@@ -89,7 +89,7 @@ class Once(Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *args: Any) -> Any:
         with without_autocast(grad.device.type):
-            return _backward(grad, *args)
+            return _backward(grad, args[:4], *args[4:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
@@ -130,7 +130,7 @@ def _forward(
 
 
 def _with_temperature(p: Problem, temperature: Tensor | float) -> Problem:
-    return Problem(**{**vars(p), "temperature": temperature})
+    return replace(p, temperature=temperature)
 
 
 def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoftmax:
@@ -226,14 +226,13 @@ def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
 
 def _backward(
     grad: Tensor,
-    Q: Tensor,
-    D: Tensor,
-    H: Tensor | None,
-    temperature: Tensor | float,
+    inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | float],
     call: Call,
     kept: _Kept,
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs: Q, D, hard negatives and temperature."""
+    Q, D, H, temperature = inputs
     p, ring = _with_temperature(call.problem, temperature), call.ring
     q, d = call.q.with_values(Q), call.d.with_values(D)
     factors = _factors(grad, p, call, kept)

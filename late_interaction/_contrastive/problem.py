@@ -13,7 +13,7 @@ from late_interaction._contrastive.tokens import Block, Tokens
 # Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
 KEPT_BYTES = {"cuda": 64 << 20, "cpu": 512 << 20}
 # Bytes that the list of pairs may take from the forward to the backward.
-LIST_BYTES = 64 << 20
+LIST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,8 @@ def join(
     number of queries, and the documents; None where this process refused its arguments, which all others
     then learn."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
     facts = [float(_REFUSED)] * (8 + len(options))
     if own is not None:
         d = own[1]
@@ -174,7 +176,6 @@ def _gathered(group: Any, world: int, values: Tensor) -> Tensor:
 
 # Facts in which processes must agree: where they stand, and what the message calls them.
 _ALIKE = {
-    5: "form of documents (0: padded, 1: packed)",
     7: "dtype (by number)",
     8: "d",
     9: "number of hard negatives",
@@ -185,6 +186,7 @@ _ALIKE = {
     14: "reduction",
     15: "precision",
     16: "scale_by_world",
+    5: "form of documents (0: padded, 1: packed)",
 }
 
 

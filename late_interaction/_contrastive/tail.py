@@ -19,7 +19,7 @@ from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block
 
 _DENSE_SHARE = 0.04  # of a panel's pairs; above it whole blocks take less time than a list
-_PAIR_BYTES = 20  # int64 row and column, and a logit
+_PAIR_BYTES = 12  # int32 row and column, and a logit
 _ROUNDING = 1e-3  # logits of the same pair differ by less from one kernel to another
 
 
@@ -37,19 +37,19 @@ class PairList:
     def add_panel(self, marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> None:
         """Lists the marked pairs of a panel, blocks of documents of a block of queries. Waits for the
         device, to learn how many there are."""
-        row, column = marks.nonzero(as_tuple=True)
-        count = row.shape[0]
+        count = int(marks.count_nonzero())
         if count > max(_DENSE_SHARE * marks.numel(), marks.shape[0]) or self.total + count > self.capacity:
             self.dense.update((rows, block[0]) for block in blocks)
             return
-        self.rows.append(row + rows[0])
-        self.columns.append(column + blocks[0][0])
+        row, column = marks.nonzero(as_tuple=True)
         self.logits.append(logits[row, column])
+        self.rows.append(row.add_(rows[0]).to(torch.int32))
+        self.columns.append(column.add_(blocks[0][0]).to(torch.int32))
         self.total += count
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and logits of all listed pairs."""
-        none = torch.empty(0, dtype=torch.int64, device=like.device)
+        none = torch.empty(0, dtype=torch.int32, device=like.device)
         if not self.rows:
             return none, none, like.new_empty(0)
         return torch.cat(self.rows), torch.cat(self.columns), torch.cat(self.logits)

@@ -1,7 +1,10 @@
 """The loss of a batch that is small enough to keep all of its scores and winners."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled
 from torch.nn.functional import cross_entropy
 
 from late_interaction._contrastive.problem import KEPT_BYTES, Problem
@@ -20,7 +23,7 @@ def fits(p: Problem, q: Tokens, d: Tokens, keeps: bool) -> bool:
 
 def loss(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, reduction: str, keeps: bool) -> Tensor:
     """Differentiable by the operators' own formulas."""
-    with without_autocast(q.values.device.type):
+    with without_autocast(q.values.device.type) if _is_any_autocast_enabled() else nullcontext():
         scores = p.kernels.scores_and_winners(q, d)[0] if keeps else p.kernels.scores(q, d)
         logits = scores / p.temperature
         every = logits
