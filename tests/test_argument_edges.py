@@ -327,3 +327,42 @@ def test_centroids_are_at_least_one_and_fit_int32(n):
             plaid.maxsim_residual(**arguments)
         with pytest.raises(ValueError, match=r"^query_centroid_scores must be \[n_centroids, Lq\]"):
             plaid.plaid_approx_score(scores, codes, lengths)
+
+
+@pytest.mark.parametrize("nbits", [True, 4.0])
+def test_nbits_is_an_int(nbits):
+    with refused(TypeError, f"nbits must be an int, got {type(nbits).__name__}"):
+        plaid.maxsim_residual(**RESIDUAL | {"nbits": nbits})
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_tables_fit_d_and_nbits(by):
+    with refused(ValueError, f"bucket_weights must be [16] for nbits = 4, got [{16 + by}]"):
+        plaid.maxsim_residual(**RESIDUAL | {"bucket_weights": torch.ones(16 + by)})
+    with pytest.raises(ValueError, match=rf"^centroids must be \[n, 4\].*got \[3, {4 + by}\]$"):
+        plaid.maxsim_residual(**RESIDUAL | {"centroids": torch.ones(3, 4 + by)})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
+def test_lengths_of_compressed_documents_are_of_any_integer_dtype(dtype):
+    want = plaid.maxsim_residual(**RESIDUAL)
+    got = plaid.maxsim_residual(**RESIDUAL | {"doc_lengths": RESIDUAL["doc_lengths"].to(dtype)})
+    assert torch.equal(got, want)
+
+
+def test_offsets_of_compressed_documents_hold_one_entry_at_least():
+    packed = RESIDUAL | {"cu_seqlens_d": integers(0, 4, 10)}
+    packed |= {
+        "codes_flat": packed.pop("codes").flatten(),
+        "residuals_flat": packed.pop("residuals").flatten(0, 1),
+    }
+    del packed["doc_lengths"]
+    assert plaid.maxsim_residual_varlen(**packed).shape == (2, 2)
+    with refused(ValueError, "cu_seqlens_d must be [Nd + 1], got [0]"):
+        plaid.maxsim_residual_varlen(**packed | {"cu_seqlens_d": integers()})
+    for name, wanted in (("residuals_flat", "[tokens, bytes]"), ("cu_seqlens_d", "[Nd + 1]")):
+        with refused(ValueError, f"{name} must be {wanted}, got {[1, *packed[name].shape]}"):
+            plaid.maxsim_residual_varlen(**packed | {name: packed[name].unsqueeze(0)})
+    for name, wanted in (("residuals", "[Nd, Ld, bytes]"), ("doc_lengths", "[Nd]")):
+        with refused(ValueError, f"{name} must be {wanted}, got {[1, *RESIDUAL[name].shape]}"):
+            plaid.maxsim_residual(**RESIDUAL | {name: RESIDUAL[name].unsqueeze(0)})

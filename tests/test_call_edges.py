@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
@@ -165,3 +166,24 @@ def test_a_state_of_documents_that_were_not_seen_is_refused(index):
     wrong[0, 1] = index
     with pytest.raises(ValueError, match=r"indices of the state must lie in \[0, 7\)"):
         best.load_state_dict(state | {"indices": wrong})
+
+
+def test_without_progress_a_small_corpus_is_one_chunk():
+    with Called() as called:
+        maxsim_topk(tokens(2), tokens(100)[:, None], 3)
+    assert len(called.names) == 1
+
+
+def test_negative_scores_that_differ_in_their_last_bit_keep_their_order():
+    Q, near = torch.ones(1, 1), torch.nextafter(torch.tensor(-1.0), torch.tensor(-2.0))
+    documents = torch.stack((near, torch.tensor(-1.0))).view(2, 1, 1)
+    scores, indices = maxsim_topk(Q, documents, 2)
+    assert indices.tolist() == [1, 0] and torch.equal(scores, documents.flatten()[indices])
+
+
+def test_a_fake_state_is_loaded_without_looking_at_it():
+    with FakeTensorMode():
+        best = TopK(torch.empty(2, 4), 2)
+        best.add(torch.empty(7, 1, 4))
+        best.load_state_dict(best.state_dict())
+    assert best.scores.shape == (2,)

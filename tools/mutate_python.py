@@ -3,8 +3,8 @@ tests that execute the changed lines. A change that no test notices is a survivo
 change is equivalent and belongs into tools/equivalent_mutants.txt with the reason.
 
   --sample N       N mutants of each module, always the same ones, instead of all
-  --seconds S      at most so many seconds of tests for a mutant (default 20), the likeliest to fail first; a
-                   survivor says how many of its tests were run
+  --seconds S      at most so many seconds of tests for a mutant (default 20), the fastest first; a survivor
+                   says how many of its tests were run
 
 cosmic-ray makes the changes; forked_tests.py says how one is tested without importing PyTorch for each. It
 works on a copy of the checkout, .venv/mutants/python. Results are kept in .venv/mutants/results, so that a
@@ -234,7 +234,7 @@ def judge(module, mutant, recorded, seconds, run):
     line = mutant.line
     tests = recorded.tests_of(module, line)
     likely = module.killers.setdefault(line, [])
-    names = forked_tests.within(tests, forked_tests.in_order(tests, likely), seconds)
+    names = forked_tests.within(tests, forked_tests.fastest_first(tests, likely), seconds)
     if not names:
         return module.write(mutant.key, "survived", "no test executes the line")
     status, failed = run(names, 3 * sum(tests[name] for name in names) + 20)
