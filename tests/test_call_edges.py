@@ -15,15 +15,16 @@ D = torch.arange(28.0).view(7, 4).sin()
 
 
 class Called(TorchDispatchMode):
-    """The names of our operators that run."""
+    """The names of our operators that run, and the last argument of each."""
 
     def __init__(self):
         super().__init__()
-        self.names = []
+        self.names, self.last = [], []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "late_interaction":
             self.names.append(function.name().removeprefix("late_interaction::"))
+            self.last.append(args[-1])
         return function(*args, **(kwargs or {}))
 
 
@@ -130,11 +131,10 @@ def test_listed_pairs_without_values_are_of_rank_two(Q, D):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_a_padding_id_is_masked_and_ids_on_both_sides_of_it_are_not(dtype):
-    Q, documents = tokens(3)[None], D[None, :4]
-    q_ids, d_ids = torch.tensor([[4, 5, 6]], dtype=dtype), torch.tensor([[6, 5, 4, 9]], dtype=dtype)
+    Q = documents = torch.eye(4)[None]  # each query token has a document token of its own
+    q_ids, d_ids = torch.tensor([[4, 5, 6, 9]], dtype=dtype), torch.tensor([[6, 9, 4, 5]], dtype=dtype)
     scorer = li.MaxSimScorer(mask_pad_token=5)
-    want = scorer(Q, documents, q_ids != 5, d_ids != 5)
-    assert torch.equal(scorer.forward_with_ids(Q, documents, q_ids, d_ids), want)
+    assert scorer.forward_with_ids(Q, documents, q_ids, d_ids).item() == 2.0
     with pytest.raises(TypeError, match="q_ids must be an integer tensor"):
         scorer.forward_with_ids(Q, documents, q_ids > 5, d_ids)
 
@@ -187,3 +187,32 @@ def test_a_fake_state_is_loaded_without_looking_at_it():
         best.add(torch.empty(7, 1, 4))
         best.load_state_dict(best.state_dict())
     assert best.scores.shape == (2,)
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_scores_without_a_gradient_give_none():
+    Q = tokens(9).requires_grad_()
+    scores = score_pairs_packed(Q, D, integers(0, 2, 9), integers(0, 7), *PAIRS)
+    _Nothing.apply(scores).sum().backward()
+    assert Q.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float32_multiplies_as_pytorch_is_told_to(dtype):
+    Q, documents, cu = tokens(9).to(dtype), D.to(dtype), (integers(0, 2, 9), integers(0, 7))
+    torch.set_float32_matmul_precision("medium")
+    with Called() as called:
+        score_pairs_packed(Q, documents, *cu, *PAIRS)
+        rerank_direct(Q, documents, *PAIRS)
+        maxsim_varlen(Q, documents, *cu)
+    said = [last if isinstance(last, str) else "highest" for last in called.last]  # a default is left out
+    assert said == ["medium" if dtype == torch.float32 else "highest"] * 3
