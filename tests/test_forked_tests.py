@@ -137,5 +137,7 @@ def test_tests_of_a_line_are_those_that_execute_its_statement(mutate_python, tmp
     recorded = mutate_python.Recorded({str(file): [2, 4]}, paths)
     module = mutate_python.Module.__new__(mutate_python.Module)
     module.file, module.lines = file, mutate_python.statement_lines(MODULE)
-    assert recorded.tests_of(module, 6) == {"first": 1.0}
-    assert recorded.tests_of(module, 2) == {"first": 1.0, "second": 2.0}
+    for imported in (True, False):
+        assert recorded.tests_of(module, 6, imported) == {"first": 1.0}
+    assert recorded.tests_of(module, 2, imported=True) == {"first": 1.0, "second": 2.0}
+    assert recorded.tests_of(module, 2, imported=False) == {}

@@ -220,28 +220,26 @@ class Recorded:
     def runs_at_import(self, module, line):
         return not self.imported.isdisjoint(module.lines_with(line))
 
-    def tests_of(self, module, line):
-        """{test: seconds} of those that execute the statement. Of one that runs at import, those that execute
+    def tests_of(self, module, line, imported):
+        """{test: seconds} of those that execute the statement; if it is imported anew, of those that execute
         anything of the module."""
         lines = module.lines_with(line)
-        if self.runs_at_import(module, line):
+        if imported and self.runs_at_import(module, line):
             lines = [executed for executed in self.executing if executed[0] == str(module.file)]
         return {test: self.seconds[test] for line in lines for test in self.executing.get(line, ())}
 
 
-def judge(module, mutant, recorded, seconds, run):
-    """Runs the tests of a mutant and writes the outcome. run(names, limit) returns (status, failed test)."""
-    line = mutant.line
-    tests = recorded.tests_of(module, line)
-    likely = module.killers.setdefault(line, [])
+def judge(module, mutant, tests, seconds, run):
+    """Runs tests on a mutant. Returns (outcome, detail). run(names, limit) returns (status, failed test)."""
+    likely = module.killers.setdefault(mutant.line, [])
     names = forked_tests.within(tests, forked_tests.fastest_first(tests, likely), seconds)
     if not names:
-        return module.write(mutant.key, "survived", "no test executes the line")
+        return "survived", "no test executes the line"
     status, failed = run(names, 3 * sum(tests[name] for name in names) + 20)
     if failed and failed not in likely:
         likely.append(failed)
     outcome = {forked_tests.PASSED: "survived", forked_tests.TOO_LONG: "timeout"}.get(status, "killed")
-    return module.write(mutant.key, outcome, failed or f"{len(names)} of {len(tests)} tests were run")
+    return outcome, failed or f"{len(names)} of {len(tests)} tests were run"
 
 
 def told(module, out):
@@ -254,18 +252,23 @@ def told(module, out):
 
 
 def replace_functions(collected, modules, recorded, seconds, out):
-    """Judges the mutants that change functions alone."""
+    """Judges the mutants that change functions alone. Those that survive and whose line also ran while tests
+    were collected are left to write_to_disk."""
     for module in modules:
         functions = forked_tests.Functions(module.file, module.source)
         for mutant in told(module, out):
             new = functions.replacements(mutant.applied_to(module.source))
-            if new and not recorded.runs_at_import(module, mutant.line):
-                run = functools.partial(collected.run_on, new)
-                judge(module, mutant, recorded, seconds, run)
+            if not new:
+                continue
+            tests = recorded.tests_of(module, mutant.line, imported=False)
+            found = judge(module, mutant, tests, seconds, functools.partial(collected.run_on, new))
+            # What ran before the functions were replaced may still tell.
+            if found[0] != "survived" or not recorded.runs_at_import(module, mutant.line):
+                module.write(mutant.key, *found)
 
 
 def write_to_disk(tree, module, recorded, seconds, log):
-    """Judges the mutants that are left: those of what runs while the package is imported."""
+    """Judges the mutants that are left, of what runs while the package is imported or tests are collected."""
 
     def run(names, limit):
         return forked_tests.fork(lambda: forked_tests.run_chosen(tree, names), limit + 60, log), ""
@@ -273,7 +276,8 @@ def write_to_disk(tree, module, recorded, seconds, log):
     for mutant in told(module, sys.stdout):
         try:
             module.file.write_text(mutant.applied_to(module.source))
-            judge(module, mutant, recorded, seconds, run)
+            tests = recorded.tests_of(module, mutant.line, imported=True)
+            module.write(mutant.key, *judge(module, mutant, tests, seconds, run))
         finally:
             module.file.write_text(module.source)
 
