@@ -316,14 +316,16 @@ def test_residuals_take_whole_bytes(nbits, d, size):
 
 
 def test_a_code_that_int32_cannot_hold_is_of_no_centroid():
-    codes = torch.tensor([[0, -1, 1, 2, 2], [0, 3, 1, 2, 2]])
-    want = residual(
-        4, 4, 2, codes=codes.int(), centroids=torch.eye(4)[:3], Q=Q, bucket_weights=torch.zeros(16)
-    )
-    for wrong in (-(2**40), -2, 2**31 - 1, 2**31, 2**32 + 1, 2**40 + 1):
+    """Centroid 1, which no code is of unless one wraps, is the nearest one."""
+    Q = torch.tensor([1.0, 5.0, 2.0, 0.0]).expand(2, 3, 4)
+    tables = {"Q": Q, "centroids": torch.eye(4)[:3], "bucket_weights": torch.zeros(16)}
+    codes = torch.tensor([[0, -1, 0, 2, 2], [0, 3, 0, 2, 2]])
+    want = residual(4, 4, 2, codes=codes.int(), **tables)
+    for wrong in (-(2**40), -2, 2**31 - 1, 2**31, 2**32 + 1, 2**40 + 1, 1 - 2**32):
         codes[:, 1] = wrong
-        got = residual(4, 4, 2, codes=codes, centroids=torch.eye(4)[:3], Q=Q, bucket_weights=torch.zeros(16))
-        assert torch.equal(got, want), wrong
+        assert torch.equal(residual(4, 4, 2, codes=codes, **tables), want), wrong
+    codes[:, 1] = 1
+    assert not torch.equal(residual(4, 4, 2, codes=codes, **tables), want)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2**31 - 1, 2**31])
