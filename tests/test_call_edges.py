@@ -1,11 +1,14 @@
 """Which operator a call runs and how much room it takes, and small choices that scores alone do not show."""
 
+import sys
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
+from late_interaction import int8
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.topk import TopK, maxsim_topk
 from late_interaction.varlen import maxsim_varlen
@@ -216,3 +219,35 @@ def test_float32_multiplies_as_pytorch_is_told_to(dtype):
         maxsim_varlen(Q, documents, *cu)
     said = [last if isinstance(last, str) else "highest" for last in called.last]  # a default is left out
     assert said == ["medium" if dtype == torch.float32 else "highest"] * 3
+
+
+def test_int8_codes_of_a_row_with_nan_are_zeros():
+    codes, scale = int8.quantize_int8_per_token(torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]]))
+    assert not codes.any() and scale.isnan().all()
+
+
+def test_progress_is_not_shown_unless_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    Q, documents = tokens(2), D[:, None]
+    best = TopK(Q, 1, normalize=True)
+    best.add(documents)
+    for found in (li.retrieve(Q, documents, 1), li.MaxSimScorer().retrieve(Q, documents, 1)):
+        assert torch.equal(found[1], best.indices)
+    maxsim_topk(Q, documents, 1)
+    with pytest.raises(ImportError, match="progress=True needs tqdm"):
+        li.retrieve(Q, documents, 1, progress=True)
+
+
+def test_gradients_of_both_are_the_default_without_values():
+    inputs = meta(9, 4), meta(7, 4), *(meta(n, dtype=torch.int32) for n in (3, 2, 5, 5))
+    winners = meta(5, 7, dtype=torch.int16)
+    grads = OPS.maxsim_pairs_packed_backward(meta(5), *inputs, winners)
+    assert [list(x.shape) for x in grads] == [[9, 4], [7, 4]]
+
+
+def test_lists_of_pairs_are_named_where_they_differ_in_length():
+    with pytest.raises(
+        ValueError, match=r"^pair_q_idx and pair_d_idx must be equally long, got \[2\] and \[1\]"
+    ):
+        score_pairs_packed(tokens(9), D, integers(0, 9), integers(0, 7), integers(0, 0), integers(0))
