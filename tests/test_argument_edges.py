@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import late_interaction as li
@@ -116,7 +117,16 @@ RANKED = [
 ]
 
 
-@pytest.mark.parametrize("change", [lambda x: x[0], lambda x: x.unsqueeze(0)], ids=["fewer", "more"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[0],
+        lambda x: x[:, 0] if x.dim() > 1 else x[0],
+        lambda x: x.unsqueeze(0),
+        lambda x: x.unsqueeze(-1),
+    ],
+    ids=["without the first", "without the second", "one before", "one behind"],
+)
 @pytest.mark.parametrize(
     "function, arguments, name",
     [(function, arguments, name) for function, arguments, names in RANKED for name in names.split()],
@@ -135,7 +145,9 @@ def test_one_dim_fewer_and_one_more_are_refused(function, arguments, name, chang
         (li.maxsim, Q, D[0, 0]),
         (li.maxsim, Q, KD[None]),
         (li.maxsim, Q[0], KD),  # documents of each query's own want [Nq, Lq, d]
+        (li.maxsim, Q[0, :2], KD),
         (li.maxsim, Q[:1], KD),
+        (li.maxsim, Q, KD[:1]),
         (lambda Q, D: li.retrieve(Q, D, 1), Q[0, 0], D),
         (lambda Q, D: li.retrieve(Q, D, 1), Q, KD),
         (lambda Q, D: li.retrieve(Q, D, 1), Q, D[0, 0]),
@@ -267,6 +279,7 @@ def test_under_autocast_dtypes_may_differ_but_not_from_float64():
         li.maxsim_pairs,
         lambda Q, D: li.maxsim_varlen(Q[0], D[0], cu, cu),
         lambda Q, D: li.maxsim_padded(Q, D.unsqueeze(1), integers(3, 3), integers(3, 3).view(2, 1)),
+        lambda Q, D: score_pairs_packed(Q[0], D[0], cu, cu, ONE, ONE, precision="high"),
     )
     for call in calls:
         with pytest.raises(TypeError, match="must share a dtype"):
@@ -303,14 +316,16 @@ def test_residuals_take_whole_bytes(nbits, d, size):
 
 
 def test_a_code_that_int32_cannot_hold_is_of_no_centroid():
-    codes = torch.tensor([[0, -1, 1, 2, 2], [0, 3, 1, 2, 2]])
-    want = residual(
-        4, 4, 2, codes=codes.int(), centroids=torch.eye(4)[:3], Q=Q, bucket_weights=torch.zeros(16)
-    )
-    for wrong in (-(2**40), -2, 2**31 - 1, 2**31, 2**32, 2**40):
+    """Centroid 1, which no code is of unless one wraps, is the nearest one."""
+    Q = torch.tensor([1.0, 5.0, 2.0, 0.0]).expand(2, 3, 4)
+    tables = {"Q": Q, "centroids": torch.eye(4)[:3], "bucket_weights": torch.zeros(16)}
+    codes = torch.tensor([[0, -1, 0, 2, 2], [0, 3, 0, 2, 2]])
+    want = residual(4, 4, 2, codes=codes.int(), **tables)
+    for wrong in (-(2**40), -2, 2**31 - 1, 2**31, 2**32 + 1, 2**40 + 1, 1 - 2**32):
         codes[:, 1] = wrong
-        got = residual(4, 4, 2, codes=codes, centroids=torch.eye(4)[:3], Q=Q, bucket_weights=torch.zeros(16))
-        assert torch.equal(got, want), wrong
+        assert torch.equal(residual(4, 4, 2, codes=codes, **tables), want), wrong
+    codes[:, 1] = 1
+    assert not torch.equal(residual(4, 4, 2, codes=codes, **tables), want)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2**31 - 1, 2**31])
@@ -327,3 +342,115 @@ def test_centroids_are_at_least_one_and_fit_int32(n):
             plaid.maxsim_residual(**arguments)
         with pytest.raises(ValueError, match=r"^query_centroid_scores must be \[n_centroids, Lq\]"):
             plaid.plaid_approx_score(scores, codes, lengths)
+
+
+@pytest.mark.parametrize("nbits", [True, 4.0])
+def test_nbits_is_an_int(nbits):
+    with refused(TypeError, f"nbits must be an int, got {type(nbits).__name__}"):
+        plaid.maxsim_residual(**RESIDUAL | {"nbits": nbits})
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_tables_fit_d_and_nbits(by):
+    with refused(ValueError, f"bucket_weights must be [16] for nbits = 4, got [{16 + by}]"):
+        plaid.maxsim_residual(**RESIDUAL | {"bucket_weights": torch.ones(16 + by)})
+    with pytest.raises(ValueError, match=rf"^centroids must be \[n, 4\].*got \[3, {4 + by}\]$"):
+        plaid.maxsim_residual(**RESIDUAL | {"centroids": torch.ones(3, 4 + by)})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64])
+def test_lengths_of_compressed_documents_are_of_any_integer_dtype(dtype):
+    want = plaid.maxsim_residual(**RESIDUAL)
+    got = plaid.maxsim_residual(**RESIDUAL | {"doc_lengths": RESIDUAL["doc_lengths"].to(dtype)})
+    assert torch.equal(got, want)
+
+
+def test_offsets_of_compressed_documents_hold_one_entry_at_least():
+    packed = RESIDUAL | {"cu_seqlens_d": integers(0, 4, 10)}
+    packed |= {
+        "codes_flat": packed.pop("codes").flatten(),
+        "residuals_flat": packed.pop("residuals").flatten(0, 1),
+    }
+    del packed["doc_lengths"]
+    assert plaid.maxsim_residual_varlen(**packed).shape == (2, 2)
+    with refused(ValueError, "cu_seqlens_d must be [Nd + 1], got [0]"):
+        plaid.maxsim_residual_varlen(**packed | {"cu_seqlens_d": integers()})
+    for name, wanted in (("residuals_flat", "[tokens, bytes]"), ("cu_seqlens_d", "[Nd + 1]")):
+        with refused(ValueError, f"{name} must be {wanted}, got {[1, *packed[name].shape]}"):
+            plaid.maxsim_residual_varlen(**packed | {name: packed[name].unsqueeze(0)})
+    for name, wanted in (("residuals", "[Nd, Ld, bytes]"), ("doc_lengths", "[Nd]")):
+        with refused(ValueError, f"{name} must be {wanted}, got {[1, *RESIDUAL[name].shape]}"):
+            plaid.maxsim_residual(**RESIDUAL | {name: RESIDUAL[name].unsqueeze(0)})
+
+
+def changed(arguments, name, shape):
+    return arguments | {name: torch.ones(shape, dtype=arguments[name].dtype)}
+
+
+@pytest.mark.parametrize(
+    "function, arguments, name, shapes",
+    [
+        (li.maxsim_pairs, {"Q": Q, "D": D}, "Q", [(1, 3, 4), (3, 3, 4)]),
+        (padded.pack_padded, PADDED, "queries", [(1, 3, 4), (3, 3, 4), (2, 3, 3), (2, 3, 5)]),
+        (padded.pack_padded, PADDED, "query_lengths", [(1,), (3,)]),
+        (padded.pack_padded, PADDED, "doc_lengths", [(2, 2), (2, 4)]),
+        (maxsim_from_hidden, HIDDEN, "W", [(4, 3), (4, 5), (3, 4), (5, 4)]),
+        (maxsim_from_hidden, HIDDEN, "b", [(3,), (5,)]),
+        (score_pairs_packed, LISTED, "pair_q_idx", [(0,), (2,)]),
+        (rerank_direct, SPANS, "doc_lengths", [(0,), (2,)]),
+        (plaid.maxsim_residual, RESIDUAL, "doc_lengths", [(1,), (3,)]),
+        (plaid.maxsim_residual, RESIDUAL, "codes", [(1, 5), (3, 5), (2, 4), (2, 6)]),
+    ],
+)
+def test_sizes_that_differ_are_refused_both_ways(function, arguments, name, shapes):
+    for shape in shapes:
+        with pytest.raises(ValueError, match=r"must |needs "):
+            function(**changed(arguments, name, shape))
+
+
+def test_padded_queries_may_have_no_tokens_and_d_is_at_least_one():
+    none = integers(0, 0)
+    batch = padded.pack_padded(Q[:, :0], KD, none, LENGTHS["doc_lengths"])
+    assert batch.Q_packed.shape == (0, 4)
+    with pytest.raises(ValueError, match="an embedding dim d of at least 1"):
+        padded.pack_padded(Q[..., :0], KD[..., :0], **LENGTHS)
+
+
+def test_tangents_alone_are_refused_where_forward_mode_is_on():
+    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    with forward_ad.dual_level():
+        assert li.maxsim_varlen(TOKENS, TOKENS, ALL, ALL).shape == (1, 1)
+        assert int8.maxsim_inference_int8(codes, codes, scale_Q=scale, scale_D=scale).shape == (2, 2)
+        dual = forward_ad.make_dual(TOKENS, TOKENS)
+        for pair in ((dual, TOKENS), (TOKENS, dual)):
+            with pytest.raises(RuntimeError, match="maxsim_varlen has no forward-mode derivative"):
+                li.maxsim_varlen(*pair, ALL, ALL)
+
+
+class Plain(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
+    wrong = integers(0, 10)
+    with pytest.raises(ValueError, match="must never fall and lie within"):
+        li.maxsim_varlen(TOKENS, TOKENS, ALL, wrong.as_subclass(Plain))
+    with FakeTensorMode() as mode:
+        tokens, cu = mode.from_tensor(TOKENS), mode.from_tensor(wrong)
+        assert li.maxsim_varlen(tokens, tokens, cu, cu).shape == (1, 1)
+
+
+def test_scales_of_a_corpus_fit_its_tokens():
+    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    assert li.retrieve(codes, codes, 1, normalize=False, scale_Q=scale, scale_D=scale)[0].shape == (2, 1)
+    for name in ("scale_Q", "scale_D"):
+        scales = {"scale_Q": scale, "scale_D": scale} | {name: scale[:, :2]}
+        with pytest.raises(ValueError, match=f"{name} must be 0-dim or have the shape of"):
+            li.retrieve(codes, codes, 1, normalize=False, **scales)
+
+
+def test_approximate_scores_are_of_rank_two():
+    codes, lengths = RESIDUAL["codes"], RESIDUAL["doc_lengths"]
+    for shape in ((3,), (3, 4, 1)):
+        with pytest.raises(ValueError, match=r"query_centroid_scores must be \[n_centroids, Lq\]"):
+            plaid.plaid_approx_score(torch.ones(shape), codes, lengths)

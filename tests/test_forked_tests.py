@@ -86,11 +86,16 @@ def test_lines_that_are_executed_are_seen_in_the_files_asked_for(forked, loaded)
 
 def test_one_variant_of_every_test_comes_before_the_second_of_any(forked):
     seconds = {"a[1]": 1.0, "a[2]": 2.0, "b[1]": 3.0, "b[2]": 4.0, "c": 9.0}
-    assert forked.in_order(seconds) == ["a[1]", "b[1]", "c", "a[2]", "b[2]"]
-    assert forked.in_order(seconds, likely=["b[2]"])[0] == "b[2]"
-    order = forked.in_order(seconds)
+    order = forked.one_of_each_first(seconds)
+    assert order == ["a[1]", "b[1]", "c", "a[2]", "b[2]"]
     assert forked.within(seconds, order, 4.5) == ["a[1]", "b[1]"]
     assert forked.within(seconds, order, 0.1) == ["a[1]"]
+
+
+def test_the_fastest_test_comes_first_but_for_what_failed_before(forked):
+    seconds = {"a": 3.0, "b": 1.0, "c": 2.0}
+    assert forked.fastest_first(seconds) == ["b", "c", "a"]
+    assert forked.fastest_first(seconds, likely=["a"]) == ["a", "b", "c"]
 
 
 def test_a_fork_ends_with_its_status_or_at_its_limit(forked, tmp_path):
@@ -132,5 +137,7 @@ def test_tests_of_a_line_are_those_that_execute_its_statement(mutate_python, tmp
     recorded = mutate_python.Recorded({str(file): [2, 4]}, paths)
     module = mutate_python.Module.__new__(mutate_python.Module)
     module.file, module.lines = file, mutate_python.statement_lines(MODULE)
-    assert recorded.tests_of(module, 6) == {"first": 1.0}
-    assert recorded.tests_of(module, 2) == {"first": 1.0, "second": 2.0}
+    for imported in (True, False):
+        assert recorded.tests_of(module, 6, imported) == {"first": 1.0}
+    assert recorded.tests_of(module, 2, imported=True) == {"first": 1.0, "second": 2.0}
+    assert recorded.tests_of(module, 2, imported=False) == {}

@@ -63,6 +63,12 @@ def test_annotations_and_messages_are_passed_over(tools):
     assert not any(map(is_skipped, ["x > 4", "x + 5"]))
 
 
+def test_what_does_not_compile_is_no_mutant(tools):
+    _, mutate_python, _ = tools
+    assert mutate_python.compiles("def f(a, *, b): return a * b")
+    assert not mutate_python.compiles("def f(a, +, b): return a * b")
+
+
 def test_changed_constants_are_of_the_cpu_kernels(tools):
     *_, mutate_constants = tools
     found = {match[1]: match[2] for _, match in mutate_constants.constants(ROOT)}

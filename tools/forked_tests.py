@@ -94,14 +94,18 @@ class Lines:
         return self._executed
 
 
-def in_order(tests, likely=()):
-    """Test ids, {id: seconds}: those that failed on a mutant of the same line, then one variant of every test
-    function, the fastest first, then a second variant, and so on."""
+def fastest_first(tests, likely=()):
+    """Test ids, of {id: seconds}: those that failed on a mutant of the same line come before all."""
+    return sorted(tests, key=lambda test: (test not in likely, tests[test]))
+
+
+def one_of_each_first(tests):
+    """One variant of every test function, the fastest first, then a second variant, and so on."""
     rank, seen = {}, {}
     for test in sorted(tests, key=tests.get):
         function = test.partition("[")[0]
         rank[test] = seen[function] = seen.get(function, -1) + 1
-    return sorted(tests, key=lambda test: (test not in likely, rank[test], tests[test]))
+    return sorted(tests, key=lambda test: (rank[test], tests[test]))
 
 
 def within(tests, order, seconds):

@@ -118,7 +118,7 @@ def main(arguments):
     if not build(tree):
         raise SystemExit(f"it does not compile without a change: see {LOG}")
     seconds = seconds_of_tests(tree)
-    names = forked_tests.within(seconds, forked_tests.in_order(seconds), options.seconds)
+    names = forked_tests.within(seconds, forked_tests.one_of_each_first(seconds), options.seconds)
     print(f"{len(names)} of {len(seconds)} tests for each change", flush=True)
     left = 0
     for path, match, value in changes(tree, options.names, options.sample):

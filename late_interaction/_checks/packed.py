@@ -38,8 +38,8 @@ def check_packed(
 ) -> tuple[Tensor, Tensor]:
     """Packed queries and documents. Their offsets come back as contiguous int32."""
     _check_tokens("Q_packed", Q, "D_packed", D)
-    cu_q = _check_offsets("cu_seqlens_q", cu_seqlens_q, "Q_packed", Q)
-    cu_d = _check_offsets("cu_seqlens_d", cu_seqlens_d, "D_packed", D)
+    cu_q = check_offsets("cu_seqlens_q", cu_seqlens_q, "Q_packed", Q)
+    cu_d = check_offsets("cu_seqlens_d", cu_seqlens_d, "D_packed", D)
     if max_seqlen_q is not None:
         _check_max_seqlen("max_seqlen_q", max_seqlen_q, cu_q)
     if max_seqlen_d is not None:
@@ -64,7 +64,7 @@ def _check_at_most(name: str, x: Tensor, what: str) -> None:
     check_size(x.shape[0] <= _MAX_TOKENS, lambda: f"{name} must have at most 2**30 {what}, got {shape_of(x)}")
 
 
-def _check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
+def check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Tensor:
     """Where each packed sequence begins, and the last one ends. Contiguous int32 comes back."""
     check_integers(name, cu, 1, "[sequences + 1]", tokens_name, tokens.device)
     check_size(cu.shape[0] > 0, lambda: f"{name} must be [sequences + 1], got {shape_of(cu)}")

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit
 
-from late_interaction import _checks
+from late_interaction._checks.messages import abbreviate, describe_bad_entries
+from late_interaction._checks.options import check_flag, check_precision
+from late_interaction._checks.packed import check_offsets, check_packed
+from late_interaction._checks.tensors import (
+    check_embeddings,
+    check_mask,
+    check_rising,
+    check_same_kind,
+    is_autocasting,
+)
 from late_interaction._contrastive.labels import IGNORED
 from late_interaction._contrastive.tokens import Tokens, pack_kept
 from late_interaction._precision import float32_precision
@@ -49,7 +58,7 @@ def sides(
     """Queries, documents and hard negatives, all padded or all packed."""
     for name, x in (("Q", tokens[0]), ("D", tokens[1]), ("hard_negatives", tokens[2])):
         if x is not None or name != "hard_negatives":
-            _checks.embeddings(name, x)  # type: ignore[arg-type]
+            check_embeddings(name, x)  # type: ignore[arg-type]
     if offsets[0] is None and offsets[1] is None:
         if offsets[2] is not None:
             raise ValueError("cu_seqlens_h must be None where cu_seqlens_q and cu_seqlens_d are")
@@ -67,8 +76,8 @@ def _padded(
     for name, x in (("Q", Q), ("D", D)):
         if x.dim() != 3:
             raise ValueError(f"{name} must be [B, L, d] (or packed, with cu_seqlens), got {list(x.shape)}")
-    _checks.together(Q, D)
-    q_mask, d_mask = _checks.mask("q_mask", masks[0], "Q", Q), _checks.mask("d_mask", masks[1], "D", D)
+    check_same_kind(Q, D)
+    q_mask, d_mask = check_mask("q_mask", masks[0], "Q", Q), check_mask("d_mask", masks[1], "D", D)
     q, d = Tokens(Q, q_mask), Tokens(D, d_mask)
     if H is None:
         if masks[2] is not None:
@@ -79,7 +88,7 @@ def _padded(
             f"hard_negatives must be [B, K, Ld, d] with B = {Q.shape[0]} queries, got {list(H.shape)}"
         )
     _alike("hard_negatives", H, Q)
-    h_mask = _checks.mask("hard_negatives_mask", masks[2], "hard_negatives", H)
+    h_mask = check_mask("hard_negatives_mask", masks[2], "hard_negatives", H)
     h = Tokens(H.flatten(0, 1), None if h_mask is None else h_mask.flatten(0, 1))
     return Sides(*_one_dtype(q, d, h), H.shape[1])
 
@@ -93,7 +102,7 @@ def _packed(
     for name, mask in zip(("q_mask", "d_mask", "hard_negatives_mask"), masks, strict=True):
         if mask is not None:
             raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
-    cu_q, cu_d = _checks.packed(Q, D, offsets[0], offsets[1])
+    cu_q, cu_d = check_packed(Q, D, offsets[0], offsets[1], None, None)
     q, d = _with_bounds("cu_seqlens_q", Q, cu_q), _with_bounds("cu_seqlens_d", D, cu_d)
     if H is None:
         return Sides(*_one_dtype(q, d, None), 0)
@@ -102,7 +111,7 @@ def _packed(
     _alike("hard_negatives", H, Q)
     if offsets[2] is None:
         raise TypeError("cu_seqlens_h must be a torch.Tensor with packed hard_negatives, got None")
-    cu_h = _checks.offsets("cu_seqlens_h", offsets[2], "hard_negatives", H)
+    cu_h = check_offsets("cu_seqlens_h", offsets[2], "hard_negatives", H)
     h = _with_bounds("cu_seqlens_h", H, cu_h)
     each = len(h) // max(len(q), 1)
     if len(h) != each * len(q):
@@ -116,14 +125,14 @@ def _packed(
 def _with_bounds(name: str, x: Tensor, offsets: Tensor) -> Tokens:
     on_host = offsets.cpu()  # the one wait for a device: blocks are cut on the host
     if offsets.is_cuda:
-        _checks.rising_within(name, on_host, x.shape[0])
+        check_rising(name, on_host, x.shape[0])
     return Tokens(x, None, offsets, tuple(on_host.tolist()))
 
 
 def _alike(name: str, x: Tensor, Q: Tensor) -> None:
     if x.device != Q.device:
         raise ValueError(f"{name} must be on the device of Q, {Q.device}, got {x.device}")
-    mixed = _checks.autocasting(Q) and torch.float64 not in (x.dtype, Q.dtype)
+    mixed = is_autocasting(Q) and torch.float64 not in (x.dtype, Q.dtype)
     if x.dtype != Q.dtype and not mixed:
         raise TypeError(f"{name} must be {Q.dtype} as Q, got {x.dtype}")
     if x.shape[-1] != Q.shape[-1]:
@@ -149,9 +158,9 @@ def _with_values(x: Tokens, values: Tensor) -> Tokens:
 def options(s: Sides, given: dict[str, Any]) -> Options:
     """Everything beside the tokens."""
     for name in ("symmetric", "normalize", "scale_by_world"):
-        _checks.flag(name, given[name])
+        check_flag(name, given[name])
     if given["reduction"] not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {_checks.brief(given['reduction'])}")
+        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {abbreviate(given['reduction'])}")
     smoothing = _share("label_smoothing", given["label_smoothing"])
     tail = _share("tail", given["tail"])
     if smoothing and tail:
@@ -188,7 +197,7 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
     if isinstance(value, Tensor) and Q is not None:
         if value.numel() != 1 or not value.is_floating_point():
             raise ValueError(
-                f"temperature must be a float or one floating-point number, got {_checks.brief(value)}"
+                f"temperature must be a float or one floating-point number, got {abbreviate(value)}"
             )
         if value.device != Q.device:
             raise ValueError(f"temperature must be on the device of Q, {Q.device}, got {value.device}")
@@ -202,12 +211,12 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
 
 
 def _precision(precision: str | None, Q: Tensor) -> str:
-    _checks.known_precision(precision)
+    check_precision(precision)
     if precision is not None:
         return precision
     if Q.dtype is not torch.float32:
         return "highest"
-    if _checks.autocasting(Q):
+    if is_autocasting(Q):
         named = _OF_AUTOCAST.get(torch.get_autocast_dtype(Q.device.type))
         if named is not None:
             return named
@@ -236,7 +245,7 @@ def _labels(labels: Tensor | None, s: Sides) -> Tensor | None:
         if bool(bad.any()):
             raise ValueError(
                 f"labels must lie in [0, {documents}), or be {IGNORED} for a query that is left out, got"
-                f" {_checks.offenders('labels', labels, bad)}"
+                f" {describe_bad_entries('labels', labels, bad)}"
             )
     return labels.long()
 

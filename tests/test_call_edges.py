@@ -1,0 +1,253 @@
+"""Which operator a call runs and how much room it takes, and small choices that scores alone do not show."""
+
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import late_interaction as li
+from late_interaction import int8
+from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from late_interaction.topk import TopK, maxsim_topk
+from late_interaction.varlen import maxsim_varlen
+
+OPS = torch.ops.late_interaction
+D = torch.arange(28.0).view(7, 4).sin()
+
+
+class Called(TorchDispatchMode):
+    """The names of our operators that run, and the last argument of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.last = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "late_interaction":
+            self.names.append(function.name().removeprefix("late_interaction::"))
+            self.last.append(args[-1])
+        return function(*args, **(kwargs or {}))
+
+
+def integers(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def tokens(n):
+    return torch.arange(4.0 * n).view(n, 4).cos()
+
+
+PAIRS = integers(0, 1), integers(0, 0)
+
+
+@pytest.mark.parametrize("function", ["listed", "varlen"])
+@pytest.mark.parametrize("learns", ["", "Q", "D", "Q D"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_winners_are_kept_where_a_gradient_is_wanted(function, learns, enabled):
+    Q, documents = (x.clone().requires_grad_(n in learns) for n, x in (("Q", tokens(9)), ("D", D)))
+    cu = integers(0, 2, 9), integers(0, 7)
+    with Called() as called, torch.set_grad_enabled(enabled):
+        if function == "listed":
+            scores = score_pairs_packed(Q, documents, *cu, *PAIRS)
+        else:
+            scores = maxsim_varlen(Q, documents, *cu)
+    name = "maxsim_pairs_packed" if function == "listed" else "maxsim_varlen"
+    wanted = bool(learns) and enabled
+    assert called.names == [name + "_winners" * wanted] and scores.requires_grad == wanted
+
+
+@pytest.mark.parametrize(
+    "offsets, longest, room",
+    [
+        ((0, 2, 9), None, 7),
+        ((0, 0, 0), None, 0),
+        ((3, 5), None, 9),  # of one query nobody looks how long it is
+        ((0, 2, 9), 8, 8),
+        ((0, 2, 9), 12, 9),  # no query is longer than all tokens
+    ],
+)
+def test_room_for_winners(offsets, longest, room):
+    kept = []
+
+    def keep(x):
+        kept.append(x)
+        return x
+
+    Q = tokens(9).requires_grad_()
+    pairs = integers(0, 0, 0), integers(0, 0, 0)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        scores = score_pairs_packed(Q, D, integers(*offsets), integers(0, 7), *pairs, max_seqlen_q=longest)
+    assert [list(x.shape) for x in kept if x.dtype == torch.int16] == [[3, room]]
+    scores.sum().backward()
+    assert Q.grad.shape == Q.shape
+
+
+def test_a_longest_sequence_that_is_too_short_is_refused():
+    cu = integers(0, 2, 9), integers(0, 7)
+    assert score_pairs_packed(tokens(9), D, *cu, *PAIRS, max_seqlen_q=7, max_seqlen_d=7).shape == (2,)
+    for name in ("max_seqlen_q", "max_seqlen_d"):
+        with pytest.raises(ValueError, match=f"^{name} must be at least 7, the longest sequence, got 6"):
+            score_pairs_packed(tokens(9), D, *cu, *PAIRS, **{name: 6})
+    spans = integers(0, 1), integers(7, 3)
+    assert rerank_direct(tokens(9), D, *spans, 7).shape == (2,)
+    with pytest.raises(ValueError, match="max_seqlen_d must be at least 7, the longest"):
+        rerank_direct(tokens(9), D, *spans, 6)
+
+
+def test_the_backward_of_listed_pairs_finds_winners_of_any_length():
+    """The operator that keeps none, without max_seqlen_q: more query tokens than d, documents or pairs."""
+    Q = tokens(9).requires_grad_()
+    inputs = D[:2], integers(0, 9), integers(0, 2), integers(0), integers(0)
+    OPS.maxsim_pairs_packed(Q, *inputs).sum().backward()
+    (want,) = torch.autograd.grad(score_pairs_packed(Q, *inputs).sum(), Q)
+    assert torch.equal(Q.grad, want) and (want != 0).any(-1).all()
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("documents, dtype", [(65_534, torch.int16), (65_535, torch.int32)])
+def test_shapes_of_listed_pairs_without_values(documents, dtype):
+    inputs = meta(9, 4), meta(documents, 4), *(meta(n, dtype=torch.int32) for n in (3, 2, 5, 5))
+    scores, winners = OPS.maxsim_pairs_packed_winners(*inputs, 7)
+    assert scores.shape == OPS.maxsim_pairs_packed(*inputs).shape == (5,)
+    assert winners.shape == (5, 7) and winners.dtype == dtype
+    spans = meta(3, dtype=torch.int32), meta(3, dtype=torch.int32)
+    assert OPS.maxsim_spans(*inputs[:2], *spans).shape == (3,)
+    for need_Q, need_D in ((True, False), (False, True)):
+        grads = OPS.maxsim_pairs_packed_backward(scores, *inputs, winners, need_Q, need_D)
+        sizes = [[9, 4] if need_Q else [0], [documents, 4] if need_D else [0]]
+        assert [list(x.shape) for x in grads] == sizes
+
+
+@pytest.mark.parametrize("Q, D", [(meta(2, 9, 4), meta(7, 4)), (meta(9, 4), meta(2, 7, 4))])
+def test_listed_pairs_without_values_are_of_rank_two(Q, D):
+    with pytest.raises(RuntimeError, match=r"Q and D must be \[tokens, d\], got ranks"):
+        OPS.maxsim_pairs_packed(Q, D, *(meta(3, dtype=torch.int32) for _ in range(4)))
+
+
+# ---- retrieval ----
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_a_padding_id_is_masked_and_ids_on_both_sides_of_it_are_not(dtype):
+    Q = documents = torch.eye(4)[None]  # each query token has a document token of its own
+    q_ids, d_ids = torch.tensor([[4, 5, 6, 9]], dtype=dtype), torch.tensor([[6, 9, 4, 5]], dtype=dtype)
+    scorer = li.MaxSimScorer(mask_pad_token=5)
+    assert scorer.forward_with_ids(Q, documents, q_ids, d_ids).item() == 2.0
+    with pytest.raises(TypeError, match="q_ids must be an integer tensor"):
+        scorer.forward_with_ids(Q, documents, q_ids > 5, d_ids)
+
+
+@pytest.mark.parametrize("documents, steps", [(100, 50), (101, 34), (7, 7)])
+def test_progress_is_reported_fifty_times_at_most(documents, steps):
+    seen = []
+    maxsim_topk(
+        tokens(2), tokens(documents)[:, None], 3, progress=lambda done, total: seen.append((done, total))
+    )
+    assert len(seen) in (steps, steps + 1)  # a report of nothing may come first
+    assert seen[-1] == (documents, documents)
+
+
+def test_a_state_names_one_query_as_a_batch_of_one():
+    one, batch = TopK(tokens(2), 2), TopK(tokens(2)[None], 2)
+    one.add(D[:, None])
+    assert one.state_dict()["Q_shape"] == [1, 2, 4]
+    batch.load_state_dict(one.state_dict())
+    assert torch.equal(batch.scores[0], one.scores) and torch.equal(batch.indices[0], one.indices)
+
+
+@pytest.mark.parametrize("index", [-1, 7])
+def test_a_state_of_documents_that_were_not_seen_is_refused(index):
+    best = TopK(tokens(2), 2)
+    best.add(D[:, None])
+    state = best.state_dict()
+    wrong = state["indices"].clone()
+    wrong[0, 1] = index
+    with pytest.raises(ValueError, match=r"indices of the state must lie in \[0, 7\)"):
+        best.load_state_dict(state | {"indices": wrong})
+
+
+def test_without_progress_a_small_corpus_is_one_chunk():
+    with Called() as called:
+        maxsim_topk(tokens(2), tokens(100)[:, None], 3)
+    assert len(called.names) == 1
+
+
+def test_negative_scores_that_differ_in_their_last_bit_keep_their_order():
+    Q, near = torch.ones(1, 1), torch.nextafter(torch.tensor(-1.0), torch.tensor(-2.0))
+    documents = torch.stack((near, torch.tensor(-1.0))).view(2, 1, 1)
+    scores, indices = maxsim_topk(Q, documents, 2)
+    assert indices.tolist() == [1, 0] and torch.equal(scores, documents.flatten()[indices])
+
+
+def test_a_fake_state_is_loaded_without_looking_at_it():
+    with FakeTensorMode():
+        best = TopK(torch.empty(2, 4), 2)
+        best.add(torch.empty(7, 1, 4))
+        best.load_state_dict(best.state_dict())
+    assert best.scores.shape == (2,)
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_scores_without_a_gradient_give_none():
+    Q = tokens(9).requires_grad_()
+    scores = score_pairs_packed(Q, D, integers(0, 2, 9), integers(0, 7), *PAIRS)
+    _Nothing.apply(scores).sum().backward()
+    assert Q.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float32_multiplies_as_pytorch_is_told_to(dtype):
+    Q, documents, cu = tokens(9).to(dtype), D.to(dtype), (integers(0, 2, 9), integers(0, 7))
+    torch.set_float32_matmul_precision("medium")
+    with Called() as called:
+        score_pairs_packed(Q, documents, *cu, *PAIRS)
+        rerank_direct(Q, documents, *PAIRS)
+        maxsim_varlen(Q, documents, *cu)
+    said = [last if isinstance(last, str) else "highest" for last in called.last]  # a default is left out
+    assert said == ["medium" if dtype == torch.float32 else "highest"] * 3
+
+
+def test_int8_codes_of_a_row_with_nan_are_zeros():
+    codes, scale = int8.quantize_int8_per_token(torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]]))
+    assert not codes.any() and scale.isnan().all()
+
+
+def test_progress_is_not_shown_unless_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    Q, documents = tokens(2), D[:, None]
+    best = TopK(Q, 1, normalize=True)
+    best.add(documents)
+    for found in (li.retrieve(Q, documents, 1), li.MaxSimScorer().retrieve(Q, documents, 1)):
+        assert torch.equal(found[1], best.indices)
+    maxsim_topk(Q, documents, 1)
+    with pytest.raises(ImportError, match="progress=True needs tqdm"):
+        li.retrieve(Q, documents, 1, progress=True)
+
+
+def test_gradients_of_both_are_the_default_without_values():
+    inputs = meta(9, 4), meta(7, 4), *(meta(n, dtype=torch.int32) for n in (3, 2, 5, 5))
+    winners = meta(5, 7, dtype=torch.int16)
+    grads = OPS.maxsim_pairs_packed_backward(meta(5), *inputs, winners)
+    assert [list(x.shape) for x in grads] == [[9, 4], [7, 4]]
+
+
+def test_lists_of_pairs_are_named_where_they_differ_in_length():
+    with pytest.raises(
+        ValueError, match=r"^pair_q_idx and pair_d_idx must be equally long, got \[2\] and \[1\]"
+    ):
+        score_pairs_packed(tokens(9), D, integers(0, 9), integers(0, 7), integers(0, 0), integers(0))
