@@ -1,8 +1,8 @@
 """The operator that copies from pageable memory to a GPU, through a ring of pinned memory.
 
 ``send_bytes_(to, source, staging, events, first)``
-    Copies the bytes of ``source`` on the current stream by way of the slots of ``staging``, beginning at slot
-    ``first``; event ``events[i]`` is recorded once slot ``i`` is free again. ``source`` may change right after
+    Copies the bytes of ``source`` on the current stream by way of the slots of ``staging``, from slot
+    ``first`` on; event ``events[i]`` is recorded once slot ``i`` is free again. ``source`` may change right after
     the call.
 """
 
