@@ -2,7 +2,7 @@
 
 ``send_bytes_(to, source, staging, events, first)``
     Copies the bytes of ``source`` on the current stream by way of the slots of ``staging``, from slot
-    ``first`` on; event ``events[i]`` is recorded once slot ``i`` is free again. ``source`` may change right after
+    ``first`` on; event ``events[i]`` is recorded once slot ``i`` is free again. ``source`` may change after
     the call.
 """
 
