@@ -83,7 +83,7 @@ class Kernels:
             none = q.values.new_empty(0)
             scratch = [torch.empty_like(x.values) if n else none for x, n in zip((q, d), needs, strict=True)]
             values = (q.values.contiguous(), d.values.contiguous())
-            _ops.maxsim_backward_unit_.default(
+            _ops.maxsim_backward_into_.default(
                 grad, values[0], values[1], None, winners, *scratch, q_sums, False, False
             )
             if d_sums is not None:
