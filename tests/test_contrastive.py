@@ -247,7 +247,7 @@ def test_nan_in_a_query_that_is_left_out_reaches_no_loss(device):
 def test_ties_go_to_the_lowest_token(device):
     Q, D = batch(6, 8, device=device)
     with torch.no_grad():
-        D[:, 3:] = D[:, :4]  # every winner has an equal
+        D[:, 4:] = D[:, :3]  # each of the last three tokens has an equal before it
     with small_blocks():
         ours = gradients(li.contrastive_loss(Q, D, temperature=T), (Q, D))
     assert_close(ours, gradients(reference(Q, D, T), (Q, D)))

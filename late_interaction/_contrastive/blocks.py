@@ -81,8 +81,8 @@ class Kernels:
             return self._add_products(grad, q, d, q_sums, d_sums)
         if self.way == "padded" and not self.normalize and q.values.dtype is not torch.float16:
             none = q.values.new_empty(0)
-            scratch = [torch.empty_like(x.values) if n else none for x, n in zip((q, d), needs, strict=True)]
             values = (q.values.contiguous(), d.values.contiguous())
+            scratch = [torch.empty_like(x) if n else none for x, n in zip(values, needs, strict=True)]
             _ops.maxsim_backward_into_.default(
                 grad, values[0], values[1], None, winners, *scratch, q_sums, False, False
             )
