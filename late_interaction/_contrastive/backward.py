@@ -30,7 +30,8 @@ class Sums:
 
     @staticmethod
     def zeros(tokens: Tokens) -> "Sums":
-        return Sums(tokens, torch.zeros_like(tokens.values, dtype=sum_dtype(tokens.values)))
+        zeros = torch.zeros(tokens.values.shape, dtype=sum_dtype(tokens.values), device=tokens.values.device)
+        return Sums(tokens, zeros)
 
     @staticmethod
     def by_blocks(tokens: Tokens) -> "Sums":
