@@ -412,7 +412,7 @@ def test_padded_queries_may_have_no_tokens_and_d_is_at_least_one():
     none = integers(0, 0)
     batch = padded.pack_padded(Q[:, :0], KD, none, LENGTHS["doc_lengths"])
     assert batch.Q_packed.shape == (0, 4)
-    with pytest.raises(ValueError, match="must share an embedding dim d .* of at least 1"):
+    with pytest.raises(ValueError, match=r"must share an embedding dim d .* of at least 1"):
         padded.pack_padded(Q[..., :0], KD[..., :0], **LENGTHS)
 
 
