@@ -1,6 +1,12 @@
 // One-byte codes of quantized tokens, widened to fp32 or to bf16, which both hold every one of them exactly.
 // Included by every isa_*.cpp. Plain loops without branches: the compiler makes vectors of them.
 
+using late_interaction::Dtype;
+using late_interaction::kNormEps;
+using late_interaction::cpu::Kernels;
+using late_interaction::cpu::Multiplier;
+using late_interaction::cpu::Tile;
+
 namespace {
 
 // Both without a branch, which would keep the compiler from making vectors of the loops.

@@ -7,12 +7,6 @@
 
 LI_TARGET_BEGIN("avx2,fma,f16c")
 
-using late_interaction::Dtype;
-using late_interaction::kNormEps;
-using late_interaction::cpu::Kernels;
-using late_interaction::cpu::Multiplier;
-using late_interaction::cpu::Tile;
-
 namespace {
 
 struct F32 {
@@ -70,37 +64,14 @@ struct F32 {
   }
 };
 
-struct MultiplyF32 : F32 {
-  using Query = V;
-  using Token = V;
-  static constexpr int kStepBytes = 4;
-  static constexpr int kGroup = 6;
-  static Query load_query(const char* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
-  static Token load_token(const char* p) {
-    float x;
-    __builtin_memcpy(&x, p, 4);
-    return _mm256_set1_ps(x);
-  }
-};
-
-struct MultiplyF64 {
+struct F64 {
   using Scalar = double;
   using Index = int64_t;
   using V = __m256d;
   using I = __m256i;
   using M = __m256d;
-  using Query = V;
-  using Token = V;
   static constexpr int kLanes = 4;
-  static constexpr int kStepBytes = 8;
-  static constexpr int kGroup = 6;
 
-  static Query load_query(const char* p) { return _mm256_loadu_pd(reinterpret_cast<const double*>(p)); }
-  static Token load_token(const char* p) {
-    double x;
-    __builtin_memcpy(&x, p, 8);
-    return _mm256_set1_pd(x);
-  }
   static V zero() { return _mm256_setzero_pd(); }
   static V set1(double x) { return _mm256_set1_pd(x); }
   static V load(const double* p) { return _mm256_loadu_pd(p); }
@@ -127,12 +98,7 @@ struct MultiplyF64 {
 
 namespace late_interaction::cpu {
 
-void fill_avx2(Kernels& k) {
-  k.f32 = multiplier<MultiplyF32>(Dtype::fp32, 1, pack_row_f32);
-  k.f64 = multiplier<MultiplyF64>(Dtype::fp64, 1, pack_row_f64);
-  k.has_bf16 = false;
-  fill_rows(k);
-}
+void fill_avx2(Kernels& k) { fill<6>(k); }
 
 }  // namespace late_interaction::cpu
 LI_TARGET_END

@@ -14,12 +14,7 @@ LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 
 namespace late_interaction::cpu {
 
-void fill_avx512(Kernels& k) {
-  k.f32 = multiplier<MultiplyF32>(Dtype::fp32, 1, pack_row_f32);
-  k.f64 = multiplier<MultiplyF64>(Dtype::fp64, 1, pack_row_f64);
-  k.has_bf16 = false;
-  fill_rows(k);
-}
+void fill_avx512(Kernels& k) { fill<12>(k); }
 
 }  // namespace late_interaction::cpu
 LI_TARGET_END

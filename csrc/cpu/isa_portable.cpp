@@ -1,12 +1,6 @@
 // Any CPU: 16-byte vectors in the GCC / Clang vector extension (SSE2 on x86-64, NEON on aarch64).
 #include "kernels.h"
 
-using late_interaction::Dtype;
-using late_interaction::kNormEps;
-using late_interaction::cpu::Kernels;
-using late_interaction::cpu::Multiplier;
-using late_interaction::cpu::Tile;
-
 namespace {
 
 inline float from_bf16(uint16_t x);
@@ -22,18 +16,8 @@ struct Vector {
   using M = I;
   using Scalar = Real;
   using Index = Int;
-  using Query = V;
-  using Token = V;
   static constexpr int kLanes = Lanes;
-  static constexpr int kStepBytes = sizeof(Real);
-  static constexpr int kGroup = 6;
 
-  static V load_query(const char* p) { return load(reinterpret_cast<const Real*>(p)); }
-  static V load_token(const char* p) {
-    Real x;
-    __builtin_memcpy(&x, p, sizeof(Real));
-    return set1(x);
-  }
   static V zero() { return V{}; }
   static V set1(Real x) {
     if constexpr (kLanes == 4) {
@@ -111,11 +95,6 @@ using F64 = Vector<double, int64_t, 2>;
 
 namespace late_interaction::cpu {
 
-void fill_portable(Kernels& k) {
-  k.f32 = multiplier<F32>(Dtype::fp32, 1, pack_row_f32);
-  k.f64 = multiplier<F64>(Dtype::fp64, 1, pack_row_f64);
-  k.has_bf16 = false;
-  fill_rows(k);
-}
+void fill_portable(Kernels& k) { fill<6>(k); }
 
 }  // namespace late_interaction::cpu

@@ -19,6 +19,22 @@
 
 namespace {
 
+// An Op that multiplies values as they lie in memory.
+template <class Vectors, int Group>
+struct Multiply : Vectors {
+  using Scalar = typename Vectors::Scalar;
+  using Query = typename Vectors::V;
+  using Token = typename Vectors::V;
+  static constexpr int kStepBytes = sizeof(Scalar);
+  static constexpr int kGroup = Group;
+  static Query load_query(const char* p) { return Vectors::load(reinterpret_cast<const Scalar*>(p)); }
+  static Token load_token(const char* p) {
+    Scalar x;
+    __builtin_memcpy(&x, p, sizeof(Scalar));
+    return Vectors::set1(x);
+  }
+};
+
 // A similarity is NaN: go token by token, in order, so that the first NaN wins and stays.
 template <class Op>
 [[gnu::noinline, gnu::cold]] void fold_with_nan(const typename Op::Scalar* similarity, int lanes, int tokens,

@@ -1,11 +1,5 @@
 // Vectors and multipliers of AVX-512, shared by isa_avx512.cpp and isa_avx512_bf16.cpp.
 
-using late_interaction::Dtype;
-using late_interaction::kNormEps;
-using late_interaction::cpu::Kernels;
-using late_interaction::cpu::Multiplier;
-using late_interaction::cpu::Tile;
-
 namespace {
 
 struct F32 {
@@ -58,37 +52,14 @@ struct F32 {
   }
 };
 
-struct MultiplyF32 : F32 {
-  using Query = V;
-  using Token = V;
-  static constexpr int kStepBytes = 4;
-  static constexpr int kGroup = 12;
-  static Query load_query(const char* p) { return _mm512_loadu_ps(p); }
-  static Token load_token(const char* p) {
-    float x;
-    __builtin_memcpy(&x, p, 4);
-    return _mm512_set1_ps(x);
-  }
-};
-
-struct MultiplyF64 {
+struct F64 {
   using Scalar = double;
   using Index = int64_t;
   using V = __m512d;
   using I = __m512i;
   using M = __mmask8;
-  using Query = V;
-  using Token = V;
   static constexpr int kLanes = 8;
-  static constexpr int kStepBytes = 8;
-  static constexpr int kGroup = 12;
 
-  static Query load_query(const char* p) { return _mm512_loadu_pd(p); }
-  static Token load_token(const char* p) {
-    double x;
-    __builtin_memcpy(&x, p, 8);
-    return _mm512_set1_pd(x);
-  }
   static V zero() { return _mm512_setzero_pd(); }
   static V set1(double x) { return _mm512_set1_pd(x); }
   static V load(const double* p) { return _mm512_loadu_pd(p); }
