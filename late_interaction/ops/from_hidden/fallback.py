@@ -54,6 +54,10 @@ def maxsim_backward_into(
     first: bool,
     last: bool,
 ) -> None:
+    # What the CUDA kernel asks for too.
+    for name, x in (("grad_Q", grad_Q), ("grad_D", grad_D), ("sums", sums)):
+        if x is not None and not x.is_contiguous():
+            raise RuntimeError(f"late_interaction: {name} must be contiguous, got strides {x.stride()}")
     needs = grad_Q.numel() > 0, grad_D.numel() > 0
     part_Q, grad = operators.maxsim_backward.default(grad_scores, Q, D, winners, False, "lowmem", *needs)
     if needs[0]:
