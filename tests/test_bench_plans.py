@@ -87,6 +87,11 @@ def test_figures_and_what_was_missed() -> None:
     assert "mid differ from rows 80" in text and "1 of 4" in text
 
 
+@pytest.mark.xfail(
+    raises=AssertionError,
+    strict=True,
+    reason="the planner leaves few long documents whole that are faster in splits: a mean regret of 1.73%",
+)
 def test_the_planner_chooses_by_what_was_measured() -> None:
     recorded = sorted(results.DIRECTORY.glob("plans-*.json"))
     assert recorded
@@ -96,8 +101,6 @@ def test_the_planner_chooses_by_what_was_measured() -> None:
             pytest.skip(f"the times in {path.name} are older than the kernels")
         rows = [plan_regret.judged(row) for row in rows if row["variant"] in plan_regret.JUDGED]
         assert not [row["error"] for row in rows if row.get("error") or row.get("mismatch")]
-        # The recorded shapes are others than those that the rules were fitted to: what is left is mostly few
-        # long documents that would be faster in splits.
         regrets = sorted(row["regret"] for row in rows)
-        assert regrets[len(regrets) // 2] < 0.001 and sum(regrets) / len(regrets) < 0.02
-        assert sum(regret > plan_regret.REGRET for regret in regrets) <= 0.08 * len(regrets)
+        assert regrets[len(regrets) // 2] < 0.001 and sum(regrets) / len(regrets) < 0.015
+        assert sum(regret > plan_regret.REGRET for regret in regrets) <= 0.06 * len(regrets)

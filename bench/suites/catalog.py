@@ -114,5 +114,5 @@ SUITES: dict[str, Suite] = {
     ),
 }  # fmt: skip
 
-# What a machine without a GPU measures.
+# This suite measures a machine without a GPU.
 ON_CPU = Suite("forward and training step on a CPU", (*named_shapes.CPU, *named_shapes.CPU_TRAINING))

@@ -34,7 +34,7 @@ template <class T, int kFragments, bool kVectors, bool kScatter>
 using GatherShared = std::conditional_t<kScatter, ScatterShared<T, kFragments, kVectors>,
                                         BackwardShared<T, kFragments, kVectors>>;
 
-// What is normalized, and the inverse norm of the query token (1 where it is not).
+// Says which tokens are normalized, and holds the query token's inverse norm (1 if it is not normalized).
 template <class S>
 struct Normalization {
   bool of_Q, of_D;

@@ -1,4 +1,4 @@
-// What the forward kernels are launched with: the call, where its results go, the plan's numbers, and the
+// The arguments of the forward kernels: the call, where its results go, the plan's numbers, and the
 // tensor maps of the wgmma kernels.
 #pragma once
 

@@ -17,7 +17,7 @@ struct TokenScaleViews {
   const float* shared = nullptr;
 };
 
-// What is multiplied, and where the results go.
+// The kernel reads these operands and writes these results.
 struct ForwardCall {
   const Inputs& in;  // in the dtype that they multiply in
   Precision precision = Precision::highest;

@@ -1,4 +1,4 @@
-// What the launchers of the wgmma kernels share: element types, tensor maps of Q and D, tile widths.
+// The launchers of the wgmma kernels share these: element types, tensor maps of Q and D, tile widths.
 #pragma once
 
 #include <cuda_bf16.h>

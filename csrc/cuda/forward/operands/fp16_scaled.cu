@@ -34,7 +34,7 @@ constexpr int kRowsOfBlock = kThreads / kLanes;
 // Rows more than kFar powers of two below the largest get a power of their own; no scale is below 2^-100.
 constexpr int kFar = 12, kFarthest = 100;
 
-// What a row is multiplied by.
+// The factor that multiplies a row.
 enum class Scale {
   own,            // a power of two of its own
   own_to_unit,    // the same; the row's scale makes it a unit row
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) atomicMax(largest, of_block);
 }
 
-// What the first number leaves of x, times kLowScale; zero for an infinity or NaN.
+// Returns x minus its first number, times kLowScale; zero for an infinity or NaN.
 __device__ __forceinline__ __half rest(float x, __half first) {
   const float left = (x - __half2float(first)) * kLowScale;
   return __float2half_rn(fabsf(left) < INFINITY ? left : 0.0f);

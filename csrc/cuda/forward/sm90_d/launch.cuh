@@ -25,7 +25,7 @@ TokenScaleLine<T> make_line(const ForwardArgs& p, const View& view, CUtensorMapD
   return line;
 }
 
-// What a tile's kernel takes.
+// The arguments of a tile's kernel.
 inline TokenScaleArgs kernel_args(const ForwardArgs& p, int tokens) {
   return {p, make_line<uint8_t>(p, p.d_mask, CU_TENSOR_MAP_DATA_TYPE_UINT8, tokens),
           make_line<float>(p, p.d_scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, tokens)};
