@@ -21,6 +21,7 @@
 #include "common/tensors.h"
 #include "plan/forward_candidates.h"
 #include "plan/forward_enumerate.h"
+#include "plan/l2_parts.h"
 #include "plan/operand_conversion.h"
 #include "plan/plaid.h"
 #include "plan/plan.h"
@@ -256,7 +257,12 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
     const std::vector<ForwardPlan> plans = how.copies == Copies::fp16x2
                                                ? std::vector{*plan_3xfp16(sizes, masked, !normalize, device)}
                                                : forward_alternatives(sizes, traits, device);
-    if (step == "forward") return explain(how.copies, type) + explain(sizes, plans[0]);
+    if (step == "forward") {
+      const int64_t documents =
+          how.copies == Copies::fp16x2 ? N : documents_at_once(sizes, how.dtype, device);
+      return explain(how.copies, type) + explain(sizes, plans[0]) +
+             explain_documents_at_once(sizes, documents);
+    }
     std::string names;
     for (const ForwardPlan& plan : plans) names += short_name(plan) + "\n";
     return names;
@@ -267,7 +273,9 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   const Sizes own = with_own_documents(sizes);
-  return explain(own, plan_backward(own, type, vectors, normalize, parse_backward(backward), device));
+  const BackwardPlan plan = plan_backward(own, type, vectors, normalize, parse_backward(backward), device);
+  if (plan.method == Backward::unified) return explain(own, plan);
+  return explain(own, plan) + explain(own, backward_part(own, type, device));
 }
 
 std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,

@@ -177,7 +177,8 @@ def maxsim(
         winners: what the backward needs beside the inputs. ``"save"`` / None keeps the winning token of each
             (query token, document), two bytes each, from the forward to the backward; ``"recompute"`` keeps
             nothing and finds them again, which costs the forward's time once more; ``"auto"`` is
-            ``"lowmem"`` then, and on a GPU all beside the gradients takes at most 16 MiB.
+            ``"lowmem"`` then, and on a GPU all beside the gradients takes at most 16 MiB (from 256 MiB of
+            winners on: 128 MiB, and a float32 copy of the gradient of ``Q``).
 
     Returns:
         float32 scores (float64 for float64 inputs), accumulated in that dtype: ``[Nq, Nd]`` or ``[Nq, K]``;

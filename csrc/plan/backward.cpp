@@ -175,4 +175,26 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
   return plan;
 }
 
+// Where it is faster than the gather, by what each reads and how full its tiles are: a block of it reads a
+// document once for kTiledRows rows, where the gather reads a row for each of them.
+std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& s, Dtype dtype, bool aligned,
+                                                const Device& device) {
+  constexpr int64_t kFewestDocuments = 64;
+  const bool served = s.layout == Layout::in_batch && aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) &&
+                      s.d % 8 == 0 && s.Ld <= kMostTiledTokens && s.N >= kFewestDocuments;
+  if (!served) return std::nullopt;
+  const int64_t groups = ceil_div(s.Lq, kGroupRows);
+  TiledGradQPlan plan;
+  plan.slices = static_cast<int>(ceil_div(s.d, kSliceDims));
+  plan.grid = ceil_div(s.Nq * groups, kTiledRows / kGroupRows) * plan.slices;
+  plan.smem_bytes = static_cast<int>(2 * kSliceDims * (1 + kTiledStages * s.Ld));
+  plan.pdl = device.capability >= 90;
+  const int64_t waves = ceil_div(plan.grid, device.sm_count);
+  // What part of the lanes and of the multiprocessors has work.
+  const double full = static_cast<double>(s.Lq * s.d * plan.grid) /
+                      static_cast<double>(groups * kGroupRows * plan.slices * kSliceDims * waves * device.sm_count);
+  if (plan.smem_bytes > device.smem_per_block || full < 0.75) return std::nullopt;
+  return plan;
+}
+
 }  // namespace late_interaction

@@ -225,6 +225,7 @@ Device device_of_capability(int capability, int sm_count) {
   const bool hopper = capability >= 90 && capability < 120;
   device.smem_per_sm = (hopper ? 228 : large ? 164 : 100) * 1024;
   device.smem_per_block = device.smem_per_sm - 1024;
+  device.l2_bytes = (hopper ? 50 : capability == 80 ? 40 : capability == 89 ? 48 : 6) << 20;
   device.wgmma = capability == 90;
   return device;
 }

@@ -100,6 +100,13 @@ struct SegmentedSmem {
   int32_t list = 0;     // winners in the order of their tokens
 };
 
+// grad_Q by tiles of query rows (backward/grad_q_tiled.cuh).
+inline constexpr int kTiledRows = 512;        // query rows of a block
+inline constexpr int kGroupRows = 16;         // of a half-warp, all of one query
+inline constexpr int kSliceDims = 64;         // dims of an embedding that a block has
+inline constexpr int kTiledStages = 4;        // documents in shared memory
+inline constexpr int kMostTiledTokens = 384;  // of a document
+
 // Winners of a document that one query meets, at most, for backward/grad_d_single_query.cuh: a thread of a
 // block each.
 inline constexpr int64_t kSingleQueryWinners = 256;

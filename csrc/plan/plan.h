@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -17,6 +18,7 @@ struct Device {
   int sm_count = 132;               // multiprocessors
   int smem_per_sm = 228 * 1024;     // bytes of shared memory
   int smem_per_block = 227 * 1024;  // bytes one block may opt in to
+  int64_t l2_bytes = 50 << 20;
   bool wgmma = true;                // sm_90a code is at hand, and this is the GPU for it
 };
 
@@ -141,6 +143,18 @@ struct BackwardPlan {
 // vectors: Q and D are aligned and dense enough for vector loads.
 BackwardPlan plan_backward(const Sizes& sizes, Dtype dtype, bool vectors, bool normalize, Backward method,
                            const Device& device);
+
+// grad_Q of many query rows, apart from grad_D: documents pass through shared memory.
+struct TiledGradQPlan {
+  int slices = 0;  // blocks that share a row tile, each some of the dims
+  int64_t grid = 0;
+  int smem_bytes = 0;
+  bool pdl = false;  // as in BackwardPlan
+};
+
+// None where the gather of plan_backward is the way. aligned: TMA could read the rows (16 bytes).
+std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& sizes, Dtype dtype, bool aligned,
+                                                const Device& device);
 
 // One line a decision.
 std::string explain(const Sizes& sizes, const ForwardPlan& plan);

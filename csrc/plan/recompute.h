@@ -19,6 +19,8 @@ struct RecomputePlan {
     queries,    // some queries with all they meet give both gradients: documents are each query's own
     documents,  // some documents with all queries give both; grad_Q is summed over the parts
     apart,      // some queries give grad_Q, then some documents grad_D: no memory for those sums
+    blocks,     // some queries with some documents, of a batch larger than L2 (l2_parts.h): the gradients of
+                // queries are summed over all documents, those of a part's documents over the queries
   };
   Parts parts = Parts::none;
   int64_t queries = 0, documents = 0;  // of a part

@@ -18,7 +18,8 @@ struct BackwardArgs {
   TokenView Q, D;
   const void* grad;  // [Nq, N], strided
   int64_t grad_query_stride, grad_item_stride;
-  const void* winners;  // [Nq, N, Lq]
+  const void* winners;  // [Nq, N, Lq], with room for so many documents from one query to the next
+  int64_t winners_stride;
   bool wide_winners;
   int32_t winners_at_once;  // so many neighbouring ones are of one (query, document), and aligned: 4, 2 or 1
   // Packed (varlen): as in forward/args.h. `grad` is [queries, N]; the others count all query tokens as one
@@ -37,6 +38,7 @@ struct BackwardArgs {
   bool adds_to_sums;  // grad_Q_sums holds those over other documents already
   void* grad_D;
   void* grad_D_sums;
+  bool adds_to_d_sums;  // grad_D_sums holds those over other queries already
   // The plan's numbers.
   int32_t split_bits;     // 2^split_bits warps share a query token
   int32_t grad_d_blocks;  // of the grid, the first ones: those that own documents

@@ -193,7 +193,7 @@ __device__ __forceinline__ SegmentedTile dense_tile(const BackwardArgs& p, int32
   const int32_t behind = p.Ld - first_token;  // document tokens from there on
   const int32_t i = in_batch ? 0 : p.by_N.quotient(document), j = document - i * N;
   return {int64_t{document} * p.Ld + first_token,
-          (i * p.N + j) * p.Lq,
+          (i * p.winners_stride + j) * p.Lq,
           i,
           j,
           first_token,

@@ -46,8 +46,9 @@ struct TileRows {
   using Row = typename Shared::Row;
   using S = typename Shared::S;
   static constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
-  // Whether rows may be longer than a warp holds. What normalizes those leaves their sums.
-  static constexpr bool kSums = kNormalized && (kFragments == kMostFragments || !kVectors);
+  // Whether rows may be left as sums: they are longer than a warp holds and normalized later, or other
+  // queries add to them.
+  static constexpr bool kSums = kNormalized;
 
   const Args& p;
   Shared& shared;
@@ -83,7 +84,9 @@ struct TileRows {
   __device__ __forceinline__ void write(int64_t row, int64_t x, Row& sum, int first) const {
     if constexpr (kSums) {
       if (p.grad_D_sums != nullptr) {
-        sum.store(static_cast<S*>(p.grad_D_sums) + row * p.d, first, p.d);
+        S* to = static_cast<S*>(p.grad_D_sums) + row * p.d;
+        if (p.adds_to_d_sums) sum.add_stored(to, first, p.d);
+        sum.store(to, first, p.d);
         return;
       }
     }
@@ -102,6 +105,7 @@ struct TileRows {
   template <class Won>
   __device__ __forceinline__ void clear(int64_t row, int64_t step, int count, Won won) const {
     if constexpr (kSums) {
+      if (p.adds_to_d_sums) return;
       if (p.grad_D_sums != nullptr) return clear_in(static_cast<S*>(p.grad_D_sums), row, step, count, won);
     }
     clear_in(static_cast<T*>(p.grad_D), row, step, count, won);

@@ -30,7 +30,7 @@ struct QueryRow {
     return max(query, ~query) * p.grad_query_stride;
   }
   __device__ __forceinline__ MetDocument meets(const BackwardArgs& p, int32_t j) const {
-    return {j, (i * p.N + j) * p.Lq + s, j * p.grad_item_stride};
+    return {j, (i * p.winners_stride + j) * p.Lq + s, j * p.grad_item_stride};
   }
 };
 
@@ -98,7 +98,7 @@ __device__ __forceinline__ EntryRange entries_of(const PairBackwardArgs& p, int3
 // Where the winner of entry e is. There are fewer than 2^31 documents: a block owns one.
 __device__ __forceinline__ int64_t winner_of_entry(const BackwardArgs& p, const SegmentedTile& tile,
                                                    uint32_t e) {
-  const uint64_t others = uint64_t{p.by_Lq.quotient(e)} * (static_cast<uint32_t>(p.N) - 1);
+  const uint64_t others = uint64_t{p.by_Lq.quotient(e)} * (static_cast<uint32_t>(p.winners_stride) - 1);
   return tile.first_winner + others * static_cast<uint32_t>(p.Lq) + e;
 }
 __device__ __forceinline__ int64_t winner_of_entry(const PairBackwardArgs& p, const SegmentedTile& tile,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "../runtime/launch_config.cuh"
+#include "grad_q_tiled.cuh"
 #include "kernels.cuh"
 #include "launch.h"
 
@@ -63,6 +64,17 @@ cudaError_t BackwardLauncher<T>::lowmem(const PairBackwardArgs& args, const Back
     return launch(backward_lowmem<T, kFragments, kVectors, false, PairBackwardArgs>, lowmem_shape(args, plan),
                   stream, args);
   });
+}
+
+template <class T>
+cudaError_t BackwardLauncher<T>::grad_q_tiled(const BackwardArgs& args, const TiledGradQPlan& plan,
+                                              cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    const LaunchShape shape{plan.grid, kTiledThreads, plan.smem_bytes, plan.pdl};
+    return launch(late_interaction::grad_q_tiled<T>, shape, stream, args, plan.slices);
+  } else {
+    return cudaErrorInvalidValue;  // the planner gives it 2-byte elements alone
+  }
 }
 
 template <class T>

@@ -12,6 +12,7 @@ template <class T>
 struct BackwardLauncher {
   static cudaError_t lowmem(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
   static cudaError_t lowmem(const PairBackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
+  static cudaError_t grad_q_tiled(const BackwardArgs& args, const TiledGradQPlan& plan, cudaStream_t stream);
   static cudaError_t unified(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
 };
 
@@ -19,6 +20,14 @@ struct BackwardLauncher {
 template <class Args>
 cudaError_t launch_lowmem(const Args& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream) {
   return with_element(dtype, [&]<class T>() { return BackwardLauncher<T>::lowmem(args, plan, stream); });
+}
+
+// grad_Q, of 2-byte elements.
+template <class Args>
+cudaError_t launch_grad_q_tiled(const Args& args, Dtype dtype, const TiledGradQPlan& plan,
+                                cudaStream_t stream) {
+  return with_element(dtype,
+                      [&]<class T>() { return BackwardLauncher<T>::grad_q_tiled(args, plan, stream); });
 }
 
 // grad_Q unless it is null, and grad_D_sums, which the caller has set to zero.

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/tensors.h"
+#include "../../plan/l2_parts.h"
 #include "../../plan/recompute.h"
 #include "../forward/run.h"
 #include "../runtime/device.h"
@@ -44,7 +45,8 @@ struct Recomputation {
   int64_t queries_at_once = in.sizes.Nq;  // of converted operands
   RecomputePlan plan{Parts::none, in.sizes.Nq, in.sizes.N};
   Tensor grad_Q{}, grad_D{};
-  OptionalTensor sums{};  // of grad_Q over parts of the documents
+  OptionalTensor sums{};    // of grad_Q over parts of the documents
+  OptionalTensor d_sums{};  // of grad_D of a part over parts of the queries
   bool allocated = false;
 
   bool in_batch() const { return in.sizes.layout == Layout::in_batch; }
@@ -66,7 +68,13 @@ struct Recomputation {
                                .query = queries_at_once < s.Nq ? kMostOfQueries / s.Nq : query,
                                .forward = norms + (int64_t{converted} + d_mask.has_value()) * document,
                                .backward = norms};
-    if (method != Backward::unified) plan = plan_recompute(s, bytes, need_grad_Q && need_grad_D);
+    if (method == Backward::unified) return;
+    const BatchPart part = recompute_part(s, in.dtype, device_properties(Q.get_device_index()));
+    if (part.queries < s.Nq || part.documents < s.N) {
+      plan = {Parts::blocks, part.queries, part.documents};
+    } else {
+      plan = plan_recompute(s, bytes, need_grad_Q && need_grad_D);
+    }
   }
 
   // The winners of these queries, a few queries at a time.
@@ -91,9 +99,11 @@ struct Recomputation {
     if (allocated) return;
     const Sizes& s = in.sizes;
     std::tie(grad_Q, grad_D) = new_gradients(Q, in, need_grad_Q, need_grad_D);
-    if (plan.parts == Parts::documents) {
+    const bool blocks = plan.parts == Parts::blocks;
+    if (plan.parts == Parts::documents || (blocks && need_grad_Q)) {
       sums = sums_in_place ? grad_Q : new_tensor(Q, {s.Nq, s.Lq, s.d}, sum_type);
     }
+    if (blocks && need_grad_D && !sums_in_place) d_sums = new_tensor(Q, {plan.documents, s.Ld, s.d}, sum_type);
     allocated = true;
   }
 
@@ -111,18 +121,23 @@ struct Recomputation {
     Tensor grads = of_queries(grad_scores);
     if (x.documents < in.sizes.N) grads = torch::stable::narrow(grads, 1, x.first_document, x.documents);
     const Tensor none = new_tensor(Q, {0}, Q.scalar_type());
-    backward_into(part, grads, winners, normalize, method,
-                  {.grad_Q = to_Q ? of_queries(grad_Q) : none,
-                   .grad_D = to_D ? of_documents(grad_D) : none,
-                   .q_sums = sums,
-                   .first = x.first_document == 0,
-                   .last = x.first_document + x.documents == in.sizes.N});
+    Destinations to{.grad_Q = to_Q ? of_queries(grad_Q) : none,
+                    .grad_D = to_D ? of_documents(grad_D) : none,
+                    .q_sums = of_queries(sums),
+                    .first = x.first_document == 0,
+                    .last = x.first_document + x.documents == in.sizes.N};
+    if (plan.parts == Parts::blocks && to_D) {
+      to.d_sums = sums_in_place ? to.grad_D : part_of(*d_sums, 0, x.documents);
+      to.d_first = x.first_query == 0;
+      to.d_last = x.first_query + x.queries == in.sizes.Nq;
+    }
+    backward_into(part, grads, winners, normalize, method, to);
   }
 
   void run_parts(int64_t queries, int64_t documents, bool to_Q, bool to_D) {
     const Sizes& s = in.sizes;
-    for (int64_t i = 0; i < s.Nq; i += queries) {
-      for (int64_t j = 0; j < s.N; j += documents) {
+    for (int64_t j = 0; j < s.N; j += documents) {
+      for (int64_t i = 0; i < s.Nq; i += queries) {
         run_part({i, std::min(queries, s.Nq - i), j, std::min(documents, s.N - j)}, to_Q, to_D);
       }
     }
@@ -134,8 +149,8 @@ struct Recomputation {
     } else if (plan.parts == Parts::apart) {
       if (need_grad_Q) run_parts(plan.queries, s.N, true, false);
       if (need_grad_D) run_parts(s.Nq, plan.documents, false, true);
-    } else if (plan.parts == Parts::queries) {
-      run_parts(plan.queries, s.N, need_grad_Q, need_grad_D);
+    } else if (plan.parts == Parts::queries || plan.parts == Parts::blocks) {
+      run_parts(plan.queries, plan.documents, need_grad_Q, need_grad_D);
     } else {
       run_parts(s.Nq, plan.documents, true, true);
     }

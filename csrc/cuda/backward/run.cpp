@@ -6,6 +6,7 @@
 
 #include <bit>
 
+#include "../../plan/l2_parts.h"
 #include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
@@ -51,6 +52,7 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
   args.grad_query_stride = grad_scores.stride(0);
   args.grad_item_stride = grad_scores.dim() == 1 ? 0 : grad_scores.stride(1);
   args.winners = winners.const_data_ptr();
+  args.winners_stride = winners.dim() == 3 && s.Lq > 0 ? winners.stride(0) / s.Lq : s.N;
   args.wide_winners = wide_winners(s.Ld);
   args.winners_at_once = winners_at_once(args.winners, s.Lq, s.Ld);
 }
@@ -64,93 +66,243 @@ OptionalTensor query_sums(const Destinations& to, const Sizes& s, bool needed, c
   return new_tensor(like, {s.Nq * s.Lq * s.d}, like.scalar_type());
 }
 
+// The gradients of one launch: of all that the call has, or of a part of it.
+struct GradientCall {
+  const Inputs& in;
+  const Sizes s;
+  const Tensor &grad_scores, &winners;
+  const bool normalize;
+  const Backward method;
+  const Destinations& to;
+  const Device& device;
+  const cudaStream_t stream;
+
+  bool need_grad_Q() const { return to.grad_Q.numel() > 0; }
+  bool need_grad_D() const { return to.grad_D.numel() > 0; }
+};
+
+// The kernels' arguments, but for the plan and for where gradients go.
+BackwardArgs backward_args(const GradientCall& call) {
+  BackwardArgs args{};
+  take_winners(args, call.s, call.grad_scores, call.winners);
+  args.Q = call.in.Q;
+  args.D = call.in.D;
+  return args;
+}
+
+// grad_Q in the dtype of Q, from args.grad_Q_sums.
+void finish_queries(const GradientCall& call, const BackwardArgs& args) {
+  const GradientSums sums{args.grad_Q_sums, args.q_inverse, false, args.grad_Q};
+  check(launch_finish_gradients(query_rows(call.in.Q, call.s), call.s.d, call.in.dtype, sums, call.stream),
+        "grad_Q in the dtype of Q");
+}
+
+// grad_D in the dtype of D, from args.grad_D_sums, which `sums` holds.
+void finish_documents(const GradientCall& call, const BackwardArgs& args, const Tensor& sums) {
+  if (args.d_inverse != nullptr) {
+    const GradientSums from{args.grad_D_sums, args.d_inverse, args.normalized_documents, args.grad_D};
+    check(
+        launch_finish_gradients(document_rows(call.in.D, call.s), call.s.d, call.in.dtype, from, call.stream),
+        "grad_D in the dtype of D");
+  } else if (args.grad_D_sums != args.grad_D) {
+    Tensor grad_D = call.to.grad_D;  // nothing is left but to round, which PyTorch has a kernel for
+    torch::stable::copy_(grad_D, sums);
+  }
+}
+
+// Inverse norms; they must live until the kernels that read them are launched.
+struct InverseNorms {
+  OptionalTensor q, d;
+};
+
+InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
+  InverseNorms made;
+  const auto norms = [&](const RowsView& rows, const char* of) {
+    const Tensor inverse = new_tensor(call.grad_scores, {rows.rows}, score_type(call.in.dtype));
+    check(launch_inverse_norms(rows, call.s.d, call.in.dtype, inverse.data_ptr(), call.stream), of);
+    return inverse;
+  };
+  if (call.normalize) {
+    made.q = norms(query_rows(call.in.Q, call.s), "norms of Q");
+    made.d = norms(document_rows(call.in.D, call.s), "norms of D");
+    args.q_inverse = made.q->data_ptr();
+    args.d_inverse = made.d->data_ptr();
+  }
+  if (call.to.unit_inverse) {
+    args.d_inverse = call.to.unit_inverse->data_ptr();
+    args.normalized_documents = true;
+  }
+  return made;
+}
+
+// Where grad_D is summed before it is rounded, as query_sums; and set to zero where kernels add to it.
+OptionalTensor sums_of_documents(const GradientCall& call, const BackwardPlan& plan, const BackwardArgs& args) {
+  if (!call.need_grad_D() || call.to.d_sums) return call.to.d_sums;
+  const bool scatter = plan.method == Backward::unified;
+  if (!scatter && !plan.finish_later) return std::nullopt;
+  const ScalarType sum_type = score_type(call.in.dtype);
+  const bool in_their_dtype = sum_type == call.to.grad_D.scalar_type() && args.d_inverse == nullptr;
+  const Tensor sums =
+      in_their_dtype ? call.to.grad_D : new_tensor(call.grad_scores, shape_of_documents(call.in), sum_type);
+  if (scatter) fill_zero(sums, call.stream);
+  return sums;
+}
+
+void launch_gradients(const GradientCall& call, const BackwardPlan& plan, const BackwardArgs& args) {
+  const bool need_grad_Q = call.need_grad_Q(), need_grad_D = call.need_grad_D();
+  if (need_grad_D && plan.method == Backward::unified) {
+    check(launch_unified(args, call.in.dtype, plan, call.stream), "gradients");
+    return;
+  }
+  const auto launch = [&](bool grad_Q, bool grad_D) {
+    if (!grad_Q && !grad_D) return;
+    BackwardArgs part = args;
+    if (!grad_Q) part.grad_Q = nullptr;
+    part.grad_d_blocks = grad_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
+    check(launch_lowmem(part, call.in.dtype, plan, call.stream), "gradients");
+  };
+  const bool in_place = need_grad_D && call.to.grad_D.data_ptr() == call.in.D.data;
+  if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
+  launch(need_grad_Q && !in_place, need_grad_D);
+}
+
+void gradients_at_once(const GradientCall& call) {
+  const Destinations& to = call.to;
+  const bool need_grad_Q = call.need_grad_Q(), need_grad_D = call.need_grad_D();
+  const BackwardPlan plan =
+      plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in), call.normalize || to.unit_inverse,
+                    call.method, call.device);
+  STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
+                  "late_interaction: more than 2^31 - 1 blocks in one backward");
+  BackwardArgs args = backward_args(call);
+  take_plan(args, plan);
+  if (call.s.layout == Layout::in_batch) {
+    // Tokens that win often may be neighbours: each goes to another block.
+    args.token_step = plan.tiles;
+    args.by_step = Divider(static_cast<uint32_t>(plan.tiles));
+  }
+  args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
+  args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
+  const InverseNorms norms = find_norms(call, args);
+  const OptionalTensor q_sums =
+      query_sums(to, call.s, need_grad_Q && plan.finish_later, call.grad_scores);
+  if (q_sums) {
+    args.grad_Q_sums = q_sums->data_ptr();
+    args.adds_to_sums = !to.first;
+  }
+  const OptionalTensor d_sums = sums_of_documents(call, plan, args);
+  if (d_sums) {
+    args.grad_D_sums = d_sums->data_ptr();
+    args.adds_to_d_sums = !to.d_first;
+  }
+  launch_gradients(call, plan, args);
+  const bool finished = call.normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
+  if (!finished && to.last) finish_queries(call, args);
+  if (d_sums && to.d_last) finish_documents(call, args, *d_sums);
+}
+
+// grad_Q by tiles of query rows, where that is faster. Returns whether it was.
+bool tiled_grad_q(const GradientCall& call) {
+  if (!call.need_grad_Q() || call.normalize || call.method == Backward::unified) return false;
+  const Inputs& in = call.in;
+  const bool aligned = readable_in_vectors(in.D, call.s.d, element_bytes(in.dtype), 16);
+  const auto plan = plan_tiled_grad_q(call.s, in.dtype, aligned, call.device);
+  if (!plan) return false;
+  STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
+  BackwardArgs args = backward_args(call);
+  args.grad_Q = call.to.grad_Q.data_ptr();
+  if (call.to.q_sums) {
+    args.grad_Q_sums = call.to.q_sums->data_ptr();
+    args.adds_to_sums = !call.to.first;
+  }
+  check(launch_grad_q_tiled(args, in.dtype, *plan, call.stream), "grad_Q");
+  if (call.to.q_sums && call.to.last) finish_queries(call, args);
+  return true;
+}
+
+Inputs part_of(const Inputs& in, int64_t query, int64_t queries, int64_t document, int64_t documents) {
+  Inputs part = in;
+  const int64_t element = element_bytes(in.dtype);
+  part.sizes.Nq = queries;
+  part.sizes.N = documents;
+  part.Q.data = static_cast<const uint8_t*>(in.Q.data) + query * in.Q.item_stride * element;
+  part.D.data = static_cast<const uint8_t*>(in.D.data) + document * in.D.item_stride * element;
+  return part;
+}
+
+Tensor narrow(const Tensor& x, int64_t dim, int64_t start, int64_t length) {
+  if (x.numel() == 0 || length == x.size(dim)) return x;
+  Tensor whole = x;
+  return torch::stable::narrow(whole, dim, start, length);
+}
+
+// Part by part, each of which stays in L2. The gradients of some documents are finished before others begin;
+// those of queries are summed over all of them.
+void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
+  const Sizes& s = call.s;
+  const Destinations& to = call.to;
+  const ScalarType sum_type = score_type(call.in.dtype);
+  const bool in_place = sum_type == to.grad_Q.scalar_type() && !call.normalize;
+  const auto new_sums = [&](bool needed, int64_t items, int64_t tokens) {
+    return new_tensor(call.grad_scores, {needed ? items : 0, tokens, s.d}, sum_type);
+  };
+  const Tensor q_sums =
+      to.q_sums ? *to.q_sums : in_place ? to.grad_Q : new_sums(call.need_grad_Q(), s.Nq, s.Lq);
+  const Tensor d_sums = new_sums(call.need_grad_D() && !in_place && !to.d_sums, most.documents, s.Ld);
+  const auto document_sums = [&](const Tensor& grad_D, int64_t j, int64_t documents) {
+    if (to.d_sums) return narrow(*to.d_sums, 0, j, documents);
+    return in_place ? grad_D : narrow(d_sums, 0, 0, documents);
+  };
+  for (int64_t j = 0; j < s.N; j += most.documents) {
+    const int64_t documents = std::min(most.documents, s.N - j);
+    const Tensor grad_D = narrow(to.grad_D, 0, j, documents);
+    for (int64_t i = 0; i < s.Nq; i += most.queries) {
+      const int64_t queries = std::min(most.queries, s.Nq - i);
+      const auto of_part = [&](const Tensor& x) { return narrow(narrow(x, 0, i, queries), 1, j, documents); };
+      const Inputs in = part_of(call.in, i, queries, j, documents);
+      const Tensor grads = of_part(call.grad_scores), winners = of_part(call.winners);
+      Destinations part{.grad_Q = narrow(to.grad_Q, 0, i, queries), .grad_D = grad_D};
+      if (call.need_grad_Q()) part.q_sums = narrow(q_sums, 0, i, queries);
+      part.first = to.first && j == 0;
+      part.last = to.last && j + documents == s.N;
+      if (call.need_grad_D()) part.d_sums = document_sums(grad_D, j, documents);
+      part.d_first = to.d_first && i == 0;
+      part.d_last = to.d_last && i + queries == s.Nq;
+      gradients_at_once(
+          {in, in.sizes, grads, winners, call.normalize, Backward::lowmem, part, call.device, call.stream});
+    }
+  }
+}
+
 }  // namespace
 
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,
                    Backward method, const Destinations& to) {
   // Sums go on from one call to the next, which kernels of a query's own documents do not.
   const Sizes s = to.q_sums || to.unit_inverse ? in.sizes : with_own_documents(in.sizes);
-  const Tensor& like = grad_scores;
-  const int device = like.get_device_index();
-  const cudaStream_t stream = current_stream(device);
-  const ScalarType sum_type = score_type(in.dtype);
-  const bool need_grad_Q = to.grad_Q.numel() > 0, need_grad_D = to.grad_D.numel() > 0;
+  const int index = grad_scores.get_device_index();
+  const cudaStream_t stream = current_stream(index);
   if (winners.numel() == 0 || s.Ld == 0) {
     fill_zero(to.grad_Q, stream);
     fill_zero(to.grad_D, stream);
     return;
   }
-
-  const BackwardPlan plan = plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse,
-                                          method, device_properties(device));
-  STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
-                  "late_interaction: more than 2^31 - 1 blocks in one backward");
-
-  BackwardArgs args{};
-  take_winners(args, s, grad_scores, winners);
-  take_plan(args, plan);
-  if (s.layout == Layout::in_batch) {  // tokens that win often may be neighbours: each goes to another block
-    args.token_step = plan.tiles;
-    args.by_step = Divider(static_cast<uint32_t>(plan.tiles));
+  const Device device = device_properties(index);
+  Destinations rest = to;
+  if (tiled_grad_q({in, s, grad_scores, winners, normalize, method, to, device, stream})) {
+    rest.grad_Q = new_tensor(grad_scores, {0}, to.grad_Q.scalar_type());
+    rest.q_sums = std::nullopt;
+    if (rest.grad_D.numel() == 0) return;
   }
-  args.Q = in.Q;
-  args.D = in.D;
-  args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
-  args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
-
-  OptionalTensor q_inverse, d_inverse, d_sums;
-  const RowsView q_rows = query_rows(in.Q, s), d_rows = document_rows(in.D, s);
-  if (normalize) {
-    q_inverse = new_tensor(like, {q_rows.rows}, sum_type);
-    d_inverse = new_tensor(like, {d_rows.rows}, sum_type);
-    check(launch_inverse_norms(q_rows, s.d, in.dtype, q_inverse->data_ptr(), stream), "norms of Q");
-    check(launch_inverse_norms(d_rows, s.d, in.dtype, d_inverse->data_ptr(), stream), "norms of D");
-    args.q_inverse = q_inverse->data_ptr();
-    args.d_inverse = d_inverse->data_ptr();
-  }
-  if (to.unit_inverse) {
-    args.d_inverse = to.unit_inverse->data_ptr();
-    args.normalized_documents = true;
-  }
-  const OptionalTensor q_sums = query_sums(to, s, need_grad_Q && plan.finish_later, like);
-  if (q_sums) {
-    args.grad_Q_sums = q_sums->data_ptr();
-    args.adds_to_sums = !to.first;
-  }
-  const bool scatter = need_grad_D && plan.method == Backward::unified;
-  if (scatter || (need_grad_D && plan.finish_later)) {
-    const bool in_their_dtype = sum_type == to.grad_D.scalar_type() && !args.d_inverse;
-    d_sums = in_their_dtype ? to.grad_D : new_tensor(like, shape_of_documents(in), sum_type);
-    if (scatter) fill_zero(*d_sums, stream);
-    args.grad_D_sums = d_sums->data_ptr();
-  }
-
-  if (scatter) {
-    check(launch_unified(args, in.dtype, plan, stream), "gradients");
-  } else {
-    const auto launch = [&](bool grad_Q, bool grad_D) {
-      if (!grad_Q && !grad_D) return;
-      BackwardArgs part = args;
-      if (!grad_Q) part.grad_Q = nullptr;
-      part.grad_d_blocks = grad_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
-      check(launch_lowmem(part, in.dtype, plan, stream), "gradients");
-    };
-    const bool in_place = need_grad_D && to.grad_D.data_ptr() == in.D.data;
-    if (in_place) launch(need_grad_Q, false);  // which reads D, before grad_D takes its place
-    launch(need_grad_Q && !in_place, need_grad_D);
-  }
-  const bool finished = normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
-  if (!finished && to.last) {
-    const GradientSums sums{args.grad_Q_sums, args.q_inverse, false, args.grad_Q};
-    check(launch_finish_gradients(q_rows, s.d, in.dtype, sums, stream), "grad_Q in the dtype of Q");
-  }
-  if (d_sums && args.d_inverse) {
-    const GradientSums sums{args.grad_D_sums, args.d_inverse, args.normalized_documents, args.grad_D};
-    check(launch_finish_gradients(d_rows, s.d, in.dtype, sums, stream), "grad_D in the dtype of D");
-  } else if (d_sums && args.grad_D_sums != args.grad_D) {
-    Tensor grad_D = to.grad_D;  // nothing is left but to round, which PyTorch has a kernel for
-    torch::stable::copy_(grad_D, *d_sums);
-  }
+  const GradientCall call{in, s, grad_scores, winners, normalize, method, rest, device, stream};
+  const BatchPart part = backward_part(s, in.dtype, device);
+  const bool whole = part.queries >= s.Nq && part.documents >= s.N;
+  const bool scatter =
+      plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse, method, device).method ==
+      Backward::unified;
+  const bool overwrites_D = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
+  if (whole || scatter || to.unit_inverse || overwrites_D) return gradients_at_once(call);
+  gradients_by_parts(call, part);
 }
 
 std::tuple<Tensor, Tensor> new_gradients(const Tensor& Q, const Inputs& in, bool need_grad_Q,

@@ -33,6 +33,9 @@ struct Destinations {
   // grad_Q of several calls with documents of their own: summed up here, and finished by the last one.
   OptionalTensor q_sums = std::nullopt;
   bool first = true, last = true;
+  // The same of grad_D, of several calls with queries of their own.
+  OptionalTensor d_sums = std::nullopt;
+  bool d_first = true, d_last = true;
 };
 
 void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& winners, bool normalize,

@@ -31,6 +31,9 @@ struct ForwardArgs {
   bool wide_winners;          // winners are int32, else int16
   void* scores;               // [Nq, N]; with partials > 1 the partial sums [Nq, partials, N]
   void* winners;              // [Nq, N, Lq] or null
+  // Documents that `scores` and `winners` have room for, from one query to the next: N, or more where these
+  // documents are some of a larger call's.
+  int64_t scores_stride, winners_stride;
   bool packed;                // Q and D are packed sequences, and the next five describe them
   const Span* spans;          // the tokens of each document
   int32_t queries;

@@ -219,7 +219,8 @@ __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, c
     best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
     if constexpr (kWinners) {
       if (own.query[o] >= 0) {
-        const int64_t at = ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.N + j) * p.Lq + own.place[o];
+        const int64_t at = ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.winners_stride + j) * p.Lq +
+                           own.place[o];
         store_winner(p.winners, p.wide_winners, at, counts ? best[o].token : kSentinel);
       }
     }
@@ -230,7 +231,7 @@ __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, c
 template <class Tile>
 __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows<Tile>& own, int32_t j,
                                             const Maximum (&best)[Tile::kLaneRows]) {
-  int64_t at = (int64_t{own.first_query} * p.partials + own.first_partial) * p.N + j;
+  int64_t at = (int64_t{own.first_query} * p.partials + own.first_partial) * p.scores_stride + j;
 #pragma unroll 1
   for (int32_t query = own.first_query; query <= own.last_query; ++query) {
     float sum = 0.0f;
@@ -239,7 +240,8 @@ __device__ __forceinline__ void sum_queries(const ForwardArgs& p, const LaneRows
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) static_cast<float*>(p.scores)[at] = sum;
     // The next one begins here: its partial 0.
-    at = (int64_t{query + 1} * p.partials + (Tile::kPacked && p.packed ? own.first_partial : 0)) * p.N + j;
+    const int32_t partial = Tile::kPacked && p.packed ? own.first_partial : 0;
+    at = (int64_t{query + 1} * p.partials + partial) * p.scores_stride + j;
   }
 }
 

@@ -92,8 +92,8 @@ inline constexpr int kCombineRows = 128;
 // Combines the maxima that the splits of documents left: writes scores, and winners where args has them.
 cudaError_t launch_combine_splits(const ForwardArgs& args, float* scores, cudaStream_t stream);
 
-// scores[i, j] = sum over p of partials[i, p, j], in order.
+// scores[i * stride + j] = sum over p of partials[i, p, j], in order.
 cudaError_t launch_reduce_partials(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
-                                   cudaStream_t stream);
+                                   int64_t stride, cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -21,7 +21,7 @@ __device__ int parts_of(const ForwardArgs& p, int64_t query, int rows) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    reduce_partials(const __grid_constant__ ForwardArgs p, int rows, float* scores) {
+    reduce_partials(const __grid_constant__ ForwardArgs p, int rows, float* scores, int64_t stride) {
   ptx::pdl_wait_and_launch_dependents();
   const int64_t count = p.Nq * p.N;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
@@ -31,17 +31,17 @@ __global__ void __launch_bounds__(kThreads)
     const int n = parts_of(p, query, rows);
     float sum = 0.0f;
     for (int part = 0; part < n; ++part) sum += partials[part * p.N];
-    scores[at] = sum;
+    scores[query * stride + j] = sum;
   }
 }
 
 }  // namespace
 
 cudaError_t launch_reduce_partials(const ForwardArgs& args, const ForwardPlan& plan, float* scores,
-                                   cudaStream_t stream) {
+                                   int64_t stride, cudaStream_t stream) {
   const int64_t blocks = std::min<int64_t>(ceil_div(args.Nq * args.N, kThreads), 1024);
   const LaunchShape shape{blocks, kThreads, 0, supports_pdl()};
-  return launch(reduce_partials, shape, stream, args, plan.partial_rows, scores);
+  return launch(reduce_partials, shape, stream, args, plan.partial_rows, scores, stride);
 }
 
 }  // namespace late_interaction

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "../../plan/forward_candidates.h"
+#include "../../plan/l2_parts.h"
 #include "../primitives/row_norms.h"
 #include "../runtime/device.h"
 #include "../runtime/plan_override.h"
@@ -37,6 +38,9 @@ ScaleView document_scales(const Sizes& s, const float* scales) {
 }
 
 float* floats(const Tensor& x) { return static_cast<float*>(x.data_ptr()); }
+
+// Where the score of the first query with the first document goes.
+float* first_score(const ForwardCall& call) { return floats(call.scores) + call.first_document; }
 
 // ---- plan ----
 
@@ -111,7 +115,7 @@ void launch_mainloop(const ForwardCall& call, const ForwardPlan& plan, const For
 // Adds up partials [Nq, plan.partials, N] of scores.
 void reduce_partials(const ForwardCall& call, const ForwardPlan& plan, const ForwardArgs& args,
                      cudaStream_t stream) {
-  check(launch_reduce_partials(args, plan, floats(call.scores), stream), "sum of partials");
+  check(launch_reduce_partials(args, plan, first_score(call), call.all_documents, stream), "sum of partials");
 }
 
 // Documents are whole, or what their mask leaves of them.
@@ -128,12 +132,13 @@ void score_documents(const ForwardCall& call, const ForwardPlan& plan, ForwardAr
     args.compacted = ranges->compacted;
   }
   if (plan.partials == 1) {
-    args.scores = call.scores.data_ptr();
+    args.scores = first_score(call);
     launch_mainloop(call, plan, args, stream);
     return;
   }
   const Tensor partials = new_tensor(call.scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
   args.scores = partials.data_ptr();
+  args.scores_stride = s.N;
   launch_mainloop(call, plan, args, stream);
   reduce_partials(call, plan, args, stream);
 }
@@ -151,10 +156,11 @@ void score_splits(const ForwardCall& call, const ForwardPlan& plan, ForwardArgs&
   args.doc_ranges = doc_ranges;
   launch_mainloop(call, plan, args, stream);
   if (plan.partials == 1) {
-    check(launch_combine_splits(args, floats(call.scores), stream), "combined splits");
+    check(launch_combine_splits(args, first_score(call), stream), "combined splits");
     return;
   }
   const Tensor partials = new_tensor(call.scores, {s.Nq, plan.partials, s.N}, ScalarType::Float);
+  args.scores_stride = s.N;
   check(launch_combine_splits(args, floats(partials), stream), "combined splits");
   ForwardArgs of_partials{};
   of_partials.layout = Layout::per_query;  // every query has all of its partials
@@ -202,7 +208,11 @@ ForwardArgs forward_args(const ForwardCall& call, const ForwardPlan& plan) {
   args.d_scales = call.token_scales.d;
   args.shared_scale = call.token_scales.shared;
   args.wide_winners = wide_winners(s.Ld);
-  args.winners = call.winners ? call.winners->data_ptr() : nullptr;
+  args.scores_stride = args.winners_stride = call.all_documents;
+  if (call.winners) {
+    const int64_t first = call.first_document * s.Lq * (args.wide_winners ? 4 : 2);
+    args.winners = static_cast<uint8_t*>(call.winners->data_ptr()) + first;
+  }
   take_plan(args, plan);
   return args;
 }
@@ -225,15 +235,50 @@ DocRangeBuffers::DocRangeBuffers(const Inputs& in, const ForwardPlan& plan, cons
                static_cast<int32_t>(bytes / 16)};
 }
 
-void forward_into(const ForwardCall& call) {
-  const int device = call.scores.get_device_index();
-  const cudaStream_t stream = current_stream(device);
-  if (call.is_empty()) return fill_empty(call, stream);
-  const ForwardPlan plan = plan_call(call, device_properties(device));
+namespace {
+
+void score_as_planned(const ForwardCall& call, const ForwardPlan& plan, cudaStream_t stream) {
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   ForwardArgs args = forward_args(call, plan);
   const InverseNorms norms = find_norms(call, plan, args, stream);
   plan.num_splits > 1 ? score_splits(call, plan, args, stream) : score_documents(call, plan, args, stream);
+}
+
+// Documents [first, first + count) of a batch, as inputs of their own.
+Inputs with_documents(const Inputs& in, int64_t first, int64_t count) {
+  Inputs part = in;
+  part.sizes.N = count;
+  part.D.data =
+      static_cast<const uint8_t*>(in.D.data) + first * in.D.item_stride * element_bytes(in.dtype);
+  if (in.d_mask.data != nullptr) part.d_mask.data += first * in.d_mask.item_stride;
+  return part;
+}
+
+}  // namespace
+
+void forward_into(const ForwardCall& call) {
+  const int index = call.scores.get_device_index();
+  const cudaStream_t stream = current_stream(index);
+  if (call.is_empty()) return fill_empty(call, stream);
+  const Device device = device_properties(index);
+  const int64_t documents = call.in.sizes.N, at_once = documents_at_once(call.in.sizes, call.in.dtype, device);
+  if (at_once >= documents || call.fp16x2 != nullptr) {  // whose two terms are all documents each
+    return score_as_planned(call, plan_call(call, device), stream);
+  }
+  for (int64_t first = 0; first < documents; first += at_once) {
+    const Inputs some = with_documents(call.in, first, std::min(at_once, documents - first));
+    TokenScaleViews scales = call.token_scales;
+    if (scales.d.data != nullptr) scales.d.data += first * scales.d.item_stride;
+    const ForwardCall part{.in = some,
+                           .precision = call.precision,
+                           .normalize = call.normalize,
+                           .token_scales = scales,
+                           .scores = call.scores,
+                           .winners = call.winners,
+                           .first_document = first,
+                           .all_documents = documents};
+    score_as_planned(part, plan_call(part, device), stream);
+  }
 }
 
 // ---- convert operands ----

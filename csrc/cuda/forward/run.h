@@ -26,6 +26,8 @@ struct ForwardCall {
   const Tensor& scores;
   const OptionalTensor& winners;
   const Fp16x2Tokens* fp16x2 = nullptr;  // operands that multiply instead of the inputs
+  // The documents of `in` are those from this one on, of as many as scores and winners have room for.
+  int64_t first_document = 0, all_documents = in.sizes.N;
 
   // No products: every score is an empty sum.
   bool is_empty() const { return scores.numel() == 0 || in.sizes.Lq == 0 || in.sizes.Ld == 0; }

@@ -186,7 +186,7 @@ std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, c
   sums.Lq = args.Lq;
   sums.partials = plan.partials;
   sums.scores = partials.data_ptr();
-  check(launch_reduce_partials(sums, ForwardPlan{}, static_cast<float*>(scores.data_ptr()), stream),
+  check(launch_reduce_partials(sums, ForwardPlan{}, static_cast<float*>(scores.data_ptr()), s.N, stream),
         "sum of partials");
   return {scores, winners};
 }

@@ -16,6 +16,12 @@ __device__ __forceinline__ uint32_t ld_shared(uint32_t address) {
   return x;
 }
 
+__device__ __forceinline__ uint2 ld_shared_v2_b32(uint32_t address) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "r"(address));
+  return x;
+}
+
 __device__ __forceinline__ float2 ld_shared_v2_f32(uint32_t address) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(x.x), "=f"(x.y) : "r"(address));

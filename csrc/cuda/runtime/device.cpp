@@ -33,6 +33,7 @@ Device query(int device) {
   properties.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
   properties.smem_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   properties.smem_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  properties.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
 #ifdef LATE_INTERACTION_SM90A
   properties.wgmma = properties.capability == 90;
 #else
@@ -57,6 +58,7 @@ Device older(const Device& real, int capability) {
   Device device = device_of_capability(capability, real.sm_count);
   device.smem_per_sm = std::min(device.smem_per_sm, real.smem_per_sm);
   device.smem_per_block = std::min(device.smem_per_block, real.smem_per_block);
+  device.l2_bytes = std::min(device.l2_bytes, real.l2_bytes);
   device.wgmma = device.wgmma && real.wgmma;
   return device;
 }

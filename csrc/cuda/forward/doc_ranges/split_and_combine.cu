@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
     const bool none = best.value == -INFINITY && best.token == kSentinel;
     const bool counts = exists && !none && keeps_row(p, static_cast<int32_t>(row));
     if (p.winners != nullptr && exists) {
-      const int64_t at = (query * documents + j) * p.Lq + place;
+      const int64_t at = (query * p.winners_stride + j) * p.Lq + place;
       store_winner(p.winners, p.wide_winners, at, counts ? best.token : kSentinel);
     }
     const float sum =
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x != 0) return;
   float sum = 0.0f;
   for (int i = 0; i < blockDim.x / 32 / depth; ++i) sum += sums[i];
-  scores[blockIdx.x] = sum;
+  scores[of_query * p.scores_stride + j] = sum;
 }
 
 }  // namespace

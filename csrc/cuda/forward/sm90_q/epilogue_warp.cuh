@@ -152,8 +152,8 @@ __device__ __forceinline__ void sum_four_by_four(const ForwardArgs& p, const Lan
     if (lane % 8 == 0 && query <= own.last_query) {
       const bool begun =
           query == own.first_query || p.packed;  // false: the query begins here, with partial 0
-      static_cast<float*>(
-          p.scores)[(int64_t{query} * p.partials + (begun ? own.first_partial : 0)) * p.N + j] = sum[0];
+      const int64_t partial = int64_t{query} * p.partials + (begun ? own.first_partial : 0);
+      static_cast<float*>(p.scores)[partial * p.scores_stride + j] = sum[0];
     }
   }
 }

@@ -1,0 +1,66 @@
+#include "l2_parts.h"
+
+#include <algorithm>
+
+namespace late_interaction {
+
+namespace {
+
+// Rows of a forward's tile, about: what this is for has many of them.
+constexpr int64_t kTileRows = 128;
+
+// The most that `bytes` hold, in parts of about the same size.
+int64_t even_part(int64_t count, int64_t bytes_each, int64_t bytes) {
+  const int64_t most = std::max<int64_t>(1, bytes / std::max<int64_t>(bytes_each, 1));
+  return ceil_div(count, ceil_div(count, most));
+}
+
+}  // namespace
+
+int64_t documents_at_once(const Sizes& s, Dtype dtype, const Device& device) {
+  const int64_t document = s.Ld * s.d * element_bytes(dtype);
+  // With fewer row tiles, documents come from memory about once: blocks share them out.
+  const bool many_rows = s.Nq * s.Lq >= kTileRows * device.sm_count / 2;
+  if (s.layout != Layout::in_batch || dtype == Dtype::fp64 || !many_rows ||
+      s.N * document <= device.l2_bytes / 2) {
+    return s.N;
+  }
+  return even_part(s.N, document, device.l2_bytes / 3);
+}
+
+BatchPart backward_part(const Sizes& s, Dtype dtype, const Device& device) {
+  const int64_t row = s.d * element_bytes(dtype);
+  const int64_t query = s.Lq * row, document = s.Ld * row;
+  if (s.layout != Layout::in_batch || dtype == Dtype::fp64 ||
+      s.Nq * query + s.N * document <= device.l2_bytes / 2) {
+    return {s.Nq, s.N};
+  }
+  return {even_part(s.Nq, query, device.l2_bytes / 8), even_part(s.N, document, device.l2_bytes / 4)};
+}
+
+BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
+  constexpr int64_t kMostWinners = 40 << 20, kFewWinners = 256 << 20;  // bytes, scores among them
+  const int64_t pair = (wide_winners(s.Ld) ? 4 : 2) * s.Lq + 4;
+  BatchPart part = backward_part(s, dtype, device);
+  // With fewer winners in all, what parts of other shapes cost is little, and they take less memory.
+  if (s.Nq * s.N * pair < kFewWinners) return {s.Nq, s.N};
+  if (part.queries >= s.Nq && part.documents >= s.N) return part;
+  // More queries than a backward's part: tiles of query rows (backward/grad_q_tiled.cuh) fill the device then.
+  part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 4);
+  part.documents = std::min(part.documents, std::max<int64_t>(1, kMostWinners / (pair * part.queries)));
+  return part;
+}
+
+std::string explain_documents_at_once(const Sizes& s, int64_t documents) {
+  if (documents >= s.N) return "";
+  return "L2         " + std::to_string(documents) + " documents a launch, which stay in L2 while all " +
+         std::to_string(s.Nq) + " queries meet them\n";
+}
+
+std::string explain(const Sizes& s, const BatchPart& part) {
+  if (part.queries >= s.Nq && part.documents >= s.N) return "";
+  return "L2         " + std::to_string(part.queries) + " queries with " + std::to_string(part.documents) +
+         " documents a launch, whose rows stay in L2\n";
+}
+
+}  // namespace late_interaction

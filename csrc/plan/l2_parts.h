@@ -1,0 +1,29 @@
+// Batches larger than L2: the part of a batch that is worked on at a time, so that what many blocks read is
+// read from memory once.
+#pragma once
+
+#include "plan.h"
+
+namespace late_interaction {
+
+// Some queries with some documents. As many as the call has: the batch is one part.
+struct BatchPart {
+  int64_t queries = 0, documents = 0;
+};
+
+// Documents that a forward scores in one launch. Its blocks stay on a row tile each and walk all documents,
+// from different ones on; so documents that do not fit L2 would come from memory once for every row tile.
+int64_t documents_at_once(const Sizes& sizes, Dtype dtype, const Device& device);
+
+// The part whose gradients a lowmem backward computes in one launch. Rows of both sides are read in the order
+// of the winners, so rows of both must fit.
+BatchPart backward_part(const Sizes& sizes, Dtype dtype, const Device& device);
+
+// The same where the part's winners are found first, and kept until its gradients are computed.
+BatchPart recompute_part(const Sizes& sizes, Dtype dtype, const Device& device);
+
+// One line; none where the batch is one part.
+std::string explain_documents_at_once(const Sizes& sizes, int64_t documents);
+std::string explain(const Sizes& sizes, const BatchPart& part);
+
+}  // namespace late_interaction

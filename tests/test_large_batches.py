@@ -1,0 +1,179 @@
+"""Batches larger than L2: documents go by in parts, and grad_Q is computed by tiles of query rows.
+
+Winners and scores must be those of small calls, to the bit; gradients are compared with float64 sums over the
+same winners.
+"""
+
+import pytest
+import torch
+
+import late_interaction as li
+from tests import ref
+from tests.cases import tokens
+
+ops = torch.ops.late_interaction
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def gradients_of(winners, grad, Q, D):
+    """grad_Q and grad_D in float64."""
+    Q, D, grad = Q.double(), D.double(), grad.double()
+    grad_Q, grad_D = torch.zeros_like(Q), torch.zeros_like(D)
+    Ld, winners = D.shape[1], winners.long()
+    flat, first = D.flatten(0, 1), torch.arange(D.shape[0], device=D.device).unsqueeze(1) * Ld
+    for i in range(Q.shape[0]):
+        counts = winners[i] >= 0
+        rows = first + winners[i].clamp_min(0)
+        scale = torch.where(counts, grad[i].unsqueeze(1), 0.0)
+        grad_Q[i] = (scale.unsqueeze(-1) * flat[rows]).sum(0)
+        grad_D.view(-1, D.shape[2]).index_add_(
+            0, rows.flatten(), (scale.unsqueeze(-1) * Q[i].unsqueeze(0)).flatten(0, 1)
+        )
+    return grad_Q, grad_D
+
+
+def close(got, want, dtype):
+    error = (got.double() - want).norm() / want.norm()
+    assert error < ref.GRAD_TOLERANCE[dtype], float(error)
+
+
+def inputs(Nq, N, Lq, Ld, d, dtype, form="contiguous"):
+    torch.manual_seed(Nq + N + Ld)
+    return tokens((Nq, Lq, d), dtype, "cuda", form), tokens((N, Ld, d), dtype, "cuda", form)
+
+
+# Documents take more than half of an H100's or H200's L2, and many query rows meet them.
+LARGE = [
+    (300, 700, 32, 180, 128, BF16),
+    (1031, 1025, 32, 180, 128, BF16),
+    (523, 257, 17, 601, 128, FP16),
+    (331, 1103, 48, 33, 768, BF16),
+    (300, 419, 32, 300, 96, FP32),
+    (70, 130, 130, 1030, 128, BF16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_scores_and_winners_are_those_of_small_calls(shape, masked):
+    *sizes, dtype = shape
+    Nq, N, Lq, Ld, _ = sizes
+    Q, D = inputs(*sizes, dtype)
+    q_mask = torch.rand(Nq, Lq, device="cuda") < 0.9 if masked else None
+    d_mask = torch.rand(N, Ld, device="cuda") < 0.8 if masked else None
+    scores, winners = ops.maxsim_winners(Q, D, q_mask, d_mask, False, "highest", "auto", False)
+    assert torch.equal(ops.maxsim(Q, D, q_mask, d_mask, False, "highest", "auto", False), scores)
+    for first in range(0, N, 97):
+        part = slice(first, first + 97)
+        some = None if d_mask is None else d_mask[part]
+        its_scores, its_winners = ops.maxsim_winners(
+            Q, D[part], q_mask, some, False, "highest", "auto", False
+        )
+        torch.testing.assert_close(scores[:, part], its_scores, rtol=1e-6, atol=1e-5)
+        # Another tile adds the same products in the same order, or ties fall as they fall.
+        assert (winners[:, part] != its_winners).float().mean() < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_normalized_scores_are_those_of_small_calls(shape):
+    *sizes, dtype = shape
+    Q, D = inputs(*sizes, dtype)
+    scores = li.maxsim(Q, D, normalize=True)
+    want = torch.cat([li.maxsim(Q, part, normalize=True) for part in D.split(97)], 1)
+    torch.testing.assert_close(scores, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_gradients_of_parts(shape, needs):
+    *sizes, dtype = shape
+    Q, D = inputs(*sizes, dtype)
+    _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
+    grad = torch.randn(sizes[0], sizes[1], device="cuda")
+    found = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", *needs)
+    again = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", *needs)
+    for got, twice, want, needed in zip(found, again, gradients_of(winners, grad, Q, D), needs, strict=True):
+        assert torch.equal(got, twice)
+        assert got.numel() == 0 if not needed else close(got, want, dtype) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", LARGE[:4], ids=str)
+def test_gradients_of_normalized_parts(shape):
+    *sizes, dtype = shape
+    Q, D = (x.requires_grad_() for x in inputs(*sizes, dtype))
+    weights = torch.randn(sizes[0], sizes[1], device="cuda")
+    (li.maxsim(Q, D, normalize=True) * weights).sum().backward()
+    rows = [x.detach().double().requires_grad_() for x in (Q, D)]
+    unit = [x / x.norm(dim=-1, keepdim=True) for x in rows]
+    _, winners = ops.maxsim_winners(Q.detach(), D.detach(), None, None, True, "highest", "auto", False)
+    torch.autograd.backward(unit, gradients_of(winners, weights, *(x.detach() for x in unit)))
+    for got, want in zip((Q, D), rows, strict=True):
+        close(got.grad, want.grad, dtype)
+
+
+# Shapes that tiles of query rows serve on a GPU of any size: (Nq, N, Lq, Ld, d).
+TILED = [
+    (4096, 67, 16, 180, 128),
+    (2048, 131, 31, 1, 128),
+    (2048, 64, 32, 7, 64),
+    (1371, 129, 48, 384, 96),
+    (2048, 97, 29, 300, 120),
+    (331, 1103, 125, 33, 768),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", TILED, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("form", ["contiguous", "sliced", "expanded"])
+def test_tiles_of_query_rows(shape, dtype, form):
+    Nq, N, Lq, Ld, d = shape
+    Q, D = inputs(*shape, dtype, form)
+    q_mask = torch.rand(Nq, Lq, device="cuda") < 0.9
+    d_mask = torch.rand(N, Ld, device="cuda") < 0.6
+    d_mask[N // 2] = False
+    _, winners = ops.maxsim_winners(Q, D, q_mask, d_mask, False, "highest", "auto", False)
+    grad = torch.randn(N, Nq, device="cuda").t()
+    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
+    close(grad_Q, gradients_of(winners, grad, Q, D)[0], dtype)
+    again, _ = ops.maxsim_backward(grad.contiguous(), Q, D, winners, False, "lowmem", True, False)
+    assert torch.equal(grad_Q, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_tiles_keep_a_gradient_that_is_not_finite_to_rows_with_a_winner(bad):
+    Q, D = inputs(2048, 70, 32, 64, 128, BF16)
+    q_mask = torch.ones(2048, 32, dtype=torch.bool, device="cuda")
+    q_mask[:, ::3] = False
+    _, winners = ops.maxsim_winners(Q, D, q_mask, None, False, "highest", "auto", False)
+    grad = torch.randn(2048, 70, device="cuda")
+    grad[5, 3] = bad
+    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
+    finite = grad_Q.isfinite().all(-1)
+    assert (grad_Q[:, ::3] == 0).all()
+    assert not finite[5][q_mask[5]].any() and finite[torch.arange(2048, device="cuda") != 5].all()
+
+
+@pytest.mark.gpu
+def test_tiles_read_nothing_for_winners_that_no_forward_wrote():
+    Q, D = inputs(2048, 70, 32, 64, 128, BF16)
+    winners = torch.randint(-32768, 32767, (2048, 70, 32), dtype=torch.int16, device="cuda")
+    grad = torch.randn(2048, 70, device="cuda")
+    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
+    inside = (winners >= 0) & (winners < 64)
+    kept = torch.where(inside, winners, torch.tensor(-1, dtype=torch.int16, device="cuda"))
+    close(grad_Q, gradients_of(kept, grad, Q, D)[0], BF16)
+
+
+def test_the_plan_says_what_stays_in_l2():
+    Q, D = torch.empty(8192, 32, 128, device="meta"), torch.empty(8192, 180, 128, device="meta")
+    Q, D = Q.bfloat16(), D.bfloat16()
+    said = li.explain_plan(Q, D, sm=90)
+    assert "documents a launch, which stay in L2" in said
+    small = li.explain_plan(Q[:64], D[:64], sm=90)
+    assert "L2" not in small
