@@ -32,6 +32,9 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool compacted, int tokens = 0, int num_splits = 1);
 
+// Numbers of splits that forward_alternatives() lists, and that forward_select.cpp prefers for it.
+inline constexpr int kSplitCounts[] = {2, 3, 5, 16, 33, 132};
+
 // paired: where query rows stream, two blocks load half of them for each other. fp16x2: for plan_3xfp16.
 std::optional<ForwardPlan> plan_sm90_q_longd(const Sizes& s, const ForwardTraits& traits,
                                              const Device& device, bool paired, int tokens = 0,

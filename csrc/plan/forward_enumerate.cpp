@@ -17,8 +17,7 @@ constexpr int64_t kLongestDirect = 512, kLongestDirectInEights = 64;
 // Copies of what counts save masked columns, which longer documents without a mask have few of.
 constexpr int64_t kShortToCopy = 160, kMostCopied = int64_t{1} << 29;  // elements
 
-// Of a document, where that leaves a multiprocessor no more than so many.
-constexpr int kSplits[] = {2, 3, 5, 16, 33, 132};
+// Splits of documents, where that leaves a multiprocessor no more than so many.
 constexpr int64_t kMostWaves = 8;
 
 }  // namespace
@@ -35,7 +34,7 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
   if (s.Ld <= kLongestDirect) add(plan_sm80_short_docs(s, traits, device, 32));
   if (s.Ld <= kLongestDirectInEights) add(plan_sm80_short_docs(s, traits, device, 8));
   for (const int members : {1, 2, 3, 4}) add(plan_sm90_d(s, traits, device, members));
-  for (const int num_splits : kSplits) {
+  for (const int num_splits : kSplitCounts) {
     if (ceil_div(s.N * num_splits, device.sm_count) > kMostWaves) continue;
     add(plan_sm90_d(s, traits, device, 0, num_splits));
     add(plan_sm90_q(s, traits, device, false, 0, num_splits));

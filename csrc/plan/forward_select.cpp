@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 
 #include "forward_candidates.h"
 #include "kernel_limits.h"
@@ -56,7 +57,8 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   const bool alone = 2 * work_tiles <= 3 * device.sm_count;  // on their multiprocessors, most of the blocks
   if (few && rows > 128 && s.Ld <= (narrow ? 512 : alone ? 384 : 128)) return true;
   if (few && s.Ld <= 64 && s.Lq <= 32) return true;
-  if (rows <= 128) return traits.masked ? s.Ld <= 64 : s.Ld <= 32 && many;
+  // Of documents over 32 tokens with a mask, most warps would idle where tokens are not shared.
+  if (rows <= 128) return traits.masked ? s.Ld <= (few || many ? 64 : 32) : s.Ld <= 32 && many;
   return s.Ld <= 16 || (s.Ld <= (traits.masked ? 48 : 32) && operations(s) <= kSome) ||
          (s.Ld <= 64 && operations(s) <= kLittle);
 }
@@ -84,9 +86,11 @@ double in_pieces(const Sizes& s, const ForwardPlan& plan) {
 
 bool is_sooner_in_pieces(const Sizes& s, const ForwardPlan& direct, const ForwardPlan& plan) {
   constexpr int64_t kLongest = 64, kRowsInL2 = int64_t{40} << 20;
+  constexpr double kSecondKernel = 1.3;  // slices, where it sums the partials of a query
   const int64_t under_way = direct.rows * direct.grid * 4 / direct.as<Sm80ShortDocsConfig>().members;
   return s.Ld <= kLongest && std::min(under_way, s.Nq * s.Lq) * direct.k_chunks * 128 <= kRowsInL2 &&
-         static_cast<double>(pieces_in_turn(s, direct)) <= in_pieces(s, plan);
+         static_cast<double>(pieces_in_turn(s, direct)) + (direct.partials > 1 ? kSecondKernel : 0.0) <=
+             in_pieces(s, plan);
 }
 
 // Where warps have more than one work tile each, what counts is how many of them are resident: a block more
@@ -134,53 +138,69 @@ struct TileTime {
   double alone, together;
 };
 
+// A tile of sm90_d has a barrier, a request to TMA and an exchange beside its products, which are too small
+// to keep the tensor cores busy. sm90_q does the same beside the products of the tile before.
 TileTime tile_time(const Sizes& s, const ForwardPlan& plan) {
-  const bool documents = plan.kernel == ForwardKernel::sm90_d;
+  constexpr double kDocumentTile = 0.1, kRowTile = 0.07;      // microseconds beside the products
+  constexpr double kDocumentFactor = 1.4, kRowFactor = 0.85;  // of the products' time at kProducts
   const double tokens = plan.tokens, bytes = element_bytes(plan.compute);
   const double products =
       2.0 * plan.rows * tokens * (plan.k_chunks * 64) / kProducts;  // two bytes an element
-  if (!documents) return {products, products};
-  const double read = tokens * s.d * bytes;
-  return {std::max(products, read / kReadAlone), std::max(products, read / kReadTogether)};
+  if (plan.kernel != ForwardKernel::sm90_d) {
+    const double busy = kRowFactor * products + kRowTile;
+    return {busy, busy};
+  }
+  const double busy = kDocumentFactor * products + kDocumentTile, read = tokens * s.d * bytes;
+  return {std::max(busy, read / kReadAlone), std::max(products, read / kReadTogether)};
 }
 
 // How many splits each document of a plan for whole ones had better have, of sm90_q or sm90_d; 1: whole.
 //
-// A call takes as long as its busiest block, but no less than all its tiles take all blocks. So of the
-// numbers of splits those are looked at that give each block one, two, ... work tiles and leave few blocks
-// idle: the fewest of about equal ones, since blocks that begin together read the same tokens for other rows,
-// from L2. Reads are slower where a block has one work tile, all of whose tokens one thread asks for (on an
-// H200, 5%).
+// A call takes as long as its busiest block, but no less than all its tiles take all blocks. The numbers of
+// splits that forward_alternatives() lists are looked at, since they are timed, and those that fill the
+// device with one, two, ... work tiles a block, which must be sooner by more than this model errs. Where
+// several row tiles read the same tokens, more splits must be clearly sooner than fewer: blocks that begin
+// together then read from L2.
 int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& device) {
   constexpr int64_t kMostWorkTiles = 8;  // of a block; with more, few multiprocessors idle at the end
   constexpr int64_t kMostWaves = 16;     // the same, once they are split
-  constexpr double kEnd = 1.5;  // tiles: a split's first copies and last fold have nothing beside them
-  constexpr double kCombine = 5.0, kEach = 1.0;  // microseconds: kernels before and behind; of a block's unit
-  constexpr double kLong = 2.0;                  // microseconds, of a tile
-  constexpr double kOneReader = 1.05, kEqual = 0.97, kGain = 0.95;
+  constexpr int64_t kFewestTiles = 2;    // of a split
+  // Microseconds: of a call; of a work tile, for its first copies and last fold, with nothing beside them; of
+  // the kernels before and behind; of each wave of the blocks that combine, two a multiprocessor.
+  constexpr double kLaunch = 2.7, kEnd = 2.0, kCombine = 2.6, kCombineWave = 0.2;
+  constexpr double kGain = 0.90, kError = 0.85, kEqual = 0.95;
   const int64_t blocks = device.sm_count, work_tiles = whole.row_tiles * s.N;
-  const bool documents = whole.kernel == ForwardKernel::sm90_d;
   const int64_t tiles = ceil_div(s.Ld, whole.tokens);
+  const int64_t most = tiles / kFewestTiles;
+  if (most < 2 || work_tiles > kMostWorkTiles * blocks) return 1;
   const TileTime tile = tile_time(s, whole);
-  const int64_t fewest = tile.alone < kLong ? 4 : 2;  // tiles of a split, else it is little but its ends
-  if (tiles < 2 * fewest || work_tiles > kMostWorkTiles * blocks) return 1;
   const double together = 1.0 * work_tiles * tiles / blocks * tile.together;
+  const int64_t combined = s.Nq * s.N * ceil_div(s.Lq, whole.partial_rows);
+  const double combine = kCombine + kCombineWave * ceil_div(combined, 2 * blocks);
   const auto time = [&](int64_t num_splits) {
-    const int64_t waves = ceil_div(work_tiles * num_splits, blocks), each = ceil_div(tiles, num_splits);
-    const double all = together * (documents && waves == 1 ? kOneReader : 1.0);
-    const double busiest = waves * (each + kEnd) * tile.alone;
-    return std::max(all + kEach * waves, busiest) + (num_splits > 1 ? kCombine : 0.0);
+    const int64_t units = work_tiles * num_splits, waves = ceil_div(units, blocks);
+    // Tiles that every block takes, while all read, and those that the busiest one takes after them.
+    const double shared = static_cast<double>(units / blocks * tiles) / num_splits;
+    const double left = ceil_div(waves * tiles, num_splits) - shared;
+    const double taken = shared * std::max(tile.alone, tile.together) + left * tile.alone;
+    return kLaunch + kEnd * waves + std::max(together, taken) + (num_splits > 1 ? combine : 0.0);
   };
-  const double uncut = time(1);
   int64_t best = 1;
-  double least = kGain * uncut;
-  for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
-    const int64_t num_splits = std::min(waves * blocks / work_tiles, tiles / fewest);
-    if (num_splits < 2 || num_splits == best) continue;
+  double least = kGain * time(1);
+  if (kLaunch + kEnd + together + combine >= least) return 1;
+  const auto consider = [&](int64_t num_splits, double factor) {
+    if (num_splits <= best || num_splits > most) return;
     const double taken = time(num_splits);
-    if (taken >= (best == 1 ? 1.0 : kEqual) * least) continue;
+    if (taken >= (best == 1 ? 1.0 : factor) * least) return;
     best = num_splits;
     least = taken;
+  };
+  const double equal = s.layout == Layout::in_batch && whole.row_tiles > 1 ? kEqual : 1.0;
+  const int* listed = kSplitCounts;
+  for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
+    const int64_t filling = std::min(waves * blocks / work_tiles, most);
+    for (; listed != std::end(kSplitCounts) && *listed <= filling; ++listed) consider(*listed, equal);
+    consider(filling, kError);
   }
   return static_cast<int>(best);
 }
