@@ -275,7 +275,7 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const Sizes own = with_own_documents(sizes);
   const BackwardPlan plan = plan_backward(own, type, vectors, normalize, parse_backward(backward), device);
   if (plan.method == Backward::unified) return explain(own, plan);
-  return explain(own, plan) + explain(own, backward_part(own, type, device));
+  return explain(own, plan) + explain(own, backward_part(own, type, device, false));
 }
 
 std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,

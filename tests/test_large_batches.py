@@ -51,6 +51,13 @@ LARGE = [
     (300, 419, 32, 300, 96, FP32),
     (70, 130, 130, 1030, 128, BF16),
 ]
+# And winners take 256 MiB or more, so that gradients have parts. The last two have no tiles of query rows.
+LARGER = [
+    (2053, 2048, 32, 180, 128, BF16),
+    (1409, 1025, 96, 65, 256, FP16),
+    (2048, 1543, 42, 90, 64, FP32),
+    (700, 461, 420, 1030, 128, BF16),
+]
 
 
 @pytest.mark.gpu
@@ -86,7 +93,7 @@ def test_normalized_scores_are_those_of_small_calls(shape):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("shape", LARGER, ids=str)
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
 def test_gradients_of_parts(shape, needs):
     *sizes, dtype = shape
@@ -101,7 +108,7 @@ def test_gradients_of_parts(shape, needs):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", LARGE[:4], ids=str)
+@pytest.mark.parametrize("shape", LARGER[:3], ids=str)
 def test_gradients_of_normalized_parts(shape):
     *sizes, dtype = shape
     Q, D = (x.requires_grad_() for x in inputs(*sizes, dtype))
@@ -113,6 +120,20 @@ def test_gradients_of_normalized_parts(shape):
     torch.autograd.backward(unit, gradients_of(winners, weights, *(x.detach() for x in unit)))
     for got, want in zip((Q, D), rows, strict=True):
         close(got.grad, want.grad, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", LARGER[::3], ids=str)
+def test_recomputed_gradients_of_parts(shape):
+    *sizes, dtype = shape
+    Q, D = (x.requires_grad_() for x in inputs(*sizes, dtype))
+    grad = torch.randn(sizes[0], sizes[1], device="cuda")
+    saved = torch.autograd.grad(li.maxsim(Q, D, backward="lowmem"), (Q, D), grad)
+    for needed in [(Q, D), (Q,), (D,)]:
+        found = torch.autograd.grad(li.maxsim(Q, D, winners="recompute"), needed, grad)
+        for x, got in zip(needed, found, strict=True):
+            want = saved[0 if x is Q else 1].double()
+            close(got, want, dtype)
 
 
 # Shapes that tiles of query rows serve on a GPU of any size: (Nq, N, Lq, Ld, d).

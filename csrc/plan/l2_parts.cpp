@@ -9,6 +9,11 @@ namespace {
 // Rows of a forward's tile, about: what this is for has many of them.
 constexpr int64_t kTileRows = 128;
 
+// Winners and scores in all, from which on a batch is large: what its parts take beside them is little.
+constexpr int64_t kManyWinners = 256 << 20;
+
+int64_t winner_bytes(const Sizes& s) { return s.Nq * s.N * ((wide_winners(s.Ld) ? 4 : 2) * s.Lq + 4); }
+
 // The most that `bytes` hold, in parts of about the same size.
 int64_t even_part(int64_t count, int64_t bytes_each, int64_t bytes) {
   const int64_t most = std::max<int64_t>(1, bytes / std::max<int64_t>(bytes_each, 1));
@@ -28,26 +33,24 @@ int64_t documents_at_once(const Sizes& s, Dtype dtype, const Device& device) {
   return even_part(s.N, document, device.l2_bytes / 3);
 }
 
-BatchPart backward_part(const Sizes& s, Dtype dtype, const Device& device) {
-  const int64_t row = s.d * element_bytes(dtype);
-  const int64_t query = s.Lq * row, document = s.Ld * row;
-  if (s.layout != Layout::in_batch || dtype == Dtype::fp64 ||
-      s.Nq * query + s.N * document <= device.l2_bytes / 2) {
+BatchPart backward_part(const Sizes& s, Dtype dtype, const Device& device, bool sums_at_hand) {
+  const int64_t query = s.Lq * s.d * element_bytes(dtype), document = s.Ld * s.d * element_bytes(dtype);
+  const bool large = sums_at_hand || winner_bytes(s) >= kManyWinners;
+  if (s.layout != Layout::in_batch || dtype == Dtype::fp64 || !large ||
+      (s.Nq * query <= device.l2_bytes / 8 && s.N * document <= device.l2_bytes / 2)) {
     return {s.Nq, s.N};
   }
   return {even_part(s.Nq, query, device.l2_bytes / 8), even_part(s.N, document, device.l2_bytes / 4)};
 }
 
 BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
-  constexpr int64_t kMostWinners = 40 << 20, kFewWinners = 256 << 20;  // bytes, scores among them
-  const int64_t pair = (wide_winners(s.Ld) ? 4 : 2) * s.Lq + 4;
-  BatchPart part = backward_part(s, dtype, device);
-  // With fewer winners in all, what parts of other shapes cost is little, and they take less memory.
-  if (s.Nq * s.N * pair < kFewWinners) return {s.Nq, s.N};
+  constexpr int64_t kMostWinners = 64 << 20;
+  BatchPart part = backward_part(s, dtype, device, false);
   if (part.queries >= s.Nq && part.documents >= s.N) return part;
   // More queries than a backward's part: tiles of query rows (backward/grad_q_tiled.cuh) fill the device then.
-  part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 4);
-  part.documents = std::min(part.documents, std::max<int64_t>(1, kMostWinners / (pair * part.queries)));
+  part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 2);
+  part.documents =
+      std::min(part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
   return part;
 }
 

@@ -16,8 +16,9 @@ struct BatchPart {
 int64_t documents_at_once(const Sizes& sizes, Dtype dtype, const Device& device);
 
 // The part whose gradients a lowmem backward computes in one launch. Rows of both sides are read in the order
-// of the winners, so rows of both must fit.
-BatchPart backward_part(const Sizes& sizes, Dtype dtype, const Device& device);
+// of the winners, so rows of both must fit. Parts are added up in fp32, which takes memory beside the
+// gradients: so only large batches have parts, and calls whose caller has those sums at hand.
+BatchPart backward_part(const Sizes& sizes, Dtype dtype, const Device& device, bool sums_at_hand);
 
 // The same where the part's winners are found first, and kept until its gradients are computed.
 BatchPart recompute_part(const Sizes& sizes, Dtype dtype, const Device& device);

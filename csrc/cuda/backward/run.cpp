@@ -295,7 +295,7 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     if (rest.grad_D.numel() == 0) return;
   }
   const GradientCall call{in, s, grad_scores, winners, normalize, method, rest, device, stream};
-  const BatchPart part = backward_part(s, in.dtype, device);
+  const BatchPart part = backward_part(s, in.dtype, device, to.q_sums || to.d_sums);
   const bool whole = part.queries >= s.Nq && part.documents >= s.N;
   const bool scatter =
       plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse, method, device).method ==
