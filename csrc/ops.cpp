@@ -275,7 +275,9 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const Sizes own = with_own_documents(sizes);
   const BackwardPlan plan = plan_backward(own, type, vectors, normalize, parse_backward(backward), device);
   if (plan.method == Backward::unified) return explain(own, plan);
-  return explain(own, plan) + explain(own, backward_part(own, type, device, false));
+  const auto tiled = normalize ? std::nullopt : plan_tiled_grad_q(own, type, d % 8 == 0, device);
+  const BackwardReads reads = tiled ? BackwardReads::queries : BackwardReads::both_sides;
+  return explain(own, plan) + explain(tiled) + explain(own, backward_part(own, type, device, reads, false));
 }
 
 std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,

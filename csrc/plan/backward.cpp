@@ -180,8 +180,9 @@ BackwardPlan plan_backward(const Sizes& s, Dtype dtype, bool vectors, bool norma
 std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& s, Dtype dtype, bool aligned,
                                                 const Device& device) {
   constexpr int64_t kFewestDocuments = 64;
-  const bool served = s.layout == Layout::in_batch && aligned && (dtype == Dtype::bf16 || dtype == Dtype::fp16) &&
-                      s.d % 8 == 0 && s.Ld <= kMostTiledTokens && s.N >= kFewestDocuments;
+  const bool served = s.layout == Layout::in_batch && aligned &&
+                      (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0 &&
+                      s.Ld <= kMostTiledTokens && s.N >= kFewestDocuments;
   if (!served) return std::nullopt;
   const int64_t groups = ceil_div(s.Lq, kGroupRows);
   TiledGradQPlan plan;
@@ -191,8 +192,9 @@ std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& s, Dtype dtype, boo
   plan.pdl = device.capability >= 90;
   const int64_t waves = ceil_div(plan.grid, device.sm_count);
   // What part of the lanes and of the multiprocessors has work.
-  const double full = static_cast<double>(s.Lq * s.d * plan.grid) /
-                      static_cast<double>(groups * kGroupRows * plan.slices * kSliceDims * waves * device.sm_count);
+  const double full =
+      static_cast<double>(s.Lq * s.d * plan.grid) /
+      static_cast<double>(groups * kGroupRows * plan.slices * kSliceDims * waves * device.sm_count);
   if (plan.smem_bytes > device.smem_per_block || full < 0.75) return std::nullopt;
   return plan;
 }

@@ -197,6 +197,13 @@ std::string explain(const Sizes& s, const BackwardPlan& plan) {
   return out.str();
 }
 
+std::string explain(const std::optional<TiledGradQPlan>& plan) {
+  if (!plan) return "";
+  return "grad_Q     by " + std::to_string(plan->grid) + " blocks instead, " + std::to_string(kTiledRows) +
+         " query rows and " + std::to_string(kSliceDims) +
+         " dims each: documents pass through shared memory\n";
+}
+
 std::string explain(const Sizes& s, const ResidualPlan& plan, int nbits) {
   std::ostringstream out;
   const int64_t rows = s.Nq * s.Lq;

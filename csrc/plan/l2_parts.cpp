@@ -33,24 +33,28 @@ int64_t documents_at_once(const Sizes& s, Dtype dtype, const Device& device) {
   return even_part(s.N, document, device.l2_bytes / 3);
 }
 
-BatchPart backward_part(const Sizes& s, Dtype dtype, const Device& device, bool sums_at_hand) {
+BatchPart backward_part(const Sizes& s, Dtype dtype, const Device& device, BackwardReads reads,
+                        bool sums_at_hand) {
   const int64_t query = s.Lq * s.d * element_bytes(dtype), document = s.Ld * s.d * element_bytes(dtype);
   const bool large = sums_at_hand || winner_bytes(s) >= kManyWinners;
   if (s.layout != Layout::in_batch || dtype == Dtype::fp64 || !large ||
       (s.Nq * query <= device.l2_bytes / 8 && s.N * document <= device.l2_bytes / 2)) {
     return {s.Nq, s.N};
   }
-  return {even_part(s.Nq, query, device.l2_bytes / 8), even_part(s.N, document, device.l2_bytes / 4)};
+  // Documents that are not read bound what their gradients' sums take.
+  const int64_t documents = reads == BackwardReads::both_sides ? device.l2_bytes / 4 : device.l2_bytes;
+  return {even_part(s.Nq, query, device.l2_bytes / 8), even_part(s.N, document, documents)};
 }
 
 BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
   constexpr int64_t kMostWinners = 64 << 20;
-  BatchPart part = backward_part(s, dtype, device, false);
+  BatchPart part = backward_part(s, dtype, device, BackwardReads::both_sides, false);
   if (part.queries >= s.Nq && part.documents >= s.N) return part;
-  // More queries than a backward's part: tiles of query rows (backward/grad_q_tiled.cuh) fill the device then.
+  // More queries than a backward's part: tiles of query rows (backward/grad_q_tiled.cuh) fill the device
+  // then.
   part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 2);
-  part.documents =
-      std::min(part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
+  part.documents = std::min(
+      part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
   return part;
 }
 

@@ -15,10 +15,15 @@ struct BatchPart {
 // from different ones on; so documents that do not fit L2 would come from memory once for every row tile.
 int64_t documents_at_once(const Sizes& sizes, Dtype dtype, const Device& device);
 
-// The part whose gradients a lowmem backward computes in one launch. Rows of both sides are read in the order
-// of the winners, so rows of both must fit. Parts are added up in fp32, which takes memory beside the
-// gradients: so only large batches have parts, and calls whose caller has those sums at hand.
-BatchPart backward_part(const Sizes& sizes, Dtype dtype, const Device& device, bool sums_at_hand);
+// Whose rows a backward reads in the order of the winners: those of queries for grad_D, and those of
+// documents for grad_Q, unless tiles of query rows give that (plan_tiled_grad_q).
+enum class BackwardReads { queries, both_sides };
+
+// The part whose gradients a lowmem backward computes in one launch: what it reads must fit. Parts are added
+// up in fp32, which takes memory beside the gradients: so only large batches have parts, and calls whose
+// caller has those sums at hand.
+BatchPart backward_part(const Sizes& sizes, Dtype dtype, const Device& device, BackwardReads reads,
+                        bool sums_at_hand);
 
 // The same where the part's winners are found first, and kept until its gradients are computed.
 BatchPart recompute_part(const Sizes& sizes, Dtype dtype, const Device& device);

@@ -19,7 +19,7 @@ struct Device {
   int smem_per_sm = 228 * 1024;     // bytes of shared memory
   int smem_per_block = 227 * 1024;  // bytes one block may opt in to
   int64_t l2_bytes = 50 << 20;
-  bool wgmma = true;                // sm_90a code is at hand, and this is the GPU for it
+  bool wgmma = true;  // sm_90a code is at hand, and this is the GPU for it
 };
 
 // A device of this capability, by the published figures; used where no device is present.
@@ -159,6 +159,7 @@ std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& sizes, Dtype dtype,
 // One line a decision.
 std::string explain(const Sizes& sizes, const ForwardPlan& plan);
 std::string explain(const Sizes& sizes, const BackwardPlan& plan);
+std::string explain(const std::optional<TiledGradQPlan>& plan);  // nothing, where there is none
 
 std::string name_of(Compute compute);
 std::string name_of(ForwardKernel kernel);

@@ -134,8 +134,7 @@ struct GroupWinners {
     }
     const int64_t j = j0 + own % kAtOnce;
     grad = group.rows > 0 && j < p.N
-               ? static_cast<const float*>(
-                     p.grad)[group.query * p.grad_query_stride + j * p.grad_item_stride]
+               ? static_cast<const float*>(p.grad)[group.query * p.grad_query_stride + j * p.grad_item_stride]
                : 0.0f;
   }
 };

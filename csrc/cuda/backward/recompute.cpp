@@ -103,7 +103,8 @@ struct Recomputation {
     if (plan.parts == Parts::documents || (blocks && need_grad_Q)) {
       sums = sums_in_place ? grad_Q : new_tensor(Q, {s.Nq, s.Lq, s.d}, sum_type);
     }
-    if (blocks && need_grad_D && !sums_in_place) d_sums = new_tensor(Q, {plan.documents, s.Ld, s.d}, sum_type);
+    if (blocks && need_grad_D && !sums_in_place)
+      d_sums = new_tensor(Q, {plan.documents, s.Ld, s.d}, sum_type);
     allocated = true;
   }
 

@@ -136,7 +136,8 @@ InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
 }
 
 // Where grad_D is summed before it is rounded, as query_sums; and set to zero where kernels add to it.
-OptionalTensor sums_of_documents(const GradientCall& call, const BackwardPlan& plan, const BackwardArgs& args) {
+OptionalTensor sums_of_documents(const GradientCall& call, const BackwardPlan& plan,
+                                 const BackwardArgs& args) {
   if (!call.need_grad_D() || call.to.d_sums) return call.to.d_sums;
   const bool scatter = plan.method == Backward::unified;
   if (!scatter && !plan.finish_later) return std::nullopt;
@@ -169,9 +170,8 @@ void launch_gradients(const GradientCall& call, const BackwardPlan& plan, const 
 void gradients_at_once(const GradientCall& call) {
   const Destinations& to = call.to;
   const bool need_grad_Q = call.need_grad_Q(), need_grad_D = call.need_grad_D();
-  const BackwardPlan plan =
-      plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in), call.normalize || to.unit_inverse,
-                    call.method, call.device);
+  const BackwardPlan plan = plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in),
+                                          call.normalize || to.unit_inverse, call.method, call.device);
   STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
   BackwardArgs args = backward_args(call);
@@ -184,8 +184,7 @@ void gradients_at_once(const GradientCall& call) {
   args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
   const InverseNorms norms = find_norms(call, args);
-  const OptionalTensor q_sums =
-      query_sums(to, call.s, need_grad_Q && plan.finish_later, call.grad_scores);
+  const OptionalTensor q_sums = query_sums(to, call.s, need_grad_Q && plan.finish_later, call.grad_scores);
   if (q_sums) {
     args.grad_Q_sums = q_sums->data_ptr();
     args.adds_to_sums = !to.first;
@@ -196,7 +195,8 @@ void gradients_at_once(const GradientCall& call) {
     args.adds_to_d_sums = !to.d_first;
   }
   launch_gradients(call, plan, args);
-  const bool finished = call.normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
+  const bool finished =
+      call.normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
   if (!finished && to.last) finish_queries(call, args);
   if (d_sums && to.d_last) finish_documents(call, args, *d_sums);
 }
@@ -230,7 +230,7 @@ Inputs part_of(const Inputs& in, int64_t query, int64_t queries, int64_t documen
   return part;
 }
 
-Tensor narrow(const Tensor& x, int64_t dim, int64_t start, int64_t length) {
+Tensor some_of(const Tensor& x, int64_t dim, int64_t start, int64_t length) {
   if (x.numel() == 0 || length == x.size(dim)) return x;
   Tensor whole = x;
   return torch::stable::narrow(whole, dim, start, length);
@@ -246,23 +246,24 @@ void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
   const auto new_sums = [&](bool needed, int64_t items, int64_t tokens) {
     return new_tensor(call.grad_scores, {needed ? items : 0, tokens, s.d}, sum_type);
   };
-  const Tensor q_sums =
-      to.q_sums ? *to.q_sums : in_place ? to.grad_Q : new_sums(call.need_grad_Q(), s.Nq, s.Lq);
+  const Tensor q_sums = to.q_sums  ? *to.q_sums
+                        : in_place ? to.grad_Q
+                                   : new_sums(call.need_grad_Q(), s.Nq, s.Lq);
   const Tensor d_sums = new_sums(call.need_grad_D() && !in_place && !to.d_sums, most.documents, s.Ld);
   const auto document_sums = [&](const Tensor& grad_D, int64_t j, int64_t documents) {
-    if (to.d_sums) return narrow(*to.d_sums, 0, j, documents);
-    return in_place ? grad_D : narrow(d_sums, 0, 0, documents);
+    if (to.d_sums) return some_of(*to.d_sums, 0, j, documents);
+    return in_place ? grad_D : some_of(d_sums, 0, 0, documents);
   };
   for (int64_t j = 0; j < s.N; j += most.documents) {
     const int64_t documents = std::min(most.documents, s.N - j);
-    const Tensor grad_D = narrow(to.grad_D, 0, j, documents);
+    const Tensor grad_D = some_of(to.grad_D, 0, j, documents);
     for (int64_t i = 0; i < s.Nq; i += most.queries) {
       const int64_t queries = std::min(most.queries, s.Nq - i);
-      const auto of_part = [&](const Tensor& x) { return narrow(narrow(x, 0, i, queries), 1, j, documents); };
+      const auto of_part = [&](const Tensor& x) { return some_of(some_of(x, 0, i, queries), 1, j, documents); };
       const Inputs in = part_of(call.in, i, queries, j, documents);
       const Tensor grads = of_part(call.grad_scores), winners = of_part(call.winners);
-      Destinations part{.grad_Q = narrow(to.grad_Q, 0, i, queries), .grad_D = grad_D};
-      if (call.need_grad_Q()) part.q_sums = narrow(q_sums, 0, i, queries);
+      Destinations part{.grad_Q = some_of(to.grad_Q, 0, i, queries), .grad_D = grad_D};
+      if (call.need_grad_Q()) part.q_sums = some_of(q_sums, 0, i, queries);
       part.first = to.first && j == 0;
       part.last = to.last && j + documents == s.N;
       if (call.need_grad_D()) part.d_sums = document_sums(grad_D, j, documents);
@@ -295,7 +296,8 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     if (rest.grad_D.numel() == 0) return;
   }
   const GradientCall call{in, s, grad_scores, winners, normalize, method, rest, device, stream};
-  const BatchPart part = backward_part(s, in.dtype, device, to.q_sums || to.d_sums);
+  const BackwardReads reads = rest.grad_Q.numel() > 0 ? BackwardReads::both_sides : BackwardReads::queries;
+  const BatchPart part = backward_part(s, in.dtype, device, reads, to.q_sums || to.d_sums);
   const bool whole = part.queries >= s.Nq && part.documents >= s.N;
   const bool scatter =
       plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse, method, device).method ==

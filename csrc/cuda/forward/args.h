@@ -34,8 +34,8 @@ struct ForwardArgs {
   // Documents that `scores` and `winners` have room for, from one query to the next: N, or more where these
   // documents are some of a larger call's.
   int64_t scores_stride, winners_stride;
-  bool packed;                // Q and D are packed sequences, and the next five describe them
-  const Span* spans;          // the tokens of each document
+  bool packed;        // Q and D are packed sequences, and the next five describe them
+  const Span* spans;  // the tokens of each document
   int32_t queries;
   const int32_t* q_offsets;       // query i has tokens [q_offsets[i], q_offsets[i + 1])
   const int32_t* row_queries;     // the query of each row; ~query: the row lies outside all queries

@@ -219,8 +219,8 @@ __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, c
     best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
     if constexpr (kWinners) {
       if (own.query[o] >= 0) {
-        const int64_t at = ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.winners_stride + j) * p.Lq +
-                           own.place[o];
+        const int64_t at =
+            ((Tile::kPacked && p.packed ? 0 : own.query[o]) * p.winners_stride + j) * p.Lq + own.place[o];
         store_winner(p.winners, p.wide_winners, at, counts ? best[o].token : kSentinel);
       }
     }

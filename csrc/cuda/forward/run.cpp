@@ -248,8 +248,7 @@ void score_as_planned(const ForwardCall& call, const ForwardPlan& plan, cudaStre
 Inputs with_documents(const Inputs& in, int64_t first, int64_t count) {
   Inputs part = in;
   part.sizes.N = count;
-  part.D.data =
-      static_cast<const uint8_t*>(in.D.data) + first * in.D.item_stride * element_bytes(in.dtype);
+  part.D.data = static_cast<const uint8_t*>(in.D.data) + first * in.D.item_stride * element_bytes(in.dtype);
   if (in.d_mask.data != nullptr) part.d_mask.data += first * in.d_mask.item_stride;
   return part;
 }
@@ -261,7 +260,8 @@ void forward_into(const ForwardCall& call) {
   const cudaStream_t stream = current_stream(index);
   if (call.is_empty()) return fill_empty(call, stream);
   const Device device = device_properties(index);
-  const int64_t documents = call.in.sizes.N, at_once = documents_at_once(call.in.sizes, call.in.dtype, device);
+  const int64_t documents = call.in.sizes.N,
+                at_once = documents_at_once(call.in.sizes, call.in.dtype, device);
   if (at_once >= documents || call.fp16x2 != nullptr) {  // whose two terms are all documents each
     return score_as_planned(call, plan_call(call, device), stream);
   }
