@@ -152,7 +152,7 @@ TILED = [
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("form", ["contiguous", "sliced", "expanded"])
 def test_tiles_of_query_rows(shape, dtype, form):
-    Nq, N, Lq, Ld, d = shape
+    Nq, N, Lq, Ld, _ = shape
     Q, D = inputs(*shape, dtype, form)
     q_mask = torch.rand(Nq, Lq, device="cuda") < 0.9
     d_mask = torch.rand(N, Ld, device="cuda") < 0.6
