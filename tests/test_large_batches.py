@@ -93,6 +93,27 @@ def test_normalized_scores_are_those_of_small_calls(shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("longest", [32, 130])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_packed_scores_and_winners_are_those_of_small_calls(longest, dtype):
+    torch.manual_seed(longest)
+    q_lengths, d_lengths = torch.randint(1, longest + 1, (700,)), torch.randint(0, 400, (701,))
+    offsets = [
+        torch.cat([x.new_zeros(1), x.cumsum(0)]).to("cuda", torch.int32) for x in (q_lengths, d_lengths)
+    ]
+    Q, D = (tokens((1, int(x.sum()), 128), dtype, "cuda").squeeze(0) for x in (q_lengths, d_lengths))
+    scores, winners = ops.maxsim_varlen_winners(Q, D, *offsets, "highest")
+    assert torch.equal(ops.maxsim_varlen(Q, D, *offsets, "highest"), scores)
+    for first in range(0, 701, 97):
+        ends = offsets[1][first : first + 98]
+        part = D[ends[0] : ends[-1]]
+        its_scores, its_winners = ops.maxsim_varlen_winners(Q, part, offsets[0], ends - ends[0], "highest")
+        torch.testing.assert_close(scores[:, first : first + 97], its_scores, rtol=1e-6, atol=1e-5)
+        same = winners[first : first + 97].int() == its_winners.int()
+        assert (~same).float().mean() < 1e-4
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", LARGER, ids=str)
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
 def test_gradients_of_parts(shape, needs):

@@ -165,10 +165,11 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   constexpr int64_t kMostWorkTiles = 8;  // of a block; with more, few multiprocessors idle at the end
   constexpr int64_t kMostWaves = 16;     // the same, once they are split
   constexpr int64_t kFewestTiles = 2;    // of a split
+  constexpr int64_t kLong = 32;          // tiles of a split
   // Microseconds: of a call; of a work tile, for its first copies and last fold, with nothing beside them; of
   // the kernels before and behind; of each wave of the blocks that combine, two a multiprocessor.
   constexpr double kLaunch = 2.7, kEnd = 2.0, kCombine = 2.6, kCombineWave = 0.2;
-  constexpr double kGain = 0.90, kError = 0.85, kEqual = 0.95;
+  constexpr double kGain = 0.90, kError = 0.85, kEqual = 0.95, kAsSoon = 1.02;
   const int64_t blocks = device.sm_count, work_tiles = whole.row_tiles * s.N;
   const int64_t tiles = ceil_div(s.Ld, whole.tokens);
   const int64_t most = tiles / kFewestTiles;
@@ -200,7 +201,10 @@ int worthwhile_splits(const Sizes& s, const ForwardPlan& whole, const Device& de
   for (int64_t waves = 1; waves <= kMostWaves; ++waves) {
     const int64_t filling = std::min(waves * blocks / work_tiles, most);
     for (; listed != std::end(kSplitCounts) && *listed <= filling; ++listed) consider(*listed, equal);
-    consider(filling, kError);
+    // Numbers that are not timed must be clearly sooner, unless the others leave multiprocessors idle over
+    // long documents: the model may overrate the bandwidth that few of them reach.
+    const bool idle = 10 * best * work_tiles < 7 * blocks && tiles >= kLong * filling;
+    consider(filling, idle ? kAsSoon : kError);
   }
   return static_cast<int>(best);
 }

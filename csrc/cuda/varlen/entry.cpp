@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/tensors.h"
+#include "../../plan/l2_parts.h"
 #include "../backward/run.h"
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
@@ -17,12 +18,28 @@ using torch::stable::accelerator::DeviceGuard;
 
 void score_varlen(const Inputs& in, Precision precision, const Tensor& scores,
                   const OptionalTensor& winners) {
-  const PackedScores made =
-      score_packed({.in = in, .precision = precision, .scores = scores, .winners = winners});
-  if (made.partial_rows == 0) return;
-  check(launch_reduce_packed_partials(made.args, made.partial_rows, static_cast<float*>(scores.data_ptr()),
-                                      current_stream(scores.get_device_index())),
-        "sum of partials");
+  const int index = scores.get_device_index();
+  const int64_t documents = in.sizes.N, mean = mean_document(in.sizes);
+  Sizes sizes = in.sizes;
+  sizes.Ld = mean;
+  const int64_t at_once = documents_at_once(sizes, in.dtype, device_properties(index));
+  for (int64_t first = 0; first < std::max<int64_t>(documents, 1); first += std::max<int64_t>(at_once, 1)) {
+    Inputs some = in;
+    some.sizes.N = std::min(at_once, documents - first);
+    some.packed->d_offsets += first;
+    const PackedScores made = score_packed({.in = some,
+                                            .precision = precision,
+                                            .scores = scores,
+                                            .winners = winners,
+                                            .first_document = first,
+                                            .all_documents = documents},
+                                           mean);
+    if (made.partial_rows == 0) continue;
+    check(launch_reduce_packed_partials(made.args, made.partial_rows,
+                                        static_cast<float*>(scores.data_ptr()) + first, documents,
+                                        current_stream(index)),
+          "sum of partials");
+  }
 }
 
 std::tuple<Tensor, OptionalTensor> forward_varlen(const Tensor& Q, const Tensor& D,

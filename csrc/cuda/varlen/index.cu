@@ -168,13 +168,15 @@ __global__ void __launch_bounds__(kThreads, 2) index_packed(const __grid_constan
 
 // scores[i, j] of packed queries.
 __global__ void __launch_bounds__(kThreads)
-    reduce_packed_partials(const __grid_constant__ ForwardArgs p, int partial_rows, float* scores) {
+    reduce_packed_partials(const __grid_constant__ ForwardArgs p, int partial_rows, float* scores,
+                           int64_t stride) {
   const int64_t count = p.queries * p.N;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < count;
        at += int64_t{gridDim.x} * kThreads) {
     const int64_t query = at / p.N, j = at - query * p.N;
     const Span rows = packed_span(p.q_offsets, query, p.Lq);
-    scores[at] = sum_of_partials(static_cast<const float*>(p.scores), partial_rows, query, rows, j, p.N);
+    scores[query * stride + j] =
+        sum_of_partials(static_cast<const float*>(p.scores), partial_rows, query, rows, j, p.N);
   }
 }
 
@@ -193,9 +195,9 @@ cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream) {
 }
 
 cudaError_t launch_reduce_packed_partials(const ForwardArgs& args, int partial_rows, float* scores,
-                                          cudaStream_t stream) {
+                                          int64_t stride, cudaStream_t stream) {
   reduce_packed_partials<<<blocks_for(args.queries * args.N), kThreads, 0, stream>>>(args, partial_rows,
-                                                                                     scores);
+                                                                                     scores, stride);
   return cudaGetLastError();
 }
 

@@ -27,8 +27,8 @@ struct PackedIndex {
 
 cudaError_t launch_packed_index(const PackedIndex& index, cudaStream_t stream);
 
-// scores[i, j] of packed queries, from args.scores: their partials, each of partial_rows rows.
+// scores[i * stride + j] of packed queries, from args.scores: their partials, each of partial_rows rows.
 cudaError_t launch_reduce_packed_partials(const ForwardArgs& args, int partial_rows, float* scores,
-                                          cudaStream_t stream);
+                                          int64_t stride, cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -9,12 +9,12 @@ namespace late_interaction {
 namespace {
 
 // A document of mean length stands for all of them.
-ForwardPlan plan_packed(const ForwardCall& call, const Device& device) {
+ForwardPlan plan_packed(const ForwardCall& call, int64_t mean, const Device& device) {
   const Inputs& in = call.in;
-  Sizes mean = in.sizes;
-  mean.Ld = std::max<int64_t>(1, mean.Ld / mean.N);
-  if (in.dtype == Dtype::fp64) mean.Nq = in.packed->queries;
-  return chosen_plan(mean, traits_of(in, call.precision, false), call.winners.has_value(), device);
+  Sizes sizes = in.sizes;
+  sizes.Ld = mean;
+  if (in.dtype == Dtype::fp64) sizes.Nq = in.packed->queries;
+  return chosen_plan(sizes, traits_of(in, call.precision, false), call.winners.has_value(), device);
 }
 
 // Where documents lie for the kernels that read token ranges, and how their blocks share them.
@@ -54,7 +54,7 @@ void take_index(ForwardArgs& args, const PackedIndex& index) {
 
 }  // namespace
 
-PackedScores score_packed(const ForwardCall& call) {
+PackedScores score_packed(const ForwardCall& call, int64_t mean) {
   const Inputs& in = call.in;
   const int device = call.scores.get_device_index();
   const cudaStream_t stream = current_stream(device);
@@ -64,7 +64,7 @@ PackedScores score_packed(const ForwardCall& call) {
     fill_empty(call, stream);
     return made;
   }
-  const ForwardPlan plan = plan_packed(call, device_properties(device));
+  const ForwardPlan plan = plan_packed(call, mean, device_properties(device));
   STD_TORCH_CHECK(plan.grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 fp64 scores in one call");
   made.args = forward_args(call, plan);
   made.index.emplace(in, call.scores);
@@ -84,8 +84,11 @@ PackedScores score_packed(const ForwardCall& call) {
     made.partial_rows = plan.partial_rows;
     const int64_t warps = ceil_div(in.sizes.Lq, plan.partial_rows);
     made.sums = new_tensor(call.scores, {warps + in.packed->queries, in.sizes.N}, ScalarType::Float);
+    made.args.scores = made.sums.data_ptr();
+    made.args.scores_stride = in.sizes.N;
+  } else {
+    made.args.scores = static_cast<float*>(call.scores.data_ptr()) + call.first_document;
   }
-  made.args.scores = made.sums.data_ptr();
   check(launch_forward({made.args, plan, stream}), "forward");
   return made;
 }

@@ -2,6 +2,7 @@
 // from the scores of all.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 
 #include "../forward/run.h"
@@ -17,7 +18,13 @@ struct PackedScores {
   std::optional<PackedIndexBuffers> index;  // what args point to
 };
 
-// Scores all packed queries with all packed documents, into `call.scores` or into partial sums.
-PackedScores score_packed(const ForwardCall& call);
+// Tokens of a packed document, on average.
+inline int64_t mean_document(const Sizes& s) {
+  return std::max<int64_t>(1, s.Ld / std::max<int64_t>(s.N, 1));
+}
+
+// Scores all packed queries with all packed documents, into `call.scores` or into partial sums. mean: tokens
+// of a document.
+PackedScores score_packed(const ForwardCall& call, int64_t mean);
 
 }  // namespace late_interaction
