@@ -264,12 +264,11 @@ def _symmetric(labels: Tensor | None, s: Sides) -> None:
 # ---- what the blocks need done beforehand ----
 
 
-def prepared(s: Sides, options: Options, alone: bool) -> tuple[Sides, bool]:
+def prepared(s: Sides, options: Options, alone: bool, listed: bool) -> tuple[Sides, bool]:
     """The tokens as their blocks are scored, and whether the operators normalize them still. Packed tokens,
     single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out. In a
     group it does not depend on what the tokens of one process are."""
     single = alone and is_single(s.q) and is_single(s.d)
-    listed = options.tail > 0
     q, d, h = s.q, s.d, s.h
     here = options.normalize and (q.packed or single or listed)
     if here:
