@@ -15,6 +15,14 @@ from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
+from late_interaction.losses import (
+    PairwiseLoss,
+    RecallLoss,
+    SigmoidLoss,
+    pairwise_loss,
+    recall_loss,
+    sigmoid_loss,
+)
 from late_interaction.padded import maxsim_padded
 from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
@@ -24,6 +32,9 @@ from late_interaction.varlen import maxsim_varlen
 __all__ = [
     "ContrastiveLoss",
     "MaxSimScorer",
+    "PairwiseLoss",
+    "RecallLoss",
+    "SigmoidLoss",
     "__version__",
     "cached_contrastive_step",
     "contrastive_loss",
@@ -34,10 +45,13 @@ __all__ = [
     "maxsim_varlen",
     "maxsim_with_winners",
     "ops",
+    "pairwise_loss",
     "patch_colpali_engine",
     "patch_pylate",
+    "recall_loss",
     "reference",
     "retrieve",
+    "sigmoid_loss",
     "unpatch_colpali_engine",
     "unpatch_pylate",
 ]

@@ -9,14 +9,14 @@ backward finds the winners of each block again.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from late_interaction._contrastive import check, whole
+from late_interaction._contrastive import whole
 from late_interaction._contrastive.arguments import Arguments, read
 from late_interaction._contrastive.cached import cached_contrastive_step
 from late_interaction._contrastive.function import apply
 from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.shards import Call
 
@@ -162,7 +162,7 @@ def _loss(given: Arguments) -> Tensor:
     return blockwise
 
 
-class ContrastiveLoss(torch.nn.Module):
+class ContrastiveLoss(BatchLoss):
     """:func:`contrastive_loss` as a module, with a temperature that is learned if wanted.
 
     The temperature is kept as its logarithm, so that it stays above 0.
@@ -200,26 +200,9 @@ class ContrastiveLoss(torch.nn.Module):
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:
-        super().__init__()
-        start = check.temperature(temperature, None)
-        log = torch.tensor(float(start)).log()
-        if learnable:
-            self.log_temperature = torch.nn.Parameter(log)
-        else:
-            self.register_buffer("log_temperature", log)
-        self.options: dict[str, Any] = {
+        options = {
             "symmetric": symmetric, "normalize": normalize, "precision": precision, "tail": tail,
             "label_smoothing": label_smoothing, "reduction": reduction, "group": group,
             "scale_by_world": scale_by_world,
         }  # fmt: skip
-
-    @property
-    def temperature(self) -> Tensor:
-        return self.log_temperature.exp()
-
-    def forward(self, Q: Tensor, D: Tensor, **tokens: Any) -> Tensor:
-        """``tokens``: labels, hard_negatives, masks and offsets, as :func:`contrastive_loss` names them."""
-        return contrastive_loss(Q, D, temperature=self.temperature, **tokens, **self.options)
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name != "group")
+        super().__init__(contrastive_loss, temperature, learnable, options)

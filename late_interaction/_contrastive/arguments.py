@@ -13,7 +13,9 @@ from late_interaction._contrastive.ring import Ring, join
 
 _LOSSES = ("contrastive_loss", "pairwise_loss", "sigmoid_loss", "recall_loss")
 _PRECISIONS = ("highest", "high", "medium", "fp16")
-_OF_CONTRASTIVE_LOSS: dict[str, Any] = {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0}
+_OF_SOME_LOSSES: dict[str, Any] = {
+    "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "bias": 0.0, "k": 1, "rank_temperature": 1.0,
+}  # fmt: skip
 
 Inputs = tuple[
     tuple[Tensor, Tensor, Tensor | None],  # queries, documents, hard negatives
@@ -31,7 +33,7 @@ class Arguments:
     kernels: Kernels
     ring: Ring
     scale: float  # of the loss: the number of processes, or 1
-    learns: tuple[bool, bool, bool, bool]  # whether Q, D, hard negatives and temperature have gradients
+    learns: tuple[bool, ...]  # whether Q, D, hard negatives, temperature and bias have gradients
     whole: bool  # all scores and winners are kept
 
     @property
@@ -40,19 +42,19 @@ class Arguments:
         return torch.is_grad_enabled() and any(self.learns)
 
 
-def read(
-    name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = False, learns: bool = False
-) -> Arguments:
+def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = False) -> Arguments:
     """``given``: the options as the caller gave them. ``listed``: the backward takes listed pairs of a batch
-    that is not kept as a whole. ``learns``: something beside the tensors of ``Arguments.learns`` does."""
-    given = _OF_CONTRASTIVE_LOSS | given
+    that is not kept as a whole."""
+    given = _OF_SOME_LOSSES | given
     group, alone = given["group"], given["group"] is None
     try:
         sides = check.sides(*inputs)
         options = check.options(sides, given)
         single = check.is_single(sides.q) and check.is_single(sides.d)
         needs = _learns(sides, options)
-        keeps = torch.is_grad_enabled() and (any(needs) or learns)
+        if name == "recall_loss" and needs[3]:
+            raise ValueError("temperature must not require a gradient: recall_loss has none for it")
+        keeps = torch.is_grad_enabled() and any(needs)
         kernels = choose(sides.q, single, False, options.precision)
         is_whole = alone and whole.fits(kernels, sides.q, sides.d, keeps)
         listed = (listed or options.tail > 0) and not is_whole
@@ -72,14 +74,10 @@ def read(
     return Arguments(sides, options, kernels, ring, scale, needs, is_whole)
 
 
-def _learns(sides: check.Sides, options: check.Options) -> tuple[bool, bool, bool, bool]:
-    h, temperature = sides.h, options.temperature
-    return (
-        sides.q.values.requires_grad,
-        sides.d.values.requires_grad,
-        h is not None and h.values.requires_grad,
-        isinstance(temperature, Tensor) and temperature.requires_grad,
-    )
+def _learns(sides: check.Sides, options: check.Options) -> tuple[bool, ...]:
+    h = None if sides.h is None else sides.h.values
+    inputs = (sides.q.values, sides.d.values, h, options.temperature, options.bias)
+    return tuple(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
 def _refuse(name: str, group: Any, tokens: tuple[Any, ...]) -> None:
@@ -100,6 +98,8 @@ def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str
         "reduction": check.REDUCTIONS.index(options.reduction),
         "precision": _PRECISIONS.index(options.precision),
         "scale_by_world": given["scale_by_world"],
+        "sum of k": sum(options.k),
+        "rank_temperature": options.rank_temperature,
     }
     own = (len(sides.q), sides.d)
     return join(name, given["group"], own, facts, sides.d.values.requires_grad, sides.q.values.device)

@@ -48,6 +48,9 @@ class Options:
     smoothing: float
     tail: float
     reduction: str
+    bias: Tensor | float  # of the sigmoid loss
+    k: tuple[int, ...]  # of the surrogate of recall
+    rank_temperature: float
 
 
 def sides(
@@ -181,6 +184,9 @@ def options(s: Sides, given: dict[str, Any]) -> Options:
         smoothing,
         tail,
         given["reduction"],
+        bias(given["bias"], s.q.values),
+        ranks(given["k"]),
+        positive("rank_temperature", given["rank_temperature"]),
     )
 
 
@@ -208,6 +214,44 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
     if not value > 0 or math.isinf(value):
         raise ValueError(f"temperature must be above 0, got {value}")
     return float(value)
+
+
+def bias(value: Any, Q: Tensor) -> Tensor | float:
+    """A finite number, or a tensor of one element, which comes back 0-dim."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or not value.is_floating_point():
+            raise ValueError(f"bias must be a float or one floating-point number, got {abbreviate(value)}")
+        if value.device != Q.device:
+            raise ValueError(f"bias must be on the device of Q, {Q.device}, got {value.device}")
+        return value.reshape(()).to(torch.float64 if Q.dtype is torch.float64 else torch.float32)
+    return number("bias", value)
+
+
+def number(name: str, value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    found = number(name, value)
+    if found <= 0:
+        raise ValueError(f"{name} must be above 0, got {value}")
+    return found
+
+
+def ranks(k: Any) -> tuple[int, ...]:
+    """Ranks of at least 1: one, or a sequence of them."""
+    found = (k,) if isinstance(k, int) else k
+    if not isinstance(found, (tuple, list, range)):
+        raise TypeError(f"k must be an int or a sequence of ints, got {type(k).__name__}")
+    if not found or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in found):
+        raise ValueError(f"k must be at least 1 (and one at least), got {abbreviate(k)}")
+    return tuple(found)
 
 
 def _precision(precision: str | None, Q: Tensor) -> str:

@@ -10,7 +10,15 @@ from torch.autograd import Function
 from late_interaction._contrastive import backward, forward
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
 from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.shards import Call, add_shards, reduced, row_factor, sums_of_queries
+from late_interaction._contrastive.shards import (
+    Call,
+    Gradients,
+    add_shards,
+    once,
+    reduced,
+    row_factor,
+    sums_of_queries,
+)
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
 from late_interaction._precision import without_autocast
@@ -46,30 +54,15 @@ class ContrastiveFunction(Function):
         Q, D, H, temperature, *tensors = ctx.saved_tensors
         temperature = ctx.temperature if temperature is None else temperature
         kept, needs = ctx.rebuild(tensors), ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # create_graph=True
-            return *_once(grad, Q, D, H, temperature, ctx.call, kept, needs), None
-        with without_autocast(Q.device.type):
-            return *_backward(grad, (Q, D, H, temperature), ctx.call, kept, needs), None
 
+        def gradients() -> Gradients:
+            with without_autocast(Q.device.type):
+                return _backward(grad, (Q, D, H, temperature), ctx.call, kept, needs)
 
-class Once(Function):
-    """The gradients, which cannot be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, *args: Any) -> Any:
-        with without_autocast(grad.device.type):
-            return _backward(grad, args[:4], *args[4:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "double backward of contrastive_loss is not supported: its gradients cannot be differentiated"
-            " again (call backward or torch.autograd.grad without create_graph=True)"
-        )
+        return *once("contrastive_loss", gradients, (grad, Q, D, H, temperature)), None
 
 
 apply: Any = ContrastiveFunction.apply
-_once: Any = Once.apply
 
 
 # ---- forward ----
@@ -188,7 +181,7 @@ def _backward(
     call: Call,
     kept: _Kept,
     needs: tuple[bool, bool, bool, bool],
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     """The gradients of the inputs: Q, D, hard negatives and temperature."""
     Q, D, H, temperature = inputs
     p = replace(call.problem, temperature=temperature)

@@ -3,9 +3,11 @@ functions of all losses share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from late_interaction._contrastive import backward
 from late_interaction._contrastive.check import Sides
@@ -13,6 +15,36 @@ from late_interaction._contrastive.labels import ignored
 from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.ring import Exchange, Ring
 from late_interaction._contrastive.tokens import Tokens
+
+Gradients = tuple[Tensor | None, ...]
+
+
+class _Once(Function):
+    """Gradients, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, gradients: Callable[[], Any], *tensors: Any) -> Any:
+        ctx.name = name
+        return gradients()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(
+            f"double backward of {ctx.name} is not supported: its gradients cannot be differentiated again"
+            " (call backward or torch.autograd.grad without create_graph=True)"
+        )
+
+
+_once: Any = _Once.apply
+
+
+def once(name: str, gradients: Callable[[], Gradients], tensors: Sequence[Any]) -> Gradients:
+    """The gradients of a backward. ``tensors``: all that they depend on, so that with ``create_graph=True``
+    differentiating them again raises an error that names the function."""
+    if not torch.is_grad_enabled():
+        return gradients()
+    found: Gradients = _once(name, gradients, *tensors)
+    return found
 
 
 @dataclass(frozen=True)
