@@ -134,8 +134,8 @@ def _scores_of_labels(p: Problem, grid: Grid, block: Block, index: Tensor | None
     values, mask = d.values, d.mask
     if index is not None:
         values, mask = values[index], None if mask is None else mask[index]
-    args = (q.values, values, q.mask, mask, p.kernels.normalize, p.kernels.precision, True)
-    return _tensor(_ops.maxsim.default(*args))
+    options = (p.kernels.normalize, p.kernels.precision, "auto", True)
+    return _tensor(_ops.maxsim.default(q.values, values, q.mask, mask, *options))
 
 
 def _tensor(x: Any) -> Tensor:
