@@ -15,6 +15,12 @@ from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
+from late_interaction.distillation import (
+    DistillKLDivLoss,
+    MarginMSELoss,
+    distill_kl_div_loss,
+    margin_mse_loss,
+)
 from late_interaction.losses import (
     PairwiseLoss,
     RecallLoss,
@@ -31,6 +37,8 @@ from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
     "ContrastiveLoss",
+    "DistillKLDivLoss",
+    "MarginMSELoss",
     "MaxSimScorer",
     "PairwiseLoss",
     "RecallLoss",
@@ -38,7 +46,9 @@ __all__ = [
     "__version__",
     "cached_contrastive_step",
     "contrastive_loss",
+    "distill_kl_div_loss",
     "explain_plan",
+    "margin_mse_loss",
     "maxsim",
     "maxsim_padded",
     "maxsim_pairs",
