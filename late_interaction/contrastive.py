@@ -151,7 +151,7 @@ def _loss(given: Arguments) -> Tensor:
         sum(ring.documents) + sides.each,
         sum(ring.queries),
         sides.each,
-        given.keeps and given.learns[3],
+        given.learns_numbers,
     )
     if given.whole:
         loss = whole.loss(problem, sides.q, sides.d, sides.h, options.reduction, given.keeps)

@@ -19,6 +19,8 @@ from late_interaction._contrastive.sigmoid import Sigmoid
 
 __all__ = ["PairwiseLoss", "RecallLoss", "SigmoidLoss", "pairwise_loss", "recall_loss", "sigmoid_loss"]
 
+_OF_CROSS_ENTROPY: dict[str, Any] = {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0}
+
 
 def pairwise_loss(
     Q: Tensor,
@@ -77,14 +79,14 @@ def pairwise_loss(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.2331, torch.Size([2, 1, 2]))
     """
-    given = {
+    given = _OF_CROSS_ENTROPY | {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
         "reduction": reduction, "scale_by_world": scale_by_world, "group": group,
     }  # fmt: skip
     tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
     offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
     arguments = read("pairwise_loss", (tokens, masks, offsets), given, listed=True)
-    return row_loss("pairwise_loss", arguments, Pairwise(arguments.keeps and arguments.learns[3]))
+    return row_loss("pairwise_loss", arguments, Pairwise(arguments.learns_numbers))
 
 
 def sigmoid_loss(
@@ -146,15 +148,15 @@ def sigmoid_loss(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.8454, torch.Size([2, 1, 2]))
     """
-    given = {
+    given = _OF_CROSS_ENTROPY | {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
         "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "bias": bias,
     }  # fmt: skip
     tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
     offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
     arguments = read("sigmoid_loss", (tokens, masks, offsets), given)
-    learns = arguments.keeps and (arguments.learns[3] or arguments.learns[4])
-    return row_loss("sigmoid_loss", arguments, Sigmoid(arguments.options.bias, learns))
+    own = arguments.options.own or check.OwnOptions()
+    return row_loss("sigmoid_loss", arguments, Sigmoid(own.bias, arguments.learns_numbers))
 
 
 def recall_loss(
@@ -221,7 +223,7 @@ def recall_loss(
         >>> round(loss.item(), 4), Q.grad.shape
         (0.4312, torch.Size([2, 1, 2]))
     """
-    given = {
+    given = _OF_CROSS_ENTROPY | {
         "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
         "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "k": k,
         "rank_temperature": rank_temperature,
@@ -229,8 +231,8 @@ def recall_loss(
     tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
     offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
     arguments = read("recall_loss", (tokens, masks, offsets), given)
-    options = arguments.options
-    loss = Recall(options.k, options.rank_temperature, arguments.keeps)
+    own = arguments.options.own or check.OwnOptions()
+    loss = Recall(own.k, own.rank_temperature, arguments.keeps)
     return row_loss("recall_loss", arguments, loss, needs_positives=True)
 
 

@@ -48,9 +48,16 @@ class Options:
     smoothing: float
     tail: float
     reduction: str
-    bias: Tensor | float  # of the sigmoid loss
-    k: tuple[int, ...]  # of the surrogate of recall
-    rank_temperature: float
+    own: "OwnOptions | None" = None
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """The options that one loss alone has."""
+
+    bias: Tensor | float = 0.0  # of the sigmoid loss
+    k: tuple[int, ...] = (1,)  # of the surrogate of recall
+    rank_temperature: float = 1.0
 
 
 def sides(
@@ -184,9 +191,7 @@ def options(s: Sides, given: dict[str, Any]) -> Options:
         smoothing,
         tail,
         given["reduction"],
-        bias(given["bias"], s.q.values),
-        ranks(given["k"]),
-        positive("rank_temperature", given["rank_temperature"]),
+        own_options(given, s.q.values),
     )
 
 
@@ -214,6 +219,17 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
     if not value > 0 or math.isinf(value):
         raise ValueError(f"temperature must be above 0, got {value}")
     return float(value)
+
+
+def own_options(given: dict[str, Any], Q: Tensor) -> OwnOptions | None:
+    if "bias" in given:
+        return OwnOptions(bias=bias(given["bias"], Q))
+    if "k" in given:
+        if isinstance(given["temperature"], Tensor) and given["temperature"].requires_grad:
+            raise ValueError("temperature must not require a gradient: recall_loss has none for it")
+        rank_temperature = positive("rank_temperature", given["rank_temperature"])
+        return OwnOptions(k=ranks(given["k"]), rank_temperature=rank_temperature)
+    return None
 
 
 def bias(value: Any, Q: Tensor) -> Tensor | float:

@@ -116,7 +116,7 @@ def _reduce(
         found.append((columns.losses(p.smoothing, p.column_classes), p.column_labels.index))
     losses, total, counts = reduced(call, found)
     share = call.scale / len(losses)
-    if call.reduction == "none":
+    if total is None:
         result = losses[0]
         if columns is not None:
             result = result + _by_rows(p, losses[1])

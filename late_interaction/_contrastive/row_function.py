@@ -60,7 +60,7 @@ def row_loss(
     call = Call.of(problem, sides, options.reduction, given.ring, given.scale, given.keeps)
     row_call = RowCall(call, loss, needs_positives, name)
     q, d, h = sides.q, sides.d, sides.h
-    bias = options.bias if isinstance(options.bias, Tensor) else None
+    bias = options.own.bias if options.own is not None and isinstance(options.own.bias, Tensor) else None
     result: Tensor
     if not given.whole:
         H = None if h is None else h.values
@@ -163,7 +163,7 @@ def _finish(
         ctx.temperature = None if isinstance(temperature, Tensor) else temperature
         given = None if ctx.temperature is not None else temperature
         ctx.save_for_backward(given, bias, counts, *sums.values(), *tensors)
-    return (each if call.reduction == "none" else total) * call.scale
+    return (each if total is None else total) * call.scale
 
 
 def _saved(ctx: Any) -> tuple[Any, _State]:

@@ -82,9 +82,12 @@ class Call:
         return Call(problem, Form.of(sides.q), Form.of(sides.d), h, reduction, ring, scale, keeps)
 
 
-def reduced(call: Call, found: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[list[Tensor], Tensor, Tensor]:
-    """From losses of rows, and of columns, with their labels: the same with 0 where there is no label, the
-    sum of their means (or sums) over all processes, and how many of each there are (in all, for a mean)."""
+def reduced(
+    call: Call, found: Sequence[tuple[Tensor, Tensor | None]]
+) -> tuple[list[Tensor], Tensor | None, Tensor]:
+    """From losses of rows, and of columns, with their labels: the same with 0 where there is no label; the
+    sum of their means (or sums) over all processes, or None where they are not reduced; and how many rows and
+    columns have a label, in all processes where they are reduced."""
     losses, totals, counts = [], [], []
     for loss, index in found:
         left_out = ignored(index)
@@ -95,7 +98,7 @@ def reduced(call: Call, found: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[
         totals.append(loss.sum())
         counts.append(count)
     if call.reduction == "none":
-        return losses, totals[0], torch.stack(counts)
+        return losses, None, torch.stack(counts)
     world = call.ring.sums(torch.stack([*totals, *counts]))
     total, count = world[: len(losses)], world[len(losses) :]
     return losses, (total / count if call.reduction == "mean" else total).sum(), count
