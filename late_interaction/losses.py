@@ -43,8 +43,9 @@ def pairwise_loss(
 ) -> Tensor:
     """The cross entropy between each query's document and its hardest negative:
     ``softplus((hardest - positive) / temperature)``, where ``hardest`` is the greatest score of the query
-    with any other document. It is colpali-engine's ColbertPairwiseCELoss, whose ``normalize_scores`` and
-    filter of negatives are not part of it.
+    with any other document. It is colpali-engine's ColbertPairwiseCELoss without the filter of
+    negatives. Its ``normalize_scores``, scores divided by the number of a query's tokens, is had by dividing
+    ``Q`` by that number.
 
     Args:
         Q, D, labels, q_mask, d_mask, hard_negatives_mask, cu_seqlens_q, cu_seqlens_d, cu_seqlens_h,
@@ -115,7 +116,8 @@ def sigmoid_loss(
 
     With ``reduction="mean"`` that is the mean over queries of sums over documents, as in SigLIP. Divided by
     the number of documents (hard negatives included) and without bias it is colpali-engine's
-    ColbertSigmoidLoss without ``normalize_scores``, the mean over pairs.
+    ColbertSigmoidLoss, the mean over pairs. Its ``normalize_scores``, scores divided by the number of a
+    query's tokens, is had by dividing ``Q`` by that number.
 
     Args:
         Q, D, labels, q_mask, d_mask, hard_negatives_mask, cu_seqlens_q, cu_seqlens_d, cu_seqlens_h,

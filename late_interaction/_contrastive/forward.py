@@ -122,11 +122,13 @@ def own_logits(p: Problem, grid: Grid, like: Tensor) -> Tensor:
 
 def _scores_of_labels(p: Problem, grid: Grid, block: Block, index: Tensor | None) -> Tensor:
     """Scores of a block of queries with document ``index[i]`` each; None: with that of the same number."""
-    if index is not None:
-        index = index.clamp(0, len(grid.d) - 1)
-    q, d = grid.q.part(block), grid.d if index is not None else grid.d.part(block)
+    q, d = grid.q.part(block), grid.d
+    if index is None:
+        d = d.part(block)
+    else:
+        index = index.clamp(0, len(d) - 1)
     if d.mask is None and q.mask is None and not p.kernels.normalize:
-        q, d = q.as_packed(), d.as_packed()
+        q, d = q.as_packed(), grid.packed_d if index is not None else d.as_packed()
         rows = torch.arange(len(q), dtype=torch.int32, device=q.values.device)
         documents = rows if index is None else index.int()
         packed = (q.values, d.values, q.offsets, d.offsets, rows, documents, q.longest, p.kernels.precision)

@@ -34,8 +34,8 @@ class RowCall:
 
     call: Call
     row_loss: RowLoss  # its bias is replaced by the one that is given, if that is a tensor
-    needs_positives: bool  # the forward must know the logits of labels before it begins
-    name: str  # of the public function
+    needs_positives: bool
+    name: str  # of the public function, for messages
 
     def loss(self, bias: Tensor | None) -> RowLoss:
         if bias is None:
@@ -44,13 +44,9 @@ class RowCall:
         return replace(self.row_loss, bias=bias)
 
 
-def row_loss(
-    name: str,
-    given: Arguments,
-    loss: RowLoss,
-    needs_positives: bool = False,
-) -> Tensor:
-    """The loss of a batch whose arguments have been read."""
+def row_loss(name: str, given: Arguments, loss: RowLoss, needs_positives: bool = False) -> Tensor:
+    """The loss of a batch, from the arguments of the function ``name``. ``needs_positives``: the forward must
+    know the logits of labels before it begins."""
     sides, options = given.sides, given.options
     classes = sum(given.ring.documents) + sides.each
     problem = Problem(
@@ -60,7 +56,8 @@ def row_loss(
     call = Call.of(problem, sides, options.reduction, given.ring, given.scale, given.keeps)
     row_call = RowCall(call, loss, needs_positives, name)
     q, d, h = sides.q, sides.d, sides.h
-    bias = options.own.bias if options.own is not None and isinstance(options.own.bias, Tensor) else None
+    number = None if options.own is None else options.own.bias
+    bias = number if isinstance(number, Tensor) else None
     result: Tensor
     if not given.whole:
         H = None if h is None else h.values
@@ -123,13 +120,10 @@ class _State:
     def factor(self, grad: Tensor) -> Tensor:
         """The derivative of the result in the loss of each row."""
         call = self.row_call.call
-        grad = grad.to(self.sums_like.dtype) * call.scale
+        like = next(iter(self.sums.values()))
+        grad = grad.to(like.dtype) * call.scale
         each = grad / self.counts[0] if call.reduction == "mean" else grad
-        return row_factor(each, self.problem.labels.index, self.sums_like)
-
-    @property
-    def sums_like(self) -> Tensor:
-        return next(iter(self.sums.values()))
+        return row_factor(each, self.problem.labels.index, like)
 
     def of_numbers(
         self, factor: Tensor, needs_T: bool, needs_bias: bool
