@@ -78,7 +78,8 @@ def contrastive_loss(
             ``tail`` of each row's (and column's) mass is left out, so the gradient of a query's token is off
             by less than ``tail / temperature`` times its share of the loss times the longest document token.
             The loss and the gradient of the temperature stay exact. 0 is exact. Not with ``label_smoothing``.
-            Tokens with masks are copied first, without those that a mask leaves out.
+            Tokens with masks are copied first, without those that a mask leaves out, unless all winners are
+            kept.
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are

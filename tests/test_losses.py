@@ -1,6 +1,7 @@
 """pairwise_loss, sigmoid_loss and recall_loss against their definitions in float64, in small blocks."""
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -395,7 +396,7 @@ def test_modules(device, learnable):
         ("recall", li.RecallLoss(temperature=T, k=(1, 3), normalize=True), {"temperature": T, "k": (1, 3)}),
     )  # fmt: skip
     for kind, module, options in modules:
-        module = module.to(device)
+        module = pickle.loads(pickle.dumps(module)).to(device)
         ours = gradients(module(Q, D, q_mask=q_mask), (Q, D))
         plain = FUNCTIONS[kind](Q, D, q_mask=q_mask, normalize=True, **options)
         assert_close(ours, gradients(plain, (Q, D)), 1e-5)
