@@ -1,7 +1,7 @@
 """Times the losses over all pairs of a batch on a GPU, by the blocks that they share.
 
-``python -m bench.tuning.batch_losses [B ...]`` prints the milliseconds of each loss's forward and of its
-step, and the MiB that a step takes beside inputs and gradients.
+``python tools/time_losses.py [B ...]`` prints the milliseconds of each loss's forward and of its step, and
+the MiB that a step takes beside inputs and gradients.
 """
 
 import sys
