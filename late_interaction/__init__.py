@@ -21,17 +21,11 @@ from late_interaction.distillation import (
     distill_kl_div_loss,
     margin_mse_loss,
 )
-from late_interaction.losses import (
-    PairwiseLoss,
-    RecallLoss,
-    SigmoidLoss,
-    pairwise_loss,
-    recall_loss,
-    sigmoid_loss,
-)
+from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
 from late_interaction.padded import maxsim_padded
 from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
+from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.varlen import maxsim_varlen
 

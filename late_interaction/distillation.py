@@ -13,7 +13,8 @@ from torch.nn.functional import normalize as unit
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import check_embeddings
-from late_interaction._contrastive.check import REDUCTIONS, positive
+from late_interaction._contrastive.check import REDUCTIONS
+from late_interaction._contrastive.own_options import positive
 from late_interaction._maxsim import maxsim
 from late_interaction.score_pairs import score_pairs_packed
 

@@ -9,6 +9,7 @@
 ``ring``          shards of documents that travel round a process group
 ``labels``        which logit of a row is its label's
 ``check``         what the public functions ask of their arguments
+``own_options``   options that one loss alone has
 ``arguments``     the arguments, checked, prepared and agreed on with the group
 ``module``        what the modules of losses have in common
 ``cached``        encoding in parts with cached gradients (GradCache)

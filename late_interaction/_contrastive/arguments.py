@@ -14,6 +14,9 @@ from late_interaction._contrastive.ring import Ring, join
 _LOSSES = ("contrastive_loss", "pairwise_loss", "sigmoid_loss", "recall_loss")
 _PRECISIONS = ("highest", "high", "medium", "fp16")
 
+# What check.options asks of every loss, as losses give it that have none of these.
+OF_CROSS_ENTROPY: dict[str, Any] = {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0}
+
 Inputs = tuple[
     tuple[Tensor, Tensor, Tensor | None],  # queries, documents, hard negatives
     tuple[Tensor | None, Tensor | None, Tensor | None],  # their masks
