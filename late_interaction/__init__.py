@@ -15,29 +15,47 @@ from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
+from late_interaction.distillation import (
+    DistillKLDivLoss,
+    MarginMSELoss,
+    distill_kl_div_loss,
+    margin_mse_loss,
+)
+from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
 from late_interaction.padded import maxsim_padded
 from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
+from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
     "ContrastiveLoss",
+    "DistillKLDivLoss",
+    "MarginMSELoss",
     "MaxSimScorer",
+    "PairwiseLoss",
+    "RecallLoss",
+    "SigmoidLoss",
     "__version__",
     "cached_contrastive_step",
     "contrastive_loss",
+    "distill_kl_div_loss",
     "explain_plan",
+    "margin_mse_loss",
     "maxsim",
     "maxsim_padded",
     "maxsim_pairs",
     "maxsim_varlen",
     "maxsim_with_winners",
     "ops",
+    "pairwise_loss",
     "patch_colpali_engine",
     "patch_pylate",
+    "recall_loss",
     "reference",
     "retrieve",
+    "sigmoid_loss",
     "unpatch_colpali_engine",
     "unpatch_pylate",
 ]

@@ -7,19 +7,18 @@ kept: scores pass in blocks whose embeddings stay in the cache, a running softma
 backward finds the winners of each block again.
 """
 
-from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from late_interaction._contrastive import check, whole
-from late_interaction._contrastive.blocks import choose
+from late_interaction._contrastive import whole
+from late_interaction._contrastive.arguments import Arguments, read
 from late_interaction._contrastive.cached import cached_contrastive_step
-from late_interaction._contrastive.function import Call, Form, apply
+from late_interaction._contrastive.function import apply
 from late_interaction._contrastive.labels import Labels
+from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.problem import Problem
-from late_interaction._contrastive.ring import Ring, join
+from late_interaction._contrastive.shards import Call
 
 __all__ = ["ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"]
 
@@ -79,7 +78,8 @@ def contrastive_loss(
             ``tail`` of each row's (and column's) mass is left out, so the gradient of a query's token is off
             by less than ``tail / temperature`` times its share of the loss times the longest document token.
             The loss and the gradient of the temperature stay exact. 0 is exact. Not with ``label_smoothing``.
-            Tokens with masks are copied first, without those that a mask leaves out.
+            Tokens with masks are copied first, without those that a mask leaves out, unless all winners are
+            kept.
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are
@@ -131,14 +131,7 @@ def contrastive_loss(
     }  # fmt: skip
     tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
     offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
-    if group is None:
-        sides = check.sides(tokens, masks, offsets)
-        options = check.options(sides, given)
-        sides, normalize = check.prepared(sides, options, True)
-        ring = Ring.alone(len(sides.q), len(sides.d), D.requires_grad)
-    else:
-        sides, options, normalize, ring = _joined(group, (tokens, masks, offsets), given)
-    return _apply(sides, options, normalize, ring, float(ring.world) if scale_by_world else 1.0)
+    return _loss(read("contrastive_loss", (tokens, masks, offsets), given))
 
 
 # Dynamo calls what has this mark instead of tracing it. torch.compiler.disable would set it as well, but
@@ -146,63 +139,31 @@ def contrastive_loss(
 contrastive_loss._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def _joined(
-    group: Any, inputs: tuple[Any, Any, Any], given: dict[str, Any]
-) -> tuple[check.Sides, check.Options, bool, Ring]:
-    """The same in a group. A process that refuses its arguments tells the others, then raises its error."""
-    try:
-        sides = check.sides(*inputs)
-        options = check.options(sides, given)
-        sides, normalize = check.prepared(sides, options, False)
-    except (TypeError, ValueError):
-        device = next((x.device for x in inputs[0] if isinstance(x, Tensor)), torch.device("cpu"))
-        with suppress(RuntimeError):  # which says that this process refused
-            join(group, None, [0.0] * 9, False, device)
-        raise
-    facts = [
-        sides.q.values.shape[-1], sides.each, options.symmetric, options.normalize, options.smoothing,
-        options.tail, check.REDUCTIONS.index(options.reduction), _PRECISIONS.index(options.precision),
-        given["scale_by_world"],
-    ]  # fmt: skip
-    wants = sides.d.values.requires_grad
-    own = (len(sides.q), sides.d)
-    return sides, options, normalize, join(group, own, facts, wants, sides.q.values.device)
-
-
-_PRECISIONS = ("highest", "high", "medium", "fp16")
-
-
-def _apply(sides: check.Sides, options: check.Options, normalize: bool, ring: Ring, scale: float) -> Tensor:
-    q, d, h = sides.q, sides.d, sides.h
-    temperature = options.temperature
-    learns = [isinstance(x, Tensor) and x.requires_grad for x in (q.values, d.values, temperature)]
-    learns.append(h is not None and h.values.requires_grad)
-    keeps = torch.is_grad_enabled() and any(learns)
+def _loss(given: Arguments) -> Tensor:
+    sides, options, ring = given.sides, given.options, given.ring
     labels = Labels(options.labels)
-    # Documents of other processes may have other lengths.
-    single = check.is_single(q) and check.is_single(d) and all(shape[1] == 1 for shape in ring.shapes)
     problem = Problem(
-        choose(q, single, normalize, options.precision),
-        temperature,
+        given.kernels,
+        options.temperature,
         labels,
-        labels.inverse(len(d)) if options.symmetric else None,
+        labels.inverse(len(sides.d)) if options.symmetric else None,
         options.smoothing,
         options.tail,
         sum(ring.documents) + sides.each,
         sum(ring.queries),
         sides.each,
-        keeps and learns[2],
+        given.learns_numbers,
     )
-    if ring.group is None and whole.fits(problem, q, d, keeps):
-        loss = whole.loss(problem, q, d, h, options.reduction, keeps)
-        return loss * scale if scale != 1 else loss
-    h_form, h_values = (None, None) if h is None else (Form.of(h), h.values)
-    call = Call(problem, Form.of(q), Form.of(d), h_form, options.reduction, ring, scale, keeps)
-    blockwise: Tensor = apply(q.values, d.values, h_values, temperature, call)
+    if given.whole:
+        loss = whole.loss(problem, sides.q, sides.d, sides.h, options.reduction, given.keeps)
+        return loss * given.scale if given.scale != 1 else loss
+    call = Call.of(problem, sides, options.reduction, ring, given.scale, given.keeps)
+    H = None if sides.h is None else sides.h.values
+    blockwise: Tensor = apply(sides.q.values, sides.d.values, H, options.temperature, call)
     return blockwise
 
 
-class ContrastiveLoss(torch.nn.Module):
+class ContrastiveLoss(BatchLoss):
     """:func:`contrastive_loss` as a module, with a temperature that is learned if wanted.
 
     The temperature is kept as its logarithm, so that it stays above 0.
@@ -240,26 +201,9 @@ class ContrastiveLoss(torch.nn.Module):
         group: Any = None,
         scale_by_world: bool = False,
     ) -> None:
-        super().__init__()
-        start = check.temperature(temperature, None)
-        log = torch.tensor(float(start)).log()
-        if learnable:
-            self.log_temperature = torch.nn.Parameter(log)
-        else:
-            self.register_buffer("log_temperature", log)
-        self.options: dict[str, Any] = {
+        options = {
             "symmetric": symmetric, "normalize": normalize, "precision": precision, "tail": tail,
             "label_smoothing": label_smoothing, "reduction": reduction, "group": group,
             "scale_by_world": scale_by_world,
         }  # fmt: skip
-
-    @property
-    def temperature(self) -> Tensor:
-        return self.log_temperature.exp()
-
-    def forward(self, Q: Tensor, D: Tensor, **tokens: Any) -> Tensor:
-        """``tokens``: labels, hard_negatives, masks and offsets, as :func:`contrastive_loss` names them."""
-        return contrastive_loss(Q, D, temperature=self.temperature, **tokens, **self.options)
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name != "group")
+        super().__init__(contrastive_loss, temperature, learnable, options)

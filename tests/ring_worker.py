@@ -85,6 +85,37 @@ def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, 
     return found
 
 
+def losses(rank, world, of, kind="padded", runs=1, labels=None, **options):
+    """Loss and gradients of a loss of li.losses on this rank."""
+    found = []
+    for _ in range(runs):
+        Q, D, own = shards(world, kind)[rank]
+        leaves = [Q.requires_grad_(), D.requires_grad_()]
+        if options.get("hard"):
+            seeded = torch.Generator().manual_seed(rank)
+            H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, generator=seeded)
+            leaves.append(H.requires_grad_())
+            own["hard_negatives"] = H
+        given = {key: x for key, x in options.items() if key != "hard"}
+        mine = None if labels is None else labels[rank]
+        with small_blocks():
+            loss = getattr(li, of)(
+                *leaves[:2], temperature=T, group=dist.group.WORLD, labels=mine, **own, **given
+            )
+            weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
+            total = loss if loss.dim() == 0 else (loss * weights).sum()
+            grads = torch.autograd.grad(total, leaves)
+        found.append((loss.detach().double().numpy(), [g.double().numpy() for g in grads]))
+    return found
+
+
+def other_losses(rank, world):
+    """Two ranks call two losses."""
+    Q, D, _ = shards(world, "padded")[rank]
+    name = ("sigmoid_loss", "pairwise_loss")[rank]
+    return getattr(li, name)(Q, D, temperature=T, group=dist.group.WORLD).item()
+
+
 def hard_negatives(rank, world):
     Q, D, _ = shards(world, "padded")[rank]
     H = torch.randn(len(Q), 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))

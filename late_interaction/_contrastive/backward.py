@@ -5,6 +5,7 @@ exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) both 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -62,9 +63,28 @@ class Sums:
         return self.whole.to(self.tokens.values.dtype)
 
 
+Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits (or what a loss keeps instead) of pairs
+
+
+class BlockWeights(Protocol):
+    """The derivatives of a loss in scores."""
+
+    @property
+    def p(self) -> Problem: ...
+
+    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
+        """In the scores of a block of queries and documents of the shard."""
+
+    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
+        """In scores ``[rows, each]`` of hard negatives, which are overwritten."""
+
+    def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """In the scores of listed pairs, and which of them count."""
+
+
 @dataclass(frozen=True)
 class Weights:
-    """The derivatives of the loss in scores. ``columns`` where the loss is symmetric."""
+    """Those of the cross entropy. ``columns`` where the loss is symmetric."""
 
     p: Problem
     rows: SoftmaxWeights
@@ -81,6 +101,12 @@ class Weights:
             weights.add_(back.t())
         return weights
 
+    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
+        weights = self.rows.of_block(rows[0], scores.div_(self.p.temperature))
+        if self.p.smoothing:
+            weights.sub_(self.rows.factor[slice(*rows)].unsqueeze(1) * (self.p.smoothing / self.p.classes))
+        return weights
+
     def _subtract(
         self, weights: Tensor, factor: Tensor, classes: int, rows: Block, columns: Block, back: bool
     ) -> None:
@@ -92,7 +118,7 @@ class Weights:
             labels.subtract(weights, factor * (1 - smoothing), rows, columns)
 
     def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The derivatives in listed scores, and which pairs count: labels, and those above the threshold."""
+        """What counts are labels, and pairs above the threshold."""
         amount, labels = self.rows.of_pairs(rows, logits), None
         counts = self._above(amount, self.rows.factor[rows], self.p.classes)
         if self.own:
@@ -111,9 +137,6 @@ class Weights:
         return ~(amount.abs() < factor.abs() * (self.p.tail / classes))  # so that NaN counts
 
 
-Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits of pairs
-
-
 @dataclass(frozen=True)
 class Found:
     """What a forward with a list hands on."""
@@ -122,7 +145,7 @@ class Found:
     dense: set[tuple[Block, int]]
 
 
-def add_gradients(weights: Weights, grid: Grid, sums: tuple[Sums, Sums], found: Found | None) -> None:
+def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], found: Found | None) -> None:
     """Adds the gradients of all pairs of the shard. A side that adds up by blocks is walked outermost."""
     documents_outermost = sums[0].out is None
     outer_blocks = grid.d_blocks if documents_outermost else grid.q_blocks
@@ -140,7 +163,7 @@ def add_gradients(weights: Weights, grid: Grid, sums: tuple[Sums, Sums], found: 
         outer.close(block)
 
 
-def _add_block(weights: Weights, grid: Grid, sums: tuple[Sums, Sums], at: tuple[int, int]) -> None:
+def _add_block(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], at: tuple[int, int]) -> None:
     rows, columns = grid.q_blocks[at[0]], grid.d_blocks[at[1]]
     q, d = grid.q_parts[at[0]], grid.d_parts[at[1]]
     scores, winners = weights.p.kernels.scores_and_winners(q, d)
@@ -157,7 +180,7 @@ class _Chunks:
     by_documents: bool
 
     @staticmethod
-    def of(weights: Weights, pairs: Listed, blocks: list[Block], by_documents: bool) -> "_Chunks":
+    def of(weights: BlockWeights, pairs: Listed, blocks: list[Block], by_documents: bool) -> "_Chunks":
         rows, columns, logits = pairs
         amount, counts = weights.of_pairs(rows, columns, logits)
         rows, columns, amount = rows[counts], columns[counts], amount[counts]
@@ -191,17 +214,16 @@ def _add_pairs(
 
 
 def add_own_gradients(
-    p: Problem, rows: SoftmaxWeights, q: Tokens, h: Tokens, q_sums: Tensor | None, need_h: bool
+    weights: BlockWeights, q: Tokens, h: Tokens, q_sums: Tensor | None, need_h: bool
 ) -> Tensor | None:
     """The gradient of the hard negatives; that of the queries is added to their sums, which are whole."""
+    p = weights.p
     grad_h = torch.zeros_like(h.values, memory_format=torch.contiguous_format) if need_h else None
     for block in own_blocks(q, h, p.each):
         own = own_part(block, p.each)
         queries, negatives = q.part(block), h.part(own)
         scores, winners = p.kernels.own_scores(queries, negatives, p.each)
-        grad = rows.of_block(block[0], scores.div_(p.temperature))
-        if p.smoothing:
-            grad.sub_(rows.factor[slice(*block)].unsqueeze(1) * (p.smoothing / p.classes))
+        grad = weights.of_own(scores, block)
         to = None if q_sums is None else q_sums[q.rows(block)]
         part = p.kernels.own_gradients(grad, queries, negatives, winners, to, need_h)
         if grad_h is not None:

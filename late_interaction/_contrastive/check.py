@@ -19,6 +19,7 @@ from late_interaction._checks.tensors import (
     is_autocasting,
 )
 from late_interaction._contrastive.labels import IGNORED
+from late_interaction._contrastive.own_options import OwnOptions, read_own_options
 from late_interaction._contrastive.tokens import Tokens, pack_kept
 from late_interaction._precision import float32_precision
 
@@ -48,6 +49,7 @@ class Options:
     smoothing: float
     tail: float
     reduction: str
+    own: OwnOptions | None
 
 
 def sides(
@@ -181,6 +183,7 @@ def options(s: Sides, given: dict[str, Any]) -> Options:
         smoothing,
         tail,
         given["reduction"],
+        read_own_options(given, s.q.values),
     )
 
 
@@ -264,12 +267,11 @@ def _symmetric(labels: Tensor | None, s: Sides) -> None:
 # ---- what the blocks need done beforehand ----
 
 
-def prepared(s: Sides, options: Options, alone: bool) -> tuple[Sides, bool]:
+def prepared(s: Sides, options: Options, alone: bool, listed: bool) -> tuple[Sides, bool]:
     """The tokens as their blocks are scored, and whether the operators normalize them still. Packed tokens,
     single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out. In a
     group it does not depend on what the tokens of one process are."""
     single = alone and is_single(s.q) and is_single(s.d)
-    listed = options.tail > 0
     q, d, h = s.q, s.d, s.h
     here = options.normalize and (q.packed or single or listed)
     if here:

@@ -1,6 +1,8 @@
-"""The forward pass over one shard of documents: running sums of the softmax, block by block."""
+"""The forward pass over one shard of documents, panel by panel, and running sums of the softmax."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,31 +13,26 @@ from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block, Tokens, even_blocks
 
+_ops = torch.ops.late_interaction
 _OWN_BYTES = 16 << 20
 
 
-@dataclass
-class Pass:
-    """What the forward over a shard fills: sums of the queries' rows and of the documents' columns, and the
-    list of pairs where one is wanted."""
+class Taker(Protocol):
+    """Takes the panels of a shard, one after another."""
 
-    rows: RunningSoftmax
-    columns: RunningSoftmax | None
-    found: tail.PairList | None
-    own: bool  # the documents are those that labels speak of
+    def take(self, p: Problem, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        """The logits of a block of queries with a run of blocks of documents."""
 
 
-def score_shard(p: Problem, grid: Grid, to: Pass) -> None:
+def score_shard(p: Problem, grid: Grid, to: Taker) -> None:
     """Scores every query with every document of the shard."""
-    starts = _label_logits(p, grid, to) if to.found is not None else None
     runs = panels(grid.d_blocks, max((b - a for a, b in grid.q_blocks), default=0))
     for rows, queries in zip(grid.q_blocks, grid.q_parts, strict=True):
         first = 0
         for run in runs:
             documents = grid.d_parts[first : first + len(run)]
             first += len(run)
-            logits = _panel(p, queries, documents, run)
-            _update(p, logits, (rows, run), to, starts)
+            to.take(p, _panel(p, queries, documents, run), rows, run)
 
 
 def _panel(p: Problem, queries: Tokens, documents: list[Tokens], run: list[Block]) -> Tensor:
@@ -52,32 +49,37 @@ def _panel(p: Problem, queries: Tokens, documents: list[Tokens], run: list[Block
     return panel
 
 
-def _update(
-    p: Problem,
-    logits: Tensor,
-    at: tuple[Block, list[Block]],
-    to: Pass,
-    starts: tuple[Tensor, Tensor | None] | None,
-) -> None:
-    rows, run = at
-    columns = (run[0][0], run[-1][1])
-    to.rows.add(rows[0], logits)
-    if to.own:
-        p.labels.read(to.rows.target, logits, rows, columns)
-    if to.columns is not None:
-        to.columns.add(columns[0], logits.t())
-        if to.own and p.column_labels is not None:
-            p.column_labels.read(to.columns.target, logits.t(), columns, rows)
-    if to.found is not None and starts is not None:
-        marks = tail.mark(p, logits, (to.rows, to.columns), starts, (rows, columns), to.own)
-        to.found.add_panel(marks, logits, rows, run)
+@dataclass
+class SoftmaxPass:
+    """What the forward of the cross entropy fills over a shard: sums of the queries' rows and of the
+    documents' columns, and the list of pairs where one is wanted."""
+
+    rows: RunningSoftmax
+    columns: RunningSoftmax | None
+    found: tail.PairList | None
+    own: bool  # the documents are those that labels speak of
+    starts: tuple[Tensor, Tensor | None] | None = None  # logits of the labels, where pairs are listed
+
+    def take(self, p: Problem, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        columns = (run[0][0], run[-1][1])
+        self.rows.add(rows[0], logits)
+        if self.own:
+            p.labels.read(self.rows.target, logits, rows, columns)
+        if self.columns is not None:
+            self.columns.add(columns[0], logits.t())
+            if self.own and p.column_labels is not None:
+                p.column_labels.read(self.columns.target, logits.t(), columns, rows)
+        if self.found is not None and self.starts is not None:
+            sums = (self.rows, self.columns)
+            marks = tail.mark(p, logits, sums, self.starts, (rows, columns), self.own)
+            self.found.add_panel(marks, logits, rows, run)
 
 
-def score_own(p: Problem, q: Tokens, h: Tokens, rows: RunningSoftmax) -> None:
-    """Adds the hard negatives of the queries to the sums of their rows."""
+def score_own(p: Problem, q: Tokens, h: Tokens, take: Callable[[int, Tensor], None]) -> None:
+    """Hands on the logits of the queries' hard negatives: a block of queries at a time, by its first one."""
     for block in own_blocks(q, h, p.each):
         scores, _ = p.kernels.own_scores(q.part(block), h.part(own_part(block, p.each)), p.each)
-        rows.add(block[0], scores.div_(p.temperature))
+        take(block[0], scores.div_(p.temperature))
 
 
 def own_blocks(q: Tokens, h: Tokens, each: int) -> list[Block]:
@@ -89,35 +91,55 @@ def own_part(block: Block, each: int) -> Block:
     return block[0] * each, block[1] * each
 
 
-def _label_logits(p: Problem, grid: Grid, to: Pass) -> tuple[Tensor, Tensor | None]:
+def label_logits(p: Problem, grid: Grid, to: SoftmaxPass) -> tuple[Tensor, Tensor | None]:
     """The logits of queries with their labels, and of documents with theirs. They are part of every sum in
     the end, and known before it begins. For documents of another process they have been read already."""
     columns = to.columns.target if to.columns is not None else None
     if not to.own:
         return to.rows.target, columns
-    n = len(grid.q)
-    logits = torch.full_like(to.rows.target, float("nan"))
-    if p.labels.index is None:
-        n = min(n, len(grid.d))
-    for block in even_blocks(n, max((b - a for a, b in grid.q_blocks), default=1)):
-        part = slice(*block)
-        q, index = grid.packed_q.part(block), p.labels.index
-        if index is None:
-            documents = torch.arange(len(q), device=logits.device)
-            scores = _listed(p, q, grid.packed_d.part(block), documents)
-        else:
-            scores = _listed(p, q, grid.packed_d, index[part].clamp(0, len(grid.d) - 1))
-            scores = scores.masked_fill(index[part] < 0, float("nan"))
-        logits[part] = scores / p.temperature
+    logits = own_logits(p, grid, to.rows.target)
     if columns is not None and p.column_labels is not None:
         index = p.column_labels.index
         columns = logits if index is None else logits[index.clamp_min(0)].masked_fill(index < 0, float("nan"))
     return logits, columns
 
 
-def _listed(p: Problem, q: Tokens, d: Tokens, documents: Tensor) -> Tensor:
-    """Scores of query ``i`` with document ``documents[i]``, of packed tokens."""
-    rows = torch.arange(len(q), dtype=torch.int32, device=q.values.device)
-    args = (q.values, d.values, q.offsets, d.offsets, rows, documents.int(), q.longest, p.kernels.precision)
-    scores: Tensor = torch.ops.late_interaction.maxsim_pairs_packed.default(*args)
-    return scores
+def own_logits(p: Problem, grid: Grid, like: Tensor) -> Tensor:
+    """The logit of every query with the document that is its label; NaN for a query that is left out."""
+    n = len(grid.q)
+    logits = torch.full_like(like, float("nan"))
+    if p.labels.index is None:
+        n = min(n, len(grid.d))
+    for block in even_blocks(n, max((b - a for a, b in grid.q_blocks), default=1)):
+        part = slice(*block)
+        index = None if p.labels.index is None else p.labels.index[part]
+        scores = _scores_of_labels(p, grid, block, index)
+        if index is not None:
+            scores = scores.masked_fill(index < 0, float("nan"))
+        logits[part] = scores / p.temperature
+    return logits
+
+
+def _scores_of_labels(p: Problem, grid: Grid, block: Block, index: Tensor | None) -> Tensor:
+    """Scores of a block of queries with document ``index[i]`` each; None: with that of the same number."""
+    q, d = grid.q.part(block), grid.d
+    if index is None:
+        d = d.part(block)
+    else:
+        index = index.clamp(0, len(d) - 1)
+    if d.mask is None and q.mask is None and not p.kernels.normalize:
+        q, d = q.as_packed(), grid.packed_d if index is not None else d.as_packed()
+        rows = torch.arange(len(q), dtype=torch.int32, device=q.values.device)
+        documents = rows if index is None else index.int()
+        packed = (q.values, d.values, q.offsets, d.offsets, rows, documents, q.longest, p.kernels.precision)
+        return _tensor(_ops.maxsim_pairs_packed.default(*packed))
+    values, mask = d.values, d.mask
+    if index is not None:
+        values, mask = values[index], None if mask is None else mask[index]
+    options = (p.kernels.normalize, p.kernels.precision, "auto", True)
+    return _tensor(_ops.maxsim.default(q.values, values, q.mask, mask, *options))
+
+
+def _tensor(x: Any) -> Tensor:
+    found: Tensor = x
+    return found

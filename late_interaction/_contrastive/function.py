@@ -1,4 +1,4 @@
-"""The autograd function of the loss: both passes over all shards of documents."""
+"""The autograd function of the cross entropy: both passes over all shards of documents."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,43 +8,20 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._contrastive import backward, forward
-from late_interaction._contrastive.labels import ignored
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
-from late_interaction._contrastive.ring import Exchange, Ring
+from late_interaction._contrastive.ring import Ring
+from late_interaction._contrastive.shards import (
+    Call,
+    Gradients,
+    add_shards,
+    once,
+    reduced,
+    row_factor,
+    sums_of_queries,
+)
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
-from late_interaction._contrastive.tokens import Tokens
 from late_interaction._precision import without_autocast
-
-
-@dataclass(frozen=True)
-class Form:
-    """Tokens without their values."""
-
-    mask: Tensor | None
-    offsets: Tensor | None
-    bounds: tuple[int, ...]
-
-    @staticmethod
-    def of(tokens: Tokens) -> "Form":
-        return Form(tokens.mask, tokens.offsets, tokens.bounds)
-
-    def with_values(self, values: Tensor) -> Tokens:
-        return Tokens(values, self.mask, self.offsets, self.bounds)
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a call has beside the tensors that have gradients."""
-
-    problem: Problem  # its temperature is replaced by the one that is given
-    q: Form
-    d: Form
-    h: Form | None
-    reduction: str
-    ring: Ring
-    scale: float  # of the loss: the world's size, or 1
-    keeps: bool  # a backward will follow
 
 
 @dataclass
@@ -57,7 +34,7 @@ class _Kept:
     counts: Tensor  # of queries, and of documents, that the loss is the mean over
 
 
-class Loss(Function):
+class ContrastiveFunction(Function):
     @staticmethod
     def forward(
         ctx: Any, Q: Tensor, D: Tensor, H: Tensor | None, temperature: Tensor | float, call: Call
@@ -77,30 +54,15 @@ class Loss(Function):
         Q, D, H, temperature, *tensors = ctx.saved_tensors
         temperature = ctx.temperature if temperature is None else temperature
         kept, needs = ctx.rebuild(tensors), ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # create_graph=True
-            return *_once(grad, Q, D, H, temperature, ctx.call, kept, needs), None
-        with without_autocast(Q.device.type):
-            return *_backward(grad, (Q, D, H, temperature), ctx.call, kept, needs), None
+
+        def gradients() -> Gradients:
+            with without_autocast(Q.device.type):
+                return _backward(grad, (Q, D, H, temperature), ctx.call, kept, needs)
+
+        return *once("contrastive_loss", gradients, (grad, Q, D, H, temperature)), None
 
 
-class Once(Function):
-    """The gradients, which cannot be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, *args: Any) -> Any:
-        with without_autocast(grad.device.type):
-            return _backward(grad, args[:4], *args[4:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "double backward of contrastive_loss is not supported: its gradients cannot be differentiated"
-            " again (call backward or torch.autograd.grad without create_graph=True)"
-        )
-
-
-apply: Any = Loss.apply
-_once: Any = Once.apply
+apply: Any = ContrastiveFunction.apply
 
 
 # ---- forward ----
@@ -109,28 +71,27 @@ _once: Any = Once.apply
 def _forward(
     Q: Tensor, D: Tensor, H: Tensor | None, temperature: Tensor | float, call: Call
 ) -> tuple[Tensor, _Kept]:
-    p, ring = _with_temperature(call.problem, temperature), call.ring
+    p, ring = replace(call.problem, temperature=temperature), call.ring
     q, d = call.q.with_values(Q), call.d.with_values(D)
     sums = (sum_dtype(Q), p.needs_moment, p.smoothing > 0)
     rows = RunningSoftmax.empty(len(q), Q, *sums)
     columns = RunningSoftmax.empty(len(d), Q, *sums) if p.symmetric else None
     if H is not None and call.h is not None and p.each:
-        forward.score_own(p, q, call.h.with_values(H), rows)
+        forward.score_own(p, q, call.h.with_values(H), rows.add)
     lists: list[PairList] = []
     for step, (_, documents, _) in enumerate(ring.shards(d)):
         grid = Grid.of(p.kernels, q, documents)
         found = PairList() if p.tail and call.keeps else None
-        forward.score_shard(p, grid, forward.Pass(rows, columns, found, step == 0))
+        to = forward.SoftmaxPass(rows, columns, found, step == 0)
+        if found is not None:
+            to.starts = forward.label_logits(p, grid, to)
+        forward.score_shard(p, grid, to)
         if found is not None:
             lists.append(found)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)
     loss, counts = _reduce(p, call, rows, columns)
     return loss, _Kept(rows, columns, lists, counts)
-
-
-def _with_temperature(p: Problem, temperature: Tensor | float) -> Problem:
-    return replace(p, temperature=temperature)
 
 
 def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoftmax:
@@ -153,24 +114,14 @@ def _reduce(
     found = [(rows.losses(p.smoothing, p.classes), p.labels.index)]
     if columns is not None and p.column_labels is not None:
         found.append((columns.losses(p.smoothing, p.column_classes), p.column_labels.index))
-    losses, totals, counts = [], [], []
-    for loss, index in found:
-        left_out = ignored(index)
-        count = torch.full_like(loss[:0].sum(), loss.numel())
-        if left_out is not None:
-            loss, count = loss.masked_fill(left_out, 0.0), count - left_out.sum()
-        losses.append(loss)
-        totals.append(loss.sum())
-        counts.append(count)
+    losses, total, counts = reduced(call, found)
     share = call.scale / len(losses)
-    if call.reduction == "none":
+    if total is None:
         result = losses[0]
         if columns is not None:
             result = result + _by_rows(p, losses[1])
-        return result * share, torch.stack(counts)
-    world = call.ring.sums(torch.stack([*totals, *counts]))
-    total, count = world[: len(losses)], world[len(losses) :]
-    return (total / count if call.reduction == "mean" else total).sum() * share, count
+        return result * share, counts
+    return total * share, counts
 
 
 def _by_rows(p: Problem, values: Tensor) -> Tensor:
@@ -230,64 +181,38 @@ def _backward(
     call: Call,
     kept: _Kept,
     needs: tuple[bool, bool, bool, bool],
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     """The gradients of the inputs: Q, D, hard negatives and temperature."""
     Q, D, H, temperature = inputs
-    p, ring = _with_temperature(call.problem, temperature), call.ring
+    p = replace(call.problem, temperature=temperature)
     q, d = call.q.with_values(Q), call.d.with_values(D)
     factors = _factors(grad, p, call, kept)
     labelled = p.labels.index is not None
     rows = _weights(kept.rows, factors[0] / temperature, labelled)
     columns = None if kept.columns is None else _weights(kept.columns, factors[1] / temperature, labelled)
-    alone = ring.world == 1
-    needs_d = needs[1] if alone else ring.needs_gradient
-    # Queries with hard negatives add up as a whole; so do both sides where documents travel.
-    q_whole = not alone or H is not None or Q.numel() <= D.numel() or not needs_d
-    q_sums = _sums(q, needs[0], q_whole)
+    q_sums = sums_of_queries(call, q, D, needs[0], needs[1])
     grad_h = None
     if H is not None and call.h is not None and p.each and (needs[0] or needs[2]):
-        grad_h = backward.add_own_gradients(p, rows, q, call.h.with_values(H), q_sums.whole, needs[2])
+        of_own = backward.Weights(p, rows, None, False)
+        h = call.h.with_values(H)
+        grad_h = backward.add_own_gradients(of_own, q, h, q_sums.whole, needs[2])
     elif H is not None and needs[2]:
         grad_h = torch.zeros_like(H)
-    d_sums, under_way = backward.Sums(d), None
-    extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
-    for step, (_, documents, travelled) in enumerate(ring.shards(d, extra)):
-        if alone and not (needs[0] or needs_d):
-            break
-        d_sums = _sums(documents, needs_d, not alone or (not q_whole and needs[0]))
+
+    def of_shard(step: int, travelled: Tensor | None) -> tuple[backward.Weights, backward.Found | None]:
         of_columns = None
         if travelled is not None:
             maximum, scale, factor = travelled.unbind(0)
             of_columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
         weights = backward.Weights(p, rows, of_columns, step == 0)
-        found = None
-        if kept.lists:
-            found = backward.Found(kept.lists[step].tensors(rows.maximum), kept.lists[step].dense)
-        grid = Grid.of(p.kernels, q, documents)
-        backward.add_gradients(weights, grid, (q_sums, d_sums), found)
-        under_way = _pass_gradients(ring, step, d_sums, under_way)
-    if under_way is not None:
-        d_sums = backward.Sums(d, under_way.wait()[0])
+        if not kept.lists:
+            return weights, None
+        return weights, backward.Found(kept.lists[step].tensors(rows.maximum), kept.lists[step].dense)
+
+    extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
+    grad_D = add_shards(call, p, q_sums, d, needs[1], of_shard, extra)
     grad_T = _temperature_gradient(p, temperature, kept, factors) if needs[3] else None
-    return q_sums.finished() if needs[0] else None, d_sums.finished() if needs[1] else None, grad_h, grad_T
-
-
-def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
-    if not needed:
-        return backward.Sums(tokens)
-    return backward.Sums.zeros(tokens) if whole else backward.Sums.by_blocks(tokens)
-
-
-def _pass_gradients(
-    ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None
-) -> Exchange | None:
-    """Adds what other processes found for this shard, and sends the sum on with the documents."""
-    if ring.world == 1 or sums.whole is None:
-        return None
-    if under_way is not None:
-        sums.whole.add_(under_way.wait()[0])
-    arriving = sums.whole.new_empty(ring.shapes[ring.owner(step + 1)])
-    return ring.exchange([sums.whole], [arriving], "gradients")
+    return q_sums.finished() if needs[0] else None, grad_D, grad_h, grad_T
 
 
 def _factors(grad: Tensor, p: Problem, call: Call, kept: _Kept) -> list[Tensor]:
@@ -300,9 +225,7 @@ def _factors(grad: Tensor, p: Problem, call: Call, kept: _Kept) -> list[Tensor]:
         each = grad if call.reduction != "mean" else grad / kept.counts[i]
         if call.reduction == "none" and i == 1:
             each = _by_columns(p, grad)
-        each = each.expand_as(sums.weight)
-        left_out = ignored(labels.index)
-        found.append(each if left_out is None else each.masked_fill(left_out, 0.0))
+        found.append(row_factor(each, labels.index, sums.weight))
     return found
 
 

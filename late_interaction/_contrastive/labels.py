@@ -49,6 +49,24 @@ class Labels:
         hits = self.hits(rows, columns)
         torch.where(hits, weights - amount[slice(*rows)].unsqueeze(1), weights, out=weights)
 
+    def negate(self, x: Tensor, rows: Block, columns: Block) -> None:
+        """Changes the sign at the label of each row, in place."""
+        if self.index is None:
+            begin, end = max(rows[0], columns[0]), min(rows[1], columns[1])
+            if begin < end:
+                _diagonal(x, rows, columns).neg_()
+            return
+        torch.where(self.hits(rows, columns), -x, x, out=x)
+
+    def write(self, x: Tensor, values: Tensor, rows: Block, columns: Block) -> None:
+        """Puts ``values[row]`` at the label of each row, in place."""
+        if self.index is None:
+            begin, end = max(rows[0], columns[0]), min(rows[1], columns[1])
+            if begin < end:
+                _diagonal(x, rows, columns).copy_(values[begin:end])
+            return
+        torch.where(self.hits(rows, columns), values[slice(*rows)].unsqueeze(1), x, out=x)
+
     def hits(self, rows: Block, columns: Block) -> Tensor:
         """bool ``[rows, columns]`` of labels in a block."""
         assert self.index is not None

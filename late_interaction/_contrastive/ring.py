@@ -7,7 +7,7 @@ same order, and sends the sum on; after the last step they are home. Memory does
 Inf-CL, https://arxiv.org/abs/2410.17243, passes shards round a ring.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ from late_interaction._contrastive.tokens import Tokens
 
 _REFUSED = -1
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Facts of a process that every loss has, by their places, and how many options may follow them.
+_ALIKE = {"form of documents (0: padded, 1: packed)": 5, "dtype (by number)": 7, "d": 8}
+_OPTIONS, _MOST_OPTIONS = 9, 12
 
 
 @dataclass
@@ -28,6 +31,7 @@ class Exchange:
     work: list[Any]
     leaving: Sequence[Tensor]
     arriving: list[Tensor]
+    caller: str
     what: str
 
     def wait(self) -> list[Tensor]:
@@ -35,7 +39,7 @@ class Exchange:
             for work in self.work:
                 work.wait()
         except RuntimeError as error:
-            raise _failed(self.what, error) from error
+            raise _failed(self.caller, self.what, error) from error
         return self.arriving
 
 
@@ -52,6 +56,7 @@ class Ring:
     offsets: list[Tensor] = field(default_factory=list)  # of each packed shard
     masked: bool = False
     needs_gradient: bool = False  # any process wants a gradient of its documents
+    caller: str = ""  # the function that messages name
 
     @staticmethod
     def alone(queries: int, documents: int, needs_gradient: bool) -> "Ring":
@@ -108,8 +113,8 @@ class Ring:
         try:
             work = dist.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
-            raise _failed(what, error) from error
-        return Exchange(work, leaving, arriving, what)
+            raise _failed(self.caller, what, error) from error
+        return Exchange(work, leaving, arriving, self.caller, what)
 
     def sums(self, values: Tensor) -> Tensor:
         """The sums of a few numbers over all processes, added in the order of ranks."""
@@ -119,37 +124,41 @@ class Ring:
         try:
             dist.all_gather(gathered, values, group=self.group)
         except RuntimeError as error:
-            raise _failed("losses", error) from error
+            raise _failed(self.caller, "losses", error) from error
         return torch.stack(gathered).sum(0)
 
 
 def join(
+    caller: str,
     group: Any,
     own: tuple[int, Tokens] | None,
-    options: Sequence[float],
+    options: Mapping[str, float],
     needs_gradient: bool,
     device: torch.device,
 ) -> Ring:
     """Tells every process of the group what each one has, and that their calls fit together. ``own``: the
     number of queries, and the documents; None where this process refused its arguments, which all others
-    then learn."""
+    then learn. ``options``: numbers in which the processes must agree, at most 12, by what messages call
+    them."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
-    facts = [float(_REFUSED)] * (8 + len(options))
+    facts = [float(_REFUSED)] * (_OPTIONS + _MOST_OPTIONS)
     if own is not None:
         d = own[1]
         shape = [*d.values.shape, 0][:3]
         kind = [float(d.packed), float(d.mask is not None), float(_DTYPES.index(d.values.dtype))]
-        facts = [float(own[0]), float(len(d)), *map(float, shape), *kind, *options]
+        d_dim = float(d.values.shape[-1])
+        facts = [float(own[0]), float(len(d)), *map(float, shape), *kind, d_dim, *options.values()]
+        facts += [0.0] * (_OPTIONS + _MOST_OPTIONS - len(facts))
     facts.append(float(needs_gradient))
-    table = _gathered(group, world, torch.tensor(facts, dtype=torch.float64, device=device)).tolist()
+    table = _gathered(caller, group, torch.tensor(facts, dtype=torch.float64, device=device)).tolist()
     refused = [str(i) for i, row in enumerate(table) if row[0] == _REFUSED]
     if refused:
         raise RuntimeError(
-            f"contrastive_loss: rank {', '.join(refused)} of the group refused its arguments; see its error"
+            f"{caller}: rank {', '.join(refused)} of the group refused its arguments; see its error"
         )
-    _check_alike(table)
+    _check_alike(caller, table, options)
     queries, documents = ([int(row[i]) for row in table] for i in (0, 1))
     packed = table[0][5] == 1
     shapes = [tuple(int(x) for x in row[2 : 4 if packed else 5]) for row in table]
@@ -158,51 +167,37 @@ def join(
         assert own is not None and own[1].offsets is not None
         room = own[1].offsets.new_zeros(max(documents) + 1)
         room[: documents[rank] + 1] = own[1].offsets
-        gathered = _gathered(group, world, room).cpu()
+        gathered = _gathered(caller, group, room).cpu()
         offsets = [gathered[i, : n + 1].clone() for i, n in enumerate(documents)]
     masked = any(row[6] for row in table)
     wanted = any(row[-1] for row in table)
-    return Ring(group, rank, world, queries, documents, shapes, offsets, masked, wanted)
+    return Ring(group, rank, world, queries, documents, shapes, offsets, masked, wanted, caller)
 
 
-def _gathered(group: Any, world: int, values: Tensor) -> Tensor:
-    into = [torch.empty_like(values) for _ in range(world)]
+def _gathered(caller: str, group: Any, values: Tensor) -> Tensor:
+    into = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     try:
         dist.all_gather(into, values, group=group)
     except RuntimeError as error:
-        raise _failed("sizes", error) from error
+        raise _failed(caller, "sizes", error) from error
     return torch.stack(into)
 
 
-# Facts in which processes must agree: where they stand, and what the message calls them.
-_ALIKE = {
-    7: "dtype (by number)",
-    8: "d",
-    9: "number of hard negatives",
-    10: "symmetric",
-    11: "normalize",
-    12: "label_smoothing",
-    13: "tail",
-    14: "reduction",
-    15: "precision",
-    16: "scale_by_world",
-    5: "form of documents (0: padded, 1: packed)",
-}
-
-
-def _check_alike(table: list[list[float]]) -> None:
-    for place, name in _ALIKE.items():
+def _check_alike(caller: str, table: list[list[float]], options: Mapping[str, float]) -> None:
+    """The loss comes first: numbers of two losses do not mean the same."""
+    own = {name: _OPTIONS + i for i, name in enumerate(options)}
+    for name, place in (own | _ALIKE).items():
         found = [row[place] for row in table]
         if len(set(found)) > 1:
             shown = ", ".join(f"{x:g}" for x in found)
             raise ValueError(
-                f"contrastive_loss: every rank of the group must have the same {name},"
+                f"{caller}: every rank of the group must have the same {name},"
                 f" got {shown} (ranks 0 to {len(found) - 1})"
             )
 
 
-def _failed(what: str, error: RuntimeError) -> RuntimeError:
+def _failed(caller: str, what: str, error: RuntimeError) -> RuntimeError:
     return RuntimeError(
-        f"contrastive_loss: the exchange of {what} with the other ranks of the group failed on rank"
+        f"{caller}: the exchange of {what} with the other ranks of the group failed on rank"
         f" {dist.get_rank()}: a rank has ended, raised an error or does not call the same function ({error})"
     )

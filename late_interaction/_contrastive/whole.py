@@ -7,15 +7,16 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 from torch.nn.functional import cross_entropy
 
+from late_interaction._contrastive.blocks import Kernels
 from late_interaction._contrastive.problem import KEPT_BYTES, Problem
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._precision import without_autocast
 
 
-def fits(p: Problem, q: Tokens, d: Tokens, keeps: bool) -> bool:
+def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool) -> bool:
     """Whether scores, and for a backward winners, stay within the budget. Single tokens have no winners, and
     their products go by blocks at every size."""
-    if p.kernels.way == "matrix":
+    if kernels.way == "matrix":
         return False
     each = (4 if d.packed else 2) * q.longest if keeps else 0
     return len(q) * len(d) * (4 + each) <= KEPT_BYTES[q.values.device.type]

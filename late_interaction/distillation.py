@@ -1,0 +1,338 @@
+"""Distillation of a teacher's scores of each query's own documents into MaxSim: :func:`distill_kl_div_loss`,
+:func:`margin_mse_loss`, and a module for each. :func:`late_interaction.maxsim` and
+:func:`late_interaction.score_pairs.score_pairs_packed` score them.
+"""
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, mse_loss
+from torch.nn.functional import normalize as unit
+
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import check_flag
+from late_interaction._checks.tensors import check_embeddings
+from late_interaction._contrastive.check import REDUCTIONS
+from late_interaction._contrastive.own_options import positive
+from late_interaction._maxsim import maxsim
+from late_interaction.score_pairs import score_pairs_packed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["DistillKLDivLoss", "MarginMSELoss", "distill_kl_div_loss", "margin_mse_loss"]
+
+
+def distill_kl_div_loss(
+    Q: Tensor,
+    D: Tensor,
+    teacher: Tensor,
+    *,
+    temperature: float = 1.0,
+    teacher_temperature: float | None = None,
+    normalize_scores: bool = False,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_d: Tensor | None = None,
+    normalize: bool = False,
+    precision: str | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The divergence of the MaxSim scores of each query's own documents from a teacher's::
+
+        KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)) * temperature ** 2
+
+    It equals Sentence Transformers' MultiVectorDistillKLDivLoss; and with ``normalize_scores=True``, PyLate's
+    Distillation, which has that on by default and no temperature. ColBERTv2
+    (https://arxiv.org/abs/2112.01488) trains like this.
+
+    Args:
+        Q: queries, ``[B, Lq, d]``; bfloat16, float16, float32 or float64. Packed with ``cu_seqlens_q``:
+            ``[sum of query lengths, d]``.
+        D: the ``K`` documents of each query, ``[B, K, Ld, d]``, of the dtype and device of ``Q``; at least 2.
+            Packed with ``cu_seqlens_d``: ``[tokens, d]``, document ``i * K + k`` belonging to query ``i``.
+        teacher: ``[B, K]``, floating point, on the device of ``Q``: finite scores of the same documents, on
+            any scale. They get no gradient.
+        temperature: what scores are divided by, a number above 0. The loss is multiplied by its square, so
+            that gradients stay of one size (https://arxiv.org/abs/1503.02531).
+        teacher_temperature: what ``teacher`` is divided by. None: as ``temperature``.
+        normalize_scores: map each query's scores to [0, 1] first: ``(score - least) / (greatest - least +
+            1e-8)``, with the gradient of that. The teacher's scores stay as they are.
+        q_mask, d_mask: ``[B, Lq]`` and ``[B, K, Ld]``, bool (or integer, nonzero = True), True = keep, as in
+            :func:`late_interaction.maxsim`. Not with packed tokens.
+        cu_seqlens_q, cu_seqlens_d: int32 (or int64) offsets of packed tokens, as
+            :func:`late_interaction.maxsim_varlen` takes them.
+        normalize: divide every token by its L2 norm first (eps 1e-12), with the exact gradient. Packed tokens
+            are copied for it.
+        precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
+        reduction: ``"mean"`` over the queries, ``"sum"``, or ``"none"``: ``[B]``.
+
+    Returns:
+        The loss, float32 (float64 for float64 inputs). An empty document scores 0.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, by name.
+
+    Complexity: that of :func:`late_interaction.maxsim` with ``B * K`` pairs, and of operations on ``[B, K]``.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import distill_kl_div_loss
+        >>> Q = torch.tensor([[[1.0, 0.0]]], requires_grad=True)
+        >>> D = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
+        >>> loss = distill_kl_div_loss(Q, D, torch.tensor([[3.0, 1.0]]))
+        >>> loss.backward()
+        >>> round(loss.item(), 4), Q.grad.shape
+        (0.0671, torch.Size([1, 1, 2]))
+    """
+    temperature = positive("temperature", temperature)
+    if teacher_temperature is None:
+        teacher_temperature = temperature
+    teacher_temperature = positive("teacher_temperature", teacher_temperature)
+    check_flag("normalize_scores", normalize_scores)
+    _check_reduction(reduction)
+    inputs: KDInputs = {
+        "q_mask": q_mask, "d_mask": d_mask, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
+    }  # fmt: skip
+    scores = _scores(Q, D, inputs, normalize, precision)
+    _check_teacher(teacher, scores, ("[B, K]",), [scores.shape])
+    if scores.shape[1] < 2:
+        raise ValueError(
+            "D must hold at least 2 documents of each query: the softmax over one is constant, got"
+            f" {scores.shape[1]}"
+        )
+    if normalize_scores:
+        least, greatest = scores.min(1, keepdim=True).values, scores.max(1, keepdim=True).values
+        scores = (scores - least) / (greatest - least + 1e-8)
+    target = log_softmax(teacher.detach().to(scores.dtype) / teacher_temperature, 1)
+    student = log_softmax(scores / temperature, 1)
+    each = kl_div(student, target, reduction="none", log_target=True).sum(1) * temperature**2
+    return _reduced(each, reduction)
+
+
+def margin_mse_loss(
+    Q: Tensor,
+    D: Tensor,
+    teacher: Tensor,
+    *,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_d: Tensor | None = None,
+    normalize: bool = False,
+    precision: str | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The squared error of margins between each query's first document, its positive, and the others:
+    ``((score_0 - score_k) - (teacher_0 - teacher_k)) ** 2`` for ``k`` from 1 on. Scores are compared as they
+    are, without a softmax: the teacher's must be on the scale of MaxSim.
+
+    It equals Sentence Transformers' MultiVectorMarginMSELoss, and follows Hofstätter et al.
+    (https://arxiv.org/abs/2010.02666).
+
+    Args:
+        Q, D, q_mask, d_mask, cu_seqlens_q, cu_seqlens_d, normalize, precision: as in
+            :func:`distill_kl_div_loss`. The first of each query's ``K`` documents is the positive.
+        teacher: floating point, on the device of ``Q``: scores of the documents, ``[B, K]``, or margins
+            between the first and each other, ``[B, K - 1]`` (with ``K = 2``, also ``[B]``). They get no
+            gradient.
+        reduction: ``"mean"`` over all margins of all queries, ``"sum"``, or ``"none"``: ``[B, K - 1]``.
+
+    Returns:
+        The loss, float32 (float64 for float64 inputs). An empty document scores 0.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value, by name.
+
+    Complexity: as :func:`distill_kl_div_loss`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import margin_mse_loss
+        >>> Q = torch.tensor([[[1.0, 0.0]]], requires_grad=True)
+        >>> D = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
+        >>> loss = margin_mse_loss(Q, D, torch.tensor([[3.0, 1.0]]))
+        >>> loss.backward()
+        >>> loss.item(), Q.grad.shape
+        (1.0, torch.Size([1, 1, 2]))
+    """
+    _check_reduction(reduction)
+    inputs: KDInputs = {
+        "q_mask": q_mask, "d_mask": d_mask, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_d": cu_seqlens_d,
+    }  # fmt: skip
+    scores = _scores(Q, D, inputs, normalize, precision)
+    if scores.shape[1] < 2:
+        raise ValueError(
+            f"D must hold a positive and at least 1 negative of each query, got {scores.shape[1]} documents"
+        )
+    B, others = scores.shape[0], scores.shape[1] - 1
+    shapes = [scores.shape, torch.Size((B, others))] + [torch.Size((B,))] * (others == 1)
+    _check_teacher(teacher, scores, ("[B, K]", "[B, K - 1]", "[B]"), shapes)
+    wanted = teacher.detach().to(scores.dtype)
+    if wanted.shape == scores.shape:
+        wanted = wanted[:, :1] - wanted[:, 1:]
+    margins = scores[:, :1] - scores[:, 1:]
+    return mse_loss(margins, wanted.view(margins.shape), reduction=reduction)
+
+
+# ---- what both share ----
+
+
+class KDInputs(TypedDict, total=False):
+    """What a batch has beside queries, documents and the teacher's scores, as the functions name it."""
+
+    q_mask: Tensor | None
+    d_mask: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_d: Tensor | None
+
+
+def _scores(Q: Tensor, D: Tensor, inputs: KDInputs, normalize: bool, precision: str | None) -> Tensor:
+    """``[B, K]`` scores of each query with its own documents."""
+    for name, x in (("Q", Q), ("D", D)):
+        check_embeddings(name, x)
+    cu_q, cu_d = inputs.get("cu_seqlens_q"), inputs.get("cu_seqlens_d")
+    q_mask, d_mask = inputs.get("q_mask"), inputs.get("d_mask")
+    if cu_q is None and cu_d is None:
+        if Q.dim() != 3 or D.dim() != 4:
+            raise ValueError(
+                "Q must be [B, Lq, d] and D [B, K, Ld, d] (or both packed, with cu_seqlens), got"
+                f" {list(Q.shape)} and {list(D.shape)}"
+            )
+        return maxsim(Q, D, q_mask, d_mask, normalize=normalize, precision=precision)
+    for name, offsets in (("cu_seqlens_q", cu_q), ("cu_seqlens_d", cu_d)):
+        if not isinstance(offsets, Tensor):
+            raise TypeError(
+                f"{name} must be a torch.Tensor where the other side is packed, got {type(offsets).__name__}"
+            )
+    assert cu_q is not None and cu_d is not None
+    for name, mask in (("q_mask", q_mask), ("d_mask", d_mask)):
+        if mask is not None:
+            raise ValueError(f"{name} must be None with packed tokens: cu_seqlens say which tokens there are")
+    check_flag("normalize", normalize)
+    if normalize:
+        Q, D = _unit(Q), _unit(D)
+    queries, documents = cu_q.numel() - 1, cu_d.numel() - 1
+    each = documents // max(queries, 1)
+    if documents != each * queries:
+        raise ValueError(
+            f"cu_seqlens_d must hold as many documents for each of the {queries} queries, got {documents}"
+            " in all"
+        )
+    pairs = torch.arange(max(documents, 0), dtype=torch.int32, device=Q.device)
+    rows = pairs.div(max(each, 1), rounding_mode="floor")
+    scores = score_pairs_packed(Q, D, cu_q, cu_d, rows, pairs, precision=precision)
+    return scores.view(max(queries, 0), each)
+
+
+def _unit(x: Tensor) -> Tensor:
+    if x.dtype.itemsize < 4:
+        return unit(x.float(), dim=-1, eps=1e-12).to(x.dtype)
+    return unit(x, dim=-1, eps=1e-12)
+
+
+def _check_reduction(reduction: Any) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {abbreviate(reduction)}")
+
+
+def _check_teacher(teacher: Any, scores: Tensor, forms: tuple[str, ...], shapes: list[torch.Size]) -> None:
+    if not isinstance(teacher, Tensor):
+        raise TypeError(f"teacher must be a torch.Tensor, got {type(teacher).__name__}")
+    if not teacher.is_floating_point():
+        raise TypeError(f"teacher must be floating point, got {teacher.dtype}")
+    if teacher.device != scores.device:
+        raise ValueError(f"teacher must be on the device of Q, {scores.device}, got {teacher.device}")
+    if teacher.shape not in shapes:
+        wanted = " or ".join(f"{form} = {list(shape)}" for form, shape in zip(forms, shapes, strict=False))
+        raise ValueError(f"teacher must be {wanted}, got {list(teacher.shape)}")
+
+
+def _reduced(each: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return each
+    return each.mean() if reduction == "mean" else each.sum()
+
+
+# ---- modules ----
+
+
+class _KDLoss(torch.nn.Module):
+    """A function of queries, their documents and a teacher's scores, with its options."""
+
+    def __init__(self, function: Any, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._function = function
+        self.options = options
+
+    def forward(self, Q: Tensor, D: Tensor, teacher: Tensor, **inputs: "Unpack[KDInputs]") -> Tensor:
+        """``inputs``: masks or offsets, as the function names them."""
+        loss: Tensor = self._function(Q, D, teacher, **inputs, **self.options)
+        return loss
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class DistillKLDivLoss(_KDLoss):
+    """:func:`distill_kl_div_loss` as a module.
+
+    Args:
+        temperature, teacher_temperature, normalize_scores, normalize, precision, reduction: as in
+            :func:`distill_kl_div_loss`.
+
+    Raises:
+        TypeError, ValueError: when the module is called.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import DistillKLDivLoss
+        >>> Q, D = torch.randn(2, 8, 16, requires_grad=True), torch.randn(2, 4, 20, 16)
+        >>> DistillKLDivLoss(0.5, normalize=True)(Q, D, torch.randn(2, 4)).backward()
+        >>> Q.grad.shape
+        torch.Size([2, 8, 16])
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        *,
+        teacher_temperature: float | None = None,
+        normalize_scores: bool = False,
+        normalize: bool = False,
+        precision: str | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        options = {
+            "temperature": temperature, "teacher_temperature": teacher_temperature,
+            "normalize_scores": normalize_scores, "normalize": normalize, "precision": precision,
+            "reduction": reduction,
+        }  # fmt: skip
+        super().__init__(distill_kl_div_loss, options)
+
+
+class MarginMSELoss(_KDLoss):
+    """:func:`margin_mse_loss` as a module.
+
+    Args:
+        normalize, precision, reduction: as in :func:`margin_mse_loss`.
+
+    Raises:
+        TypeError, ValueError: when the module is called.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import MarginMSELoss
+        >>> Q, D = torch.randn(2, 8, 16, requires_grad=True), torch.randn(2, 4, 20, 16)
+        >>> MarginMSELoss(normalize=True)(Q, D, torch.randn(2, 4)).backward()
+        >>> Q.grad.shape
+        torch.Size([2, 8, 16])
+    """
+
+    def __init__(
+        self, *, normalize: bool = False, precision: str | None = None, reduction: str = "mean"
+    ) -> None:
+        options = {"normalize": normalize, "precision": precision, "reduction": reduction}
+        super().__init__(margin_mse_loss, options)

@@ -1,0 +1,136 @@
+"""A surrogate of recall@k over the MaxSim scores of a batch, by blocks as
+:func:`late_interaction.contrastive_loss`: :func:`recall_loss` and :class:`RecallLoss`. The work stands in
+:mod:`late_interaction._contrastive`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from late_interaction._contrastive import own_options
+from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
+from late_interaction._contrastive.module import BatchLoss
+from late_interaction._contrastive.recall import Recall
+from late_interaction._contrastive.row_function import row_loss
+
+__all__ = ["RecallLoss", "recall_loss"]
+
+
+def recall_loss(
+    Q: Tensor,
+    D: Tensor,
+    *,
+    k: int | Sequence[int] = (1, 2, 4, 8, 16),
+    labels: Tensor | None = None,
+    temperature: float | Tensor,
+    rank_temperature: float = 1.0,
+    hard_negatives: Tensor | None = None,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    hard_negatives_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_d: Tensor | None = None,
+    cu_seqlens_h: Tensor | None = None,
+    normalize: bool = False,
+    precision: str | None = None,
+    reduction: str = "mean",
+    group: Any = None,
+    scale_by_world: bool = False,
+) -> Tensor:
+    """A surrogate of ``1 - recall@k`` that has gradients: Patel, Tolias and Matas, "Recall@k Surrogate Loss
+    with Large Batches and Similarity Mixup" (https://arxiv.org/abs/2108.11179), for one positive a query and
+    without the mixup. Step functions become sigmoids, in the rank of each query's own document and in its
+    comparison with ``k``::
+
+        rank_i = 1 + sum over j other than positive of sigmoid((score_ij - score_i,positive) / temperature)
+        loss_i = 1 - mean over k of sigmoid((k - rank_i) / rank_temperature)
+
+    The mean over queries is the loss. A larger batch makes the estimate of the rank better.
+
+    Args:
+        Q, D, labels, q_mask, d_mask, hard_negatives_mask, cu_seqlens_q, cu_seqlens_d, cu_seqlens_h,
+            normalize, precision, reduction, scale_by_world: as in :func:`late_interaction.contrastive_loss`.
+        k: one rank, or several over which the mean is taken, each at least 1. The default is the paper's.
+        temperature: of the sigmoid over differences of scores: a number above 0, or a tensor of one element,
+            which gets no gradient. The paper takes 0.01 for cosines; a MaxSim score is a sum over the tokens
+            of a query, so that 0.01 times their number is the same for a late-interaction model.
+        rank_temperature: of the sigmoid over differences of ranks; the paper's default of 1.
+        hard_negatives: ``[Nq, K, Lh, d]``, as in :func:`late_interaction.contrastive_loss`: documents that
+            may rank before the query's own.
+        group: as in :func:`late_interaction.contrastive_loss`: the rank among the documents of all processes.
+
+    Returns:
+        The loss, float32 (float64 for float64 inputs), between 0 and 1: 0-dim, or ``[Nq]``. NaN in a score
+        makes its query's loss NaN.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`late_interaction.contrastive_loss`; a temperature that
+        requires a gradient.
+
+    Complexity: as :func:`late_interaction.contrastive_loss` without ``tail``, and the scores of ``Nq`` pairs
+    first.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import recall_loss
+        >>> Q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], requires_grad=True)
+        >>> D = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.1]]])
+        >>> loss = recall_loss(Q, D, k=(1, 2), temperature=0.5)
+        >>> loss.backward()
+        >>> round(loss.item(), 4), Q.grad.shape
+        (0.4312, torch.Size([2, 1, 2]))
+    """
+    given = OF_CROSS_ENTROPY | {
+        "labels": labels, "temperature": temperature, "normalize": normalize, "precision": precision,
+        "reduction": reduction, "scale_by_world": scale_by_world, "group": group, "k": k,
+        "rank_temperature": rank_temperature,
+    }  # fmt: skip
+    tokens, masks = (Q, D, hard_negatives), (q_mask, d_mask, hard_negatives_mask)
+    offsets = (cu_seqlens_q, cu_seqlens_d, cu_seqlens_h)
+    arguments = read("recall_loss", (tokens, masks, offsets), given)
+    own = arguments.options.own or own_options.OwnOptions()
+    loss = Recall(own.k, own.rank_temperature, arguments.keeps)
+    return row_loss("recall_loss", arguments, loss, needs_positives=True)
+
+
+vars(recall_loss)["_torchdynamo_disable"] = True  # see contrastive_loss
+
+
+class RecallLoss(BatchLoss):
+    """:func:`recall_loss` as a module. Nothing of it is learned.
+
+    Args:
+        k, temperature, rank_temperature, normalize, precision, reduction, group, scale_by_world: as in
+            :func:`recall_loss`.
+
+    Raises:
+        TypeError, ValueError: a temperature that is no number above 0; the others when the module is called.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import RecallLoss
+        >>> loss_fn = RecallLoss(temperature=0.08, normalize=True)
+        >>> Q, D = torch.randn(4, 8, 16, requires_grad=True), torch.randn(4, 20, 16, requires_grad=True)
+        >>> loss_fn(Q, D).backward()
+        >>> Q.grad.shape
+        torch.Size([4, 8, 16])
+    """
+
+    def __init__(
+        self,
+        *,
+        k: int | Sequence[int] = (1, 2, 4, 8, 16),
+        temperature: float,
+        rank_temperature: float = 1.0,
+        normalize: bool = False,
+        precision: str | None = None,
+        reduction: str = "mean",
+        group: Any = None,
+        scale_by_world: bool = False,
+    ) -> None:
+        options = {
+            "k": k, "rank_temperature": rank_temperature, "normalize": normalize, "precision": precision,
+            "reduction": reduction, "group": group, "scale_by_world": scale_by_world,
+        }  # fmt: skip
+        super().__init__(recall_loss, temperature, False, options)

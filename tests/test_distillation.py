@@ -1,0 +1,195 @@
+"""distill_kl_div_loss and margin_mse_loss against their definitions in float64."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import late_interaction as li
+from late_interaction.distillation import KDInputs
+from late_interaction.reference import maxsim_reference
+from tests.contrast import assert_close, gradients
+
+B, K = 6, 4
+
+
+def batch(device, dtype=torch.float64, K=K, Lq=5, Ld=7, d=8):
+    Q, D = torch.randn(B, Lq, d), torch.randn(B, K, Ld, d)
+    leaves = [x.to(device, dtype).requires_grad_() for x in (Q, D)]
+    return *leaves, 3 * torch.randn(B, K, dtype=torch.float64, device=device)
+
+
+def kl(S, teacher, temperature=1.0, teacher_temperature=None, normalize_scores=False, reduction="mean"):
+    """Written out: sum over documents of p_teacher * (log p_teacher - log p_student)."""
+    if normalize_scores:
+        low, high = S.min(1, keepdim=True).values, S.max(1, keepdim=True).values
+        S = (S - low) / (high - low + 1e-8)
+    p = (teacher / (teacher_temperature or temperature)).softmax(1)
+    q = (S / temperature).softmax(1)
+    each = (p * (p.log() - q.log())).sum(1) * temperature**2
+    return {"mean": each.mean(), "sum": each.sum(), "none": each}[reduction]
+
+
+def margins(S, teacher, reduction="mean"):
+    each = ((S[:, :1] - S[:, 1:]) - (teacher[:, :1] - teacher[:, 1:])) ** 2
+    return {"mean": each.mean(), "sum": each.sum(), "none": each}[reduction]
+
+
+LOSSES = {"kl": (li.distill_kl_div_loss, kl), "margins": (li.margin_mse_loss, margins)}
+every = pytest.mark.parametrize("kind", list(LOSSES))
+
+
+@every
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_equals_its_definition(kind, device, reduction, normalize):
+    ours, definition = LOSSES[kind]
+    Q, D, teacher = batch(device)
+    q_mask, d_mask = torch.rand(B, 5, device=device) < 0.7, torch.rand(B, K, 7, device=device) < 0.6
+    d_mask[2, 1] = False
+    loss = ours(Q, D, teacher, q_mask=q_mask, d_mask=d_mask, normalize=normalize, reduction=reduction)
+    S = maxsim_reference(Q, D, q_mask, d_mask, normalize=normalize)
+    wanted = definition(S, teacher, reduction=reduction)
+    assert loss.shape == wanted.shape
+    if loss.dim() == 2:
+        loss, wanted = loss.flatten(), wanted.flatten()
+    assert_close(gradients(loss, (Q, D)), gradients(wanted, (Q, D)))
+
+
+@pytest.mark.parametrize("options", [
+    {"temperature": 0.3},
+    {"temperature": 2.0, "teacher_temperature": 0.5},
+    {"normalize_scores": True},
+    {"normalize_scores": True, "temperature": 0.1},
+])  # fmt: skip
+def test_options_of_kl(device, options):
+    Q, D, teacher = batch(device)
+    loss = li.distill_kl_div_loss(Q, D, teacher, **options)
+    assert_close(gradients(loss, (Q, D)), gradients(kl(maxsim_reference(Q, D), teacher, **options), (Q, D)))
+
+
+def test_kl_is_what_pylate_and_sentence_transformers_compute(device):
+    """Their expressions over the same scores: KLDivLoss of log-softmaxes, by batchmean."""
+    Q, D, teacher = batch(device)
+    S = maxsim_reference(Q, D)
+    loss_fn = torch.nn.KLDivLoss(reduction="batchmean", log_target=True)
+    theirs = loss_fn(F.log_softmax(S / 0.25, -1), F.log_softmax(teacher / 0.25, -1)) * 0.25**2
+    torch.testing.assert_close(li.distill_kl_div_loss(Q, D, teacher, temperature=0.25), theirs)
+    scaled = (S - S.amin(1, keepdim=True)) / (S.amax(1, keepdim=True) - S.amin(1, keepdim=True) + 1e-8)
+    theirs = loss_fn(F.log_softmax(scaled, -1), F.log_softmax(teacher, -1))
+    torch.testing.assert_close(li.distill_kl_div_loss(Q, D, teacher, normalize_scores=True), theirs)
+
+
+def test_forms_of_the_teacher_of_margins(device):
+    Q, D, teacher = batch(device)
+    wanted = li.margin_mse_loss(Q, D, teacher)
+    torch.testing.assert_close(li.margin_mse_loss(Q, D, teacher[:, :1] - teacher[:, 1:]), wanted)
+    Q, D, teacher = batch(device, K=2)
+    wanted = li.margin_mse_loss(Q, D, teacher)
+    for margin in (teacher[:, :1] - teacher[:, 1:], teacher[:, 0] - teacher[:, 1]):
+        torch.testing.assert_close(li.margin_mse_loss(Q, D, margin.float()), wanted, rtol=1e-5, atol=1e-5)
+
+
+@every
+@pytest.mark.parametrize("normalize", [False, True])
+def test_packed(kind, device, normalize):
+    """Padded to one length, with masks of what there is."""
+    ours, _ = LOSSES[kind]
+    q_lengths, d_lengths = torch.tensor([3, 0, 5, 1, 4, 2]), torch.randint(0, 8, (B * K,))
+    Q, D, teacher = batch(device)
+    q_mask = (torch.arange(5) < q_lengths.unsqueeze(1)).to(device)
+    d_mask = (torch.arange(7) < d_lengths.unsqueeze(1)).view(B, K, 7).to(device)
+    packed = [x.detach()[m].requires_grad_() for x, m in ((Q, q_mask), (D, d_mask))]
+    offsets = [torch.cat((torch.zeros(1), x.cumsum(0))).int().to(device) for x in (q_lengths, d_lengths)]
+    loss = ours(*packed, teacher, cu_seqlens_q=offsets[0], cu_seqlens_d=offsets[1], normalize=normalize)
+    wanted, grads = gradients(ours(Q, D, teacher, q_mask=q_mask, d_mask=d_mask, normalize=normalize), (Q, D))
+    assert_close(
+        gradients(loss, packed), (wanted, [g[m] for g, m in zip(grads, (q_mask, d_mask), strict=True)])
+    )
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dtypes(kind, device, dtype):
+    ours, definition = LOSSES[kind]
+    Q, D, teacher = batch(device, dtype)
+    got = gradients(ours(Q, D, teacher.to(dtype)), (Q, D))
+    assert got[0].dtype is torch.float32 and got[1][0].dtype is dtype
+    wanted = definition(maxsim_reference(Q.double(), D.double()), teacher.to(dtype).double())
+    assert_close(got, gradients(wanted, (Q, D)), {torch.float32: 1e-5}.get(dtype, 2e-2))
+
+
+@every
+def test_gradcheck(kind, device):
+    Q, D, teacher = batch(device, Lq=3, Ld=4, d=5)
+    assert torch.autograd.gradcheck(lambda Q, D: LOSSES[kind][0](Q, D, teacher), (Q, D))
+
+
+@every
+def test_the_teacher_gets_no_gradient(kind, device):
+    Q, D, teacher = batch(device)
+    LOSSES[kind][0](Q, D, teacher.requires_grad_()).backward()
+    assert teacher.grad is None and Q.grad is not None
+
+
+def test_equal_scores_have_no_divergence_and_no_nan(device):
+    Q, D, teacher = batch(device)
+    D = D.detach()[:, :1].expand(B, K, 7, 8)
+    loss = li.distill_kl_div_loss(Q, D, torch.zeros_like(teacher), normalize_scores=True)
+    (grad,) = torch.autograd.grad(loss, Q)
+    assert loss.abs() < 1e-12 and not grad.isnan().any()
+
+
+@every
+def test_compiled(kind, device):
+    Q, D, teacher = batch(device, torch.float32)
+    step = torch.compile(LOSSES[kind][0], backend="eager", fullgraph=True)
+    assert_close(gradients(step(Q, D, teacher), (Q, D)), gradients(LOSSES[kind][0](Q, D, teacher), (Q, D)))
+
+
+@pytest.mark.parametrize(("function", "module"), [
+    (li.distill_kl_div_loss, li.DistillKLDivLoss),
+    (li.margin_mse_loss, li.MarginMSELoss),
+])  # fmt: skip
+def test_modules(device, function, module):
+    Q, D, teacher = batch(device)
+    q_mask = torch.rand(B, 5, device=device) < 0.7
+    loss_fn = module(normalize=True)
+    assert torch.equal(
+        loss_fn(Q, D, teacher, q_mask=q_mask), function(Q, D, teacher, q_mask=q_mask, normalize=True)
+    )
+    assert "normalize=True" in repr(loss_fn)
+    ours, theirs = (inspect.signature(x).parameters for x in (module, function))
+    assert set(ours) == set(theirs) - set(KDInputs.__annotations__) - {"Q", "D", "teacher"}
+    assert all(ours[name].default == theirs[name].default for name in ours)
+
+
+def refusals():
+    Q, D, teacher = torch.randn(B, 5, 8), torch.randn(B, K, 7, 8), torch.randn(B, K)
+    cu_q, cu_d = torch.arange(B + 1) * 5, torch.arange(B * K + 1) * 7
+    P, R = Q.flatten(0, 1), D.flatten(0, 2)
+    for kind in LOSSES:
+        yield kind, TypeError, "Q must be a torch.Tensor", (None, D, teacher), {}
+        yield kind, ValueError, r"D \[B, K, Ld, d\]", (Q, D[:, 0], teacher), {}
+        yield kind, TypeError, "teacher must be a torch.Tensor", (Q, D, [1.0]), {}
+        yield kind, TypeError, "teacher must be floating point", (Q, D, teacher.long()), {}
+        yield kind, ValueError, r"teacher must be \[B, K\] = \[6, 4\]", (Q, D, teacher[:, :2]), {}
+        yield kind, ValueError, "D must hold", (Q, D[:, :1], teacher[:, :1]), {}
+        yield kind, ValueError, "reduction must be one of", (Q, D, teacher), {"reduction": "batchmean"}
+        yield kind, TypeError, "normalize must be", (Q, D, teacher), {"normalize": 1}
+        yield kind, TypeError, "cu_seqlens_d must be", (P, R, teacher), {"cu_seqlens_q": cu_q}
+        packed = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d}
+        yield kind, ValueError, "as many documents", (P, R, teacher), {**packed, "cu_seqlens_d": cu_d[:-1]}
+        yield kind, ValueError, "q_mask must be None", (P, R, teacher), {**packed, "q_mask": P[:, 0] > 0}
+        yield kind, TypeError, "normalize must be", (P, R, teacher), {**packed, "normalize": 1}
+    yield "kl", ValueError, "temperature must be above 0", (Q, D, teacher), {"temperature": 0.0}
+    yield "kl", TypeError, "temperature must be a float", (Q, D, teacher), {"temperature": teacher}
+    yield "kl", ValueError, "teacher_temperature must be", (Q, D, teacher), {"teacher_temperature": -1}
+    yield "kl", TypeError, "normalize_scores must be", (Q, D, teacher), {"normalize_scores": "min-max"}
+
+
+@pytest.mark.parametrize(("kind", "error", "message", "tensors", "options"), list(refusals()))
+def test_refusals(kind, error, message, tensors, options):
+    with pytest.raises(error, match=message):
+        LOSSES[kind][0](*tensors, **options)
