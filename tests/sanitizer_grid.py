@@ -294,6 +294,24 @@ def run_in_parts(name, *shape_d):
             raise SystemExit(f"{name}: a gradient is not finite")
 
 
+# Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
+LARGE = {
+    "large batch, tiles of query rows, queries in parts": (1000, 64, 32, 20, 128),
+    "large batch, documents in parts": (270, 620, 32, 200, 128),
+}
+
+
+def run_large(name, Nq, Nd, Lq, Ld, d):
+    Q, D = (torch.randn(*size, d, device="cuda").to(BF16) for size in ((Nq, Lq), (Nd, Ld)))
+    calls = torch.ops.late_interaction
+    scores, winners = calls.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
+    sums = torch.zeros(Q.shape, device="cuda")
+    gradients = torch.empty_like(Q), torch.empty_like(D)
+    calls.maxsim_backward_into_(torch.ones_like(scores), Q, D, None, winners, *gradients, sums, True, True)
+    if not all(x.isfinite().all() for x in (scores, *gradients)):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
 if __name__ == "__main__":
     everything = [
         *((run, name, arguments) for name, arguments in CALLS.items()),
@@ -304,6 +322,7 @@ if __name__ == "__main__":
         (run_unit_copies, "copies of unit rows, bf16", (128, BF16, 0)),
         (run_unit_copies, "copies of unit rows, a warp a row", (264, BF16, 1)),
         (run_unit_copies, "copies of unit rows, fp32", (40, FP32, 1)),
+        *((run_large, name, arguments) for name, arguments in LARGE.items()),
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
