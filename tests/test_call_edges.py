@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import late_interaction as li
 from late_interaction import int8
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
-from late_interaction.topk import TopK, maxsim_topk
+from late_interaction.topk import TopK, _default_chunk, maxsim_topk
 from late_interaction.varlen import maxsim_varlen
 
 OPS = torch.ops.late_interaction
@@ -251,3 +251,41 @@ def test_lists_of_pairs_are_named_where_they_differ_in_length():
         ValueError, match=r"^pair_q_idx and pair_d_idx must be equally long, got \[2\] and \[1\]"
     ):
         score_pairs_packed(tokens(9), D, integers(0, 9), integers(0, 7), integers(0, 0), integers(0))
+
+
+# ---- calls that are traced ----
+
+
+@pytest.mark.parametrize("function", ["listed", "spans", "varlen"])
+def test_a_call_without_gradients_compiles_whole(function):
+    calls = {
+        "listed": lambda x, y: score_pairs_packed(x, y, integers(0, 2, 9), integers(0, 7), *PAIRS),
+        "spans": lambda x, y: rerank_direct(x, y, *PAIRS),
+        "varlen": lambda x, y: maxsim_varlen(x, y, integers(0, 2, 9), integers(0, 7)),
+    }
+    compiled = torch.compile(calls[function], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(tokens(9), D), calls[function](tokens(9), D))
+
+
+def test_a_transform_meets_the_operator_though_nothing_requires_a_gradient():
+    with pytest.raises(RuntimeError, match=r"maxsim_varlen does not support vmap: .* pack all sequences"):
+        torch.vmap(lambda x: maxsim_varlen(x, D, integers(0, 9), integers(0, 7)))(tokens(9)[None])
+
+
+# ---- chunks of a corpus ----
+
+
+@pytest.mark.parametrize("queries", [1, 3, 1000])
+def test_scores_of_a_chunk_take_at_most_16_mib(queries):
+    chunk = _default_chunk(meta(queries, 2, 4), meta(1 << 30, 7, 4), False)
+    assert chunk * queries <= 16 << 18 < (chunk + 1) * queries
+
+
+@pytest.mark.parametrize("shape", [(7, 128), (300, 96), (1, 1 << 27), (0, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunk_that_travels_takes_at_most_256_mib(shape, dtype):
+    corpus = torch.empty(1, 1, 1, dtype=dtype).expand(1 << 30, *shape)
+    chunk, document = _default_chunk(meta(1, 2, 4), corpus, True), shape[0] * shape[1] * dtype.itemsize
+    fits = document <= 256 << 20
+    assert chunk == 1 if not fits else chunk * document <= 256 << 20
+    assert (chunk + 1) * document > 256 << 20 or chunk == 4 << 20  # which the scores allow

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,6 +83,14 @@ def test_lines_that_are_executed_are_seen_in_the_files_asked_for(forked, loaded)
         sorted([2, 1], key=lambda x: x)
     assert lines.by_file() == {str(file): [5, 6]}
     assert sys.gettrace() is None
+
+
+def test_lines_that_are_compiled_are_seen_too(forked, loaded):
+    file, names = loaded
+    with forked.Lines([file]) as lines:
+        compiled = torch.compile(lambda x: names["Box"]().holds(x), backend="eager", fullgraph=True)
+        assert compiled(torch.tensor(1.0))
+    assert lines.by_file() == {str(file): [11, 12, 13, 14]}
 
 
 def test_one_variant_of_every_test_comes_before_the_second_of_any(forked):

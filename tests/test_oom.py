@@ -1,9 +1,14 @@
 """Out of memory: the exception passes through, and the next call works."""
 
+import os
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 
 import late_interaction as li
+from late_interaction.score_pairs import score_pairs_packed
 
 
 @pytest.fixture
@@ -64,3 +69,30 @@ def test_other_errors_pass_through():
     Q, D = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     _oom.forward_failed(RuntimeError("something else"), Q, D, True)
     _oom.backward_failed(RuntimeError("API call failed, but not for want of memory"), Q, D, True)
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_out_of_memory_of_packed_sequences_on_the_cpu(needs_grad):
+    Q, empty = torch.randn(2, 4, requires_grad=needs_grad), torch.zeros((1 << 24) + 1, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="can't allocate memory: you tried to allocate"):
+        li.maxsim_varlen(Q, Q, empty, empty)  # 2^24 x 2^24 scores
+
+
+@pytest.fixture
+def little_memory_on_the_cpu():
+    """This process may use only 1 GiB more than it does."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="needs Linux, to limit the memory it may use"
+)
+def test_out_of_memory_of_listed_pairs_on_the_cpu(little_memory_on_the_cpu):
+    Q, pairs = torch.zeros(1 << 16, 1, requires_grad=True), torch.zeros(1 << 14, dtype=torch.int32)
+    cu = torch.tensor([0, 1], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="can't allocate memory: you tried to allocate 2147483648 bytes"):
+        score_pairs_packed(Q, Q[:1], cu, cu, pairs, pairs, max_seqlen_q=1 << 16)  # its winners

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+import torch._dynamo
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import late_interaction as li
+from late_interaction._checks.padded import LengthError, read_longest
 from late_interaction.padded import PackedBatch, pack_padded
 from late_interaction.reference import maxsim_padded_reference
 from tests import ref
@@ -102,6 +105,9 @@ Q, D, LQ, LD = (
 BAD = {
     "queries is a list": ({"queries": Q.tolist()}, TypeError, ["queries", "torch.Tensor"]),
     "documents of rank 3": ({"documents": D[0]}, ValueError, ["[B, C, Ld, d]", "[3, 5, 8]"]),
+    "queries of rank 2": ({"queries": Q[0]}, ValueError, ["[B, Lq, d]", "[4, 8]"]),
+    "queries of rank 4": ({"queries": D}, ValueError, ["[B, Lq, d]", "[2, 3, 5, 8]"]),
+    "documents of rank 5": ({"documents": D[:, None]}, ValueError, ["[2, 1, 3, 5, 8]"]),
     "batch": ({"documents": D[:1]}, ValueError, ["[B, Lq, d]", "[1, 3, 5, 8]"]),
     "d": ({"queries": Q[..., :7]}, ValueError, ["[2, 4, 7]", "[2, 3, 5, 8]"]),
     "dtype": ({"queries": Q.half()}, TypeError, ["float16", "float32"]),
@@ -134,3 +140,75 @@ def test_packing_refuses_lengths_out_of_range(change, device):
     given = {name: x.to(device) for name, x in (good | change).items()}
     with pytest.raises(ValueError, match="must all be >= 0 and <= "):
         pack_padded(**given)
+
+
+@pytest.mark.parametrize("change", [{}, {"query_lengths": LQ - 2}, {"doc_lengths": LD * 0}])
+def test_a_compiled_graph_packs_what_lengths_say(change):
+    given = (Q, D, change.get("query_lengths", LQ), change.get("doc_lengths", LD))
+    assert_equal_batches(compiled_pack()(*given), pack_padded(*given))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query_lengths": LQ + 1},
+        {"query_lengths": LQ - 3},
+        {"doc_lengths": LD + 1},
+        {"doc_lengths": LD - 1},
+        {"doc_lengths": LD * 0 - 1},
+    ],
+)
+def test_a_compiled_graph_asserts_that_lengths_lie_in_range(change):
+    given = (Q, D, change.get("query_lengths", LQ), change.get("doc_lengths", LD))
+    with pytest.raises(RuntimeError, match="Runtime assertion failed for expression u"):
+        compiled_pack()(*given)
+
+
+def compiled_pack():
+    """pack_padded in one graph, without a break where it reads lengths."""
+    options = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+
+    def pack(*given):
+        with torch._dynamo.config.patch(options):
+            return torch.compile(lambda *x: tuple(pack_padded(*x)), fullgraph=True, backend="aot_eager")(
+                *given
+            )
+
+    return pack
+
+
+def assert_equal_batches(got, expected):
+    for x, y in zip(got, expected, strict=True):
+        assert torch.equal(x, y) if isinstance(y, torch.Tensor) else x == y
+
+
+def test_a_compiled_call_looks_at_lengths_only_when_asked():
+    compiled = torch.compile(li.maxsim_padded, backend="eager")
+    whole = torch.full_like(LD, 5)
+    assert torch.equal(compiled(Q, D, LQ, whole + 9), li.maxsim_padded(Q, D, LQ, whole))
+    with pytest.raises(ValueError, match="doc_lengths must all be > 0 and <= 5, got"):
+        compiled(Q, D, LQ, whole + 9, validate=True)
+
+
+TOO_LONG = LQ + 9
+
+
+def test_fake_lengths_are_not_looked_at():
+    with FakeTensorMode() as mode:
+        given = [mode.from_tensor(x) for x in (Q, D, TOO_LONG, LD)]
+        assert li.maxsim_padded(*given, validate=True).shape == (2, 3)
+
+
+def test_lengths_without_values_cannot_be_packed():
+    with pytest.raises(ValueError, match="query_lengths must hold values, for they decide"):
+        pack_padded(*(x.to("meta") for x in (Q, D, LQ, LD)))
+
+
+def test_packing_names_the_lengths_that_are_wrong_alone():
+    """Where lengths are on a GPU, which the checks do not wait for."""
+    for lengths, named in (((7, 0, 8), r"\[2\] = 8"), ((-1, 0, 7), r"\[0\] = -1")):
+        with pytest.raises(
+            LengthError, match=rf"n must all be >= 0 and <= 7, got int64 \[3\] with n{named}$"
+        ):
+            read_longest("n", torch.tensor(lengths), 7)
+    assert read_longest("n", torch.tensor((7, 0, 3)), 7) == 7

@@ -68,19 +68,32 @@ def limit_memory():
 
 
 class Lines:
-    """Collects (file, line) of what is executed in some files."""
+    """Collects (file, line) of what is executed in some files, by Python or by torch.compile, which reads
+    bytecode instead of running it."""
 
     def __init__(self, files):
+        # Not imported with this file: PyTorch reads the number of threads from the environment, set later.
+        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
         self.files, self.seen = set(map(str, files)), set()
+        self.translator, self.starts_line = InstructionTranslatorBase, InstructionTranslatorBase.starts_line
 
     def __enter__(self):
         threading.settrace(self._called)
         sys.settrace(self._called)
+
+        def starts_line(translator, number):
+            if translator.f_code.co_filename in self.files:
+                self.seen.add((translator.f_code.co_filename, number))
+            self.starts_line(translator, number)
+
+        self.translator.starts_line = starts_line
         return self
 
     def __exit__(self, *_):
         sys.settrace(None)
         threading.settrace(None)
+        self.translator.starts_line = self.starts_line
 
     def by_file(self):
         return {name: sorted(line for file, line in self.seen if file == name) for name, _ in self.seen}

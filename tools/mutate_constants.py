@@ -4,6 +4,7 @@ or that a test notices, is killed.
 
   --sample N       N changes, always the same ones, instead of all
   --seconds S      at most so many seconds of tests for a change (default 60), one of every function first
+  --tests T...     these of the tests alone, "winners isa" say: the run that times them is shorter
 
 Many of the constants are sizes of blocks, on which speed depends and results do not: their mutants are
 equivalent, and the tests must pass with them. NEUTRAL lists them. That they survive says that the kernels are
@@ -66,11 +67,11 @@ def build(tree):
         return subprocess.run(command, cwd=tree, stdout=log, stderr=log).returncode == 0
 
 
-def seconds_of_tests(tree):
-    """{test: seconds}, of the library as it is."""
+def seconds_of_tests(tree, tests):
+    """{test: seconds} of files of tests, of the library as it is."""
     path = mutation.FOLDER / "recorded-constants.json"
     path.unlink(missing_ok=True)
-    files, found = [f"tests/test_{name}.py" for name in TESTS.split()], {}
+    files, found = [f"tests/test_{name}.py" for name in tests], {}
 
     def work(collected, _):
         for file in files:
@@ -111,13 +112,14 @@ def main(arguments):
     parser.add_argument("names", nargs="*")
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--tests", nargs="+", default=TESTS.split(), choices=TESTS.split())
     options = parser.parse_args(arguments)
     mutation.environment()
     tree = mutation.fresh_copy("constants")
     mutate_python.import_once()
     if not build(tree):
         raise SystemExit(f"it does not compile without a change: see {LOG}")
-    seconds = seconds_of_tests(tree)
+    seconds = seconds_of_tests(tree, options.tests)
     names = forked_tests.within(seconds, forked_tests.one_of_each_first(seconds), options.seconds)
     print(f"{len(names)} of {len(seconds)} tests for each change", flush=True)
     left = 0

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, shape_of
 from late_interaction._checks.tensors import (
+    as_dtype,
     check_embeddings,
     check_integers,
     check_rising,
@@ -70,7 +71,7 @@ def check_offsets(name: str, cu: Tensor, tokens_name: str, tokens: Tensor) -> Te
     check_size(cu.shape[0] > 0, lambda: f"{name} must be [sequences + 1], got {shape_of(cu)}")
     if has_values_on_cpu(cu):
         check_rising(name, cu, tokens.shape[0])
-    return cu.to(torch.int32).contiguous()
+    return as_dtype(cu, torch.int32).contiguous()
 
 
 def _check_list(name: str, x: Tensor, what: str, tokens_name: str, tokens: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ def _check_list(name: str, x: Tensor, what: str, tokens_name: str, tokens: Tenso
     _check_at_most(name, x, what)
     if x.dtype is torch.int64:  # what int32 cannot hold stays out of range
         x = x.clamp(-1, _MAX_TOKENS + 1)
-    return x.to(torch.int32).contiguous()
+    return as_dtype(x, torch.int32).contiguous()
 
 
 def _check_equally_long(first: str, x: Tensor, second: str, y: Tensor) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.tensors import (
+    as_dtype,
     check_device,
     check_embeddings,
     check_integers,
@@ -59,10 +60,10 @@ def check_compressed(
     return (
         Q.unsqueeze(0) if Q.dim() == 2 else Q,
         _as_codes(codes[1]),
-        residuals[1].to(torch.uint8),
+        as_dtype(residuals[1], torch.uint8),
         _as_extents(extents[1]),
         centroids.detach(),
-        bucket_weights.detach().to(torch.float32),
+        as_dtype(bucket_weights.detach(), torch.float32),
         nbits,
     )
 
@@ -137,7 +138,7 @@ def check_approx_score(scores: Any, codes: Any, doc_lengths: Any) -> tuple[Tenso
     check_integers("doc_lengths", doc_lengths, 1, "[B]", *of)
     _check_doc_lengths("doc_lengths", doc_lengths, codes)
     dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    return scores.to(dtype), _as_codes(codes), _as_extents(doc_lengths)
+    return as_dtype(scores, dtype), _as_codes(codes), _as_extents(doc_lengths)
 
 
 def _check_doc_lengths(name: str, lengths: Tensor, codes: Tensor) -> None:
@@ -155,7 +156,7 @@ def _as_codes(x: Tensor) -> Tensor:
     """int32 codes. An int64 one that int32 cannot hold is out of range, and stays so."""
     if x.dtype == torch.int64:
         x = x.clamp(-1, _INT32_MAX)
-    return x.to(torch.int32)
+    return as_dtype(x, torch.int32)
 
 
 def _as_extents(x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def _is_fake(x: Tensor) -> bool:
 
 def has_values_on_cpu(x: Tensor) -> bool:
     """Whether the values of x can be read without waiting for a device."""
-    return x.device.type == "cpu" and has_values(x)
+    return x.is_cpu and has_values(x)
 
 
 def check_size(holds: Any, message: Callable[[], str]) -> None:
@@ -75,6 +75,11 @@ def check_size(holds: Any, message: Callable[[], str]) -> None:
         torch._check(holds, message)
     elif not holds:
         raise ValueError(message())
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, without the cost of that call where x has the dtype already."""
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def check_device(name: str, x: Tensor, of: str, device: torch.device) -> None:
@@ -148,7 +153,7 @@ def check_rising(name: str, cu: Tensor, total: int) -> None:
 def check_lengths(name: str, lengths: Tensor, least: int, longest: int) -> None:
     """Lengths within [least, longest]. Waits for the device."""
     # On the CPU two reductions cost less than the four operations below.
-    on_cpu = lengths.device.type == "cpu" and lengths.numel() > 0
+    on_cpu = lengths.is_cpu and lengths.numel() > 0
     if on_cpu and int(lengths.min()) >= least and int(lengths.max()) <= longest:
         return
     if bool((bad := (lengths < least) | (lengths > longest)).any()):
