@@ -22,6 +22,7 @@ SLOW = {
     "tests/build/test_setup_messages.py": "runs setup.py",
     "tests/packaging": "builds a source distribution",
     "tests/test_bench.py": "is about measuring",
+    "tests/test_bench_contrastive.py": "is about measuring",
     "tests/test_bench_plans.py": "is about measuring",
     "tests/test_bench_rules.py": "is about measuring",
     "tests/test_demo.py": "trains and searches with a model",
