@@ -19,6 +19,7 @@ from tests import ring_worker
 from tests.contrast import small_blocks
 
 T, PER_RANK, PARTS = 0.2, 6, 2
+SLEEP = 300  # seconds: longer than any timeout
 VARIANTS = ("plain", "accumulated", "checkpointed", "cached")
 
 
@@ -117,16 +118,16 @@ def stalls(rank, world, when):
     last = rank == world - 1
     with small_blocks():
         if last and when == "sizes":
-            time.sleep(60)
+            time.sleep(SLEEP)
         if last and when == "documents":
-            with mock.patch.object(Ring, "exchange", lambda *_: time.sleep(60)):
+            with mock.patch.object(Ring, "exchange", lambda *_: time.sleep(SLEEP)):
                 ring_worker.loss_of(Q, D, group=dist.group.WORLD)
         begin = seconds()
         try:
             loss, leaves = ring_worker.loss_of(Q, D, group=dist.group.WORLD)
             dist.barrier()
             if last:
-                time.sleep(60)
+                time.sleep(SLEEP)
             begin = seconds()
             torch.autograd.grad(loss, leaves)
         except RuntimeError as error:

@@ -64,7 +64,7 @@ def on_ranks(world, name, timeout=60, missing=0, backend="gloo", **arguments):
         pytest.fail(f"ranks {sorted(set(range(world)) - set(found))} did not end")
     finally:
         for process in ranks:
-            process.join(20)
+            process.join(20 if not missing else 1)
             if process.is_alive():
                 process.kill()
     return [found.get(rank) for rank in range(world)]
