@@ -58,7 +58,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "record": Command(
         "run all of the above, a process for each job, on several GPUs at once; writes a file for each job",
-        "two calls of 10 minutes on two GPUs", recorder.add_arguments, recorder.run, recorder.__doc__,
+        "two calls of 10 minutes on two GPUs, and one of 3",
+        recorder.add_arguments, recorder.run, recorder.__doc__,
     ),
     "merge": Command(
         "merge the files of `record` into the records of bench/results",
@@ -69,7 +70,7 @@ COMMANDS: dict[str, Command] = {
         "a minute; needs a GPU and ncu", ncu.add_arguments, ncu.run, ncu.__doc__,
     ),
     "report": Command(
-        "write the pages and plots from the records: README.md, docs/benchmarks.md, docs/performance.md",
+        "write the plots, README.md and docs/{benchmarks,performance,large_batches}.md from the records",
         "seconds; needs no GPU; plots need matplotlib", pages.add_arguments, pages.write, pages.__doc__,
     ),
     "check": Command(

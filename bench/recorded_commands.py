@@ -68,7 +68,9 @@ class Coverage:
         if args.impl:
             self.impls = {KEYS[key].name for key in args.impl}
         for name in args.suite or SUITES:
-            self.suites[name] = select(SUITES[name].shapes, args.shapes), SUITES[name].variants
+            suite = SUITES[name]
+            shapes = [*suite.shapes, *(suite.large if args.large else ())]
+            self.suites[name] = select(shapes, args.shapes), suite.variants
 
     def problem(self, row: Row) -> str | None:
         if row["suite"] not in self.suites:
@@ -78,7 +80,8 @@ class Coverage:
             return "its command does not measure this shape"
         if row.get("variant") not in variants:
             return f"there is no variant {row.get('variant')!r}"
-        if row["impl"] not in self.impls:
+        suite = SUITES.get(row["suite"])
+        if row["impl"] not in self.impls and row["impl"] not in (suite.peers if suite else ()):
             return f"its command does not measure {row['impl']}"
         return None
 

@@ -1,6 +1,7 @@
-"""What the processes of tests/test_contrastive_group.py run, one a rank, on gloo."""
+"""What the processes of tests/test_contrastive_group.py run, one a rank, on gloo or NCCL."""
 
 import datetime
+import importlib
 import os
 import traceback
 
@@ -14,15 +15,18 @@ T = 0.3
 QUERIES, DOCUMENTS = (5, 8, 3), (9, 8, 4)  # of each rank
 
 
-def start(rank, world, port, results, name, timeout, arguments):
-    """Runs one of the functions below as a rank of a group; what it returns, or raises, goes to results."""
+def start(rank, world, port, results, name, timeout, arguments, backend="gloo"):
+    """Runs a function, one of those below or "module.function", as a rank of a group; what it returns, or
+    raises, goes to results."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout)
+            backend, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout)
         )
-        results.put((rank, globals()[name](rank, world, **arguments)))
+        module, _, function = name.rpartition(".")
+        run = getattr(importlib.import_module(module or __name__), function)
+        results.put((rank, run(rank, world, **arguments)))
     except Exception as error:
         results.put((rank, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
     results.close()
@@ -81,7 +85,7 @@ def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, 
             total = loss if loss.dim() == 0 else (loss * weights).sum()
             grads = torch.autograd.grad(total, leaves)
         # numpy: tensors would go by shared memory, which ends with this process
-        found.append((loss.detach().double().numpy(), [g.double().numpy() for g in grads]))
+        found.append((loss.detach().double().cpu().numpy(), [g.double().cpu().numpy() for g in grads]))
     return found
 
 

@@ -113,6 +113,32 @@ def test_parts_of_unequal_lengths_are_padded(device):
         torch.testing.assert_close(got, want)
 
 
+def test_packed_outputs(device):
+    """Queries and documents of a part have different numbers of tokens, and so have the parts."""
+    encoder = Encoder(0.0).double().to(device)
+    lengths = (((3, 1), (5, 2)), ((4,), (1,)), ((2, 5), (6, 4)))
+    parts = [
+        tuple(torch.randn(sum(each), 12, dtype=torch.float64, device=device) for each in both)
+        + tuple(torch.tensor(each, dtype=torch.int32, device=device) for each in both)
+        for both in lengths
+    ]
+
+    def loss(Q, D, *lengths):
+        cu_q, cu_d = (nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in lengths)
+        return li.contrastive_loss(Q, D, temperature=0.2, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d)
+
+    def encode(part):
+        return *encoder(part), *part[2:]
+
+    plain = loss(*(torch.cat(x) for x in zip(*map(encode, parts), strict=True)))
+    plain.backward()
+    wanted = [g.clone() for g in grads(encoder)]
+    encoder.zero_grad()
+    torch.testing.assert_close(li.cached_contrastive_step(encode, parts, loss), plain.detach())
+    for got, want in zip(grads(encoder), wanted, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_with_checkpointing(device):
     from torch.utils.checkpoint import checkpoint
 

@@ -34,16 +34,22 @@ def _server_of_processes():
     return context
 
 
-def on_ranks(world, name, timeout=60, missing=0, **arguments):
-    """What each rank's function returned, or the text of what it raised. missing: ranks that end without."""
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def on_ranks(world, name, timeout=60, missing=0, backend="gloo", **arguments):
+    """What each rank's function returned, or the text of what it raised. missing: ranks that end without."""
+    port = free_port()
     context = _server_of_processes()
     results = context.Queue()
     ranks = [
         context.Process(
-            target=ring_worker.start, args=(rank, world, port, results, name, timeout, arguments), daemon=True
+            target=ring_worker.start,
+            args=(rank, world, port, results, name, timeout, arguments, backend),
+            daemon=True,
         )
         for rank in range(world)
     ]
@@ -58,7 +64,7 @@ def on_ranks(world, name, timeout=60, missing=0, **arguments):
         pytest.fail(f"ranks {sorted(set(range(world)) - set(found))} did not end")
     finally:
         for process in ranks:
-            process.join(20)
+            process.join(20 if not missing else 1)
             if process.is_alive():
                 process.kill()
     return [found.get(rank) for rank in range(world)]

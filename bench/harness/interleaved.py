@@ -56,7 +56,7 @@ def draw_sets(settings: Settings, shape: Shape, dtype: torch.dtype) -> list[Inpu
     return [draw(shape, settings.device, dtype) for _ in range(count)]
 
 
-def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
+def judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
     """The calls, if the first one gives the right result; None if not, and the row says why."""
     row = timed.row
     key = (row["impl"], row["shape"], row["op"], row.get("variant"))
@@ -89,7 +89,7 @@ def _judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
 
 def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:
     """Fills the rows: parity, then GPU time, interleaved and by one clock, then wall time."""
-    ready = [(each, calls) for each in timed if (calls := _judged(settings, each)) is not None]
+    ready = [(each, calls) for each in timed if (calls := judged(settings, each)) is not None]
     on_gpu = [(each.row, calls) for each, calls in ready if each.on_gpu and settings.device.type == "cuda"]
     if on_gpu:
         capture = all(each.capture for each, _ in ready if each.on_gpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bench.harness.shape import KD, PAIRS, HiddenShape, PairShape, Shape
+from bench.harness.shape import KD, PAIRS, BatchShape, HiddenShape, PairShape, Shape
 
 # Longer than any batch: documents of a million tokens, a query of 32k, rows of 4096.
 LONG = (
@@ -106,6 +106,20 @@ HEADS = (
     *(Shape(f"chunked-{batch}x{Ld}", batch, batch, 128, Ld) for batch, Ld in _CHUNKED),
 )
 
+# Contrastive losses of whole batches; those in LARGE_BATCHES take minutes.
+BATCHES = (
+    BatchShape("batch-512", 512, 512, 32, 180),
+    BatchShape("batch-2048", 2048, 2048, 32, 180),
+    BatchShape("packed-2048", 2048, 2048, 32, 180, packed=True),
+    BatchShape("batch-8192", 8192, 8192, 32, 180),
+    BatchShape("batch-16384", 16384, 16384, 32, 180),
+    BatchShape("single-16384", 16384, 16384, 1, 1, d=512),
+)
+LARGE_BATCHES = (
+    BatchShape("batch-65536", 65536, 65536, 32, 180),
+    BatchShape("single-65536", 65536, 65536, 1, 1, d=512),
+)
+
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
@@ -138,6 +152,11 @@ TINY_RETRIEVE = (
 TINY_HEADS = (
     Shape("tiny-negatives", 3, 2, 5, 7, d=16, layout=KD),
     Shape("tiny-chunked", 33, 33, 5, 7, d=16),
+)
+TINY_BATCHES = (
+    BatchShape("tiny-batch-12", 12, 12, 5, 17, d=16),
+    BatchShape("tiny-packed", 12, 12, 5, 17, d=16, packed=True),
+    BatchShape("tiny-single", 12, 12, 1, 1, d=16),
 )
 
 

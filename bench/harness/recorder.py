@@ -1,6 +1,6 @@
 """Makes the whole record of a GPU in a few calls: a job for each group of suites, the sweep and the plans.
 
-    python -m bench record --part 1 --gpus 0,1 --out DIR     # then --part 2
+    python -m bench record --part 1 --gpus 0,1 --out DIR     # then --part 2 and --part 3
     python -m bench merge DIR/*.json                         # into the records of bench/results
 
 Each job is one process on one GPU and writes DIR/<job>.json. A GPU takes the next job as soon as it is
@@ -66,6 +66,7 @@ JOBS = (
     Job("plans", 2, 160, ("plans", "--seed", "1", "--count", "200", "--masked", "40", "--others", "60")),
     Job("backward", 2, 100, _suites("backward")),
     Job("first-call", 2, 230, _suites("first-call")),
+    Job("contrastive", 3, 170, _suites("contrastive", limit=60)),
 )
 
 

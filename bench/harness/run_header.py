@@ -104,7 +104,7 @@ def new_header(device: torch.device, ceilings: Ceilings, arguments: Sequence[str
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        **{p: package_version(p) for p in ("triton", LIK, "flash-maxsim", "maxsim-cpu", "numpy")},
+        **{p: package_version(p) for p in ("triton", LIK, "flash-maxsim", "maxsim-cpu", "inf-cl", "numpy")},
     }
     header: Row = {
         "kind": "header",

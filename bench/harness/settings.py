@@ -28,6 +28,8 @@ class Settings:
     compile_all: bool = False
     compiles: bool = True  # measure our training step with torch.compile
     gave_up: set[tuple[object, ...]] = field(default_factory=set)
+    # Batch and seconds of the last step of each kind, from which the time at a larger batch follows.
+    steps_s: dict[tuple[object, ...], tuple[int, float]] = field(default_factory=dict)
     log: Callable[[str], None] = field(default=lambda line: print(line, flush=True))
 
     @property

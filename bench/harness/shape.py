@@ -112,5 +112,12 @@ class PairShape(Shape):
     even: bool = False  # all of Lq and Ld tokens
 
 
+@dataclass(frozen=True)
+class BatchShape(Shape):
+    """A batch of Nq queries and as many documents for a contrastive loss."""
+
+    packed: bool = False  # of different lengths, up to Lq and Ld tokens
+
+
 def itemsize(dtype: torch.dtype) -> int:
     return torch.empty((), dtype=dtype).element_size()

@@ -202,6 +202,25 @@ def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> fl
     return 1e6 * statistics.median(times)
 
 
+def time_few(call: Call, runs: int, device: torch.device) -> tuple[GpuTime | None, float]:
+    """(GPU time, wall microseconds) of a call that takes seconds and has run before: medians of few runs."""
+    walls: list[float] = []
+
+    def run() -> None:
+        _sync(device)
+        start = time.perf_counter()
+        call()
+        _sync(device)
+        walls.append(1e6 * (time.perf_counter() - start))
+
+    if device.type != "cuda":
+        for _ in range(runs):
+            run()
+        return None, statistics.median(walls)
+    median, spread = quartiles(_time_events([run] * runs))
+    return GpuTime(1e3 * median, spread, "events"), statistics.median(walls)
+
+
 def peak_mib(call: Call, device: torch.device) -> float | None:
     """MiB that one call allocates at its peak above what was there before: outputs included."""
     if device.type != "cuda":

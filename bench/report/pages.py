@@ -1,7 +1,7 @@
-"""Writes README.md, docs/benchmarks.md and docs/performance.md, between their markers, from the records.
+"""Writes README.md and the pages of docs that hold figures, between their markers, from the records.
 
-It draws the plots of bench/results too. Nothing between the markers is typed by hand: `python -m bench check`
-fails when a page and the records differ.
+It draws the plots of bench/results and docs/large_batches.png too. Nothing between the markers is typed by
+hand: `python -m bench check` fails when a page and the records differ.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.harness.results import DIRECTORY, ROOT, SEPARATE_SUITES, Row, is_whole, read, records
-from bench.report import benchmarks, performance, plots, readme
+from bench.report import benchmarks, large_batches, performance, plots, readme
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PAGES: dict[str, Callable[[Path], str]] = {
     "docs/benchmarks.md": benchmarks.build,
     "docs/performance.md": performance.build,
+    "docs/large_batches.md": large_batches.build,
 }
 
 
@@ -30,7 +31,7 @@ def fill(text: str, generated: str) -> str:
     return f"{before}{BEGIN}\n{generated}\n{END}{after}"
 
 
-def _draw(directory: Path) -> None:
+def _draw(directory: Path, docs: Path) -> None:
     for path in records(directory):
         rows = read(path)
         target = directory / readme.PLOT
@@ -39,6 +40,9 @@ def _draw(directory: Path) -> None:
     for path in sorted(directory.glob("sweep-*.json")):
         if problem := plots.sweep(read(path), path.with_suffix(".png")):
             print(f"{path.name}: {problem}")
+    if docs.exists():
+        for problem in large_batches.draw(directory, docs / large_batches.PLOT):
+            print(problem)
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -65,7 +69,7 @@ def _fill_pages(args: argparse.Namespace, use: Callable[[Path, str, str], bool])
 
 def write(args: argparse.Namespace) -> int:
     """Draws the plots and writes the pages."""
-    _draw(args.results)
+    _draw(args.results, args.readme.parent / "docs")
     return int(not _fill_pages(args, lambda page, text, new: page.write_text(new) >= 0))
 
 

@@ -52,7 +52,7 @@ def _labels(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, flo
     return out
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     """matplotlib.pyplot without a display, or None."""
     try:
         import_module("matplotlib").use("Agg")
@@ -68,7 +68,7 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     ceilings = [h for h in headers if h.get("cublas_tflops") and h.get("read_tbps")]
     if not points[OURS] or not ceilings:
         return "no roofline: no forward of ours was timed on a GPU"
-    plt = _pyplot()
+    plt = pyplot()
     if plt is None:
         return "no roofline: matplotlib is not installed"
 
@@ -159,7 +159,7 @@ def sweep(rows: Sequence[Row], target: Path) -> str | None:
     points = _pairs_of_times(rows)
     if not points:
         return "no plot of the sweep: no shape was timed beside a peer on a GPU"
-    plt = _pyplot()
+    plt = pyplot()
     if plt is None:
         return "no plot of the sweep: matplotlib is not installed"
     every = [p for layout in points.values() for p in layout]

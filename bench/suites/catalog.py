@@ -9,7 +9,9 @@ from bench.harness import named_shapes
 from bench.harness.results import Row
 from bench.harness.settings import Settings
 from bench.harness.shape import Shape
+from bench.peers import losses
 from bench.suites import (
+    contrastive,
     first_call,
     fp32,
     from_hidden,
@@ -40,6 +42,8 @@ class Suite:
     # A suite of our own variants, timed interleaved, has a function and the key of its rows' ratio.
     measure_shape: MeasureShape | None = None
     ratio: str = ""
+    large: Sequence[Shape] = ()  # with --large
+    peers: tuple[str, ...] = ()  # implementations beside those of --impl, which this suite alone measures
 
 
 _TRAINING = (*named_shapes.TRAINING, *named_shapes.LONG)
@@ -107,6 +111,12 @@ SUITES: dict[str, Suite] = {
         "whole losses of colpali-engine and PyLate",
         named_shapes.HEADS, named_shapes.TINY_HEADS, heads.ALL,
         measure_shape=heads.measure_shape, ratio="over_einsum",
+    ),
+    contrastive.SUITE: Suite(
+        "contrastive losses of batches of up to 16,384, with their memory",
+        named_shapes.BATCHES, named_shapes.TINY_BATCHES, losses.ALL,
+        measure_shape=contrastive.measure_shape, ratio="over_exact", large=named_shapes.LARGE_BATCHES,
+        peers=contrastive.PEERS,
     ),
     first_call.SUITE: Suite(
         "import and first call in a fresh process",

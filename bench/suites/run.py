@@ -59,6 +59,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "--warm", type=float, default=0.0, metavar="SECONDS",
         help="compile for the Triton peers on all cores first, at most this long for each suite",
     )  # fmt: skip
+    p.add_argument("--large", action="store_true", help="also the shapes that take minutes (contrastive)")
     p.add_argument("--out", type=Path, help="the JSON file; default: bench/results/<device>.json")
     p.add_argument(
         "--merge", action="store_true", help="replace the groups of --out that are measured, keep the others"
@@ -130,7 +131,8 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
     known = {i.name for i in settings.implementations}
     for name in args.suite or [s for s in SUITES if not (args.quick and s == first_call.SUITE)]:
         suite = SUITES[name]
-        chosen = named_shapes.select(suite.tiny if args.dry_run else suite.shapes, args.shapes)
+        shapes = [*suite.shapes, *(suite.large if args.large else ())]
+        chosen = named_shapes.select(suite.tiny if args.dry_run else shapes, args.shapes)
         if suite.op:
             if args.warm:
                 triton_tuning.warm(settings.implementations, chosen, suite.op, args.warm, settings.log)

@@ -76,15 +76,14 @@ def cached_contrastive_step(
     gradients = [leaf.grad for leaf in leaves]
     sizes = [[x.shape for x in outputs] for outputs in encoded]
     del encoded, leaves
-    begin = 0
+    begins = [0] * len(gradients)  # packed outputs have first dims of their own
     for i, batch in enumerate(batches):
-        end = begin + sizes[i][0][0]
         with _synchronized(encoder if module is None else module, i + 1 == len(batches)), states[i].again():
             _backward(
                 _outputs(encoder(batch)),
-                [_part(g, begin, s) for g, s in zip(gradients, sizes[i], strict=True)],
+                [_part(g, b, s) for g, b, s in zip(gradients, begins, sizes[i], strict=True)],
             )
-        begin = end
+        begins = [b + s[0] for b, s in zip(begins, sizes[i], strict=True)]
     return value.detach()
 
 

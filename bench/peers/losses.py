@@ -1,0 +1,132 @@
+"""Contrastive losses as users write them, by each library: `cross_entropy(scores / temperature)`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bench.harness.batches import TEMPERATURE, Batch, Loss
+from bench.harness.library import EINSUM, INF_CL, LIK, OURS, UnsupportedError
+from bench.harness.parity import GRADIENTS, SCORES
+from bench.harness.shape import IN_BATCH, BatchShape, itemsize
+from bench.peers.implementations import einsum_maxsim
+
+TAIL = 2.0**-10
+EXACT, WITH_TAIL = "contrastive_loss", "contrastive_loss, tail 2^-10"
+SAVED, RECOMPUTED = "maxsim, winners saved", "maxsim, winners recomputed"
+SCORED, MATMUL, INFINITE = "scores + cross_entropy", "matmul + cross_entropy", "cal_flash_loss"
+ALL = (EXACT, WITH_TAIL, SAVED, RECOMPUTED, SCORED, MATMUL, INFINITE)
+MAX_SIMILARITY_BYTES = 40e9  # PyTorch keeps several tensors of that size
+_32_BITS = 2**31
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to the loss. `make` imports what it needs, and raises UnsupportedError for a batch that it
+    cannot do."""
+
+    impl: str
+    variant: str
+    make: Callable[[BatchShape], Loss]
+    kept_bytes: Callable[[BatchShape], float]  # of the largest thing that stays for the backward
+    limits: tuple[float, float] = (SCORES, GRADIENTS)  # of the errors of loss and gradients
+
+
+def _scores_to_loss(scores: torch.Tensor) -> torch.Tensor:
+    labels = torch.arange(len(scores), device=scores.device)
+    return F.cross_entropy(scores / TEMPERATURE, labels).float()
+
+
+def _ours(shape: BatchShape, tail: float) -> Loss:
+    loss: Any = importlib.import_module("late_interaction").contrastive_loss
+
+    def run(x: Batch) -> torch.Tensor:
+        offsets = {"cu_seqlens_q": x.cu_q, "cu_seqlens_d": x.cu_d}
+        out: torch.Tensor = loss(x.Q, x.D, temperature=TEMPERATURE, tail=tail, **offsets)
+        return out
+
+    return run
+
+
+def _maxsim(package: str, shape: BatchShape, **options: str) -> Loss:
+    module: Any = importlib.import_module(package)
+    if not shape.packed:
+        return lambda x: _scores_to_loss(module.maxsim(x.Q, x.D, **options))
+    if options:
+        raise UnsupportedError("maxsim_varlen always saves its winners")
+    varlen: Any = importlib.import_module(f"{package}.varlen").maxsim_varlen
+    longest = {"max_seqlen_q": shape.Lq, "max_seqlen_d": shape.Ld}
+    return lambda x: _scores_to_loss(varlen(x.Q, x.D, x.cu_q, x.cu_d, **longest))
+
+
+def _lik(shape: BatchShape) -> Loss:
+    if shape.Nq * shape.Nd * shape.Lq >= _32_BITS:
+        raise UnsupportedError("its kernels address winners with 32 bits")
+    return _maxsim("late_interaction_kernels", shape)
+
+
+def _einsum(shape: BatchShape) -> Loss:
+    if shape.packed:
+        raise UnsupportedError("no einsum of packed tokens")
+    return lambda x: _scores_to_loss(einsum_maxsim(x.Q, x.D, IN_BATCH))
+
+
+def _matmul(shape: BatchShape) -> Loss:
+    return lambda x: _scores_to_loss(x.Q.squeeze(1) @ x.D.squeeze(1).T)
+
+
+def _inf_cl(shape: BatchShape) -> Loss:
+    loss: Any = importlib.import_module("inf_cl").cal_flash_loss
+
+    def run(x: Batch) -> torch.Tensor:
+        rows = loss(x.Q.squeeze(1), x.D.squeeze(1), scale=1 / TEMPERATURE, head_dim=min(256, shape.d))
+        mean: torch.Tensor = rows.mean()
+        return mean
+
+    return run
+
+
+def _winners(width: int) -> Callable[[BatchShape], float]:
+    return lambda shape: width * shape.Nq * shape.Nd * shape.Lq
+
+
+def _similarities(shape: BatchShape) -> float:
+    size = shape.similarities * itemsize(torch.bfloat16)
+    if size > MAX_SIMILARITY_BYTES:
+        raise UnsupportedError(f"the similarity tensor alone takes {size / 1e9:.0f} GB")
+    return size
+
+
+def _nothing(shape: BatchShape) -> float:
+    return 0.0
+
+
+# Limits of errors. Rounding to bfloat16 moves logits by up to 0.1, Inf-CL's products are in TF32, a tail
+# leaves out some of the gradient, and of single tokens the weights of pairs are rounded to bfloat16 as well.
+_ROUNDED, _TF32, _TAILED, _WEIGHTS = (5e-2, 0.2), (SCORES, 2e-2), (SCORES, 2e-2), (SCORES, 6e-3)
+_OURS = "late_interaction"
+_METHODS = (
+    Method(OURS, EXACT, partial(_ours, tail=0.0), _nothing),
+    Method(OURS, WITH_TAIL, partial(_ours, tail=TAIL), _nothing, _TAILED),
+    Method(OURS, SAVED, partial(_maxsim, _OURS), _winners(2)),
+    Method(OURS, RECOMPUTED, partial(_maxsim, _OURS, winners="recompute"), _nothing),
+    Method(LIK, SCORED, _lik, _winners(4)),
+    Method(EINSUM, SCORED, _einsum, _similarities, _ROUNDED),
+)
+_SINGLE = (
+    Method(OURS, EXACT, partial(_ours, tail=0.0), _nothing, _WEIGHTS),
+    Method(OURS, SAVED, partial(_maxsim, _OURS), _winners(2)),
+    Method(EINSUM, MATMUL, _matmul, _nothing, _ROUNDED),
+    Method(INF_CL, INFINITE, _inf_cl, _nothing, _TF32),
+)
+
+
+def methods(shape: BatchShape) -> tuple[Method, ...]:
+    """The ways to the loss of this batch."""
+    return _SINGLE if shape.Lq == shape.Ld == 1 else _METHODS

@@ -1,0 +1,99 @@
+"""Contrastive training over several processes: every query meets the documents of all of them.
+
+    torchrun --nproc-per-node 2 examples/contrastive_ddp.py             # on GPUs by NCCL, else by gloo
+
+Each process encodes its own part of the batch, and `contrastive_loss(group=...)` passes the documents round
+a ring. DistributedDataParallel averages gradients, hence `scale_by_world=True`. Beside it each process trains
+a copy of the encoder alone on the whole batch: losses and weights must be the same, or it ends with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from late_interaction import contrastive_loss
+
+WIDTH, DIM = 64, 32  # of an input token, and of an embedding
+QUERY, DOCUMENT = 8, 24  # tokens
+TOLERANCE = 1e-4
+
+
+class Encoder(nn.Module):
+    """Projects the tokens of queries and documents. One call for both: DistributedDataParallel wants that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, DIM, bias=False)
+
+    def forward(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+        return self.project(queries), self.project(documents)
+
+
+def draw(step: int, count: int) -> tuple[Tensor, Tensor]:
+    """The whole batch of a step, the same in every process: each document holds noisy tokens of its query."""
+    generator = torch.Generator().manual_seed(step)
+    queries = torch.randn(count, QUERY, WIDTH, generator=generator)
+    documents = torch.randn(count, DOCUMENT, WIDTH, generator=generator)
+    documents[:, :QUERY] += 0.3 * queries
+    return queries, documents
+
+
+def train(rank: int, world: int, device: torch.device, steps: int, per_process: int) -> float:
+    """Trains in the group and alone. Returns the largest relative difference of losses and weights."""
+    torch.manual_seed(0)
+    alone = Encoder().to(device)
+    together = DistributedDataParallel(copy.deepcopy(alone))
+    optimizers = [torch.optim.SGD(x.parameters(), lr=0.5) for x in (alone, together)]
+    own = slice(rank * per_process, (rank + 1) * per_process)
+    worst = 0.0
+    for step in range(steps):
+        queries, documents = (x.to(device) for x in draw(step, world * per_process))
+        wanted = contrastive_loss(*alone(queries, documents), temperature=0.1, normalize=True)
+        loss = contrastive_loss(
+            *together(queries[own], documents[own]), temperature=0.1, normalize=True,
+            group=dist.group.WORLD, scale_by_world=True,
+        )  # fmt: skip
+        for optimizer, value in zip(optimizers, (wanted, loss), strict=True):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        worst = max(worst, abs(loss.item() / world / wanted.item() - 1))
+        if rank == 0 and step % 10 in (0, 9):
+            both = f"{loss.item() / world:.5f} of {world} processes, {wanted.item():.5f} of one"
+            print(f"step {step:3}: loss {both}")
+    weights = alone.project.weight, together.module.project.weight
+    return max(worst, ((weights[0] - weights[1]).norm() / weights[0].norm()).item())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=64, help="queries of each process")
+    args = parser.parse_args()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        worst = train(rank, world, device, args.steps, args.batch)
+        if worst > TOLERANCE:
+            raise SystemExit(f"rank {rank}: the group is off by {worst:.1e} from one process")
+        if rank == 0:
+            print(f"{world} processes and one differ by at most {worst:.1e}, in losses and in weights")
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The demo's head, trained in batches that do not fit: MRR against the size of the batch.
+
+    python examples/large_batch_mrr.py                       # needs what `make demo` installs; two minutes
+
+A budget of 4 MiB for the activations that autograd keeps of the encoder (here: the head) holds 8 pairs,
+however long they are. `cached_contrastive_step` encodes larger batches in parts of 8, up to 256 pairs, within
+the same budget; the embeddings of the whole batch are beside it, and are printed. All start from the same
+head and train with the same learning rate: once for as many steps, once with every pair seen equally often.
+The plot goes to docs/large_batch_mrr.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the demo lies beside this folder
+
+from demo.__main__ import set_environment  # noqa: E402
+from demo.corpus import build_pairs  # noqa: E402
+from demo.encode import Encoder, Tokens  # noqa: E402
+from demo.evaluate import TOP  # noqa: E402
+from demo.steps import held_out_quality  # noqa: E402
+from demo.train import new_head, split  # noqa: E402
+from late_interaction import cached_contrastive_step, contrastive_loss  # noqa: E402
+
+MIB = 1 << 20
+BUDGET = 4 * MIB
+TIMES = (1, 2, 4, 8, 16, 32)
+LEARNING_RATE, TEMPERATURE = 1e-3, 1.0  # scores are sums over the tokens of a query, as in the demo
+STEPS, EPOCHS = 60, 6
+PICTURE = ROOT / "docs" / "large_batch_mrr.png"
+
+
+class Meter:
+    """Bytes that autograd keeps for the backward: now, and at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def __enter__(self) -> None:
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor)
+        self.hooks.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self.hooks.__exit__(*exception)
+
+    def _keep(self, tensor: Tensor) -> _Kept:
+        return _Kept(self, tensor)
+
+
+class _Kept:
+    """A tensor that is kept, counted for as long."""
+
+    def __init__(self, meter: Meter, tensor: Tensor) -> None:
+        self.meter, self.tensor = meter, tensor
+        meter.now += tensor.nbytes
+        meter.most = max(meter.most, meter.now)
+
+    def __del__(self) -> None:
+        self.meter.now -= self.tensor.nbytes
+
+
+@dataclass
+class Data:
+    """Frozen token embeddings of all pairs."""
+
+    queries: Tokens
+    documents: Tokens
+
+    def take(self, pairs: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Packed tokens and lengths of the queries, and of the documents."""
+        found = []
+        for side in (self.queries, self.documents):
+            at = pairs.to(side.mask.device)
+            mask = side.mask[at]
+            found.append((side.embeddings[at][mask], mask.sum(1, dtype=torch.int32)))
+        return found
+
+
+def encode(head: nn.Module, data: Data, pairs: Tensor, meter: Meter) -> tuple[Tensor, ...]:
+    """Embeddings and lengths of some pairs. What autograd keeps of it is metered."""
+    (q, q_lengths), (d, d_lengths) = data.take(pairs)
+    with meter:
+        return head(q), head(d), q_lengths, d_lengths
+
+
+def loss_of(Q: Tensor, D: Tensor, q_lengths: Tensor, d_lengths: Tensor) -> Tensor:
+    offsets = [nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in (q_lengths, d_lengths)]
+    return contrastive_loss(
+        Q, D, temperature=TEMPERATURE, normalize=True, cu_seqlens_q=offsets[0], cu_seqlens_d=offsets[1]
+    )
+
+
+def largest_batch(head: nn.Module, data: Data, pairs: Tensor, budget: int) -> int:
+    """The largest power of two of pairs whose activations fit the budget, by the longest of them."""
+    tokens = data.queries.mask.sum(1) + data.documents.mask.sum(1)
+    longest = pairs[tokens.cpu()[pairs].argsort(descending=True)]
+    size = 1
+    while 2 * size <= len(pairs):
+        meter = Meter()
+        kept = encode(head, data, longest[: 2 * size], meter)
+        del kept
+        if meter.most > budget:
+            break
+        size *= 2
+    return size
+
+
+@dataclass
+class Trained:
+    """One batch size, and what came of it."""
+
+    batch: int
+    steps: int
+    kept: int  # bytes of the encoder's activations at most
+    embeddings: int  # bytes of the largest batch's embeddings
+    seconds: float
+    mrr: float
+
+
+def train(
+    data: Data, train_pairs: Tensor, held_out: Tensor, batch: int, part: int, steps: int, seed: int = 0
+) -> Trained:
+    """Trains a new head for some steps in batches of this size, encoded in parts."""
+    head = new_head(data.queries.embeddings.shape[-1], data.queries.mask.device)
+    optimizer = torch.optim.Adam(head.parameters(), lr=LEARNING_RATE)
+    generator, meter = torch.Generator().manual_seed(seed), Meter()
+    embeddings, waiting, start = 0, train_pairs[:0], time.perf_counter()
+
+    def loss(*outputs: Tensor) -> Tensor:
+        nonlocal embeddings
+        embeddings = max(embeddings, outputs[0].nbytes + outputs[1].nbytes)
+        return loss_of(*outputs)
+
+    for _ in range(steps):
+        if len(waiting) < batch:
+            waiting = train_pairs[torch.randperm(len(train_pairs), generator=generator)]
+        pairs, waiting = waiting[:batch], waiting[batch:]
+        optimizer.zero_grad()
+        cached_contrastive_step(lambda part: encode(head, data, part, meter), pairs.split(part), loss)
+        optimizer.step()
+    seconds = time.perf_counter() - start
+    mrr = held_out_quality(head, data.queries, data.documents, held_out).mrr
+    return Trained(batch, steps, meter.most, embeddings, seconds, mrr)
+
+
+def draw(path: Path, before: float, found: dict[str, list[Trained]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8.0, 4.0), dpi=130, layout="constrained")
+    styles = ({"color": "#1f3b73", "marker": "o"}, {"color": "#669bbc", "marker": "s"})
+    for (label, runs), style in zip(found.items(), styles, strict=True):
+        axes.plot([x.batch for x in runs], [x.mrr for x in runs], label=label, **style)
+    batches = [x.batch for x in runs]
+    axes.axhline(before, color="#555555", linewidth=0.9, linestyle=":", label="before training")
+    axes.axvspan(batches[0] / 1.2, batches[0] * 1.2, color="#e08214", alpha=0.25, label="fits without parts")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(b) for b in batches])
+    axes.set_xlabel(f"batch, in parts of {batches[0]} ({BUDGET // MIB} MiB of activations)")
+    axes.set_ylabel(f"held-out MRR@{TOP}")
+    axes.legend(frameon=False)
+    axes.set_title("The demo's head by the size of its contrastive batch", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def run(data: Data, steps: int, epochs: int, picture: Path | None) -> dict[str, list[Trained]]:
+    """Trains at every batch size, prints a line for each, and draws."""
+    train_pairs, held_out = split(len(data.queries.mask))
+    head = new_head(data.queries.embeddings.shape[-1], data.queries.mask.device)
+    before = held_out_quality(head, data.queries, data.documents, held_out).mrr
+    part = largest_batch(head, data, train_pairs, BUDGET)
+    print(f"{BUDGET // MIB} MiB of activations hold {part} pairs; MRR@{TOP} before training {before:.4f}")
+    batches = [part * times for times in TIMES if part * times <= len(train_pairs)]
+    found: dict[str, list[Trained]] = {}
+    for label, count in ((f"{steps} steps", None), (f"every pair {epochs} times", epochs * len(train_pairs))):
+        print(f"{label}:")
+        found[label] = []
+        for batch in batches:
+            each = train(data, train_pairs, held_out, batch, part, steps if count is None else count // batch)
+            took = f"{each.steps:4} steps, {each.seconds:5.1f} s"
+            memory = f"activations {each.kept / MIB:.1f} MiB, embeddings {each.embeddings / MIB:.1f} MiB"
+            print(f"  batch {batch:4}: {took}, {memory}, MRR@{TOP} {each.mrr:.4f}", flush=True)
+            found[label].append(each)
+    if picture:
+        draw(picture, before, found)
+        print(picture)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--out", type=Path, default=PICTURE, help="the plot")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pairs = build_pairs()
+    tokens = Encoder(device).encode([p.query for p in pairs], [p.document for p in pairs])
+    run(Data(*tokens), args.steps, args.epochs, args.out)
+
+
+if __name__ == "__main__":
+    set_environment()
+    main()

@@ -1,0 +1,167 @@
+"""What the processes of tests/test_contrastive_frameworks.py and tests/test_contrastive_faults.py run."""
+
+import contextlib
+import os
+import time
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import late_interaction as li
+from late_interaction._contrastive.ring import Ring
+from tests import ring_worker
+from tests.contrast import small_blocks
+
+T, PER_RANK, PARTS = 0.2, 6, 2
+SLEEP = 300  # seconds: longer than any timeout
+VARIANTS = ("plain", "accumulated", "checkpointed", "cached")
+
+
+class Encoder(nn.Module):
+    """Tokens of queries and documents -> embeddings, in one call, as DistributedDataParallel wants."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 8))
+        self.checkpointed = checkpointed
+
+    def forward(self, part):
+        if self.checkpointed:
+            return tuple(checkpoint(self.layers, x, use_reentrant=False) for x in part)
+        return tuple(self.layers(x) for x in part)
+
+
+def new_encoder(variant, device="cpu"):
+    torch.manual_seed(3)
+    return Encoder(variant == "checkpointed").double().to(device)
+
+
+def tokens(rank, device="cpu"):
+    """The parts of a rank: queries and documents, of which the first ones resemble each other."""
+    generator = torch.Generator().manual_seed(rank)
+    found = []
+    for _ in range(PARTS):
+        Q, D = (torch.randn(PER_RANK // PARTS, L, 7, generator=generator).double() for L in (4, 6))
+        D[:, :4] += Q
+        found.append((Q.to(device), D.to(device)))
+    return found
+
+
+def step(model, parts, variant, loss):
+    """The loss of one step, whose gradients go to the model's parameters."""
+    if variant == "cached":
+        return li.cached_contrastive_step(model, parts, loss)
+    if variant == "accumulated":
+        total = 0.0
+        for i, part in enumerate(parts):
+            with waiting(model, i + 1 < len(parts)):
+                value = loss(*model(part)) / len(parts)
+                value.backward()
+            total += value.detach()
+        return total
+    value = loss(*model(tuple(torch.cat(x) for x in zip(*parts, strict=True))))
+    value.backward()
+    return value.detach()
+
+
+def waiting(model, more):
+    """Keeps a framework from sending gradients while more are to come."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(not more)
+    elif more and hasattr(model, "no_sync"):
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def sharded(encoder, world, device="cpu"):
+    mesh = init_device_mesh(device, (world,))
+    fully_shard(encoder.layers[0], mesh=mesh)
+    return fully_shard(encoder, mesh=mesh)
+
+
+def frameworks(rank, world, framework, device="cpu"):
+    """(loss, gradients of all parameters) of each variant under a framework, which averages gradients."""
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    found = {}
+    for variant in VARIANTS:
+        encoder = new_encoder(variant, device)
+        model = DistributedDataParallel(encoder) if framework == "DDP" else sharded(encoder, world, device)
+
+        def loss(Q, D):
+            return li.contrastive_loss(
+                Q, D, temperature=T, normalize=True, group=dist.group.WORLD, scale_by_world=True
+            )
+
+        with small_blocks():
+            value = step(model, tokens(rank, device), variant, loss)
+        grads = [p.grad for p in encoder.parameters()]
+        grads = [(g.full_tensor() if framework == "FSDP2" else g).cpu().numpy() for g in grads]
+        found[variant] = value.cpu().numpy() / world, grads
+    return found
+
+
+# ---- faults ----
+
+
+def stalls(rank, world, when):
+    """The last rank is alive and does not answer: at the sizes, the documents or the gradients. The others
+    return what they raised and how long it took."""
+    Q, D, _ = ring_worker.shards(world, "padded")[rank]
+    seconds = time.perf_counter
+    last = rank == world - 1
+    with small_blocks():
+        if last and when == "sizes":
+            time.sleep(SLEEP)
+        if last and when == "documents":
+            with mock.patch.object(Ring, "exchange", lambda *_: time.sleep(SLEEP)):
+                ring_worker.loss_of(Q, D, group=dist.group.WORLD)
+        begin = seconds()
+        try:
+            loss, leaves = ring_worker.loss_of(Q, D, group=dist.group.WORLD)
+            dist.barrier()
+            if last:
+                time.sleep(SLEEP)
+            begin = seconds()
+            torch.autograd.grad(loss, leaves)
+        except RuntimeError as error:
+            return f"{type(error).__name__}: {error}", seconds() - begin
+    return "nothing was raised", 0.0
+
+
+def runs_out_of_memory(rank, world):
+    """One rank has no memory in the backward; what it raises, and what the others do."""
+    Q, D, _ = ring_worker.shards(world, "padded")[rank]
+    with small_blocks():
+        loss, leaves = ring_worker.loss_of(Q, D, group=dist.group.WORLD)
+        if rank == 1:
+            failing = mock.Mock(side_effect=torch.OutOfMemoryError("no memory"))
+            with mock.patch("late_interaction._contrastive.backward.add_gradients", failing):
+                torch.autograd.grad(loss, leaves)
+        torch.autograd.grad(loss, leaves)
+
+
+def on_gpu(rank, world, function, **arguments):
+    """A function of tests/ring_worker.py with this rank's tensors on its own GPU."""
+    torch.cuda.set_device(rank)
+    on_cpu = ring_worker.shards
+
+    def shards(*given, **options):
+        with torch.device("cpu"):
+            found = on_cpu(*given, **options)
+        return [(Q.cuda(), D.cuda(), {k: v.cuda() for k, v in o.items()}) for Q, D, o in found]
+
+    with mock.patch.object(ring_worker, "shards", shards), torch.device("cuda"):
+        return getattr(ring_worker, function)(rank, world, **arguments)
+
+
+def blocking(rank, world, when):
+    """A rank ends; the others wait for NCCL on the host, so that its error is raised there."""
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+    return on_gpu(rank, world, "one_ends", when=when)

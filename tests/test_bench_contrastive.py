@@ -1,0 +1,235 @@
+"""The suite of contrastive losses: exact results, rows, and the page with the model of time and memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bench.command_line import main
+from bench.harness import batches, named_shapes, results, run_header, timing
+from bench.harness.ceilings import Ceilings
+from bench.harness.library import EINSUM, INF_CL, LIK, OURS
+from bench.harness.settings import Settings
+from bench.harness.shape import BatchShape
+from bench.peers import losses
+from bench.peers.implementations import KEYS
+from bench.recorded_commands import broken_rules
+from bench.report import large_batches
+from bench.suites import contrastive
+from late_interaction.reference import maxsim_reference
+
+CPU = torch.device("cpu")
+SHAPES = named_shapes.TINY_BATCHES
+
+
+def sequences(x: torch.Tensor, offsets: torch.Tensor | None) -> list[torch.Tensor]:
+    if offsets is None:
+        return [*x]
+    return [x[a:b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+
+
+def plain_loss(batch: batches.Batch) -> torch.Tensor:
+    """By definition, a pair at a time."""
+    queries, documents = sequences(batch.Q, batch.cu_q), sequences(batch.D, batch.cu_d)
+    scores = [torch.cat([maxsim_reference(q[None], d[None])[0] for d in documents]) for q in queries]
+    return F.cross_entropy(torch.stack(scores) / batches.TEMPERATURE, torch.arange(len(queries)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_exact_losses_are_by_definition(shape: BatchShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batches.draw_batch(shape, CPU, torch.float64)
+    torch.testing.assert_close(batches.exact_loss(batch), plain_loss(batch))
+    monkeypatch.setattr(batches, "_SLICE", 700)  # several slices of both sides
+    torch.testing.assert_close(batches.exact_loss(batch), plain_loss(batch))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_the_gradients_of_planted_batches_are_exact(
+    shape: BatchShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_SLICE", 50)
+    known = batches.plant_batch(shape, batches.draw_batch(shape, CPU, torch.float64))
+    loss, *gradients = batches.step(plain_loss, known.batch)
+    torch.testing.assert_close(known.loss, loss)
+    for got, want in zip(known.gradients, gradients, strict=True):
+        torch.testing.assert_close(got.view(want.shape), want)
+
+
+def test_positives_stand_out_as_the_page_says() -> None:
+    batch = batches.draw_batch(BatchShape("x", 512, 512, 32, 180), CPU, torch.float32)
+    D = batch.D.flatten(0, 1)
+    scores = torch.stack([(q @ D.T).view(32, -1, 180).amax(-1).sum(0) for q in batch.Q[:24]])
+    weights = (scores / batches.TEMPERATURE).softmax(1)
+    share = (weights > 2**-12).float().mean().item()
+    assert 1 / 512 < share < 0.02  # a few pairs of each query
+    assert 1e-3 < -weights.diagonal().log().mean().item() < 5
+
+
+def test_a_dry_run_takes_every_way_to_the_loss_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    words = ["run", "--dry-run", "--suite", "contrastive", "--impl", "ours,einsum", "--out", str(out)]
+    assert main(words) == 0
+    rows = results.split(results.read(out))[1]
+    done = {(r["shape"], r["impl"], r["variant"]) for r in rows if r["wall_us"] and not r.get("error")}
+    padded = {(OURS, losses.EXACT), (OURS, losses.WITH_TAIL), (OURS, losses.SAVED)}
+    more = {(OURS, losses.RECOMPUTED), (EINSUM, losses.SCORED)}
+    single = {(OURS, losses.EXACT), (OURS, losses.SAVED), (EINSUM, losses.MATMUL)}
+    for name, ways in (("tiny-batch-12", padded | more), ("tiny-packed", padded), ("tiny-single", single)):
+        assert {(impl, variant) for shape, impl, variant in done if shape == name} == ways
+    for r in rows:
+        if r["wall_us"]:
+            assert r["rel_err"] < 1e-2 and r["grad_err"] < (6e-3 if r["impl"] == OURS else 0.1)
+            assert r["gradients_mib"] > 0
+        else:
+            assert r["skipped"] in ("maxsim_varlen always saves its winners", "no einsum of packed tokens")
+
+
+def settings(*keys: str) -> Settings:
+    return Settings(CPU, torch.bfloat16, [KEYS[key]() for key in keys], timing.QUICK, Ceilings(), 60)
+
+
+def test_a_wrong_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(x: batches.Batch) -> torch.Tensor:
+        return plain_loss(batches.Batch(x.Q.detach(), x.D)) + 0 * x.Q.sum()
+
+    wrong = losses.Method(OURS, losses.EXACT, lambda shape: loss, lambda shape: 0.0)
+    monkeypatch.setattr(losses, "methods", lambda shape: (wrong,))
+    (row,) = contrastive.measure_shape(settings("ours"), SHAPES[0])
+    assert "a gradient is off" in row["error"] and row["wall_us"] is None
+
+
+def test_steps_of_large_batches_are_timed_few_times_and_not_at_all_over_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contrastive, "FEW", 12)
+    asked = settings("ours")
+    rows = contrastive.measure_shape(asked, SHAPES[0])
+    assert all(r["wall_us"] > 0 and r["grad_err"] < 6e-3 for r in rows)
+    monkeypatch.setattr(contrastive, "STEP_LIMIT_S", 0.0)
+    found = {r["variant"]: r for r in contrastive.measure_shape(asked, SHAPES[0])}
+    assert found[losses.EXACT]["wall_us"] and found[losses.WITH_TAIL]["wall_us"]
+    for variant in (losses.SAVED, losses.RECOMPUTED):
+        row = found[variant]
+        assert row["over_limit_s"] == 0.0 and row["wall_us"] is None and "at a batch of 12" in row["error"]
+
+
+def test_what_cannot_be_done_is_skipped_with_its_reason() -> None:
+    by_impl = {(m.impl, m.variant): m for m in losses.methods(named_shapes.BATCHES[0])}
+    large = next(s for s in named_shapes.BATCHES if s.name == "batch-8192")
+    with pytest.raises(losses.UnsupportedError, match="32 bits"):
+        by_impl[LIK, losses.SCORED].make(large)
+    with pytest.raises(losses.UnsupportedError, match="773 GB"):
+        by_impl[EINSUM, losses.SCORED].kept_bytes(large)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    batch = SimpleNamespace(Q=torch.empty(0), D=torch.empty(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_properties", lambda d: SimpleNamespace(total_memory=4e9))
+        with pytest.raises(losses.UnsupportedError, match="takes 4 GB"):
+            contrastive._check_fits(on_gpu, by_impl[OURS, losses.SAVED], large, batch)  # type: ignore[arg-type]
+        contrastive._check_fits(on_gpu, by_impl[OURS, losses.EXACT], large, batch)  # type: ignore[arg-type]
+
+
+# ---- the page ----
+
+DEVICE = large_batches.Device("Some GPU", 800e12, 8e12)
+
+
+def record(gpu: str = "Some GPU", large: bool = True) -> list[results.Row]:
+    """A run of the suite whose steps follow the model of a device with rows at 8 TB/s."""
+    words = ["run", "--suite", "contrastive", *(["--large"] if large else [])]
+    header = run_header.new_header(CPU, Ceilings(800.0, 400.0, 4.0, 3.9), words)
+    rows = []
+    for shape in (*named_shapes.BATCHES, *(named_shapes.LARGE_BATCHES if large else ())):
+        size = large_batches.Sizes(shape.Nq, shape.Lq, shape.Ld, shape.d)
+        for method in losses.methods(shape):
+            row = results.new_row(
+                contrastive.SUITE, shape, "fwd+bwd", torch.bfloat16, method.impl, variant=method.variant,
+                grad_err=1e-3, run=header["run"], gpu_method="events",
+            )  # fmt: skip
+            if method.variant == losses.EXACT:
+                us = 1e6 * large_batches.seconds(size, DEVICE)
+                row |= {"gpu_us": us, "wall_us": us, "gradients_mib": 10.0}
+                row["peak_mib"] = 10 + large_batches.beside_bytes(size) / 2**20
+            elif method.variant == losses.RECOMPUTED and shape.Nq > 8192:
+                row |= {"over_limit_s": 10.0, "error": "TimeoutError: a step takes 2.8 s at a batch of 8192"}
+            elif method.impl == EINSUM and method.variant == losses.SCORED:
+                row["skipped"] = "the similarity tensor alone takes 48 GB"
+            rows.append(row)
+    return [header | {"gpu": gpu}, *rows]
+
+
+def test_the_fixture_keeps_the_rules_of_records() -> None:
+    assert broken_rules(record()) == [] and broken_rules(record(large=False)) == []
+    wrong = record()
+    wrong[0]["command"] = "python -m bench run --suite contrastive"
+    assert all("does not measure this shape" in line and "65536" in line for line in broken_rules(wrong))
+    assert broken_rules(wrong)
+
+
+def test_the_tables_hold_what_was_measured() -> None:
+    _, *rows = record()
+    lines = large_batches.steps_table(rows, single=False).splitlines()
+    assert lines[0].startswith("| batch, Lq x Ld | `contrastive_loss` | `tail=2**-10` |")
+    last = [cell.strip() for cell in lines[-2].split("|")][1:-1]  # of 16,384, before 65,536
+    row = next(r for r in rows if (r["shape"], r["variant"]) == ("batch-16384", losses.EXACT))
+    assert last[0] == "16,384, 32 x 180, d = 128"
+    assert last[1] == f"{row['gpu_us'] / 1e3:,.0f} / {row['peak_mib'] - 10:,.0f}"
+    assert last[4] == "over 10 s" and last[6] == "no memory"
+    single = large_batches.steps_table(rows, single=True).splitlines()
+    assert len(single) == 4 and "16,384, 1 x 1, d = 512" in single[2] and INF_CL in single[0]
+    assert any("packed" in line for line in lines) and not any("packed" in line for line in single)
+
+
+def test_the_model_finds_the_rate_that_the_steps_follow() -> None:
+    header, *rows = record()
+    device = large_batches.fitted(rows, header)
+    assert device is not None and device.cache == pytest.approx(8e12, rel=1e-9)
+    body = [line.split("|")[1:-1] for line in large_batches.model_table(rows, device).splitlines()[2:]]
+    assert [cells[0].strip() for cells in body] == ["2,048", "8,192", "16,384", "65,536"]
+    assert all(float(cells[3]) == 1.0 and cells[4] == cells[5] for cells in body)
+    assert large_batches.fitted([], header) is None
+    fast = [{**r, "gpu_us": 1.0} for r in rows if r["variant"] == losses.EXACT]
+    assert large_batches.fitted(fast, header) is None  # less than its products take
+
+
+def test_the_model_is_of_the_formulas() -> None:
+    size = large_batches.Sizes(16384)
+    products = 4 * 32 * 180 * 128 * 16384**2
+    rows = 2 * 32 * 128 * 2 * 16384**2
+    assert large_batches.seconds(size, DEVICE) == pytest.approx(products / 720e12 + rows / 8e12)
+    assert large_batches.beside_bytes(size) == 128 * 2**20 + 20 * 16384 + 16384 * 32 * 128 * 4
+    # Over GPUs: the same work in parts, where the links are fast enough, and never less memory than a shard.
+    eight = large_batches.Sizes(16384 * 8, gpus=8)
+    assert large_batches.seconds(eight, DEVICE) == pytest.approx(8 * large_batches.seconds(size, DEVICE))
+    slow = large_batches.Device("", 800e12, 8e12, link=1e9)
+    documents = eight.embeddings[1] * 7
+    assert large_batches.seconds(eight, slow) == pytest.approx(documents / 1e9 + 3 * documents / 1e9)
+    assert DEVICE.ring(8) > DEVICE.ring(16)
+    assert math.isclose(large_batches.saved_bytes(size), 16384**2 * (64 + 12))
+
+
+def test_the_page_and_its_plot_are_made_from_the_record(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (tmp_path / "README.md").write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
+    page = docs / "large_batches.md"
+    page.write_text("<!-- bench:begin -->\n<!-- bench:end -->\n")
+    folder = tmp_path / "results"
+    words = ["--readme", str(tmp_path / "README.md"), "--results", str(folder)]
+    folder.mkdir()
+    assert main(["report", *words]) == 0 and "No run is recorded yet." in page.read_text()
+    (folder / "some-gpu.json").write_text(json.dumps(record()))
+    assert main(["check", *words]) == 1
+    assert main(["report", *words]) == 0
+    text = page.read_text()
+    for title in ("Batches of token embeddings.", "One vector a side.", "The model beside", "Simulated."):
+        assert f"**{title}" in text
+    assert "![Time and memory" in text and "1,048,576" in text and "nothing here was measured" in text
+    pytest.importorskip("matplotlib")
+    assert (docs / large_batches.PLOT).read_bytes().startswith(b"\x89PNG")
