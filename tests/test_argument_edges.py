@@ -494,3 +494,11 @@ def test_a_corpus_on_a_gpu_is_refused_by_queries_on_the_cpu():
     with pytest.raises(ValueError, match=r"must be on the same device .* got cpu and cuda:0"):
         li.retrieve(torch.ones(2, 3, 4), torch.ones(2, 3, 4, device="cuda"), 1)
     assert li.retrieve(torch.ones(2, 3, 4, device="cuda"), torch.ones(2, 3, 4), 1)[0].shape == (2, 1)
+
+
+def test_a_list_of_one_scale_is_the_scale_of_all_tokens():
+    codes, scale = torch.ones(2, 3, 4, dtype=torch.int8), torch.tensor(0.5)
+    scores = int8.maxsim_inference_int8(codes, codes, scale_Q=scale[None], scale_D=scale[None])
+    assert torch.equal(scores, torch.full((2, 2), 3.0))
+    with pytest.raises(ValueError, match=r"scale_D must be 0-dim or have the shape of D .* got \[2\]"):
+        int8.maxsim_inference_int8(codes, codes, scale_Q=scale, scale_D=scale.expand(2))

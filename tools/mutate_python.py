@@ -42,7 +42,7 @@ TESTS = {
     "_checks/tensors.py": "argument_edges messages bad_input padded varlen retrieve fused_head",
     "_compat.py": "compat",
     "_maxsim.py": "norm_warning forward bad_input precision backward",
-    "_packed_call.py": "varlen score_pairs precision",
+    "_packed_call.py": "call_edges varlen score_pairs precision",
     "_precision.py": "precision",
     "_progress.py": "retrieve",
     "_quantized.py": "quantized_bad_input quantized",
