@@ -10,7 +10,7 @@
 #                 distribution (WHEELS=cpu: that one alone)
 #   make docs     the README's tables and plots, from bench/results
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
-#   make mutants  which changes of the source no test would notice: a night (MODULE=...: one module, in minutes)
+#   make mutants  which changes of the source no test would notice: a night (MODULE=... or CONSTANT=...: minutes)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
@@ -160,11 +160,14 @@ wheel: | $(VENV)/.wheel-requirements
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz
 
-# MODULE=late_interaction/topk.py: that one alone, in minutes. Without it all of them, and then the constants of
-# csrc/cpu: some hours. SAMPLE=20: that many of each. A run that was stopped goes on where it was.
+# First every module of Python, then every constant of csrc/cpu: some hours. MODULE=late_interaction/topk.py: that
+# module alone, in minutes. CONSTANT=kLanes: that constant alone, likewise. SAMPLE=20: that many changes
+# of each module, and of the constants. A run of Python that was stopped goes on where it was.
 mutants: build $(VENV)/.mutation-tools
-	$(PY) -u tools/mutate_python.py $(MODULE) $(SAMPLE:%=--sample %)
-	$(if $(MODULE),,$(PY) -u tools/mutate_constants.py $(SAMPLE:%=--sample %))
+	status=0; \
+	$(if $(CONSTANT),,$(PY) -u tools/mutate_python.py $(MODULE) $(SAMPLE:%=--sample %) || status=1;) \
+	$(if $(MODULE),,$(PY) -u tools/mutate_constants.py $(CONSTANT) $(SAMPLE:%=--sample %) || status=1;) \
+	exit $$status
 
 clean:
 	rm -rf $(VENV)/build $(VENV)/cache $(VENV)/.installed build dist late_interaction/*.so

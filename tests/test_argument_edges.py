@@ -454,3 +454,51 @@ def test_approximate_scores_are_of_rank_two():
     for shape in ((3,), (3, 4, 1)):
         with pytest.raises(ValueError, match=r"query_centroid_scores must be \[n_centroids, Lq\]"):
             plaid.plaid_approx_score(torch.ones(shape), codes, lengths)
+
+
+def test_scales_with_tangents_are_refused():
+    codes, scale = int8.quantize_int8_per_token(torch.rand(2, 3, 4))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(scale, scale)
+        for name in ("scale_Q", "scale_D"):
+            with pytest.raises(ValueError, match=f"{name} must not require a gradient"):
+                int8.maxsim_inference_int8(codes, codes, **{"scale_Q": scale, "scale_D": scale, name: dual})
+
+
+def test_no_sequences_have_no_longest_one():
+    none = integers(0)
+    assert li.maxsim_varlen(TOKENS, TOKENS, none, ALL, 0).shape == (0, 1)
+    assert li.maxsim_varlen(TOKENS, TOKENS, ALL, none, None, 0).shape == (1, 0)
+    with pytest.raises(ValueError, match="max_seqlen_d must be at least 0, the longest sequence, got -1"):
+        li.maxsim_varlen(TOKENS, TOKENS, ALL, none, None, -1)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 4, 1), (0, 4), (4, 0)])
+def test_a_projection_has_two_dims_of_at_least_one(shape):
+    hidden = HIDDEN["H_d"][..., : shape[-1]] if len(shape) == 2 else HIDDEN["H_d"]
+    with pytest.raises(ValueError, match=r"W must be \[d, d_model\] with d_model = "):
+        maxsim_from_hidden(HIDDEN["Q"], hidden, torch.ones(shape))
+
+
+@pytest.mark.parametrize("devices", [("meta", "cpu"), ("cpu", "meta")])
+def test_a_corpus_elsewhere_is_refused_unless_it_travels_to_a_gpu(devices):
+    queries, documents = (torch.ones(2, 3, 4, device=device) for device in devices)
+    with pytest.raises(
+        ValueError, match=r"Q and D must be on the same device \(or Q on a GPU and D on the CPU\)"
+    ):
+        li.retrieve(queries, documents, 1)
+
+
+@pytest.mark.gpu
+def test_a_corpus_on_a_gpu_is_refused_by_queries_on_the_cpu():
+    with pytest.raises(ValueError, match=r"must be on the same device .* got cpu and cuda:0"):
+        li.retrieve(torch.ones(2, 3, 4), torch.ones(2, 3, 4, device="cuda"), 1)
+    assert li.retrieve(torch.ones(2, 3, 4, device="cuda"), torch.ones(2, 3, 4), 1)[0].shape == (2, 1)
+
+
+def test_a_list_of_one_scale_is_the_scale_of_all_tokens():
+    codes, scale = torch.ones(2, 3, 4, dtype=torch.int8), torch.tensor(0.5)
+    scores = int8.maxsim_inference_int8(codes, codes, scale_Q=scale[None], scale_D=scale[None])
+    assert torch.equal(scores, torch.full((2, 2), 3.0))
+    with pytest.raises(ValueError, match=r"scale_D must be 0-dim or have the shape of D .* got \[2\]"):
+        int8.maxsim_inference_int8(codes, codes, scale_Q=scale, scale_D=scale.expand(2))

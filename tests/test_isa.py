@@ -36,6 +36,16 @@ def test_scores_winners_and_gradients(isa, case):
         ref.assert_close(x.grad, gradient, ref.GRAD_TOLERANCE[case.dtype], "gradient")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_every_dtype(isa, dtype):
+    """33 query tokens, 70 document tokens and 130 dims: whole vectors and a rest of each."""
+    Q, D = torch.randn(5, 33, 130).to(dtype), torch.randn(4, 70, 130).to(dtype)
+    scores, winners = li.maxsim_with_winners(Q, D)
+    expected, best = ref.maxsim(Q, D)
+    ref.assert_close(scores, expected, ref.tolerance(dtype))
+    ref.assert_winners_close(winners, best, Q, D, ref.tolerance(dtype), False)
+
+
 @pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])
 def test_float32_precisions(isa, precision):
     Q, D = torch.randn(5, 33, 130), torch.randn(4, 70, 130)

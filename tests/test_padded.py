@@ -108,6 +108,21 @@ BAD = {
     "queries of rank 2": ({"queries": Q[0]}, ValueError, ["[B, Lq, d]", "[4, 8]"]),
     "queries of rank 4": ({"queries": D}, ValueError, ["[B, Lq, d]", "[2, 3, 5, 8]"]),
     "documents of rank 5": ({"documents": D[:, None]}, ValueError, ["[2, 1, 3, 5, 8]"]),
+    "more documents": (
+        {"queries": Q[:1], "query_lengths": LQ[:1]},
+        ValueError,
+        ["[B, Lq, d]", "[1, 4, 8]", "[2, 3, 5, 8]"],
+    ),
+    "query lengths of rank 2": (
+        {"query_lengths": LQ[None]},
+        ValueError,
+        ["query_lengths must be [B], got [1, 2]"],
+    ),
+    "document lengths of rank 1": (
+        {"doc_lengths": LD[0]},
+        ValueError,
+        ["doc_lengths must be [B, C], got [3]"],
+    ),
     "batch": ({"documents": D[:1]}, ValueError, ["[B, Lq, d]", "[1, 3, 5, 8]"]),
     "d": ({"queries": Q[..., :7]}, ValueError, ["[2, 4, 7]", "[2, 3, 5, 8]"]),
     "dtype": ({"queries": Q.half()}, TypeError, ["float16", "float32"]),
@@ -170,6 +185,7 @@ def compiled_pack():
 
     def pack(*given):
         with torch._dynamo.config.patch(options):
+            torch._dynamo.reset()
             return torch.compile(lambda *x: tuple(pack_padded(*x)), fullgraph=True, backend="aot_eager")(
                 *given
             )

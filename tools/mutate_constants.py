@@ -4,7 +4,7 @@ or that a test notices, is killed.
 
   --sample N       N changes, always the same ones, instead of all
   --seconds S      at most so many seconds of tests for a change (default 60), one of every function first
-  --tests T...     these of the tests alone, "winners isa" say: the run that times them is shorter
+  --tests T...     these files of tests alone, "winners isa" say
 
 Many of the constants are sizes of blocks, on which speed depends and results do not: their mutants are
 equivalent, and the tests must pass with them. NEUTRAL lists them. That they survive says that the kernels are
@@ -68,10 +68,11 @@ def build(tree):
 
 
 def seconds_of_tests(tree, tests):
-    """{test: seconds} of files of tests, of the library as it is."""
-    path = mutation.FOLDER / "recorded-constants.json"
-    path.unlink(missing_ok=True)
+    """{test: seconds} of files of tests, of the library as it is. Kept for the next run."""
     files, found = [f"tests/test_{name}.py" for name in tests], {}
+    sources = sorted(path for path in (tree / "csrc").rglob("*") if path.is_file())
+    version = mutation.digest(*sources, *(tree / file for file in files))
+    path = mutation.FOLDER / f"seconds-of-tests.{version}.json"
 
     def work(collected, _):
         for file in files:
@@ -80,7 +81,8 @@ def seconds_of_tests(tree, tests):
             found.update(json.loads(path.with_suffix(".one").read_text()))
         path.write_text(json.dumps(found))
 
-    forked_tests.collect(tree, files, [], LOG, work)
+    if not path.exists():
+        forked_tests.collect(tree, files, [], LOG, work)
     if not path.exists():
         raise SystemExit(f"the tests do not pass without a change: see {LOG}")
     return {test: taken for test, (taken, _) in json.loads(path.read_text()).items()}

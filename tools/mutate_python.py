@@ -3,8 +3,8 @@ tests that execute the changed lines. A change that no test notices is a survivo
 change is equivalent and belongs into tools/equivalent_mutants.txt with the reason.
 
   --sample N       N mutants of each module, always the same ones, instead of all
-  --seconds S      at most so many seconds of tests for a mutant (default 20), the fastest first; a survivor
-                   says how many of its tests were run
+  --seconds S      at most so many seconds of tests for a mutant (default 20), one variant of every test
+                   function first; a survivor says how many of its tests were run
 
 cosmic-ray makes the changes; forked_tests.py says how one is tested without importing PyTorch for each. It
 works on a copy of the checkout, .venv/mutants/python. Results are kept in .venv/mutants/results, so that a
@@ -42,7 +42,7 @@ TESTS = {
     "_checks/tensors.py": "argument_edges messages bad_input padded varlen retrieve fused_head",
     "_compat.py": "compat",
     "_maxsim.py": "norm_warning forward bad_input precision backward",
-    "_packed_call.py": "varlen score_pairs precision",
+    "_packed_call.py": "call_edges varlen score_pairs precision",
     "_precision.py": "precision",
     "_progress.py": "retrieve",
     "_quantized.py": "quantized_bad_input quantized",
@@ -245,7 +245,10 @@ class Recorded:
 def judge(module, mutant, tests, seconds, run):
     """Runs tests on a mutant. Returns (outcome, detail). run(names, limit) returns (status, failed test)."""
     likely = module.killers.setdefault(mutant.line, [])
-    names = forked_tests.within(tests, forked_tests.fastest_first(tests, likely), seconds)
+    # One variant of every test function before a second one: what alone can tell may be slow.
+    chosen = forked_tests.within(tests, forked_tests.one_of_each_first(tests), seconds)
+    chosen += [test for test in likely if test in tests and test not in chosen]
+    names = forked_tests.fastest_first({test: tests[test] for test in chosen}, likely)
     if not names:
         return "survived", "no test executes the line"
     status, failed = run(names, 3 * sum(tests[name] for name in names) + 20)

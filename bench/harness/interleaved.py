@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from bench.harness.failures import attempt
 from bench.harness.inputs import Inputs, draw, sets_to_beat_cache
-from bench.harness.library import UnsupportedError
 from bench.harness.parity import GRADIENTS, SCORES, relative_error, worst_error
 from bench.harness.results import Results, Row
 from bench.harness.settings import ROTATE_BELOW_US, Settings
@@ -56,35 +56,28 @@ def draw_sets(settings: Settings, shape: Shape, dtype: torch.dtype) -> list[Inpu
     return [draw(shape, settings.device, dtype) for _ in range(count)]
 
 
+def _first_result(settings: Settings, timed: Timed) -> Sequence[Call]:
+    """The calls, once the first one has given the right result. Raises if it does not."""
+    row = timed.row
+    with time_limit(settings.limit_s):
+        calls = timed.prepare()
+        out = calls[0]()
+        scores = out[0] if isinstance(out, tuple) else out
+        assert isinstance(scores, torch.Tensor)
+        row["rel_err"] = relative_error(scores, timed.wanted)
+    if not row["rel_err"] <= timed.tolerance:
+        raise ValueError(f"parity: relative error {row['rel_err']:.2g}, not timed")
+    if timed.check:
+        timed.check(row, out)
+    row["peak_mib"] = peak_mib(calls[0], settings.device)
+    return calls
+
+
 def judged(settings: Settings, timed: Timed) -> Sequence[Call] | None:
     """The calls, if the first one gives the right result; None if not, and the row says why."""
     row = timed.row
     key = (row["impl"], row["shape"], row["op"], row.get("variant"))
-    try:
-        if key in settings.gave_up:
-            raise UnsupportedError("took too long to compile or tune before")
-        with time_limit(settings.limit_s):
-            calls = timed.prepare()
-            out = calls[0]()
-            scores = out[0] if isinstance(out, tuple) else out
-            assert isinstance(scores, torch.Tensor)
-            row["rel_err"] = relative_error(scores, timed.wanted)
-        if not row["rel_err"] <= timed.tolerance:
-            raise ValueError(f"parity: relative error {row['rel_err']:.2g}, not timed")
-        if timed.check:
-            timed.check(row, out)
-        row["peak_mib"] = peak_mib(calls[0], settings.device)
-        return calls
-    except UnsupportedError as reason:
-        row["skipped"] = str(reason)
-    except TimeoutError as reason:
-        row["error"] = error_text(reason)
-        settings.gave_up.add(key)
-    except Exception as error:  # recorded in the row: one failure must not end the run
-        row["error"] = error_text(error)
-    if key in settings.gave_up:
-        row["over_limit_s"] = settings.limit_s
-    return None
+    return attempt(settings, row, key, lambda: _first_result(settings, timed))
 
 
 def measure(settings: Settings, timed: Sequence[Timed]) -> list[Row]:

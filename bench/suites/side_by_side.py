@@ -6,9 +6,11 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from bench.harness.failures import attempt
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM, Inputs, draw, draw_winners, sets_to_beat_cache
 from bench.harness.library import LIK, OURS, Implementation, UnsupportedError, training_step
 from bench.harness.parity import (
@@ -25,7 +27,7 @@ from bench.harness.planted import Planted, every_pair, gradients, plant_shape
 from bench.harness.results import Results, Row, best, groups, new_row
 from bench.harness.settings import ROTATE_BELOW_US, Settings
 from bench.harness.shape import Shape, itemsize
-from bench.harness.text import align, error_text, number
+from bench.harness.text import align, number
 from bench.harness.timing import Call, gpu_time, peak_mib, time_limit, wall_time
 from bench.peers.implementations import Compiled
 
@@ -179,6 +181,20 @@ def _count_misplaced(impl: Implementation, problem: Problem, row: Row) -> None:
             row["winners_wrong"] = misplaced_winners(problem.shape, x.Q, x.D, found, problem.ref)
 
 
+def _judge_and_measure(
+    settings: Settings, impl: Implementation, problem: Problem, op: str, strategy: str | None, row: Row
+) -> Sequence[Call] | None:
+    """The calls that were timed; None if their results are wrong, and the row says so."""
+    _check_fits(impl, problem.shape, settings.dtype)
+    prepared = _PREPARE[op](impl, problem, strategy)
+    right = _judge(settings, prepared, row)
+    if right:
+        _measure(settings, prepared, row)
+    if op == "fwd+bwd":
+        _count_misplaced(impl, problem, row)
+    return prepared.calls if right else None
+
+
 def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: str | None) -> list[Row]:
     """Every implementation on one shape, each with each of its gradient strategies."""
     problem = _draw_all(settings, shape, op, winners)
@@ -192,31 +208,15 @@ def run_shape(settings: Settings, suite: str, shape: Shape, op: str, winners: st
         if settings.retune:
             impl.retune()
         for strategy in impl.backwards if op != "fwd" else (None,):
-            key = (impl.name, shape.name, op, strategy)
             row = new_row(
                 suite, shape, op, settings.dtype, impl.name, winners=winners, backward=strategy,
                 floor_us=settings.floor_us(shape, op), cublas_tflops=settings.ceilings.cublas_tflops,
                 input_sets=len(problem.sets),
             )  # fmt: skip
-            try:
-                _check_fits(impl, shape, settings.dtype)
-                if key in settings.gave_up:
-                    raise UnsupportedError("took too long to compile or tune before")
-                prepared = _PREPARE[op](impl, problem, strategy)
-                if _judge(settings, prepared, row):
-                    _measure(settings, prepared, row)
-                    timed.append((row, prepared.calls))
-                if op == "fwd+bwd":
-                    _count_misplaced(impl, problem, row)
-            except UnsupportedError as reason:
-                row["skipped"] = str(reason)
-            except TimeoutError as reason:  # it is not tried again on this problem
-                row["error"] = error_text(reason)
-                settings.gave_up.add(key)
-            except Exception as error:  # recorded in the row: one failure must not end the run
-                row["error"] = error_text(error)
-            if key in settings.gave_up:
-                row["over_limit_s"] = settings.limit_s
+            work = partial(_judge_and_measure, settings, impl, problem, op, strategy, row)
+            calls = attempt(settings, row, (impl.name, shape.name, op, strategy), work)
+            if calls is not None:
+                timed.append((row, calls))
             rows.append(row)
             if impl.builds_similarities:
                 _release(settings.device)
