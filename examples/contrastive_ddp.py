@@ -1,6 +1,6 @@
 """Contrastive training over several processes: every query meets the documents of all of them.
 
-    torchrun --nproc-per-node 2 examples/contrastive_ddp.py             # on GPUs by NCCL, else by gloo
+    torchrun --nproc-per-node 2 examples/contrastive_ddp.py             # NCCL where each has a GPU, else gloo
 
 Each process encodes its own part of the batch, and `contrastive_loss(group=...)` passes the documents round
 a ring. DistributedDataParallel averages gradients, hence `scale_by_world=True`. Beside it each process trains
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="queries of each process")
     args = parser.parse_args()
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

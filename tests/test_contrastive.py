@@ -1,5 +1,7 @@
 """contrastive_loss against its definition in float64, with blocks forced small so that many are crossed."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import late_interaction as li
-from late_interaction._contrastive import blocks
+from late_interaction._contrastive import blocks, whole
 from late_interaction._contrastive.tokens import even_blocks
 from tests.contrast import assert_close, batch, gradients, reference, small_blocks
 
@@ -605,3 +607,27 @@ def test_every_shape(device, Nq, Nd, Lq, Ld, d, side, symmetric, masked, smoothi
         )
         ours = gradients(loss, (Q, D))
     assert_close(ours, gradients(reference(Q, D, T, masks=masks, smoothing=smoothing, **options), (Q, D)))
+
+
+@pytest.mark.parametrize("Lq, kept_bytes", [(5, 6 * 7 * 14), (5, 10**12), (1, 10**12)])
+def test_a_budget_keeps_winners_of_larger_batches(device, Lq, kept_bytes):
+    Q, D = batch(6, 7, Lq=Lq, dtype=torch.float64, device=device)
+    with small_blocks():
+        want = torch.autograd.grad(li.contrastive_loss(Q, D, temperature=0.3, kept_bytes=0), (Q, D))
+        with mock.patch.object(whole, "loss", wraps=whole.loss) as kept:
+            loss = li.contrastive_loss(Q, D, temperature=0.3, kept_bytes=kept_bytes)
+            assert kept.call_count == 1
+            li.contrastive_loss(Q, D, temperature=0.3, kept_bytes=6 * 7 * 14 - 1)
+            assert kept.call_count == 1
+    for got, wanted in zip(torch.autograd.grad(loss, (Q, D)), want, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "kept_bytes, error, message",
+    [(-1, ValueError, "at least 0, got -1"), (1.5, TypeError, "an int or None, got float")],
+)
+def test_a_budget_is_a_number_of_bytes(kept_bytes, error, message):
+    Q, D = batch(2, 2)
+    with pytest.raises(error, match=f"kept_bytes must be {message}"):
+        li.contrastive_loss(Q, D, temperature=0.3, kept_bytes=kept_bytes)

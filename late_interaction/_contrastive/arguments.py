@@ -15,7 +15,9 @@ _LOSSES = ("contrastive_loss", "pairwise_loss", "sigmoid_loss", "recall_loss")
 _PRECISIONS = ("highest", "high", "medium", "fp16")
 
 # What check.options asks of every loss, as losses give it that have none of these.
-OF_CROSS_ENTROPY: dict[str, Any] = {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0}
+OF_CROSS_ENTROPY: dict[str, Any] = {
+    "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, "kept_bytes": None,
+}  # fmt: skip
 
 Inputs = tuple[
     tuple[Tensor, Tensor, Tensor | None],  # queries, documents, hard negatives
@@ -49,7 +51,7 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
         single = check.is_single(sides.q) and check.is_single(sides.d)
         numbers, keeps = _learns(sides, options)
         kernels = choose(sides.q, single, False, options.precision)
-        is_whole = alone and whole.fits(kernels, sides.q, sides.d, keeps)
+        is_whole = alone and whole.fits(kernels, sides.q, sides.d, keeps, options.kept_bytes)
         sides, normalize = check.prepared(
             sides, options, alone, (listed or options.tail > 0) and not is_whole
         )

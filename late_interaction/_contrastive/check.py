@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries
-from late_interaction._checks.options import check_flag, check_precision
+from late_interaction._checks.options import check_flag, check_integer, check_precision
 from late_interaction._checks.packed import check_offsets, check_packed
 from late_interaction._checks.tensors import (
     check_embeddings,
@@ -49,6 +49,7 @@ class Options:
     smoothing: float
     tail: float
     reduction: str
+    kept_bytes: int | None
     own: OwnOptions | None
 
 
@@ -183,8 +184,18 @@ def options(s: Sides, given: dict[str, Any]) -> Options:
         smoothing,
         tail,
         given["reduction"],
+        _kept_bytes(given["kept_bytes"]),
         read_own_options(given, s.q.values),
     )
+
+
+def _kept_bytes(value: Any) -> int | None:
+    if value is None:
+        return None
+    check_integer("kept_bytes", value, "an int or None")
+    if value < 0:
+        raise ValueError(f"kept_bytes must be at least 0, got {abbreviate(value)}")
+    return int(value)
 
 
 def _share(name: str, value: Any) -> float:

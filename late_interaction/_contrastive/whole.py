@@ -13,13 +13,14 @@ from late_interaction._contrastive.tokens import Tokens
 from late_interaction._precision import without_autocast
 
 
-def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool) -> bool:
-    """Whether scores, and for a backward winners, stay within the budget. Single tokens have no winners, and
-    their products go by blocks at every size."""
+def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool, kept_bytes: int | None) -> bool:
+    """Whether scores, and for a backward winners, stay within ``kept_bytes`` (None: the device's default).
+    Single tokens have no winners, and their products go by blocks at every size."""
     if kernels.way == "matrix":
         return False
     each = (4 if d.packed else 2) * q.longest if keeps else 0
-    return len(q) * len(d) * (4 + each) <= KEPT_BYTES[q.values.device.type]
+    budget = KEPT_BYTES[q.values.device.type] if kept_bytes is None else kept_bytes
+    return len(q) * len(d) * (4 + each) <= budget
 
 
 def loss(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, reduction: str, keeps: bool) -> Tensor:
