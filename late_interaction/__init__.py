@@ -19,6 +19,7 @@ from late_interaction.padded import maxsim_padded
 from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.retrieve import MaxSimScorer, retrieve
+from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
 from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
@@ -36,8 +37,10 @@ __all__ = [
     "ops",
     "patch_colpali_engine",
     "patch_pylate",
+    "patch_sentence_transformers",
     "reference",
     "retrieve",
     "unpatch_colpali_engine",
     "unpatch_pylate",
+    "unpatch_sentence_transformers",
 ]
