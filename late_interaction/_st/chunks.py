@@ -23,6 +23,7 @@ from late_interaction._st.inputs import (
     kept,
     learns,
     mask_fits,
+    score_dtype,
     side_of,
     takes,
 )
@@ -62,7 +63,13 @@ def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tenso
     plain, weighted = _CHUNKS[name]
     d_mask = None if b_mask is None else b_mask.bool()
     q_mask, factors = weights.split(a_mask)
-    scores = plain(a, b, q_mask, d_mask).float() if factors is None else weighted(a, b, factors, d_mask)
+    if factors is not None:
+        scores = weighted(a, b, factors, d_mask)
+    else:
+        scores = plain(a, b, q_mask, d_mask)
+        scores = scores.to(
+            torch.float32 if a_mask is None else torch.promote_types(torch.float32, a_mask.dtype)
+        )
     return scores if d_mask is None else fill_empty(scores, ~d_mask.any(dim=-1))
 
 
@@ -92,12 +99,13 @@ def _packed_grid(
     queries: Padded | Ragged, documents: Ragged, place: torch.device, home: torch.device, most: int
 ) -> Tensor | None:
     Q, cu_q = _packed_queries(queries, place)
+    dtype = score_dtype(Q, queries.mask if isinstance(queries, Padded) else None)
     lengths, columns = documents.lengths, []
     for start, end in blocks(lengths, most // max(Q.shape[1], 1)):
         D, cu_d = documents.packed(start, end, place)
         if not takes(Q, D):
             return None
-        columns.append(maxsim_varlen(Q, D, cu_q, cu_d).float().to(home))
+        columns.append(maxsim_varlen(Q, D, cu_q, cu_d).to(home, dtype))
     return _filled(columns[0] if len(columns) == 1 else torch.cat(columns, dim=1), lengths)
 
 
@@ -123,6 +131,7 @@ def _padded_grid(
     else:
         Q = queries.tokens.to(place)
         q_mask = None if queries.mask is None else queries.mask.to(place)
+    dtype = score_dtype(Q, queries.mask if isinstance(queries, Padded) else None)
     N, L, d = documents.tokens.shape
     step = N if place == documents.tokens.device else max(most // max(L * d, 1), 1)
     columns = []
@@ -131,7 +140,7 @@ def _padded_grid(
         d_mask = d_mask if d_mask is None else d_mask[start : start + step].to(place)
         if not takes(Q, D):
             return None
-        columns.append(dense(maxsim, Q, D, q_mask, d_mask).to(home))
+        columns.append(dense(maxsim, Q, D, q_mask, d_mask).to(home, dtype))
     return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
 
@@ -148,7 +157,8 @@ def pairs(
     if isinstance(queries, Padded) and isinstance(documents, Padded):
         Q, D = queries.tokens, documents.tokens
         if place == D.device and takes(Q, D):
-            return dense(maxsim_pairs, Q, D, queries.mask, documents.mask)
+            scores = dense(maxsim_pairs, Q, D, queries.mask, documents.mask)
+            return scores.to(score_dtype(Q, queries.mask))
     return None
 
 
@@ -166,7 +176,7 @@ def _packed_pairs(
         numbers = torch.arange(end - start, dtype=torch.int32, device=place)
         longest = max(q_lengths[start:end])
         scores = score_pairs_packed(Q, D, cu_q, cu_d, numbers, numbers, max_seqlen_q=longest)
-        parts.append(scores.float().to(home))
+        parts.append(scores.to(home, score_dtype(Q, None)))
     return _filled(parts[0] if len(parts) == 1 else torch.cat(parts), d_lengths)
 
 
@@ -177,7 +187,7 @@ def dense(
     if q_mask is not None or learns(Q):  # a padded query adds 0 as it is, but is not to get a gradient
         q_mask = kept(Q, q_mask)
     d_mask = kept(D, d_mask)
-    scores = score(Q, D, q_mask, d_mask).float()
+    scores = score(Q, D, q_mask, d_mask)
     return scores if d_mask is None else fill_empty(scores, ~d_mask.any(dim=-1))
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "kept",
     "learns",
     "mask_fits",
+    "score_dtype",
     "side_of",
     "takes",
 ]
@@ -90,6 +91,12 @@ def home_of(documents: Any, queries: Any) -> torch.device:
     """Where scores go: the documents' device, or the queries' where the documents are arrays."""
     find = module(SIMILARITY)._embeddings_device
     return find(documents) or find(queries) or torch.device("cpu")
+
+
+def score_dtype(tokens: Tensor, mask: Any) -> torch.dtype:
+    """Scores are float32, but where the queries' mask is derived from float64 tokens: it has their dtype, and
+    multiplies the maxima."""
+    return torch.float64 if mask is None and tokens.dtype == torch.float64 else torch.float32
 
 
 def budget(chunk_elements: int | None) -> int:

@@ -76,7 +76,6 @@ class _OneBlock:
 
 def by_blocks(original: types.FunctionType) -> Callable[..., Tensor]:
     """In the place of the method of a loss that scores every query with every document."""
-    changed = with_namespace(original, original.__code__, {"torch": _TORCH, "F": _FUNCTIONAL})
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         score = getattr(self, "similarity_fct", None)
@@ -84,7 +83,8 @@ def by_blocks(original: types.FunctionType) -> Callable[..., Tensor]:
         if disabled() or not plain:
             loss: Tensor = original(self, *args, **kwargs)
         else:
-            loss = changed(_OneBlock(self), *args, **kwargs)
+            instead = {"torch": _TORCH, "F": _FUNCTIONAL}
+            loss = with_namespace(original, original.__code__, instead)(_OneBlock(self), *args, **kwargs)
         return loss
 
     method.__name__, method.__qualname__ = original.__name__, original.__qualname__

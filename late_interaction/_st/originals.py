@@ -7,6 +7,7 @@ name that a model card writes stays the same.
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
@@ -25,7 +26,7 @@ def disabled() -> bool:
 
 
 def module(name: str) -> Any:
-    return importlib.import_module(name)
+    return sys.modules.get(name) or importlib.import_module(name)
 
 
 def exchange(function: FunctionType, code: CodeType) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from late_interaction import _maxsim
 from late_interaction._st.chunks import dense, grid, pairs, theirs
-from late_interaction._st.inputs import mask_fits, takes
+from late_interaction._st.inputs import mask_fits, score_dtype, takes
 from late_interaction._st.originals import COLBERT, SIMILARITY, disabled, module, own
 
 __all__ = [
@@ -95,6 +95,7 @@ def colbert_kd_scores(
         Q, D = _tensors(queries_embeddings, documents_embeddings)
         if _is_kd(Q, D, queries_mask) and mask_fits(documents_mask, D) and takes(Q, D):
             scores = dense(_maxsim.maxsim, Q, D, queries_mask, documents_mask)
+            scores = scores.to(score_dtype(Q, queries_mask))
             return scores / _counts(scores, Q, queries_mask).unsqueeze(1) if length_normalize else scores
     theirs = own(COLBERT, "colbert_kd_scores", {"maxsim_pairwise": maxsim_pairwise})
     kd_scores: Tensor = theirs(
