@@ -18,6 +18,7 @@ from late_interaction._st.inputs import (
     Ragged,
     blocks,
     budget,
+    each,
     fill_empty,
     home_of,
     kept,
@@ -56,6 +57,7 @@ _CHUNKS = {
 
 
 def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
+    a_mask, b_mask = each(a_mask, a), each(b_mask, b)
     fits = a.dim() == b.dim() == 3 and mask_fits(a_mask, a) and mask_fits(b_mask, b)
     if not fits or disabled() or not takes(a, b):
         scores: Tensor = own(SIMILARITY, name)(a, b, a_mask, b_mask)
@@ -66,10 +68,9 @@ def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tenso
     if factors is not None:
         scores = weighted(a, b, factors, d_mask)
     else:
-        scores = plain(a, b, q_mask, d_mask)
-        scores = scores.to(
-            torch.float32 if a_mask is None else torch.promote_types(torch.float32, a_mask.dtype)
-        )
+        # The maxima are float32, and the mask multiplies them.
+        dtype = torch.float32 if a_mask is None else torch.promote_types(torch.float32, a_mask.dtype)
+        scores = plain(a, b, q_mask, d_mask).to(dtype)
     return scores if d_mask is None else fill_empty(scores, ~d_mask.any(dim=-1))
 
 

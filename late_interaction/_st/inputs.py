@@ -21,6 +21,7 @@ __all__ = [
     "Ragged",
     "blocks",
     "budget",
+    "each",
     "fill_empty",
     "home_of",
     "kept",
@@ -71,11 +72,15 @@ def side_of(embeddings: Any, mask: Any, name: str) -> Padded | Ragged | None:
         tokens = tokens.float()
     if tokens.dim() != 3 or tokens.layout != torch.strided or not len(tokens):
         return None
-    if mask is not None:
-        if mask.device != tokens.device or mask.shape not in (tokens.shape[:2], (1, tokens.shape[1])):
-            return None
-        mask = mask.expand(tokens.shape[:2])
-    return Padded(tokens, mask)
+    mask = each(mask, tokens)
+    return Padded(tokens, mask) if mask_fits(mask, tokens) else None
+
+
+def each(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """A mask that all sequences share, as one of each."""
+    if mask is not None and mask.shape == (1, *tokens.shape[1:-1]):
+        return mask.expand(tokens.shape[:-1])
+    return mask
 
 
 def _ragged(embeddings: list[Any]) -> Ragged | None:
