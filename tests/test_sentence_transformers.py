@@ -303,7 +303,7 @@ def test_what_it_refuses_it_refuses_in_its_own_words(st):
         "`b_mask` covers 4 tokens": lambda: st.similarity.maxsim(Q, D, b_mask=torch.ones(4, 4)),
         "same number of items": lambda: st.similarity.maxsim_pairwise(Q, D),
         "`a_mask` must be a tensor": lambda: st.similarity.maxsim(Q, D, a_mask="all"),
-        "": lambda: st.similarity.maxsim(Q, D[..., :3]),
+        "subscript h": lambda: st.similarity.maxsim(Q, D[..., :3]),
     }
     for message, call in refused.items():
         with pytest.raises((ValueError, TypeError, RuntimeError), match=message):

@@ -39,6 +39,33 @@ def maxsim(
     length_normalize: bool = False,
     device: Device = None,
 ) -> Tensor:
+    """Scores of every query with every document, differentiable.
+
+    Args:
+        a: queries: a list of ``[Lq_i, d]`` tensors or arrays, ``[Nq, Lq, d]`` padded, or one ``[Lq, d]``.
+        b: documents, in the same forms.
+        a_mask: ``[Nq, Lq]``: a bool mask, or numbers that multiply each query token's maximum.
+        b_mask: ``[Nd, Ld]``, nonzero = keep.
+        chunk_elements: how many elements of packed documents are copied at a time; None: 100 million.
+        length_normalize: divide each query's scores by the number of its tokens.
+        device: where to score; None: where the documents are.
+
+    Returns:
+        ``[Nq, Nd]``, float32 (float64 where the queries are float64 without a mask), on the documents' device.
+        A document without a token that counts scores -1e9.
+
+    Raises:
+        TypeError, ValueError: what Sentence Transformers refuses, in its words.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
+        >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
+        >>> st.maxsim(queries, documents)
+        tensor([[4., 5.],
+                [6., 2.]])
+    """
     scores = None if disabled() else grid(a, b, a_mask, b_mask, chunk_elements, device)
     if scores is None:
         scores = theirs("maxsim")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
@@ -55,11 +82,80 @@ def maxsim_pairwise(
     length_normalize: bool = False,
     device: Device = None,
 ) -> Tensor:
+    """Scores of the pairs ``(a[i], b[i])``, differentiable.
+
+    Args:
+        a, b, a_mask, b_mask, length_normalize, device: as in :func:`maxsim`, as many queries as documents.
+        chunk_elements: how many elements of packed queries and documents are copied at a time.
+
+    Returns:
+        ``[B]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
+        >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
+        >>> st.maxsim_pairwise(queries, documents)
+        tensor([4., 2.])
+    """
     scores = None if disabled() else pairs(a, b, a_mask, b_mask, chunk_elements, device)
     if scores is None:
         scores = theirs("maxsim_pairwise")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
         return scores
     return scores / _counts(scores, a, a_mask) if length_normalize else scores
+
+
+def mean_maxsim(
+    a: Any,
+    b: Any,
+    a_mask: Any = None,
+    b_mask: Any = None,
+    chunk_elements: int | None = None,
+    length_normalize: bool = True,
+    device: Device = None,
+) -> Tensor:
+    """:func:`maxsim` divided by each query's number of tokens.
+
+    Args:
+        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim`.
+
+    Returns:
+        ``[Nq, Nd]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.mean_maxsim([torch.ones(4, 2)], [torch.ones(3, 2)])
+        tensor([[2.]])
+    """
+    return maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+
+
+def mean_maxsim_pairwise(
+    a: Any,
+    b: Any,
+    a_mask: Any = None,
+    b_mask: Any = None,
+    chunk_elements: int | None = None,
+    length_normalize: bool = True,
+    device: Device = None,
+) -> Tensor:
+    """:func:`maxsim_pairwise` divided by each query's number of tokens.
+
+    Args:
+        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim_pairwise`.
+
+    Returns:
+        ``[B]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.mean_maxsim_pairwise([torch.ones(4, 2)], [torch.ones(3, 2)])
+        tensor([2.])
+    """
+    return maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 
 
 def colbert_scores(
@@ -70,7 +166,26 @@ def colbert_scores(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    """All groups of documents are one batch: document ``n`` of group ``j`` is number ``j * N + n`` of it."""
+    """Scores of every query with the documents of all queries, for a loss over all pairs of a batch.
+
+    All groups of documents are one call of the kernels.
+
+    Args:
+        queries_embeddings: ``[Nq, Lq, d]``.
+        documents_embeddings: ``[Nd, N, Ld, d]``: ``N`` documents of each query.
+        queries_mask: ``[Nq, Lq]``, as ``a_mask`` in :func:`maxsim`.
+        documents_mask: ``[Nd, N, Ld]``, nonzero = keep.
+        chunk_elements, length_normalize: as in :func:`maxsim`.
+
+    Returns:
+        ``[Nq, Nd * N]``: document ``n`` of query ``j`` is column ``j * N + n``.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.colbert_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
+        tensor([[8., 8., 8.]])
+    """
     options = (chunk_elements, length_normalize)
     if not disabled():
         Q, D = _tensors(queries_embeddings, documents_embeddings)
@@ -82,6 +197,37 @@ def colbert_scores(
     return scores
 
 
+def colbert_scores_pairwise(
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    chunk_elements: int | None = None,
+    length_normalize: bool = False,
+) -> Tensor:
+    """Scores of the pairs ``(query i, document i)``.
+
+    Args:
+        queries_embeddings, queries_mask: as in :func:`colbert_scores`.
+        documents_embeddings: ``[Nq, Ld, d]``.
+        documents_mask: ``[Nq, Ld]``, nonzero = keep.
+        chunk_elements, length_normalize: as in :func:`maxsim_pairwise`.
+
+    Returns:
+        ``[Nq]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.colbert_scores_pairwise(torch.ones(2, 4, 2), torch.ones(2, 5, 2))
+        tensor([8., 8.])
+    """
+    return maxsim_pairwise(
+        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
+        length_normalize,
+    )  # fmt: skip
+
+
 def colbert_kd_scores(
     queries_embeddings: Any,
     documents_embeddings: Any,
@@ -90,7 +236,24 @@ def colbert_kd_scores(
     chunk_elements: int | None = None,
     length_normalize: bool = False,
 ) -> Tensor:
-    """Each query meets its own documents in one call."""
+    """Scores of each query with its own documents, for distillation, in one call of the kernels.
+
+    Args:
+        queries_embeddings, queries_mask: as in :func:`colbert_scores`.
+        documents_embeddings: ``[Nq, N, Ld, d]``.
+        documents_mask: ``[Nq, N, Ld]``, nonzero = keep.
+        chunk_elements, length_normalize: as in :func:`maxsim_pairwise`.
+
+    Returns:
+        ``[Nq, N]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.colbert_kd_scores(torch.ones(2, 4, 2), torch.ones(2, 3, 5, 2))
+        tensor([[8., 8., 8.],
+                [8., 8., 8.]])
+    """
     if not disabled():
         Q, D = _tensors(queries_embeddings, documents_embeddings)
         if _is_kd(Q, D, queries_mask) and mask_fits(documents_mask, D) and takes(Q, D):
@@ -105,47 +268,6 @@ def colbert_kd_scores(
     return kd_scores
 
 
-def mean_maxsim(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    device: Device = None,
-) -> Tensor:
-    """:func:`maxsim` divided by each query's number of tokens."""
-    return maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-
-
-def mean_maxsim_pairwise(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    device: Device = None,
-) -> Tensor:
-    """:func:`maxsim_pairwise` divided by each query's number of tokens."""
-    return maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-
-
-def colbert_scores_pairwise(
-    queries_embeddings: Any,
-    documents_embeddings: Any,
-    queries_mask: Any = None,
-    documents_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = False,
-) -> Tensor:
-    """Scores ``[B]`` of the pairs ``(query i, document i)``."""
-    return maxsim_pairwise(
-        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
-        length_normalize,
-    )  # fmt: skip
-
-
 def mean_colbert_scores(
     queries_embeddings: Any,
     documents_embeddings: Any,
@@ -154,7 +276,21 @@ def mean_colbert_scores(
     chunk_elements: int | None = None,
     length_normalize: bool = True,
 ) -> Tensor:
-    """:func:`colbert_scores` divided by each query's number of tokens."""
+    """:func:`colbert_scores` divided by each query's number of tokens.
+
+    Args:
+        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
+            length_normalize: as in :func:`colbert_scores`.
+
+    Returns:
+        ``[Nq, Nd * N]``, as :func:`colbert_scores`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.mean_colbert_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
+        tensor([[2., 2., 2.]])
+    """
     return colbert_scores(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
         length_normalize,
@@ -169,8 +305,22 @@ def mean_colbert_scores_pairwise(
     chunk_elements: int | None = None,
     length_normalize: bool = True,
 ) -> Tensor:
-    """:func:`colbert_scores_pairwise` divided by each query's number of tokens."""
-    return maxsim_pairwise(
+    """:func:`colbert_scores_pairwise` divided by each query's number of tokens.
+
+    Args:
+        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
+            length_normalize: as in :func:`colbert_scores_pairwise`.
+
+    Returns:
+        ``[Nq]``, as :func:`colbert_scores_pairwise`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.mean_colbert_scores_pairwise(torch.ones(2, 4, 2), torch.ones(2, 5, 2))
+        tensor([2., 2.])
+    """
+    return colbert_scores_pairwise(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
         length_normalize,
     )  # fmt: skip
@@ -184,7 +334,21 @@ def mean_colbert_kd_scores(
     chunk_elements: int | None = None,
     length_normalize: bool = True,
 ) -> Tensor:
-    """:func:`colbert_kd_scores` divided by each query's number of tokens."""
+    """:func:`colbert_kd_scores` divided by each query's number of tokens.
+
+    Args:
+        queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
+            length_normalize: as in :func:`colbert_kd_scores`.
+
+    Returns:
+        ``[Nq, N]``, as :func:`colbert_kd_scores`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.mean_colbert_kd_scores(torch.ones(1, 4, 2), torch.ones(1, 3, 5, 2))
+        tensor([[2., 2., 2.]])
+    """
     return colbert_kd_scores(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
         length_normalize,
