@@ -51,7 +51,7 @@ def maxsim(
         device: where to score; None: where the documents are.
 
     Returns:
-        ``[Nq, Nd]``, float32 (float64 where the queries are float64 without a mask), on the documents' device.
+        ``[Nq, Nd]``, float32 (float64 of float64 queries without a mask), on the documents' device.
         A document without a token that counts scores -1e9.
 
     Raises:
