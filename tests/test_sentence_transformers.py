@@ -15,6 +15,7 @@ from late_interaction import sentence_transformers as ours
 from late_interaction._st import losses as loss_blocks
 from late_interaction._st import originals, ranking
 from tests import side_by_side
+from tests.build.test_readme import examples
 
 SIMILARITY, COLBERT = originals.SIMILARITY, originals.COLBERT
 INSTALLED = "installed"  # what requirements/demo.txt names
@@ -848,3 +849,25 @@ def test_a_function_of_another_signature_is_left_alone(st, monkeypatch):
 def test_nothing_is_patched_at_first():
     assert not originals.exchanged()
     li.unpatch_sentence_transformers()
+
+
+def test_the_examples_of_the_guide(st):
+    blocks = [block for block in examples("docs/guide.md") if "sentence_transformers" in block]
+    names = {"torch": torch, "li": li}
+    shapes = []
+    with side_by_side.Calls() as calls:
+        for block in blocks:
+            exec(block, names)
+            shapes.append(tuple(names["scores"].shape))
+    assert shapes == [(2, 3), (2, 8)] and calls.of == {"maxsim_varlen": 2, "maxsim": 1}
+    assert not originals.exchanged()
+
+
+def test_the_measurement_runs(release):
+    if release.version != INSTALLED:
+        pytest.skip("it measures the installed release")
+    from bench import sentence_transformers as measurement
+
+    rows = measurement.main(["--dry-run", "--device", "cpu"])
+    assert len(rows) == 5 and not any("error" in key for row in rows for key in row)
+    assert all(row["with_ms"] > 0 and row["disagreement"] < measurement.SAME for row in rows)
