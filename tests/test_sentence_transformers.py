@@ -866,8 +866,10 @@ def test_the_examples_of_the_guide(st):
 def test_the_measurement_runs(release):
     if release.version != INSTALLED:
         pytest.skip("it measures the installed release")
-    from bench import sentence_transformers as measurement
+    from bench import command_line
+    from bench.suites import sentence_transformers as measurement
 
-    rows = measurement.main(["--dry-run", "--device", "cpu"])
+    arguments = ["st", "--dry-run", "--device", "cpu"]
+    rows = measurement.measure(command_line.parser().parse_args(arguments))
     assert len(rows) == 5 and not any("error" in key for row in rows for key in row)
     assert all(row["with_ms"] > 0 and row["disagreement"] < measurement.SAME for row in rows)

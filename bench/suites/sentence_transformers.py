@@ -1,4 +1,4 @@
-"""python -m bench.sentence_transformers: Sentence Transformers with and without the patch, on one device.
+"""Sentence Transformers' multi-vector models with and without the patch, on one device.
 
 Two kinds of work, each with the patch on and with it off (LATE_INTERACTION_DISABLE=1: then every call runs
 Sentence Transformers' own code), interleaved, in one process:
@@ -11,9 +11,9 @@ Before anything is timed, both ways must agree: a step's loss and gradients on t
 float32, an evaluation's metrics. A time is the median of warm, synchronized calls. Peak memory is what a call
 allocates above what was there (GPUs alone). A way that runs out of memory has "out of memory" for a time.
 
-    python -m bench.sentence_transformers                      # everything (an H200: some ten minutes)
-    python -m bench.sentence_transformers --only losses --batches 32 256
-    python -m bench.sentence_transformers --dry-run            # tiny shapes: whether it runs at all
+    python -m bench st                                     # everything
+    python -m bench st --only losses --batches 32 256
+    python -m bench st --dry-run                           # tiny shapes, without a GPU
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ CPU_CORPORA = {"NanoBEIR-shaped": (50, 5000, 150)}
 
 
 @contextmanager
-def patched(way: str):  # type: ignore[no-untyped-def]
+def patched(way: str) -> Iterator[None]:
     """One of the two ways; the patch itself stays in place."""
     os.environ["LATE_INTERACTION_DISABLE"] = "0" if way == WITH else "1"
     try:
@@ -90,6 +90,13 @@ def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, ro
         if found and f"{way}_error" not in row:
             row[f"{way}_ms"] = statistics.median(found)
     return row
+
+
+def _warm_up(row: Row, way: str, call: Callable[[], object], device: torch.device) -> None:
+    if device.type == "cuda":
+        row[f"{way}_peak_mib"] = peak_mib(call, device)
+    else:
+        call()
 
 
 def _synchronize(device: torch.device) -> None:
@@ -289,19 +296,18 @@ def header(args: argparse.Namespace, device: torch.device) -> Row:
     }  # fmt: skip
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "python -m bench.sentence_transformers", description=__doc__, formatter_class=raw
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: by the device")
     parser.add_argument("--only", choices=["losses", "evaluation"])
-    parser.add_argument("--batches", type=int, nargs="+")
+    parser.add_argument("--batches", type=int, nargs="+", help="queries of a training step")
     parser.add_argument("--rounds", type=int, default=5, help="timed calls of each way")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes: whether it runs at all")
     parser.add_argument("--out", type=Path, help="write header and rows as JSON")
-    args = parser.parse_args(arguments)
+
+
+def _shapes(args: argparse.Namespace) -> None:
+    """What the device measures, where the arguments do not say."""
     on_gpu = torch.device(args.device).type == "cuda"
     args.dtype = getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
     args.query, args.document = QUERY, DOCUMENT
@@ -310,11 +316,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.dry_run:
         args.query, args.document, args.rounds, args.batches = 4, 9, 1, (4,)
         args.corpora = {"tiny": (3, 40, 8)}
-    return args
 
 
-def main(arguments: Sequence[str] | None = None) -> list[Row]:
-    args = parsed(arguments)
+def measure(args: argparse.Namespace) -> list[Row]:
+    """The rows, printed as they come and as a table."""
+    _shapes(args)
     device = torch.device(args.device)
     os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
     torch.manual_seed(0)
@@ -332,5 +338,6 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     return rows
 
 
-if __name__ == "__main__":
-    main()
+def run(args: argparse.Namespace) -> int:
+    measure(args)
+    return 0
