@@ -462,6 +462,23 @@ def test_a_large_batch_has_no_matrix_of_scores(st, monkeypatch, name):
     assert len(taken) == 1
 
 
+def test_a_large_batch_with_an_empty_document_goes_by_some_queries_at_a_time(st, monkeypatch):
+    """Of the cached loss too, whose own memory is that of a few queries' scores."""
+    queries = []
+
+    def recorded(loss, Q, *args):
+        queries.append(len(Q))
+        return scored(loss, Q, *args)
+
+    scored = loss_blocks._scored
+    monkeypatch.setattr(loss_blocks, "_scored", recorded)
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 2 * 10 * (4 + 2 * 6))  # of 5 queries with 10 documents
+    loss = built(st, OVER_ALL_PAIRS[1], Encoder())
+    li.patch_sentence_transformers()
+    loss(*batch_for(OVER_ALL_PAIRS[1], "cpu", empty=(0,)))
+    assert queries == [2, 2, 1, 1, 2, 2]  # forward, and again in the backward
+
+
 def test_a_loss_that_was_subclassed(st, monkeypatch):
     class Mine(getattr(st.losses, OVER_ALL_PAIRS[0])):
         def forward(self, *args, **kwargs):

@@ -5,17 +5,19 @@ which :func:`late_interaction.contrastive_loss` computes by blocks. They run the
 release's, in a namespace where their scores are not computed yet (:class:`Scores`): the cross entropy of such
 is that function, and whoever asks for anything else gets the scores.
 
-Small batches, other scoring functions and documents without a token that counts (which score -1e9) go by the
-scores.
+Small batches and other scoring functions go by the scores; so do, some queries at a time, batches with a
+document without a token that counts, which scores -1e9 and not 0.
 """
 
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from late_interaction._st import scores as scoring
 from late_interaction._st.inputs import takes
@@ -24,26 +26,43 @@ from late_interaction.contrastive import contrastive_loss
 
 __all__ = ["by_blocks", "namespace_fits"]
 
-# Scores and winners of this many bytes are kept. Beyond it one read from the device, which tells whether a
-# document is empty, takes no time beside the step.
+# Scores and winners of this many bytes are kept. Beyond it the one read from the device that tells whether a
+# document is empty takes no time beside the step.
 _KEPT_BYTES = 64 << 20
 
 
+@dataclass(frozen=True)
 class Scores:
     """``scale * colbert_scores(Q, D, q_mask, d_mask)`` of ``D [Nd, N, Ld, d]``, computed when asked for."""
 
-    def __init__(self, loss: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], scale: float = 1.0) -> None:
-        self.loss, self.inputs, self.scale = loss, inputs, scale
+    loss: Any
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor]
+    scale: float = 1.0
 
     def __mul__(self, factor: Any) -> "Scores":
         return Scores(self.loss, self.inputs, self.scale * factor)
 
     def cross_entropy(self, labels: Tensor, reduction: str = "mean") -> Tensor:
         Q, D, q_mask, d_mask = self.inputs
+        if not bool(d_mask.any(-1).all()):
+            return self._by_rows(labels, reduction)
         return contrastive_loss(
             Q, D.flatten(0, 1), labels=labels, temperature=1.0 / self.scale, q_mask=q_mask,
             d_mask=d_mask.flatten(0, 1), reduction=reduction,
         ).float()  # fmt: skip
+
+    def _by_rows(self, labels: Tensor, reduction: str) -> Tensor:
+        """The scores of some queries at a time, which the backward computes again."""
+        Q, D, q_mask, d_mask = self.inputs
+        step = max(_KEPT_BYTES // _bytes_of(Q[:1], D), 1)
+
+        def rows(queries: Tensor, documents: Tensor, some: slice) -> Tensor:
+            scores = _scored(self.loss, queries, documents, q_mask[some], d_mask)
+            return F.cross_entropy(scores * self.scale, labels[some], reduction="none")
+
+        parts = (slice(i, i + step) for i in range(0, len(Q), step))
+        losses = torch.cat([checkpoint(rows, Q[part], D, part, use_reentrant=False) for part in parts])
+        return losses if reduction == "none" else getattr(losses, reduction)()
 
     def computed(self) -> Tensor:
         return _scored(self.loss, *self.inputs) * self.scale
@@ -69,7 +88,7 @@ class _OneBlock:
         self, Q: Tensor, D: Tensor, queries_mask: Tensor, documents_mask: Tensor
     ) -> Tensor | Scores:
         inputs = (Q, D, queries_mask, documents_mask)
-        if takes(Q, D) and _pays(*inputs) and bool(documents_mask.any(-1).all()):
+        if takes(Q, D) and _bytes_of(Q, D) > _KEPT_BYTES:
             return Scores(self._loss, inputs)
         return _scored(self._loss, *inputs)
 
@@ -112,10 +131,9 @@ def _scored(loss: Any, Q: Tensor, D: Tensor, q_mask: Tensor, d_mask: Tensor) -> 
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _pays(Q: Tensor, D: Tensor, q_mask: Tensor, d_mask: Tensor) -> bool:
-    """Whether scores and winners of all pairs are many."""
-    Nq, Lq, _ = Q.shape
-    return Nq * D.shape[0] * D.shape[1] * (4 + 2 * Lq) > _KEPT_BYTES
+def _bytes_of(Q: Tensor, D: Tensor) -> int:
+    """Scores and winners of all pairs."""
+    return Q.shape[0] * D.shape[0] * D.shape[1] * (4 + 2 * Q.shape[1])
 
 
 # ---- what the methods find as torch and as F ----
