@@ -38,8 +38,8 @@ def patch_sentence_transformers() -> None:
 
     Ragged embeddings are packed, not padded; no similarity is stored; a loss over all pairs of a large batch
     is :func:`late_interaction.contrastive_loss`. Losses, gradients and rankings stay Sentence Transformers'
-    to rounding: half-precision similarities are not rounded before the maximum here. A second call changes
-    nothing.
+    to rounding: half-precision similarities are not rounded before the maximum here. Gradients cannot be
+    differentiated again. A second call changes nothing.
 
     Args:
         None: ``LATE_INTERACTION_DISABLE=1`` in the environment turns the patch off, call by call.

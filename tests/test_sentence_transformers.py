@@ -327,6 +327,26 @@ def test_forward_mode_derivatives_stay_its_own(st):
     torch.testing.assert_close(derivative(), wanted)
 
 
+def test_a_batch_of_calls_stays_its_own(st):
+    Q, D = torch.randn(6, 2, 3, 4), torch.randn(4, 5, 4)
+
+    def scored():
+        yield torch.vmap(lambda q: st.similarity.maxsim(q, D))(Q)
+        yield torch.vmap(lambda q: st.similarity.maxsim_pairwise(q, D[:2]))(Q)
+
+    wanted = list(scored())
+    li.patch_sentence_transformers()
+    assert_equal(list(scored()), wanted)
+
+
+def test_gradients_of_gradients_are_an_error(st):
+    Q, D = torch.randn(2, 3, 4, requires_grad=True), torch.randn(4, 5, 4)
+    li.patch_sentence_transformers()
+    (gradient,) = torch.autograd.grad(st.similarity.maxsim(Q, D).square().sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
 def test_one_graph(st):
     Q, D = torch.randn(2, 3, 4), torch.randn(4, 5, 4)
     mask = torch.rand(4, 5) < 0.5
@@ -477,6 +497,25 @@ def test_a_large_batch_with_an_empty_document_goes_by_some_queries_at_a_time(st,
     li.patch_sentence_transformers()
     loss(*batch_for(OVER_ALL_PAIRS[1], "cpu", empty=(0,)))
     assert queries == [2, 2, 1, 1, 2, 2]  # forward, and again in the backward
+
+
+@pytest.mark.parametrize("kept_bytes", [1 << 30, 0], ids=["kept", "by blocks"])
+@pytest.mark.parametrize("name", OVER_ALL_PAIRS)
+def test_documents_of_two_processes(st, monkeypatch, name, kept_bytes):
+    """This one is the second. What gathers is looked up when the loss is called, wherever it was exchanged."""
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", kept_bytes)
+    module = importlib.import_module(getattr(st.losses, name).__module__)
+
+    def gathered(tokens, mask, with_grad=False):
+        return torch.cat([tokens.flip(0), tokens]), torch.cat([mask.flip(0), mask])
+
+    loss, batch = built(st, name, Encoder(), gather_across_devices=True), batch_for(name, "cpu")
+    li.patch_sentence_transformers()
+    monkeypatch.setattr(module, "all_gather_padded", gathered)
+    monkeypatch.setattr(module, "get_rank", lambda: 1)
+    found = loss_and_gradient(loss, batch)
+    li.unpatch_sentence_transformers()
+    assert_equal(found, loss_and_gradient(loss, batch))
 
 
 def test_a_loss_that_was_subclassed(st, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 
 from late_interaction._compat import served
@@ -128,8 +129,10 @@ def mask_fits(mask: Any, tokens: Tensor) -> bool:
 
 
 def takes(Q: Tensor, D: Tensor) -> bool:
-    """Whether the kernels score these tokens now. Forward-mode derivatives they do not have."""
-    return served(Q, D) and forward_ad._current_level < 0
+    """Whether the kernels score these tokens now: without forward-mode derivatives, and not under vmap."""
+    if torch.compiler.is_compiling():
+        return served(Q, D)
+    return served(Q, D) and forward_ad._current_level < 0 and not (is_batchedtensor(Q) or is_batchedtensor(D))
 
 
 def learns(x: Tensor) -> bool:
