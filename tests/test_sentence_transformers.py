@@ -502,7 +502,7 @@ def test_a_large_batch_with_an_empty_document_goes_by_some_queries_at_a_time(st,
 @pytest.mark.parametrize("kept_bytes", [1 << 30, 0], ids=["kept", "by blocks"])
 @pytest.mark.parametrize("name", OVER_ALL_PAIRS)
 def test_documents_of_two_processes(st, monkeypatch, name, kept_bytes):
-    """This one is the second. What gathers is looked up when the loss is called, wherever it was exchanged."""
+    """This one is the second. The function that gathers may be exchanged after the patch, as here."""
     monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", kept_bytes)
     module = importlib.import_module(getattr(st.losses, name).__module__)
 
