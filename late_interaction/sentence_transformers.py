@@ -26,18 +26,15 @@ many elements of packed documents are copied at a time), ``length_normalize`` (d
 tokens) and ``device`` (where to score), as Sentence Transformers documents them.
 """
 
-from late_interaction._st.scores import (
+from late_interaction._st.colbert import (
     colbert_kd_scores,
     colbert_scores,
     colbert_scores_pairwise,
-    maxsim,
-    maxsim_pairwise,
     mean_colbert_kd_scores,
     mean_colbert_scores,
     mean_colbert_scores_pairwise,
-    mean_maxsim,
-    mean_maxsim_pairwise,
 )
+from late_interaction._st.similarity import maxsim, maxsim_pairwise, mean_maxsim, mean_maxsim_pairwise
 
 __all__ = [
     "colbert_kd_scores",

@@ -122,9 +122,9 @@ def _maxsim(
     length_normalize: Any = False,
     device: Any = None,
 ) -> Tensor:
-    from late_interaction._st import scores
+    from late_interaction._st import similarity
 
-    return scores.maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+    return similarity.maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 
 
 def _maxsim_pairwise(
@@ -136,9 +136,9 @@ def _maxsim_pairwise(
     length_normalize: Any = False,
     device: Any = None,
 ) -> Tensor:
-    from late_interaction._st import scores
+    from late_interaction._st import similarity
 
-    return scores.maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+    return similarity.maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 
 
 def _score_documents(a: Any, b: Any, a_mask: Any, b_mask: Any) -> Tensor:
@@ -161,9 +161,9 @@ def _colbert_scores(
     chunk_elements: Any = None,
     length_normalize: Any = False,
 ) -> Tensor:
-    from late_interaction._st import scores
+    from late_interaction._st import colbert
 
-    return scores.colbert_scores(
+    return colbert.colbert_scores(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
         length_normalize,
     )  # fmt: skip
@@ -177,9 +177,9 @@ def _colbert_kd_scores(
     chunk_elements: Any = None,
     length_normalize: Any = False,
 ) -> Tensor:
-    from late_interaction._st import scores
+    from late_interaction._st import colbert
 
-    return scores.colbert_kd_scores(
+    return colbert.colbert_kd_scores(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
         length_normalize,
     )  # fmt: skip

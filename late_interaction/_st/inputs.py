@@ -31,6 +31,7 @@ __all__ = [
     "score_dtype",
     "side_of",
     "takes",
+    "token_counts",
 ]
 
 
@@ -145,6 +146,14 @@ def kept(tokens: Tensor, mask: Tensor | None) -> Tensor | None:
     if live.device.type == "cpu" and not torch.compiler.is_compiling() and bool(live.all()):
         return None
     return live
+
+
+def token_counts(scores: Tensor, a: Any, a_mask: Any) -> Tensor:
+    """How many tokens each query counts, at least 1."""
+    similarity = module(SIMILARITY)
+    a, a_mask = similarity._canonicalize_side(a, a_mask, "a_mask")
+    counts: Tensor = similarity._query_token_counts(a, a_mask)
+    return counts.to(device=scores.device, dtype=scores.dtype)
 
 
 def fill_empty(scores: Tensor, empty: Tensor) -> Tensor:

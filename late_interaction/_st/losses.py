@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from late_interaction._st import scores as scoring
+from late_interaction._st import colbert
 from late_interaction._st.inputs import takes
 from late_interaction._st.originals import COLBERT, disabled, module, with_namespace
 from late_interaction.contrastive import contrastive_loss
@@ -98,7 +98,7 @@ def by_blocks(original: types.FunctionType) -> Callable[..., Tensor]:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         score = getattr(self, "similarity_fct", None)
-        plain = score is module(COLBERT).colbert_scores or score is scoring.colbert_scores
+        plain = score is module(COLBERT).colbert_scores or score is colbert.colbert_scores
         if disabled() or not plain:
             loss: Tensor = original(self, *args, **kwargs)
         else:

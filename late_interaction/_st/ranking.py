@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._st import scores as scoring
+from late_interaction._st import similarity as ours
 from late_interaction._st.originals import SIMILARITY, disabled, module
 from late_interaction.topk import _SCORES, _select
 
@@ -62,8 +62,8 @@ def _is_maxsim(score: Any) -> bool:
         if score.args or not score.keywords.keys() <= {"chunk_elements", "length_normalize", "device"}:
             return False
         score = score.func
-    similarity = module(SIMILARITY)
-    known = (similarity.maxsim, similarity.mean_maxsim, scoring.maxsim, scoring.mean_maxsim)
+    theirs = module(SIMILARITY)
+    known = (theirs.maxsim, theirs.mean_maxsim, ours.maxsim, ours.mean_maxsim)
     return any(score is function for function in known)
 
 

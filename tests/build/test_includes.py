@@ -161,8 +161,8 @@ def is_module(name: str) -> bool:
 
 
 def python_level(name: str) -> int:
-    """0: checks and other private modules; 1: the operators; 2: what calls them; 3: what users import, and what
-    stands behind a patch of another library; 4: the package itself."""
+    """0: checks and other private modules; 1: the operators; 2: what calls them; 3: what users import, and
+    what stands behind a patch of another library; 4: the package itself."""
     parts = name.split(".")[1:]
     if not parts:
         return 4

@@ -1,7 +1,7 @@
-"""Sentence Transformers' scoring functions on the kernels, with its signatures and to its semantics.
+"""The six functions of ``sentence_transformers.multi_vector_encoder.scoring.colbert`` on the kernels, with
+its signatures: groups of documents that losses score.
 
-Scores are float32, on the documents' device. A document without a token that counts scores -1e9. A query mask
-multiplies the maxima. What the kernels do not take goes through Sentence Transformers' own code.
+What the kernels do not take goes through Sentence Transformers' own code.
 """
 
 from typing import Any
@@ -10,152 +10,19 @@ import torch
 from torch import Tensor
 
 from late_interaction import _maxsim
-from late_interaction._st.chunks import dense, grid, pairs, theirs
-from late_interaction._st.inputs import mask_fits, score_dtype, takes
+from late_interaction._st.chunks import dense
+from late_interaction._st.inputs import mask_fits, score_dtype, takes, token_counts
 from late_interaction._st.originals import COLBERT, SIMILARITY, disabled, module, own
+from late_interaction._st.similarity import maxsim, maxsim_pairwise
 
 __all__ = [
     "colbert_kd_scores",
     "colbert_scores",
     "colbert_scores_pairwise",
-    "maxsim",
-    "maxsim_pairwise",
     "mean_colbert_kd_scores",
     "mean_colbert_scores",
     "mean_colbert_scores_pairwise",
-    "mean_maxsim",
-    "mean_maxsim_pairwise",
 ]
-
-Device = str | torch.device | None
-
-
-def maxsim(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = False,
-    device: Device = None,
-) -> Tensor:
-    """Scores of every query with every document, differentiable.
-
-    Args:
-        a: queries: a list of ``[Lq_i, d]`` tensors or arrays, ``[Nq, Lq, d]`` padded, or one ``[Lq, d]``.
-        b: documents, in the same forms.
-        a_mask: ``[Nq, Lq]``: a bool mask, or numbers that multiply each query token's maximum.
-        b_mask: ``[Nd, Ld]``, nonzero = keep.
-        chunk_elements: how many elements of packed documents are copied at a time; None: 100 million.
-        length_normalize: divide each query's scores by the number of its tokens.
-        device: where to score; None: where the documents are.
-
-    Returns:
-        ``[Nq, Nd]``, float32 (float64 of float64 queries without a mask), on the documents' device.
-        A document without a token that counts scores -1e9.
-
-    Raises:
-        TypeError, ValueError: what Sentence Transformers refuses, in its words.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction import sentence_transformers as st
-        >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
-        >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
-        >>> st.maxsim(queries, documents)
-        tensor([[4., 5.],
-                [6., 2.]])
-    """
-    scores = None if disabled() else grid(a, b, a_mask, b_mask, chunk_elements, device)
-    if scores is None:
-        scores = theirs("maxsim")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-        return scores
-    return scores / _counts(scores, a, a_mask).unsqueeze(1) if length_normalize else scores
-
-
-def maxsim_pairwise(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = False,
-    device: Device = None,
-) -> Tensor:
-    """Scores of the pairs ``(a[i], b[i])``, differentiable.
-
-    Args:
-        a, b, a_mask, b_mask, length_normalize, device: as in :func:`maxsim`, as many queries as documents.
-        chunk_elements: how many elements of packed queries and documents are copied at a time.
-
-    Returns:
-        ``[B]``, as :func:`maxsim`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction import sentence_transformers as st
-        >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
-        >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
-        >>> st.maxsim_pairwise(queries, documents)
-        tensor([4., 2.])
-    """
-    scores = None if disabled() else pairs(a, b, a_mask, b_mask, chunk_elements, device)
-    if scores is None:
-        scores = theirs("maxsim_pairwise")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-        return scores
-    return scores / _counts(scores, a, a_mask) if length_normalize else scores
-
-
-def mean_maxsim(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    device: Device = None,
-) -> Tensor:
-    """:func:`maxsim` divided by each query's number of tokens.
-
-    Args:
-        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim`.
-
-    Returns:
-        ``[Nq, Nd]``, as :func:`maxsim`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction import sentence_transformers as st
-        >>> st.mean_maxsim([torch.ones(4, 2)], [torch.ones(3, 2)])
-        tensor([[2.]])
-    """
-    return maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
-
-
-def mean_maxsim_pairwise(
-    a: Any,
-    b: Any,
-    a_mask: Any = None,
-    b_mask: Any = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    device: Device = None,
-) -> Tensor:
-    """:func:`maxsim_pairwise` divided by each query's number of tokens.
-
-    Args:
-        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim_pairwise`.
-
-    Returns:
-        ``[B]``, as :func:`maxsim`.
-
-    Example:
-        >>> import torch
-        >>> from late_interaction import sentence_transformers as st
-        >>> st.mean_maxsim_pairwise([torch.ones(4, 2)], [torch.ones(3, 2)])
-        tensor([2.])
-    """
-    return maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
 
 
 def colbert_scores(
@@ -259,7 +126,7 @@ def colbert_kd_scores(
         if _is_kd(Q, D, queries_mask) and mask_fits(documents_mask, D) and takes(Q, D):
             scores = dense(_maxsim.maxsim, Q, D, queries_mask, documents_mask)
             scores = scores.to(score_dtype(Q, queries_mask))
-            return scores / _counts(scores, Q, queries_mask).unsqueeze(1) if length_normalize else scores
+            return scores / token_counts(scores, Q, queries_mask).unsqueeze(1) if length_normalize else scores
     theirs = own(COLBERT, "colbert_kd_scores", {"maxsim_pairwise": maxsim_pairwise})
     kd_scores: Tensor = theirs(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
@@ -353,14 +220,6 @@ def mean_colbert_kd_scores(
         queries_embeddings, documents_embeddings, queries_mask, documents_mask, chunk_elements,
         length_normalize,
     )  # fmt: skip
-
-
-def _counts(scores: Tensor, a: Any, a_mask: Any) -> Tensor:
-    """How many tokens each query counts, at least 1."""
-    similarity = module(SIMILARITY)
-    a, a_mask = similarity._canonicalize_side(a, a_mask, "a_mask")
-    counts: Tensor = similarity._query_token_counts(a, a_mask)
-    return counts.to(device=scores.device, dtype=scores.dtype)
 
 
 def _is_kd(Q: Tensor, D: Tensor, q_mask: Any) -> bool:
