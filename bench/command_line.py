@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench import recorded_commands
 from bench.harness import merge, recorder
 from bench.report import pages
-from bench.suites import run, sweep
+from bench.suites import run, sentence_transformers, sweep
 from bench.tuning import ncu, plans
 
 
@@ -55,6 +55,11 @@ COMMANDS: dict[str, Command] = {
     "plans": Command(
         "time every plan that the planner could choose, and say what its choices cost",
         "3 minutes; needs a GPU", plans.add_arguments, plans.run, plans.__doc__,
+    ),
+    "st": Command(
+        "time Sentence Transformers' losses and retrieval evaluation with and without the patch",
+        "ten minutes on a GPU, two on a CPU; needs sentence-transformers",
+        sentence_transformers.add_arguments, sentence_transformers.run, sentence_transformers.__doc__,
     ),
     "record": Command(
         "run all of the above, a process for each job, on several GPUs at once; writes a file for each job",

@@ -27,6 +27,7 @@ from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
+from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
 from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
@@ -52,10 +53,12 @@ __all__ = [
     "pairwise_loss",
     "patch_colpali_engine",
     "patch_pylate",
+    "patch_sentence_transformers",
     "recall_loss",
     "reference",
     "retrieve",
     "sigmoid_loss",
     "unpatch_colpali_engine",
     "unpatch_pylate",
+    "unpatch_sentence_transformers",
 ]

@@ -111,8 +111,9 @@ def contrastive_loss(
     float32 copy of the smaller gradient (of both in a group, and of the queries' with hard negatives). A
     block's share of a half-precision gradient may be rounded to the inputs' dtype before it is added in
     float32, and so are the weights of pairs where both sides have one token each. Within ``kept_bytes``
-    scores and winners are kept instead. The result has the same bits on every run. With ``tail`` the host waits for the device at times; else, of
-    padded tokens, for nothing. Under ``torch.compile`` the call is a graph break.
+    scores and winners are kept instead. The result has the same bits on every run. With ``tail`` the host
+    waits for the device at times; else, of padded tokens, for nothing. Under ``torch.compile`` the call is
+    a graph break.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient

@@ -25,6 +25,7 @@ def release(package, module, version, stand_ins=()):
     folder = FOLDER / f"{package}=={version}"
     if not folder.is_dir():
         pytest.skip(f"{package} {version} is not in {FOLDER}: make pytest installs it")
+    loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == module}
     sys.path.insert(0, str(folder))
     for stand_in in stand_ins:
         sys.modules[stand_in.__name__] = stand_in
@@ -35,6 +36,7 @@ def release(package, module, version, stand_ins=()):
         for name in list(sys.modules):
             if name.split(".")[0] == module or name in [s.__name__ for s in stand_ins]:
                 del sys.modules[name]
+        sys.modules.update(loaded)
 
 
 def anything(name):

@@ -1,4 +1,4 @@
-"""What the patches of PyLate and colpali-engine ask before they take a call over."""
+"""What the patches of other libraries ask before they take a call over."""
 
 import importlib.metadata
 import sys
@@ -80,6 +80,11 @@ def test_a_gpu_without_kernels_is_not_served(monkeypatch):
 PATCHES = {
     "colpali-engine": (li.patch_colpali_engine, li.unpatch_colpali_engine, "colpali-engine 0.3.10 to 0.3.18"),
     "pylate": (li.patch_pylate, li.unpatch_pylate, "pylate 1.3.3 to 1.6"),
+    "sentence-transformers": (
+        li.patch_sentence_transformers,
+        li.unpatch_sentence_transformers,
+        "sentence-transformers 6.0 to 6.2",
+    ),
 }
 FAILURES = {
     "a missing package": ("import no_such_pillow", "ModuleNotFoundError: No module named 'no_such_pillow'"),
@@ -106,7 +111,7 @@ def install(tmp_path, monkeypatch):
 
     before = set(sys.modules)
     yield installed
-    for unpatch in (li.unpatch_colpali_engine, li.unpatch_pylate):
+    for _, unpatch, _ in PATCHES.values():
         unpatch()
     for name in set(sys.modules) - before:
         del sys.modules[name]
@@ -193,3 +198,37 @@ def test_the_cause_is_not_hidden_by_the_module_of_another_release(install):
     install("pylate", "1.4.0", {**files, "pylate/scores/scores.py": "import no_such_numpy"})
     with pytest.raises(ImportError, match="'no_such_numpy'"):
         li.patch_pylate()
+
+
+def test_a_release_without_multi_vector_encoder_is_named(install):
+    """As Sentence Transformers 5 is."""
+    files = dict.fromkeys([f"sentence_transformers/{name}__init__.py" for name in ("", "util/")], "")
+    files["sentence_transformers/util/similarity.py"] = "def cos_sim(a, b): pass\n"
+    install("sentence-transformers", "5.3.0", files)
+    with pytest.raises(
+        ImportError, match=r"sentence-transformers 5\.3\.0, which does not import: .*encoder'"
+    ):
+        li.patch_sentence_transformers()
+
+
+def test_functions_of_sentence_transformers_are_patched_where_its_losses_do_not_import(install):
+    names = (
+        "",
+        "util/",
+        "multi_vector_encoder/",
+        "multi_vector_encoder/scoring/",
+        "multi_vector_encoder/losses/",
+    )
+    files = {f"sentence_transformers/{name}__init__.py": "" for name in names}
+    files["sentence_transformers/multi_vector_encoder/losses/__init__.py"] = "import no_such_tqdm"
+    scores = "def _maxsim_score_pairs(a, b, a_mask, b_mask): return 'its own'\n"
+    files["sentence_transformers/util/similarity.py"] = scores
+    files["sentence_transformers/multi_vector_encoder/scoring/colbert.py"] = ""
+    install("sentence-transformers", "6.1.0", files)
+    why = r"losses does not import \(ModuleNotFoundError: No module named 'no_such_tqdm'\)"
+    with pytest.warns(RuntimeWarning, match=f"did not find .*NegativesRankingLoss.*{why}"):
+        li.patch_sentence_transformers()
+    function = importlib.import_module("sentence_transformers.util.similarity")._maxsim_score_pairs
+    assert "chunks" in function.__code__.co_names
+    li.unpatch_sentence_transformers()
+    assert function(0, 0, None, None) == "its own"

@@ -82,6 +82,8 @@ SIGNATURES = {
     "colpali_compat.patch_colpali_engine": "| |",
     "colpali_compat.unpatch_colpali_engine": "| |",
     "colpali_compat.patched_score_multi_vector": "qs ps batch_size=128 device=None | |",
+    "st_compat.patch_sentence_transformers": "| |",
+    "st_compat.unpatch_sentence_transformers": "| |",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
         " | progress=False precision=None scale_Q=None scale_D=None"
@@ -122,10 +124,12 @@ def test_top_level():
         "maxsim_with_winners",
         "patch_colpali_engine",
         "patch_pylate",
+        "patch_sentence_transformers",
         "reference",
         "retrieve",
         "unpatch_colpali_engine",
         "unpatch_pylate",
+        "unpatch_sentence_transformers",
     }
     assert callable(li.retrieve) and inspect.ismodule(li.reference)
     from late_interaction.retrieve import retrieve

@@ -1,0 +1,343 @@
+"""Sentence Transformers' multi-vector models with and without the patch, on one device.
+
+Two kinds of work, each with the patch on and with it off (LATE_INTERACTION_DISABLE=1: then every call runs
+Sentence Transformers' own code), interleaved, in one process:
+
+- a training step of each multi-vector loss: forward and backward of the loss alone, from token embeddings
+  that are given, because the encoder is the same in both;
+- retrieval evaluation: scoring and ranking of embeddings that are given, ragged as encode() returns them.
+
+Before anything is timed, both ways must agree: a step's loss and gradients on the batch's first queries in
+float32, an evaluation's metrics. A time is the median of warm, synchronized calls. Peak memory is what a call
+allocates above what was there (GPUs alone). A way that runs out of memory has "out of memory" for a time.
+
+    python -m bench st                                     # everything
+    python -m bench st --only losses --batches 32 256
+    python -m bench st --dry-run                           # tiny shapes, without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from bench.harness.run_header import cpu_name, package_version
+from bench.harness.text import align, error_text, number
+from bench.harness.timing import peak_mib
+
+Row = dict[str, Any]
+WITH, WITHOUT = "with", "without"
+D = 128
+QUERY, DOCUMENT = 32, 300  # tokens in training
+WAYS = 8  # documents of a query in distillation
+CHECKED = 16  # queries whose gradients are compared
+# Relative error of a loss and of gradients in float32: some ties are won by another token.
+SAME = 1e-3
+BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+CPU_BATCHES = (32, 64)
+# Queries, documents, median tokens of a document: a subset of NanoBEIR, and a synthetic corpus.
+CORPORA = {"NanoBEIR-shaped": (50, 5000, 150), "5,000 x 100,000": (5000, 100_000, 150)}
+CPU_CORPORA = {"NanoBEIR-shaped": (50, 5000, 150)}
+
+
+@contextmanager
+def patched(way: str) -> Iterator[None]:
+    """One of the two ways; the patch itself stays in place."""
+    os.environ["LATE_INTERACTION_DISABLE"] = "0" if way == WITH else "1"
+    try:
+        yield
+    finally:
+        os.environ["LATE_INTERACTION_DISABLE"] = "0"
+
+
+def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> Row:
+    """Median milliseconds and peak MiB of each, or why there is none."""
+    row: Row = {}
+    times: dict[str, list[float]] = {way: [] for way in calls}
+    for turn in range(rounds + 1):  # the first one is warm-up, and tells the memory
+        for way, call in calls.items():
+            if f"{way}_error" in row:
+                continue
+            try:
+                with patched(way):
+                    if turn == 0:
+                        row[f"{way}_peak_mib"] = (
+                            peak_mib(call, device) if device.type == "cuda" else call() and None
+                        )
+                        continue
+                    start = time.perf_counter()
+                    call()
+                    _synchronize(device)
+                    times[way].append(1e3 * (time.perf_counter() - start))
+            except torch.OutOfMemoryError:
+                row[f"{way}_error"] = "out of memory"
+            except Exception as error:
+                row[f"{way}_error"] = error_text(error)
+            _collect(device)
+    for way, found in times.items():
+        if found and f"{way}_error" not in row:
+            row[f"{way}_ms"] = statistics.median(found)
+    return row
+
+
+def _warm_up(row: Row, way: str, call: Callable[[], object], device: torch.device) -> None:
+    if device.type == "cuda":
+        row[f"{way}_peak_mib"] = peak_mib(call, device)
+    else:
+        call()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _collect(device: torch.device) -> None:
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+# ---- training ----
+
+
+class Given(torch.nn.Module):
+    """An encoder whose embeddings are its features."""
+
+    def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
+        return {key: features[key] for key in ("token_embeddings", "attention_mask")}
+
+
+def column(rows: int, length: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    tokens = normalize(torch.randn(rows, length, D, device=device), dim=-1).to(dtype)
+    lengths = torch.randint(length // 2, length + 1, (rows, 1), device=device)
+    mask = torch.arange(length, device=device) < lengths
+    return {"token_embeddings": tokens, "attention_mask": mask}
+
+
+def losses() -> dict[str, tuple[Callable[[], Any], int]]:
+    """Each loss, and how many documents a query has."""
+    module = __import__("sentence_transformers.multi_vector_encoder.losses", fromlist=["losses"])
+    mnrl = module.MultiVectorMultipleNegativesRankingLoss
+    cached = module.CachedMultiVectorMultipleNegativesRankingLoss
+    return {
+        "MultipleNegativesRanking": (lambda: mnrl(Given()), 1),
+        "CachedMultipleNegativesRanking": (lambda: cached(Given(), mini_batch_size=32), 1),
+        "DistillKLDiv": (lambda: module.MultiVectorDistillKLDivLoss(Given()), WAYS),
+        "MarginMSE": (lambda: module.MultiVectorMarginMSELoss(Given()), 2),
+    }
+
+
+def step(
+    loss: Any, columns: Sequence[dict[str, torch.Tensor]], labels: torch.Tensor | None
+) -> list[torch.Tensor]:
+    """The loss, and the gradients of all embeddings."""
+    leaves = [{**x, "token_embeddings": x["token_embeddings"].detach().requires_grad_()} for x in columns]
+    value = loss(leaves, labels)
+    value.backward()
+    gradients = [x["token_embeddings"].grad for x in leaves]
+    return [value.detach(), *(g for g in gradients if g is not None)]
+
+
+def disagreement(loss: Any, columns: Sequence[dict[str, torch.Tensor]], labels: torch.Tensor | None) -> float:
+    """The largest relative error between the two ways, on the first queries in float32."""
+    few = [
+        {
+            "token_embeddings": x["token_embeddings"][:CHECKED].float(),
+            "attention_mask": x["attention_mask"][:CHECKED],
+        }
+        for x in columns
+    ]
+    found = []
+    for way in (WITH, WITHOUT):
+        with patched(way):
+            found.append(step(loss, few, None if labels is None else labels[:CHECKED]))
+    errors = ((a - b).norm() / b.norm().clamp_min(1e-9) for a, b in zip(*found, strict=True))
+    return max(float(x) for x in errors)
+
+
+def measure_losses(args: argparse.Namespace, device: torch.device) -> list[Row]:
+    rows = []
+    for name, (build, documents) in losses().items():
+        for batch in args.batches:
+            row: Row = {"work": name, "batch": batch, "documents": documents}
+            try:
+                columns = [column(batch, args.query, device, args.dtype)]
+                columns += [column(batch, args.document, device, args.dtype) for _ in range(documents)]
+                labels = torch.randn(batch, documents, device=device) if documents > 1 else None
+                loss = build()
+                row["disagreement"] = disagreement(loss, columns, labels)
+                if row["disagreement"] > SAME:
+                    raise ValueError(f"the two ways disagree by {row['disagreement']:.2g}: not timed")
+
+                def call(loss: Any = loss, columns: Any = columns, labels: Any = labels) -> Any:
+                    return step(loss, columns, labels)
+
+                row |= interleaved({WITH: call, WITHOUT: call}, device, args.rounds)
+            except Exception as error:
+                row["error"] = error_text(error)
+            columns = []
+            rows.append(show(row))
+    return rows
+
+
+# ---- evaluation ----
+
+
+class Encoded:
+    """A model that has encoded its corpus before: texts are numbers."""
+
+    similarity_fn_name = "maxsim"
+    prompts: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, queries: list[torch.Tensor], documents: list[torch.Tensor]) -> None:
+        self.queries, self.documents = queries, documents
+        self.model_card_data = self
+
+    def set_evaluation_metrics(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def encode_query(self, texts: Sequence[str], **_: object) -> list[torch.Tensor]:
+        return [self.queries[int(text)] for text in texts]
+
+    def encode_document(self, texts: Sequence[str], **_: object) -> list[torch.Tensor]:
+        return [self.documents[int(text)] for text in texts]
+
+
+def texts_of(count: int, median: int, args: argparse.Namespace, device: torch.device) -> list[torch.Tensor]:
+    """Unit tokens of texts whose lengths spread as those of passages do, on the device as one buffer."""
+    lengths = torch.empty(count).log_normal_(mean=torch.tensor(float(median)).log().item(), std=0.5)
+    sizes = lengths.clamp(4, 512).int().tolist()
+    tokens = torch.empty(sum(sizes), D, dtype=args.dtype, device=device)
+    for part in tokens.split(1 << 20):
+        part.copy_(normalize(torch.randn(len(part), D, device=device), dim=-1))
+    return list(tokens.split(sizes))
+
+
+def measure_evaluation(args: argparse.Namespace, device: torch.device) -> list[Row]:
+    module = __import__("sentence_transformers.multi_vector_encoder.evaluation", fromlist=["evaluation"])
+    rows = []
+    for name, (queries, documents, median) in args.corpora.items():
+        row: Row = {"work": f"evaluation, {name}", "batch": queries, "documents": documents}
+        try:
+            model = Encoded(texts_of(queries, 16, args, device), texts_of(documents, median, args, device))
+            relevant = {str(i): {str(i * 7 % documents)} for i in range(queries)}
+            evaluator = module.MultiVectorInformationRetrievalEvaluator(
+                {str(i): str(i) for i in range(queries)},
+                {str(i): str(i) for i in range(documents)},
+                relevant,
+                write_csv=False,
+            )
+            found: dict[str, dict[str, float]] = {}
+
+            def call(evaluator: Any = evaluator, model: Any = model, found: Any = found) -> Any:
+                way = os.environ["LATE_INTERACTION_DISABLE"]
+                found[way] = evaluator(model)
+                return found[way]
+
+            row |= interleaved({WITH: call, WITHOUT: call}, device, max(1, args.rounds // 2))
+            if len(found) == 2:
+                row["disagreement"] = max(abs(found["0"][key] - found["1"][key]) for key in found["0"])
+        except Exception as error:
+            row["error"] = error_text(error)
+        rows.append(show(row))
+    return rows
+
+
+# ---- the program ----
+
+
+def show(row: Row) -> Row:
+    cells = [str(row["work"]), str(row["batch"])]
+    for way in (WITHOUT, WITH):
+        cells.append(f"{way} {row.get(f'{way}_error') or number(row.get(f'{way}_ms'))} ms")
+        cells.append(f"{number(row.get(f'{way}_peak_mib'))} MiB")
+    if row.get("with_ms") and row.get("without_ms"):
+        row["speedup"] = row["without_ms"] / row["with_ms"]
+        cells.append(f"{row['speedup']:.2f}x")
+    print(" | ".join(cells) + (f" | {row['error']}" if "error" in row else ""), flush=True)
+    return row
+
+
+def table(rows: Sequence[Row]) -> str:
+    head = ["work", "batch", "without ms", "with ms", "speedup", "without MiB", "with MiB", "disagreement"]
+    body = [
+        [
+            str(row["work"]), str(row["batch"]),
+            row.get("without_error") or row.get("error") or number(row.get("without_ms")),
+            row.get("with_error") or row.get("error") or number(row.get("with_ms")),
+            number(row.get("speedup")), number(row.get("without_peak_mib")), number(row.get("with_peak_mib")),
+            f"{row['disagreement']:.1e}" if "disagreement" in row else "-",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return align(head, body)
+
+
+def header(args: argparse.Namespace, device: torch.device) -> Row:
+    packages = ("torch", "sentence-transformers", "transformers", "late-interaction")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "device": gpu or cpu_name(), "threads": torch.get_num_threads(), "dtype": str(args.dtype),
+        "query": args.query, "document": args.document, "rounds": args.rounds,
+        "packages": {name: package_version(name) for name in packages}, "version": li.__version__,
+    }  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: by the device")
+    parser.add_argument("--only", choices=["losses", "evaluation"])
+    parser.add_argument("--batches", type=int, nargs="+", help="queries of a training step")
+    parser.add_argument("--rounds", type=int, default=5, help="timed calls of each way")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes: whether it runs at all")
+    parser.add_argument("--out", type=Path, help="write header and rows as JSON")
+
+
+def _shapes(args: argparse.Namespace) -> None:
+    """What the device measures, where the arguments do not say."""
+    on_gpu = torch.device(args.device).type == "cuda"
+    args.dtype = getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
+    args.query, args.document = QUERY, DOCUMENT
+    args.corpora = CORPORA if on_gpu else CPU_CORPORA
+    args.batches = args.batches or (BATCHES if on_gpu else CPU_BATCHES)
+    if args.dry_run:
+        args.query, args.document, args.rounds, args.batches = 4, 9, 1, (4,)
+        args.corpora = {"tiny": (3, 40, 8)}
+
+
+def measure(args: argparse.Namespace) -> list[Row]:
+    """The rows, printed as they come and as a table."""
+    _shapes(args)
+    device = torch.device(args.device)
+    os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
+    torch.manual_seed(0)
+    top = header(args, device)
+    print(json.dumps(top))
+    li.patch_sentence_transformers()
+    try:
+        rows = [] if args.only == "evaluation" else measure_losses(args, device)
+        rows += [] if args.only == "losses" else measure_evaluation(args, device)
+    finally:
+        li.unpatch_sentence_transformers()
+    print(table(rows))
+    if args.out:
+        args.out.write_text(json.dumps({"header": top, "rows": rows}, indent=1) + "\n")
+    return rows
+
+
+def run(args: argparse.Namespace) -> int:
+    measure(args)
+    return 0

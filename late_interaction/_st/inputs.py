@@ -1,0 +1,162 @@
+"""Sentence Transformers' embeddings and masks, as the kernels take them.
+
+A list of ``[L_i, d]`` embeddings is packed end to end. A ``[N, L, d]`` tensor is padded: without a mask its
+all-zero rows are padding. (In a list they are tokens.)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch.autograd import forward_ad
+
+from late_interaction._compat import served
+from late_interaction._st.originals import SIMILARITY, module
+
+__all__ = [
+    "Padded",
+    "Ragged",
+    "blocks",
+    "budget",
+    "each",
+    "fill_empty",
+    "home_of",
+    "kept",
+    "learns",
+    "mask_fits",
+    "score_dtype",
+    "side_of",
+    "takes",
+    "token_counts",
+]
+
+
+@dataclass(frozen=True)
+class Padded:
+    tokens: Tensor  # [N, L, d]
+    mask: Tensor | None  # [N, L], as given
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    items: list[Tensor]  # each [L_i, d]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(x) for x in self.items]
+
+    def packed(self, start: int, end: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The tokens of these items end to end, and the offsets between them."""
+        items = self.items[start:end]
+        offsets = list(accumulate((len(x) for x in items), initial=0))
+        tokens = torch.cat(items).to(device)
+        return tokens, torch.tensor(offsets, dtype=torch.int32, device=device)
+
+
+def side_of(embeddings: Any, mask: Any, name: str) -> Padded | Ragged | None:
+    """One side of a call, or None: what Sentence Transformers' own function is left to take or to refuse."""
+    similarity = module(SIMILARITY)
+    embeddings, mask = similarity._canonicalize_side(embeddings, mask, name)
+    if isinstance(embeddings, list):
+        return _ragged(embeddings) if mask is None and embeddings else None
+    tokens = similarity._convert_to_tensor(embeddings)
+    if not tokens.is_floating_point():
+        tokens = tokens.float()
+    if tokens.dim() != 3 or tokens.layout != torch.strided or not len(tokens):
+        return None
+    mask = each(mask, tokens)
+    return Padded(tokens, mask) if mask_fits(mask, tokens) else None
+
+
+def each(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """A mask that all sequences share, as one of each."""
+    if mask is not None and mask.shape == (1, *tokens.shape[1:-1]):
+        return mask.expand(tokens.shape[:-1])
+    return mask
+
+
+def _ragged(embeddings: list[Any]) -> Ragged | None:
+    convert = module(SIMILARITY)._convert_to_tensor
+    items = [x if isinstance(x, Tensor) else convert(x) for x in embeddings]
+    kinds = {(x.dtype, x.device, x.layout, x.shape[1:]) for x in items}
+    if len(kinds) != 1 or items[0].dim() != 2 or items[0].layout != torch.strided:
+        return None
+    return Ragged(items if items[0].is_floating_point() else [x.float() for x in items])
+
+
+def home_of(documents: Any, queries: Any) -> torch.device:
+    """Where scores go: the documents' device, or the queries' where the documents are arrays."""
+    find = module(SIMILARITY)._embeddings_device
+    return find(documents) or find(queries) or torch.device("cpu")
+
+
+def score_dtype(tokens: Tensor, mask: Any) -> torch.dtype:
+    """Scores are float32, but where the queries' mask is derived from float64 tokens: it has their dtype, and
+    multiplies the maxima."""
+    return torch.float64 if mask is None and tokens.dtype == torch.float64 else torch.float32
+
+
+def budget(chunk_elements: int | None) -> int:
+    """How many elements of packed documents are copied at a time."""
+    return chunk_elements if chunk_elements is not None else module(SIMILARITY)._MAXSIM_CHUNK_ELEMENT_BUDGET
+
+
+def blocks(sizes: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """Consecutive items whose sizes sum to at most ``most``, or one item: (start, end)."""
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if total + size > most and index > start:
+            yield start, index
+            start, total = index, 0
+        total += size
+    yield start, len(sizes)
+
+
+def mask_fits(mask: Any, tokens: Tensor) -> bool:
+    """Whether a mask has an entry for every token, where they are."""
+    if mask is None:
+        return True
+    return isinstance(mask, Tensor) and mask.shape == tokens.shape[:-1] and mask.device == tokens.device
+
+
+def takes(Q: Tensor, D: Tensor) -> bool:
+    """Whether the kernels score these tokens now: without forward-mode derivatives, and not under vmap."""
+    if torch.compiler.is_compiling():
+        return served(Q, D)
+    return served(Q, D) and forward_ad._current_level < 0 and not (is_batchedtensor(Q) or is_batchedtensor(D))
+
+
+def learns(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled()
+
+
+def kept(tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The tokens that a mask, or that none, leaves. None: all, as a CPU can tell for nothing."""
+    live = tokens.any(dim=-1) if mask is None else mask.bool()
+    if live.device.type == "cpu" and not torch.compiler.is_compiling() and bool(live.all()):
+        return None
+    return live
+
+
+def token_counts(scores: Tensor, a: Any, a_mask: Any) -> Tensor:
+    """How many tokens each query counts, at least 1."""
+    similarity = module(SIMILARITY)
+    a, a_mask = similarity._canonicalize_side(a, a_mask, "a_mask")
+    counts: Tensor = similarity._query_token_counts(a, a_mask)
+    return counts.to(device=scores.device, dtype=scores.dtype)
+
+
+def fill_empty(scores: Tensor, empty: Tensor) -> Tensor:
+    """Scores of documents without a token that counts: Sentence Transformers' constant, and its warning."""
+    filled: Tensor = module(SIMILARITY)._fill_empty_document_scores(scores, empty)
+    return filled

@@ -1,0 +1,145 @@
+"""The four functions of ``sentence_transformers.util.similarity`` on the kernels, with its signatures.
+
+What the kernels do not take goes through Sentence Transformers' own code.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._st.chunks import grid, pairs, theirs
+from late_interaction._st.inputs import token_counts
+from late_interaction._st.originals import disabled
+
+__all__ = ["maxsim", "maxsim_pairwise", "mean_maxsim", "mean_maxsim_pairwise"]
+
+Device = str | torch.device | None
+
+
+def maxsim(
+    a: Any,
+    b: Any,
+    a_mask: Any = None,
+    b_mask: Any = None,
+    chunk_elements: int | None = None,
+    length_normalize: bool = False,
+    device: Device = None,
+) -> Tensor:
+    """Scores of every query with every document, differentiable.
+
+    Args:
+        a: queries: a list of ``[Lq_i, d]`` tensors or arrays, ``[Nq, Lq, d]`` padded, or one ``[Lq, d]``.
+        b: documents, in the same forms.
+        a_mask: ``[Nq, Lq]``: a bool mask, or numbers that multiply each query token's maximum.
+        b_mask: ``[Nd, Ld]``, nonzero = keep.
+        chunk_elements: how many elements of packed documents are copied at a time; None: 100 million.
+        length_normalize: divide each query's scores by the number of its tokens.
+        device: where to score; None: where the documents are.
+
+    Returns:
+        ``[Nq, Nd]``, float32 (float64 of float64 queries without a mask), on the documents' device.
+        A document without a token that counts scores -1e9.
+
+    Raises:
+        TypeError, ValueError: what Sentence Transformers refuses, in its words.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
+        >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
+        >>> st.maxsim(queries, documents)
+        tensor([[4., 5.],
+                [6., 2.]])
+    """
+    scores = None if disabled() else grid(a, b, a_mask, b_mask, chunk_elements, device)
+    if scores is None:
+        scores = theirs("maxsim")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+        return scores
+    return scores / token_counts(scores, a, a_mask).unsqueeze(1) if length_normalize else scores
+
+
+def maxsim_pairwise(
+    a: Any,
+    b: Any,
+    a_mask: Any = None,
+    b_mask: Any = None,
+    chunk_elements: int | None = None,
+    length_normalize: bool = False,
+    device: Device = None,
+) -> Tensor:
+    """Scores of the pairs ``(a[i], b[i])``, differentiable.
+
+    Args:
+        a, b, a_mask, b_mask, length_normalize, device: as in :func:`maxsim`, as many queries as documents.
+        chunk_elements: how many elements of packed queries and documents are copied at a time.
+
+    Returns:
+        ``[B]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0]])]
+        >>> documents = [torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 4.0]])]
+        >>> st.maxsim_pairwise(queries, documents)
+        tensor([4., 2.])
+    """
+    scores = None if disabled() else pairs(a, b, a_mask, b_mask, chunk_elements, device)
+    if scores is None:
+        scores = theirs("maxsim_pairwise")(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+        return scores
+    return scores / token_counts(scores, a, a_mask) if length_normalize else scores
+
+
+def mean_maxsim(
+    a: Any,
+    b: Any,
+    a_mask: Any = None,
+    b_mask: Any = None,
+    chunk_elements: int | None = None,
+    length_normalize: bool = True,
+    device: Device = None,
+) -> Tensor:
+    """:func:`maxsim` divided by each query's number of tokens.
+
+    Args:
+        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim`.
+
+    Returns:
+        ``[Nq, Nd]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.mean_maxsim([torch.ones(4, 2)], [torch.ones(3, 2)])
+        tensor([[2.]])
+    """
+    return maxsim(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)
+
+
+def mean_maxsim_pairwise(
+    a: Any,
+    b: Any,
+    a_mask: Any = None,
+    b_mask: Any = None,
+    chunk_elements: int | None = None,
+    length_normalize: bool = True,
+    device: Device = None,
+) -> Tensor:
+    """:func:`maxsim_pairwise` divided by each query's number of tokens.
+
+    Args:
+        a, b, a_mask, b_mask, chunk_elements, length_normalize, device: as in :func:`maxsim_pairwise`.
+
+    Returns:
+        ``[B]``, as :func:`maxsim`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import sentence_transformers as st
+        >>> st.mean_maxsim_pairwise([torch.ones(4, 2)], [torch.ones(3, 2)])
+        tensor([2.])
+    """
+    return maxsim_pairwise(a, b, a_mask, b_mask, chunk_elements, length_normalize, device)

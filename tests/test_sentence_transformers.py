@@ -1,0 +1,931 @@
+"""Sentence Transformers, release by release: its own functions, ours, and its own after the patch."""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import string
+
+import numpy as np
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import sentence_transformers as ours
+from late_interaction._st import losses as loss_blocks
+from late_interaction._st import originals, ranking
+from tests import side_by_side
+from tests.build.test_readme import examples
+
+SIMILARITY, COLBERT = originals.SIMILARITY, originals.COLBERT
+INSTALLED = "installed"  # what requirements/demo.txt names
+
+
+class SentenceTransformers:
+    """The modules of a release."""
+
+    def __init__(self, version):
+        self.version = version
+        name = "sentence_transformers.multi_vector_encoder"
+        self.similarity = importlib.import_module(SIMILARITY)
+        self.colbert = importlib.import_module(COLBERT)
+        self.losses = importlib.import_module(f"{name}.losses")
+        self.evaluation = importlib.import_module(f"{name}.evaluation")
+        self.root = importlib.import_module("sentence_transformers")
+
+    def function(self, name):
+        return getattr(self.similarity if hasattr(self.similarity, name) else self.colbert, name)
+
+
+@pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), INSTALLED])
+def release(request):
+    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    with contextlib.ExitStack() as stack:
+        if request.param != INSTALLED:
+            args = ("sentence-transformers", "sentence_transformers", request.param)
+            stack.enter_context(side_by_side.release(*args))
+        yield SentenceTransformers(request.param)
+
+
+@pytest.fixture
+def st(release):
+    assert not originals.exchanged()
+    yield release
+    li.unpatch_sentence_transformers()
+
+
+# ---- scores ----
+
+
+def random(*shape, device, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, device=device)
+
+
+def ragged(device, lengths, d=6):
+    return [random(n, d, device=device) for n in lengths]
+
+
+def padded(device, n, L, d=6, empty=()):
+    """Tokens whose last ones are rows of zeros, in some sequences all."""
+    x = random(n, L, d, device=device)
+    for i in range(n):
+        x[i, L - i % 3 :] = 0
+    for i in empty:
+        x[i] = 0
+    return x
+
+
+def masks(device, n, L):
+    return {
+        "bool": torch.rand(n, L, device=device) < 0.6,
+        "all": torch.ones(n, L, dtype=torch.bool, device=device),
+        "long": (torch.rand(n, L, device=device) < 0.6).long(),
+        "weights": torch.randn(n, L, device=device),
+        "zeros": torch.zeros(n, L, device=device),
+        "shared": torch.rand(1, L, device=device) < 0.6,
+    }
+
+
+def calls(device):
+    """Pairs of sides with their masks, as (a, b, options); 3 queries and 3 documents. Weights meet float32:
+    of float64 its own gradient of weights is NaN where a document is empty."""
+    lists = ragged(device, [5, 1, 3]), ragged(device, [4, 0, 7])
+    tensors = padded(device, 3, 5), padded(device, 3, 7, empty=[1])
+    found = {
+        "lists": (*lists, {}),
+        "lists in blocks": (*lists, {"chunk_elements": 30}),
+        "tensors": (*tensors, {}),
+        "tensors in blocks": (*tensors, {"chunk_elements": 30}),
+        "tensor and list": (tensors[0], lists[1], {}),
+        "list and tensor": (lists[0], tensors[1], {}),
+        "full": (random(3, 5, 6, device=device), random(3, 7, 6, device=device), {}),
+        "one and one": (lists[0][0], lists[1][2], {}),
+        "zero rows in lists": ([*lists[0][:2], tensors[0][2]], [lists[1][0], tensors[1][2], lists[1][2]], {}),
+        "lists and masks": (*lists, {"a_mask": torch.rand(3, 5, device=device) < 0.6}),
+        "lists and lists of masks": (
+            *lists,
+            {"b_mask": [torch.ones(len(x), device=device) for x in lists[1]]},
+        ),
+        "numbers": ((tensors[0] * 9).int(), (tensors[1] * 9).int(), {}),
+        "lists of numbers": ([(x * 9).int() for x in lists[0]], [(x * 9).int() for x in lists[1]], {}),
+    }
+    for name, a_mask in masks(device, 3, 5).items():
+        found[f"{name} queries"] = (*tensors, {"a_mask": a_mask})
+        found[f"{name} queries and list"] = (tensors[0], lists[1], {"a_mask": a_mask})
+    for name, b_mask in masks(device, 3, 7).items():
+        found[f"{name} documents"] = (*tensors, {"b_mask": b_mask})
+    both = {"a_mask": masks(device, 3, 5)["weights"], "b_mask": masks(device, 3, 7)["bool"]}
+    both["b_mask"][1] = False
+    found["weights and an empty document"] = (*tensors, both)
+    if device == "cpu":
+        found["arrays"] = (*(x.numpy() for x in tensors), {})
+        found["lists of arrays"] = (*([x.numpy() for x in side] for side in lists), {})
+        found["array and list"] = (tensors[0].numpy(), lists[1], {})
+        nested = [x.tolist() for x in (lists[1][0], lists[1][2], lists[1][0])]
+        found["nested lists"] = ([x.float() for x in lists[0]], nested, {})
+    return {name: single(*call) if is_weighted(name) else call for name, call in found.items()}
+
+
+def is_weighted(name):
+    return name.startswith(("weights", "zeros")) and "documents" not in name
+
+
+def single(a, b, options):
+    a, b = ([x.float() for x in side] if isinstance(side, list) else side.float() for side in (a, b))
+    return a, b, options
+
+
+CALLS = list(calls("cpu"))
+ALL_PAIRS, PAIRWISE = ["maxsim", "mean_maxsim"], ["maxsim_pairwise", "mean_maxsim_pairwise"]
+
+
+def leaves(side):
+    """The side's floating tensors, which then want gradients, and the side made of them."""
+    if isinstance(side, torch.Tensor) and side.is_floating_point():
+        leaf = side.detach().clone().requires_grad_()
+        return [leaf], leaf
+    if isinstance(side, list) and isinstance(side[0], torch.Tensor) and side[0].is_floating_point():
+        made = [x.detach().clone().requires_grad_() for x in side]
+        return made, made
+    return [], side
+
+
+def measured(score, a, b, **options):
+    """Scores and gradients, the weights' included."""
+    (a_leaves, a), (b_leaves, b) = leaves(a), leaves(b)
+    wanted = a_leaves + b_leaves
+    mask = options.get("a_mask")
+    if isinstance(mask, torch.Tensor) and mask.is_floating_point():
+        made, options["a_mask"] = leaves(mask)
+        wanted += made
+    scores = score(a, b, **options)
+    found = [scores.detach()]
+    if wanted and scores.requires_grad:
+        torch.manual_seed(1)
+        weight = torch.randn(scores.shape, dtype=scores.dtype, device=scores.device)
+        found += torch.autograd.grad(scores, wanted, weight, allow_unused=True)
+    return found
+
+
+def assert_equal(found, wanted):
+    assert len(found) == len(wanted) and found[0].dtype == wanted[0].dtype
+    for one, other in zip(found, wanted, strict=True):
+        if one is None or other is None:  # a sequence without tokens
+            assert (one is None or not one.any()) and (other is None or not other.any())
+            continue
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALL_PAIRS + PAIRWISE)
+@pytest.mark.parametrize("case", CALLS)
+def test_scores_and_gradients(st, device, case, name):
+    given = calls(device)
+    if case not in given:
+        pytest.skip("arrays are on the CPU")
+    a, b, options = given[case]
+    score = st.function(name)
+    wanted = measured(score, a, b, **options)
+    assert wanted[0].shape[0] == (1 if case == "one and one" else 3)
+    assert_equal(measured(getattr(ours, name), a, b, **options), wanted)
+    li.patch_sentence_transformers()
+    assert_equal(measured(score, a, b, **options), wanted)
+
+
+SERVED = [case for case in CALLS if case not in ("nested lists", "array and list")]
+
+
+@pytest.mark.parametrize("name", ["maxsim", "maxsim_pairwise"])
+@pytest.mark.parametrize("case", SERVED)
+def test_no_similarity_is_computed(st, monkeypatch, case, name):
+    a, b, options = calls("cpu")[case]
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch):
+        st.function(name)(a, b, **options)
+
+
+def test_lists_are_packed(st, device, monkeypatch):
+    queries, documents = ragged(device, [5, 1, 3]), ragged(device, [4, 2, 7])
+    monkeypatch.setattr(st.similarity, "_pad_multi_vector_inputs", None)
+    li.patch_sentence_transformers()
+    with side_by_side.Calls() as calls:
+        st.similarity.maxsim(queries, documents)
+        st.similarity.maxsim_pairwise(queries, documents)
+    assert calls.of == {"maxsim_varlen": 1, "maxsim_pairs_packed": 1}
+
+
+def test_documents_are_packed_a_block_at_a_time(st):
+    queries, documents = ragged("cpu", [5, 1, 3]), ragged("cpu", [4, 3, 7, 1])
+    li.patch_sentence_transformers()
+    with side_by_side.Calls() as calls:
+        st.similarity.maxsim(queries, documents, chunk_elements=8 * 6)
+        st.similarity.maxsim_pairwise(queries, documents[:3], chunk_elements=14 * 6)
+    # Of 8 tokens: 4 and 3, 7 and 1. Pairs of 14: 9 and 4, 10.
+    assert calls.of == {"maxsim_varlen": 2, "maxsim_pairs_packed": 2}
+
+
+def test_an_empty_document_ranks_last(st, device):
+    documents = torch.full((2, 3, 4), -1e3, device=device)
+    mask = torch.tensor([[True, True, False], [False] * 3], device=device)
+    scores = ours.maxsim(torch.ones(1, 2, 4, device=device), documents, b_mask=mask)
+    assert scores.tolist() == [[-8e3, -1e9]]
+    lists = [documents[0], documents[0, :0]]
+    assert ours.maxsim(torch.ones(1, 2, 4, device=device), lists).tolist() == [[-8e3, -1e9]]
+
+
+def test_a_row_of_zeros_is_padding_in_a_tensor_and_a_token_in_a_list(st, device):
+    query = -torch.ones(1, 1, 4, device=device)
+    document = torch.ones(2, 4, device=device)
+    document[1] = 0
+    assert ours.maxsim(query, document.unsqueeze(0)).tolist() == [[-4.0]]
+    assert ours.maxsim(query, [document]).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("form", ["lists", "tensors", "weights"])
+def test_dtypes(st, device, monkeypatch, dtype, form):
+    """Half precision is summed in float32, and its maxima are not rounded."""
+    a, b = ragged(device, [8, 8], 64), ragged(device, [30, 30, 30], 64)
+    if form != "lists":
+        a, b = torch.stack(a), torch.stack(b)
+    a, b = ([x.to(dtype) for x in side] if form == "lists" else side.to(dtype) for side in (a, b))
+    options = {"a_mask": torch.rand(2, 8, device=device)} if form == "weights" else {}
+    double = [[x.double() for x in side] if form == "lists" else side.double() for side in (a, b)]
+    wanted = st.similarity.maxsim(*double, **options)
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch):
+        scores = st.similarity.maxsim(a, b, **options)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, wanted.float(), rtol=1e-4, atol=1e-4)
+
+
+def grouped(device, masked):
+    Q, D = random(4, 5, 6, device=device), random(4, 3, 7, 6, device=device)
+    Q[1, 3:], D[2, 1, 4:], D[0, 2] = 0, 0, 0
+    found = {}
+    if masked:
+        d_mask = torch.rand(4, 3, 7, device=device) < 0.6
+        d_mask[3, 0] = False
+        found = {"queries_mask": masks(device, 4, 5)[masked], "documents_mask": d_mask}
+    return Q, D, found
+
+
+COLBERT_NAMES = [
+    f"{mean}colbert_{kind}" for mean in ("", "mean_") for kind in ("scores", "kd_scores", "scores_pairwise")
+]
+
+
+@pytest.mark.parametrize("masked", [None, "bool", "weights"])
+@pytest.mark.parametrize("name", COLBERT_NAMES)
+def test_groups_of_documents(st, device, name, masked):
+    Q, D, options = grouped(device, masked)
+    if name.endswith("pairwise"):
+        D = D[:, 0]
+        options = {key: m[:, 0] if m.dim() == 3 else m for key, m in options.items()}
+    score = st.function(name)
+    wanted = measured(score, Q, D, **options)
+    assert_equal(measured(getattr(ours, name), Q, D, **options), wanted)
+    li.patch_sentence_transformers()
+    assert_equal(measured(score, Q, D, **options), wanted)
+
+
+@pytest.mark.parametrize("name", ["colbert_scores", "colbert_kd_scores"])
+def test_groups_of_documents_are_one_call(st, name):
+    Q, D, options = grouped("cpu", "bool")
+    li.patch_sentence_transformers()
+    with side_by_side.Calls() as calls:
+        st.function(name)(Q, D, **options)
+    assert calls.of == {"maxsim": 1}
+
+
+def test_what_it_refuses_it_refuses_in_its_own_words(st):
+    Q, D = torch.randn(2, 3, 4), torch.randn(4, 5, 4)
+    li.patch_sentence_transformers()
+    refused = {
+        "`b_mask` covers 4 tokens": lambda: st.similarity.maxsim(Q, D, b_mask=torch.ones(4, 4)),
+        "same number of items": lambda: st.similarity.maxsim_pairwise(Q, D),
+        "`a_mask` must be a tensor": lambda: st.similarity.maxsim(Q, D, a_mask="all"),
+        "subscript h": lambda: st.similarity.maxsim(Q, D[..., :3]),
+    }
+    for message, call in refused.items():
+        with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
+            call()
+    with pytest.raises(RuntimeError):
+        st.similarity.maxsim(Q, D.bfloat16())
+    assert st.similarity.maxsim([], D).shape == (0, 4) and st.similarity.maxsim(Q, []).shape == (2, 0)
+
+
+def test_forward_mode_derivatives_stay_its_own(st):
+    Q, D, tangent = (torch.randn(2, 3, 4) for _ in range(3))
+
+    def derivative():
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(Q, tangent)
+            return torch.autograd.forward_ad.unpack_dual(st.similarity.maxsim(dual, D)).tangent
+
+    wanted = derivative()
+    li.patch_sentence_transformers()
+    torch.testing.assert_close(derivative(), wanted)
+
+
+def test_a_batch_of_calls_stays_its_own(st):
+    Q, D = torch.randn(6, 2, 3, 4), torch.randn(4, 5, 4)
+
+    def scored():
+        yield torch.vmap(lambda q: st.similarity.maxsim(q, D))(Q)
+        yield torch.vmap(lambda q: st.similarity.maxsim_pairwise(q, D[:2]))(Q)
+
+    wanted = list(scored())
+    li.patch_sentence_transformers()
+    assert_equal(list(scored()), wanted)
+
+
+def test_gradients_of_gradients_are_an_error(st):
+    Q, D = torch.randn(2, 3, 4, requires_grad=True), torch.randn(4, 5, 4)
+    li.patch_sentence_transformers()
+    (gradient,) = torch.autograd.grad(st.similarity.maxsim(Q, D).square().sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_one_graph(st):
+    Q, D = torch.randn(2, 3, 4), torch.randn(4, 5, 4)
+    mask = torch.rand(4, 5) < 0.5
+    wanted = st.similarity.maxsim(Q, D, b_mask=mask)
+    li.patch_sentence_transformers()
+    compiled = torch.compile(st.similarity.maxsim, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(Q, D, b_mask=mask), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["maxsim", "maxsim_pairwise"])
+@pytest.mark.parametrize("form", ["lists", "tensors", "lists and tensors"])
+def test_a_corpus_in_the_hosts_memory_is_scored_elsewhere(st, name, form):
+    a, b = ragged("cpu", [5, 1, 3]), ragged("cpu", [4, 2, 7])
+    if form != "lists":
+        b = padded("cpu", 3, 7)
+        a = padded("cpu", 3, 5) if form == "tensors" else a
+    wanted = st.function(name)(a, b)
+    li.patch_sentence_transformers()
+    for device in ("cuda", "cuda:0"):
+        for budget in (None, 30):
+            scores = st.function(name)(a, b, device=device, chunk_elements=budget)
+            assert scores.device.type == "cpu"
+            torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_documents_on_the_cpu_score_on_the_cpu(st):
+    a, b = ragged("cpu", [5, 1, 3]), ragged("cpu", [4, 2, 7])
+    wanted = st.similarity.maxsim(a, b)
+    li.patch_sentence_transformers()
+    scores = st.similarity.maxsim([x.cuda() for x in a], b)
+    assert scores.device.type == "cpu"
+    torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
+
+
+# ---- losses ----
+
+
+class Encoder(torch.nn.Module):
+    """What the losses need of a model: tokens' embeddings, and masks."""
+
+    def __init__(self, device="cpu", d=8):
+        super().__init__()
+        self.table = torch.nn.Embedding(50, d, dtype=torch.float64, device=device)
+
+    def forward(self, features, task=None):
+        embeddings = torch.nn.functional.normalize(self.table(features["input_ids"]), dim=-1)
+        return {"token_embeddings": embeddings, "attention_mask": features["attention_mask"].bool()}
+
+
+def texts(device, rows, length, empty=()):
+    ids = torch.randint(50, (rows, length), device=device)
+    kept = torch.arange(length, device=device) < torch.randint(1, length + 1, (rows, 1), device=device)
+    for i in empty:
+        kept[i] = False
+    return {"input_ids": ids, "attention_mask": kept.long()}
+
+
+LOSSES = {
+    "MultiVectorMultipleNegativesRankingLoss": [
+        {}, {"scale": 7.0}, {"score_mini_batch_size": 2}, {"similarity_fct": "mean_colbert_scores"},
+    ],
+    "CachedMultiVectorMultipleNegativesRankingLoss": [
+        {"mini_batch_size": 2}, {"mini_batch_size": 3, "score_mini_batch_size": 16, "scale": 0.3},
+        {"mini_batch_size": 2, "similarity_fct": "mean_colbert_scores"},
+    ],
+    "MultiVectorDistillKLDivLoss": [{}, {"temperature": 2.0, "similarity_fct": "mean_colbert_kd_scores"}],
+    "MultiVectorMarginMSELoss": [{}, {"similarity_fct": "mean_colbert_scores_pairwise"}],
+}  # fmt: skip
+OVER_ALL_PAIRS = list(LOSSES)[:2]
+
+
+def built(st, name, encoder, of=None, **options):
+    """A loss, whose scoring function is of `of`, or its own default."""
+    if "similarity_fct" in options:
+        options["similarity_fct"] = getattr(of or st.colbert, options["similarity_fct"])
+    elif of is not None:
+        defaults = ["colbert_scores", "colbert_scores", "colbert_kd_scores", "colbert_scores_pairwise"]
+        options["similarity_fct"] = getattr(of, defaults[list(LOSSES).index(name)])
+    return getattr(st.losses, name)(encoder, **options)
+
+
+def batch_for(name, device, empty=()):
+    features = [texts(device, 5, 6), texts(device, 5, 9, empty), texts(device, 5, 7)]
+    labels = None if name in OVER_ALL_PAIRS else torch.randn(5, 2, device=device).double()
+    return features, labels
+
+
+def loss_and_gradient(loss, batch):
+    loss.model.table.weight.grad = None
+    value = loss(*batch)
+    value.backward()
+    return [value.detach(), loss.model.table.weight.grad]
+
+
+@pytest.mark.parametrize("empty", [(), (1, 3)], ids=["", "empty documents"])
+@pytest.mark.parametrize("kept_bytes", [1 << 30, 0], ids=["kept", "by blocks"])
+@pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in LOSSES.items() for o in all_])
+def test_losses(st, device, monkeypatch, name, options, kept_bytes, empty):
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", kept_bytes)
+    encoder, batch = Encoder(device), batch_for(name, device, empty)
+    built_before = built(st, name, encoder, **options)
+    wanted = loss_and_gradient(built_before, batch)
+    assert wanted[1].any()
+    assert_equal(loss_and_gradient(built(st, name, encoder, ours, **options), batch), wanted)
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch):
+        assert_equal(loss_and_gradient(built_before, batch), wanted)
+        assert_equal(loss_and_gradient(built(st, name, encoder, **options), batch), wanted)
+        with torch.no_grad():
+            torch.testing.assert_close(built_before(*batch), wanted[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OVER_ALL_PAIRS)
+def test_a_large_batch_has_no_matrix_of_scores(st, monkeypatch, name):
+    """One contrastive_loss, however few queries the loss scores at a time; not with an empty document."""
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 0)
+    taken = []
+
+    def recorded(*args, **kwargs):
+        taken.append(kwargs["reduction"])
+        return li.contrastive_loss(*args, **kwargs)
+
+    monkeypatch.setattr(loss_blocks, "contrastive_loss", recorded)
+    loss = built(st, name, Encoder(), score_mini_batch_size=2)
+    li.patch_sentence_transformers()
+    loss(*batch_for(name, "cpu"))
+    assert taken == ["mean" if name == OVER_ALL_PAIRS[0] else "sum"]
+    loss(*batch_for(name, "cpu", empty=(0,)))
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 1 << 30)
+    loss(*batch_for(name, "cpu"))
+    assert len(taken) == 1
+
+
+def test_a_large_batch_with_an_empty_document_goes_by_some_queries_at_a_time(st, monkeypatch):
+    """Of the cached loss too, whose own memory is that of a few queries' scores."""
+    queries = []
+
+    def recorded(loss, Q, *args):
+        queries.append(len(Q))
+        return scored(loss, Q, *args)
+
+    scored = loss_blocks._scored
+    monkeypatch.setattr(loss_blocks, "_scored", recorded)
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 2 * 10 * (4 + 2 * 6))  # of 5 queries with 10 documents
+    loss = built(st, OVER_ALL_PAIRS[1], Encoder())
+    li.patch_sentence_transformers()
+    loss(*batch_for(OVER_ALL_PAIRS[1], "cpu", empty=(0,)))
+    assert queries == [2, 2, 1, 1, 2, 2]  # forward, and again in the backward
+
+
+@pytest.mark.parametrize("kept_bytes", [1 << 30, 0], ids=["kept", "by blocks"])
+@pytest.mark.parametrize("name", OVER_ALL_PAIRS)
+def test_documents_of_two_processes(st, monkeypatch, name, kept_bytes):
+    """This one is the second. The function that gathers may be exchanged after the patch, as here."""
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", kept_bytes)
+    module = importlib.import_module(getattr(st.losses, name).__module__)
+
+    def gathered(tokens, mask, with_grad=False):
+        return torch.cat([tokens.flip(0), tokens]), torch.cat([mask.flip(0), mask])
+
+    loss, batch = built(st, name, Encoder(), gather_across_devices=True), batch_for(name, "cpu")
+    li.patch_sentence_transformers()
+    monkeypatch.setattr(module, "all_gather_padded", gathered)
+    monkeypatch.setattr(module, "get_rank", lambda: 1)
+    found = loss_and_gradient(loss, batch)
+    li.unpatch_sentence_transformers()
+    assert_equal(found, loss_and_gradient(loss, batch))
+
+
+def test_a_loss_that_was_subclassed(st, monkeypatch):
+    class Mine(getattr(st.losses, OVER_ALL_PAIRS[0])):
+        def forward(self, *args, **kwargs):
+            return 2 * super().forward(*args, **kwargs)
+
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 0)
+    loss, batch = Mine(Encoder()), batch_for(OVER_ALL_PAIRS[0], "cpu")
+    wanted = loss_and_gradient(loss, batch)
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch):
+        assert_equal(loss_and_gradient(loss, batch), wanted)
+
+
+def test_whoever_asks_for_scores_gets_them():
+    """What a release's own code might do with scores beside the cross entropy."""
+
+    class Loss:
+        score_mini_batch_size = None
+        similarity_fct = staticmethod(ours.colbert_scores)
+
+    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    Q, D = torch.randn(3, 2, 4), torch.randn(3, 1, 5, 4)
+    kept = [torch.ones(x.shape[:-1], dtype=torch.bool) for x in (Q, D)]
+    lazy = loss_blocks.Scores(Loss, (Q, D, *kept))
+    scores, labels = ours.colbert_scores(Q, D, *kept), torch.arange(3)
+    torch.testing.assert_close((lazy * 2.0).float(), scores * 2)
+    smooth = loss_blocks._cross_entropy(lazy * 2.0, labels, label_smoothing=0.1)
+    wanted = torch.nn.functional.cross_entropy(scores * 2, labels, label_smoothing=0.1)
+    torch.testing.assert_close(smooth, wanted)
+    torch.testing.assert_close(
+        loss_blocks._cross_entropy(lazy * 2.0, labels), torch.nn.functional.cross_entropy(scores * 2, labels)
+    )
+
+
+# ---- a whole model, and evaluators ----
+
+
+def tiny_tokenizer():
+    """Single characters and a few words."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    letters = string.ascii_lowercase
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[unused0]",
+        "[unused1]",
+        *letters,
+        *string.punctuation,
+    ]
+    words += [f"##{letter}" for letter in letters]
+    core = Tokenizer(WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    core.pre_tokenizer = BertPreTokenizer()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    core.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", ends)
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, mask_token="[MASK]", model_max_length=64, **names
+    ), len(words)
+
+
+@pytest.fixture(scope="module")
+def encoder(release, tmp_path_factory):
+    """A MultiVectorEncoder around a tiny random BERT."""
+    from transformers import BertConfig, BertModel
+
+    assert not originals.exchanged()
+    tokenizer, count = tiny_tokenizer()
+    folder = str(tmp_path_factory.mktemp("bert"))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=count, max_position_embeddings=64, **sizes)).save_pretrained(folder)
+    return release.root.MultiVectorEncoder(folder, device="cpu")
+
+
+def sentences(count, words, seed):
+    draw = np.random.default_rng(seed)
+    letters = list(string.ascii_lowercase)
+    return [
+        " ".join("".join(draw.choice(letters, 3)) for _ in range(draw.integers(1, words + 1)))
+        for _ in range(count)
+    ]
+
+
+def test_a_model_built_before(st, encoder, monkeypatch):
+    queries, documents = encoder.encode_query(sentences(4, 3, 0)), encoder.encode_document(sentences(6, 9, 1))
+    arrays = [x.numpy() for x in documents]
+    assert isinstance(documents, list) and len({len(x) for x in documents}) > 1
+
+    def scored():
+        yield encoder.similarity(queries, documents)
+        yield encoder.similarity(queries, arrays)
+        yield encoder.similarity_pairwise(queries, documents[:4])
+        encoder.similarity_fn_name = "meanmaxsim"
+        yield encoder.similarity(queries, documents)
+        encoder.similarity_fn_name = "maxsim"
+
+    wanted = list(scored())
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch), side_by_side.Calls() as calls:
+        assert_equal(list(scored()), wanted)
+    assert calls.of == {"maxsim_varlen": 3, "maxsim_pairs_packed": 1}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_step_of_a_model(st, encoder, monkeypatch, name):
+    """Dropout is off: both steps are to see the same."""
+    encoder.eval()
+    columns = [sentences(4, 3, 0), sentences(4, 9, 1), sentences(4, 7, 2)]
+    preprocess = getattr(encoder, "preprocess", None) or encoder.tokenize
+    features = [dict(preprocess(column)) for column in columns]
+    labels = None if name in OVER_ALL_PAIRS else torch.randn(4, 2)
+    loss = getattr(st.losses, name)(encoder)
+
+    def step():
+        encoder.zero_grad()
+        value = loss([dict(x) for x in features], labels)
+        value.backward()
+        return [value.detach(), *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)]
+
+    wanted = step()
+    assert len(wanted) > 5
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch):
+        assert_equal(step(), wanted)
+
+
+def retrieval(st, **options):
+    """Queries of a corpus in which some documents are the same: their scores tie."""
+    corpus = sentences(30, 9, 1)
+    corpus[20:26] = corpus[5:11]
+    queries = {f"q{i}": text for i, text in enumerate(sentences(7, 3, 0))}
+    documents = {f"d{(i * 7) % 30}": text for i, text in enumerate(corpus)}
+    relevant = {f"q{i}": {f"d{i}", f"d{2 * i + 3}"} for i in range(7)}
+    return st.evaluation.MultiVectorInformationRetrievalEvaluator(
+        queries, documents, relevant, write_csv=False, map_at_k=[8], **options
+    )
+
+
+@pytest.mark.parametrize("step", [ranking._SCORES, 28])
+@pytest.mark.parametrize("chunk", [5000, 11])
+def test_retrieval_evaluation(st, encoder, monkeypatch, chunk, step):
+    monkeypatch.setattr(ranking, "_SCORES", step)
+    wanted = retrieval(st, corpus_chunk_size=chunk)(encoder)
+    assert 0 < wanted["maxsim_ndcg@10"] < 1
+    functions = {"maxsim": ours.maxsim, "meanmaxsim": ours.mean_maxsim}
+    evaluator = retrieval(st, corpus_chunk_size=chunk)
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch):
+        assert evaluator(encoder) == pytest.approx(wanted)
+        both = retrieval(st, corpus_chunk_size=chunk, score_functions=functions)(encoder)
+        assert {key: both[key] for key in wanted} == pytest.approx(wanted)
+        budget = retrieval(st, corpus_chunk_size=chunk, chunk_elements=500)
+        assert budget(encoder) == pytest.approx(wanted)
+
+
+def hits(evaluator, encoder):
+    """What the evaluator computes its metrics from."""
+    found = []
+    evaluator.compute_metrics = lambda ranked: (
+        found.append(ranked) or type(evaluator).compute_metrics(evaluator, ranked)
+    )
+    evaluator(encoder)
+    return found
+
+
+def test_hits_and_their_order(st, encoder):
+    wanted = hits(retrieval(st), encoder)
+    li.patch_sentence_transformers()
+    found = hits(retrieval(st), encoder)
+    assert len(found) == len(wanted) == 1
+    for one, other in zip(found[0], wanted[0], strict=True):
+        assert [hit["score"] for hit in one] == pytest.approx([hit["score"] for hit in other], rel=1e-5)
+        # Rounding may part the scores of two documents, but not those of one text: their ids decide.
+        places = {hit["corpus_id"]: i for i, hit in enumerate(one)}
+        assert places.keys() == {hit["corpus_id"] for hit in other}
+    ids = [[hit["corpus_id"] for hit in ranked] for ranked in found[0]]
+    same = [(f"d{(i * 7) % 30}", f"d{((i + 15) * 7) % 30}") for i in range(5, 11)]
+    for ranked in ids:
+        for pair in same:
+            present = [name for name in ranked if name in pair]
+            assert present == sorted(present)
+
+
+def test_predictions_are_written(st, encoder, tmp_path):
+    evaluator = retrieval(st, write_predictions=True)
+    wanted = evaluator(encoder, str(tmp_path / "own"))
+    li.patch_sentence_transformers()
+    assert evaluator(encoder, str(tmp_path / "patched")) == pytest.approx(wanted)
+    files = [next((tmp_path / name).glob("*.jsonl")).read_text().splitlines() for name in ("own", "patched")]
+    assert len(files[0]) == len(files[1]) == 7
+
+
+def test_another_score_stays_with_the_evaluator(st, encoder):
+    taken = []
+
+    def score(queries, documents):
+        taken.append(len(documents))
+        return ours.maxsim(queries, documents)
+
+    li.patch_sentence_transformers()
+    retrieval(st, corpus_chunk_size=11, score_functions={"mine": score})(encoder)
+    assert taken == [11, 11, 8]
+
+
+def evaluators(st):
+    anchors, positives, negatives = sentences(8, 3, 0), sentences(8, 9, 1), sentences(8, 7, 2)
+    samples = [
+        {"query": q, "positive": [p], "negative": negatives[i % 4 : i % 4 + 3]}
+        for i, (q, p) in enumerate(zip(anchors, positives, strict=True))
+    ]
+    teacher = np.random.default_rng(0).standard_normal((8, 2)).tolist()
+    listed = [list(pair) for pair in zip(positives, negatives, strict=True)]
+    module = st.evaluation
+    yield module.MultiVectorTripletEvaluator(anchors, positives, negatives, write_csv=False)
+    yield module.MultiVectorRerankingEvaluator(samples, write_csv=False)
+    yield module.MultiVectorRerankingEvaluator(samples, write_csv=False, use_batched_encoding=False)
+    yield module.MultiVectorDistillationEvaluator(anchors, listed, teacher, write_csv=False)
+    yield module.MultiVectorDistillationEvaluator(
+        anchors, positives, [row[0] for row in teacher], write_csv=False
+    )
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_other_evaluators(st, encoder, monkeypatch, index):
+    evaluator = list(evaluators(st))[index]
+    wanted = evaluator(encoder)
+    li.patch_sentence_transformers()
+    with side_by_side.no_einsum(monkeypatch), side_by_side.Calls() as calls:
+        assert evaluator(encoder) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert calls.of
+
+
+def test_functions_of_evaluators_without_the_patch(st, encoder, monkeypatch):
+    anchors, positives, negatives = sentences(8, 3, 0), sentences(8, 9, 1), sentences(8, 7, 2)
+    samples = [
+        {"query": q, "positive": [p], "negative": [n]}
+        for q, p, n in zip(anchors, positives, negatives, strict=True)
+    ]
+    makers = [
+        lambda **own: st.evaluation.MultiVectorRerankingEvaluator(
+            samples, write_csv=False, **({"similarity_fct": ours.maxsim} if own else {})
+        ),
+        lambda **own: st.evaluation.MultiVectorDistillationEvaluator(
+            anchors, positives, list(range(8)), write_csv=False,
+            **({"similarity_fct": ours.maxsim_pairwise} if own else {}),
+        ),
+        lambda **own: retrieval(st, **({"score_functions": {"maxsim": ours.maxsim}} if own else {})),
+    ]  # fmt: skip
+    for make in makers:
+        wanted = make()(encoder)
+        with side_by_side.no_einsum(monkeypatch):
+            assert make(own=True)(encoder) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+# ---- the patch ----
+
+
+def code_of_all(module="sentence_transformers"):
+    found = side_by_side.attributes(module)
+    return {
+        key: (value, value.__code__ if inspect.isfunction(value) else None) for key, value in found.items()
+    }
+
+
+def test_unpatch_restores_everything(st):
+    before = code_of_all()
+    li.patch_sentence_transformers()
+    li.patch_sentence_transformers()
+    during = code_of_all()
+    assert {
+        (SIMILARITY, "maxsim"), (SIMILARITY, "maxsim_pairwise"), (COLBERT, "colbert_scores"),
+        (COLBERT, "colbert_kd_scores"), (COLBERT, "maxsim"),
+    } <= {key for key, value in before.items() if during[key][1] is not value[1]}  # fmt: skip
+    li.unpatch_sentence_transformers()
+    li.unpatch_sentence_transformers()
+    after = code_of_all()
+    assert before.keys() == after.keys()
+    assert [key for key, value in before.items() if after[key][1] is not value[1]] == []
+    assert [
+        key for key, value in before.items() if after[key][0] is not value[0] and after[key] != value
+    ] == []
+
+
+def test_a_function_keeps_its_name_and_signature(st):
+    before = [
+        (inspect.signature(f), f.__name__, f.__doc__)
+        for f in (st.similarity.maxsim, st.colbert.colbert_scores)
+    ]
+    li.patch_sentence_transformers()
+    functions = st.similarity.maxsim, st.colbert.colbert_scores
+    assert before == [(inspect.signature(f), f.__name__, f.__doc__) for f in functions]
+    assert functions[0].__code__.co_name == "maxsim"
+
+
+def test_whatever_holds_a_function_is_reached(st):
+    lists = ragged("cpu", [2, 3]), ragged("cpu", [4, 5])
+    held = [
+        st.similarity.maxsim,
+        functools.partial(st.similarity.maxsim, chunk_elements=1000),
+        st.similarity.SimilarityFunction.to_similarity_fn("maxsim"),
+        lambda *args, maxsim=st.similarity.maxsim: maxsim(*args),
+    ]
+    li.patch_sentence_transformers()
+    for patched in (True, False):
+        for function in held:
+            with side_by_side.Calls() as calls:
+                function(*lists)
+            assert bool(calls.of) == patched
+        li.unpatch_sentence_transformers()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_built_under_the_patch_ends_with_it(st, name):
+    li.patch_sentence_transformers()
+    loss, batch = built(st, name, Encoder()), batch_for(name, "cpu")
+    for patched in (True, False):
+        with side_by_side.Calls() as calls:
+            loss(*batch)
+        assert bool(calls.of) == patched
+        li.unpatch_sentence_transformers()
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_disabled(st, encoder, monkeypatch, patched):
+    """Patched or by our own functions: the numbers are Sentence Transformers' own, to the bit."""
+    monkeypatch.setattr(loss_blocks, "_KEPT_BYTES", 0)
+    loss_options = {name: built(st, name, Encoder(), None if patched else ours) for name in LOSSES}
+    own = {name: built(st, name, loss.model) for name, loss in loss_options.items()}
+    batches = {name: batch_for(name, "cpu") for name in LOSSES}
+    wanted = [x for name in LOSSES for x in loss_and_gradient(own[name], batches[name])]
+    scores = st.similarity.maxsim if patched else ours.maxsim
+    given = calls("cpu")
+    wanted += [st.similarity.maxsim(a, b, **options) for a, b, options in given.values()]
+    metrics = retrieval(st)(encoder)
+    if patched:
+        li.patch_sentence_transformers()
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    with side_by_side.Calls() as called:
+        found = [x for name in LOSSES for x in loss_and_gradient(loss_options[name], batches[name])]
+        found += [scores(a, b, **options) for a, b, options in given.values()]
+        assert retrieval(st)(encoder) == metrics
+    assert not called.of and all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        (f"{COLBERT}.colbert_kd_scores", "colbert_kd_scores"),
+        (
+            "sentence_transformers.multi_vector_encoder.losses.MultiVectorMultipleNegativesRankingLoss",
+            "Ranking",
+        ),
+        ("sentence_transformers.sentence_transformer.evaluation.information_retrieval.trange", "Evaluator"),
+        (f"{SIMILARITY}._maxsim_score_pairs", "_maxsim_score_pairs"),
+    ],
+)
+def test_what_went_elsewhere_is_named(st, monkeypatch, place, named):
+    monkeypatch.delattr(place)
+    with pytest.warns(RuntimeWarning, match=f"did not find .*{named}.*refactored"):
+        li.patch_sentence_transformers()
+
+
+def test_a_function_of_another_signature_is_left_alone(st, monkeypatch):
+    def colbert_scores(queries, documents):
+        return "its own"
+
+    monkeypatch.setattr(st.colbert, "colbert_scores", colbert_scores)
+    with pytest.warns(RuntimeWarning, match="did not find .*colbert_scores"):
+        li.patch_sentence_transformers()
+    assert colbert_scores(0, 0) == "its own"
+    with side_by_side.Calls() as calls:  # the leaves reach whatever calls them
+        st.similarity.maxsim(torch.randn(2, 3, 4), torch.randn(2, 3, 4), a_mask=torch.rand(2, 3))
+    assert calls.of
+
+
+def test_nothing_is_patched_at_first():
+    assert not originals.exchanged()
+    li.unpatch_sentence_transformers()
+
+
+def test_the_examples_of_the_guide(st):
+    blocks = [block for block in examples("docs/guide.md") if "sentence_transformers" in block]
+    names = {"torch": torch, "li": li}
+    shapes = []
+    with side_by_side.Calls() as calls:
+        for block in blocks:
+            exec(block, names)
+            shapes.append(tuple(names["scores"].shape))
+    assert shapes == [(2, 3), (2, 8)] and calls.of == {"maxsim_varlen": 2, "maxsim": 1}
+    assert not originals.exchanged()
+
+
+def test_the_measurement_runs(release):
+    if release.version != INSTALLED:
+        pytest.skip("it measures the installed release")
+    from bench import command_line
+    from bench.suites import sentence_transformers as measurement
+
+    arguments = ["st", "--dry-run", "--device", "cpu"]
+    rows = measurement.measure(command_line.parser().parse_args(arguments))
+    assert len(rows) == 5 and not any("error" in key for row in rows for key in row)
+    assert all(row["with_ms"] > 0 and row["disagreement"] < measurement.SAME for row in rows)
