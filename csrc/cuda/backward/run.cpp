@@ -259,7 +259,9 @@ void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
     const Tensor grad_D = some_of(to.grad_D, 0, j, documents);
     for (int64_t i = 0; i < s.Nq; i += most.queries) {
       const int64_t queries = std::min(most.queries, s.Nq - i);
-      const auto of_part = [&](const Tensor& x) { return some_of(some_of(x, 0, i, queries), 1, j, documents); };
+      const auto of_part = [&](const Tensor& x) {
+        return some_of(some_of(x, 0, i, queries), 1, j, documents);
+      };
       const Inputs in = part_of(call.in, i, queries, j, documents);
       const Tensor grads = of_part(call.grad_scores), winners = of_part(call.winners);
       Destinations part{.grad_Q = some_of(to.grad_Q, 0, i, queries), .grad_D = grad_D};
