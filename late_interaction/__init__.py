@@ -13,6 +13,7 @@ The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_in
 from late_interaction import ops, reference
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
+from late_interaction.alignment import Alignment, explain, plot_alignment
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
 from late_interaction.distillation import (
@@ -31,6 +32,7 @@ from late_interaction.st_compat import patch_sentence_transformers, unpatch_sent
 from late_interaction.varlen import maxsim_varlen
 
 __all__ = [
+    "Alignment",
     "ContrastiveLoss",
     "DistillKLDivLoss",
     "MarginMSELoss",
@@ -42,6 +44,7 @@ __all__ = [
     "cached_contrastive_step",
     "contrastive_loss",
     "distill_kl_div_loss",
+    "explain",
     "explain_plan",
     "margin_mse_loss",
     "maxsim",
@@ -54,6 +57,7 @@ __all__ = [
     "patch_colpali_engine",
     "patch_pylate",
     "patch_sentence_transformers",
+    "plot_alignment",
     "recall_loss",
     "reference",
     "retrieve",
