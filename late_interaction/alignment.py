@@ -34,11 +34,18 @@ __all__ = ["Alignment", "explain", "plot_alignment"]
 class Alignment:
     """How one query matched one document. The tensors are on the CPU, without gradients.
 
-    Attributes:
+    Args:
         matches: ``[Lq]``, int64: the document token with the largest similarity to each query token, the
             first of equals; -1 where the query token is masked or met no valid token.
         contributions: ``[Lq]``, float32 (float64 for float64 inputs): that similarity, and 0 for -1.
         shares: ``[Ld]``: the contributions that each document token received, summed. They sum to the score.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import explain
+        >>> alignment = explain(torch.eye(2), torch.tensor([[0.0, 3.0], [2.0, 0.0]]))
+        >>> alignment.matches, alignment.contributions
+        (tensor([1, 0]), tensor([2., 3.]))
     """
 
     matches: Tensor
@@ -182,7 +189,7 @@ def explain(
             spans = bounds if picks is None else [bounds[j] for j in picks.tolist()]
             found = [_explain_one(*query, D[a:b][None], None)[0] for a, b in spans]
         else:
-            own = slice(i, i + 1) if paired else i if D.dim() == 4 else slice(None)
+            own: Any = slice(i, i + 1) if paired else i if D.dim() == 4 else slice(None)
             own = own if picks is None else picks
             found = _explain_one(*query, D[own], None if d_mask is None else d_mask[own])
         result.append(found)
@@ -284,6 +291,12 @@ def plot_alignment(
     Raises:
         ImportError: matplotlib is not installed.
         TypeError, ValueError: an argument of a wrong kind, length or value.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import explain, plot_alignment
+        >>> alignment = explain(torch.eye(2), torch.tensor([[0.0, 3.0], [2.0, 0.0]]))
+        >>> plot_alignment(alignment, ["car", "red"]).figure.savefig("shares.png")  # doctest: +SKIP
     """
     if not isinstance(alignment, Alignment):
         raise TypeError(f"alignment must be an Alignment, got {type(alignment).__name__}")
