@@ -13,7 +13,8 @@ The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_in
 from late_interaction import ops, reference
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
-from late_interaction.alignment import Alignment, explain, plot_alignment
+from late_interaction.alignment import Alignment, explain
+from late_interaction.alignment_plot import plot_alignment
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
 from late_interaction.distillation import (

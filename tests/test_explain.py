@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.alignment import Alignment, plot_alignment
+from late_interaction.alignment import Alignment
+from late_interaction.alignment_plot import plot_alignment
 
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
 
