@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 import late_interaction as li
 from late_interaction import int8, padded, plaid
+from late_interaction._checks.tensors import check_rows
 from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 from late_interaction.varlen import pack_sequences
@@ -502,3 +503,14 @@ def test_a_list_of_one_scale_is_the_scale_of_all_tokens():
     assert torch.equal(scores, torch.full((2, 2), 3.0))
     with pytest.raises(ValueError, match=r"scale_D must be 0-dim or have the shape of D .* got \[2\]"):
         int8.maxsim_inference_int8(codes, codes, scale_Q=scale, scale_D=scale.expand(2))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 0)], ids=str)
+def test_rows_without_a_dim_of_embeddings_are_refused(shape):
+    with pytest.raises(ValueError, match=r"x must be \[\.\.\., d\] with d of at least 1, got \["):
+        check_rows("x", torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (0, 4), (4, 1), (2, 0, 4), (0, 0, 1)], ids=str)
+def test_rows_of_any_number_of_dims_are_taken(shape):
+    check_rows("x", torch.zeros(shape))
