@@ -83,8 +83,9 @@ def contrastive_loss(
             kept.
         kept_bytes: how many bytes the scores and winners of all pairs, ``2 * Lq + 4`` a pair (packed:
             ``4 * Lq + 4``), may take to be kept for the backward, which is faster than finding the winners
-            again; the cross entropy takes about 12 more a pair for a while. None: 64 MiB on a GPU, 512 MiB on
-            a CPU. Within them ``tail`` leaves nothing out. Not in a group.
+            again; the cross entropy takes about 12 more a pair for a while. None: 512 MiB; on a GPU with a
+            ``tail`` 64 MiB. 0 takes the least memory. Where they are kept ``tail`` leaves nothing out. Not in
+            a group.
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are
@@ -107,13 +108,13 @@ def contrastive_loss(
         RuntimeError: differentiating the gradients again; a process of the group that ended.
 
     Complexity: ``2 * Nq * Nd * Lq * Ld * d`` operations forward, the same again and a gather of ``Nq * Nd *
-    Lq`` rows for each gradient in the backward. Beside inputs and gradients about 128 MiB on a GPU, and one
-    float32 copy of the smaller gradient (of both in a group, and of the queries' with hard negatives). A
-    block's share of a half-precision gradient may be rounded to the inputs' dtype before it is added in
-    float32, and so are the weights of pairs where both sides have one token each. Within ``kept_bytes``
-    scores and winners are kept instead. The result has the same bits on every run. With ``tail`` the host
-    waits for the device at times; else, of padded tokens, for nothing. Under ``torch.compile`` the call is
-    a graph break.
+    Lq`` rows for each gradient in the backward. Beyond ``kept_bytes``, beside inputs and gradients about 128
+    MiB on a GPU, and one float32 copy of the smaller gradient (of both in a group, and of the queries' with
+    hard negatives). A block's share of a half-precision gradient may be rounded to the inputs' dtype before
+    it is added in float32, and so are the weights of pairs where both sides have one token each. Within
+    ``kept_bytes`` scores and winners are kept instead. The result has the same bits on every run. With
+    ``tail`` the host waits for the device at times; else, of padded tokens, for nothing. Under
+    ``torch.compile`` the call is a graph break.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient

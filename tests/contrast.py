@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from late_interaction._contrastive import blocks, forward, tail, whole
+from late_interaction._contrastive import backward, blocks, forward, tail, whole
 from late_interaction.reference import maxsim_reference
 
 
@@ -24,6 +24,7 @@ def small_blocks(side=3, panel=8, kept=0, listed=1 << 20):
             (blocks, "_PANEL", panel * side),
             (whole, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
             (forward, "_OWN_BYTES", 1),
+            (backward, "_LISTED_SUM_BYTES", 2000),
             (tail, "_DENSE_SHARE", 1.0),
             (tail, "LIST_BYTES", listed * 12),
         ):

@@ -77,7 +77,7 @@ def test_a_dry_run_takes_every_way_to_the_loss_through(tmp_path: Path) -> None:
     assert main(words) == 0
     rows = results.split(results.read(out))[1]
     done = {(r["shape"], r["impl"], r["variant"]) for r in rows if r["wall_us"] and not r.get("error")}
-    padded = {(OURS, losses.EXACT), (OURS, losses.WITH_TAIL), (OURS, losses.SAVED)}
+    padded = {(OURS, losses.EXACT), (OURS, losses.LEAST), (OURS, losses.WITH_TAIL), (OURS, losses.SAVED)}
     more = {(OURS, losses.RECOMPUTED), (EINSUM, losses.SCORED)}
     single = {(OURS, losses.EXACT), (OURS, losses.SAVED), (EINSUM, losses.MATMUL)}
     for name, ways in (("tiny-batch-12", padded | more), ("tiny-packed", padded), ("tiny-single", single)):
@@ -126,6 +126,8 @@ def test_what_cannot_be_done_is_skipped_with_its_reason() -> None:
         by_impl[LIK, losses.SCORED].make(large)
     with pytest.raises(losses.UnsupportedError, match="773 GB"):
         by_impl[EINSUM, losses.SCORED].kept_bytes(large)
+    with pytest.raises(losses.UnsupportedError, match="keeps nothing of this batch"):
+        by_impl[OURS, losses.LEAST].make(large)
     on_gpu = SimpleNamespace(device=torch.device("cuda"))
     batch = SimpleNamespace(Q=torch.empty(0), D=torch.empty(0))
     with pytest.MonkeyPatch.context() as patch:
@@ -175,12 +177,12 @@ def test_the_fixture_keeps_the_rules_of_records() -> None:
 def test_the_tables_hold_what_was_measured() -> None:
     _, *rows = record()
     lines = large_batches.steps_table(rows, single=False).splitlines()
-    assert lines[0].startswith("| batch, Lq x Ld | `contrastive_loss` | `tail=2**-10` |")
+    assert lines[0].startswith("| batch, Lq x Ld | `contrastive_loss` | `kept_bytes=0` | `tail=2**-10` |")
     last = [cell.strip() for cell in lines[-2].split("|")][1:-1]  # of 16,384, before 65,536
     row = next(r for r in rows if (r["shape"], r["variant"]) == ("batch-16384", losses.EXACT))
     assert last[0] == "16,384, 32 x 180, d = 128"
     assert last[1] == f"{row['gpu_us'] / 1e3:,.0f} / {row['peak_mib'] - 10:,.0f}"
-    assert last[4] == "over 10 s" and last[6] == "no memory"
+    assert last[5] == "over 10 s" and last[7] == "no memory"
     single = large_batches.steps_table(rows, single=True).splitlines()
     assert len(single) == 4 and "16,384, 1 x 1, d = 512" in single[2] and INF_CL in single[0]
     assert any("packed" in line for line in lines) and not any("packed" in line for line in single)

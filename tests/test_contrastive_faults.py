@@ -122,8 +122,8 @@ def test_no_memory_halfway(module, name, at, tail, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tail", [0.0, 2**-10])
-def test_no_memory_on_a_gpu(tail):
+@pytest.mark.parametrize(("tail", "kept_bytes"), [(0.0, None), (0.0, 0), (2**-10, None)])
+def test_no_memory_on_a_gpu(tail, kept_bytes):
     Q = torch.randn(2048, 32, 128, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(2048, 180, 128, device="cuda", dtype=torch.bfloat16)
     D[:, :32] += Q
@@ -131,7 +131,7 @@ def test_no_memory_on_a_gpu(tail):
     D.requires_grad_()
 
     def loss():
-        return li.contrastive_loss(Q, D, temperature=1.0, normalize=True, tail=tail)
+        return li.contrastive_loss(Q, D, temperature=1.0, normalize=True, tail=tail, kept_bytes=kept_bytes)
 
     def limit(more):
         torch.cuda.empty_cache()

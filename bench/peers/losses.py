@@ -19,9 +19,11 @@ from bench.peers.implementations import einsum_maxsim
 
 TAIL = 2.0**-10
 EXACT, WITH_TAIL = "contrastive_loss", "contrastive_loss, tail 2^-10"
+LEAST = "contrastive_loss, kept_bytes=0"
 SAVED, RECOMPUTED = "maxsim, winners saved", "maxsim, winners recomputed"
 SCORED, MATMUL, INFINITE = "scores + cross_entropy", "matmul + cross_entropy", "cal_flash_loss"
-ALL = (EXACT, WITH_TAIL, SAVED, RECOMPUTED, SCORED, MATMUL, INFINITE)
+ALL = (EXACT, LEAST, WITH_TAIL, SAVED, RECOMPUTED, SCORED, MATMUL, INFINITE)
+KEPT_BY_DEFAULT = 512 << 20
 MAX_SIMILARITY_BYTES = 40e9  # PyTorch keeps several tensors of that size
 _32_BITS = 2**31
 
@@ -43,15 +45,22 @@ def _scores_to_loss(scores: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(scores / TEMPERATURE, labels).float()
 
 
-def _ours(shape: BatchShape, tail: float) -> Loss:
+def _ours(shape: BatchShape, **options: float) -> Loss:
     loss: Any = importlib.import_module("late_interaction").contrastive_loss
 
     def run(x: Batch) -> torch.Tensor:
         offsets = {"cu_seqlens_q": x.cu_q, "cu_seqlens_d": x.cu_d}
-        out: torch.Tensor = loss(x.Q, x.D, temperature=TEMPERATURE, tail=tail, **offsets)
+        out: torch.Tensor = loss(x.Q, x.D, temperature=TEMPERATURE, **options, **offsets)
         return out
 
     return run
+
+
+def _least(shape: BatchShape) -> Loss:
+    each = (4 if shape.packed else 2) * shape.Lq + 4
+    if shape.Nq * shape.Nd * each > KEPT_BY_DEFAULT:
+        raise UnsupportedError("contrastive_loss keeps nothing of this batch")
+    return _ours(shape, kept_bytes=0)
 
 
 def _maxsim(package: str, shape: BatchShape, **options: str) -> Loss:
@@ -112,7 +121,8 @@ def _nothing(shape: BatchShape) -> float:
 _ROUNDED, _TF32, _TAILED, _WEIGHTS = (5e-2, 0.2), (SCORES, 2e-2), (SCORES, 2e-2), (SCORES, 6e-3)
 _OURS = "late_interaction"
 _METHODS = (
-    Method(OURS, EXACT, partial(_ours, tail=0.0), _nothing),
+    Method(OURS, EXACT, _ours, _nothing),
+    Method(OURS, LEAST, _least, _nothing),
     Method(OURS, WITH_TAIL, partial(_ours, tail=TAIL), _nothing, _TAILED),
     Method(OURS, SAVED, partial(_maxsim, _OURS), _winners(2)),
     Method(OURS, RECOMPUTED, partial(_maxsim, _OURS, winners="recompute"), _nothing),
@@ -120,7 +130,7 @@ _METHODS = (
     Method(EINSUM, SCORED, _einsum, _similarities, _ROUNDED),
 )
 _SINGLE = (
-    Method(OURS, EXACT, partial(_ours, tail=0.0), _nothing, _WEIGHTS),
+    Method(OURS, EXACT, _ours, _nothing, _WEIGHTS),
     Method(OURS, SAVED, partial(_maxsim, _OURS), _winners(2)),
     Method(EINSUM, MATMUL, _matmul, _nothing, _ROUNDED),
     Method(INF_CL, INFINITE, _inf_cl, _nothing, _TF32),

@@ -49,7 +49,7 @@ def _check_fits(settings: Settings, method: Method, shape: BatchShape, batch: Ba
 
 def _check_time(settings: Settings, method: Method, shape: BatchShape) -> None:
     """By the time of a smaller batch of the same kind; a step grows at least with the batch's square."""
-    if method.variant in (losses.EXACT, losses.WITH_TAIL):
+    if method.variant in (losses.EXACT, losses.LEAST, losses.WITH_TAIL):
         return
     seen = settings.steps_s.get(_key(method, shape))
     if seen and seen[1] * (shape.Nq / seen[0]) ** 2 > STEP_LIMIT_S:

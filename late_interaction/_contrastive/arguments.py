@@ -51,10 +51,9 @@ def read(name: str, inputs: Inputs, given: dict[str, Any], *, listed: bool = Fal
         single = check.is_single(sides.q) and check.is_single(sides.d)
         numbers, keeps = _learns(sides, options)
         kernels = choose(sides.q, single, False, options.precision)
-        is_whole = alone and whole.fits(kernels, sides.q, sides.d, keeps, options.kept_bytes)
-        sides, normalize = check.prepared(
-            sides, options, alone, (listed or options.tail > 0) and not is_whole
-        )
+        listed = listed or options.tail > 0
+        is_whole = alone and whole.fits(kernels, sides.q, sides.d, keeps, options.kept_bytes, listed)
+        sides, normalize = check.prepared(sides, options, alone, listed and not is_whole)
     except (TypeError, ValueError):
         if not alone:
             _refuse(name, group, inputs[0])

@@ -16,6 +16,7 @@ from late_interaction._contrastive.softmax import SoftmaxWeights
 from late_interaction._contrastive.tokens import Block, Tokens
 
 _WINNER_BYTES = 32 << 20  # of one call on listed pairs
+_LISTED_SUM_BYTES = 64 << 20  # of a block's sums, where every pair is listed
 _ops = torch.ops.late_interaction
 
 
@@ -148,10 +149,14 @@ class Found:
 def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], found: Found | None) -> None:
     """Adds the gradients of all pairs of the shard. A side that adds up by blocks is walked outermost."""
     documents_outermost = sums[0].out is None
+    if found is not None and not found.dense:
+        return _add_listed(weights, grid, sums, found.pairs, documents_outermost)
     outer_blocks = grid.d_blocks if documents_outermost else grid.q_blocks
     inner_blocks = grid.q_blocks if documents_outermost else grid.d_blocks
     outer = sums[1] if documents_outermost else sums[0]
-    listed = None if found is None else _Chunks.of(weights, found.pairs, outer_blocks, documents_outermost)
+    listed = None
+    if found is not None:
+        listed = _Chunks.of(_counting(weights, found.pairs), outer_blocks, documents_outermost)
     for i, block in enumerate(outer_blocks):
         outer.open(block)
         for j in range(len(inner_blocks)):
@@ -159,8 +164,33 @@ def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], fo
             if found is None or (grid.q_blocks[at[0]], grid.d_blocks[at[1]][0]) in found.dense:
                 _add_block(weights, grid, sums, at)
         if listed is not None:
-            listed.add(weights.p, grid, sums, i)
+            listed.add(weights.p, grid, sums, block, i)
         outer.close(block)
+
+
+def _add_listed(
+    weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], pairs: Listed, by_documents: bool
+) -> None:
+    """The same where every pair that counts is listed: blocks may be larger than what is scored as a
+    whole, since little of them is read."""
+    outer = sums[1] if by_documents else sums[0]
+    sequence = (
+        outer.tokens.mean_bytes * sum_dtype(outer.tokens.values).itemsize / outer.tokens.values.itemsize
+    )
+    most = len(outer.tokens) if outer.out is None else int(_LISTED_SUM_BYTES / max(sequence, 1))
+    blocks = outer.tokens.blocks(max(1, most))
+    listed = _Chunks.of(_counting(weights, pairs), blocks, by_documents)
+    for i, block in enumerate(blocks):
+        outer.open(block)
+        listed.add(weights.p, grid, sums, block, i)
+        outer.close(block)
+
+
+def _counting(weights: BlockWeights, pairs: Listed) -> Listed:
+    """Rows, columns and amounts of the listed pairs that count. The host waits for the device."""
+    amount, counts = weights.of_pairs(*pairs)
+    kept = counts.nonzero().squeeze(1)
+    return pairs[0][kept], pairs[1][kept], amount[kept]
 
 
 def _add_block(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], at: tuple[int, int]) -> None:
@@ -173,28 +203,25 @@ def _add_block(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], at: t
 
 @dataclass(frozen=True)
 class _Chunks:
-    """The listed pairs in the order of the outermost blocks, and where those of each block begin."""
+    """Pairs in the order of the outermost blocks, and where those of each block begin."""
 
     pairs: Listed
     begins: list[int]
     by_documents: bool
 
     @staticmethod
-    def of(weights: BlockWeights, pairs: Listed, blocks: list[Block], by_documents: bool) -> "_Chunks":
-        rows, columns, logits = pairs
-        amount, counts = weights.of_pairs(rows, columns, logits)
-        rows, columns, amount = rows[counts], columns[counts], amount[counts]
+    def of(pairs: Listed, blocks: list[Block], by_documents: bool) -> "_Chunks":
+        rows, columns, amount = pairs
         key = columns if by_documents else rows
         key, order = key.sort(stable=True)
         ends = torch.tensor([end for _, end in blocks], dtype=key.dtype).to(key.device)
         begins = [0, *torch.searchsorted(key, ends).tolist()]
         return _Chunks((rows[order], columns[order], amount[order]), begins, by_documents)
 
-    def add(self, p: Problem, grid: Grid, sums: tuple[Sums, Sums], i: int) -> None:
+    def add(self, p: Problem, grid: Grid, sums: tuple[Sums, Sums], block: Block, i: int) -> None:
         """Adds the gradients of the pairs of outermost block ``i``."""
         whole_q, whole_d = (0, len(grid.q)), (0, len(grid.d))
-        q_block = whole_q if self.by_documents else grid.q_blocks[i]
-        d_block = grid.d_blocks[i] if self.by_documents else whole_d
+        q_block, d_block = (whole_q, block) if self.by_documents else (block, whole_d)
         step = max(1, _WINNER_BYTES // max(1, 4 * grid.q.longest))
         for begin in range(self.begins[i], self.begins[i + 1], step):
             part = slice(begin, min(begin + step, self.begins[i + 1]))

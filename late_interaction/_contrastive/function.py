@@ -87,6 +87,7 @@ def _forward(
             to.starts = forward.label_logits(p, grid, to)
         forward.score_shard(p, grid, to)
         if found is not None:
+            found.finish()
             lists.append(found)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)

@@ -11,7 +11,9 @@ from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.tokens import Block, Tokens
 
 # Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
-KEPT_BYTES = {"cuda": 64 << 20, "cpu": 512 << 20}
+KEPT_BYTES = {"cuda": 512 << 20, "cpu": 512 << 20}
+# The same on a GPU where the backward takes listed pairs: from there on that is faster than one of all pairs.
+KEPT_BYTES_WITH_LIST = 64 << 20
 # Bytes that the list of pairs may take from the forward to the backward.
 LIST_BYTES = 32 << 20
 

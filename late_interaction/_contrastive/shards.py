@@ -53,7 +53,7 @@ class Form:
 
     mask: Tensor | None
     offsets: Tensor | None
-    bounds: tuple[int, ...]
+    bounds: Sequence[int]
 
     @staticmethod
     def of(tokens: Tokens) -> "Form":

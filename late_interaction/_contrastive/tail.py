@@ -24,8 +24,37 @@ _ROUNDING = 1e-3  # logits of the same pair differ by less from one kernel to an
 
 
 @dataclass
+class _Marked:
+    """A panel whose marked pairs are counted on the device, while the host goes on."""
+
+    marks: Tensor
+    logits: Tensor
+    rows: Block
+    blocks: list[Block]
+    count: Tensor  # on the host, valid once the device has reached the event
+    counted: torch.cuda.Event | None
+
+    @staticmethod
+    def of(marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> "_Marked":
+        count, counted = marks.count_nonzero(), None
+        if marks.is_cuda:
+            count = torch.empty((), dtype=count.dtype, pin_memory=True).copy_(count, non_blocking=True)
+            counted = torch.cuda.Event()
+            counted.record(torch.cuda.current_stream(marks.device))
+        return _Marked(marks, logits, rows, blocks, count, counted)
+
+    def wait(self) -> int:
+        """How many are marked."""
+        if self.counted is not None:
+            self.counted.synchronize()
+        return int(self.count)
+
+
+@dataclass
 class PairList:
-    """Pairs by row and column of one shard, with their logits; and the panels that were not listed."""
+    """Pairs by row and column of one shard, with their logits; and the panels that were not listed. A panel
+    is listed when the next one comes, so that the device scores that one while the host waits for a count.
+    ``finish`` lists the last one."""
 
     capacity: int = field(default_factory=lambda: LIST_BYTES // _PAIR_BYTES)
     total: int = 0
@@ -33,18 +62,27 @@ class PairList:
     columns: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     dense: set[tuple[Block, int]] = field(default_factory=set)  # blocks of queries, first documents of blocks
+    _last: _Marked | None = None
 
     def add_panel(self, marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> None:
-        """Lists the marked pairs of a panel, blocks of documents of a block of queries. Waits for the
-        device, to learn how many there are."""
-        count = int(marks.count_nonzero())
-        if count > max(_DENSE_SHARE * marks.numel(), marks.shape[0]) or self.total + count > self.capacity:
-            self.dense.update((rows, block[0]) for block in blocks)
+        """Takes the marked pairs of a panel, blocks of documents of a block of queries."""
+        marked = _Marked.of(marks, logits, rows, blocks)
+        self.finish()
+        self._last = marked
+
+    def finish(self) -> None:
+        """Lists what was taken last. Waits for the device, to learn how many pairs there are."""
+        if self._last is None:
             return
-        row, column = marks.nonzero(as_tuple=True)
-        self.logits.append(logits[row, column])
-        self.rows.append(row.add_(rows[0]).to(torch.int32))
-        self.columns.append(column.add_(blocks[0][0]).to(torch.int32))
+        at, self._last = self._last, None
+        count, pairs = at.wait(), at.marks.numel()
+        if count > max(_DENSE_SHARE * pairs, at.marks.shape[0]) or self.total + count > self.capacity:
+            self.dense.update((at.rows, block[0]) for block in at.blocks)
+            return
+        row, column = torch.nonzero_static(at.marks, size=count).unbind(1)
+        self.logits.append(at.logits[row, column])
+        self.rows.append((row + at.rows[0]).to(torch.int32))
+        self.columns.append((column + at.blocks[0][0]).to(torch.int32))
         self.total += count
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

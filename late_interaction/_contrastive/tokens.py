@@ -1,6 +1,8 @@
 """One side of a batch: queries, documents or hard negatives, padded or packed, and parts of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -12,12 +14,13 @@ Block = tuple[int, int]  # sequences from the first up to the second
 @dataclass(frozen=True)
 class Tokens:
     """Padded: ``values [n, L, d]`` and perhaps a ``mask [n, L]``. Packed: ``values [tokens, d]`` with int32
-    ``offsets [n + 1]`` on their device and ``bounds``, the same numbers on the host."""
+    ``offsets [n + 1]`` on their device and ``bounds``, the same numbers on the host (a ``range`` where all
+    sequences have one length)."""
 
     values: Tensor
     mask: Tensor | None = None
     offsets: Tensor | None = None
-    bounds: tuple[int, ...] = ()
+    bounds: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.bounds) - 1 if self.packed else self.values.shape[0]
@@ -26,9 +29,11 @@ class Tokens:
     def packed(self) -> bool:
         return self.offsets is not None
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
+        if isinstance(self.bounds, range):
+            return self.bounds.step if len(self) else 0
         if self.packed:
             return max((b - a for a, b in pairwise(self.bounds)), default=0)
         return self.values.shape[1]
@@ -45,7 +50,7 @@ class Tokens:
             return self
         if self.offsets is not None:
             first, last = self.bounds[begin], self.bounds[end]
-            bounds = tuple(x - first for x in self.bounds[begin : end + 1])
+            bounds = _moved(self.bounds[begin : end + 1], first)
             return Tokens(self.values[first:last], None, self.offsets[begin : end + 1] - first, bounds)
         return Tokens(self.values[begin:end], None if self.mask is None else self.mask[begin:end])
 
@@ -59,7 +64,8 @@ class Tokens:
             return self
         n, L, d = self.values.shape
         offsets = torch.arange(n + 1, dtype=torch.int32, device=self.values.device) * L
-        return Tokens(self.values.reshape(n * L, d), None, offsets, tuple(i * L for i in range(n + 1)))
+        bounds = range(0, (n + 1) * L, L) if L else (0,) * (n + 1)
+        return Tokens(self.values.reshape(n * L, d), None, offsets, bounds)
 
     def blocks(self, most: int) -> list[Block]:
         """Blocks of up to ``most`` sequences of mean length, of about equal size."""
@@ -74,6 +80,12 @@ class Tokens:
                 found.append((begin, end))
                 begin = end
         return found
+
+
+def _moved(bounds: Sequence[int], by: int) -> Sequence[int]:
+    if isinstance(bounds, range):
+        return range(bounds.start - by, bounds.stop - by, bounds.step)
+    return tuple(x - by for x in bounds)
 
 
 def even_blocks(n: int, most: int) -> list[Block]:

@@ -8,19 +8,24 @@ from torch._C import _is_any_autocast_enabled
 from torch.nn.functional import cross_entropy
 
 from late_interaction._contrastive.blocks import Kernels
-from late_interaction._contrastive.problem import KEPT_BYTES, Problem
+from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, Problem
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._precision import without_autocast
 
 
-def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool, kept_bytes: int | None) -> bool:
+def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool, kept_bytes: int | None, listed: bool) -> bool:
     """Whether scores, and for a backward winners, stay within ``kept_bytes`` (None: the device's default).
     Single tokens have no winners, and their products go by blocks at every size."""
     if kernels.way == "matrix":
         return False
     each = (4 if d.packed else 2) * q.longest if keeps else 0
-    budget = KEPT_BYTES[q.values.device.type] if kept_bytes is None else kept_bytes
+    budget = _default(q.values.device.type, listed) if kept_bytes is None else kept_bytes
     return len(q) * len(d) * (4 + each) <= budget
+
+
+def _default(device_type: str, listed: bool) -> int:
+    budget = KEPT_BYTES[device_type]
+    return min(budget, KEPT_BYTES_WITH_LIST) if listed and device_type == "cuda" else budget
 
 
 def loss(p: Problem, q: Tokens, d: Tokens, h: Tokens | None, reduction: str, keeps: bool) -> Tensor:
