@@ -19,6 +19,7 @@ DIRECTORY = ROOT / "bench" / "results"
 Row = dict[str, Any]
 
 SEPARATE_SUITES = ("sweep", "plans")  # each has a record of its own, <suite>-<device>.json
+OTHER_RECORDS = ("ncu", "st")  # so do these, in a form of their own
 
 # What every row has, in this order; a row may add keys of its own (gflops, error, skipped, ...).
 KEYS = (
@@ -121,7 +122,8 @@ def records(directory: Path) -> list[Path]:
     found = [
         p
         for p in directory.glob("*.json")
-        if p.name.split("-")[0] not in (*SEPARATE_SUITES, "ncu") and not p.name.endswith(".partial.json")
+        if p.name.split("-")[0] not in (*SEPARATE_SUITES, *OTHER_RECORDS)
+        and not p.name.endswith(".partial.json")
     ]
     return sorted(found, key=lambda p: (p.stem == "cpu", not is_whole(read(p)), p.name))
 

@@ -8,11 +8,13 @@ Sentence Transformers' own code), interleaved, in one process:
 - retrieval evaluation: scoring and ranking of embeddings that are given, ragged as encode() returns them.
 
 Before anything is timed, both ways must agree: a step's loss and gradients on the batch's first queries in
-float32, an evaluation's metrics. A time is the median of warm, synchronized calls. Peak memory is what a call
+float32, an evaluation's metrics. A time is the median of warm, synchronized calls; of calls that take over 20
+seconds it is that of the first. Peak memory is what a call
 allocates above what was there (GPUs alone). A way that runs out of memory has "out of memory" for a time.
 
     python -m bench st                                     # everything
     python -m bench st --only losses --batches 32 256
+    python -m bench st --out bench/results/st-nvidia-h200.json     # recorded: `report` makes a table of it
     python -m bench st --dry-run                           # tiny shapes, without a GPU
 """
 
@@ -20,9 +22,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,11 +35,14 @@ import torch
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from bench.harness.run_header import cpu_name, package_version
+from bench.harness.ceilings import Ceilings
+from bench.harness.results import Row
+from bench.harness.run_header import new_header, package_version
 from bench.harness.text import align, error_text, number
 from bench.harness.timing import peak_mib
+from bench.harness.work_record import WorkRecord
 
-Row = dict[str, Any]
+Keep = Callable[[Row], None]
 WITH, WITHOUT = "with", "without"
 D = 128
 QUERY, DOCUMENT = 32, 300  # tokens in training
@@ -49,6 +54,7 @@ BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 CPU_BATCHES = (32, 64)
 # Queries, documents, median tokens of a document: a subset of NanoBEIR, and a synthetic corpus.
 CORPORA = {"NanoBEIR-shaped": (50, 5000, 150), "5,000 x 100,000": (5000, 100_000, 150)}
+LONG_S = 20.0
 CPU_CORPORA = {"NanoBEIR-shaped": (50, 5000, 150)}
 
 
@@ -63,24 +69,28 @@ def patched(way: str) -> Iterator[None]:
 
 
 def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> Row:
-    """Median milliseconds and peak MiB of each, or why there is none."""
+    """Median milliseconds and peak MiB of each, or why there is none. The first call of each is warm-up, and
+    tells the memory; of one that takes over LONG_S it is also the only one."""
     row: Row = {}
     times: dict[str, list[float]] = {way: [] for way in calls}
-    for turn in range(rounds + 1):  # the first one is warm-up, and tells the memory
+    long: set[str] = set()
+    for turn in range(rounds + 1):
         for way, call in calls.items():
-            if f"{way}_error" in row:
+            if f"{way}_error" in row or way in long:
                 continue
             try:
                 with patched(way):
-                    if turn == 0:
-                        row[f"{way}_peak_mib"] = (
-                            peak_mib(call, device) if device.type == "cuda" else call() and None
-                        )
-                        continue
                     start = time.perf_counter()
-                    call()
+                    if turn == 0 and device.type == "cuda":
+                        row[f"{way}_peak_mib"] = peak_mib(call, device)
+                    else:
+                        call()
                     _synchronize(device)
-                    times[way].append(1e3 * (time.perf_counter() - start))
+                    took = time.perf_counter() - start
+                if took > LONG_S:
+                    long.add(way)
+                if turn > 0 or took > LONG_S:
+                    times[way].append(1e3 * took)
             except torch.OutOfMemoryError:
                 row[f"{way}_error"] = "out of memory"
             except Exception as error:
@@ -89,14 +99,8 @@ def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, ro
     for way, found in times.items():
         if found and f"{way}_error" not in row:
             row[f"{way}_ms"] = statistics.median(found)
+            row[f"{way}_calls"] = len(found)
     return row
-
-
-def _warm_up(row: Row, way: str, call: Callable[[], object], device: torch.device) -> None:
-    if device.type == "cuda":
-        row[f"{way}_peak_mib"] = peak_mib(call, device)
-    else:
-        call()
 
 
 def _synchronize(device: torch.device) -> None:
@@ -168,7 +172,7 @@ def disagreement(loss: Any, columns: Sequence[dict[str, torch.Tensor]], labels: 
     return max(float(x) for x in errors)
 
 
-def measure_losses(args: argparse.Namespace, device: torch.device) -> list[Row]:
+def measure_losses(args: argparse.Namespace, device: torch.device, keep: Keep) -> list[Row]:
     rows = []
     for name, (build, documents) in losses().items():
         for batch in args.batches:
@@ -190,6 +194,7 @@ def measure_losses(args: argparse.Namespace, device: torch.device) -> list[Row]:
                 row["error"] = error_text(error)
             columns = []
             rows.append(show(row))
+            keep(row)
     return rows
 
 
@@ -226,7 +231,7 @@ def texts_of(count: int, median: int, args: argparse.Namespace, device: torch.de
     return list(tokens.split(sizes))
 
 
-def measure_evaluation(args: argparse.Namespace, device: torch.device) -> list[Row]:
+def measure_evaluation(args: argparse.Namespace, device: torch.device, keep: Keep) -> list[Row]:
     module = __import__("sentence_transformers.multi_vector_encoder.evaluation", fromlist=["evaluation"])
     rows = []
     for name, (queries, documents, median) in args.corpora.items():
@@ -253,6 +258,7 @@ def measure_evaluation(args: argparse.Namespace, device: torch.device) -> list[R
         except Exception as error:
             row["error"] = error_text(error)
         rows.append(show(row))
+        keep(row)
     return rows
 
 
@@ -286,16 +292,6 @@ def table(rows: Sequence[Row]) -> str:
     return align(head, body)
 
 
-def header(args: argparse.Namespace, device: torch.device) -> Row:
-    packages = ("torch", "sentence-transformers", "transformers", "late-interaction")
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "device": gpu or cpu_name(), "threads": torch.get_num_threads(), "dtype": str(args.dtype),
-        "query": args.query, "document": args.document, "rounds": args.rounds,
-        "packages": {name: package_version(name) for name in packages}, "version": li.__version__,
-    }  # fmt: skip
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: by the device")
@@ -303,7 +299,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, nargs="+", help="queries of a training step")
     parser.add_argument("--rounds", type=int, default=5, help="timed calls of each way")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes: whether it runs at all")
-    parser.add_argument("--out", type=Path, help="write header and rows as JSON")
+    parser.add_argument("--out", type=Path, help="a record, written row by row; others of its rows stay")
 
 
 def _shapes(args: argparse.Namespace) -> None:
@@ -324,17 +320,18 @@ def measure(args: argparse.Namespace) -> list[Row]:
     device = torch.device(args.device)
     os.environ.setdefault("LIK_SUPPRESS_NORM_WARN", "1")
     torch.manual_seed(0)
-    top = header(args, device)
-    print(json.dumps(top))
+    top = new_header(
+        device, Ceilings(), sys.argv[1:], dtype=str(args.dtype), query=args.query, document=args.document,
+        packages={name: package_version(name) for name in ("sentence-transformers", "transformers")},
+    )  # fmt: skip
+    keep = WorkRecord(args.out, top).keep if args.out else lambda row: None
     li.patch_sentence_transformers()
     try:
-        rows = [] if args.only == "evaluation" else measure_losses(args, device)
-        rows += [] if args.only == "losses" else measure_evaluation(args, device)
+        rows = [] if args.only == "evaluation" else measure_losses(args, device, keep)
+        rows += [] if args.only == "losses" else measure_evaluation(args, device, keep)
     finally:
         li.unpatch_sentence_transformers()
     print(table(rows))
-    if args.out:
-        args.out.write_text(json.dumps({"header": top, "rows": rows}, indent=1) + "\n")
     return rows
 
 

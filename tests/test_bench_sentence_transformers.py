@@ -1,0 +1,97 @@
+"""The record of `python -m bench st`, its long calls, and the table that `report` makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.harness import results
+from bench.harness.work_record import WorkRecord
+from bench.report import benchmarks
+from bench.report import sentence_transformers as report
+from bench.suites import sentence_transformers as suite
+
+CPU = torch.device("cpu")
+
+
+def header(run: str, **values: Any) -> dict[str, Any]:
+    return {
+        "kind": "header", "run": run, "gpu": None, "cpu": "a CPU", "threads": 2, "driver": None,
+        "commit": "0123456789", "versions": {"torch": "2.13.0"}, "command": "python -m bench st",
+        "packages": {"sentence-transformers": "6.2.0"}, "dtype": "torch.float32",
+        "query": 32, "document": 300, **values,
+    }  # fmt: skip
+
+
+def row(work: str, batch: int, **values: Any) -> dict[str, Any]:
+    return {"work": work, "batch": batch, "with_ms": 2.0, "without_ms": 5.0, "speedup": 2.5, **values}
+
+
+def test_a_record_keeps_other_work_and_replaces_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "st-cpu.json"
+    first = WorkRecord(path, header("2026-01-01"))
+    first.keep(row("a", 32))
+    first.keep(row("b", 32))
+    second = WorkRecord(path, header("2026-01-02"))
+    second.keep(row("b", 32, with_ms=1.0))
+    second.keep(row("b", 64))
+    headers, rows = results.split(results.read(path))
+    assert [h["run"] for h in headers] == ["2026-01-01", "2026-01-02"]
+    assert [(x["work"], x["batch"], x["with_ms"], x["run"]) for x in rows] == [
+        ("a", 32, 2.0, "2026-01-01"), ("b", 32, 1.0, "2026-01-02"), ("b", 64, 2.0, "2026-01-02"),
+    ]  # fmt: skip
+    WorkRecord(path, header("2026-01-03")).keep(row("a", 32))
+    assert [h["run"] for h in results.split(results.read(path))[0]] == ["2026-01-02", "2026-01-03"]
+
+
+def test_a_call_of_many_seconds_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "LONG_S", 0.05)
+    made: list[str] = []
+    moment = torch.ones(())
+
+    def slow() -> None:
+        made.append("slow")
+        while made.count("slow") == 1 and moment.item() < 3e4:  # some 0.1 s
+            moment.add_(1)
+
+    found = suite.interleaved({suite.WITH: lambda: made.append("fast"), suite.WITHOUT: slow}, CPU, 3)
+    assert made.count("slow") == 1 and made.count("fast") == 4
+    assert found["without_calls"] == 1 and found["without_ms"] > 50
+    assert found["with_calls"] == 3 and found["with_ms"] < 50
+
+
+def test_what_fails_has_a_reason_for_a_time() -> None:
+    def no_memory() -> None:
+        raise torch.OutOfMemoryError("no")
+
+    found = suite.interleaved({suite.WITH: lambda: None, suite.WITHOUT: no_memory}, CPU, 1)
+    assert (
+        found["without_error"] == "out of memory" and "without_ms" not in found and found["with_calls"] == 1
+    )
+
+
+def test_the_page_has_the_records(tmp_path: Path) -> None:
+    assert report.build(tmp_path) == []
+    gpu = header("2026-01-01", gpu="a GPU", driver="580", dtype="torch.bfloat16")
+    rows = [
+        row("DistillKLDiv", 4096, with_peak_mib=10.0, without_peak_mib=1000.0),
+        {
+            "work": "MarginMSE",
+            "batch": 32,
+            "with_ms": 1.0,
+            "with_peak_mib": 4.0,
+            "without_error": "out of memory",
+        },
+    ]
+    (tmp_path / "st-a-gpu.json").write_text(json.dumps([gpu, *rows]))
+    (tmp_path / "st-cpu.json").write_text(json.dumps([header("2026-01-02"), row("MarginMSE", 32)]))
+    text = benchmarks.build(tmp_path)
+    assert "| DistillKLDiv | 4,096 | 5.00 | 2.00 | 2.50x | 1,000 | 10.0 |" in text
+    assert "| MarginMSE | 32 | out of memory | 1.00 | - | - | 4.00 |" in text
+    assert "| MarginMSE | 32 | 5.00 | 2.00 | 2.50x |" in text
+    assert text.index("a GPU, driver 580") < text.index("a CPU, 2 threads")
+    assert results.records(tmp_path) == []
