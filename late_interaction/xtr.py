@@ -1,7 +1,7 @@
 """XTR scores, by :mod:`late_interaction.ops.xtr`: :func:`xtr_scores`.
 
-XTR (https://arxiv.org/abs/2304.01982) trains for retrieval by tokens: a document's score is made of those of its
-tokens alone that are among the ``k`` nearest of a query token in the whole batch.
+XTR (https://arxiv.org/abs/2304.01982) trains for retrieval by tokens: of a document's tokens those alone make
+its score that are among the ``k`` nearest of a query token in the whole batch.
 """
 
 from typing import Any
@@ -33,43 +33,45 @@ def xtr_scores(
     """Scores for training as XTR (https://arxiv.org/abs/2304.01982), differentiable in ``Q`` and ``D``.
 
     Each query token selects the ``k`` largest of its similarities with all document tokens of the batch. A
-    document's score is the sum over query tokens of its largest selected similarity, divided by how many query
-    tokens have one. The grid of all similarities is never stored: beside the inputs, their gradients and two
-    bytes for each (query token, document) a call takes some panels of at most 128 MiB (16 MiB on a CPU).
+    document's score is the sum over query tokens of its largest selected similarity, divided by how many
+    query tokens have one. The grid of all similarities is never stored: beside the inputs, their gradients
+    and two bytes for each (query token, document), a call takes a few hundred MiB, whatever the batch.
 
-    Of equal similarities at the threshold those of the lower document, then of the lower token are selected, so
-    that there are ``k``. Gradients go through the selected maxima; selection and divisor are constants.
+    Of equal similarities at the threshold those of lower documents are selected, and in a document those of
+    lower tokens, so that there are ``k``. Gradients go through the selected maxima, in a document through
+    the lowest of equals; selection and divisor are constants.
 
     Args:
         Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
-        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets every
-            document), or ``[Nq, K, Ld, d]``: each query is scored with its own ``K``, for distillation, and its
-            tokens select from all ``Nq * K``.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
+            every document), or ``[Nq, K, Ld, d]``: each query is scored with its own ``K``, as for
+            distillation, and its tokens select from all ``Nq * K``.
         k: how many similarities a query token selects, at least 1. More than there are: all.
-        q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token does not count.
-        d_mask: ``D``'s shape without ``d``, likewise. A masked document token is selected after all others, and
-            never counts.
-        rule: ``"paper"``: a document that a query token did not select adds 0, and the divisor is the number of
-            query tokens that selected it, at least 1 (eq. 5; Sentence Transformers 6). ``"pylate"``: every
-            similarity that was not selected is 0, so that a maximum below 0 counts in a document alone whose
-            tokens were all selected, and the divisor is the number of positive maxima, at least 0.001 (PyLate
-            1.5 and 1.6; PrimeQA).
-        q_weights: ``[Nq, Lq]``, floating point: numbers that multiply the maxima, differentiable. A query token
-            of weight 0 does not count for the divisor.
-        precision: as in :func:`late_interaction.maxsim`; the products are PyTorch's, so that of a float32 one
-            the bits are those of ``torch.matmul``.
+        q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token does not
+            count.
+        d_mask: ``D``'s shape without ``d``, likewise. A masked document token never counts, and is selected
+            after all others.
+        rule: ``"paper"``: a document that a query token did not select adds 0, and the divisor is the number
+            of query tokens that selected the document, at least 1 (equation 5; Sentence Transformers 6).
+            ``"pylate"``: every similarity that was not selected is 0, so a maximum below 0 counts only in a
+            document whose tokens were all selected, and the divisor is the number of positive maxima, at
+            least 0.001 (PyLate 1.5 and 1.6, PrimeQA).
+        q_weights: ``[Nq, Lq]``, floating point: numbers that multiply the maxima, differentiable. A query
+            token of weight 0 does not count for the divisor.
+        precision: as in :func:`late_interaction.maxsim`; products are PyTorch's own matrix products.
         backward: as in :func:`late_interaction.maxsim`.
 
     Returns:
         float32 scores (float64 for float64 inputs): ``[Nq, Nd]`` or ``[Nq, K]``; a 2-D ``Q`` drops the first
-        dim, a 2-D ``D`` the second. 0 for a document without a token that counts, or without one selected.
+        dim, a 2-D ``D`` the second. 0 for a document of which nothing was selected.
 
     Raises:
         TypeError: an argument that is no tensor, or of a wrong dtype.
         ValueError: shapes, devices or options that do not fit.
 
-    Complexity: one product of ``2 * Nq * Lq * Nd * Ld * d`` operations and one selection, whatever ``k`` up to
-    about 3000; a row's similarities are read five times more above that.
+    Complexity: ``2 * Nq * Lq * Nd * Ld * d`` operations, in matrix products whose results, at most 128 MiB at
+    a time on a GPU and 16 MiB on a CPU, are read once for ``k`` up to 3000 (2000 in float64) and about five
+    times for more.
 
     Example:
         >>> import torch
@@ -91,7 +93,8 @@ def xtr_scores(
     weights = _weights(q_mask, q_weights, Q3)
     scores = _call(Q3, DN, weights, d_mask, (k, rule), precision, strategy)
     if groups is not None:
-        return scores.unflatten(1, groups).diagonal(dim1=0, dim2=1).t()
+        own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
+        return own.t()
     if D.dim() == 2:
         scores = scores.squeeze(1)
     return scores.squeeze(0) if Q.dim() == 2 else scores

@@ -2,18 +2,18 @@
 
 ``xtr_winners(Q, D, q_weights, d_mask, k, rule="paper", precision="highest", backward="auto")
 -> (scores, denominators, winners)``
-    ``Q`` is ``[Nq, Lq, d]``, ``D`` ``[Nd, Ld, d]``. Of each query token's similarities with all tokens of ``D``
-    the ``k`` largest count. ``q_weights`` ``[Nq, Lq]`` is a bool mask, or numbers of the scores' dtype that
-    multiply the maxima. ``scores`` and ``denominators``, by which the sums were divided, are ``[Nq, Nd]``;
-    ``winners`` are those of ``maxsim_winners``, with -1 where nothing counts. Differentiable in ``scores``;
-    keeps ``Q``, ``D``, ``q_weights``, ``denominators`` and ``winners`` for the backward.
+    ``Q`` is ``[Nq, Lq, d]``, ``D`` ``[Nd, Ld, d]``. Of each query token's similarities with all tokens of
+    ``D`` the ``k`` largest count. ``q_weights`` ``[Nq, Lq]`` is a bool mask, or numbers of the scores' dtype
+    that multiply the maxima. ``scores``, and ``denominators`` by which the sums were divided, are
+    ``[Nq, Nd]``; ``winners`` are those of ``maxsim_winners``, with -1 where nothing counts. Differentiable in
+    ``scores``; keeps ``Q``, ``D``, ``q_weights``, ``denominators`` and ``winners`` for the backward.
 ``xtr_select_(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners)``
-    A step of it, on the similarities ``[rows, Nd * Ld]`` of some query tokens: writes into ``maxima`` and
-    ``winners``, ``[rows, Nd]``, each document's largest selected similarity and its token.
+    A step of it, on the similarities ``[rows, Nd * Ld]`` of some query tokens: writes each document's largest
+    selected similarity and its token into ``maxima`` and ``winners``, ``[rows, Nd]``.
 
-All similarities of some query tokens, a panel, are one matrix product. The threshold of a query token and the
-maxima that it decides about are read from the same panel, so they are the same numbers, and each is computed
-once. Panels take a bounded number of bytes, whatever the batch.
+One matrix product computes a panel: the similarities of some query tokens with all document tokens. A query
+token's threshold and the maxima that it decides about are read from the same panel, so they are the same
+numbers, and each similarity is computed once. Panels take a bounded number of bytes, whatever the batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,8 +42,8 @@ from late_interaction.ops.winners import winner_dtype
 _winners_op, _select_op = operators.xtr_winners.default, operators.xtr_select_.default
 _backward_op = operators.maxsim_backward.default
 
-# What the similarities of a panel take: enough query rows for an efficient product on a GPU; on a CPU, what
-# its caches hold of it matters more. A row of similarities with all tokens always fits.
+# What a panel takes at most, but for one of a single row. On a GPU the product and the selection need
+# hundreds of rows to fill it; on a CPU smaller panels stay closer to the caches.
 _PANEL_BYTES = {"cuda": 128 << 20}
 _PANEL_BYTES_OF_A_CPU = 16 << 20
 _WHOLE_TILES = 128  # rows of a panel are a multiple of this where they are more
@@ -67,8 +67,8 @@ def _float32_products(device_type: str, precision: str) -> Iterator[None]:
 
 
 def _panels(Q: Tensor, D: Tensor, precision: str) -> tuple[Callable[[int, int], Tensor], str]:
-    """A function that multiplies the rows [start, end) of Q with all of D, accumulated in float32 (float64),
-    and the precision of float32 products that it needs."""
+    """A function of (start, end) that multiplies these rows of Q with all of D, accumulated in float32
+    (float64), and the precision of float32 products that it needs."""
     if Q.dtype == torch.float32 and precision in ("medium", "fp16"):
         half = torch.bfloat16 if precision == "medium" else torch.float16
         Q, D, precision = Q.to(half), D.to(half), "highest"
@@ -93,8 +93,8 @@ def _rows_of_a_panel(budget: int, row_bytes: int) -> int:
 
 
 def _queries_at_a_time(budget: int, maxima: int) -> int:
-    """Of how many queries the maxima and winners are held before they are reduced to scores, at up to 32 bytes
-    each with what the reduction makes of them."""
+    """How many queries' maxima and winners are held before they are reduced to scores. With what the
+    reduction makes of them they take up to 32 bytes each."""
     return max(budget // (32 * maxima), 1)
 
 
@@ -196,7 +196,7 @@ def _check_ranks(Q: Tensor, D: Tensor) -> None:
 
 def _fake(Q: Tensor, D: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     _check_ranks(Q, D)
-    (Nq, Lq, _), (Nd, Ld) = Q.shape, D.shape[:2]
+    (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
     scores = Q.new_empty((Nq, Nd), dtype=scores_dtype(Q))
     return scores, torch.empty_like(scores), Q.new_empty((Nq, Nd, Lq), dtype=winner_dtype(Ld))
 
@@ -229,7 +229,7 @@ class XTRWinners(Function):
         if grad_scores is None:
             return (None,) * 8
         Q, D, q_weights, denominators, winners = ctx.saved_tensors
-        need_Q, need_D, need_weights, *_rest = ctx.needs_input_grad
+        need_Q, need_D, need_weights = ctx.needs_input_grad[:3]
         strategy = ctx.strategy
         if strategy == "auto" and torch.are_deterministic_algorithms_enabled():
             strategy = "lowmem"

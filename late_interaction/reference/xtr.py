@@ -52,7 +52,8 @@ def xtr_scores_reference(
         grid = torch.einsum("isd,jtd->isjt", Q3.to(dtype), DN.to(dtype))
         scores = _score(grid, k, weights.unsqueeze(-1), kept.unsqueeze(-1), d_mask, rule)
     if groups is not None:
-        return scores.unflatten(1, groups).diagonal(dim1=0, dim2=1).t()
+        own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
+        return own.t()
     for dim, x in ((1, D), (0, Q)):
         if x.dim() == 2:
             scores = scores.squeeze(dim)
