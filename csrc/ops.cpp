@@ -128,6 +128,23 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // [B, Ld], doc_lengths [B]. Not differentiable. On the CPU written in Python.
   m.def("plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) -> Tensor");
 
+  // XTR scores [Nq, Nd] of Q [Nq, Lq, d] and D [Nd, Ld, d] (late_interaction/ops/xtr.py): of a query token's
+  // similarities with all tokens of D the k largest count alone. rule: "paper" or "pylate". q_weights [Nq,
+  // Lq] is a bool mask, or numbers of the scores' dtype that multiply the maxima. denominators [Nq, Nd] is
+  // what the sums were divided by; winners are those of maxsim_winners, the sentinel where no similarity
+  // counts. Differentiable in the scores, by maxsim_backward. Written in Python.
+  m.def(
+      "xtr_winners(Tensor Q, Tensor D, Tensor? q_weights, Tensor? d_mask, int k, str rule='paper', "
+      "str precision='highest', str backward='auto') -> (Tensor scores, Tensor denominators, "
+      "Tensor winners)");
+  // A step of it: of each row of similarities [rows, documents * Ld], fp32 or fp64, the k largest are
+  // selected; maxima [rows, documents] and winners (int32, likewise) are each document's largest selected one
+  // and its token, 0 and -1 where there is none. zero_unless_all: a similarity that is not selected counts as
+  // 0, so a maximum below 0 needs a document that is selected whole.
+  m.def(
+      "xtr_select_(Tensor similarities, Tensor? d_mask, int Ld, int k, bool zero_unless_all, "
+      "Tensor(a!) maxima, Tensor(b!) winners) -> ()");
+
   // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a
   // time, with H [Nd, Ld, d_model], W [d, d_model] and b [d]. Q is [Nq, Lq, d] as it is: normalize is for D
   // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden/).

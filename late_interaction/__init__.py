@@ -31,6 +31,7 @@ from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
 from late_interaction.varlen import maxsim_varlen
+from late_interaction.xtr import xtr_scores
 
 __all__ = [
     "Alignment",
@@ -66,4 +67,5 @@ __all__ = [
     "unpatch_colpali_engine",
     "unpatch_pylate",
     "unpatch_sentence_transformers",
+    "xtr_scores",
 ]

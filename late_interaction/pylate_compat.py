@@ -21,6 +21,7 @@ from torch import Tensor
 
 from late_interaction._compat import nothing_to_patch, package_at_least, served
 from late_interaction._maxsim import maxsim, maxsim_pairs
+from late_interaction.xtr import xtr_scores
 
 __all__ = ["patch_pylate", "unpatch_pylate"]
 
@@ -161,6 +162,31 @@ def _grouped(
     return original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask, **backend)
 
 
+def _xtr_score(
+    self: Any, queries_embeddings: Any, documents_embeddings: Any, queries_mask: Any, documents_mask: Any
+) -> Tensor:
+    """``XTRScores._score``, of tensors: without the grid of all similarities."""
+    Q, D, q_mask, d_mask = queries_embeddings, documents_embeddings, queries_mask, documents_mask
+    path = _XTR[1]
+    if path in _ORIGINAL and _selected() and Q.dim() == 3 and D.dim() == 4 and served(Q, D):
+        D = D.flatten(0, 1)
+        if isinstance(d_mask, Tensor) and d_mask.numel() == D.shape[:2].numel():
+            d_mask = d_mask.reshape(D.shape[:2]).bool()
+        fits = all(
+            m is None or (isinstance(m, Tensor) and m.shape == x.shape[:2] and m.device == x.device)
+            for m, x in ((q_mask, Q), (d_mask, D))
+        )
+        if fits and isinstance(self.k, int) and 0 < self.k <= D.shape[:2].numel():
+            if q_mask is None or q_mask.dtype == torch.bool:
+                return xtr_scores(Q, D, self.k, q_mask, d_mask, rule="pylate").float()
+            weights = q_mask if q_mask.is_floating_point() else q_mask.float()
+            return xtr_scores(Q, D, self.k, None, d_mask, rule="pylate", q_weights=weights).float()
+    # An instance compiled under the patch holds this function past its end.
+    original = _ORIGINAL.get(path) or _find(importlib.import_module(_XTR[0]), path)
+    scores: Tensor = original(self, queries_embeddings, documents_embeddings, queries_mask, documents_mask)
+    return scores
+
+
 def _selected(backend: str | None = None) -> bool:
     """Whether PyLate's backend, where it has that choice, is this one."""
     resolve = getattr(sys.modules["pylate.scores.colbert"], "_resolve_backend", None)
@@ -229,6 +255,7 @@ def _tensors(Q: Any, D: Any) -> tuple[Tensor, Tensor] | None:
 # ---- where they are put ----
 
 _Place = tuple[str, str]  # a module, and a path of attributes in it
+_XTR: _Place = ("pylate.scores.xtr", "XTRScores._score")  # from 1.5.0 on
 
 
 def _scores_defining_module() -> tuple[types.ModuleType, bool]:
@@ -252,6 +279,7 @@ def _surface() -> tuple[dict[_Place, Callable[..., Any]], list[_Place]]:
             (here, "_try_flash"): _try_flash,
             (here, "_try_lik"): _try_lik,
             (here, "ColBERTScores.__call__"): _grouped,
+            _XTR: _xtr_score,
             (backend, "colbert_scores_lik"): _colbert_scores_lik,
             (backend, "colbert_kd_scores_lik"): _colbert_kd_scores_lik,
             (backend, "colbert_scores_pairwise_lik"): _colbert_scores_pairwise_lik,
@@ -265,6 +293,7 @@ def _surface() -> tuple[dict[_Place, Callable[..., Any]], list[_Place]]:
     captures = [("pylate.losses.distillation", "colbert_kd_scores")]
     if grouped:
         replacements[here, "ColBERTScores.__call__"] = _grouped
+        replacements[_XTR] = _xtr_score
     else:
         captures += [
             ("pylate.losses.contrastive", "colbert_scores"),

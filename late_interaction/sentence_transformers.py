@@ -8,6 +8,7 @@ on a CPU and a GPU, and goes where Sentence Transformers takes a function::
     loss = MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=st.colbert_scores)
     loss = MultiVectorDistillKLDivLoss(model, similarity_fct=st.colbert_kd_scores)
     loss = MultiVectorMarginMSELoss(model, similarity_fct=st.colbert_scores_pairwise)
+    loss = MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=partial(st.xtr_scores, top_k=128))
     evaluator = MultiVectorInformationRetrievalEvaluator(..., score_functions={"maxsim": st.maxsim})
     evaluator = MultiVectorDistillationEvaluator(..., similarity_fct=st.maxsim_pairwise)
     evaluator = MultiVectorRerankingEvaluator(..., similarity_fct=st.maxsim)
@@ -35,6 +36,7 @@ from late_interaction._st.colbert import (
     mean_colbert_scores_pairwise,
 )
 from late_interaction._st.similarity import maxsim, maxsim_pairwise, mean_maxsim, mean_maxsim_pairwise
+from late_interaction._st.xtr import xtr_kd_scores, xtr_scores, xtr_scores_pairwise
 
 __all__ = [
     "colbert_kd_scores",
@@ -47,4 +49,7 @@ __all__ = [
     "mean_colbert_scores_pairwise",
     "mean_maxsim",
     "mean_maxsim_pairwise",
+    "xtr_kd_scores",
+    "xtr_scores",
+    "xtr_scores_pairwise",
 ]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from late_interaction._compat import brief_cause, nothing_to_patch
 from late_interaction._st import losses, originals, ranking
-from late_interaction._st.originals import COLBERT, SIMILARITY
+from late_interaction._st.originals import COLBERT, SIMILARITY, XTR
 
 __all__ = ["patch_sentence_transformers", "unpatch_sentence_transformers"]
 
@@ -185,6 +185,21 @@ def _colbert_kd_scores(
     )  # fmt: skip
 
 
+def _xtr_scores(
+    queries_embeddings: Any,
+    documents_embeddings: Any,
+    queries_mask: Any = None,
+    documents_mask: Any = None,
+    top_k: Any = 256,
+    chunk_elements: Any = None,
+) -> Tensor:
+    from late_interaction._st import xtr
+
+    return xtr.xtr_scores(
+        queries_embeddings, documents_embeddings, queries_mask, documents_mask, top_k, chunk_elements
+    )
+
+
 # ---- where they are put ----
 
 _Patch = Callable[[Any, str], bool]  # of a module and a name in it: whether that was found
@@ -227,6 +242,7 @@ _SURFACE: list[tuple[str, str, _Patch]] = [
     (SIMILARITY, "_maxsim_score_pairs", _code_of(_score_pairs)),
     (COLBERT, "colbert_scores", _code_of(_colbert_scores)),
     (COLBERT, "colbert_kd_scores", _code_of(_colbert_kd_scores)),
+    (XTR, "xtr_scores", _code_of(_xtr_scores)),  # which its other functions and its classes call
     (
         _LOSSES,
         "MultiVectorMultipleNegativesRankingLoss",

@@ -294,6 +294,30 @@ def run_in_parts(name, *shape_d):
             raise SystemExit(f"{name}: a gradient is not finite")
 
 
+# (documents, Ld, k): candidates in shared memory, the row searched, ties that do not fit, all cells.
+XTR_CALLS = {
+    "XTR, candidates": (64, 70, 256),
+    "XTR, one document": (1, 9001, 40),
+    "XTR, documents of a token": (300, 1, 7),
+    "XTR, the row": (90, 100, 5000),
+    "XTR, everything": (3, 50, 150),
+}
+
+
+def run_xtr(name, documents, Ld, k):
+    d_mask = torch.rand(documents, Ld, device="cuda") < 0.7
+    for dtype in (FP32, torch.float64):
+        for panel in (torch.randn, torch.ones):
+            similarities = panel(5, documents * Ld, device="cuda", dtype=dtype)
+            maxima = torch.empty(5, documents, device="cuda", dtype=dtype)
+            winners = torch.empty(5, documents, device="cuda", dtype=torch.int32)
+            for mask, zero_unless_all in ((None, False), (d_mask, False), (d_mask, True)):
+                select = torch.ops.late_interaction.xtr_select_
+                select(similarities, mask, Ld, k, zero_unless_all, maxima, winners)
+                if not bool((winners < Ld).all()):
+                    raise SystemExit(f"{name}: a winner is no token")
+
+
 # Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
 LARGE = {
     "large batch, tiles of query rows, queries in parts": (1000, 64, 32, 20, 128),
@@ -327,6 +351,7 @@ if __name__ == "__main__":
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
+        *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_hot_tokens, "backward, hot tokens", ()),
         (run_in_parts, "backward in parts", (120, 8)),
         (run_in_parts, "backward in parts of the queries", (64, 120, 8)),

@@ -84,6 +84,10 @@ SIGNATURES = {
     "colpali_compat.patched_score_multi_vector": "qs ps batch_size=128 device=None | |",
     "st_compat.patch_sentence_transformers": "| |",
     "st_compat.unpatch_sentence_transformers": "| |",
+    "xtr.xtr_scores": (
+        "Q D k q_mask=None d_mask=None | | rule='paper' q_weights=None precision=None backward=None"
+    ),
+    "reference.xtr_scores_reference": "Q D k q_mask=None d_mask=None | | rule='paper' q_weights=None",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
         " | progress=False precision=None scale_Q=None scale_D=None"
@@ -130,6 +134,7 @@ def test_top_level():
         "unpatch_colpali_engine",
         "unpatch_pylate",
         "unpatch_sentence_transformers",
+        "xtr_scores",
     }
     assert callable(li.retrieve) and inspect.ismodule(li.reference)
     from late_interaction.retrieve import retrieve
@@ -162,6 +167,7 @@ OPERATORS = {
     "pairs": "maxsim_pairs_packed maxsim_pairs_packed_winners maxsim_pairs_packed_backward maxsim_spans",
     "quantized": "maxsim_quantized maxsim_dequantized",
     "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
+    "xtr": "xtr_winners",
     "from_hidden": "maxsim_from_hidden maxsim_from_hidden_winners maxsim_from_hidden_backward",
 }
 
@@ -177,7 +183,7 @@ def test_the_operators_are_documented(module):
 
 def test_every_operator_has_its_module():
     listed = {op for ops in OPERATORS.values() for op in ops.split()}
-    assert {name for name in li.ops.__all__ if name.startswith(("maxsim", "plaid"))} == listed
+    assert {name for name in li.ops.__all__ if name.startswith(("maxsim", "plaid", "xtr"))} == listed
 
 
 def without(library):

@@ -58,6 +58,7 @@ CALLS = {
     topk.maxsim_topk: {"Q": Q, "D": D, "k": 2},
     topk.TopK: {"Q": Q, "k": 2},
     li.MaxSimScorer: {},
+    li.xtr_scores: {"Q": Q, "D": D, "k": 3},
     li.explain_plan: {"Q": (3, 5, 8), "D": (3, 7, 8)},
     score_pairs.score_pairs_packed: {
         **PACKED, "pair_q_idx": torch.tensor([0, 2]), "pair_d_idx": torch.tensor([1, 1])

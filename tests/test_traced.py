@@ -69,6 +69,8 @@ def calls():
             options(rerank_direct, max_seqlen_d=7), (flat[0].detach(), flat[1].detach(), *lengths[1].int())
         ),
         "maxsim_padded": (li.maxsim_padded, (Q, own, *lengths)),
+        "xtr_scores": (options(li.xtr_scores, precision="high"), (Q, D, 3, *masks)),
+        "xtr_scores of own": (options(li.xtr_scores, rule="pylate"), (Q, own, 3, masks[0])),
         "maxsim_from_hidden": (maxsim_from_hidden, (Q, H, W, b, masks[1])),
         "maxsim_from_hidden medium": (
             options(maxsim_from_hidden, precision="medium", project_Q=True), (normal(Nq, Lq, d_model), H, W)

@@ -2,10 +2,12 @@
 #include <cstring>
 
 #include "../common/tensors.h"
+#include "../common/xtr_tensors.h"
 #include "backward.h"
 #include "forward.h"
 #include "kernels.h"
 #include "pairs.h"
+#include "xtr.h"
 
 namespace late_interaction::cpu {
 namespace {
@@ -242,6 +244,11 @@ Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::stri
   return std::get<0>(score_listed(parse_spans(Q, D, starts, lengths), Q, std::nullopt, precision, false));
 }
 
+void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t k, bool zero_unless_all,
+                 Tensor maxima, Tensor winners) {
+  select(parse_xtr_selection(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners));
+}
+
 // For tests: forces the kernels of one instruction set.
 std::string cpu_isa(std::string force) { return force_isa(force); }
 
@@ -260,6 +267,7 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
   m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_winners));
   m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_backward));
   m.impl("maxsim_spans", TORCH_BOX(&late_interaction::cpu::maxsim_spans));
+  m.impl("xtr_select_", TORCH_BOX(&late_interaction::cpu::xtr_select_));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {

@@ -6,6 +6,7 @@
 ``weights``     query masks that are no masks but weights
 ``similarity``  its scoring functions, by name: of embeddings
 ``colbert``     likewise: of a loss's groups of documents
+``xtr``         likewise, by XTR's rule
 ``losses``      its losses over all pairs of a batch, without the matrix of scores
 ``ranking``     its retrieval evaluator, without the matrix of scores
 """

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["COLBERT", "SIMILARITY", "disabled", "exchange", "exchanged", "module", "own", "restore"]
+__all__ = ["COLBERT", "SIMILARITY", "XTR", "disabled", "exchange", "exchanged", "module", "own", "restore"]
 
 SIMILARITY = "sentence_transformers.util.similarity"
 COLBERT = "sentence_transformers.multi_vector_encoder.scoring.colbert"
+XTR = "sentence_transformers.multi_vector_encoder.scoring.xtr"
 
 # The functions whose code was exchanged, and the code that they had; empty while nothing is patched.
 _CODE: dict[FunctionType, CodeType] = {}

@@ -12,7 +12,9 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.plaid`: ``maxsim_residual``, ``maxsim_residual_winners``,
   ``maxsim_residual_backward``, ``plaid_approx_score``, on compressed documents;
 - :mod:`late_interaction.ops.from_hidden`: ``maxsim_from_hidden``, ``maxsim_from_hidden_winners``,
-  ``maxsim_from_hidden_backward``, on hidden states.
+  ``maxsim_from_hidden_backward``, on hidden states;
+- :mod:`late_interaction.ops.xtr`: ``xtr_winners``, ``xtr_select_``, where only the largest similarities of a
+  batch count.
 
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32's significant bits),
 ``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
@@ -30,11 +32,11 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 
 import torch
 
-from late_interaction.ops import dense, host_copy, pairs, plaid, quantized, varlen
+from late_interaction.ops import dense, host_copy, pairs, plaid, quantized, varlen, xtr
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 
-for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, host_copy):
+for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, host_copy, xtr):
     _module.register()
 
 maxsim = torch.ops.late_interaction.maxsim.default
@@ -57,6 +59,7 @@ plaid_approx_score = torch.ops.late_interaction.plaid_approx_score.default
 maxsim_from_hidden = torch.ops.late_interaction.maxsim_from_hidden.default
 maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winners.default
 maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
+xtr_winners = torch.ops.late_interaction.xtr_winners.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 forced_plan = torch.ops.late_interaction.forced_plan.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
@@ -88,4 +91,5 @@ __all__ = [
     "maxsim_varlen_winners",
     "maxsim_winners",
     "plaid_approx_score",
+    "xtr_winners",
 ]

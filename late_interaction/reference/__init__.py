@@ -17,6 +17,7 @@ from late_interaction.reference.packed import (
     maxsim_reference_varlen,
 )
 from late_interaction.reference.quantized import maxsim_quantized_reference
+from late_interaction.reference.xtr import xtr_scores_reference
 
 __all__ = [
     "NEG_INF",
@@ -31,4 +32,5 @@ __all__ = [
     "maxsim_with_winners_reference",
     "plaid_approx_score_reference",
     "unpack_residuals_reference",
+    "xtr_scores_reference",
 ]

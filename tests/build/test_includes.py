@@ -42,6 +42,7 @@ ALLOWED = {
     "cuda/quantized": BELOW_OPERATORS | {"cuda/forward"},
     "cuda/plaid": BELOW_OPERATORS | {"cuda/forward"},
     "cuda/from_hidden": BELOW_OPERATORS | {"cuda/forward", "cuda/backward"},
+    "cuda/xtr": BELOW_OPERATORS,
     "cuda/host_copy": BELOW_OPERATORS,
 }
 

@@ -1,0 +1,73 @@
+// The k-th largest of a block's keys, digit by digit from the top: a histogram of a digit among the keys that
+// share the digits found so far says which digit the k-th largest has. Deterministic: counts do not depend on
+// the order of atomics.
+#pragma once
+
+#include <cstdint>
+
+#include "../primitives/argmax.cuh"
+
+namespace late_interaction {
+
+inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
+
+struct DigitHistogram {
+  uint32_t counts[kDigits];
+  uint32_t digit, rank, equal;  // of the digit that was found
+};
+
+template <class Key>
+struct KthLargest {
+  Key key;         // digits that were not looked for are 0, so it is at most the k-th largest
+  uint32_t rank;   // the k-th largest is this one of those with these digits, from 1 on
+  uint32_t equal;  // how many have these digits
+};
+
+// By one warp: the digit of the rank-th largest of the keys that were counted. Lane 0 has the highest digits.
+__device__ __forceinline__ void find_digit(DigitHistogram& histogram, uint32_t rank) {
+  constexpr int kOwn = kDigits / 32;
+  const int lane = threadIdx.x % 32, highest = kDigits - 1 - lane * kOwn;
+  uint32_t own = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own += histogram.counts[highest - i];
+  uint32_t upto = own;  // of this lane's digits and all above
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t above = __shfl_up_sync(kFullWarp, upto, step);
+    if (lane >= step) upto += above;
+  }
+  const uint32_t above = upto - own;
+  if (rank <= above || rank > upto) return;
+  uint32_t left = rank - above;
+  int digit = highest;
+  while (histogram.counts[digit] < left) left -= histogram.counts[digit--];
+  histogram.digit = static_cast<uint32_t>(digit);
+  histogram.rank = left;
+  histogram.equal = histogram.counts[digit];
+}
+
+// key_at(i) for i in [0, count); 1 <= k <= count. looked: how many digits. All threads call it, and get the
+// same answer. What they wrote to shared memory before is visible to all after it.
+template <int kThreads, int kLooked, class Key, class KeyAt>
+__device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram, uint32_t k, uint32_t count,
+                                                       const KeyAt& key_at) {
+  KthLargest<Key> found{0, k, count};
+  int shift = 8 * static_cast<int>(sizeof(Key)) - kDigitBits;
+  for (int digit = 0; digit < kLooked; ++digit, shift -= kDigitBits) {
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram.counts[i] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+      const Key key = key_at(i);
+      if (((key ^ found.key) >> shift >> kDigitBits) == 0) {
+        atomicAdd(&histogram.counts[static_cast<uint32_t>(key >> shift) % kDigits], 1u);
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) find_digit(histogram, found.rank);
+    __syncthreads();
+    found = {found.key | static_cast<Key>(histogram.digit) << shift, histogram.rank, histogram.equal};
+  }
+  return found;
+}
+
+}  // namespace late_interaction

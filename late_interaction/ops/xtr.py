@@ -1,0 +1,255 @@
+"""The operators of XTR scores, which only the largest similarities of a batch make.
+
+``xtr_winners(Q, D, q_weights, d_mask, k, rule="paper", precision="highest", backward="auto")
+-> (scores, denominators, winners)``
+    ``Q`` is ``[Nq, Lq, d]``, ``D`` ``[Nd, Ld, d]``. Of each query token's similarities with all tokens of
+    ``D`` the ``k`` largest count. ``q_weights`` ``[Nq, Lq]`` is a bool mask, or numbers of the scores' dtype
+    that multiply the maxima. ``scores``, and ``denominators`` by which the sums were divided, are
+    ``[Nq, Nd]``; ``winners`` are those of ``maxsim_winners``, with -1 where nothing counts. Differentiable in
+    ``scores``; keeps ``Q``, ``D``, ``q_weights``, ``denominators`` and ``winners`` for the backward.
+``xtr_select_(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners)``
+    A step of it, on the similarities ``[rows, Nd * Ld]`` of some query tokens: writes each document's largest
+    selected similarity and its token into ``maxima`` and ``winners``, ``[rows, Nd]``.
+
+One matrix product computes a panel: the similarities of some query tokens with all document tokens. A query
+token's threshold and the maxima that it decides about are read from the same panel, so they are the same
+numbers, and each similarity is computed once. Panels take a bounded number of bytes, whatever the batch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from late_interaction._checks.xtr import RULES
+from late_interaction._precision import float32_precision, without_autocast
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import (
+    applied,
+    autocast_pair,
+    call_in_backward,
+    call_in_function,
+    differentiable,
+    register_forward,
+    register_helper,
+    scores_dtype,
+)
+from late_interaction.ops.winners import winner_dtype
+
+_winners_op, _select_op = operators.xtr_winners.default, operators.xtr_select_.default
+_backward_op = operators.maxsim_backward.default
+
+# What a panel takes at most, but for one of a single row. On a GPU the product and the selection need
+# hundreds of rows to fill it; on a CPU smaller panels stay closer to the caches.
+_PANEL_BYTES = {"cuda": 128 << 20}
+_PANEL_BYTES_OF_A_CPU = 16 << 20
+_WHOLE_TILES = 128  # rows of a panel are a multiple of this where they are more
+
+
+# ---- similarities, a panel at a time ----
+
+
+@contextmanager
+def _float32_products(device_type: str, precision: str) -> Iterator[None]:
+    """Matrix products of float32 tensors multiply like this."""
+    before = float32_precision(device_type)
+    if before == precision:
+        yield
+        return
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _panels(Q: Tensor, D: Tensor, precision: str) -> tuple[Callable[[int, int], Tensor], str]:
+    """A function of (start, end) that multiplies these rows of Q with all of D, accumulated in float32
+    (float64), and the precision of float32 products that it needs."""
+    if Q.dtype == torch.float32 and precision in ("medium", "fp16"):
+        half = torch.bfloat16 if precision == "medium" else torch.float16
+        Q, D, precision = Q.to(half), D.to(half), "highest"
+    if Q.dtype in (torch.bfloat16, torch.float16):
+        precision = "highest"
+        if Q.is_cuda:
+            columns = D.t()
+            return lambda start, end: torch.mm(Q[start:end], columns, out_dtype=torch.float32), precision
+        Q, D = Q.float(), D.float()  # their products are exact in float32
+    columns = D.t()
+    return lambda start, end: torch.mm(Q[start:end], columns), precision
+
+
+def _ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, count, size):
+        yield start, min(start + size, count)
+
+
+def _rows_of_a_panel(budget: int, row_bytes: int) -> int:
+    rows = max(budget // row_bytes, 1)
+    return rows - rows % _WHOLE_TILES if rows > _WHOLE_TILES else rows
+
+
+def _queries_at_a_time(budget: int, maxima: int) -> int:
+    """How many queries' maxima and winners are held before they are reduced to scores. With what the
+    reduction makes of them they take up to 32 bytes each."""
+    return max(budget // (32 * maxima), 1)
+
+
+def _xtr_winners(
+    Q: Tensor,
+    D: Tensor,
+    q_weights: Tensor | None,
+    d_mask: Tensor | None,
+    k: int,
+    rule: str = "paper",
+    precision: str = "highest",
+    backward: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check(Q, D, q_weights, d_mask, k, rule)
+    (Nq, Lq, d), (Nd, Ld) = Q.shape, D.shape[:2]
+    dtype, tokens = scores_dtype(Q), Nd * Ld
+    scores = Q.new_zeros((Nq, Nd), dtype=dtype)
+    denominators = torch.full_like(scores, _least_denominator(rule))
+    winners = Q.new_full((Nq, Nd, Lq), -1, dtype=winner_dtype(Ld))
+    if winners.numel() == 0 or Ld == 0:
+        return scores, denominators, winners
+    mask = None if d_mask is None else d_mask.contiguous()
+    budget = _PANEL_BYTES.get(Q.device.type, _PANEL_BYTES_OF_A_CPU)
+    rows = _rows_of_a_panel(budget, tokens * scores.element_size())
+    with torch.no_grad(), without_autocast(Q.device.type):
+        product, needed = _panels(Q.reshape(Nq * Lq, d), D.reshape(tokens, d), precision)
+        with _float32_products(Q.device.type, needed):
+            for first, last in _ranges(Nq, _queries_at_a_time(budget, Lq * Nd)):
+                maxima = scores.new_empty((last - first) * Lq, Nd)
+                found = torch.empty_like(maxima, dtype=torch.int32)
+                for start, end in _ranges(len(maxima), rows):
+                    panel = product(first * Lq + start, first * Lq + end)
+                    options = (Ld, min(k, tokens), rule == "pylate")
+                    _select_op(panel, mask, *options, maxima[start:end], found[start:end])
+                    del panel  # before the next one is made
+                weights = None if q_weights is None else q_weights[first:last]
+                maxima, found = maxima.view(-1, Lq, Nd), found.view(-1, Lq, Nd)
+                sums, counted = _reduce(maxima, found, weights, rule)
+                denominators[first:last].copy_(counted)
+                torch.div(sums, denominators[first:last], out=scores[first:last])
+                winners[first:last].copy_(found.transpose(1, 2))
+    return scores, denominators, winners
+
+
+def _check(Q: Tensor, D: Tensor, q_weights: Tensor | None, d_mask: Tensor | None, k: int, rule: str) -> None:
+    _check_ranks(Q, D)
+    problem = None
+    if Q.dtype != D.dtype or Q.device != D.device or Q.shape[2] != D.shape[2]:
+        problem = "Q and D must share dtype, device and d"
+    elif k < 1:
+        problem = f"k must be at least 1, got {k}"
+    elif rule not in RULES:
+        problem = f"rule must be one of {RULES}, got {rule[:40]!r}"
+    elif d_mask is not None and not _fits(d_mask, D, torch.bool):
+        problem = "d_mask must be bool [Nd, Ld], on the device of D"
+    elif q_weights is not None and not _fits(q_weights, Q, torch.bool, scores_dtype(Q)):
+        problem = "q_weights must be bool or of the scores' dtype, [Nq, Lq], on the device of Q"
+    if problem is not None:
+        raise RuntimeError(f"late_interaction: {problem}")
+
+
+def _fits(x: Tensor, tokens: Tensor, *dtypes: torch.dtype) -> bool:
+    return x.dtype in dtypes and x.shape == tokens.shape[:2] and x.device == tokens.device
+
+
+# ---- from maxima to scores ----
+
+
+def _least_denominator(rule: str) -> float:
+    return 1.0 if rule == "paper" else 1e-3
+
+
+def _reduce(maxima: Tensor, found: Tensor, weights: Tensor | None, rule: str) -> tuple[Tensor, Tensor]:
+    """Sums ``[Nq, Nd]`` of maxima ``[Nq, Lq, Nd]`` that count, and what they are divided by. A masked query
+    token loses its winners, in place."""
+    counts: Tensor | None = None
+    if weights is not None:
+        each = weights.unsqueeze(-1)
+        if weights.dtype == torch.bool:
+            maxima = maxima.masked_fill_(~each, 0.0)
+            found.masked_fill_(~each, -1)
+        else:
+            maxima = maxima * each
+            counts = (found >= 0) & (each != 0)
+    if rule == "pylate":
+        counts = maxima > 0
+    elif counts is None:
+        counts = found >= 0
+    return maxima.sum(1), counts.sum(1, dtype=maxima.dtype).clamp_min_(_least_denominator(rule))
+
+
+# ---- shapes ----
+
+
+def _check_ranks(Q: Tensor, D: Tensor) -> None:
+    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
+    torch._check(D.dim() == 3, lambda: f"late_interaction: D must be [Nd, Ld, d], got rank {D.dim()}")
+
+
+def _fake(Q: Tensor, D: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _check_ranks(Q, D)
+    (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
+    scores = Q.new_empty((Nq, Nd), dtype=scores_dtype(Q))
+    return scores, torch.empty_like(scores), Q.new_empty((Nq, Nd, Lq), dtype=winner_dtype(Ld))
+
+
+def _fake_select(*_: Any) -> None:
+    """Writes into maxima and winners, and returns nothing."""
+
+
+# ---- gradients ----
+
+
+class XTRWinners(Function):
+    """The selection and the denominators are constants: gradients go through the maxima that count."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor | None, d_mask: Tensor | None, k: int, rule: str,
+        precision: str, backward: str,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        args = (Q, D, q_weights, d_mask, k, rule, precision, backward)
+        scores, denominators, winners = call_in_function(_winners_op, *args)
+        ctx.save_for_backward(Q, D, q_weights, denominators, winners)
+        ctx.strategy = backward
+        ctx.mark_non_differentiable(denominators, winners)
+        ctx.set_materialize_grads(False)
+        return scores, denominators, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad_scores is None:
+            return (None,) * 8
+        Q, D, q_weights, denominators, winners = ctx.saved_tensors
+        need_Q, need_D, need_weights = ctx.needs_input_grad[:3]
+        strategy = ctx.strategy
+        if strategy == "auto" and torch.are_deterministic_algorithms_enabled():
+            strategy = "lowmem"
+        weighted, weights = Q, None
+        if q_weights is not None and q_weights.dtype != torch.bool:
+            weights = q_weights.unsqueeze(-1)
+            weighted = (Q * weights).to(Q.dtype)
+        options = (False, strategy, need_Q or need_weights, need_D)
+        grad = grad_scores / denominators
+        grad_Q, grad_D = call_in_backward(_backward_op, grad, weighted, D, winners, *options)
+        grad_weights = None
+        if weights is not None:
+            if need_weights:  # of a query token: its maxima's sum, weighted by the gradients
+                grad_weights = (Q.to(weights.dtype) * grad_Q.to(weights.dtype)).sum(-1)
+            grad_Q = (grad_Q * weights).to(Q.dtype) if need_Q else None
+        return grad_Q if need_Q else None, grad_D if need_D else None, grad_weights, *[None] * 5
+
+
+def register() -> None:
+    function = differentiable(_winners_op, applied(XTRWinners))
+    register_forward(_winners_op, _fake, function, autocast_pair)
+    register_helper(_select_op, _fake_select)
+    library.impl(_winners_op, _xtr_winners, "CompositeExplicitAutograd")

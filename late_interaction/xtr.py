@@ -1,0 +1,133 @@
+"""XTR scores, by :mod:`late_interaction.ops.xtr`: :func:`xtr_scores`.
+
+XTR (https://arxiv.org/abs/2304.01982) trains for retrieval by tokens: of a document's tokens those alone make
+its score that are among the ``k`` nearest of a query token in the whole batch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction import ops
+from late_interaction._checks.options import check_backward, check_precision
+from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
+from late_interaction._checks.xtr import check_xtr
+from late_interaction._precision import float32_precision
+
+__all__ = ["xtr_scores"]
+
+
+def xtr_scores(
+    Q: Tensor,
+    D: Tensor,
+    k: int,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    *,
+    rule: str = "paper",
+    q_weights: Tensor | None = None,
+    precision: str | None = None,
+    backward: str | None = None,
+) -> Tensor:
+    """Scores for training as XTR (https://arxiv.org/abs/2304.01982), differentiable in ``Q`` and ``D``.
+
+    Each query token selects the ``k`` largest of its similarities with all document tokens of the batch. A
+    document's score is the sum over query tokens of its largest selected similarity, divided by how many
+    query tokens have one. The grid of all similarities is never stored: beside the inputs, their gradients
+    and two bytes for each (query token, document), a call takes a few hundred MiB, whatever the batch.
+
+    Of equal similarities at the threshold those of lower documents are selected, and in a document those of
+    lower tokens, so that there are ``k``. Gradients go through the selected maxima, in a document through
+    the lowest of equals; selection and divisor are constants.
+
+    Args:
+        Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
+        D: documents, of the dtype and device of ``Q``: ``[Nd, Ld, d]`` or ``[Ld, d]`` (every query meets
+            every document), or ``[Nq, K, Ld, d]``: each query is scored with its own ``K``, as for
+            distillation, and its tokens select from all ``Nq * K``.
+        k: how many similarities a query token selects, at least 1. More than there are: all.
+        q_mask: ``[Nq, Lq]``, bool (or integer, nonzero = True), True = keep. A masked query token does not
+            count.
+        d_mask: ``D``'s shape without ``d``, likewise. A masked document token never counts, and is selected
+            after all others.
+        rule: ``"paper"``: a document that a query token did not select adds 0, and the divisor is the number
+            of query tokens that selected the document, at least 1 (equation 5; Sentence Transformers 6).
+            ``"pylate"``: every similarity that was not selected is 0, so a maximum below 0 counts only in a
+            document whose tokens were all selected, and the divisor is the number of positive maxima, at
+            least 0.001 (PyLate 1.5 and 1.6, PrimeQA).
+        q_weights: ``[Nq, Lq]``, floating point: numbers that multiply the maxima, differentiable. A query
+            token of weight 0 does not count for the divisor.
+        precision: as in :func:`late_interaction.maxsim`; products are PyTorch's own matrix products.
+        backward: as in :func:`late_interaction.maxsim`.
+
+    Returns:
+        float32 scores (float64 for float64 inputs): ``[Nq, Nd]`` or ``[Nq, K]``; a 2-D ``Q`` drops the first
+        dim, a 2-D ``D`` the second. 0 for a document of which nothing was selected.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of a wrong dtype.
+        ValueError: shapes, devices or options that do not fit.
+
+    Complexity: ``2 * Nq * Lq * Nd * Ld * d`` operations, in matrix products whose results, at most 128 MiB at
+    a time on a GPU and 16 MiB on a CPU, are read once for ``k`` up to 3000 (2000 in float64) and about five
+    times for more.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction import xtr_scores
+        >>> Q = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+        >>> D = torch.tensor([[[4.0, 1.0], [3.0, 0.0]], [[2.0, 1.0], [0.0, 5.0]], [[1.0, 3.0], [0.0, 2.0]]])
+        >>> xtr_scores(Q, D, k=2)  # the first query token selects 4 and 3, the second 5 and 3
+        tensor([[4., 5., 3.]])
+        >>> xtr_scores(Q, D, k=3)  # and now 2, and 2
+        tensor([[4.0000, 3.5000, 3.0000]])
+    """
+    Q3, DN, q_mask, d_mask = check_xtr(Q, D, k, q_mask, d_mask, q_weights, rule)
+    strategy = check_backward(backward)
+    check_no_forward_ad("xtr_scores", Q, D, q_weights)
+    groups = DN.shape[:2] if DN.dim() == 4 else None
+    if groups is not None:
+        DN = DN.flatten(0, 1)
+        d_mask = None if d_mask is None else d_mask.flatten(0, 1)
+    weights = _weights(q_mask, q_weights, Q3)
+    scores = _call(Q3, DN, weights, d_mask, (k, rule), precision, strategy)
+    if groups is not None:
+        own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
+        return own.t()
+    if D.dim() == 2:
+        scores = scores.squeeze(1)
+    return scores.squeeze(0) if Q.dim() == 2 else scores
+
+
+def _weights(q_mask: Tensor | None, q_weights: Tensor | None, Q: Tensor) -> Tensor | None:
+    """A mask, or numbers of the scores' dtype, which are 0 where a mask says so."""
+    if q_weights is None:
+        return q_mask
+    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
+    numbers = q_weights.to(dtype).view(Q.shape[:2])
+    return numbers if q_mask is None else numbers.masked_fill(~q_mask, 0.0)
+
+
+def _call(
+    Q: Tensor,
+    D: Tensor,
+    weights: Tensor | None,
+    d_mask: Tensor | None,
+    selection: tuple[int, str],
+    precision: str | None,
+    strategy: str,
+) -> Tensor:
+    if precision is None:
+        precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
+    else:
+        check_precision(precision)
+        if is_autocasting(Q) and Q.dtype is D.dtype:
+            with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
+                return _run(Q, D, weights, d_mask, *selection, precision, strategy)
+    return _run(Q, D, weights, d_mask, *selection, precision, strategy)
+
+
+def _run(*args: Any) -> Tensor:
+    scores: Tensor = ops.xtr_winners(*args)[0]
+    return scores

@@ -1,0 +1,510 @@
+"""XTR scores against the grid of all similarities, by definition."""
+
+import itertools
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction.ops import xtr as driver
+from late_interaction.reference import xtr_scores_reference
+from tests import ref
+from tests.cases import mask, tokens
+
+OPS = torch.ops.late_interaction
+RULES = ["paper", "pylate"]
+F64 = torch.float64
+
+
+def judge(Q, D, k, q_mask=None, d_mask=None, rule="paper", q_weights=None):
+    """(scores, winners), cell by cell, in Python's own floats."""
+    (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
+    scores = torch.zeros(Nq, Nd, dtype=F64)
+    winners = torch.full((Nq, Nd, Lq), -1)
+    counts = torch.zeros(Nq, Nd, dtype=F64)
+    grid = (Q.detach().double().flatten(0, 1) @ D.detach().double().flatten(0, 1).t()).view(Nq, Lq, Nd, Ld)
+    for i, s in itertools.product(range(Nq), range(Lq)):
+        if q_mask is not None and not q_mask[i, s]:
+            continue
+        cells = {}
+        for j, t in itertools.product(range(Nd), range(Ld)):
+            kept = d_mask is None or bool(d_mask[j, t])
+            cells[j, t] = float(grid[i, s, j, t]) if kept else torch.finfo(F64).min
+        chosen = set(sorted(cells, key=lambda c: (-cells[c], c))[:k])
+        weight = 1.0 if q_weights is None else float(q_weights[i, s])
+        for j in range(Nd):
+            own = [(j, t) for t in range(Ld)]
+            real = [c for c in own if c in chosen and (d_mask is None or d_mask[c])]
+            best = max(real, key=lambda c: (cells[c], -c[1])) if real else None
+            value = cells[best] if best else None
+            if rule == "pylate" and not set(own) <= chosen and (value is None or value <= 0):
+                best, value = None, 0.0
+            elif rule == "pylate" and best is None and Ld:
+                value = torch.finfo(F64).min
+            if best:
+                winners[i, j, s] = best[1]
+            scores[i, j] += weight * (value or 0.0)
+            counted = best is not None and weight != 0
+            counts[i, j] += counted if rule == "paper" else weight * (value or 0.0) > 0
+    return scores / counts.clamp_min(1.0 if rule == "paper" else 1e-3), winners
+
+
+def embeddings(Nq, Nd, Lq, Ld, d, device="cpu", dtype=F64):
+    return (
+        torch.randn(Nq, Lq, d, dtype=dtype, device=device, requires_grad=True),
+        torch.randn(Nd, Ld, d, dtype=dtype, device=device, requires_grad=True),
+    )
+
+
+def gradients(scores, inputs):
+    weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype, device=scores.device)
+    return torch.autograd.grad((scores * weights.view(scores.shape)).sum(), inputs)
+
+
+SHAPES = [
+    (2, 3, 4, 5, 6),
+    (1, 1, 1, 1, 1),
+    (3, 2, 1, 7, 8),
+    (2, 5, 3, 1, 4),
+    (1, 7, 5, 33, 3),
+    (4, 1, 2, 70, 2),
+]
+KS = [1, 2, 3, 7, 20, 10_000]
+MASKS = ["none", "holes", "dead"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scores_winners_and_gradients(device, shape, k, masks, rule):
+    Q, D = embeddings(*shape, device)
+    q_mask, d_mask = mask(Q.shape[:2], device, masks), mask(D.shape[:2], device, masks)
+    scores = li.xtr_scores(Q, D, k, q_mask, d_mask, rule=rule)
+    wanted, winners = judge(Q, D, k, q_mask, d_mask, rule)
+    torch.testing.assert_close(scores.cpu(), wanted, rtol=1e-12, atol=1e-12)
+    found = OPS.xtr_winners(Q, D, q_mask, d_mask, k, rule)[2]
+    assert torch.equal(found.cpu().long(), winners)
+    reference = xtr_scores_reference(Q, D, k, q_mask, d_mask, rule=rule)
+    torch.testing.assert_close(scores, reference, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(gradients(scores, (Q, D)), gradients(reference, (Q, D)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_of_query_tokens(device, rule):
+    Q, D = embeddings(3, 4, 5, 6, 7, device)
+    weights = torch.randn(3, 5, dtype=F64, device=device)
+    weights[0, 1] = weights[2, 2] = 0
+    weights.requires_grad_()
+    q_mask = mask((3, 5), device, "holes")
+    inputs = (Q, D, weights)
+    scores = li.xtr_scores(Q, D, 9, q_mask, rule=rule, q_weights=weights)
+    torch.testing.assert_close(
+        scores.cpu(), judge(Q, D, 9, q_mask, None, rule, weights)[0], rtol=1e-12, atol=1e-12
+    )
+    reference = xtr_scores_reference(Q, D, 9, q_mask, rule=rule, q_weights=weights)
+    for mine, theirs in zip(gradients(scores, inputs), gradients(reference, inputs), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+    alone = li.xtr_scores(Q.detach(), D.detach(), 9, rule=rule, q_weights=weights)
+    assert gradients(alone, weights)[0].any()
+
+
+# Panels of one row, of a few and of all; documents on both sides of 16-cell segments.
+@pytest.mark.parametrize("panel", [1, 4000, 1 << 20])
+@pytest.mark.parametrize("rule", RULES)
+def test_panels_change_nothing(device, monkeypatch, panel, rule):
+    Q, D = embeddings(5, 9, 7, 37, 8, device)
+    d_mask = mask(D.shape[:2], device, "dead")
+    args = (Q, D, None, d_mask, 60, rule)
+    whole = OPS.xtr_winners(*args)
+    monkeypatch.setattr(driver, "_PANEL_BYTES", {"cuda": panel})
+    monkeypatch.setattr(driver, "_PANEL_BYTES_OF_A_CPU", panel)
+    for mine, theirs in zip(OPS.xtr_winners(*args), whole, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-13, atol=1e-13)
+
+
+def panel_of(kind, rows, tokens, device, dtype):
+    if kind == "random":
+        return torch.randn(rows, tokens, dtype=dtype, device=device)
+    if kind == "ties":  # of both signs of zero, too
+        return torch.randint(-2, 3, (rows, tokens), device=device).to(dtype) * -0.5
+    if kind == "equal":
+        return torch.full((rows, tokens), 0.25, dtype=dtype, device=device)
+    x = torch.randn(rows, tokens, dtype=dtype, device=device)
+    special = torch.tensor(
+        [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, -torch.nan], dtype=dtype, device=device
+    )
+    where = torch.rand(rows, tokens, device=device) < (0.9 if kind == "mostly special" else 0.05)
+    return torch.where(where, special[torch.randint(6, (rows, tokens), device=device)], x)
+
+
+def selection(panel, d_mask, Ld, k, zero_unless_all):
+    """What xtr_select_ writes, by a stable sort."""
+    rows, documents = len(panel), panel.shape[1] // Ld
+    lowest = torch.finfo(panel.dtype).min
+    cells = panel if d_mask is None else panel.masked_fill(~d_mask.flatten(), lowest)
+    order = cells.argsort(dim=-1, descending=True, stable=True)[:, :k]
+    chosen = torch.zeros_like(cells, dtype=torch.bool).scatter_(1, order, True)
+    if zero_unless_all:  # a NaN is one, selected or not
+        chosen |= cells.isnan()
+    real = chosen if d_mask is None else chosen & d_mask.flatten()
+    real, chosen, cells = (x.view(rows, documents, Ld) for x in (real, chosen, cells))
+    best = cells.masked_fill(~real, -torch.inf).max(-1).values
+    hit = real & torch.where(best.isnan().unsqueeze(-1), cells.isnan(), cells == best.unsqueeze(-1))
+    winners = hit.int().argmax(-1)
+    some, all_ = real.any(-1), chosen.all(-1)
+    kept = some & (all_ | ~(best <= 0)) if zero_unless_all else some
+    maxima = torch.where(kept, best, 0.0)
+    if zero_unless_all:
+        maxima = torch.where(all_ & ~some, lowest, maxima)
+    return maxima, torch.where(kept, winners, -1).int()
+
+
+@pytest.mark.parametrize("zero_unless_all", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["random", "ties", "equal", "special", "mostly special"])
+@pytest.mark.parametrize(
+    ("documents", "Ld"), [(7, 5), (1, 1), (40, 1), (1, 300), (33, 61), (256, 37), (5, 1031)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_selection(device, dtype, documents, Ld, kind, masked, zero_unless_all):
+    count = documents * Ld
+    panel = panel_of(kind, 4, count, device, dtype)
+    d_mask = mask((documents, Ld), device, "dead") if masked else None
+    for k in sorted(
+        {1, 2, min(255, count), max(count // 16, 1), max(count - 1, 1), count} & {*range(1, count + 1)}
+    ):
+        maxima = torch.full((4, documents), 7.0, dtype=dtype, device=device)
+        winners = torch.full((4, documents), 7, dtype=torch.int32, device=device)
+        OPS.xtr_select_(panel, d_mask, Ld, k, zero_unless_all, maxima, winners)
+        wanted = selection(panel, d_mask, Ld, k, zero_unless_all)
+        torch.testing.assert_close(maxima, wanted[0], rtol=0, atol=0, equal_nan=True, msg=f"k = {k}")
+        assert torch.equal(winners, wanted[1]), f"k = {k}"
+
+
+@pytest.mark.parametrize("k", [1, 200, 3000, 5000, 30_000, 69_999])
+def test_selection_of_long_rows(device, k):
+    """Where a GPU finds candidates, and where it searches the row itself; rows that lie apart."""
+    panel = torch.randn(3, 70_003, device=device)[:, :70_000]
+    d_mask = mask((350, 200), device, "holes")
+    for zero_unless_all in (False, True):
+        maxima = torch.empty(3, 350, device=device)
+        winners = torch.empty(3, 350, dtype=torch.int32, device=device)
+        OPS.xtr_select_(panel, d_mask, 200, k, zero_unless_all, maxima, winners)
+        wanted = selection(panel, d_mask, 200, k, zero_unless_all)
+        assert torch.equal(maxima, wanted[0]) and torch.equal(winners, wanted[1])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_ties_go_to_the_lowest_token(device, rule):
+    Q = torch.ones(1, 2, 3, dtype=F64, device=device)
+    D = torch.ones(4, 5, 3, dtype=F64, device=device)
+    winners = OPS.xtr_winners(Q, D, None, None, 7, rule)[2]
+    assert winners[0].tolist() == [[0, 0], [0, 0], [-1, -1], [-1, -1]]
+    D[3, 4] = 2
+    assert OPS.xtr_winners(Q, D, None, None, 6, rule)[2][0, :, 0].tolist() == [0, -1, -1, 4]
+
+
+def test_documents_that_nobody_selects(device):
+    Q, D = embeddings(2, 6, 3, 4, 5, device)
+    D = torch.cat((D[:5], -9 * Q.detach().sum((0, 1)).expand(1, 4, 5))).detach().requires_grad_()
+    scores = li.xtr_scores(Q, D, 1)
+    missing = OPS.xtr_winners(Q, D, None, None, 1)[2].amax(-1) < 0
+    assert missing.any() and not scores[missing].any()
+    for rule in RULES:
+        few = li.xtr_scores(Q, D, 1, d_mask=torch.zeros(6, 4, dtype=torch.bool, device=device), rule="paper")
+        assert not few.any()
+        grad_Q, grad_D = torch.autograd.grad(li.xtr_scores(Q, D, 1, rule=rule).sum(), (Q, D))
+        assert grad_Q.isfinite().all() and int(grad_D.any(-1).sum()) <= 6
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "shape", [(0, 3, 4, 5, 6), (3, 0, 4, 5, 6), (3, 2, 0, 5, 6), (3, 2, 4, 0, 6)], ids=str
+)
+def test_empty(device, shape, rule):
+    Q, D = embeddings(*shape, device)
+    scores = li.xtr_scores(Q, D, 3, rule=rule)
+    assert scores.shape == (shape[0], shape[1]) and not scores.any()
+    grads = torch.autograd.grad(scores.sum(), (Q, D))
+    assert [g.shape for g in grads] == [Q.shape, D.shape] and not any(g.any() for g in grads)
+    assert xtr_scores_reference(Q, D, 3, rule=rule).shape == scores.shape
+
+
+def test_layouts(device):
+    Q, D = embeddings(3, 6, 4, 5, 8, device)
+    grid = li.xtr_scores(Q, D, 11)
+    own = li.xtr_scores(Q, D.view(3, 2, 5, 8), 11)
+    assert torch.equal(own, torch.stack([grid[i, 2 * i : 2 * i + 2] for i in range(3)]))
+    assert torch.equal(li.xtr_scores(Q[0], D, 11), grid[0])
+    assert torch.equal(li.xtr_scores(Q[:1], D[0], 11), li.xtr_scores(Q[:1], D[:1], 11).squeeze(1))
+    assert li.xtr_scores(Q[0], D[0], 2).shape == ()
+    for form in ("transposed", "sliced", "offset", "expanded"):
+        q, d = tokens((3, 4, 8), F64, device, form), tokens((6, 5, 8), F64, device, form)
+        wanted = li.xtr_scores(q.contiguous(), d.contiguous(), 11)
+        torch.testing.assert_close(li.xtr_scores(q, d, 11), wanted, rtol=1e-12, atol=1e-12)
+    d_mask = (torch.rand(5, 6, device=device) < 0.6).t()
+    wanted = li.xtr_scores(Q, D, 11, None, d_mask.contiguous())
+    assert torch.equal(li.xtr_scores(Q, D, 11, None, d_mask), wanted)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dtypes(device, dtype, rule):
+    """No similarity of these inputs is within rounding of a threshold."""
+    unit = torch.nn.functional.normalize
+    Q = unit(torch.randn(4, 8, 64, device=device), dim=-1).to(dtype).requires_grad_()
+    D = unit(torch.randn(6, 20, 64, device=device), dim=-1).to(dtype).requires_grad_()
+    scores = li.xtr_scores(Q, D, 16, rule=rule)
+    assert scores.dtype == torch.float32
+    wide = [x.detach().double().requires_grad_() for x in (Q, D)]
+    reference = xtr_scores_reference(*wide, 16, rule=rule)
+    ref.assert_close(scores, reference, 1e-5)
+    for mine, theirs in zip(gradients(scores, (Q, D)), gradients(reference, wide), strict=True):
+        assert mine.dtype == dtype
+        ref.assert_close(mine, theirs, ref.GRAD_TOLERANCE[dtype] * 2, "gradient")
+
+
+def test_precision(device):
+    Q, D = embeddings(4, 6, 8, 20, 64, device, torch.float32)
+    exact = xtr_scores_reference(Q.double(), D.double(), 100)
+    torch.set_float32_matmul_precision("medium")
+    for precision, limit in (("highest", 1e-5), ("high", 1e-2), ("medium", 5e-2)):
+        ref.assert_close(li.xtr_scores(Q, D, 100, precision=precision), exact, limit)
+        assert torch.get_float32_matmul_precision() == "medium"
+    coarse = li.xtr_scores(Q, D, 100)
+    assert torch.equal(coarse, li.xtr_scores(Q.bfloat16(), D.bfloat16(), 100))
+    with torch.autocast(device, torch.bfloat16):
+        scores = li.xtr_scores(Q, D, 100)
+        assert torch.equal(scores, coarse)
+        assert torch.equal(li.xtr_scores(Q.bfloat16(), D, 100), coarse)
+        fine = li.xtr_scores(Q, D, 100, precision="highest")
+    assert [g.dtype for g in gradients(scores, (Q, D))] == [torch.float32] * 2
+    ref.assert_close(fine, exact, 1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_nan(device, rule):
+    Q, D = embeddings(2, 3, 4, 5, 6, device)
+    with torch.no_grad():
+        Q[0, 1, 2] = D[1, 3, 0] = torch.nan
+    scores = li.xtr_scores(Q, D, 6, rule=rule)
+    torch.testing.assert_close(scores, xtr_scores_reference(Q, D, 6, rule=rule), equal_nan=True)
+    assert scores[:, 1].isnan().all() and not scores[1, [0, 2]].isnan().any()
+    kept = torch.ones(2, 4, dtype=torch.bool, device=device)
+    kept[0, 1] = False
+    d_mask = torch.ones(3, 5, dtype=torch.bool, device=device)
+    d_mask[1, 3] = False
+    assert li.xtr_scores(Q, D, 6, kept, d_mask, rule=rule).isfinite().all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("k", [1, 5, 12, 40])
+def test_gradcheck(device, k, rule):
+    Q, D = embeddings(2, 3, 3, 4, 3, device)
+    weights = torch.rand(2, 3, dtype=F64, device=device) + 0.5
+    d_mask = mask((3, 4), device, "holes")
+
+    def scores(Q, D, weights):
+        return li.xtr_scores(Q, D, k, None, d_mask, rule=rule, q_weights=weights)
+
+    assert torch.autograd.gradcheck(scores, (Q, D, weights.requires_grad_()))
+
+
+def test_double_backward_is_an_error(device):
+    Q, D = embeddings(2, 3, 3, 4, 3, device)
+    (grad,) = torch.autograd.grad(li.xtr_scores(Q, D, 4).sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("needed", ["Q", "D", "neither"])
+def test_gradients_that_nobody_needs(device, needed):
+    Q, D = embeddings(2, 3, 4, 5, 6, device)
+    full = gradients(li.xtr_scores(Q, D, 6), (Q, D))
+    Q, D = Q.detach().requires_grad_(needed == "Q"), D.detach().requires_grad_(needed == "D")
+    scores = li.xtr_scores(Q, D, 6)
+    assert scores.requires_grad == (needed != "neither")
+    if needed != "neither":
+        assert torch.equal(gradients(scores, (Q, D)[needed == "D"])[0], full[needed == "D"])
+
+
+def test_the_same_bits_every_time(device):
+    Q, D = embeddings(8, 16, 32, 40, 32, device, torch.float32)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    runs = []
+    for _ in range(3):
+        scores = li.xtr_scores(Q, D, 64)
+        runs.append((scores, *gradients(scores, (Q, D))))
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+
+
+# ---- memory ----
+
+
+class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    """The bytes of the largest tensor that an operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return result
+
+
+def test_temporaries_do_not_grow_with_the_batch(monkeypatch):
+    """No tensor of a call but its inputs, gradients and results is larger than a panel."""
+    monkeypatch.setattr(driver, "_PANEL_BYTES_OF_A_CPU", 1 << 16)
+    largest = []
+    for n in (8, 32):
+        Q, D = embeddings(n, n, 8, 16, 4, dtype=torch.float32)
+        with Largest() as seen:
+            driver._xtr_winners(Q.detach(), D.detach(), None, None, 20)
+        results = max(4 * n * n, 2 * n * n * 8, 4 * n * 16 * 4)
+        assert seen.bytes <= max(1 << 16, results)
+        largest.append(seen.bytes)
+    assert largest[1] <= max(largest[0], 1 << 16) and 4 * largest[1] < 4 * (32 * 8) * (32 * 16)
+
+
+@pytest.mark.gpu
+def test_gpu_memory_does_not_grow_with_the_grid():
+    """Beside inputs, gradients and winners; the grids take 40 and 640 MiB."""
+    peaks = []
+    for n in (64, 256):
+        Q, D = embeddings(n, n, 32, 80, 64, "cuda", torch.bfloat16)
+        kept = 2 * (Q.nbytes + D.nbytes) + 2 * n * n * 32
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        li.xtr_scores(Q, D, 256).sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before - kept)
+    assert peaks[1] <= 300 << 20
+
+
+# ---- as an operator ----
+
+
+def operator_cases(device):
+    Q, D = embeddings(2, 3, 4, 5, 6, device, torch.float32)
+    d_mask = mask((3, 5), device, "holes")
+    weights = torch.rand(2, 4, device=device)
+    yield Q, D, None, None, 7
+    yield Q, D, mask((2, 4), device, "holes"), d_mask, 7, "pylate", "highest", "lowmem"
+    yield Q.detach(), D, weights.requires_grad_(), d_mask, 100, "paper", "medium"
+
+
+@pytest.mark.parametrize("case", range(3))
+def test_opcheck(device, case):
+    args = list(operator_cases(device))[case]
+    torch.library.opcheck(OPS.xtr_winners.default, args)
+
+
+def test_opcheck_of_the_selection(device):
+    panel = torch.randn(3, 20, device=device)
+    maxima, winners = torch.empty(3, 4, device=device), torch.empty(3, 4, dtype=torch.int32, device=device)
+    torch.library.opcheck(OPS.xtr_select_.default, (panel, None, 5, 6, False, maxima, winners))
+    with pytest.raises(RuntimeError, match="no gradients"):
+        OPS.xtr_select_(panel.requires_grad_(), None, 5, 6, False, maxima, winners)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(device, dynamic):
+    def loss(Q, D, d_mask):
+        return torch.nn.functional.cross_entropy(
+            li.xtr_scores(Q, D, 9, None, d_mask) / 0.1, torch.arange(len(Q), device=Q.device)
+        )
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for n in (3, 4):
+        Q, D = embeddings(n, n, 4, 5, 6, device)
+        d_mask = mask((n, 5), device, "holes")
+        mine, theirs = compiled(Q, D, d_mask), loss(Q, D, d_mask)
+        torch.testing.assert_close(mine, theirs)
+        for a, b in zip(gradients(mine, (Q, D)), gradients(theirs, (Q, D)), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_func_grad(device):
+    Q, D = embeddings(2, 3, 4, 5, 6, device)
+    mine = torch.func.grad(lambda q: li.xtr_scores(q, D, 7).sum())(Q)
+    assert torch.equal(mine, torch.autograd.grad(li.xtr_scores(Q, D, 7).sum(), Q)[0])
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(lambda q: li.xtr_scores(q, D, 7))(Q.unsqueeze(0))
+    with pytest.raises(RuntimeError, match="forward-mode"):
+        torch.func.jvp(lambda q: li.xtr_scores(q, D, 7), (Q,), (Q,))
+
+
+def test_meta_tensors():
+    Q, D = torch.empty(2, 3, 8, device="meta"), torch.empty(70_000, 5, 8, device="meta")
+    assert li.xtr_scores(Q, D, 3).shape == (2, 70_000)
+    winners = OPS.xtr_winners(Q, torch.empty(2, 70_000, 8, device="meta"), None, None, 3)[2]
+    assert winners.dtype == torch.int32 and winners.shape == (2, 2, 3)
+
+
+# ---- bad input ----
+
+GOOD = {"Q": torch.randn(2, 3, 8), "D": torch.randn(4, 5, 8), "k": 3}
+BAD = {
+    "a list": ({"Q": [1.0]}, TypeError, "Q must be a torch.Tensor"),
+    "integers": ({"D": torch.ones(4, 5, 8).int()}, TypeError, "D must be bfloat16"),
+    "another d": ({"D": torch.ones(4, 5, 7)}, ValueError, "share an embedding dim"),
+    "k of 0": ({"k": 0}, ValueError, "k must be at least 1"),
+    "k of True": ({"k": True}, TypeError, "k must be an int"),
+    "a float k": ({"k": 2.0}, TypeError, "k must be an int"),
+    "a rule": ({"rule": "colbert"}, ValueError, "rule must be one of"),
+    "a mask": ({"d_mask": torch.ones(4, 6, dtype=torch.bool)}, ValueError, "d_mask must be"),
+    "a float mask": ({"q_mask": torch.ones(2, 3)}, TypeError, "q_mask must be a dense bool"),
+    "bool weights": ({"q_weights": torch.ones(2, 3).bool()}, TypeError, "q_weights must be floating point"),
+    "weights": ({"q_weights": torch.ones(2, 4)}, ValueError, "q_weights must be"),
+    "listed weights": ({"q_weights": [1.0]}, TypeError, "q_weights must be a torch.Tensor"),
+    "a precision": ({"precision": "tf32"}, ValueError, "precision must be one of"),
+    "a strategy": ({"backward": "fast"}, ValueError, "backward must be one of"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_input(bad):
+    changed, kind, words = BAD[bad]
+    with pytest.raises(kind, match=words):
+        li.xtr_scores(**{**GOOD, **changed})
+
+
+RAW = {
+    "k": ((GOOD["Q"], GOOD["D"], None, None, 0), "k must be at least 1"),
+    "a rule": ((GOOD["Q"], GOOD["D"], None, None, 1, "x" * 99), "rule must be one of"),
+    "dtypes": ((GOOD["Q"], GOOD["D"].double(), None, None, 1), "must share dtype"),
+    "a mask": ((GOOD["Q"], GOOD["D"], None, torch.ones(4, 5), 1), "d_mask must be bool"),
+    "weights": ((GOOD["Q"], GOOD["D"], torch.ones(2, 3).double(), None, 1), "q_weights must be"),
+    "a rank": ((GOOD["Q"], GOOD["D"].unsqueeze(0), None, None, 1), "D must be"),
+}
+
+
+@pytest.mark.parametrize("bad", RAW)
+def test_bad_input_of_the_operator(bad):
+    args, words = RAW[bad]
+    with pytest.raises(RuntimeError, match=words):
+        OPS.xtr_winners(*args)
+
+
+def test_bad_input_of_the_selection(device):
+    panel = torch.randn(3, 20, device=device)
+    maxima, winners = torch.empty(3, 4, device=device), torch.empty(3, 4, dtype=torch.int32, device=device)
+    bad_mask = torch.ones(4, 6, dtype=torch.bool, device=device)
+    for args, words in (
+        ((panel.half(), None, 5, 6, False, maxima, winners), "similarities must be float32"),
+        ((panel.t(), None, 5, 6, False, maxima, winners), "contiguous rows"),
+        ((panel, None, 6, 6, False, maxima, winners), "whole documents"),
+        ((panel, None, 5, 21, False, maxima, winners), "k must be 1 to 20"),
+        ((panel, None, 5, 0, False, maxima, winners), "k must be 1 to 20"),
+        ((panel, None, 5, 6, False, maxima[:2], winners), "maxima must be"),
+        ((panel, None, 5, 6, False, maxima, winners.long()), "winners must be"),
+        ((panel, bad_mask, 5, 6, False, maxima, winners), "d_mask must be"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            OPS.xtr_select_(*args)
