@@ -20,6 +20,7 @@ SLOW = {
     "tests/build/test_headers.py": "compiles the host sources",
     "tests/build/test_libraries.py": "is about the built libraries",
     "tests/build/test_setup_messages.py": "runs setup.py",
+    "tests/build/test_site.py::test_a_browser_shows_the_site": "opens a browser",
     "tests/packaging": "builds a source distribution",
     "tests/test_bench.py": "is about measuring",
     "tests/test_bench_contrastive.py": "is about measuring",

@@ -1,4 +1,4 @@
-"""The Python examples of README and the guide run, page by page, in the order in which a reader would paste them."""
+"""The Python examples of README and docs run, page by page, in the order in which a reader pastes them."""
 
 import re
 import warnings
