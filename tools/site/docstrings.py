@@ -1,6 +1,6 @@
 """The package's docstrings as Markdown, for the API pages of `make site` (an extension of griffe).
 
-They are written for `help()`: with roles of reStructuredText, `::` before code, and Example for a section's name.
+They are written for `help()`: with roles of reStructuredText, `::` before code, and sections named Example.
 A role becomes a link where an API page documents its target, else code.
 """
 
