@@ -29,6 +29,7 @@ SLOW = {
     "tests/test_contrastive_faults.py": "waits for timeouts",
     "tests/test_contrastive_frameworks.py": "starts processes",
     "tests/test_demo.py": "trains and searches with a model",
+    "tests/test_example_programs.py": "trains",
     "tests/test_examples.py": "trains",
     "tests/test_fast_plaid.py": "builds indices in an environment of its own",
     "tests/test_ops.py::test_aot_inductor": "compiles a program",
