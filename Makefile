@@ -9,6 +9,8 @@
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
 #   make docs     the README's tables and plots, from bench/results
+#   make site     the documentation as a web site, in .venv/build/site; a warning of its builder is an error
+#   make browse   opens that site in Chromium (installs it as root on Debian), and writes pictures of its pages
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
 #   make mutants  which changes of the source no test would notice: a night (MODULE=... or CONSTANT=...: minutes)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
@@ -22,6 +24,8 @@ PY := $(VENV)/bin/python
 CMAKE_BUILD := $(VENV)/build/cmake
 ASAN_BUILD := $(VENV)/build/asan
 FAST_PLAID := $(VENV)/env/fast-plaid
+SITE := $(VENV)/site
+SITE_BUILD := $(VENV)/build/site
 TORCH_CMAKE = $$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
 SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') \
 	setup.py pyproject.toml VERSION
@@ -39,7 +43,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 build test quick nightly pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
-.PHONY: demo quick test nightly bench wheel docs build lint ruff clang-format actionlint includes types ctest pytest \
+.PHONY: demo quick test nightly bench wheel docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
   asan fast-plaid format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
@@ -66,6 +70,17 @@ $(FAST_PLAID)/.installed: requirements/fast-plaid.txt | $(PY)
 	$(FAST_PLAID)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
+# What renders docs/ wants other releases of some packages than the demo: an environment of its own.
+$(SITE)/.installed: requirements/site.txt | $(PY)
+	@rm -rf $(SITE)
+	$(PY) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
+$(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
+	$(SITE)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
 # What changes the source for make mutants, beside the environment whose PyTorch the tests use.
 $(VENV)/.mutation-tools: requirements/mutants.txt | $(VENV)/.dev-requirements
 	$(PIP_INSTALL) --quiet --upgrade --target $(VENV)/mutants/site -r $<
@@ -87,7 +102,7 @@ build: | $(VENV)/.build-requirements
 	$(PY) setup.py --quiet build_ext --inplace
 
 # pytest last: its summary says what was skipped and why.
-test: lint types build
+test: lint types site build
 	$(MAKE) --no-print-directory ctest
 	$(MAKE) --no-print-directory pytest
 
@@ -145,6 +160,13 @@ bench: build | $(VENV)/.bench-requirements
 
 docs: | $(VENV)/.bench-requirements
 	$(PY) -m bench report
+
+site: $(SITE)/.installed
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --site-dir $(SITE_BUILD)
+
+browse: site $(SITE)/.browse
+	command -v chromium || command -v google-chrome || apt-get install --yes --no-install-recommends chromium
+	$(SITE)/bin/python tools/site/browse.py $(SITE_BUILD) $(VENV)/build/site-pictures
 
 format: | $(VENV)/.dev-requirements
 	$(PY) -m ruff check --fix .

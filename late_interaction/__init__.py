@@ -14,6 +14,7 @@ from late_interaction import ops, reference
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
 from late_interaction.alignment import Alignment, explain
+from late_interaction.alignment_plaid import explain_residual
 from late_interaction.alignment_plot import plot_alignment
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
@@ -48,6 +49,7 @@ __all__ = [
     "distill_kl_div_loss",
     "explain",
     "explain_plan",
+    "explain_residual",
     "margin_mse_loss",
     "maxsim",
     "maxsim_padded",

@@ -175,7 +175,7 @@ def explain(
         bounds = list(pairwise(offsets))
     if documents is not None:
         Q, q_mask, d_mask = _check_found(Q, D, q_mask, d_mask, bounds)
-        chosen, one_document = _check_documents(documents, Q, bounds, D, one_query), False
+        chosen, one_document = check_documents(documents, Q, bounds, D, one_query), False
     elif paired:
         Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
     else:
@@ -187,11 +187,11 @@ def explain(
         picks = chosen[i] if documents is not None else None
         if bounds is not None:
             spans = bounds if picks is None else [bounds[j] for j in picks.tolist()]
-            found = [_explain_one(*query, D[a:b][None], None)[0] for a, b in spans]
+            found = [explain_one(*query, D[a:b][None], None)[0] for a, b in spans]
         else:
             own: Any = slice(i, i + 1) if paired else i if D.dim() == 4 else slice(None)
             own = own if picks is None else picks
-            found = _explain_one(*query, D[own], None if d_mask is None else d_mask[own])
+            found = explain_one(*query, D[own], None if d_mask is None else d_mask[own])
         result.append(found)
     if paired or one_document:
         flat = [found[0] for found in result]
@@ -199,7 +199,7 @@ def explain(
     return result[0] if one_query else result
 
 
-def _explain_one(
+def explain_one(
     q: Tensor, q_mask: Tensor | None, normalize: bool, precision: str | None, D: Tensor, d_mask: Tensor | None
 ) -> list[Alignment]:
     """One query ``[Lq, d]`` with documents ``[n, Ld, d]``, moved to its device."""
@@ -253,7 +253,7 @@ def _check_found(
     return Q, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
 
 
-def _check_documents(
+def check_documents(
     documents: Any, Q: Tensor, bounds: list[tuple[int, int]] | None, D: Tensor, one_query: bool
 ) -> Tensor:
     """``[Nq, k]``, on the device of D."""

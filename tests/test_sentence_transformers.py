@@ -908,7 +908,7 @@ def test_nothing_is_patched_at_first():
 
 
 def test_the_examples_of_the_guide(st):
-    blocks = [block for block in examples("docs/guide.md") if "sentence_transformers" in block]
+    blocks = [block for block in examples("docs/guide/libraries.md") if "sentence_transformers" in block]
     names = {"torch": torch, "li": li}
     shapes = []
     with side_by_side.Calls() as calls:

@@ -122,7 +122,7 @@ def maxsim_residual_reference(
         tensor([1.3000])
     """
     d_mask = _first(codes, doc_lengths)
-    D = _decompressed(working_dtype(Q), codes, residuals, centroids, bucket_weights, nbits)
+    D = decompressed(working_dtype(Q), codes, residuals, centroids, bucket_weights, nbits)
     return maxsim_reference(Q.to(D.dtype), D, d_mask=d_mask, normalize=normalize)
 
 
@@ -163,7 +163,7 @@ def maxsim_residual_varlen_reference(
         ...     centroids, weights, nbits=2, normalize=False)
         tensor([1.1000, 1.3000])
     """
-    D = _decompressed(working_dtype(Q), codes_flat, residuals_flat, centroids, bucket_weights, nbits)
+    D = decompressed(working_dtype(Q), codes_flat, residuals_flat, centroids, bucket_weights, nbits)
     queries = (Q.unsqueeze(0) if Q.dim() == 2 else Q).to(D.dtype)
     Nq, Lq, _ = queries.shape
     cu_seqlens_q = torch.arange(Nq + 1) * Lq
@@ -173,7 +173,7 @@ def maxsim_residual_varlen_reference(
     return scores.squeeze(0) if Q.dim() == 2 else scores
 
 
-def _decompressed(
+def decompressed(
     dtype: torch.dtype,
     codes: Tensor,
     residuals: Tensor,
@@ -181,6 +181,7 @@ def _decompressed(
     bucket_weights: Tensor,
     nbits: int,
 ) -> Tensor:
+    """The tokens ``[..., d]`` of ``codes [...]`` and ``residuals [..., bytes]``."""
     if residuals.shape[:-1] != codes.shape:
         raise ValueError(
             f"residuals must be {[*codes.shape, 'bytes']} as codes are {list(codes.shape)},"

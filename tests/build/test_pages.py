@@ -10,7 +10,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "csrc/README.md",
-    *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+    *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
 SUFFIXES = r"py|cpp|h|cu|cuh|md|txt|toml|json|yaml|cmake|png"
 CODE = re.compile(r"`([^`\n]+)`")

@@ -1,4 +1,4 @@
-"""The Python examples of README and guide run, in the order in which a reader would paste them."""
+"""The Python examples of README and docs run, page by page, in the order in which a reader pastes them."""
 
 import re
 import warnings
@@ -10,36 +10,48 @@ import torch
 from late_interaction import _maxsim
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"README.md": 5, "docs/guide.md": 13}  # how many examples each has, other libraries' aside
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+# Their examples run in tests/test_pylate.py and tests/test_sentence_transformers.py.
+OTHERS = ("import pylate", "sentence_transformers")
 
 
 def examples(page="README.md"):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES)
+def own_examples(page):
+    return [block for block in examples(page) if not any(name in block for name in OTHERS)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if own_examples(page)])
 def test_examples_run(page, monkeypatch):
     """Without a warning about the norms of their queries, in whichever order they come."""
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN", raising=False)
-    # tests/test_pylate.py and tests/test_sentence_transformers.py run those.
-    blocks = [b for b in examples(page) if "import pylate" not in b and "sentence_transformers" not in b]
-    assert len(blocks) == PAGES[page]
     torch.manual_seed(0)
     names: dict[str, object] = {}
-    for number, block in enumerate(blocks):
+    for number, block in enumerate(own_examples(page)):
         # Each in a file name of its own: torch.compile wants to find a function's source.
         monkeypatch.setattr(_maxsim, "_NORM_CHECKED", False)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "maxsim", UserWarning)
             exec(compile(block, f"{page}:{number}", "exec"), names)
-    assert names["documents"].shape == (16, 10)
     if page == "README.md":
+        assert names["documents"].shape == (16, 10)
         assert names["teacher_scores"].shape == (8, 16)
-    else:
-        assert names["indices"].shape == (4, 10)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "csrc/README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_readme_and_the_guide_have_examples():
+    """Of tests that are made from pages, too few could pass unnoticed."""
+    assert len(own_examples("README.md")) == 5
+    assert sum(len(own_examples(page)) for page in PAGES if page.startswith("docs/guide/")) >= 12
+
+
+@pytest.mark.parametrize("page", [*PAGES, "csrc/README.md", "CONTRIBUTING.md"])
 def test_links_point_at_files(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text()):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_guide_names_each_of_its_pages():
+    listed = set(re.findall(r"\]\((guide/\w+\.md)\)", (ROOT / "docs" / "guide.md").read_text()))
+    assert listed == {f"guide/{path.name}" for path in (ROOT / "docs" / "guide").glob("*.md")}

