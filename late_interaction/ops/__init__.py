@@ -12,7 +12,9 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.plaid`: ``maxsim_residual``, ``maxsim_residual_winners``,
   ``maxsim_residual_backward``, ``plaid_approx_score``, on compressed documents;
 - :mod:`late_interaction.ops.from_hidden`: ``maxsim_from_hidden``, ``maxsim_from_hidden_winners``,
-  ``maxsim_from_hidden_backward``, on hidden states.
+  ``maxsim_from_hidden_backward``, on hidden states;
+- :mod:`late_interaction.ops.softmax`: ``softmax_row_sums``, ``softmax_rows_``, ``softmax_sums_`` and
+  ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``contrastive_loss``.
 
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32's significant bits),
 ``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
@@ -33,8 +35,9 @@ import torch
 from late_interaction.ops import dense, host_copy, pairs, plaid, quantized, varlen
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
+from late_interaction.ops.softmax import dispatch as _softmax
 
-for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, host_copy):
+for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, _softmax, host_copy):
     _module.register()
 
 maxsim = torch.ops.late_interaction.maxsim.default
