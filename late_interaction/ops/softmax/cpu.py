@@ -27,6 +27,8 @@ def rows(
 
 
 def sums(scores: Tensor, inverse_temperature: Tensor, column_sums: Tensor) -> Tensor:
+    if scores.shape[0] == 0:
+        return scores.new_empty(4, 0)
     of_columns, _ = _sums(scores.t(), inverse_temperature)
     both = torch.maximum(column_sums[0], of_columns[0])
     merged = torch.zeros_like(column_sums)
