@@ -193,6 +193,26 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "wgrad_splitk_(Tensor(a!) partials, Tensor grad, Tensor hidden, Tensor active_rows, bool overwrite) -> "
       "()");
 
+  // Cross entropy of scores [rows, columns] times inverse_temperature (0-dim): fp32 with contiguous rows; on
+  // the CPU fp64 too. Not differentiable. Sums are [4, n]: for each row or column the maximum m of its scores
+  // s, the sums of e = exp((s - m) * inverse_temperature) and of e * (s - m), and the sum of s. On the CPU
+  // written in Python (late_interaction/ops/softmax/).
+  m.def("softmax_row_sums(Tensor scores, Tensor inverse_temperature) -> Tensor");
+  // The same; and weights [rows, columns], the derivatives in the scores of
+  // sum_i factor[i] * cross_entropy(row i) / inverse_temperature. Row i has label labels[i], int64, or column
+  // first + i; one that is no column is none. A row of factor 0 has weights of 0. weights may lie in the
+  // memory of scores, each row from the first byte of its row of scores on.
+  m.def(
+      "softmax_rows_(Tensor scores, Tensor inverse_temperature, Tensor? labels, int first, Tensor factor, "
+      "float smoothing, Tensor(a!) weights) -> Tensor");
+  // The sums of rows; those of columns join column_sums, whose maxima start at -1e30 and whose sums at 0.
+  m.def("softmax_sums_(Tensor scores, Tensor inverse_temperature, Tensor(a!) column_sums) -> Tensor");
+  // Weights from terms that are known, [3, n]: the maximum, factor / sum of e, and factor. column_terms: of
+  // the cross entropy of columns as well, whose labels are the rows that have them as their label.
+  m.def(
+      "softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_terms, Tensor? column_terms, "
+      "Tensor? labels, int first, float smoothing, Tensor(a!) weights) -> ()");
+
   // to = source, uint8 [n] of a device and of the host, on the current stream, by way of staging, uint8
   // [slots, bytes] in pinned memory: a ring of slots, used in turn from slot first on. events: int64 [slots],
   // the handles of CUDA events. A slot's event is recorded when its transfer has ended, and waited for before

@@ -2,6 +2,7 @@
 
 ``tokens``        one side of a batch, padded or packed, and its parts
 ``blocks``        how large a block is, and how it is scored and differentiated by the operators
+``products``      matrix products with results in float32
 ``problem``       what one call computes, as the passes below need it
 ``forward``       the forward pass over one shard of documents
 ``backward``      the backward pass over one shard of documents
@@ -18,8 +19,10 @@ The cross entropy:
 
 ``softmax``       running sums of softmax rows and columns, from which loss and weights follow
 ``tail``          the list of pairs whose softmax weight is not negligible
+``reduction``     the loss, its derivatives in rows and columns, and the temperature's gradient
 ``function``      the autograd function: both passes over all shards
 ``whole``         the loss of a batch that is small enough to keep all scores and winners
+``single``        the loss of a batch with one token a side
 
 Losses of each query that follow from sums over its logits:
 

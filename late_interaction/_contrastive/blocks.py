@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._contrastive.products import product
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction._precision import float32_precision
 from late_interaction.ops import _oom
@@ -115,8 +116,8 @@ class Kernels:
     # ---- one token a sequence ----
 
     def _product(self, q: Tokens, d: Tokens) -> Tensor:
-        Q, D = self._rows(q), self._rows(d)
-        scores = _mm(Q, D.t())
+        Q, D = self.rows(q), self.rows(d)
+        scores = product(Q, D.t())
         for mask, dim in ((q.mask, 1), (d.mask, 0)):
             if mask is not None:
                 scores.masked_fill_(~mask.flatten().unsqueeze(dim), 0.0)
@@ -125,18 +126,19 @@ class Kernels:
     def _add_products(
         self, grad: Tensor, q: Tokens, d: Tokens, q_sums: Tensor | None, d_sums: Tensor | None
     ) -> None:
-        Q, D = self._rows(q), self._rows(d)
+        Q, D = self.rows(q), self.rows(d)
         grad, peak = _within_range(grad, Q.dtype)
         for mask, dim in ((q.mask, 1), (d.mask, 0)):
             if mask is not None:
                 grad = grad.masked_fill(~mask.flatten().unsqueeze(dim), 0.0)
         grad = grad.to(Q.dtype)
         if q_sums is not None:
-            _add(q_sums.squeeze(1), _mm(grad, D), peak)
+            _add(q_sums.squeeze(1), product(grad, D), peak)
         if d_sums is not None:
-            _add(d_sums.squeeze(1), _mm(grad.t(), Q), peak)
+            _add(d_sums.squeeze(1), product(grad.t(), Q), peak)
 
-    def _rows(self, x: Tokens) -> Tensor:
+    def rows(self, x: Tokens) -> Tensor:
+        """``[sequences, d]`` of sequences of one token, as they multiply."""
         rows = x.values.squeeze(1)
         if x.mask is not None:  # whatever a masked token holds reaches nothing
             rows = rows.masked_fill(~x.mask, 0.0)
@@ -200,15 +202,6 @@ def _add(sums: Tensor, part: Tensor, peak: Tensor | None) -> None:
         sums.add_(part)
     else:
         sums.addcmul_(part.to(sums.dtype), peak)
-
-
-def _mm(a: Tensor, b: Tensor) -> Tensor:
-    """A product with results in float32 (float64 for float64 inputs)."""
-    if a.dtype.itemsize >= 4:
-        return a @ b
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
 
 
 def _tensor(x: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """The autograd function of the cross entropy: both passes over all shards of documents."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,30 +8,19 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._contrastive import backward, forward
-from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
+from late_interaction._contrastive.problem import Grid, sum_dtype
+from late_interaction._contrastive.reduction import Kept, factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.shards import (
     Call,
     Gradients,
     add_shards,
     once,
-    reduced,
-    row_factor,
     sums_of_queries,
 )
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
 from late_interaction._precision import without_autocast
-
-
-@dataclass
-class _Kept:
-    """What the forward keeps for the backward beside its inputs."""
-
-    rows: RunningSoftmax
-    columns: RunningSoftmax | None
-    lists: list[PairList]
-    counts: Tensor  # of queries, and of documents, that the loss is the mean over
 
 
 class ContrastiveFunction(Function):
@@ -70,7 +59,7 @@ apply: Any = ContrastiveFunction.apply
 
 def _forward(
     Q: Tensor, D: Tensor, H: Tensor | None, temperature: Tensor | float, call: Call
-) -> tuple[Tensor, _Kept]:
+) -> tuple[Tensor, Kept]:
     p, ring = replace(call.problem, temperature=temperature), call.ring
     q, d = call.q.with_values(Q), call.d.with_values(D)
     sums = (sum_dtype(Q), p.needs_moment, p.smoothing > 0)
@@ -91,8 +80,8 @@ def _forward(
             lists.append(found)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)
-    loss, counts = _reduce(p, call, rows, columns)
-    return loss, _Kept(rows, columns, lists, counts)
+    loss, counts = loss_and_counts(p, call, rows, columns)
+    return loss, Kept(rows, columns, lists, counts)
 
 
 def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoftmax:
@@ -108,40 +97,10 @@ def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoft
     return RunningSoftmax.of(taken, [met] * ring.documents[coming])
 
 
-def _reduce(
-    p: Problem, call: Call, rows: RunningSoftmax, columns: RunningSoftmax | None
-) -> tuple[Tensor, Tensor]:
-    """The loss, and how many rows and columns it is the mean over."""
-    found = [(rows.losses(p.smoothing, p.classes), p.labels.index)]
-    if columns is not None and p.column_labels is not None:
-        found.append((columns.losses(p.smoothing, p.column_classes), p.column_labels.index))
-    losses, total, counts = reduced(call, found)
-    share = call.scale / len(losses)
-    if total is None:
-        result = losses[0]
-        if columns is not None:
-            result = result + _by_rows(p, losses[1])
-        return result * share, counts
-    return total * share, counts
-
-
-def _by_rows(p: Problem, values: Tensor) -> Tensor:
-    """Values of columns, at the rows whose labels they are."""
-    index = p.labels.index
-    return values if index is None else values[index.clamp_min(0)].masked_fill(index < 0, 0.0)
-
-
-def _by_columns(p: Problem, values: Tensor) -> Tensor:
-    """Values of rows, at the columns that are their labels."""
-    assert p.column_labels is not None
-    index = p.column_labels.index
-    return values if index is None else values[index.clamp_min(0)].masked_fill(index < 0, 0.0)
-
-
 # ---- what is kept ----
 
 
-def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
+def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
     """All tensors, for autograd to keep, and the function that takes them back."""
     tensors: list[Tensor] = [kept.counts]
 
@@ -157,7 +116,7 @@ def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
     lists = [([put(x) for x in found.tensors(kept.rows.weight)], found.dense) for found in kept.lists]
 
-    def rebuild(saved: list[Tensor]) -> _Kept:
+    def rebuild(saved: list[Tensor]) -> Kept:
         def take(place: int) -> Tensor | None:
             return None if place < 0 else saved[place]
 
@@ -168,7 +127,7 @@ def _flatten(kept: _Kept) -> tuple[list[Tensor], Any]:
             PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense)
             for (i, j, k), dense in lists
         ]
-        return _Kept(sums(rows), sums(columns), found, saved[0])
+        return Kept(sums(rows), sums(columns), found, saved[0])
 
     return tensors, rebuild
 
@@ -180,17 +139,17 @@ def _backward(
     grad: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | float],
     call: Call,
-    kept: _Kept,
+    kept: Kept,
     needs: tuple[bool, bool, bool, bool],
 ) -> Gradients:
     """The gradients of the inputs: Q, D, hard negatives and temperature."""
     Q, D, H, temperature = inputs
     p = replace(call.problem, temperature=temperature)
     q, d = call.q.with_values(Q), call.d.with_values(D)
-    factors = _factors(grad, p, call, kept)
+    amounts = factors(grad, p, call, kept)
     labelled = p.labels.index is not None
-    rows = _weights(kept.rows, factors[0] / temperature, labelled)
-    columns = None if kept.columns is None else _weights(kept.columns, factors[1] / temperature, labelled)
+    rows = _weights(kept.rows, amounts[0] / temperature, labelled)
+    columns = None if kept.columns is None else _weights(kept.columns, amounts[1] / temperature, labelled)
     q_sums = sums_of_queries(call, q, D, needs[0], needs[1])
     grad_h = None
     if H is not None and call.h is not None and p.each and (needs[0] or needs[2]):
@@ -212,36 +171,9 @@ def _backward(
 
     extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
     grad_D = add_shards(call, p, q_sums, d, needs[1], of_shard, extra)
-    grad_T = _temperature_gradient(p, temperature, kept, factors) if needs[3] else None
+    grad_T = temperature_gradient(p, temperature, kept, amounts) if needs[3] else None
     return q_sums.finished() if needs[0] else None, grad_D, grad_h, grad_T
-
-
-def _factors(grad: Tensor, p: Problem, call: Call, kept: _Kept) -> list[Tensor]:
-    """The derivatives of the loss in the cross entropies of rows, and of columns."""
-    sides = [(kept.rows, p.labels)]
-    if kept.columns is not None and p.column_labels is not None:
-        sides.append((kept.columns, p.column_labels))
-    grad, found = grad.to(kept.rows.weight.dtype) * (call.scale / len(sides)), []
-    for i, (sums, labels) in enumerate(sides):
-        each = grad if call.reduction != "mean" else grad / kept.counts[i]
-        if call.reduction == "none" and i == 1:
-            each = _by_columns(p, grad)
-        found.append(row_factor(each, labels.index, sums.weight))
-    return found
 
 
 def _weights(sums: RunningSoftmax, factor: Tensor, some_ignored: bool) -> SoftmaxWeights:
     return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, some_ignored)
-
-
-def _temperature_gradient(
-    p: Problem, temperature: Tensor | float, kept: _Kept, factors: list[Tensor]
-) -> Tensor:
-    assert isinstance(temperature, Tensor)
-    products = [kept.rows.logit_products(p.smoothing, p.classes)]
-    if kept.columns is not None:
-        products.append(kept.columns.logit_products(p.smoothing, p.column_classes))
-    total = torch.zeros_like(products[0][:0].sum())
-    for product, factor in zip(products, factors, strict=True):
-        total = total + torch.where(factor == 0, 0.0, product * factor).sum()
-    return (-total / temperature).to(temperature.dtype)

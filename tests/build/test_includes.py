@@ -44,6 +44,7 @@ ALLOWED = {
     "cuda/from_hidden": BELOW_OPERATORS | {"cuda/forward", "cuda/backward"},
     "cuda/xtr": BELOW_OPERATORS,
     "cuda/host_copy": BELOW_OPERATORS,
+    "cuda/softmax": BELOW_OPERATORS,
 }
 
 # Within an operator's folder, by file name: no file includes one of a higher level.

@@ -1,0 +1,166 @@
+// The CUDA side of the softmax operators: parse, launch. Nothing here waits for the device.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "../../common/arithmetic.h"
+#include "../../common/tensors.h"
+#include "../runtime/op_helpers.h"
+#include "../runtime/stream.h"
+#include "kernels.h"
+
+namespace late_interaction {
+
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+constexpr int64_t kMostRows = int64_t{65535} * kTileRows;  // a grid's second dim has as many tiles
+
+bool is_float(const Tensor& x) { return x.scalar_type() == ScalarType::Float; }
+
+ScoreMatrix parse_scores(const Tensor& scores, const Tensor& inverse_temperature) {
+  STD_TORCH_CHECK(scores.dim() == 2 && is_float(scores) && scores.size(1) > 0 &&
+                      (scores.stride(1) == 1 || scores.size(1) == 1),
+                  "late_interaction: scores must be float32 [rows, columns] of contiguous rows");
+  STD_TORCH_CHECK(scores.size(0) <= kMostRows && scores.size(1) <= kMaxTokens,
+                  "late_interaction: scores must have at most ", kMostRows, " rows and 2^30 columns");
+  STD_TORCH_CHECK(scores.size(0) < 2 || scores.stride(0) >= scores.size(1),
+                  "late_interaction: rows of scores must not overlap");
+  STD_TORCH_CHECK(inverse_temperature.numel() == 1 && is_float(inverse_temperature) &&
+                      same_place(inverse_temperature, scores),
+                  "late_interaction: inverse_temperature must be one float32 on the device of scores");
+  return {.data = static_cast<const float*>(scores.const_data_ptr()),
+          .stride = scores.stride(0),
+          .rows = static_cast<int32_t>(scores.size(0)),
+          .columns = static_cast<int32_t>(scores.size(1)),
+          .inverse_temperature = static_cast<const float*>(inverse_temperature.const_data_ptr()),
+          .vectors = scores.stride(0) % 4 == 0 && is_aligned(scores.const_data_ptr(), 16)};
+}
+
+// A contiguous fp32 [kinds, n] (or [n] where kinds is 0) beside the scores.
+const float* parse_terms(const Tensor& terms, int64_t kinds, int64_t n, const Tensor& scores,
+                         const char* name) {
+  const std::vector<int64_t> shape = kinds == 0 ? std::vector{n} : std::vector{kinds, n};
+  STD_TORCH_CHECK(
+      has_shape(terms, shape) && is_float(terms) && terms.is_contiguous() && same_place(terms, scores),
+      "late_interaction: ", name, " must be a contiguous float32 ",
+      kinds == 0 ? "[" : "[" + std::to_string(kinds) + ", ", n, "] on the device of scores");
+  return static_cast<const float*>(terms.const_data_ptr());
+}
+
+LabelColumns parse_labels(const OptionalTensor& labels, int64_t first, const Tensor& scores) {
+  STD_TORCH_CHECK(!labels || (has_shape(*labels, {scores.size(0)}) && labels->is_contiguous() &&
+                              labels->scalar_type() == ScalarType::Long && same_place(*labels, scores)),
+                  "late_interaction: labels must be a contiguous int64 [rows] on the device of scores");
+  return {labels ? static_cast<const int64_t*>(labels->const_data_ptr()) : nullptr, first};
+}
+
+// The bytes from the first element of a matrix to behind its last one.
+std::pair<uintptr_t, uintptr_t> extent(const Tensor& x) {
+  const auto begin = reinterpret_cast<uintptr_t>(x.const_data_ptr());
+  return {begin, begin + ((x.size(0) - 1) * x.stride(0) + x.size(1)) * x.element_size()};
+}
+
+WeightMatrix parse_weights(const Tensor& weights, const Tensor& scores, LabelColumns labels, double smoothing,
+                           bool& vectors) {
+  const ScalarType type = weights.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::BFloat16 || type == ScalarType::Half || type == ScalarType::Float,
+                  "late_interaction: weights must be bfloat16, float16 or float32");
+  STD_TORCH_CHECK(has_shape(weights, {scores.size(0), scores.size(1)}) && same_place(weights, scores) &&
+                      (weights.stride(1) == 1 || weights.size(1) == 1),
+                  "late_interaction: weights must have the shape and device of scores, and contiguous rows");
+  STD_TORCH_CHECK(weights.size(0) < 2 || weights.stride(0) >= weights.size(1),
+                  "late_interaction: rows of weights must not overlap");
+  const auto [begin, end] = extent(weights);
+  const auto [scores_begin, scores_end] = extent(scores);
+  const bool row_by_row =
+      begin == scores_begin &&
+      (scores.size(0) < 2 ||
+       weights.stride(0) * static_cast<int64_t>(weights.element_size()) == scores.stride(0) * 4);
+  STD_TORCH_CHECK(scores.size(0) == 0 || end <= scores_begin || scores_end <= begin || row_by_row,
+                  "late_interaction: weights that overlap scores must begin each row where scores do");
+  vectors = vectors && weights.stride(0) % 4 == 0 &&
+            is_aligned(weights.const_data_ptr(), 4 * weights.element_size());
+  return {.data = const_cast<void*>(weights.const_data_ptr()),
+          .stride = weights.stride(0),
+          .dtype = parse_dtype(type),
+          .labels = labels,
+          .smoothing = static_cast<float>(smoothing)};
+}
+
+Tensor row_pass(const Tensor& scores, RowPassArgs args) {
+  const int device = scores.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor sums = new_tensor(scores, {kSumKinds, scores.size(0)}, ScalarType::Float);
+  if (scores.size(0) == 0) return sums;
+  args.sums = static_cast<float*>(sums.mutable_data_ptr());
+  check(launch_softmax_rows(args, current_stream(device)), "softmax over rows");
+  return sums;
+}
+
+Tensor softmax_row_sums(Tensor scores, Tensor inverse_temperature) {
+  return row_pass(scores, {.scores = parse_scores(scores, inverse_temperature),
+                           .sums = nullptr,
+                           .factor = nullptr,
+                           .weights = {}});
+}
+
+Tensor softmax_rows_(Tensor scores, Tensor inverse_temperature, OptionalTensor labels, int64_t first,
+                     Tensor factor, double smoothing, Tensor weights) {
+  RowPassArgs args{.scores = parse_scores(scores, inverse_temperature),
+                   .sums = nullptr,
+                   .factor = parse_terms(factor, 0, scores.size(0), scores, "factor"),
+                   .weights = {}};
+  args.weights =
+      parse_weights(weights, scores, parse_labels(labels, first, scores), smoothing, args.scores.vectors);
+  return row_pass(scores, args);
+}
+
+Tensor softmax_sums_(Tensor scores, Tensor inverse_temperature, Tensor column_sums) {
+  const ScoreMatrix in = parse_scores(scores, inverse_temperature);
+  parse_terms(column_sums, kSumKinds, in.columns, scores, "column_sums");
+  const int device = scores.get_device_index();
+  const DeviceGuard guard(device);
+  const Tensor row_sums = new_tensor(scores, {kSumKinds, in.rows}, ScalarType::Float);
+  if (in.rows == 0) return row_sums;
+  const int64_t row_tiles = ceil_div(in.rows, kTileRows), column_tiles = ceil_div(in.columns, kTileColumns);
+  const Tensor row_partials = new_tensor(scores, {column_tiles, in.rows, kSumKinds}, ScalarType::Float);
+  const Tensor column_partials = new_tensor(scores, {row_tiles, in.columns, kSumKinds}, ScalarType::Float);
+  const TileSumsArgs args{.scores = in,
+                          .row_sums = static_cast<float*>(row_sums.mutable_data_ptr()),
+                          .column_sums = static_cast<float*>(column_sums.mutable_data_ptr()),
+                          .row_partials = static_cast<float4*>(row_partials.mutable_data_ptr()),
+                          .column_partials = static_cast<float4*>(column_partials.mutable_data_ptr())};
+  check(launch_softmax_tile_sums(args, current_stream(device)), "softmax over rows and columns");
+  return row_sums;
+}
+
+void softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_terms,
+                      OptionalTensor column_terms, OptionalTensor labels, int64_t first, double smoothing,
+                      Tensor weights) {
+  constexpr int kTermKinds = 3;
+  WeightsArgs args{.scores = parse_scores(scores, inverse_temperature),
+                   .row_terms = parse_terms(row_terms, kTermKinds, scores.size(0), scores, "row_terms"),
+                   .column_terms = nullptr,
+                   .weights = {}};
+  if (column_terms) {
+    args.column_terms = parse_terms(*column_terms, kTermKinds, scores.size(1), scores, "column_terms");
+  }
+  args.weights =
+      parse_weights(weights, scores, parse_labels(labels, first, scores), smoothing, args.scores.vectors);
+  if (scores.size(0) == 0) return;
+  const int device = scores.get_device_index();
+  const DeviceGuard guard(device);
+  check(launch_softmax_weights(args, current_stream(device)), "softmax weights");
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+  m.impl("softmax_row_sums", TORCH_BOX(&late_interaction::softmax_row_sums));
+  m.impl("softmax_rows_", TORCH_BOX(&late_interaction::softmax_rows_));
+  m.impl("softmax_sums_", TORCH_BOX(&late_interaction::softmax_sums_));
+  m.impl("softmax_weights_", TORCH_BOX(&late_interaction::softmax_weights_));
+}

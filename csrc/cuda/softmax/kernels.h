@@ -1,0 +1,73 @@
+// The softmax kernels over a matrix of scores, as the host calls them. Each launch returns its error and
+// waits for nothing. None uses atomics: results have the same bits on every run.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../../common/problem.h"
+
+namespace late_interaction {
+
+struct ScoreMatrix {
+  const float* data;  // [rows, columns]; the elements of a row are contiguous
+  int64_t stride;     // from one row to the next
+  int32_t rows, columns;
+  const float* inverse_temperature;  // one number on the device
+  bool vectors;                      // rows begin at 16 bytes, and so do groups of 4 weights at theirs
+};
+
+// Sums are float32 [4, n]: for each row (or column) the maximum m of its scores s, the sums of
+// e = exp((s - m) * inverse_temperature) and of e * (s - m), and the sum of s.
+inline constexpr int kSumKinds = 4;
+
+// The column of each row's label. One outside the matrix is no label.
+struct LabelColumns {
+  const int64_t* index;  // [rows]; null: row i has column first + i
+  int64_t first;
+};
+
+// Where derivatives of the cross entropy in the scores go. They may lie in the memory of the scores, each row
+// at the first byte of its row of scores.
+struct WeightMatrix {
+  void* data;  // null: no weights are written
+  int64_t stride;
+  Dtype dtype;  // bf16, fp16 or fp32
+  LabelColumns labels;
+  float smoothing;
+};
+
+// Sums of rows, and the weights of factor[row] * cross entropy of the row where they are wanted: one pass
+// over the scores, each row read once as far as shared memory holds it.
+struct RowPassArgs {
+  ScoreMatrix scores;
+  float* sums;          // [4, rows]
+  const float* factor;  // [rows]; a row of factor 0 has weights of 0, whatever its scores are
+  WeightMatrix weights;
+};
+cudaError_t launch_softmax_rows(const RowPassArgs& args, cudaStream_t stream);
+
+// Sums of rows, and those of columns, which running sums take up.
+struct TileSumsArgs {
+  ScoreMatrix scores;
+  float* row_sums;          // [4, rows]
+  float* column_sums;       // [4, columns], read and written
+  float4* row_partials;     // [column_tiles, rows]
+  float4* column_partials;  // [row_tiles, columns]
+};
+inline constexpr int kTileRows = 128, kTileColumns = 256;
+cudaError_t launch_softmax_tile_sums(const TileSumsArgs& args, cudaStream_t stream);
+
+// Weights from sums that are known: of rows, and where column_terms is not null of columns too, whose labels
+// are the rows that have them as their label. Terms are float32 [3, n]: the maximum, factor / sum of e, and
+// factor; a row or column of factor 0 adds nothing.
+struct WeightsArgs {
+  ScoreMatrix scores;
+  const float* row_terms;
+  const float* column_terms;
+  WeightMatrix weights;
+};
+cudaError_t launch_softmax_weights(const WeightsArgs& args, cudaStream_t stream);
+
+}  // namespace late_interaction

@@ -1,0 +1,199 @@
+// A block for each row: its sums, and its weights while the row is still in shared memory.
+//
+//   pass 1   global memory -> registers -> sums of the thread, and shared memory for the first `held` groups
+//   sums     the block's maximum, then its sums relative to it
+//   pass 2   shared memory (or, behind `held`, L2) -> weights
+//
+// Every thread reads back only what it wrote to shared memory itself. Weights of half precision may overwrite
+// the scores: that of column j lies where column j / 2 was, which all threads have read by then.
+#include <algorithm>
+#include <type_traits>
+
+#include "softmax.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int kMostThreads = 512, kLeastThreads = 128;
+constexpr int kAhead = 4;                   // groups that a thread has in flight
+constexpr int kGroupsOfThread = 8;          // at which a row gets more threads
+constexpr int kSharedOfBlock = 220 * 1024;  // of a long row; the row is the block's alone
+constexpr int kSharedOfDevice = 48 * 1024;  // what every device gives without asking
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
+  return x;
+}
+
+// The sums of all threads, in every thread. They are added in the order of warps.
+__device__ SoftmaxSums sum_over_block(SoftmaxSums mine, float scale) {
+  constexpr int kMostWarps = kMostThreads / 32;
+  __shared__ float maxima[kMostWarps];
+  __shared__ float4 partials[kMostWarps];
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const float of_warp = warp_max(mine.maximum);
+  if (threadIdx.x % 32 == 0) maxima[warp] = of_warp;
+  __syncthreads();
+  float maximum = maxima[0];
+#pragma unroll 1
+  for (int w = 1; w < warps; ++w) maximum = fmaxf(maximum, maxima[w]);
+  mine.move_to(maximum, scale);
+  mine.weight = warp_sum(mine.weight);
+  mine.moment = warp_sum(mine.moment);
+  mine.total = warp_sum(mine.total);
+  if (threadIdx.x % 32 == 0) partials[warp] = mine.packed();
+  __syncthreads();
+  SoftmaxSums all = SoftmaxSums::of(partials[0]);
+#pragma unroll 1
+  for (int w = 1; w < warps; ++w) {
+    const SoftmaxSums other = SoftmaxSums::of(partials[w]);
+    all.weight += other.weight;
+    all.moment += other.moment;
+    all.total += other.total;
+  }
+  return all;
+}
+
+template <int kVec>
+__device__ __forceinline__ void add_group(SoftmaxSums& sums, const ScoreGroup<kVec>& group, float scale) {
+  float maximum = sums.maximum;
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) maximum = fmaxf(maximum, group.x[e]);
+  sums.move_to(maximum, scale);
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) sums.add(group.x[e], scale);
+}
+
+// What turns a row's scores into weights.
+struct RowWeights {
+  float maximum, factor, weight_scale, shift, of_label, scale;
+  int label;
+
+  __device__ __forceinline__ RowWeights(const SoftmaxSums& sums, float factor, float smoothing, int columns,
+                                        int label, float scale)
+      : maximum(sums.maximum),
+        factor(factor),
+        weight_scale(factor / sums.weight),
+        shift(factor * (smoothing / static_cast<float>(columns))),
+        of_label(factor * (1.0f - smoothing)),
+        scale(scale),
+        label(label) {}
+
+  __device__ __forceinline__ float operator()(float score, int column) const {
+    float weight = fmaf(exp_relative(score - maximum, scale), weight_scale, -shift);
+    if (column == label) weight -= of_label;
+    return factor == 0.0f ? 0.0f : weight;
+  }
+};
+
+template <class Out, int kVec>
+__device__ __forceinline__ void write_group(const RowWeights& of, const ScoreGroup<kVec>& group, int at,
+                                            Out* out) {
+  float weights[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) weights[e] = of(group.x[e], at * kVec + e);
+  store_weights<Out, kVec>(out, at, weights);
+}
+
+// Out is void where sums are all that is wanted.
+template <class Out, int kVec>
+__global__ void __launch_bounds__(kMostThreads, 3)
+    softmax_rows(const __grid_constant__ RowPassArgs args, int held) {
+  constexpr bool kWrites = !std::is_void_v<Out>;
+  extern __shared__ float4 shared[];
+  const ScoreMatrix& in = args.scores;
+  const int row = blockIdx.x, thread = threadIdx.x, threads = blockDim.x;
+  const float* scores = in.data + row * in.stride;
+  const auto* groups = reinterpret_cast<const ScoreGroup<kVec>*>(scores);
+  auto* kept = reinterpret_cast<ScoreGroup<kVec>*>(shared);
+  const int count = in.columns / kVec, behind = count * kVec + thread;  // a column behind the last group
+  const float scale = *in.inverse_temperature * kLog2e;
+
+  SoftmaxSums mine;
+  for (int first = thread; first < count; first += kAhead * threads) {
+    ScoreGroup<kVec> ahead[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int at = first + i * threads;
+      if (at < count) ahead[i] = groups[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int at = first + i * threads;
+      if (at >= count) break;
+      if (kWrites && at < held) kept[at] = ahead[i];
+      add_group(mine, ahead[i], scale);
+    }
+  }
+  const ScoreGroup<1> last{behind < in.columns ? scores[behind] : 0.0f};
+  if (behind < in.columns) add_group(mine, last, scale);
+  const SoftmaxSums all = sum_over_block(mine, scale);
+  if (thread == 0) all.store(args.sums, in.rows, row);
+
+  if constexpr (kWrites) {
+    const WeightMatrix& to = args.weights;
+    const RowWeights of(all, args.factor[row], to.smoothing, in.columns,
+                        label_column(to.labels, row, in.columns), scale);
+    Out* out = static_cast<Out*>(to.data) + row * to.stride;
+    const int end = min(held, count);
+#pragma unroll 4
+    for (int at = thread; at < end; at += threads) write_group<Out, kVec>(of, kept[at], at, out);
+    for (int first = end; first < count; first += threads) {
+      const int at = first + thread;
+      ScoreGroup<kVec> group{};
+      if (at < count) group = groups[at];
+      __syncthreads();  // all have read up to here, and weights are written below here
+      if (at < count) write_group<Out, kVec>(of, group, at, out);
+    }
+    if (behind < in.columns) out[behind] = narrow<Out>(of(last.x[0], behind));
+  }
+}
+
+template <class Out, int kVec>
+cudaError_t launch_rows(const RowPassArgs& args, cudaStream_t stream) {
+  const auto kernel = softmax_rows<Out, kVec>;
+  const int count = args.scores.columns / kVec;
+  int threads = kLeastThreads;
+  while (threads < kMostThreads && threads * kGroupsOfThread < count) threads *= 2;
+  int held = 0;
+  if constexpr (!std::is_void_v<Out>) {
+    constexpr int kGroupBytes = sizeof(ScoreGroup<kVec>);
+    int device = 0, most = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+    const cudaError_t error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error != cudaSuccess) return error;
+    held = std::min(count, std::min(kSharedOfBlock, most - 4096) / kGroupBytes);
+    if (held * kGroupBytes > kSharedOfDevice) {
+      const cudaError_t refused =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, held * kGroupBytes);
+      if (refused != cudaSuccess) return refused;
+    }
+  }
+  kernel<<<args.scores.rows, threads, held * sizeof(ScoreGroup<kVec>), stream>>>(args, held);
+  return cudaGetLastError();
+}
+
+template <int kVec>
+cudaError_t launch_rows(const RowPassArgs& args, cudaStream_t stream) {
+  if (args.weights.data == nullptr) return launch_rows<void, kVec>(args, stream);
+  switch (args.weights.dtype) {
+    case Dtype::bf16:
+      return launch_rows<__nv_bfloat16, kVec>(args, stream);
+    case Dtype::fp16:
+      return launch_rows<__half, kVec>(args, stream);
+    case Dtype::fp32:
+      return launch_rows<float, kVec>(args, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_softmax_rows(const RowPassArgs& args, cudaStream_t stream) {
+  return args.scores.vectors ? launch_rows<4>(args, stream) : launch_rows<1>(args, stream);
+}
+
+}  // namespace late_interaction

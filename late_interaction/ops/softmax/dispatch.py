@@ -1,0 +1,28 @@
+"""Registers the softmax operators: shapes, the CPU's kernels, and no gradients."""
+
+from typing import Any
+
+from torch import Tensor
+
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import register_helper
+from late_interaction.ops.softmax import cpu
+
+
+def _fake_sums(scores: Tensor, *_: Any) -> Tensor:
+    return scores.new_empty((4, scores.shape[0]))
+
+
+def _fake_nothing(*_: Any) -> None:
+    """The fake kernel of an operator that writes into an argument and returns nothing."""
+
+
+def register() -> None:
+    for op, kernel, fake in (
+        (operators.softmax_row_sums.default, cpu.row_sums, _fake_sums),
+        (operators.softmax_rows_.default, cpu.rows, _fake_sums),
+        (operators.softmax_sums_.default, cpu.sums, _fake_sums),
+        (operators.softmax_weights_.default, cpu.weights, _fake_nothing),
+    ):
+        register_helper(op, fake)
+        library.impl(op, kernel, "CPU")

@@ -1,0 +1,315 @@
+"""contrastive_loss of one token a side against its definition in float64: panels of scores, the two ways to
+the gradients, and which calls go there."""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import late_interaction as li
+from late_interaction._contrastive import single
+from tests.contrast import assert_close, batch, gradients, reference, small_blocks
+
+T = 0.3
+# Exact on the CPU; a GPU's float64 goes by blocks, so float32 is what its operators are tried with.
+EXACT = {"cpu": (torch.float64, 1e-9), "cuda": (torch.float32, 3e-5)}
+
+
+def drawn(device, Nq=13, Nd=13, d=8, dtype=None, planted=1.0):
+    """Queries, documents and a temperature, as leaves."""
+    dtype = dtype or EXACT[device][0]
+    Q, D = batch(Nq, Nd, 1, 1, d, dtype, device, planted)
+    sums = torch.float64 if dtype is torch.float64 else torch.float32
+    return Q, D, torch.tensor(T, dtype=sums, device=device, requires_grad=True)
+
+
+def both(device, leaves, side=3, kept=0, labels=None, symmetric=False, smoothing=0.0, reduction="mean"):
+    Q, D, temperature = leaves
+    options = {"labels": labels, "symmetric": symmetric, "reduction": reduction}
+    with small_blocks(side, kept=kept), mock.patch.object(single, "loss", wraps=single.loss) as taken:
+        ours = li.contrastive_loss(Q, D, temperature=temperature, label_smoothing=smoothing, **options)
+        ours = gradients(ours, leaves)
+    assert taken.call_count == 1
+    wanted = reference(Q, D, temperature, smoothing=smoothing, **options)
+    return ours, gradients(wanted, leaves)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+@pytest.mark.parametrize("side", [3, 100])
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_equals_cross_entropy(device, symmetric, reduction, smoothing, labelled, side, kept):
+    labels = None
+    if labelled:
+        labels = torch.randperm(13, device=device)
+        labels[[2, 7]] = -100
+    options = {"labels": labels, "symmetric": symmetric, "smoothing": smoothing, "reduction": reduction}
+    ours, wanted = both(device, drawn(device), side, kept, **options)
+    assert_close(ours, wanted, EXACT[device][1])
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 9), (40, 6), (7, 300), (130, 257)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_sizes(device, reduction, sizes):
+    labels = torch.arange(sizes[0], device=device) % sizes[1]  # which queries may share
+    ours, wanted = both(device, drawn(device, *sizes), 32, labels=labels, reduction=reduction)
+    assert_close(ours, wanted, EXACT[device][1])
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(device, dtype, symmetric):
+    leaves = drawn(device, 70, 70, 64, dtype)
+    ours, wanted = both(device, leaves, 32, symmetric=symmetric)
+    assert ours[0].dtype is torch.float32 and [x.dtype for x in ours[1]] == [dtype, dtype, torch.float32]
+    tolerance = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}[dtype]
+    assert_close(ours, wanted, tolerance)
+    assert_close((ours[0], ours[1][2:]), (wanted[0], wanted[1][2:]), 2e-5)  # which nothing rounds
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_gradient_that_is_no_power_of_two(device, symmetric):
+    """It is no factor that bfloat16 rounds: nothing is off by a common factor."""
+    Q, D, temperature = drawn(device, 64, 64, 64, torch.bfloat16)
+
+    def of(scale):
+        loss = li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric)
+        return torch.autograd.grad(scale * loss, (Q, D))
+
+    scale = 1.5 + 2**-8  # halfway between two numbers of bfloat16, 0.0026 of it apart from either
+    for one, other in zip(of(1.0), of(256 * scale), strict=True):
+        ratio = (other.double() * one.double()).sum() / one.double().square().sum() / 256
+        assert abs(ratio - scale) < 1e-3
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("scale", [1e-6, 1e4])
+def test_float16_keeps_small_weights(device, scale, symmetric):
+    Q, D, temperature = drawn(device, 64, 64, 16, torch.float16, planted=0.0)
+    loss = li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric, reduction="sum")
+    ours = torch.autograd.grad(scale * loss, (Q, D))
+    wanted = reference(Q, D, temperature, symmetric=symmetric, reduction="sum")
+    for got, want in zip(ours, torch.autograd.grad(wanted, (Q, D)), strict=True):
+        # What float16 cannot hold in the result itself is lost: its least step is 6e-8.
+        torch.testing.assert_close(got.double() / scale, want.double(), rtol=0.01, atol=0.01 + 3e-8 / scale)
+
+
+def test_precision_where_losses_are_small(device):
+    """Logits of hundreds: one log-sum-exp in float32 would be off by more than the loss of some rows."""
+    Q, D, _ = drawn(device, 20, 20, 64, torch.float32, planted=3.0)
+    with torch.no_grad():
+        Q[..., 0] = D[..., 0] = 10.0
+    loss = li.contrastive_loss(Q, D, temperature=T, reduction="none")
+    wanted = reference(Q, D, T, reduction="none")
+    assert 0 < wanted.min() < 1e-3 < wanted.max()
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_gradcheck():
+    Q, D, temperature = drawn("cpu", 5, 6, 4)
+    labels = torch.tensor([1, 1, -100, 0, 5])
+    with small_blocks(2):
+        for reduction in ("mean", "none"):
+            assert torch.autograd.gradcheck(
+                lambda *x, reduction=reduction: li.contrastive_loss(
+                    x[0], x[1], temperature=x[2], labels=labels, label_smoothing=0.1, reduction=reduction
+                ),
+                (Q, D, temperature),
+            )
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_one_gradient_at_a_time(device, wanted, symmetric):
+    leaves = drawn(device)
+    for i, leaf in enumerate(leaves):
+        leaf.requires_grad_(i == wanted)
+    ours, expected = (
+        gradients(loss, [leaves[wanted]])
+        for loss in (
+            li.contrastive_loss(*leaves[:2], temperature=leaves[2], symmetric=symmetric),
+            reference(*leaves, symmetric=symmetric),
+        )
+    )
+    assert_close(ours, expected, EXACT[device][1])
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_without_gradients(device, symmetric):
+    Q, D, _ = drawn(device)
+    with torch.no_grad(), small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T, symmetric=symmetric)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss.double(), reference(Q, D, T, symmetric=symmetric).detach().double())
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_again(device, symmetric, kept):
+    """The same bits from another call, from a retained graph, and from a checkpoint."""
+    Q, D, temperature = drawn(device, 30, 30, 16, torch.bfloat16)
+
+    def loss(Q, D):
+        return li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric)
+
+    leaves = (Q, D, temperature)
+    with small_blocks(7, kept=kept):
+        once = loss(Q, D)
+        runs = [torch.autograd.grad(once, leaves, retain_graph=True) for _ in range(2)]
+        runs.append(torch.autograd.grad(loss(Q, D), leaves))
+        runs.append(torch.autograd.grad(checkpoint(loss, Q, D, use_reentrant=False), leaves))
+    for run in runs[1:]:
+        assert all(map(torch.equal, runs[0], run))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_double_backward_says_so(device, symmetric):
+    Q, D, temperature = drawn(device)
+    loss = li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric)
+    (grad,) = torch.autograd.grad(loss, Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward of contrastive_loss is not supported"):
+        grad.sum().backward()
+
+
+def test_nan_stays_in_its_row(device):
+    Q, D, _ = drawn(device)
+    with torch.no_grad():
+        Q[4] = torch.nan
+    loss = li.contrastive_loss(Q, D, temperature=T, reduction="none")
+    wanted = reference(Q, D, T, reduction="none")
+    assert loss.isnan().tolist() == wanted.isnan().tolist() == [i == 4 for i in range(13)]
+    labels = torch.arange(13, device=device)
+    labels[4] = -100
+    assert li.contrastive_loss(Q, D, temperature=T, labels=labels).isfinite()
+
+
+def test_inputs_that_are_not_contiguous(device):
+    Q, D, temperature = drawn(device)
+    strided = [x.detach().squeeze(1).t().contiguous().t().unsqueeze(1).requires_grad_() for x in (Q, D)]
+    ours, wanted = both(device, (*strided, temperature))
+    assert_close(ours, wanted, EXACT[device][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(device, dtype):
+    """float32 inputs multiply in the autocast dtype, and their gradients come in float32."""
+    leaves = drawn(device, 40, 40, 32, torch.float32)
+    with torch.autocast(device, dtype=dtype):
+        ours, wanted = both(device, leaves, 16)
+    assert [x.dtype for x in ours[1]] == [torch.float32] * 3
+    assert_close(ours, wanted, 2e-2)
+
+
+# ---- what is computed, and kept ----
+
+
+@pytest.mark.parametrize(
+    "options, kept, passes",
+    [
+        ({}, 0, 1),  # the forward has the gradients
+        ({"symmetric": True}, 0, 2),
+        ({"reduction": "none"}, 0, 2),
+        ({"symmetric": True}, 4 * 13 * 13 * 2, 1),  # in float64, or twice what float32 takes
+        ({"reduction": "none"}, 4 * 13 * 13 - 1, 2),
+    ],
+)
+def test_how_often_scores_are_computed(device, options, kept, passes):
+    leaves = drawn(device)
+    score = single._Batch.score
+    with (
+        small_blocks(),
+        mock.patch.object(single._Batch, "score", autospec=True, side_effect=score) as scored,
+    ):
+        loss = li.contrastive_loss(*leaves[:2], temperature=leaves[2], kept_bytes=kept, **options)
+        gradients(loss, leaves)
+    assert scored.call_count == 5 * passes  # panels of 3 of the 13 queries
+
+
+def test_memory_is_that_of_a_panel(device):
+    """No tensor of all pairs, forward or backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            out = op(*args, **(kwargs or {}))
+            tensors = (x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
+            largest.extend(x.untyped_storage().nbytes() for x in tensors)
+            return out
+
+    for symmetric in (False, True):
+        Q, D, temperature = drawn(device, 512, 512, 4, torch.float32)
+        with small_blocks(32), Watch():
+            li.contrastive_loss(Q, D, temperature=temperature, symmetric=symmetric).backward()
+    assert max(largest) == 32 * 512 * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"symmetric": True, "label_smoothing": 0.1}, {"reduction": "none"}])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_the_host_waits_for_nothing(options, labelled):
+    Q, D, temperature = drawn("cuda", 64, 64, 32, torch.bfloat16)
+    labels = torch.randperm(64, device="cuda") if labelled else None
+
+    def step():
+        loss = li.contrastive_loss(Q, D, temperature=temperature, labels=labels, **options)
+        torch.autograd.grad(loss.sum(), (Q, D, temperature))
+
+    with small_blocks(16):
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu():
+    """Beside inputs and gradients: a panel, and the documents' gradient in float32, held beside the result as
+    the queries' is."""
+    Q, D, _ = drawn("cuda", 16384, 16384, 128, torch.bfloat16)
+    li.contrastive_loss(Q[:64], D[:64], temperature=T).backward()  # the workspace of cuBLAS
+    Q.grad = D.grad = None
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    loss = li.contrastive_loss(Q, D, temperature=T)
+    torch.autograd.grad(loss, (Q, D))
+    beside = torch.cuda.max_memory_allocated() - before
+    assert beside <= (136 << 20) + 4 * D.numel() + 4 * 2 * Q.numel()
+
+
+# ---- which calls ----
+
+
+def elsewhere(device):
+    Q, D, _ = drawn(device)
+    yield "a mask", (Q, D), {"q_mask": torch.ones(13, 1, dtype=torch.bool, device=device)}
+    yield "hard negatives", (Q, D), {"hard_negatives": D.detach().unsqueeze(1)}
+    yield "tail", (Q, D), {"tail": 2**-10}
+    yield "longer documents", (Q, torch.cat((D, D), 1)), {}
+    cu = torch.arange(14, dtype=torch.int32, device=device)
+    yield "packed", (Q.squeeze(1), D.squeeze(1)), {"cu_seqlens_q": cu, "cu_seqlens_d": cu}
+    yield "no queries", (Q[:0], D), {"labels": torch.empty(0, dtype=torch.long, device=device)}
+    if device == "cuda":
+        yield "float64", (Q.double(), D.double()), {}
+
+
+def test_calls_that_go_by_blocks(device):
+    for name, tokens, options in elsewhere(device):
+        with mock.patch.object(single, "loss") as taken:
+            li.contrastive_loss(*tokens, temperature=T, **options)
+        assert not taken.called, name
+
+
+def test_normalize(device):
+    Q, D, temperature = drawn(device)
+    with mock.patch.object(single, "loss", wraps=single.loss) as taken:
+        loss = li.contrastive_loss(Q, D, temperature=temperature, normalize=True)
+    assert taken.called
+    wanted = gradients(reference(Q, D, temperature, normalize=True), (Q, D, temperature))
+    assert_close(gradients(loss, (Q, D, temperature)), wanted, EXACT[device][1])
