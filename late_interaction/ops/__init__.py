@@ -13,13 +13,10 @@ Each module of this folder documents its operators, and tells PyTorch their shap
   ``maxsim_residual_backward``, ``plaid_approx_score``, on compressed documents;
 - :mod:`late_interaction.ops.from_hidden`: ``maxsim_from_hidden``, ``maxsim_from_hidden_winners``,
   ``maxsim_from_hidden_backward``, on hidden states;
-<<<<<<< HEAD
 - :mod:`late_interaction.ops.xtr`: ``xtr_winners``, ``xtr_select_``, where only the largest similarities of a
-  batch count.
-=======
+  batch count;
 - :mod:`late_interaction.ops.softmax`: ``softmax_row_sums``, ``softmax_rows_``, ``softmax_sums_`` and
   ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``contrastive_loss``.
->>>>>>> h-onetoken
 
 ``precision`` is how float32 inputs multiply: ``"highest"``, ``"high"`` (TF32's significant bits),
 ``"medium"`` (bfloat16) or ``"fp16"``; the last two in TF32 where that is faster. Under autocast, float32
@@ -42,11 +39,7 @@ from late_interaction.ops._library import cuda_missing
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 from late_interaction.ops.softmax import dispatch as _softmax
 
-<<<<<<< HEAD
-for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, host_copy, xtr):
-=======
-for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, _softmax, host_copy):
->>>>>>> h-onetoken
+for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, _softmax, host_copy, xtr):
     _module.register()
 
 maxsim = torch.ops.late_interaction.maxsim.default
