@@ -145,6 +145,13 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
       "xtr_select_(Tensor similarities, Tensor? d_mask, int Ld, int k, bool zero_unless_all, "
       "Tensor(a!) maxima, Tensor(b!) winners) -> ()");
 
+  // The same of similarities of Q [rows, d] with D [documents * Ld, d], all of one half precision, to which
+  // the similarities were rounded: those that could be selected are computed again in fp32. documents * Ld is
+  // even, d a multiple of 8, Q and D are at multiples of 16 bytes. CUDA alone.
+  m.def(
+      "xtr_select_rounded_(Tensor similarities, Tensor Q, Tensor D, Tensor? d_mask, int Ld, int k, "
+      "bool zero_unless_all, Tensor(a!) maxima, Tensor(b!) winners) -> ()");
+
   // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a
   // time, with H [Nd, Ld, d_model], W [d, d_model] and b [d]. Q is [Nq, Lq, d] as it is: normalize is for D
   // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden/).

@@ -318,6 +318,19 @@ def run_xtr(name, documents, Ld, k):
                     raise SystemExit(f"{name}: a winner is no token")
 
 
+def run_xtr_rounded(name, documents, Ld, k):
+    d_mask = torch.rand(documents, Ld, device="cuda") < 0.7
+    for dtype, factor in ((BF16, 1), (torch.float16, 1), (BF16, 0)):  # many candidates where all are equal
+        Q, D = (factor * torch.randn(n, 40, device="cuda").to(dtype) for n in (5, documents * Ld))
+        maxima = torch.empty(5, documents, device="cuda")
+        winners = torch.empty(5, documents, device="cuda", dtype=torch.int32)
+        for mask, zero_unless_all in ((None, False), (d_mask, False), (d_mask, True)):
+            select = torch.ops.late_interaction.xtr_select_rounded_
+            select(Q @ D.t(), Q, D, mask, Ld, k, zero_unless_all, maxima, winners)
+            if not bool((winners < Ld).all()):
+                raise SystemExit(f"{name}: a winner is no token")
+
+
 # Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
 LARGE = {
     "large batch, tiles of query rows, queries in parts": (1000, 64, 32, 20, 128),
@@ -352,6 +365,8 @@ if __name__ == "__main__":
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
+        (run_xtr_rounded, "XTR, rounded", (64, 70, 256)),
+        (run_xtr_rounded, "XTR, rounded, the row", (90, 100, 5000)),
         (run_hot_tokens, "backward, hot tokens", ()),
         (run_in_parts, "backward in parts", (120, 8)),
         (run_in_parts, "backward in parts of the queries", (64, 120, 8)),

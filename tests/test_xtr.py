@@ -8,7 +8,7 @@ import torch
 import late_interaction as li
 from late_interaction.ops import xtr as driver
 from late_interaction.reference import xtr_scores_reference
-from tests import ref
+from tests import ref, side_by_side
 from tests.cases import mask, tokens
 
 OPS = torch.ops.late_interaction
@@ -194,6 +194,91 @@ def test_selection_of_long_rows(device, k):
         OPS.xtr_select_(panel, d_mask, 200, k, zero_unless_all, maxima, winners)
         wanted = selection(panel, d_mask, 200, k, zero_unless_all)
         assert torch.equal(maxima, wanted[0]) and torch.equal(winners, wanted[1])
+
+
+def rounded_case(kind, documents, Ld, d, dtype):
+    """(Q, D, their similarities) whose products are exact in float32, and of more bits than dtype has."""
+    steps = 2 if kind == "coarse" else 16
+
+    def rows(n):
+        return (torch.randint(-steps, steps + 1, (n, d), device="cuda") / steps).to(dtype)
+
+    Q, D = rows(5), rows(documents * Ld)
+    if kind == "special":
+        D[torch.rand(len(D)) < 0.02, 0] = torch.nan
+        D[torch.rand(len(D)) < 0.02, 3] = torch.inf
+    if kind == "equal":
+        D[:] = D[0]
+    return Q, D, (Q.double() @ D.double().t()).float()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zero_unless_all", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["fine", "coarse", "special", "equal"])
+@pytest.mark.parametrize(("documents", "Ld"), [(7, 6), (1, 2), (40, 1), (33, 62), (256, 38), (6, 1030)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_selection_of_rounded_similarities(dtype, documents, Ld, kind, masked, zero_unless_all):
+    for d in (8, 24, 128):
+        Q, D, exact = rounded_case(kind, documents, Ld, d, dtype)
+        d_mask = mask((documents, Ld), "cuda", "dead") if masked else None
+        for k in sorted({1, 2, 40, 256, 1024, len(D) - 1, len(D)} & {*range(1, len(D) + 1)}):
+            maxima = torch.full((5, documents), 7.0, device="cuda")
+            winners = torch.full((5, documents), 7, dtype=torch.int32, device="cuda")
+            options = (d_mask, Ld, k, zero_unless_all, maxima, winners)
+            OPS.xtr_select_rounded_(exact.to(dtype), Q, D, *options)
+            wanted = selection(exact, d_mask, Ld, k, zero_unless_all)
+            torch.testing.assert_close(maxima, wanted[0], rtol=0, atol=0, equal_nan=True, msg=f"k = {k}")
+            assert torch.equal(winners, wanted[1]), f"k = {k}"
+
+
+@pytest.mark.gpu
+def test_a_gpu_rounds_what_it_then_multiplies_again(monkeypatch):
+    """Both ways select the same and have the same maxima; dims that are no multiple of 8, odd numbers of
+    tokens, many selected cells and addresses that lie anywhere go by one of them."""
+    Q, D = embeddings(9, 12, 8, 50, 64, "cuda", torch.bfloat16)
+    d_mask = mask((13, 50), "cuda", "dead")[1:]
+    found = []
+    for most in (1024, 0):
+        monkeypatch.setattr(driver, "_ROUNDED_K", most)
+        with side_by_side.Calls() as calls:
+            driver._xtr_winners(Q.detach(), D.detach(), None, d_mask, 60)
+        assert [*calls.of] == ["xtr_select_rounded_" if most else "xtr_select_"]
+        found.append(OPS.xtr_winners(Q, D, None, d_mask, 60))
+    assert torch.equal(found[0][2], found[1][2])
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr(driver, "_ROUNDED_K", 1024)
+    for shape, k in (((3, 3, 4, 5, 8), 9), ((3, 4, 4, 5, 12), 9), ((3, 4, 40, 600, 8), 1025)):
+        q, d = (x.detach() for x in embeddings(*shape, "cuda", torch.bfloat16))
+        with side_by_side.Calls() as calls:
+            driver._xtr_winners(q, d, None, None, k)
+        assert {*calls.of} == {"xtr_select_"}
+    q, d = (
+        tokens((3, 4, 16), torch.bfloat16, "cuda", "offset"),
+        tokens((6, 5, 16), torch.bfloat16, "cuda", "offset"),
+    )
+    flags = torch.ones(31, dtype=torch.bool, device="cuda")[1:].view(6, 5)
+    wanted = li.xtr_scores(q.float(), d.float(), 11)
+    torch.testing.assert_close(li.xtr_scores(q, d, 11, None, flags), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_bad_input_of_the_rounded_selection():
+    Q, D, exact = rounded_case("fine", 4, 6, 16, torch.bfloat16)
+    out = torch.empty(5, 4, device="cuda"), torch.empty(5, 4, dtype=torch.int32, device="cuda")
+    good = (exact.bfloat16(), Q, D, None, 6, 3, False, *out)
+    torch.library.opcheck(OPS.xtr_select_rounded_.default, good)
+    for at, bad, words in (
+        (0, exact, "must be bfloat16 or float16"),
+        (0, exact.bfloat16()[:, :18], "maxima must be"),
+        (1, Q.half(), "Q must be a contiguous"),
+        (1, Q[:, :12], "d a multiple of 8"),
+        (2, D[1:], "D must be a contiguous"),
+        (3, torch.ones(4, 5, dtype=torch.bool, device="cuda"), "d_mask must be"),
+        (5, 25, "k must be 1 to 24"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            OPS.xtr_select_rounded_(*good[:at], bad, *good[at + 1 :])
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -10,7 +10,7 @@ namespace late_interaction {
 // A row holds the similarities of one query token with the tokens of all documents, document after document.
 // Its k largest cells are selected; of equal cells at the threshold those of lower index.
 struct XtrSelection {
-  Dtype dtype = Dtype::fp32;  // or fp64
+  Dtype dtype = Dtype::fp32;  // or fp64; bf16 and fp16: similarities that were rounded
   int64_t rows = 0;
   int64_t documents = 0;
   int64_t Ld = 0;
@@ -22,6 +22,11 @@ struct XtrSelection {
                                        // lowest finite number, and never a maximum
   void* maxima = nullptr;              // [rows, documents], of the similarities' dtype; 0 where missing
   int32_t* winners = nullptr;          // [rows, documents]; the sentinel where missing
+  // Of similarities that were rounded, which are even in number; with them they are computed again.
+  const void* queries = nullptr;          // [rows, d]
+  const void* document_tokens = nullptr;  // [documents * Ld, d]
+  int64_t d = 0;                          // a multiple of 8; rows begin at multiples of 16 bytes
+
   int64_t tokens() const { return documents * Ld; }
 };
 

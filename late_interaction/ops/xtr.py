@@ -10,14 +10,18 @@
 ``xtr_select_(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners)``
     A step of it, on the similarities ``[rows, Nd * Ld]`` of some query tokens: writes each document's largest
     selected similarity and its token into ``maxima`` and ``winners``, ``[rows, Nd]``.
+``xtr_select_rounded_(similarities, Q, D, d_mask, Ld, k, zero_unless_all, maxima, winners)``
+    The same of the similarities of ``Q`` ``[rows, d]`` with ``D`` ``[Nd * Ld, d]``, rounded to their half
+    precision. CUDA alone.
 
 One matrix product computes a panel: the similarities of some query tokens with all document tokens. A query
 token's threshold and the maxima that it decides about are read from the same panel, so they are the same
 numbers, and each similarity is computed once. Panels take a bounded number of bytes, whatever the batch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,12 +44,16 @@ from late_interaction.ops._registration import (
 from late_interaction.ops.winners import winner_dtype
 
 _winners_op, _select_op = operators.xtr_winners.default, operators.xtr_select_.default
+_rounded_op = operators.xtr_select_rounded_.default
 _backward_op = operators.maxsim_backward.default
 
 # What a panel takes at most, but for one of a single row. On a GPU the product and the selection need
 # hundreds of rows to fill it; on a CPU smaller panels stay closer to the caches.
 _PANEL_BYTES = {"cuda": 128 << 20}
 _PANEL_BYTES_OF_A_CPU = 16 << 20
+# Up to so many selected cells the similarities may be rounded: candidates are also those that round to the
+# same as the k-th largest, and a block of a GPU has room for 3072.
+_ROUNDED_K = 1024
 _WHOLE_TILES = 128  # rows of a panel are a multiple of this where they are more
 
 
@@ -66,20 +74,57 @@ def _float32_products(device_type: str, precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _panels(Q: Tensor, D: Tensor, precision: str) -> tuple[Callable[[int, int], Tensor], str]:
-    """A function of (start, end) that multiplies these rows of Q with all of D, accumulated in float32
-    (float64), and the precision of float32 products that it needs."""
+@dataclass
+class _Panels:
+    """The similarities of rows of Q ``[rows, d]`` with all of D ``[tokens, d]``, some rows at a time.
+
+    Products of half precision are summed in float32. A GPU writes them rounded where few cells are selected,
+    which halves what is written and read: rounding keeps their order, and those that could be selected are
+    computed again, unrounded.
+    """
+
+    Q: Tensor
+    D: Tensor
+    rounded: bool
+
+    def similarities(self, start: int, end: int) -> Tensor:
+        rows, columns = self.Q[start:end], self.D.t()
+        if self.rounded or self.Q.dtype in (torch.float32, torch.float64):
+            return torch.mm(rows, columns)
+        return torch.mm(rows, columns, out_dtype=torch.float32)
+
+    def select(self, start: int, end: int, d_mask: Tensor | None, options: Any, out: Any) -> None:
+        """Writes maxima and winners of these rows. options: Ld, k, zero_unless_all."""
+        panel = self.similarities(start, end)
+        if self.rounded:
+            _rounded_op(panel, self.Q[start:end], self.D, d_mask, *options, *out)
+        else:
+            _select_op(panel, d_mask, *options, *out)
+
+    @property
+    def row_bytes(self) -> int:
+        exact = 8 if self.Q.dtype == torch.float64 else 4
+        return len(self.D) * (2 if self.rounded else exact)
+
+
+def _panels(Q: Tensor, D: Tensor, k: int, precision: str) -> tuple[_Panels, str]:
+    """Panels of these tokens, and the precision of float32 products that they need."""
+    Q, D = Q.flatten(0, 1), D.flatten(0, 1)
     if Q.dtype == torch.float32 and precision in ("medium", "fp16"):
         half = torch.bfloat16 if precision == "medium" else torch.float16
-        Q, D, precision = Q.to(half), D.to(half), "highest"
-    if Q.dtype in (torch.bfloat16, torch.float16):
-        precision = "highest"
-        if Q.is_cuda:
-            columns = D.t()
-            return lambda start, end: torch.mm(Q[start:end], columns, out_dtype=torch.float32), precision
-        Q, D = Q.float(), D.float()  # their products are exact in float32
-    columns = D.t()
-    return lambda start, end: torch.mm(Q[start:end], columns), precision
+        Q, D = Q.to(half), D.to(half)
+    if Q.dtype in (torch.float32, torch.float64):
+        return _Panels(Q, D, False), precision
+    if not Q.is_cuda:  # products of half precision are exact in float32
+        return _Panels(Q.float(), D.float(), False), "highest"
+    rounded = k <= _ROUNDED_K and Q.shape[1] % 8 == 0 and len(D) % 2 == 0
+    return _Panels(_dense(Q, 16), _dense(D, 16), rounded), "highest"
+
+
+def _dense(x: Tensor, alignment: int) -> Tensor:
+    """x, contiguous, from such an address on."""
+    x = x.contiguous()
+    return x if x.data_ptr() % alignment == 0 else x.clone()
 
 
 def _ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
@@ -109,32 +154,28 @@ def _xtr_winners(
     backward: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check(Q, D, q_weights, d_mask, k, rule)
-    (Nq, Lq, d), (Nd, Ld) = Q.shape, D.shape[:2]
-    dtype, tokens = scores_dtype(Q), Nd * Ld
-    scores = Q.new_zeros((Nq, Nd), dtype=dtype)
-    denominators = torch.full_like(scores, _least_denominator(rule))
-    winners = Q.new_full((Nq, Nd, Lq), -1, dtype=winner_dtype(Ld))
+    (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
+    scores, denominators, winners = _fake(Q, D)
     if winners.numel() == 0 or Ld == 0:
-        return scores, denominators, winners
-    mask = None if d_mask is None else d_mask.contiguous()
+        return scores.zero_(), denominators.fill_(_least_denominator(rule)), winners.fill_(-1)
+    options = (Ld, min(k, Nd * Ld), rule == "pylate")
     budget = _PANEL_BYTES.get(Q.device.type, _PANEL_BYTES_OF_A_CPU)
-    rows = _rows_of_a_panel(budget, tokens * scores.element_size())
     with torch.no_grad(), without_autocast(Q.device.type):
-        product, needed = _panels(Q.reshape(Nq * Lq, d), D.reshape(tokens, d), precision)
+        panels, needed = _panels(Q, D, options[1], precision)
+        mask = None if d_mask is None else _dense(d_mask, 2)  # flags may be read two at a time
+        rows = _rows_of_a_panel(budget, panels.row_bytes)
         with _float32_products(Q.device.type, needed):
             for first, last in _ranges(Nq, _queries_at_a_time(budget, Lq * Nd)):
                 maxima = scores.new_empty((last - first) * Lq, Nd)
                 found = torch.empty_like(maxima, dtype=torch.int32)
                 for start, end in _ranges(len(maxima), rows):
-                    panel = product(first * Lq + start, first * Lq + end)
-                    options = (Ld, min(k, tokens), rule == "pylate")
-                    _select_op(panel, mask, *options, maxima[start:end], found[start:end])
-                    del panel  # before the next one is made
+                    out = maxima[start:end], found[start:end]
+                    panels.select(first * Lq + start, first * Lq + end, mask, options, out)
                 weights = None if q_weights is None else q_weights[first:last]
                 maxima, found = maxima.view(-1, Lq, Nd), found.view(-1, Lq, Nd)
                 sums, counted = _reduce(maxima, found, weights, rule)
                 denominators[first:last].copy_(counted)
-                torch.div(sums, denominators[first:last], out=scores[first:last])
+                torch.div(sums, counted, out=scores[first:last])
                 winners[first:last].copy_(found.transpose(1, 2))
     return scores, denominators, winners
 
@@ -252,4 +293,5 @@ def register() -> None:
     function = differentiable(_winners_op, applied(XTRWinners))
     register_forward(_winners_op, _fake, function, autocast_pair)
     register_helper(_select_op, _fake_select)
+    register_helper(_rounded_op, _fake_select)
     library.impl(_winners_op, _xtr_winners, "CompositeExplicitAutograd")

@@ -11,16 +11,25 @@ namespace late_interaction {
 
 namespace {
 
+using OptionalTensor = std::optional<Tensor>;
 using torch::stable::accelerator::DeviceGuard;
 
-void xtr_select_(Tensor similarities, std::optional<Tensor> d_mask, int64_t Ld, int64_t k,
-                 bool zero_unless_all, Tensor maxima, Tensor winners) {
-  const XtrSelection call =
-      parse_xtr_selection(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners);
+void select(const XtrSelection& call, const Tensor& similarities) {
   if (call.rows == 0) return;
   const int device = similarities.get_device_index();
   const DeviceGuard guard(device);
   check(launch_xtr_select(call, current_stream(device)), "XTR selection");
+}
+
+void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t k, bool zero_unless_all,
+                 Tensor maxima, Tensor winners) {
+  select(parse_xtr_selection(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners), similarities);
+}
+
+void xtr_select_rounded_(Tensor similarities, Tensor Q, Tensor D, OptionalTensor d_mask, int64_t Ld,
+                         int64_t k, bool zero_unless_all, Tensor maxima, Tensor winners) {
+  select(parse_xtr_rounded(similarities, Q, D, d_mask, Ld, k, zero_unless_all, maxima, winners),
+         similarities);
 }
 
 }  // namespace
@@ -29,4 +38,5 @@ void xtr_select_(Tensor similarities, std::optional<Tensor> d_mask, int64_t Ld, 
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
   m.impl("xtr_select_", TORCH_BOX(&late_interaction::xtr_select_));
+  m.impl("xtr_select_rounded_", TORCH_BOX(&late_interaction::xtr_select_rounded_));
 }

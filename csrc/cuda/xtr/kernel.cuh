@@ -3,20 +3,23 @@
 //   row         |......|......|......|   one query token's similarities with the tokens of all documents
 //   segments    |  max |  max |  max |   up to 4096 of them, in shared memory; the k-th largest is a lower
 //                                        bound of the threshold, since at least k cells reach it
-//   candidates   . .      .    . . .     the cells that do, little more than k, in shared memory
+//   candidates   . .      .    . . .     the cells that do, little more than k, in shared memory; of a
+//   rounded
+//                                        panel those that may be selected are multiplied again, in float32
 //   threshold                            their k-th largest, exactly
 //   documents   |max, token|  ...        of those with a selected cell
 //
 // So almost every cell is read once, at one instruction for its maximum; only segments whose maximum reaches
 // the bound are read again. Where k is more than the segments, or the candidates do not fit (many equal
-// cells), the threshold is found in the row itself, which then is read once for each digit.
+// cells), the threshold is found in the row itself, which then is read once for each digit; a rounded row's
+// cells are then all multiplied again, each time.
 #pragma once
 
 #include <climits>
 #include <cstdint>
 
+#include "cells.cuh"
 #include "kth_largest.cuh"
-#include "ordered_key.cuh"
 
 namespace late_interaction {
 
@@ -28,54 +31,20 @@ inline constexpr uint32_t kMostSegments = 16384 / sizeof(Key);
 template <class Key>
 inline constexpr uint32_t kMostCandidates = 24576 / (sizeof(Key) + sizeof(uint32_t));
 
-template <class Real>
+template <class Element>
 struct SelectArgs {
-  const Real* similarities;
+  const Element* similarities;
   int64_t row_stride;
+  const Element* queries;    // [rows, d] and
+  const Element* documents;  // [tokens, d], of a rounded panel
+  uint32_t d;
   const uint8_t* d_mask;  // with kMasked
-  uint32_t documents, Ld, tokens, k;
-  uint32_t lane_cells;  // of a segment: a lane's share of a chunk of 32 * lane_cells consecutive cells
+  uint32_t document_count, Ld, tokens, k;
+  uint32_t lane_packs;  // of a segment: a lane's share of a chunk of 32 * lane_packs consecutive packs
   uint32_t chunks;
   bool zero_unless_all;
-  void* maxima;  // [rows, documents] of Real; of keys until all candidates have been seen
+  void* maxima;  // [rows, document_count] of Real; of keys until all candidates have been seen
   int32_t* winners;
-};
-
-// A row's cells, as items of a search: item i is cell i.
-template <class Real, bool kMasked>
-struct RowCells {
-  using Key = typename OrderedKey<Real>::Key;
-  const Real* row;
-  const uint8_t* mask;
-  uint32_t count;
-
-  __device__ __forceinline__ bool kept(uint32_t cell) const { return !kMasked || mask[cell] != 0; }
-  __device__ __forceinline__ Real number(uint32_t cell) const {
-    const Real x = row[cell];
-    return kept(cell) ? x : OrderedKey<Real>::kLowest;
-  }
-  __device__ __forceinline__ Key key(uint32_t cell) const { return OrderedKey<Real>::of(number(cell)); }
-  __device__ __forceinline__ uint32_t cell(uint32_t item) const { return item; }
-};
-
-template <class Key>
-struct Candidates {
-  const Key* keys;
-  const uint32_t* cells;
-  uint32_t count;
-
-  __device__ __forceinline__ Key key(uint32_t item) const { return keys[item]; }
-  __device__ __forceinline__ uint32_t cell(uint32_t item) const { return cells[item]; }
-};
-
-template <class Key>
-struct Threshold {
-  Key key;
-  uint32_t last_tie;  // the last cell equal to it that is selected
-
-  __device__ __forceinline__ bool selects(Key x, uint32_t cell) const {
-    return x > key || (x == key && cell <= last_tie);
-  }
 };
 
 template <class Key>
@@ -87,44 +56,48 @@ struct SelectSmem {
   DigitHistogram histogram;
 };
 
-template <class Real, bool kMasked>
-__device__ __forceinline__ void find_segment_maxima(const SelectArgs<Real>& args,
-                                                    const RowCells<Real, kMasked>& cells,
-                                                    SelectSmem<typename OrderedKey<Real>::Key>& smem) {
-  const uint32_t lane = threadIdx.x % 32, chunk_cells = 32 * args.lane_cells;
+// The upper digits of a bound will do: sign, exponent and some bits let few cells pass that the rest would
+// not.
+template <class Key>
+inline constexpr int kBoundDigits = sizeof(Key) == 4 ? 2 : 3;
+
+template <class Element, bool kMasked, class Key>
+__device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& args,
+                                                    const RowCells<Element, kMasked>& cells,
+                                                    SelectSmem<Key>& smem) {
+  using Cell = Panel<Element>;
+  const uint32_t lane = threadIdx.x % 32, chunk_packs = 32 * args.lane_packs;
+  const uint32_t packs = args.tokens / Cell::kCells;
   for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads / 32) {
-    const uint32_t begin = chunk * chunk_cells + lane;
-    Real maximum = -INFINITY;  // of a lane without a cell, too: it raises no bound
-    if (chunk * chunk_cells + chunk_cells <= args.tokens) {
+    const uint32_t begin = chunk * chunk_packs + lane;
+    auto maximum = Cell::none();  // of a lane without a cell, too: it raises no bound
+    if (chunk * chunk_packs + chunk_packs <= packs) {
 #pragma unroll 8
-      for (uint32_t i = 0; i < args.lane_cells; ++i) {
-        maximum = OrderedKey<Real>::larger(maximum, cells.number(begin + 32 * i));
+      for (uint32_t i = 0; i < args.lane_packs; ++i) {
+        maximum = Cell::larger(maximum, cells.pack(begin + 32 * i));
       }
     } else {
-      for (uint32_t cell = begin; cell < args.tokens; cell += 32) {
-        maximum = OrderedKey<Real>::larger(maximum, cells.number(cell));
-      }
+      for (uint32_t at = begin; at < packs; at += 32) maximum = Cell::larger(maximum, cells.pack(at));
     }
-    smem.segments[chunk * 32 + lane] = OrderedKey<Real>::of(maximum);
+    smem.segments[chunk * 32 + lane] = OrderedKey<typename Cell::Real>::of(Cell::largest(maximum));
   }
   if (threadIdx.x == 0) smem.candidates = 0;
   __syncthreads();
 }
 
 // A warp reads a segment at a time: those that reach the bound are few and far between.
-template <class Real, bool kMasked>
-__device__ __forceinline__ void gather_candidates(const SelectArgs<Real>& args,
-                                                  const RowCells<Real, kMasked>& cells,
-                                                  typename OrderedKey<Real>::Key bound,
-                                                  SelectSmem<typename OrderedKey<Real>::Key>& smem) {
-  using Key = typename OrderedKey<Real>::Key;
-  const uint32_t lane = threadIdx.x % 32;
+template <class Element, bool kMasked, class Key>
+__device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& args,
+                                                  const RowCells<Element, kMasked>& cells, Key bound,
+                                                  SelectSmem<Key>& smem) {
+  constexpr uint32_t kCells = Panel<Element>::kCells;
+  const uint32_t lane = threadIdx.x % 32, segment_cells = args.lane_packs * kCells;
   for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads / 32) {
     unsigned reaching = __ballot_sync(kFullWarp, smem.segments[chunk * 32 + lane] >= bound);
     for (; reaching != 0; reaching &= reaching - 1) {
-      const uint32_t begin = chunk * 32 * args.lane_cells + __ffs(reaching) - 1;
-      for (uint32_t i = lane; i < args.lane_cells; i += 32) {
-        const uint32_t cell = begin + 32 * i;
+      const uint32_t begin = chunk * 32 * args.lane_packs + __ffs(reaching) - 1;
+      for (uint32_t i = lane; i < segment_cells; i += 32) {
+        const uint32_t cell = (begin + i / kCells * 32) * kCells + i % kCells;
         if (cell >= args.tokens) break;
         const Key key = cells.key(cell);
         if (key < bound) continue;
@@ -140,80 +113,103 @@ __device__ __forceinline__ void gather_candidates(const SelectArgs<Real>& args,
 }
 
 // Whether the candidates of a row are in shared memory now.
-template <class Real, bool kMasked>
-__device__ __forceinline__ bool find_candidates(const SelectArgs<Real>& args,
-                                                const RowCells<Real, kMasked>& cells,
-                                                SelectSmem<typename OrderedKey<Real>::Key>& smem) {
-  using Key = typename OrderedKey<Real>::Key;
+template <class Element, bool kMasked, class Key>
+__device__ __forceinline__ bool find_candidates(const SelectArgs<Element>& args,
+                                                const RowCells<Element, kMasked>& cells,
+                                                SelectSmem<Key>& smem) {
   if (args.k > args.chunks * 32 || args.k > kMostCandidates<Key>) return false;
   find_segment_maxima(args, cells, smem);
-  // The bound's upper digits will do: sign, exponent and some bits let few cells pass that the rest would
-  // not.
-  constexpr int kBoundDigits = sizeof(Key) == 4 ? 2 : 3;
   const auto segment = [&](uint32_t i) { return smem.segments[i]; };
-  const Key bound =
-      kth_largest<kSelectThreads, kBoundDigits, Key>(smem.histogram, args.k, args.chunks * 32, segment).key;
-  gather_candidates(args, cells, bound, smem);
+  const auto bound =
+      kth_largest<kSelectThreads, kBoundDigits<Key>, Key>(smem.histogram, args.k, args.chunks * 32, segment);
+  gather_candidates(args, cells, bound.key, smem);
   return smem.candidates <= kMostCandidates<Key>;
 }
 
-template <class Real, class Items>
-__device__ __forceinline__ Threshold<typename OrderedKey<Real>::Key> find_threshold(
-    const SelectArgs<Real>& args, const Items& items, DigitHistogram& histogram) {
+// Candidates of a rounded panel get their exact keys; those that are rounded to less than the k-th largest
+// get 0. Returns what that is rounded to, or a little less.
+template <class Element, bool kMasked, class Key>
+__device__ __forceinline__ Key multiply_candidates(const SelectArgs<Element>& args,
+                                                   const ExactCells<Element, kMasked>& cells,
+                                                   SelectSmem<Key>& smem) {
+  constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes;
+  const auto key_at = [&](uint32_t i) { return smem.candidate_keys[i]; };
+  const Key bound =
+      kth_largest<kSelectThreads, kBoundDigits<Key>, Key>(smem.histogram, args.k, smem.candidates, key_at)
+          .key;
+  const uint32_t group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  for (uint32_t first = 0; first < smem.candidates; first += kSelectThreads / kLanes) {
+    const uint32_t i = first + group;
+    const bool exists = i < smem.candidates;
+    const uint32_t cell = exists ? smem.candidate_cells[i] : 0;
+    const bool reaches = exists && smem.candidate_keys[i] >= bound;
+    float product = reaches ? cells.share(cell, lane) : 0.0f;
+#pragma unroll
+    for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
+      product += __shfl_xor_sync(kFullWarp, product, static_cast<int>(step));
+    }
+    if (exists && lane == 0) smem.candidate_keys[i] = reaches ? cells.key_of(cell, product) : 0;
+  }
+  __syncthreads();
+  return bound;
+}
+
+template <class Element, class Items>
+__device__ __forceinline__ auto find_threshold(const SelectArgs<Element>& args, const Items& items,
+                                               DigitHistogram& histogram) {
+  using Real = typename Panel<Element>::Real;
   using Key = typename OrderedKey<Real>::Key;
   const auto key_at = [&](uint32_t i) { return items.key(i); };
   const auto found = kth_largest<kSelectThreads, sizeof(Key), Key>(histogram, args.k, items.count, key_at);
   // Without a choice PyTorch's product with the selection makes every NaN count.
   const bool every_tie = args.zero_unless_all && found.key == OrderedKey<Real>::kNaN;
-  if (found.rank == found.equal || every_tie) return {found.key, UINT_MAX};
+  if (found.rank == found.equal || every_tie) return Threshold<Key>{found.key, UINT_MAX};
   // Of the equal cells the rank-th from below. Others are 0 here, and a cell's complement is not.
   const auto tie_at = [&](uint32_t i) { return items.key(i) == found.key ? ~items.cell(i) : 0u; };
   const auto last =
       kth_largest<kSelectThreads, sizeof(uint32_t), uint32_t>(histogram, found.rank, items.count, tie_at);
-  return {found.key, ~last.key};
+  return Threshold<Key>{found.key, ~last.key};
+}
+
+template <class Real>
+__device__ __forceinline__ typename OrderedKey<Real>::Key bits_of(Real x) {
+  if constexpr (sizeof(Real) == 4) {
+    return __float_as_uint(x);
+  } else {
+    return static_cast<typename OrderedKey<Real>::Key>(__double_as_longlong(x));
+  }
 }
 
 // A document's result. key is 0 where none of its cells that count is selected.
-template <class Real, bool kMasked>
-__device__ __forceinline__ void store_document(const SelectArgs<Real>& args,
-                                               const RowCells<Real, kMasked>& cells,
-                                               const Threshold<typename OrderedKey<Real>::Key>& threshold,
-                                               int64_t row, uint32_t document,
-                                               typename OrderedKey<Real>::Key key, int32_t token) {
-  using Key = typename OrderedKey<Real>::Key;
+template <class Element, class Cells, class Key>
+__device__ __forceinline__ void store_document(const SelectArgs<Element>& args, const Cells& cells,
+                                               const Threshold<Key>& threshold, int64_t row,
+                                               uint32_t document, Key key, int32_t token) {
+  using Real = typename Panel<Element>::Real;
   bool kept = key != 0;
   Real maximum = kept ? OrderedKey<Real>::number(key) : Real{0};
   if (args.zero_unless_all && (!kept || maximum <= 0)) {
     bool all = true;  // of its cells are selected, masked ones too; the first seldom is
     const uint32_t begin = document * args.Ld;
     for (uint32_t cell = begin; all && cell < begin + args.Ld; ++cell) {
-      all = threshold.selects(cells.key(cell), cell);
+      all = cells.may_reach_threshold(cell) && threshold.selects(cells.key(cell), cell);
     }
     maximum = !all ? Real{0} : kept ? maximum : OrderedKey<Real>::kLowest;
     kept = kept && all;
   }
-  const int64_t at = row * args.documents + document;
-  // As the integer that its memory held before: no number is read from it here.
-  static_cast<Key*>(args.maxima)[at] = [&] {
-    if constexpr (sizeof(Key) == 4)
-      return __float_as_uint(maximum);
-    else
-      return static_cast<Key>(__double_as_longlong(maximum));
-  }();
+  const int64_t at = row * args.document_count + document;
+  static_cast<Key*>(args.maxima)[at] = bits_of(maximum);  // as integers, which this memory held before
   args.winners[at] = kept ? token : kSentinel;
 }
 
 // From candidates: each goes to its document by atomics on the results, which the block alone uses.
-template <class Real, bool kMasked>
-__device__ __forceinline__ void write_documents(const SelectArgs<Real>& args,
-                                                const RowCells<Real, kMasked>& cells,
-                                                const Candidates<typename OrderedKey<Real>::Key>& candidates,
-                                                const Threshold<typename OrderedKey<Real>::Key>& threshold,
-                                                int64_t row) {
-  using Key = typename OrderedKey<Real>::Key;
-  Key* best = static_cast<Key*>(args.maxima) + row * args.documents;
-  int32_t* tokens = args.winners + row * args.documents;
-  for (uint32_t j = threadIdx.x; j < args.documents; j += kSelectThreads) {
+template <class Element, class Cells, class Key>
+__device__ __forceinline__ void write_documents(const SelectArgs<Element>& args, const Cells& cells,
+                                                const Candidates<Key>& candidates,
+                                                const Threshold<Key>& threshold, int64_t row) {
+  Key* best = static_cast<Key*>(args.maxima) + row * args.document_count;
+  int32_t* tokens = args.winners + row * args.document_count;
+  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads) {
     best[j] = 0;
     tokens[j] = INT_MAX;
   }
@@ -233,21 +229,17 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Real>& args,
     }
   }
   __syncthreads();
-  for (uint32_t j = threadIdx.x; j < args.documents; j += kSelectThreads) {
+  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads) {
     store_document(args, cells, threshold, row, j, __ldcg(&best[j]), __ldcg(&tokens[j]));
   }
 }
 
 // From the row: a warp reads a document at a time.
-template <class Real, bool kMasked>
-__device__ __forceinline__ void write_documents(const SelectArgs<Real>& args,
-                                                const RowCells<Real, kMasked>& cells,
-                                                const RowCells<Real, kMasked>&,
-                                                const Threshold<typename OrderedKey<Real>::Key>& threshold,
-                                                int64_t row) {
-  using Key = typename OrderedKey<Real>::Key;
+template <class Element, class Cells, class Key>
+__device__ __forceinline__ void write_documents(const SelectArgs<Element>& args, const Cells& cells,
+                                                const Threshold<Key>& threshold, int64_t row) {
   const uint32_t lane = threadIdx.x % 32;
-  for (uint32_t j = threadIdx.x / 32; j < args.documents; j += kSelectThreads / 32) {
+  for (uint32_t j = threadIdx.x / 32; j < args.document_count; j += kSelectThreads / 32) {
     Key best = 0;
     uint32_t token = UINT_MAX;
     for (uint32_t t = lane; t < args.Ld; t += 32) {
@@ -271,21 +263,37 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Real>& args,
   }
 }
 
-template <class Real, bool kMasked>
-__global__ void __launch_bounds__(kSelectThreads) xtr_select(const SelectArgs<Real> args) {
-  using Key = typename OrderedKey<Real>::Key;
+template <class Element, class Cells, class Key>
+__device__ __forceinline__ void select_in_row(const SelectArgs<Element>& args, const Cells& cells,
+                                              SelectSmem<Key>& smem, int64_t row) {
+  // Of all cells there is nothing to choose: every key is above 0.
+  const auto threshold =
+      args.k == args.tokens ? Threshold<Key>{0, UINT_MAX} : find_threshold(args, cells, smem.histogram);
+  write_documents(args, cells, threshold, row);
+}
+
+template <class Element, bool kMasked>
+__global__ void __launch_bounds__(kSelectThreads, Panel<Element>::kRounded ? 2 : 4)
+    xtr_select(const SelectArgs<Element> args) {
+  using Key = typename RowCells<Element, kMasked>::Key;
   __shared__ SelectSmem<Key> smem;
   const int64_t row = blockIdx.x;
-  const RowCells<Real, kMasked> cells{args.similarities + row * args.row_stride, args.d_mask, args.tokens};
-  if (find_candidates(args, cells, smem)) {
-    const Candidates<Key> candidates{smem.candidate_keys, smem.candidate_cells, smem.candidates};
-    const auto threshold = find_threshold(args, candidates, smem.histogram);
-    write_documents(args, cells, candidates, threshold, row);
+  const RowCells<Element, kMasked> cells{args.similarities + row * args.row_stride, args.d_mask, args.tokens};
+  const bool found = find_candidates(args, cells, smem);
+  const Candidates<Key> candidates{smem.candidate_keys, smem.candidate_cells, smem.candidates};
+  if constexpr (Panel<Element>::kRounded) {
+    ExactCells<Element, kMasked> exact{cells,      args.queries + row * args.d, args.documents, args.d, 0,
+                                       args.tokens};
+    if (found) {
+      exact.bound = multiply_candidates(args, exact, smem);
+      write_documents(args, exact, candidates, find_threshold(args, candidates, smem.histogram), row);
+    } else {
+      select_in_row(args, exact, smem, row);
+    }
+  } else if (found) {
+    write_documents(args, cells, candidates, find_threshold(args, candidates, smem.histogram), row);
   } else {
-    // Of all cells there is nothing to choose: every key is above 0.
-    const auto threshold =
-        args.k == args.tokens ? Threshold<Key>{0, UINT_MAX} : find_threshold(args, cells, smem.histogram);
-    write_documents(args, cells, cells, threshold, row);
+    select_in_row(args, cells, smem, row);
   }
 }
 

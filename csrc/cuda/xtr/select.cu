@@ -7,27 +7,31 @@ namespace late_interaction {
 
 namespace {
 
-template <class Real>
+template <class Element>
 cudaError_t launch(const XtrSelection& call, cudaStream_t stream) {
-  using Key = typename OrderedKey<Real>::Key;
-  const int64_t lane_cells = ceil_div(call.tokens(), kMostSegments<Key>);
-  const SelectArgs<Real> args{.similarities = static_cast<const Real*>(call.similarities),
-                              .row_stride = call.row_stride,
-                              .d_mask = call.d_mask,
-                              .documents = static_cast<uint32_t>(call.documents),
-                              .Ld = static_cast<uint32_t>(call.Ld),
-                              .tokens = static_cast<uint32_t>(call.tokens()),
-                              .k = static_cast<uint32_t>(call.k),
-                              .lane_cells = static_cast<uint32_t>(lane_cells),
-                              .chunks = static_cast<uint32_t>(ceil_div(call.tokens(), 32 * lane_cells)),
-                              .zero_unless_all = call.zero_unless_all,
-                              .maxima = call.maxima,
-                              .winners = call.winners};
+  using Key = typename OrderedKey<typename Panel<Element>::Real>::Key;
+  constexpr int64_t kCells = Panel<Element>::kCells;
+  const int64_t packs = call.tokens() / kCells, lane_packs = ceil_div(packs, kMostSegments<Key>);
+  const SelectArgs<Element> args{.similarities = static_cast<const Element*>(call.similarities),
+                                 .row_stride = call.row_stride,
+                                 .queries = static_cast<const Element*>(call.queries),
+                                 .documents = static_cast<const Element*>(call.document_tokens),
+                                 .d = static_cast<uint32_t>(call.d),
+                                 .d_mask = call.d_mask,
+                                 .document_count = static_cast<uint32_t>(call.documents),
+                                 .Ld = static_cast<uint32_t>(call.Ld),
+                                 .tokens = static_cast<uint32_t>(call.tokens()),
+                                 .k = static_cast<uint32_t>(call.k),
+                                 .lane_packs = static_cast<uint32_t>(lane_packs),
+                                 .chunks = static_cast<uint32_t>(ceil_div(packs, 32 * lane_packs)),
+                                 .zero_unless_all = call.zero_unless_all,
+                                 .maxima = call.maxima,
+                                 .winners = call.winners};
   const auto rows = static_cast<unsigned>(call.rows);
   if (call.d_mask != nullptr) {
-    xtr_select<Real, true><<<rows, kSelectThreads, 0, stream>>>(args);
+    xtr_select<Element, true><<<rows, kSelectThreads, 0, stream>>>(args);
   } else {
-    xtr_select<Real, false><<<rows, kSelectThreads, 0, stream>>>(args);
+    xtr_select<Element, false><<<rows, kSelectThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
@@ -35,7 +39,16 @@ cudaError_t launch(const XtrSelection& call, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_xtr_select(const XtrSelection& call, cudaStream_t stream) {
-  return call.dtype == Dtype::fp64 ? launch<double>(call, stream) : launch<float>(call, stream);
+  switch (call.dtype) {
+    case Dtype::bf16:
+      return launch<__nv_bfloat16>(call, stream);
+    case Dtype::fp16:
+      return launch<__half>(call, stream);
+    case Dtype::fp64:
+      return launch<double>(call, stream);
+    default:
+      return launch<float>(call, stream);
+  }
 }
 
 }  // namespace late_interaction
