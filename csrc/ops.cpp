@@ -205,10 +205,9 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   // s, the sums of e = exp((s - m) * inverse_temperature) and of e * (s - m), and the sum of s. On the CPU
   // written in Python (late_interaction/ops/softmax/).
   m.def("softmax_row_sums(Tensor scores, Tensor inverse_temperature) -> Tensor");
-  // The same; and weights [rows, columns], the derivatives in the scores of
-  // sum_i factor[i] * cross_entropy(row i) / inverse_temperature. Row i has label labels[i], int64, or column
-  // first + i; one that is no column is none. A row of factor 0 has weights of 0. weights may lie in the
-  // memory of scores, each row from the first byte of its row of scores on.
+  // The same; and weights [rows, columns], the derivatives of sum_i factor[i] * cross_entropy(row i) in the
+  // logits. Row i has label labels[i], int64, or column first + i; one that is no column is none. A row of
+  // factor 0 has weights of 0.
   m.def(
       "softmax_rows_(Tensor scores, Tensor inverse_temperature, Tensor? labels, int first, Tensor factor, "
       "float smoothing, Tensor(a!) weights) -> Tensor");

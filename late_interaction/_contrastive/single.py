@@ -1,8 +1,9 @@
 """The cross entropy of batches with one token a side, which is CLIP's loss.
 
 Scores are a matrix product, and pass in panels: some queries with all documents. The operators of
-:mod:`late_interaction.ops.softmax` make sums of a panel, and weights, which overwrite its scores and are
-multiplied with the embeddings. There are two ways:
+:mod:`late_interaction.ops.softmax` make sums of a panel, and weights in the dtype of the embeddings. Panels
+of scores are small, so that a GPU reads them back from its L2 cache; the weights of several are multiplied
+with the embeddings together. There are two ways:
 
 - Queries among the documents, reduced to one number: a panel has whole rows, so its weights follow from its
   own sums. The forward computes the gradients as well, and the backward multiplies them by the gradient that
@@ -11,6 +12,7 @@ multiplied with the embeddings. There are two ways:
   backward computes the scores again, or reads them where all of them stay within the budget.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,11 +37,11 @@ from late_interaction._contrastive.tokens import Block, even_blocks
 from late_interaction._precision import without_autocast
 
 _ops = torch.ops.late_interaction
-# Bytes of a panel of scores. On a GPU a panel has at least so many rows: a panel adds its share to the
-# gradients of all documents, so small ones would spend their time on that.
-_PANEL_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}
-_LEAST_ROWS = {"cuda": 1024, "cpu": 64}
-_LINE = 32  # scores; rows of a panel begin at a multiple
+# Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
+# its share to the gradients of all documents: small ones would spend their time on that.
+_SCORES = {"cuda": (32 << 20, 512), "cpu": (16 << 20, 64)}
+_WEIGHTS = {"cuda": (96 << 20, 1024), "cpu": (16 << 20, 64)}
+_LINE = 64  # rows of a panel begin at multiples of so many elements
 _BELOW_ALL = -1e30  # the maximum of no scores, as the operators have it
 
 
@@ -56,7 +58,8 @@ def takes(given: Arguments) -> bool:
 def loss(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, kept_bytes: int | None) -> Tensor:
     """``Q [Nq, 1, d]`` with ``D [Nd, 1, d]``."""
     budget = KEPT_BYTES[Q.device.type] if kept_bytes is None else kept_bytes
-    one_pass = call.keeps and not call.problem.symmetric and call.reduction != "none"
+    rows_alone = not call.problem.symmetric and call.reduction != "none"
+    one_pass = call.keeps and rows_alone and (Q.requires_grad or D.requires_grad)
     function: Any = _OnePass if one_pass else _TwoPasses
     found: Tensor = function.apply(Q, D, temperature, call, budget)
     return found
@@ -84,25 +87,33 @@ class _Batch:
         return _Batch(call, p, rows[0], rows[1], inverse)
 
     def blocks(self) -> list[Block]:
-        kind = self.Q.device.type
-        most = _PANEL_BYTES[kind] // (self.inverse.itemsize * self._pitch())
-        return even_blocks(len(self.Q), max(_LEAST_ROWS[kind], most))
+        """The rows of each panel of scores."""
+        return self._blocks((0, len(self.Q)), _SCORES, self.inverse.itemsize)
+
+    def weight_blocks(self) -> list[tuple[Block, list[Block]]]:
+        """The rows of each panel of weights, and of its panels of scores."""
+        found = self._blocks((0, len(self.Q)), _WEIGHTS, self.Q.itemsize)
+        return [(block, self._blocks(block, _SCORES, self.inverse.itemsize)) for block in found]
+
+    def _blocks(self, rows: Block, limits: dict[str, tuple[int, int]], itemsize: int) -> list[Block]:
+        most, least = limits[self.Q.device.type]
+        begin, end = rows
+        found = even_blocks(end - begin, max(least, most // (itemsize * self._pitch())))
+        return [(begin + first, begin + last) for first, last in found]
 
     def _pitch(self) -> int:
-        """From one row of scores to the next."""
+        """From one row of a panel to the next."""
         return -(-len(self.D) // _LINE) * _LINE
 
-    def buffer(self, rows: int) -> Tensor:
-        return self.inverse.new_empty((rows, self._pitch()))
+    def buffer(self, blocks: list[Block], dtype: torch.dtype | None = None) -> Tensor:
+        """Memory for any of these panels: of scores, or of weights of a dtype."""
+        rows = max(end - begin for begin, end in blocks)
+        return self.inverse.new_empty((rows, self._pitch()), dtype=dtype)
 
     def score(self, block: Block, buffer: Tensor) -> Tensor:
         """The scores of a panel, in the first rows of a buffer."""
         out = buffer[: block[1] - block[0], : len(self.D)]
         return product(self.Q[slice(*block)], self.D.t(), out)
-
-    def weights_over(self, buffer: Tensor, rows: int) -> Tensor:
-        """The memory of weights that overwrite the scores of a buffer."""
-        return buffer.view(self.Q.dtype)[:rows, : len(self.D)]
 
     def labels(self, block: Block) -> tuple[Tensor | None, int]:
         """Of a panel's rows, as the operators take them."""
@@ -151,6 +162,27 @@ def _begin(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return product(a, b, sums)
 
 
+def _add_panels(
+    batch: _Batch,
+    needs: tuple[bool, ...],
+    dtype: torch.dtype,
+    weigh: Callable[[Block, Tensor, Tensor], None],
+    kept: Tensor | None,
+) -> _Sums:
+    """The gradients of Q and D. ``weigh`` writes the weights of a panel of scores, which are those of
+    ``kept`` or computed."""
+    panels, n = batch.weight_blocks(), len(batch.D)
+    sums = _Sums.of(batch, needs, dtype)
+    weights = batch.buffer([block for block, _ in panels], batch.Q.dtype)
+    buffer = batch.buffer([part for _, parts in panels for part in parts]) if kept is None else kept
+    for block, parts in panels:
+        for part in parts:
+            scores = batch.score(part, buffer) if kept is None else kept[slice(*part), :n]
+            weigh(part, scores, weights[part[0] - block[0] : part[1] - block[0], :n])
+        sums.add(batch, block, weights[: block[1] - block[0], :n])
+    return sums
+
+
 def _scaled(x: Tensor | None, scale: Tensor, like: Tensor) -> Tensor | None:
     """``x`` times a number, multiplied before it is rounded to the dtype of ``like``."""
     if x is None:
@@ -197,19 +229,14 @@ def _with_gradients(
     after = share * batch.inverse if batch.Q.dtype is torch.float16 else None
     each = torch.ones_like(share) if after is not None else share * batch.inverse
     factor = row_factor(each, index, target).contiguous()
-    blocks, sums = batch.blocks(), _Sums.of(batch, needs, Q.dtype)
-    buffer = batch.buffer(blocks[0][1])
     of_rows = []
-    for block in blocks:
-        scores = batch.score(block, buffer)
+
+    def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
         p.labels.read(target, scores, block, (0, len(batch.D)))
-        if not (needs[0] or needs[1]):
-            of_rows.append(_ops.softmax_row_sums.default(scores, batch.inverse))
-            continue
-        weights = batch.weights_over(buffer, len(scores))
         given = (*batch.labels(block), factor[slice(*block)], p.smoothing, weights)
         of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
-        sums.add(batch, block, weights)
+
+    sums = _add_panels(batch, needs, Q.dtype, weigh, None)
     running = batch.running(_joined(of_rows), target, len(batch.D))
     result, counts = loss_and_counts(p, call, running, None)
     of_temperature = None
@@ -291,7 +318,7 @@ def _all_sums(batch: _Batch, budget: int) -> _AllSums:
         columns = batch.inverse.new_zeros((4, len(batch.D)))
         columns[0] = _BELOW_ALL
     keeps = batch.call.keeps and len(batch.Q) * len(batch.D) * batch.inverse.itemsize <= budget
-    buffer = batch.buffer(len(batch.Q) if keeps else blocks[0][1])
+    buffer = batch.buffer([(0, len(batch.Q))] if keeps else blocks)
     of_rows = []
     for block in blocks:
         scores = batch.score(block, buffer[slice(*block)] if keeps else buffer)
@@ -326,17 +353,13 @@ def _gradients(
         amounts, scale = [x * scale for x in amounts], torch.ones_like(scale)
     rows = _terms(found.rows, amounts[0])
     columns = None if found.columns is None else _terms(found.columns, amounts[1])
-    blocks, sums = batch.blocks(), _Sums.of(batch, needs, inputs[0].dtype)
-    buffer = batch.buffer(blocks[0][1])
-    for block in blocks:
-        if found.scores is None:
-            scores = batch.score(block, buffer)
-        else:
-            scores = found.scores[slice(*block), : len(batch.D)]
-        weights = batch.weights_over(buffer, len(scores))
-        given = (rows[:, slice(*block)].contiguous(), columns, *batch.labels(block), p.smoothing, weights)
+
+    def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
+        of_rows = rows[:, slice(*block)].contiguous()
+        given = (of_rows, columns, *batch.labels(block), p.smoothing, weights)
         _ops.softmax_weights_.default(scores, batch.inverse, *given)
-        sums.add(batch, block, weights)
+
+    sums = _add_panels(batch, needs, inputs[0].dtype, weigh, found.scores)
     return _scaled(sums.q, scale, inputs[0]), _scaled(sums.d, scale, inputs[1]), of_temperature
 
 

@@ -14,7 +14,7 @@ namespace {
 
 using torch::stable::accelerator::DeviceGuard;
 
-constexpr int64_t kMostRows = int64_t{65535} * kTileRows;  // a grid's second dim has as many tiles
+constexpr int64_t kMostRows = int64_t{65535} * kWeightRows;  // 65535 blocks in a grid's second dim
 
 bool is_float(const Tensor& x) { return x.scalar_type() == ScalarType::Float; }
 
@@ -55,12 +55,6 @@ LabelColumns parse_labels(const OptionalTensor& labels, int64_t first, const Ten
   return {labels ? static_cast<const int64_t*>(labels->const_data_ptr()) : nullptr, first};
 }
 
-// The bytes from the first element of a matrix to behind its last one.
-std::pair<uintptr_t, uintptr_t> extent(const Tensor& x) {
-  const auto begin = reinterpret_cast<uintptr_t>(x.const_data_ptr());
-  return {begin, begin + ((x.size(0) - 1) * x.stride(0) + x.size(1)) * x.element_size()};
-}
-
 WeightMatrix parse_weights(const Tensor& weights, const Tensor& scores, LabelColumns labels, double smoothing,
                            bool& vectors) {
   const ScalarType type = weights.scalar_type();
@@ -71,14 +65,6 @@ WeightMatrix parse_weights(const Tensor& weights, const Tensor& scores, LabelCol
                   "late_interaction: weights must have the shape and device of scores, and contiguous rows");
   STD_TORCH_CHECK(weights.size(0) < 2 || weights.stride(0) >= weights.size(1),
                   "late_interaction: rows of weights must not overlap");
-  const auto [begin, end] = extent(weights);
-  const auto [scores_begin, scores_end] = extent(scores);
-  const bool row_by_row =
-      begin == scores_begin &&
-      (scores.size(0) < 2 ||
-       weights.stride(0) * static_cast<int64_t>(weights.element_size()) == scores.stride(0) * 4);
-  STD_TORCH_CHECK(scores.size(0) == 0 || end <= scores_begin || scores_end <= begin || row_by_row,
-                  "late_interaction: weights that overlap scores must begin each row where scores do");
   vectors = vectors && weights.stride(0) % 4 == 0 &&
             is_aligned(weights.const_data_ptr(), 4 * weights.element_size());
   return {.data = const_cast<void*>(weights.const_data_ptr()),

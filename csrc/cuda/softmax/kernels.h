@@ -28,8 +28,7 @@ struct LabelColumns {
   int64_t first;
 };
 
-// Where derivatives of the cross entropy in the scores go. They may lie in the memory of the scores, each row
-// at the first byte of its row of scores.
+// Where derivatives of the cross entropy in the logits go.
 struct WeightMatrix {
   void* data;  // null: no weights are written
   int64_t stride;
@@ -62,6 +61,7 @@ cudaError_t launch_softmax_tile_sums(const TileSumsArgs& args, cudaStream_t stre
 // Weights from sums that are known: of rows, and where column_terms is not null of columns too, whose labels
 // are the rows that have them as their label. Terms are float32 [3, n]: the maximum, factor / sum of e, and
 // factor; a row or column of factor 0 adds nothing.
+inline constexpr int kWeightRows = 8;  // of a block
 struct WeightsArgs {
   ScoreMatrix scores;
   const float* row_terms;

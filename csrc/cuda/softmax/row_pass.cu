@@ -4,8 +4,7 @@
 //   sums     the block's maximum, then its sums relative to it
 //   pass 2   shared memory (or, behind `held`, L2) -> weights
 //
-// Every thread reads back only what it wrote to shared memory itself. Weights of half precision may overwrite
-// the scores: that of column j lies where column j / 2 was, which all threads have read by then.
+// Every thread reads back only what it wrote to shared memory itself.
 #include <algorithm>
 #include <type_traits>
 
@@ -138,15 +137,11 @@ __global__ void __launch_bounds__(kMostThreads, 3)
                         label_column(to.labels, row, in.columns), scale);
     Out* out = static_cast<Out*>(to.data) + row * to.stride;
     const int end = min(held, count);
+    int at = thread;
 #pragma unroll 4
-    for (int at = thread; at < end; at += threads) write_group<Out, kVec>(of, kept[at], at, out);
-    for (int first = end; first < count; first += threads) {
-      const int at = first + thread;
-      ScoreGroup<kVec> group{};
-      if (at < count) group = groups[at];
-      __syncthreads();  // all have read up to here, and weights are written below here
-      if (at < count) write_group<Out, kVec>(of, group, at, out);
-    }
+    for (; at < end; at += threads) write_group<Out, kVec>(of, kept[at], at, out);
+#pragma unroll 4
+    for (; at < count; at += threads) write_group<Out, kVec>(of, groups[at], at, out);
     if (behind < in.columns) out[behind] = narrow<Out>(of(last.x[0], behind));
   }
 }

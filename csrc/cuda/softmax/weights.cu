@@ -1,6 +1,5 @@
-// Weights from sums that are known. A block has kRows whole rows, so that what it reads of a column serves
-// them all, and so that half-precision weights may overwrite the scores: that of column j lies where column
-// j / 2 was, which the block has read by then.
+// Weights from sums that are known. A block has kRows rows of a strip of columns, so that what it reads of a
+// column serves several rows.
 #include "softmax.cuh"
 
 namespace late_interaction {
@@ -8,43 +7,37 @@ namespace late_interaction {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 8;
+constexpr int kRows = kWeightRows;
 
 struct RowTerms {
   float maximum, scale, shift, of_label;
   int label;
 };
 
-// The terms of kVec neighbouring columns.
+// Terms of kVec neighbouring columns.
 template <int kVec>
 struct ColumnTerms {
-  ScoreGroup<kVec> maximum, scale, factor;
+  float maximum[kVec], scale[kVec], shift[kVec], of_label[kVec];
 };
 
-template <int kVec>
-__device__ __forceinline__ ScoreGroup<kVec> load_terms(const float* terms, int group) {
-  ScoreGroup<kVec> found;  // terms of columns begin anywhere
+// The derivatives of one row in kVec scores from column `first` on. A scale of 0 is that of a row or column
+// that is left out, whose scores may be NaN.
+template <int kVec, bool kColumns>
+__device__ __forceinline__ void weigh(float (&weights)[kVec], const ScoreGroup<kVec>& scores, int first,
+                                      const RowTerms& row, const ColumnTerms<kVec>& columns, float exponent) {
 #pragma unroll
-  for (int e = 0; e < kVec; ++e) found.x[e] = terms[group * kVec + e];
-  return found;
-}
-
-// The derivative in one score. A scale of 0 is that of a row or column that is left out, whose scores may be
-// NaN.
-template <bool kColumns>
-__device__ __forceinline__ float weight_of(float score, int column, const RowTerms& row, float maximum,
-                                           float scale, float factor, float smoothing, float share,
-                                           float exponent) {
-  float weight = row.scale == 0.0f ? 0.0f : exp_relative(score - row.maximum, exponent) * row.scale;
-  weight -= row.shift;
-  if (column == row.label) weight -= row.of_label;
-  if constexpr (kColumns) {
-    float back = scale == 0.0f ? 0.0f : exp_relative(score - maximum, exponent) * scale;
-    back -= factor * share;
-    if (column == row.label) back -= factor * (1.0f - smoothing);
-    weight += back;
+  for (int e = 0; e < kVec; ++e) {
+    const float score = scores.x[e];
+    float weight = row.scale == 0.0f ? 0.0f : exp_relative(score - row.maximum, exponent) * row.scale;
+    weight -= row.shift;
+    if constexpr (kColumns) {
+      const float scale = columns.scale[e];
+      weight += scale == 0.0f ? 0.0f : exp_relative(score - columns.maximum[e], exponent) * scale;
+      weight -= columns.shift[e];
+    }
+    if (first + e == row.label) weight -= kColumns ? row.of_label + columns.of_label[e] : row.of_label;
+    weights[e] = weight;
   }
-  return weight;
 }
 
 template <class Out, int kVec, bool kColumns>
@@ -52,71 +45,60 @@ __global__ void __launch_bounds__(kThreads) softmax_weights(const __grid_constan
   __shared__ RowTerms of_rows[kRows];
   const ScoreMatrix& in = args.scores;
   const WeightMatrix& to = args.weights;
-  const int thread = threadIdx.x;
-  const int first_row = blockIdx.x * kRows, rows = min(in.rows - first_row, kRows);
-  const int count = in.columns / kVec, rest = in.columns - count * kVec;
+  const int64_t first_row = int64_t{blockIdx.y} * kRows;
+  const int rows = static_cast<int>(min(in.rows - first_row, int64_t{kRows}));
   const float exponent = *in.inverse_temperature * kLog2e;
   const float share = to.smoothing / static_cast<float>(in.columns);
-  const float* scores = in.data + first_row * in.stride;
-  Out* out = static_cast<Out*>(to.data) + first_row * to.stride;
-  const float* column_terms = args.column_terms;
 
-  if (thread < rows) {
-    const int row = first_row + thread;
+  if (threadIdx.x < rows) {
+    const int row = static_cast<int>(first_row) + threadIdx.x;
     const float factor = args.row_terms[2 * int64_t{in.rows} + row];
-    of_rows[thread] = {.maximum = args.row_terms[row],
-                       .scale = args.row_terms[int64_t{in.rows} + row],
-                       .shift = factor * share,
-                       .of_label = factor * (1.0f - to.smoothing),
-                       .label = label_column(to.labels, row, in.columns)};
+    of_rows[threadIdx.x] = {.maximum = args.row_terms[row],
+                            .scale = args.row_terms[int64_t{in.rows} + row],
+                            .shift = factor * share,
+                            .of_label = factor * (1.0f - to.smoothing),
+                            .label = label_column(to.labels, row, in.columns)};
   }
-  // Up to 3 columns are behind the last group.
-  const int behind = count * kVec + (rest > 0 ? thread % rest : 0),
-            behind_row = rest > 0 ? thread / rest : rows;
-  const float last = behind_row < rows ? scores[behind_row * in.stride + behind] : 0.0f;
   __syncthreads();
+  // The last columns may be no whole group: a thread each takes them, behind the groups.
+  const int count = in.columns / kVec, at = blockIdx.x * kThreads + threadIdx.x;
+  const int behind = count * kVec + (at - count);
+  if (at >= count && behind >= in.columns) return;
 
-  for (int first = 0; first < count; first += kThreads) {
-    const int at = first + thread;
-    ScoreGroup<kVec> x[kRows];
-    ColumnTerms<kVec> columns{};
-    if (at < count) {
+  const auto write = [&]<int kCount>() {
+    const int first = kCount == kVec && at < count ? at * kVec : behind;
+    ScoreGroup<kCount> x[kRows];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        if (r < rows) x[r] = reinterpret_cast<const ScoreGroup<kVec>*>(scores + r * in.stride)[at];
-      }
-      if constexpr (kColumns) {
-        columns.maximum = load_terms<kVec>(column_terms, at);
-        columns.scale = load_terms<kVec>(column_terms + in.columns, at);
-        columns.factor = load_terms<kVec>(column_terms + 2 * int64_t{in.columns}, at);
+    for (int r = 0; r < kRows; ++r) {
+      if (r < rows) {
+        x[r] = *reinterpret_cast<const ScoreGroup<kCount>*>(in.data + (first_row + r) * in.stride + first);
       }
     }
-    __syncthreads();  // all have read up to here, and weights are written below here
-    if (at < count) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        if (r >= rows) break;
-        const RowTerms row = of_rows[r];
-        float weights[kVec];
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-          weights[e] =
-              weight_of<kColumns>(x[r].x[e], at * kVec + e, row, columns.maximum.x[e], columns.scale.x[e],
-                                  columns.factor.x[e], to.smoothing, share, exponent);
-        }
-        store_weights<Out, kVec>(out + r * to.stride, at, weights);
-      }
-    }
-  }
-  if (behind_row < rows) {
-    float maximum = 0, scale = 0, factor = 0;
+    ColumnTerms<kCount> columns{};
     if constexpr (kColumns) {
-      maximum = column_terms[behind];
-      scale = column_terms[in.columns + behind];
-      factor = column_terms[2 * int64_t{in.columns} + behind];
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        const float* terms = args.column_terms + first + e;
+        const float factor = terms[2 * int64_t{in.columns}];
+        columns.maximum[e] = terms[0];
+        columns.scale[e] = terms[in.columns];
+        columns.shift[e] = factor * share;
+        columns.of_label[e] = factor * (1.0f - to.smoothing);
+      }
     }
-    out[behind_row * to.stride + behind] = narrow<Out>(weight_of<kColumns>(
-        last, behind, of_rows[behind_row], maximum, scale, factor, to.smoothing, share, exponent));
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) break;
+      float weights[kCount];
+      weigh<kCount, kColumns>(weights, x[r], first, of_rows[r], columns, exponent);
+      store_weights<Out, kCount>(static_cast<Out*>(to.data) + (first_row + r) * to.stride + first, 0,
+                                 weights);
+    }
+  };
+  if (at < count) {
+    write.template operator()<kVec>();
+  } else {
+    write.template operator()<1>();
   }
 }
 
@@ -124,7 +106,9 @@ template <class Out, int kVec>
 cudaError_t launch_weights(const WeightsArgs& args, cudaStream_t stream) {
   const auto kernel =
       args.column_terms != nullptr ? softmax_weights<Out, kVec, true> : softmax_weights<Out, kVec, false>;
-  kernel<<<(args.scores.rows + kRows - 1) / kRows, kThreads, 0, stream>>>(args);
+  const int threads = args.scores.columns / kVec + args.scores.columns % kVec;
+  const dim3 grid((threads + kThreads - 1) / kThreads, (args.scores.rows + kRows - 1) / kRows);
+  kernel<<<grid, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

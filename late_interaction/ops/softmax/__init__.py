@@ -11,8 +11,7 @@ the sum of ``s``. None of the operators is differentiable; all are deterministic
     The same, and into ``weights`` the derivatives of ``(factor * cross_entropy).sum()`` in the logits. Row
     ``i`` has the label ``labels[i]`` or, where that is None, ``first + i``; one that is no column is none. A
     row whose ``factor`` is 0 has weights of 0, whatever its scores are. ``weights`` has the shape of the
-    scores, in float32, bfloat16 or float16 (float64 for such scores), and may lie in their memory, each row
-    from the first byte of its scores on.
+    scores, in float32, bfloat16 or float16 (float64 for such scores).
 ``softmax_sums_(scores, inverse_temperature, column_sums) -> row_sums``
     The sums of rows, and those of columns, which are merged into ``column_sums``. These start with maxima of
     -1e30 and sums of 0.
