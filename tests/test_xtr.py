@@ -144,7 +144,8 @@ def selection(panel, d_mask, Ld, k, zero_unless_all):
     rows, documents = len(panel), panel.shape[1] // Ld
     lowest = torch.finfo(panel.dtype).min
     cells = panel if d_mask is None else panel.masked_fill(~d_mask.flatten(), lowest)
-    order = cells.argsort(dim=-1, descending=True, stable=True)[:, :k]
+    # On the CPU: a GPU's stable sort goes by bits, and puts a NaN with a sign below every number.
+    order = cells.cpu().argsort(dim=-1, descending=True, stable=True)[:, :k].to(cells.device)
     chosen = torch.zeros_like(cells, dtype=torch.bool).scatter_(1, order, True)
     if zero_unless_all:  # a NaN is one, selected or not
         chosen |= cells.isnan()
