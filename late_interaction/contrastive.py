@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._contrastive import single, whole
+from late_interaction._contrastive import gather, single, whole
 from late_interaction._contrastive.arguments import Arguments, read
 from late_interaction._contrastive.cached import cached_contrastive_step
 from late_interaction._contrastive.function import apply
@@ -163,6 +163,8 @@ def _loss(given: Arguments) -> Tensor:
     if given.whole:
         loss = whole.loss(problem, sides.q, sides.d, sides.h, options.reduction, given.keeps)
         return loss * given.scale if given.scale != 1 else loss
+    if gather.takes(given):
+        return gather.loss(problem, given)
     call = Call.of(problem, sides, options.reduction, ring, given.scale, given.keeps)
     if single.takes(given):
         return single.loss(sides.q.values, sides.d.values, options.temperature, call, options.kept_bytes)

@@ -111,12 +111,12 @@ def frameworks(rank, world, framework, device="cpu"):
 
 
 def stalls(rank, world, when):
-    """The last rank is alive and does not answer: at the sizes, the documents or the gradients. The others
-    return what they raised and how long it took."""
+    """The last rank is alive and does not answer: at the sizes, the documents, the gradients that a ring
+    passes on, or those that are sent home at once. The others return what they raised and how long it took."""
     Q, D, _ = ring_worker.shards(world, "padded")[rank]
     seconds = time.perf_counter
     last = rank == world - 1
-    with small_blocks():
+    with small_blocks(kept=1 << 30 if when == "gathered gradients" else 0):
         if last and when == "sizes":
             time.sleep(SLEEP)
         if last and when == "documents":

@@ -4,11 +4,13 @@ import datetime
 import importlib
 import os
 import traceback
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import late_interaction as li
+from late_interaction._contrastive import gather
 from tests.contrast import small_blocks
 
 T = 0.3
@@ -71,16 +73,19 @@ def loss_of(Q, D, T=T, **options):
     return loss, [*leaves, temperature]
 
 
-def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, **options):
-    """Loss and gradients of this rank, in each of several runs."""
+def gradients(rank, world, kind="padded", runs=1, labels=None, own_group=False, gathers=False, **options):
+    """Loss and gradients of this rank, in each of several runs. gathers: documents, instead of passing them
+    round a ring."""
     group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
     found = []
     for _ in range(runs):
         symmetric = options.get("symmetric", False)
         Q, D, own = shards(world, kind, symmetric=symmetric)[rank]
         mine = None if labels is None else labels[rank]
-        with small_blocks():
+        counting = mock.patch.object(gather, "loss", wraps=gather.loss)
+        with small_blocks(kept=1 << 30 if gathers else 0), counting as gathered:
             loss, leaves = loss_of(Q, D, group=group, labels=mine, **own, **options)
+            assert gathered.called == gathers
             weights = torch.linspace(-1, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
             total = loss if loss.dim() == 0 else (loss * weights).sum()
             grads = torch.autograd.grad(total, leaves)
@@ -127,6 +132,16 @@ def hard_negatives(rank, world):
         loss, leaves = loss_of(Q, D, group=dist.group.WORLD, hard_negatives=H.requires_grad_())
         grads = torch.autograd.grad(loss, [*leaves, H])
     return [(loss.detach().numpy(), [g.numpy() for g in grads])]
+
+
+def one_without_gradient(rank, world):
+    Q, D, _ = shards(world, "padded")[rank]
+    if rank == 0:
+        D.requires_grad_()
+    with mock.patch.object(gather, "loss", wraps=gather.loss) as gathered:
+        li.contrastive_loss(Q.requires_grad_(), D, temperature=T, group=dist.group.WORLD).backward()
+        assert not gathered.called
+    assert (D.grad is not None) == (rank == 0)
 
 
 def one_refuses(rank, world):

@@ -23,7 +23,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two C
 
 
 @needs_gloo
-@pytest.mark.parametrize("when", ["sizes", "documents", "gradients"])
+@pytest.mark.parametrize("when", ["sizes", "documents", "gradients", "gathered gradients"])
 def test_a_rank_that_does_not_answer(when):
     """It lives and sends nothing: the others raise one clear error at the group's timeout."""
     timeout = 5

@@ -102,5 +102,5 @@ def _join(name: str, sides: check.Sides, options: check.Options, given: dict[str
     }
     if options.own is not None:
         facts |= {"sum of k": sum(options.own.k), "rank_temperature": options.own.rank_temperature}
-    own = (len(sides.q), sides.d)
+    own = (sides.q, sides.d)
     return join(name, given["group"], own, facts, sides.d.values.requires_grad, sides.q.values.device)

@@ -1,6 +1,6 @@
 """What one call of the loss computes, as its two passes need it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -36,6 +36,9 @@ class Problem:
     @property
     def symmetric(self) -> bool:
         return self.column_labels is not None
+
+    def with_labels(self, labels: Labels) -> "Problem":
+        return replace(self, labels=labels)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Exchange:
             for work in self.work:
                 work.wait()
         except RuntimeError as error:
-            raise _failed(self.caller, self.what, error) from error
+            raise exchange_failed(self.caller, self.what, error) from error
         return self.arriving
 
 
@@ -56,6 +56,8 @@ class Ring:
     offsets: list[Tensor] = field(default_factory=list)  # of each packed shard
     masked: bool = False
     needs_gradient: bool = False  # any process wants a gradient of its documents
+    all_need_gradient: bool = False  # every process does
+    longest_query: int = 0  # tokens, over all processes
     caller: str = ""  # the function that messages name
 
     @staticmethod
@@ -113,7 +115,7 @@ class Ring:
         try:
             work = dist.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
-            raise _failed(self.caller, what, error) from error
+            raise exchange_failed(self.caller, what, error) from error
         return Exchange(work, leaving, arriving, self.caller, what)
 
     def sums(self, values: Tensor) -> Tensor:
@@ -124,20 +126,20 @@ class Ring:
         try:
             dist.all_gather(gathered, values, group=self.group)
         except RuntimeError as error:
-            raise _failed(self.caller, "losses", error) from error
+            raise exchange_failed(self.caller, "losses", error) from error
         return torch.stack(gathered).sum(0)
 
 
 def join(
     caller: str,
     group: Any,
-    own: tuple[int, Tokens] | None,
+    own: tuple[Tokens, Tokens] | None,
     options: Mapping[str, float],
     needs_gradient: bool,
     device: torch.device,
 ) -> Ring:
     """Tells every process of the group what each one has, and that their calls fit together. ``own``: the
-    number of queries, and the documents; None where this process refused its arguments, which all others
+    queries and documents; None where this process refused its arguments, which all others
     then learn. ``options``: numbers in which the processes must agree, at most 12, by what messages call
     them."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
@@ -145,13 +147,14 @@ def join(
         raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
     facts = [float(_REFUSED)] * (_OPTIONS + _MOST_OPTIONS)
     if own is not None:
-        d = own[1]
+        q, d = own
         shape = [*d.values.shape, 0][:3]
         kind = [float(d.packed), float(d.mask is not None), float(_DTYPES.index(d.values.dtype))]
         d_dim = float(d.values.shape[-1])
-        facts = [float(own[0]), float(len(d)), *map(float, shape), *kind, d_dim, *options.values()]
+        facts = [float(len(q)), float(len(d)), *map(float, shape), *kind, d_dim, *options.values()]
         facts += [0.0] * (_OPTIONS + _MOST_OPTIONS - len(facts))
-    facts.append(float(needs_gradient))
+    longest = 0 if own is None else own[0].longest
+    facts += [float(longest), float(needs_gradient)]
     table = _gathered(caller, group, torch.tensor(facts, dtype=torch.float64, device=device)).tolist()
     refused = [str(i) for i, row in enumerate(table) if row[0] == _REFUSED]
     if refused:
@@ -170,8 +173,21 @@ def join(
         gathered = _gathered(caller, group, room).cpu()
         offsets = [gathered[i, : n + 1].clone() for i, n in enumerate(documents)]
     masked = any(row[6] for row in table)
-    wanted = any(row[-1] for row in table)
-    return Ring(group, rank, world, queries, documents, shapes, offsets, masked, wanted, caller)
+    wants, longest = [bool(row[-1]) for row in table], int(max(row[-2] for row in table))
+    return Ring(
+        group,
+        rank,
+        world,
+        queries,
+        documents,
+        shapes,
+        offsets,
+        masked,
+        any(wants),
+        all(wants),
+        longest,
+        caller,
+    )
 
 
 def _gathered(caller: str, group: Any, values: Tensor) -> Tensor:
@@ -179,7 +195,7 @@ def _gathered(caller: str, group: Any, values: Tensor) -> Tensor:
     try:
         dist.all_gather(into, values, group=group)
     except RuntimeError as error:
-        raise _failed(caller, "sizes", error) from error
+        raise exchange_failed(caller, "sizes", error) from error
     return torch.stack(into)
 
 
@@ -196,7 +212,7 @@ def _check_alike(caller: str, table: list[list[float]], options: Mapping[str, fl
             )
 
 
-def _failed(caller: str, what: str, error: RuntimeError) -> RuntimeError:
+def exchange_failed(caller: str, what: str, error: RuntimeError) -> RuntimeError:
     return RuntimeError(
         f"{caller}: the exchange of {what} with the other ranks of the group failed on rank"
         f" {dist.get_rank()}: a rank has ended, raised an error or does not call the same function ({error})"

@@ -19,11 +19,12 @@ def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool, kept_bytes: int | 
     if kernels.way == "matrix":
         return False
     each = (4 if d.packed else 2) * q.longest if keeps else 0
-    budget = _default(q.values.device.type, listed) if kept_bytes is None else kept_bytes
+    budget = default_budget(q.values.device.type, listed) if kept_bytes is None else kept_bytes
     return len(q) * len(d) * (4 + each) <= budget
 
 
-def _default(device_type: str, listed: bool) -> int:
+def default_budget(device_type: str, listed: bool) -> int:
+    """Bytes that scores and winners may take where the caller names none."""
     budget = KEPT_BYTES[device_type]
     return min(budget, KEPT_BYTES_WITH_LIST) if listed and device_type == "cuda" else budget
 
