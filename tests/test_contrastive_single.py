@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import late_interaction as li
-from late_interaction._contrastive import single
+from late_interaction._contrastive import panels, single
 from tests.contrast import assert_close, batch, gradients, reference, small_blocks
 
 T = 0.3
@@ -218,10 +218,10 @@ def test_autocast(device, dtype):
 )
 def test_how_often_scores_are_computed(device, options, kept, passes):
     leaves = drawn(device)
-    score = single._Batch.score
+    score = panels.Batch.score
     with (
         small_blocks(),
-        mock.patch.object(single._Batch, "score", autospec=True, side_effect=score) as scored,
+        mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored,
     ):
         loss = li.contrastive_loss(*leaves[:2], temperature=leaves[2], kept_bytes=kept, **options)
         gradients(loss, leaves)
