@@ -10,13 +10,14 @@ from late_interaction._contrastive.problem import Problem, sum_dtype
 from late_interaction._contrastive.products import add_product, product
 from late_interaction._contrastive.shards import Call
 from late_interaction._contrastive.softmax import RunningSoftmax
-from late_interaction._contrastive.tokens import Block, even_blocks
+from late_interaction._contrastive.tokens import Block
 
 # Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
 # its share to the gradients of all documents: small ones would spend their time on that.
 _SCORES = {"cuda": (32 << 20, 512), "cpu": (16 << 20, 64)}
 _WEIGHTS = {"cuda": (96 << 20, 1024), "cpu": (16 << 20, 64)}
 _LINE = 64  # rows of a panel begin at multiples of so many elements
+_TILE = 128  # a panel has a multiple of so many rows: products are computed by tiles
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Batch:
 
     def _blocks(self, rows: Block, limits: dict[str, tuple[int, int]], itemsize: int) -> list[Block]:
         most, least = limits[self.Q.device.type]
-        begin, end = rows
-        found = even_blocks(end - begin, max(least, most // (itemsize * self._pitch())))
-        return [(begin + first, begin + last) for first, last in found]
+        size = max(least, most // (itemsize * self._pitch()))
+        size -= size % _TILE if size > _TILE else 0
+        return [(begin, min(begin + size, rows[1])) for begin in range(*rows, size)]
 
     def _pitch(self) -> int:
         """From one row of a panel to the next."""
@@ -72,7 +73,7 @@ class Batch:
     def labels(self, block: Block) -> tuple[Tensor | None, int]:
         """Of a panel's rows, as the operators take them."""
         index = self.p.labels.index
-        return (None, block[0]) if index is None else (index[slice(*block)], 0)
+        return (None, block[0]) if index is None else (index[slice(*block)].contiguous(), 0)
 
     def running(self, sums: Tensor, target: Tensor, count: int) -> RunningSoftmax:
         """Sums over ``count`` scores each, as those of logits relative to their maximum."""
