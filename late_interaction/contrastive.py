@@ -84,8 +84,9 @@ def contrastive_loss(
         kept_bytes: how many bytes the scores and winners of all pairs, ``2 * Lq + 4`` a pair (packed:
             ``4 * Lq + 4``), may take to be kept for the backward, which is faster than finding the winners
             again; the cross entropy takes about 12 more a pair for a while. None: 512 MiB; on a GPU with a
-            ``tail`` 64 MiB. 0 takes the least memory. Where they are kept ``tail`` leaves nothing out. Not in
-            a group.
+            ``tail`` 64 MiB. 0 takes the least memory. Where they are kept ``tail`` leaves nothing out. In a
+            group the default holds. With one token a side the scores alone, 4 bytes a pair, and only where
+            ``symmetric`` or ``reduction="none"`` would compute them twice.
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are
@@ -115,6 +116,11 @@ def contrastive_loss(
     ``kept_bytes`` scores and winners are kept instead. The result has the same bits on every run. With
     ``tail`` the host waits for the device at times; else, of padded tokens, for nothing. Under
     ``torch.compile`` the call is a graph break.
+
+    With one token a side and nothing masked (CLIP's loss; no hard negatives, ``tail`` or ``group``) the
+    forward of a loss that is reduced and not symmetric computes the gradients too, so that scores are
+    computed once. Until backward it holds the queries' gradient in their dtype and the documents' in float32;
+    beside these it needs 128 MiB on a GPU, or 4 KiB a document where that is more.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient

@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from late_interaction._contrastive import backward, blocks, forward, single, tail, whole
+from late_interaction._contrastive import backward, blocks, forward, panels, single, tail, whole
 from late_interaction.reference import maxsim_reference
 
 
@@ -27,8 +27,8 @@ def small_blocks(side=3, panel=8, kept=0, listed=1 << 20):
             (backward, "_LISTED_SUM_BYTES", 2000),
             (tail, "_DENSE_SHARE", 1.0),
             (tail, "LIST_BYTES", listed * 12),
-            (single, "_SCORES", {"cuda": (1, side), "cpu": (1, side)}),
-            (single, "_WEIGHTS", {"cuda": (1, 2 * side), "cpu": (1, 2 * side)}),
+            (panels, "_SCORES", {"cuda": (1, side), "cpu": (1, side)}),
+            (panels, "_WEIGHTS", {"cuda": (1, 2 * side), "cpu": (1, 2 * side)}),
             (single, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
         ):
             stack.enter_context(mock.patch.object(module, name, value))

@@ -112,7 +112,7 @@ def frameworks(rank, world, framework, device="cpu"):
 
 def stalls(rank, world, when):
     """The last rank is alive and does not answer: at the sizes, the documents, the gradients that a ring
-    passes on, or those that are sent home at once. The others return what they raised and how long it took."""
+    passes on, or those that are sent home at once. The others return what they raised, and when."""
     Q, D, _ = ring_worker.shards(world, "padded")[rank]
     seconds = time.perf_counter
     last = rank == world - 1

@@ -184,7 +184,7 @@ def test_the_tables_hold_what_was_measured() -> None:
     assert last[1] == f"{row['gpu_us'] / 1e3:,.0f} / {row['peak_mib'] - 10:,.0f}"
     assert last[5] == "over 10 s" and last[7] == "no memory"
     single = large_batches.steps_table(rows, single=True).splitlines()
-    assert len(single) == 4 and "16,384, 1 x 1, d = 512" in single[2] and INF_CL in single[0]
+    assert len(single) == 5 and "16,384, 1 x 1, d = 512" in single[3] and INF_CL in single[0]
     assert any("packed" in line for line in lines) and not any("packed" in line for line in single)
 
 

@@ -1,6 +1,7 @@
 """contrastive_loss of one token a side against its definition in float64: panels of scores, the two ways to
 the gradients, and which calls go there."""
 
+import itertools
 from unittest import mock
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import late_interaction as li
-from late_interaction._contrastive import single
+from late_interaction._contrastive import panels, single
 from tests.contrast import assert_close, batch, gradients, reference, small_blocks
 
 T = 0.3
@@ -186,6 +187,24 @@ def test_nan_stays_in_its_row(device):
     assert li.contrastive_loss(Q, D, temperature=T, labels=labels).isfinite()
 
 
+def test_labels_that_are_not_contiguous(device):
+    labels = torch.randperm(26, device=device)[::2] % 13
+    ours, wanted = both(device, drawn(device), labels=labels)
+    assert_close(ours, wanted, EXACT[device][1])
+
+
+def test_panels_are_whole_tiles():
+    """A multiple of 128 rows of scores and of weights, but for the last ones."""
+    Q, D, _ = drawn("cpu", 1000, 5000, 4, torch.float32)
+    compute = panels.Batch.score
+    with mock.patch.object(panels.Batch, "score", autospec=True, side_effect=compute) as score:
+        li.contrastive_loss(Q, D, temperature=T, labels=torch.arange(1000)).backward()
+    scored = [call.args[1] for call in score.call_args_list]
+    assert scored[0][0] == 0 and scored[-1][1] == 1000
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(scored))
+    assert len(scored) > 1 and all((b - a) % 128 == 0 for a, b in scored[:-1])
+
+
 def test_inputs_that_are_not_contiguous(device):
     Q, D, temperature = drawn(device)
     strided = [x.detach().squeeze(1).t().contiguous().t().unsqueeze(1).requires_grad_() for x in (Q, D)]
@@ -218,10 +237,10 @@ def test_autocast(device, dtype):
 )
 def test_how_often_scores_are_computed(device, options, kept, passes):
     leaves = drawn(device)
-    score = single._Batch.score
+    score = panels.Batch.score
     with (
         small_blocks(),
-        mock.patch.object(single._Batch, "score", autospec=True, side_effect=score) as scored,
+        mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored,
     ):
         loss = li.contrastive_loss(*leaves[:2], temperature=leaves[2], kept_bytes=kept, **options)
         gradients(loss, leaves)

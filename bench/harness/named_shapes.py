@@ -113,6 +113,7 @@ BATCHES = (
     BatchShape("packed-2048", 2048, 2048, 32, 180, packed=True),
     BatchShape("batch-8192", 8192, 8192, 32, 180),
     BatchShape("batch-16384", 16384, 16384, 32, 180),
+    BatchShape("single-2048", 2048, 2048, 1, 1, d=512),
     BatchShape("single-16384", 16384, 16384, 1, 1, d=512),
 )
 LARGE_BATCHES = (

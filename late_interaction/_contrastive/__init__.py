@@ -22,7 +22,7 @@ The cross entropy:
 ``reduction``     the loss, its derivatives in rows and columns, and the temperature's gradient
 ``function``      the autograd function: both passes over all shards
 ``whole``         the loss of a batch that is small enough to keep all scores and winners
-``single``        the loss of a batch with one token a side
+``single``        the loss of a batch with one token a side, and ``panels``, the parts that it passes in
 
 Losses of each query that follow from sums over its logits:
 

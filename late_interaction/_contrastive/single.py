@@ -12,8 +12,7 @@ with the embeddings together. There are two ways:
   backward computes the scores again, or reads them where all of them stay within the budget.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ from torch.autograd import Function
 
 from late_interaction._contrastive.arguments import Arguments
 from late_interaction._contrastive.labels import ignored
-from late_interaction._contrastive.problem import KEPT_BYTES, Problem, sum_dtype
-from late_interaction._contrastive.products import add_product, product
+from late_interaction._contrastive.panels import Batch, add_panels, scaled
+from late_interaction._contrastive.problem import KEPT_BYTES
 from late_interaction._contrastive.reduction import (
     Kept,
     by_columns,
@@ -33,15 +32,11 @@ from late_interaction._contrastive.reduction import (
 )
 from late_interaction._contrastive.shards import Call, Gradients, once, row_factor
 from late_interaction._contrastive.softmax import RunningSoftmax
-from late_interaction._contrastive.tokens import Block, even_blocks
+from late_interaction._contrastive.tokens import Block
 from late_interaction._precision import without_autocast
+from late_interaction.ops._library import cuda_missing
 
 _ops = torch.ops.late_interaction
-# Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
-# its share to the gradients of all documents: small ones would spend their time on that.
-_SCORES = {"cuda": (32 << 20, 512), "cpu": (16 << 20, 64)}
-_WEIGHTS = {"cuda": (96 << 20, 1024), "cpu": (16 << 20, 64)}
-_LINE = 64  # rows of a panel begin at multiples of so many elements
 _BELOW_ALL = -1e30  # the maximum of no scores, as the operators have it
 
 
@@ -51,7 +46,7 @@ def takes(given: Arguments) -> bool:
     plain = sides.h is None and sides.q.mask is None and sides.d.mask is None and not given.options.tail
     alone = given.ring.group is None and given.kernels.way == "matrix"
     values = sides.q.values
-    kernels = not (values.is_cuda and values.dtype is torch.float64)
+    kernels = not values.is_cuda or (cuda_missing is None and values.dtype is not torch.float64)
     return plain and alone and kernels and len(sides.q) > 0 and len(sides.d) > 0
 
 
@@ -63,132 +58,6 @@ def loss(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, kept_byt
     function: Any = _OnePass if one_pass else _TwoPasses
     found: Tensor = function.apply(Q, D, temperature, call, budget)
     return found
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """A call's matrices."""
-
-    call: Call
-    p: Problem
-    Q: Tensor  # [queries, d], as they multiply
-    D: Tensor
-    inverse: Tensor  # of the temperature
-
-    @staticmethod
-    def of(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> "_Batch":
-        p = replace(call.problem, temperature=temperature)
-        rows = [p.kernels.rows(form.with_values(x)) for form, x in ((call.q, Q), (call.d, D))]
-        dtype = sum_dtype(Q)
-        if isinstance(temperature, Tensor):
-            inverse = temperature.to(dtype).reciprocal()
-        else:
-            inverse = torch.full((), 1 / temperature, dtype=dtype, device=Q.device)
-        return _Batch(call, p, rows[0], rows[1], inverse)
-
-    def blocks(self) -> list[Block]:
-        """The rows of each panel of scores."""
-        return self._blocks((0, len(self.Q)), _SCORES, self.inverse.itemsize)
-
-    def weight_blocks(self) -> list[tuple[Block, list[Block]]]:
-        """The rows of each panel of weights, and of its panels of scores."""
-        found = self._blocks((0, len(self.Q)), _WEIGHTS, self.Q.itemsize)
-        return [(block, self._blocks(block, _SCORES, self.inverse.itemsize)) for block in found]
-
-    def _blocks(self, rows: Block, limits: dict[str, tuple[int, int]], itemsize: int) -> list[Block]:
-        most, least = limits[self.Q.device.type]
-        begin, end = rows
-        found = even_blocks(end - begin, max(least, most // (itemsize * self._pitch())))
-        return [(begin + first, begin + last) for first, last in found]
-
-    def _pitch(self) -> int:
-        """From one row of a panel to the next."""
-        return -(-len(self.D) // _LINE) * _LINE
-
-    def buffer(self, blocks: list[Block], dtype: torch.dtype | None = None) -> Tensor:
-        """Memory for any of these panels: of scores, or of weights of a dtype."""
-        rows = max(end - begin for begin, end in blocks)
-        return self.inverse.new_empty((rows, self._pitch()), dtype=dtype)
-
-    def score(self, block: Block, buffer: Tensor) -> Tensor:
-        """The scores of a panel, in the first rows of a buffer."""
-        out = buffer[: block[1] - block[0], : len(self.D)]
-        return product(self.Q[slice(*block)], self.D.t(), out)
-
-    def labels(self, block: Block) -> tuple[Tensor | None, int]:
-        """Of a panel's rows, as the operators take them."""
-        index = self.p.labels.index
-        return (None, block[0]) if index is None else (index[slice(*block)], 0)
-
-    def running(self, sums: Tensor, target: Tensor, count: int) -> RunningSoftmax:
-        """Sums over ``count`` scores each, as those of logits relative to their maximum."""
-        maximum, weight, moment, total = sums.unbind(0)
-        return RunningSoftmax(
-            maximum=torch.zeros_like(maximum),
-            weight=weight,
-            target=(target - maximum) * self.inverse,
-            moment=moment * self.inverse if self.p.needs_moment else None,
-            total=(total - count * maximum) * self.inverse if self.p.smoothing else None,
-        )
-
-    def no_target(self) -> Tensor:
-        return self.inverse.new_full((len(self.Q),), torch.nan)
-
-
-@dataclass
-class _Sums:
-    """Gradients that panels add to: of the queries finished with each panel, in the dtype of the inputs; of
-    the documents in the sums' dtype. None: not needed."""
-
-    q: Tensor | None
-    d: Tensor | None
-    begun: bool = False
-
-    @staticmethod
-    def of(batch: _Batch, needs: tuple[bool, ...], dtype: torch.dtype) -> "_Sums":
-        q = batch.Q.new_empty(batch.Q.shape, dtype=dtype) if needs[0] else None
-        return _Sums(q, batch.inverse.new_empty(batch.D.shape) if needs[1] else None)
-
-    def add(self, batch: _Batch, block: Block, weights: Tensor) -> None:
-        if self.q is not None:
-            self.q[slice(*block)] = product(weights, batch.D)
-        if self.d is not None:
-            to = add_product if self.begun else _begin
-            to(self.d, weights.t(), batch.Q[slice(*block)])
-        self.begun = True
-
-
-def _begin(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return product(a, b, sums)
-
-
-def _add_panels(
-    batch: _Batch,
-    needs: tuple[bool, ...],
-    dtype: torch.dtype,
-    weigh: Callable[[Block, Tensor, Tensor], None],
-    kept: Tensor | None,
-) -> _Sums:
-    """The gradients of Q and D. ``weigh`` writes the weights of a panel of scores, which are those of
-    ``kept`` or computed."""
-    panels, n = batch.weight_blocks(), len(batch.D)
-    sums = _Sums.of(batch, needs, dtype)
-    weights = batch.buffer([block for block, _ in panels], batch.Q.dtype)
-    buffer = batch.buffer([part for _, parts in panels for part in parts]) if kept is None else kept
-    for block, parts in panels:
-        for part in parts:
-            scores = batch.score(part, buffer) if kept is None else kept[slice(*part), :n]
-            weigh(part, scores, weights[part[0] - block[0] : part[1] - block[0], :n])
-        sums.add(batch, block, weights[: block[1] - block[0], :n])
-    return sums
-
-
-def _scaled(x: Tensor | None, scale: Tensor, like: Tensor) -> Tensor | None:
-    """``x`` times a number, multiplied before it is rounded to the dtype of ``like``."""
-    if x is None:
-        return None
-    out = torch.empty(x.shape, dtype=like.dtype, device=x.device)
-    return torch.mul(x, scale.reshape(1, 1), out=out).view_as(like)
 
 
 # ---- gradients in the forward ----
@@ -212,7 +81,7 @@ class _OnePass(Function):
         def gradients() -> Gradients:
             scale = grad if after is None else grad * after
             of_temperature = None if found[2] is None else found[2] * grad.to(found[2].dtype)
-            return _scaled(found[0], scale, Q), _scaled(found[1], scale, D), of_temperature
+            return scaled(found[0], scale, Q), scaled(found[1], scale, D), of_temperature
 
         return *once("contrastive_loss", gradients, (grad, Q, D, temperature)), None, None
 
@@ -221,7 +90,7 @@ def _with_gradients(
     Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, needs: tuple[bool, ...]
 ) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
     """The loss; the gradients of Q, D and the temperature; and what the first two are to be multiplied by."""
-    batch = _Batch.of(Q, D, temperature, call)
+    batch = Batch.of(Q, D, temperature, call)
     p, index = batch.p, batch.p.labels.index
     target = batch.no_target()
     share = _share(call, index, target)
@@ -236,7 +105,7 @@ def _with_gradients(
         given = (*batch.labels(block), factor[slice(*block)], p.smoothing, weights)
         of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
 
-    sums = _add_panels(batch, needs, Q.dtype, weigh, None)
+    sums = add_panels(batch, needs, Q.dtype, weigh, None)
     running = batch.running(_joined(of_rows), target, len(batch.D))
     result, counts = loss_and_counts(p, call, running, None)
     of_temperature = None
@@ -270,7 +139,7 @@ class _TwoPasses(Function):
         ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call, budget: int
     ) -> Tensor:
         with without_autocast(Q.device.type):
-            batch = _Batch.of(Q, D, temperature, call)
+            batch = Batch.of(Q, D, temperature, call)
             found = _all_sums(batch, budget)
             rows, columns = found.running(batch)
             result, counts = loss_and_counts(batch.p, call, rows, columns)
@@ -288,7 +157,7 @@ class _TwoPasses(Function):
 
         def gradients() -> Gradients:
             with without_autocast(Q.device.type):
-                batch = _Batch.of(Q, D, temperature, ctx.call)
+                batch = Batch.of(Q, D, temperature, ctx.call)
                 return _gradients(grad, batch, _AllSums(*sums), counts, (Q, D), needs)
 
         return *once("contrastive_loss", gradients, (grad, Q, D, temperature)), None, None
@@ -303,7 +172,7 @@ class _AllSums:
     columns: Tensor | None  # [4, documents]
     scores: Tensor | None  # all of them, where they are kept
 
-    def running(self, batch: _Batch) -> tuple[RunningSoftmax, RunningSoftmax | None]:
+    def running(self, batch: Batch) -> tuple[RunningSoftmax, RunningSoftmax | None]:
         rows = batch.running(self.rows, self.target, len(batch.D))
         if self.columns is None:
             return rows, None
@@ -311,7 +180,7 @@ class _AllSums:
         return rows, batch.running(self.columns, target, len(batch.Q))
 
 
-def _all_sums(batch: _Batch, budget: int) -> _AllSums:
+def _all_sums(batch: Batch, budget: int) -> _AllSums:
     p, blocks, target = batch.p, batch.blocks(), batch.no_target()
     columns = None
     if p.symmetric:
@@ -332,7 +201,7 @@ def _all_sums(batch: _Batch, budget: int) -> _AllSums:
 
 def _gradients(
     grad: Tensor,
-    batch: _Batch,
+    batch: Batch,
     found: _AllSums,
     counts: Tensor,
     inputs: tuple[Tensor, Tensor],
@@ -359,8 +228,8 @@ def _gradients(
         given = (of_rows, columns, *batch.labels(block), p.smoothing, weights)
         _ops.softmax_weights_.default(scores, batch.inverse, *given)
 
-    sums = _add_panels(batch, needs, inputs[0].dtype, weigh, found.scores)
-    return _scaled(sums.q, scale, inputs[0]), _scaled(sums.d, scale, inputs[1]), of_temperature
+    sums = add_panels(batch, needs, inputs[0].dtype, weigh, found.scores)
+    return scaled(sums.q, scale, inputs[0]), scaled(sums.d, scale, inputs[1]), of_temperature
 
 
 def _terms(sums: Tensor, factor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ namespace {
 constexpr int kMostThreads = 512, kLeastThreads = 128;
 constexpr int kAhead = 4;                   // groups that a thread has in flight
 constexpr int kGroupsOfThread = 8;          // at which a row gets more threads
-constexpr int kSharedOfBlock = 220 * 1024;  // of a long row; the row is the block's alone
+constexpr int kSharedOfBlock = 110 * 1024;  // two blocks share a multiprocessor: one reads, one writes
 constexpr int kSharedOfDevice = 48 * 1024;  // what every device gives without asking
 
 __device__ __forceinline__ float warp_max(float x) {

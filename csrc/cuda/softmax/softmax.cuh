@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../primitives/argmax.cuh"
 #include "../primitives/element.cuh"

@@ -1,0 +1,146 @@
+"""Panels of the scores and weights of a batch with one token a side: how large, and what they add up to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from late_interaction._contrastive.problem import Problem, sum_dtype
+from late_interaction._contrastive.products import add_product, product
+from late_interaction._contrastive.shards import Call
+from late_interaction._contrastive.softmax import RunningSoftmax
+from late_interaction._contrastive.tokens import Block
+
+# Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
+# its share to the gradients of all documents: small ones would spend their time on that.
+_SCORES = {"cuda": (32 << 20, 512), "cpu": (16 << 20, 64)}
+_WEIGHTS = {"cuda": (96 << 20, 1024), "cpu": (16 << 20, 64)}
+_LINE = 64  # rows of a panel begin at multiples of so many elements
+_TILE = 128  # a panel has a multiple of so many rows: products are computed by tiles
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A call's matrices."""
+
+    call: Call
+    p: Problem
+    Q: Tensor  # [queries, d], as they multiply
+    D: Tensor
+    inverse: Tensor  # of the temperature
+
+    @staticmethod
+    def of(Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> "Batch":
+        p = replace(call.problem, temperature=temperature)
+        rows = [p.kernels.rows(form.with_values(x)) for form, x in ((call.q, Q), (call.d, D))]
+        dtype = sum_dtype(Q)
+        if isinstance(temperature, Tensor):
+            inverse = temperature.to(dtype).reciprocal()
+        else:
+            inverse = torch.full((), 1 / temperature, dtype=dtype, device=Q.device)
+        return Batch(call, p, rows[0], rows[1], inverse)
+
+    def blocks(self) -> list[Block]:
+        """The rows of each panel of scores."""
+        return self._blocks((0, len(self.Q)), _SCORES, self.inverse.itemsize)
+
+    def weight_blocks(self) -> list[tuple[Block, list[Block]]]:
+        """The rows of each panel of weights, and of its panels of scores."""
+        found = self._blocks((0, len(self.Q)), _WEIGHTS, self.Q.itemsize)
+        return [(block, self._blocks(block, _SCORES, self.inverse.itemsize)) for block in found]
+
+    def _blocks(self, rows: Block, limits: dict[str, tuple[int, int]], itemsize: int) -> list[Block]:
+        most, least = limits[self.Q.device.type]
+        size = max(least, most // (itemsize * self._pitch()))
+        size -= size % _TILE if size > _TILE else 0
+        return [(begin, min(begin + size, rows[1])) for begin in range(*rows, size)]
+
+    def _pitch(self) -> int:
+        """From one row of a panel to the next."""
+        return -(-len(self.D) // _LINE) * _LINE
+
+    def buffer(self, blocks: list[Block], dtype: torch.dtype | None = None) -> Tensor:
+        """Memory for any of these panels: of scores, or of weights of a dtype."""
+        rows = max(end - begin for begin, end in blocks)
+        return self.inverse.new_empty((rows, self._pitch()), dtype=dtype)
+
+    def score(self, block: Block, buffer: Tensor) -> Tensor:
+        """The scores of a panel, in the first rows of a buffer."""
+        out = buffer[: block[1] - block[0], : len(self.D)]
+        return product(self.Q[slice(*block)], self.D.t(), out)
+
+    def labels(self, block: Block) -> tuple[Tensor | None, int]:
+        """Of a panel's rows, as the operators take them."""
+        index = self.p.labels.index
+        return (None, block[0]) if index is None else (index[slice(*block)].contiguous(), 0)
+
+    def running(self, sums: Tensor, target: Tensor, count: int) -> RunningSoftmax:
+        """Sums over ``count`` scores each, as those of logits relative to their maximum."""
+        maximum, weight, moment, total = sums.unbind(0)
+        return RunningSoftmax(
+            maximum=torch.zeros_like(maximum),
+            weight=weight,
+            target=(target - maximum) * self.inverse,
+            moment=moment * self.inverse if self.p.needs_moment else None,
+            total=(total - count * maximum) * self.inverse if self.p.smoothing else None,
+        )
+
+    def no_target(self) -> Tensor:
+        return self.inverse.new_full((len(self.Q),), torch.nan)
+
+
+@dataclass
+class Sums:
+    """Gradients that panels add to: of the queries finished with each panel, in the dtype of the inputs; of
+    the documents in the sums' dtype. None: not needed."""
+
+    q: Tensor | None
+    d: Tensor | None
+    begun: bool = False
+
+    @staticmethod
+    def of(batch: Batch, needs: tuple[bool, ...], dtype: torch.dtype) -> "Sums":
+        q = batch.Q.new_empty(batch.Q.shape, dtype=dtype) if needs[0] else None
+        return Sums(q, batch.inverse.new_empty(batch.D.shape) if needs[1] else None)
+
+    def add(self, batch: Batch, block: Block, weights: Tensor) -> None:
+        if self.q is not None:
+            self.q[slice(*block)] = product(weights, batch.D)
+        if self.d is not None:
+            to = add_product if self.begun else _begin
+            to(self.d, weights.t(), batch.Q[slice(*block)])
+        self.begun = True
+
+
+def _begin(sums: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b, sums)
+
+
+def add_panels(
+    batch: Batch,
+    needs: tuple[bool, ...],
+    dtype: torch.dtype,
+    weigh: Callable[[Block, Tensor, Tensor], None],
+    kept: Tensor | None,
+) -> Sums:
+    """The gradients of Q and D. ``weigh`` writes the weights of a panel of scores, which are those of
+    ``kept`` or computed."""
+    panels, n = batch.weight_blocks(), len(batch.D)
+    sums = Sums.of(batch, needs, dtype)
+    weights = batch.buffer([block for block, _ in panels], batch.Q.dtype)
+    buffer = batch.buffer([part for _, parts in panels for part in parts]) if kept is None else kept
+    for block, parts in panels:
+        for part in parts:
+            scores = batch.score(part, buffer) if kept is None else kept[slice(*part), :n]
+            weigh(part, scores, weights[part[0] - block[0] : part[1] - block[0], :n])
+        sums.add(batch, block, weights[: block[1] - block[0], :n])
+    return sums
+
+
+def scaled(x: Tensor | None, scale: Tensor, like: Tensor) -> Tensor | None:
+    """``x`` times a number, multiplied before it is rounded to the dtype of ``like``."""
+    if x is None:
+        return None
+    out = torch.empty(x.shape, dtype=like.dtype, device=x.device)
+    return torch.mul(x, scale.reshape(1, 1), out=out).view_as(like)
