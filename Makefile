@@ -31,7 +31,7 @@ SITE_BUILD := $(VENV)/build/site
 TORCH_CMAKE = $$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
 SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') \
 	setup.py pyproject.toml VERSION
-CXX_FILES = $$(find csrc tests/cpp bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $$(find csrc tests/cpp bench examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # Modules are compiled to bytecode when they are first imported: most never are.
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location --no-compile
 

@@ -7,6 +7,7 @@ tests/test_contrastive_frameworks.py runs examples/contrastive_ddp.py.
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -110,6 +111,12 @@ def test_distil():
 
 def test_search_from_disk():
     assert "the same 10 documents" in output("search_from_disk")
+
+
+def test_aot_inductor():
+    if not shutil.which("g++"):
+        pytest.skip("examples/aot_inductor.py needs g++")
+    assert "C++ scored [3, 7] as Python does" in output("aot_inductor")
 
 
 def test_explain_hit():
