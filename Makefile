@@ -13,6 +13,7 @@
 #   make browse   opens that site in Chromium (installs it as root on Debian), and writes pictures of its pages
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
 #   make mutants  which changes of the source no test would notice: a night (MODULE=... or CONSTANT=...: minutes)
+#   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
@@ -24,12 +25,13 @@ PY := $(VENV)/bin/python
 CMAKE_BUILD := $(VENV)/build/cmake
 ASAN_BUILD := $(VENV)/build/asan
 FAST_PLAID := $(VENV)/env/fast-plaid
+PYLATE := $(VENV)/pylate
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
 TORCH_CMAKE = $$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
 SOURCES := $(shell find csrc late_interaction -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh') \
 	setup.py pyproject.toml VERSION
-CXX_FILES = $$(find csrc tests/cpp bench -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $$(find csrc tests/cpp bench examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # Modules are compiled to bytecode when they are first imported: most never are.
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location --no-compile
 
@@ -44,7 +46,7 @@ build test quick nightly pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(s
 
 .DELETE_ON_ERROR:
 .PHONY: demo quick test nightly bench wheel docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
-  asan fast-plaid format compile_commands test-wheel mutants clean
+  asan fast-plaid pylate format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -75,6 +77,16 @@ $(SITE)/.installed: requirements/site.txt | $(PY)
 	@rm -rf $(SITE)
 	$(PY) -m venv $(SITE)
 	$(SITE)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
+# PyLate pins releases that the demo's exclude. PyTorch is that of .venv: the .pth file puts it behind what is here.
+$(PYLATE)/.installed: requirements/pylate.txt $(VENV)/.dev-requirements | $(VENV)/.demo-requirements
+	@rm -rf $(PYLATE)
+	$(PY) -m venv $(PYLATE)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(PYLATE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth
+	$(PYLATE)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	$(PYLATE)/bin/python -m pip install --disable-pip-version-check --no-compile --no-deps pylate==1.6.0
 	@touch $@
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
@@ -154,6 +166,9 @@ asan: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 
 fast-plaid: build $(FAST_PLAID)/.installed
 	$(FAST_PLAID)/bin/python -m pytest tests/test_fast_plaid.py
+
+pylate: build $(PYLATE)/.installed
+	$(PY) -m pytest tests/test_example_programs.py -k pylate
 
 bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench run
