@@ -83,8 +83,11 @@ def contrastive_loss(
             kept.
         kept_bytes: how many bytes the scores and winners of all pairs, ``2 * Lq + 4`` a pair (packed:
             ``4 * Lq + 4``), may take to be kept for the backward, which is faster than finding the winners
-            again; the cross entropy takes about 12 more a pair for a while. None: 64 MiB on a GPU, 512 MiB on
-            a CPU. Within them ``tail`` leaves nothing out. Not in a group.
+            again; the cross entropy takes about 12 more a pair for a while. Within them ``tail`` leaves
+            nothing out. Where all pairs take more, those of the first blocks are kept, up to ``kept_bytes``
+            (not with ``tail``); which ones are kept changes no bit of the result. None: 64 MiB on a GPU for
+            all pairs, else nothing; 512 MiB on a CPU for all pairs, else as many blocks as leave at least as
+            much memory available as they take (Linux; elsewhere none). Not in a group.
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are
@@ -110,10 +113,10 @@ def contrastive_loss(
     Lq`` rows for each gradient in the backward. Beside inputs and gradients about 128 MiB on a GPU, and one
     float32 copy of the smaller gradient (of both in a group, and of the queries' with hard negatives). A
     block's share of a half-precision gradient may be rounded to the inputs' dtype before it is added in
-    float32, and so are the weights of pairs where both sides have one token each. Within ``kept_bytes``
-    scores and winners are kept instead. The result has the same bits on every run. With ``tail`` the host
-    waits for the device at times; else, of padded tokens, for nothing. Under ``torch.compile`` the call is
-    a graph break.
+    float32, and so are the weights of pairs where both sides have one token each. Scores and winners that
+    are kept (``kept_bytes``) come on top, and their pairs are not computed again. The result has the same
+    bits on every run. With ``tail`` the host waits for the device at times; else, of padded tokens, for
+    nothing. Under ``torch.compile`` the call is a graph break.
 
     The forward is the online softmax over blocks of Inf-CL (https://arxiv.org/abs/2410.17243); leaving out
     negligible weights is from Cut Cross-Entropy (https://arxiv.org/abs/2411.09009), the split of the gradient
@@ -162,7 +165,7 @@ def _loss(given: Arguments) -> Tensor:
     if given.whole:
         loss = whole.loss(problem, sides.q, sides.d, sides.h, options.reduction, given.keeps)
         return loss * given.scale if given.scale != 1 else loss
-    call = Call.of(problem, sides, options.reduction, ring, given.scale, given.keeps)
+    call = Call.of(problem, given)
     H = None if sides.h is None else sides.h.values
     blockwise: Tensor = apply(sides.q.values, sides.d.values, H, options.temperature, call)
     return blockwise
