@@ -60,11 +60,13 @@ maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_back
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 forced_plan = torch.ops.late_interaction.forced_plan.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
+explain_packed_plan = torch.ops.late_interaction.explain_packed_plan.default
 explain_residual_plan = torch.ops.late_interaction.explain_residual_plan.default
 
 __all__ = [
     "cuda_capability",
     "cuda_missing",
+    "explain_packed_plan",
     "explain_plan",
     "explain_residual_plan",
     "forced_plan",
