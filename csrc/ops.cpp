@@ -299,9 +299,17 @@ std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, i
   sizes.Lq = sizes.Nq == 1 ? Nq * Lq : Lq;
   if (!forward) {
     const bool vectors = d % (given == Dtype::fp64 ? 2 : 4) == 0;
-    BackwardPlan plan = plan_backward(sizes, given, vectors, false, Backward::lowmem, device);
+    const PackedParts parts = packed_backward_parts(sizes, given, device);
+    const auto plan_of = [&](int64_t documents, int64_t rows) {
+      const Sizes part{Layout::in_batch, sizes.Nq, documents, rows, Ld, d};
+      return plan_backward(part, given, vectors, false, Backward::lowmem, device);
+    };
+    BackwardPlan plan = plan_of(N, parts.rows);
+    const BackwardPlan of_grad_Q = plan_of(parts.documents, sizes.Lq);
+    plan.gather_grid = of_grad_Q.gather_grid;
+    plan.split = of_grad_Q.split;
     plan.grad_d_grid = N * Ld / plan.tile_tokens + N + 2;  // as varlen/backward.h has it
-    return explain(sizes, plan) + explain(sizes, packed_backward_parts(sizes, given, device));
+    return explain(sizes, plan) + explain(sizes, parts);
   }
   const Precision how = parse_precision(precision);
   // fp32 that multiplies in half precision is converted before, as runtime/op_helpers.h has it.

@@ -336,11 +336,11 @@ def test_the_plan_says_what_stays_in_l2_of_packed_batches():
     alone = li.explain_plan(*shapes, packed=True, winners=False, sm=90, sm_count=132)
     assert "backward" not in alone
     small = li.explain_plan((64, 32, 128), (64, 180, 128), packed=True, sm=90, sm_count=132)
-    assert "L2" not in small and "compacted" in small
+    assert "L2" not in small and "longest first" in small
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32, torch.float64])
-@pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_every_packed_plan_can_be_read(dtype, precision):
     said = li.explain_plan((9, 32, 128), (9, 180, 128), packed=True, dtype=dtype, precision=precision, sm=90)
     assert "forward" in said and "grad_D" in said
