@@ -232,6 +232,10 @@ STABLE_TORCH_LIBRARY(late_interaction, m) {
   m.def(
       "explain_plan(bool per_query, int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, "
       "bool masked, bool normalize, str step, str backward, int sm, int sm_count) -> str");
+  // The same for packed sequences of Lq and Ld tokens on average; step is "forward" or "backward".
+  m.def(
+      "explain_packed_plan(int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, str step, int sm, "
+      "int sm_count) -> str");
   // The same for documents of up to Ld tokens in residuals of nbits a dim; winners: for a backward.
   m.def(
       "explain_residual_plan(int Nq, int N, int Lq, int Ld, int d, str dtype, str precision, int nbits, "
@@ -323,6 +327,43 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   return explain(own, plan) + explain(tiled) + explain(own, backward_part(own, type, device, reads, false));
 }
 
+std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,
+                                std::string precision, std::string step, int64_t sm, int64_t sm_count) {
+  const Sizes call{Layout::in_batch, Nq, N, Lq, Ld, d};
+  const Device device = planned_device(sm, sm_count);
+  if (is_empty(call)) return kEmpty;
+  const Dtype given = dtype_named(dtype);
+  STD_TORCH_CHECK(!is_quantized(given), "late_interaction: packed tokens have no quantized ones");
+  const bool forward = step == "forward";
+  STD_TORCH_CHECK(forward || step == "backward",
+                  "late_interaction: step must be 'forward' or 'backward', got ", in_quotes(step));
+  Sizes sizes = call;  // all query rows are one query's, but to the kernel of fp64
+  if (!forward || given != Dtype::fp64) sizes.Nq = 1;
+  sizes.Lq = sizes.Nq == 1 ? Nq * Lq : Lq;
+  if (!forward) {
+    const bool vectors = d % (given == Dtype::fp64 ? 2 : 4) == 0;
+    const PackedParts parts = packed_backward_parts(sizes, given, device);
+    const auto plan_of = [&](int64_t documents, int64_t rows) {
+      const Sizes part{Layout::in_batch, sizes.Nq, documents, rows, Ld, d};
+      return plan_backward(part, given, vectors, false, Backward::lowmem, device);
+    };
+    BackwardPlan plan = plan_of(N, parts.rows);
+    const BackwardPlan of_grad_Q = plan_of(parts.documents, sizes.Lq);
+    plan.gather_grid = of_grad_Q.gather_grid;
+    plan.split = of_grad_Q.split;
+    plan.grad_d_grid = N * Ld / plan.tile_tokens + N + 2;  // as varlen/backward.h has it
+    return explain(sizes, plan) + explain(sizes, parts);
+  }
+  const Precision how = parse_precision(precision);
+  // fp32 that multiplies in half precision is converted before, as runtime/op_helpers.h has it.
+  const bool half = given == Dtype::fp32 && (how == Precision::medium || how == Precision::fp16);
+  const Dtype type = !half ? given : how == Precision::medium ? Dtype::bf16 : Dtype::fp16;
+  const ForwardTraits traits{
+      .dtype = type, .precision = how, .packed = true, .tma_compatible = d * element_bytes(type) % 16 == 0};
+  return explain(sizes, plan_forward(sizes, traits, device)) +
+         explain_documents_at_once(call, documents_at_once(sizes, type, device));
+}
+
 std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,
                                   std::string precision, int64_t nbits, bool winners, int64_t sm,
                                   int64_t sm_count) {
@@ -341,5 +382,6 @@ std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld,
 
 STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
   m.impl("explain_plan", TORCH_BOX(&late_interaction::explain_plan));
+  m.impl("explain_packed_plan", TORCH_BOX(&late_interaction::explain_packed_plan));
   m.impl("explain_residual_plan", TORCH_BOX(&late_interaction::explain_residual_plan));
 }

@@ -83,9 +83,12 @@ def contrastive_loss(
             kept.
         kept_bytes: how many bytes the scores and winners of all pairs, ``2 * Lq + 4`` a pair (packed:
             ``4 * Lq + 4``), may take to be kept for the backward, which is faster than finding the winners
-            again; the cross entropy takes about 12 more a pair for a while. None: 512 MiB; on a GPU with a
-            ``tail`` 64 MiB. 0 takes the least memory. Where they are kept ``tail`` leaves nothing out. In a
-            group the default holds. With one token a side the scores alone, 4 bytes a pair, and only where
+            again; the cross entropy takes about 12 more a pair for a while. Within them ``tail`` leaves
+            nothing out. Where all pairs take more, those of the first blocks are kept, up to ``kept_bytes``
+            (not with ``tail``); which ones are kept changes no bit of the result. None: 512 MiB for all pairs
+            (on a GPU with a ``tail`` 64 MiB), else nothing on a GPU, and on a CPU as many blocks as leave at
+            least as much memory available as they take (Linux; elsewhere none). 0 takes the least memory. In
+            a group None holds. With one token a side the scores alone, 4 bytes a pair, and only where
             ``symmetric`` or ``reduction="none"`` would compute them twice.
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
@@ -110,13 +113,13 @@ def contrastive_loss(
         RuntimeError: differentiating the gradients again; a process of the group that ended.
 
     Complexity: ``2 * Nq * Nd * Lq * Ld * d`` operations forward, the same again and a gather of ``Nq * Nd *
-    Lq`` rows for each gradient in the backward. Beyond ``kept_bytes``, beside inputs and gradients about 128
-    MiB on a GPU, and one float32 copy of the smaller gradient (of both in a group, and of the queries' with
-    hard negatives). A block's share of a half-precision gradient may be rounded to the inputs' dtype before
-    it is added in float32, and so are the weights of pairs where both sides have one token each. Within
-    ``kept_bytes`` scores and winners are kept instead. The result has the same bits on every run. With
-    ``tail`` the host waits for the device at times; else, of padded tokens, for nothing. Under
-    ``torch.compile`` the call is a graph break.
+    Lq`` rows for each gradient in the backward. Beside inputs and gradients about 128 MiB on a GPU, and one
+    float32 copy of the smaller gradient (of both in a group, and of the queries' with hard negatives). A
+    block's share of a half-precision gradient may be rounded to the inputs' dtype before it is added in
+    float32, and so are the weights of pairs where both sides have one token each. Scores and winners that
+    are kept (``kept_bytes``) come on top, and their pairs are not computed again. The result has the same
+    bits on every run. With ``tail`` the host waits for the device at times; else, of padded tokens, for
+    nothing. Under ``torch.compile`` the call is a graph break.
 
     With one token a side and nothing masked (CLIP's loss; no hard negatives, ``tail`` or ``group``) the
     forward of a loss that is reduced and not symmetric computes the gradients too, so that scores are
@@ -172,7 +175,7 @@ def _loss(given: Arguments) -> Tensor:
         return loss * given.scale if given.scale != 1 else loss
     if gather.takes(given):
         return gather.loss(problem, given)
-    call = Call.of(problem, sides, options.reduction, ring, given.scale, given.keeps)
+    call = Call.of(problem, given)
     if single.takes(given):
         return single.loss(sides.q.values, sides.d.values, options.temperature, call, options.kept_bytes)
     H = None if sides.h is None else sides.h.values

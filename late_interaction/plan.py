@@ -41,6 +41,7 @@ def explain_plan(
     backward: str | None = None,
     d_model: int | None = None,
     nbits: int | None = None,
+    packed: bool = False,
     sm: int | None = None,
     sm_count: int | None = None,
 ) -> str:
@@ -60,6 +61,9 @@ def explain_plan(
         nbits: the documents are residual-compressed with so many bits a dim (1, 2, 4 or 8), as
             :func:`late_interaction.plaid.maxsim_residual` takes them. They have no mask and, in a backward,
             no gradient.
+        packed: the sequences are packed, as :func:`late_interaction.varlen.maxsim_varlen` takes them, and
+            the shapes those of padded ones of mean length. They have no masks and one backward, which is
+            ``"lowmem"``.
         sm: compute capability as ``10 * major + minor``, 90 for Hopper; 80 at least.
         sm_count: multiprocessors. Where ``sm`` or ``sm_count`` is None, the current GPU's is taken; without
             a GPU, an H200's.
@@ -80,6 +84,7 @@ def explain_plan(
     check_flag("winners", winners)
     check_flag("d_mask", d_mask)
     check_flag("normalize", normalize)
+    check_flag("packed", packed)
     check_precision(precision)
     strategy = check_backward(backward)
     q_shape, d_shape = _shape("Q", Q, (2, 3)), _shape("D", D, (2, 3, 4))
@@ -101,15 +106,26 @@ def explain_plan(
     lines = [f"device       compute capability {sm / 10}, {sm_count} multiprocessors"]
     if nbits is not None:
         check_nbits(nbits)
-        if len(d_shape) == 4 or dtype in _CODES or d_mask or d_model is not None:
+        if len(d_shape) == 4 or dtype in _CODES or d_mask or packed or d_model is not None:
             raise ValueError(
                 f"nbits={nbits} wants documents [Nd, Ld, d] of bfloat16, float16, float32 or float64 tokens"
-                f" without d_mask and d_model, got {dtype} {list(d_shape)}"
+                f" without d_mask, d_model and packed, got {dtype} {list(d_shape)}"
             )
         text: str = ops.explain_residual_plan(
             Nq, N, Lq, Ld, d, names[dtype], precision, nbits, winners, sm, sm_count
         )
         return "\n".join([*lines, *_compressed(text, winners, Nq * Lq)])
+
+    if packed:
+        if len(d_shape) == 4 or dtype in _CODES or d_mask or normalize or d_model is not None:
+            raise ValueError(
+                "packed=True wants documents [Nd, Ld, d] of bfloat16, float16, float32 or float64 tokens"
+                f" without d_mask, normalize and d_model, got {dtype} {list(d_shape)}"
+            )
+        for step in ("forward", "backward") if winners else ("forward",):
+            text = ops.explain_packed_plan(Nq, N, Lq, Ld, d, names[dtype], precision, step, sm, sm_count)
+            lines += [step, *_indented(text)]
+        return "\n".join(lines)
 
     reason = "asked for"
     if strategy == "auto":

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from late_interaction._contrastive import backward, blocks, forward, panels, single, tail, whole
+from late_interaction._contrastive import kept as kept_blocks
 from late_interaction.reference import maxsim_reference
 
 
 @contextlib.contextmanager
-def small_blocks(side=3, panel=8, kept=0, listed=1 << 20):
+def small_blocks(side=3, panel=8, kept=0, listed=1 << 20, available=0):
     """Blocks of about ``side`` queries and documents, panels of ``panel * side`` logits, batches of up to
-    ``kept`` bytes as a whole, lists of any length."""
+    ``kept`` bytes as a whole, lists of any length, ``available`` bytes of memory for blocks that are kept."""
     shares = (1, 1, 1)
     with contextlib.ExitStack() as stack:
         for module, name, value in (
@@ -23,6 +24,7 @@ def small_blocks(side=3, panel=8, kept=0, listed=1 << 20):
             (blocks, "_MATRIX_BLOCK", {"cuda": (side, side), "cpu": (side, side)}),
             (blocks, "_PANEL", panel * side),
             (whole, "KEPT_BYTES", {"cuda": kept, "cpu": kept}),
+            (kept_blocks, "available_bytes", lambda: available),
             (forward, "_OWN_BYTES", 1),
             (backward, "_LISTED_SUM_BYTES", 2000),
             (tail, "_DENSE_SHARE", 1.0),

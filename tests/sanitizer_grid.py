@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+import late_interaction as li
 from late_interaction import ops
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -349,6 +350,38 @@ def run_large(name, Nq, Nd, Lq, Ld, d):
         raise SystemExit(f"{name}: a result is not finite")
 
 
+# Packed ones, planned as for a GPU with 6 MiB of L2: queries, tokens of each, documents, tokens of each, d,
+# dtype.
+LARGE_PACKED = {
+    "large batch, packed, sums of both gradients": (1203, 16, 2000, 10, 128, BF16),
+    "large batch, packed, summed in place": (700, 16, 1301, 12, 64, FP32),
+    "large batch, packed, winners of 32 bits": (600, 16, 3001, 23, 64, FP32),
+}
+
+
+def run_large_packed(name, queries, Lq, documents, Ld, d, dtype):
+    def pack(count, length):
+        offsets = torch.arange(count + 1, device="cuda", dtype=torch.int32) * length
+        offsets[1:-1] += torch.arange(count - 1, device="cuda", dtype=torch.int32) % 3  # lengths differ
+        return torch.randn(count * length + 5, d, device="cuda").to(dtype), offsets
+
+    (Q, cu_q), (D, cu_d) = pack(queries, Lq), pack(documents, Ld)
+    ops.cuda_capability(86)
+    try:
+        plan = li.explain_plan(
+            (queries, Lq, d), (documents, Ld, d), dtype=dtype, packed=True, sm=86, sm_count=132
+        )
+        scores, winners = ops.maxsim_varlen_winners(Q, D, cu_q, cu_d, "highest")
+        args = (torch.ones_like(scores), Q, D, cu_q, cu_d, winners, True, True)
+        gradients = ops.maxsim_varlen_backward(*args)
+    finally:
+        ops.cuda_capability(0)
+    if "grad_Q by" not in plan or "grad_D by" not in plan:
+        raise SystemExit(f"{name}: its gradients have no parts")
+    if not all(bool(x.isfinite().all()) for x in (scores, *gradients)):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
 if __name__ == "__main__":
     everything = [
         *((run, name, arguments) for name, arguments in CALLS.items()),
@@ -360,6 +393,7 @@ if __name__ == "__main__":
         (run_unit_copies, "copies of unit rows, a warp a row", (264, BF16, 1)),
         (run_unit_copies, "copies of unit rows, fp32", (40, FP32, 1)),
         *((run_large, name, arguments) for name, arguments in LARGE.items()),
+        *((run_large_packed, name, arguments) for name, arguments in LARGE_PACKED.items()),
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),

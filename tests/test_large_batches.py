@@ -212,6 +212,146 @@ def test_tiles_read_nothing_for_winners_that_no_forward_wrote():
     close(grad_Q, gradients_of(kept, grad, Q, D)[0], BF16)
 
 
+def packed_inputs(q_lengths, d_lengths, d, dtype, gap=0):
+    """Q and D [tokens, d], and offsets; ``gap`` tokens of no sequence lie before the first and behind the
+    last."""
+    sides = []
+    for lengths in (q_lengths, d_lengths):
+        ends = lengths.cumsum(0)
+        offsets = torch.cat([ends.new_zeros(1), ends]).add(gap).to("cuda", torch.int32)
+        sides.append((tokens((1, int(ends[-1]) + 2 * gap, d), dtype, "cuda").squeeze(0), offsets))
+    return [x for x, _ in sides], [offsets for _, offsets in sides]
+
+
+def packed_gradients_of(winners, grad, Q, D, cu_q, cu_d):
+    """grad_Q and grad_D in float64."""
+    Q, D = Q.double(), D.double()
+    grad_Q, grad_D = torch.zeros_like(Q), torch.zeros_like(D)
+    rows = torch.arange(Q.shape[0], device=Q.device)
+    query = torch.searchsorted(cu_q.long(), rows, right=True) - 1
+    inside = (rows >= cu_q[0]) & (rows < cu_q[-1])
+    begins, winners = cu_d[:-1].tolist(), winners.long()
+    for j, begin in enumerate(begins):
+        counts = (winners[j] >= 0) & inside
+        at = begin + winners[j].clamp_min(0)
+        scale = torch.where(counts, grad[query.clamp(0, grad.shape[0] - 1), j].double(), 0.0).unsqueeze(1)
+        grad_Q += scale * D[at.clamp_max(D.shape[0] - 1)]
+        grad_D.index_add_(0, at.clamp_max(D.shape[0] - 1), scale * Q)
+    return grad_Q, grad_D
+
+
+# Packed batches whose gradients have parts: (queries, their longest, documents, their longest, d, dtype,
+# planned as this capability, which has 6 MiB of L2 where it is 86; 0 is the GPU's own).
+PACKED = [
+    (1203, 31, 2000, 20, 128, BF16, 86),
+    (1501, 17, 4001, 12, 256, FP16, 86),
+    (700, 31, 1301, 24, 64, FP32, 86),
+    (600, 31, 3001, 50, 64, FP32, 86),  # winners of 32 bits
+    (400, 130, 9000, 8, 768, BF16, 86),
+    (4001, 39, 5000, 50, 128, BF16, 0),
+]
+
+
+@pytest.fixture
+def planned_as():
+    def force(capability):
+        ops.cuda_capability(capability)
+
+    yield force
+    ops.cuda_capability(0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", PACKED, ids=str)
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_packed_gradients_of_parts(shape, needs, planned_as):
+    queries, longest, documents, longest_d, d, dtype, capability = shape
+    torch.manual_seed(queries)
+    q_lengths = torch.randint(1, longest + 1, (queries,))
+    d_lengths = torch.randint(0, longest_d + 1, (documents,))
+    (Q, D), offsets = packed_inputs(q_lengths, d_lengths, d, dtype, gap=3)
+    _, winners = ops.maxsim_varlen_winners(Q, D, *offsets, "highest")
+    grad = torch.randn(documents, queries, device="cuda").t()
+    args = (Q, D, *offsets, winners, *needs)
+    planned_as(capability)
+    mean_Q, mean_D = Q.shape[0] // queries, D.shape[0] // documents
+    sms = torch.cuda.get_device_properties().multi_processor_count
+    plan = li.explain_plan(
+        (queries, mean_Q, d),
+        (documents, mean_D, d),
+        dtype=dtype,
+        packed=True,
+        sm=capability or 90,
+        sm_count=sms,
+    )
+    assert "grad_Q by" in plan and "grad_D by" in plan
+    found, again = (ops.maxsim_varlen_backward(grad, *args) for _ in range(2))
+    strided = ops.maxsim_varlen_backward(grad.contiguous(), *args)
+    for got, *others, want, needed in zip(
+        found, again, strided, packed_gradients_of(winners, grad, Q, D, *offsets), needs, strict=True
+    ):
+        assert all(torch.equal(got, other) for other in others)
+        assert got.numel() == 0 if not needed else close(got, want, dtype) is None
+
+
+@pytest.mark.gpu
+def test_packed_parts_keep_tokens_of_no_sequence_at_zero(planned_as):
+    planned_as(86)
+    (Q, D), (cu_q, cu_d) = packed_inputs(torch.full((1200,), 20), torch.full((2000,), 10), 128, BF16, gap=70)
+    _, winners = ops.maxsim_varlen_winners(Q, D, cu_q, cu_d, "highest")
+    grad = torch.ones(1200, 2000, device="cuda")
+    grad_Q, grad_D = ops.maxsim_varlen_backward(grad, Q, D, cu_q, cu_d, winners, True, True)
+    for x in (grad_Q, grad_D):
+        assert (x[:70] == 0).all() and (x[-70:] == 0).all() and x[70:-70].abs().sum() > 0
+
+
+@pytest.mark.gpu
+def test_packed_parts_of_a_graph(planned_as):
+    """Nothing waits for the device, so a CUDA graph holds all of it."""
+    planned_as(86)
+    (Q, D), offsets = packed_inputs(torch.full((1200,), 20), torch.full((2000,), 10), 128, BF16)
+    _, winners = ops.maxsim_varlen_winners(Q, D, *offsets, "highest")
+    grad = torch.randn(1200, 2000, device="cuda")
+
+    def gradients():
+        return ops.maxsim_varlen_backward(grad, Q, D, *offsets, winners, True, True)
+
+    want = gradients()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients()
+    for x in found:
+        x.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found, want))
+
+
+def test_the_plan_says_what_stays_in_l2_of_packed_batches():
+    shapes = (8192, 32, 128), (8192, 180, 128)
+    said = li.explain_plan(*shapes, packed=True, sm=90, sm_count=132)
+    assert "documents a launch, which stay in L2 while all 8192 queries meet them" in said
+    assert "grad_Q by" in said and "grad_D by" in said and "method     lowmem" in said
+    alone = li.explain_plan(*shapes, packed=True, winners=False, sm=90, sm_count=132)
+    assert "backward" not in alone
+    small = li.explain_plan((64, 32, 128), (64, 180, 128), packed=True, sm=90, sm_count=132)
+    assert "L2" not in small and "longest first" in small
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, torch.float64])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_every_packed_plan_can_be_read(dtype, precision):
+    said = li.explain_plan((9, 32, 128), (9, 180, 128), packed=True, dtype=dtype, precision=precision, sm=90)
+    assert "forward" in said and "grad_D" in said
+
+
+@pytest.mark.parametrize("option", [{"d_mask": True}, {"normalize": True}, {"d_model": 64}, {"nbits": 2}])
+def test_packed_plans_have_no_options_that_packed_calls_have_not(option):
+    with pytest.raises(ValueError, match=r"d_mask.*d_model|packed=True wants"):
+        li.explain_plan((9, 32, 128), (9, 180, 128), packed=True, **option)
+
+
 def test_the_plan_says_what_stays_in_l2():
     Q, D = torch.empty(8192, 32, 128, device="meta"), torch.empty(8192, 180, 128, device="meta")
     Q, D = Q.bfloat16(), D.bfloat16()

@@ -53,7 +53,10 @@ def named_by_quick_tests() -> set[str]:
 
 
 # Operators that tests call by way of a public function alone, and the test that does.
-BY_WAY = {"explain_residual_plan": "test_compressed_documents_are_explained"}
+BY_WAY = {
+    "explain_packed_plan": "test_every_packed_plan_can_be_read",
+    "explain_residual_plan": "test_compressed_documents_are_explained",
+}
 
 
 def test_every_operator_is_named_in_a_quick_test():

@@ -1,6 +1,7 @@
 #include "l2_parts.h"
 
 #include <algorithm>
+#include <cstdint>
 
 namespace late_interaction {
 
@@ -58,6 +59,31 @@ BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
   return part;
 }
 
+PackedParts packed_backward_parts(const Sizes& s, Dtype dtype, const Device& device) {
+  const PackedParts whole{s.N, s.Lq};
+  const int64_t row = s.d * element_bytes(dtype), document = s.Ld * row;
+  const int64_t winner = wide_winners(s.N * s.Ld) ? 4 : 2, winners = winner * s.N * s.Lq;
+  // Less is over before launches and sums would be worth it. A copy by rows has a pitch of 31 bits.
+  const bool large = winners >= 4 * device.l2_bytes && winner * s.Lq <= INT32_MAX;
+  if (dtype == Dtype::fp64 || !large) return whole;
+  PackedParts parts = whole;
+  // With fewer rows than fill the device, a part of the documents would be over too soon.
+  const bool many_rows = s.Lq >= kTileRows * device.sm_count / 2;
+  if (many_rows && s.N * document > device.l2_bytes / 2) {
+    parts.documents = even_part(s.N, document, device.l2_bytes / 4);
+  }
+  if (s.Lq * row > device.l2_bytes / 8) {
+    constexpr int64_t kStep = 64;  // so that winners of a part are aligned
+    parts.rows = std::min(s.Lq, round_up(even_part(s.Lq, row, device.l2_bytes / 8), kStep));
+  }
+  // What this takes beside the gradients: their sums, and the winners of a part of the rows.
+  const int64_t sum = element_bytes(dtype) == 4 ? 0 : 4 * s.d;
+  const bool by_documents = parts.documents < s.N, by_rows = parts.rows < s.Lq;
+  const int64_t taken =
+      (by_documents ? sum * s.Lq : 0) + (by_rows ? sum * s.N * s.Ld + winner * s.N * parts.rows : 0);
+  return taken <= winners / 2 ? parts : whole;
+}
+
 std::string explain_documents_at_once(const Sizes& s, int64_t documents) {
   if (documents >= s.N) return "";
   return "L2         " + std::to_string(documents) + " documents a launch, which stay in L2 while all " +
@@ -68,6 +94,18 @@ std::string explain(const Sizes& s, const BatchPart& part) {
   if (part.queries >= s.Nq && part.documents >= s.N) return "";
   return "L2         " + std::to_string(part.queries) + " queries with " + std::to_string(part.documents) +
          " documents a launch, whose rows stay in L2\n";
+}
+
+std::string explain(const Sizes& s, const PackedParts& parts) {
+  std::string lines;
+  if (parts.documents < s.N) {
+    lines += "L2         grad_Q by " + std::to_string(parts.documents) +
+             " documents a launch, whose rows stay in L2\n";
+  }
+  if (parts.rows < s.Lq) {
+    lines += "L2         grad_D by " + std::to_string(parts.rows) + " rows of Q a launch, which stay in L2\n";
+  }
+  return lines;
 }
 
 }  // namespace late_interaction

@@ -28,8 +28,19 @@ BatchPart backward_part(const Sizes& sizes, Dtype dtype, const Device& device, B
 // The same where the part's winners are found first, and kept until its gradients are computed.
 BatchPart recompute_part(const Sizes& sizes, Dtype dtype, const Device& device);
 
-// One line; none where the batch is one part.
+// The parts of a packed backward, which computes the gradients one after the other: grad_Q by parts of the
+// documents, grad_D by parts of the rows of Q. The host does not know where sequences begin: a part of the
+// rows may begin and end within a query, and the sums of grad_D are as large as D.
+struct PackedParts {
+  int64_t documents = 0, rows = 0;
+};
+
+// All, where a gradient has no parts. sizes: one query of all rows, documents of mean length.
+PackedParts packed_backward_parts(const Sizes& sizes, Dtype dtype, const Device& device);
+
+// A line for each thing that has parts.
 std::string explain_documents_at_once(const Sizes& sizes, int64_t documents);
 std::string explain(const Sizes& sizes, const BatchPart& part);
+std::string explain(const Sizes& sizes, const PackedParts& parts);
 
 }  // namespace late_interaction

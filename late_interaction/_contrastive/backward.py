@@ -1,4 +1,5 @@
-"""The backward pass over one shard of documents: winners are found again, block by block.
+"""The backward pass over one shard of documents: winners are found again, block by block, unless the forward
+kept them.
 
 The larger side's gradients are finished a block at a time; of the smaller side's, one copy in the sums' dtype
 exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) both sides have such a copy.
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._contrastive.forward import own_blocks, own_part
+from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
 from late_interaction._contrastive.softmax import SoftmaxWeights
 from late_interaction._contrastive.tokens import Block, Tokens
@@ -146,9 +148,13 @@ class Found:
     dense: set[tuple[Block, int]]
 
 
-def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], found: Found | None) -> None:
+Given = Found | KeptBlocks | None  # what the forward over a shard hands on to the backward
+
+
+def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], given: Given) -> None:
     """Adds the gradients of all pairs of the shard. A side that adds up by blocks is walked outermost."""
     documents_outermost = sums[0].out is None
+    found, kept = (given, None) if isinstance(given, Found) else (None, given)
     if found is not None and not found.dense:
         return _add_listed(weights, grid, sums, found.pairs, documents_outermost)
     outer_blocks = grid.d_blocks if documents_outermost else grid.q_blocks
@@ -162,7 +168,7 @@ def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], fo
         for j in range(len(inner_blocks)):
             at = (j, i) if documents_outermost else (i, j)
             if found is None or (grid.q_blocks[at[0]], grid.d_blocks[at[1]][0]) in found.dense:
-                _add_block(weights, grid, sums, at)
+                _add_block(weights, grid, sums, at, kept)
         if listed is not None:
             listed.add(weights.p, grid, sums, block, i)
         outer.close(block)
@@ -177,8 +183,7 @@ def _add_listed(
     sequence = (
         outer.tokens.mean_bytes * sum_dtype(outer.tokens.values).itemsize / outer.tokens.values.itemsize
     )
-    most = len(outer.tokens) if outer.out is None else int(_LISTED_SUM_BYTES / max(sequence, 1))
-    blocks = outer.tokens.blocks(max(1, most))
+    blocks = outer.tokens.blocks(max(1, int(_LISTED_SUM_BYTES / max(sequence, 1))))
     listed = _Chunks.of(_counting(weights, pairs), blocks, by_documents)
     for i, block in enumerate(blocks):
         outer.open(block)
@@ -193,10 +198,13 @@ def _counting(weights: BlockWeights, pairs: Listed) -> Listed:
     return pairs[0][kept], pairs[1][kept], amount[kept]
 
 
-def _add_block(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], at: tuple[int, int]) -> None:
+def _add_block(
+    weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], at: tuple[int, int], kept: KeptBlocks | None
+) -> None:
     rows, columns = grid.q_blocks[at[0]], grid.d_blocks[at[1]]
     q, d = grid.q_parts[at[0]], grid.d_parts[at[1]]
-    scores, winners = weights.p.kernels.scores_and_winners(q, d)
+    stays = None if kept is None else kept.get(rows, columns)
+    scores, winners = stays or weights.p.kernels.scores_and_winners(q, d)
     grad = weights.of_block(scores, rows, columns)
     weights.p.kernels.add_gradients(grad, q, d, winners, sums[0].of(rows), sums[1].of(columns))
 

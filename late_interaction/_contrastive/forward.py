@@ -9,6 +9,7 @@ from torch import Tensor
 
 from late_interaction._contrastive import tail
 from late_interaction._contrastive.blocks import panels
+from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block, Tokens, even_blocks
@@ -24,27 +25,35 @@ class Taker(Protocol):
         """The logits of a block of queries with a run of blocks of documents."""
 
 
-def score_shard(p: Problem, grid: Grid, to: Taker) -> None:
-    """Scores every query with every document of the shard."""
+def score_shard(p: Problem, grid: Grid, to: Taker, kept: KeptBlocks | None = None) -> None:
+    """Scores every query with every document of the shard, and keeps blocks for the backward."""
     runs = panels(grid.d_blocks, max((b - a for a, b in grid.q_blocks), default=0))
     for rows, queries in zip(grid.q_blocks, grid.q_parts, strict=True):
         first = 0
         for run in runs:
             documents = grid.d_parts[first : first + len(run)]
             first += len(run)
-            to.take(p, _panel(p, queries, documents, run), rows, run)
+            blocks = list(zip(documents, run, strict=True))
+            to.take(p, _panel(p, (queries, rows), blocks, kept), rows, run)
 
 
-def _panel(p: Problem, queries: Tokens, documents: list[Tokens], run: list[Block]) -> Tensor:
+def _panel(
+    p: Problem, row: tuple[Tokens, Block], run: list[tuple[Tokens, Block]], kept: KeptBlocks | None
+) -> Tensor:
     """The logits of a block of queries with a run of blocks of documents."""
-    panel: Tensor | None = None
-    for part, (begin, end) in zip(documents, run, strict=True):
-        scores = p.kernels.scores(queries, part)
+    queries, rows = row
+    first, panel = run[0][1][0], None
+    for part, (begin, end) in run:
+        if kept is not None and kept.has_room(queries, part):
+            scores, winners = p.kernels.scores_and_winners(queries, part)
+            kept.keep(rows, (begin, end), scores, winners)
+        else:
+            scores = p.kernels.scores(queries, part)
         if len(run) == 1:
-            return scores.div_(p.temperature)
+            return scores.div_(p.temperature) if kept is None else scores / p.temperature
         if panel is None:
-            panel = scores.new_empty(scores.shape[0], run[-1][1] - run[0][0])
-        torch.div(scores, p.temperature, out=panel[:, begin - run[0][0] : end - run[0][0]])
+            panel = scores.new_empty(scores.shape[0], run[-1][1][1] - first)
+        torch.div(scores, p.temperature, out=panel[:, begin - first : end - first])
     assert panel is not None
     return panel
 

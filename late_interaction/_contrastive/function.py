@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._contrastive import backward, forward
+from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Grid, sum_dtype
 from late_interaction._contrastive.reduction import Kept, factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.ring import Ring
@@ -68,20 +69,21 @@ def _forward(
     if H is not None and call.h is not None and p.each:
         forward.score_own(p, q, call.h.with_values(H), rows.add)
     lists: list[PairList] = []
+    blocks = None if p.tail else call.kept_blocks(Q)
     for step, (_, documents, _) in enumerate(ring.shards(d)):
         grid = Grid.of(p.kernels, q, documents)
         found = PairList() if p.tail and call.keeps else None
         to = forward.SoftmaxPass(rows, columns, found, step == 0)
         if found is not None:
             to.starts = forward.label_logits(p, grid, to)
-        forward.score_shard(p, grid, to)
+        forward.score_shard(p, grid, to, blocks)
         if found is not None:
             found.finish()
             lists.append(found)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)
     loss, counts = loss_and_counts(p, call, rows, columns)
-    return loss, Kept(rows, columns, lists, counts)
+    return loss, Kept(rows, columns, lists, counts, blocks)
 
 
 def _pass_columns(ring: Ring, step: int, columns: RunningSoftmax) -> RunningSoftmax:
@@ -115,6 +117,10 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
 
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
     lists = [([put(x) for x in found.tensors(kept.rows.weight)], found.dense) for found in kept.lists]
+    keys = None if kept.blocks is None else kept.blocks.keys()
+    first_of_blocks = len(tensors)
+    if kept.blocks is not None:
+        tensors.extend(kept.blocks.tensors())
 
     def rebuild(saved: list[Tensor]) -> Kept:
         def take(place: int) -> Tensor | None:
@@ -127,7 +133,8 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
             PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense)
             for (i, j, k), dense in lists
         ]
-        return Kept(sums(rows), sums(columns), found, saved[0])
+        blocks = None if keys is None else KeptBlocks.from_saved(keys, saved[first_of_blocks:])
+        return Kept(sums(rows), sums(columns), found, saved[0], blocks)
 
     return tensors, rebuild
 
@@ -159,14 +166,14 @@ def _backward(
     elif H is not None and needs[2]:
         grad_h = torch.zeros_like(H)
 
-    def of_shard(step: int, travelled: Tensor | None) -> tuple[backward.Weights, backward.Found | None]:
+    def of_shard(step: int, travelled: Tensor | None) -> tuple[backward.Weights, backward.Given]:
         of_columns = None
         if travelled is not None:
             maximum, scale, factor = travelled.unbind(0)
             of_columns = SoftmaxWeights(maximum, scale, factor, some_ignored=True)
         weights = backward.Weights(p, rows, of_columns, step == 0)
         if not kept.lists:
-            return weights, None
+            return weights, kept.blocks
         return weights, backward.Found(kept.lists[step].tensors(rows.maximum), kept.lists[step].dense)
 
     extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.shards import Call, reduced, row_factor
 from late_interaction._contrastive.softmax import RunningSoftmax
@@ -20,6 +21,7 @@ class Kept:
     columns: RunningSoftmax | None
     lists: list[PairList]
     counts: Tensor  # of queries, and of documents, that the loss is the mean over
+    blocks: KeptBlocks | None = None
 
 
 def loss_and_counts(

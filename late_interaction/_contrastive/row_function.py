@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from late_interaction._contrastive import backward, forward
 from late_interaction._contrastive.arguments import Arguments
+from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.pairwise import Pairwise
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
@@ -53,7 +54,7 @@ def row_loss(name: str, given: Arguments, loss: RowLoss, needs_positives: bool =
         given.kernels, options.temperature, Labels(options.labels), None, 0.0, 0.0, classes,
         sum(given.ring.queries), sides.each, False,
     )  # fmt: skip
-    call = Call.of(problem, sides, options.reduction, given.ring, given.scale, given.keeps)
+    call = Call.of(problem, given)
     row_call = RowCall(call, loss, needs_positives, name)
     q, d, h = sides.q, sides.d, sides.h
     number = None if options.own is None else options.own.bias
@@ -85,16 +86,22 @@ class BlockwiseFunction(Function):
         row_call: RowCall,
     ) -> Tensor:
         with without_autocast(Q.device.type):
-            sums = _sums_of_blocks((Q, D, H), temperature, bias, row_call)
-            return _finish(ctx, sums, (Q, D, H), temperature, bias, row_call)
+            # The backward of a list of pairs has no blocks.
+            listed = isinstance(row_call.row_loss, Pairwise)
+            blocks = None if listed else row_call.call.kept_blocks(Q)
+            sums = _sums_of_blocks((Q, D, H), temperature, bias, row_call, blocks)
+            ctx.keys = None if blocks is None else blocks.keys()
+            tensors = (Q, D, H, *(() if blocks is None else blocks.tensors()))
+            return _finish(ctx, sums, tensors, temperature, bias, row_call)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Gradients:
-        (Q, D, H), state = _saved(ctx)
+        (Q, D, H, *kept), state = _saved(ctx)
+        blocks = None if ctx.keys is None else KeptBlocks.from_saved(ctx.keys, kept)
 
         def gradients() -> Gradients:
             with without_autocast(Q.device.type):
-                return _gradients_of_blocks(grad, (Q, D, H), state, ctx.needs_input_grad)
+                return _gradients_of_blocks(grad, (Q, D, H), state, ctx.needs_input_grad, blocks)
 
         tensors = (grad, Q, D, H, state.problem.temperature, state.bias)
         return *once(ctx.row_call.name, gradients, tensors), None
@@ -174,6 +181,7 @@ def _sums_of_blocks(
     temperature: Tensor | float,
     bias: Tensor | None,
     row_call: RowCall,
+    blocks: KeptBlocks | None,
 ) -> RowSums:
     (Q, D, H), call = inputs, row_call.call
     p, ring = replace(call.problem, temperature=temperature), call.ring
@@ -191,12 +199,16 @@ def _sums_of_blocks(
         forward.score_own(p, q, call.h.with_values(H), take)
     for step, (owner, documents, _) in enumerate(ring.shards(d)):
         to = RowPass(loss, sums, sum(ring.documents[:owner]), step == 0)
-        forward.score_shard(p, Grid.of(p.kernels, q, documents), to)
+        forward.score_shard(p, Grid.of(p.kernels, q, documents), to, blocks)
     return sums
 
 
 def _gradients_of_blocks(
-    grad: Tensor, inputs: tuple[Tensor, Tensor, Tensor | None], state: _State, needs: tuple[bool, ...]
+    grad: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    state: _State,
+    needs: tuple[bool, ...],
+    blocks: KeptBlocks | None,
 ) -> Gradients:
     """The gradients of Q, D, hard negatives, temperature and bias."""
     Q, D, H = inputs
@@ -213,14 +225,14 @@ def _gradients_of_blocks(
     elif H is not None and needs[2]:
         grad_H = torch.zeros_like(H)
 
-    def of_shard(step: int, _: Tensor | None) -> tuple[RowWeights, backward.Found | None]:
+    def of_shard(step: int, _: Tensor | None) -> tuple[RowWeights, backward.Given]:
         owner, own = ring.owner(step), step == 0
         first = sum(ring.documents[:owner])
-        weights, found = RowWeights(p, loss, sums, scaled, first, own), None
+        weights = RowWeights(p, loss, sums, scaled, first, own)
         if isinstance(loss, Pairwise):
             shard = (first, first + ring.documents[owner])
-            found = backward.Found(loss.pairs(sums, p.labels if own else None, shard), set())
-        return weights, found
+            return weights, backward.Found(loss.pairs(sums, p.labels if own else None, shard), set())
+        return weights, blocks
 
     grad_D = add_shards(call, p, q_sums, call.d.with_values(D), needs[1], of_shard)
     grad_Q = q_sums.finished() if needs[0] else None

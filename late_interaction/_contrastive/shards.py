@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._contrastive import backward
-from late_interaction._contrastive.check import Sides
+from late_interaction._contrastive.arguments import Arguments
+from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.labels import ignored
 from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.ring import Exchange, Ring
@@ -75,11 +76,21 @@ class Call:
     ring: Ring
     scale: float  # of the loss: the number of processes, or 1
     keeps: bool  # a backward will follow
+    kept_bytes: int | None  # of blocks from the forward to the backward; None: the device's default
 
     @staticmethod
-    def of(problem: Problem, sides: Sides, reduction: str, ring: Ring, scale: float, keeps: bool) -> "Call":
+    def of(problem: Problem, given: Arguments) -> "Call":
+        sides, options = given.sides, given.options
         h = None if sides.h is None else Form.of(sides.h)
-        return Call(problem, Form.of(sides.q), Form.of(sides.d), h, reduction, ring, scale, keeps)
+        forms = Form.of(sides.q), Form.of(sides.d), h
+        kept = options.kept_bytes
+        return Call(problem, *forms, options.reduction, given.ring, given.scale, given.keeps, kept)
+
+    def kept_blocks(self, like: Tensor) -> KeptBlocks | None:
+        """Where the forward keeps blocks; None: it keeps none."""
+        if not self.keeps or self.ring.world > 1:
+            return None
+        return KeptBlocks.of(self.problem.kernels, self.kept_bytes, like.device.type)
 
 
 def reduced(
@@ -122,11 +133,12 @@ def add_shards(
     q_sums: backward.Sums,
     d: Tokens,
     needs_d: bool,
-    of_shard: Callable[[int, Tensor | None], tuple[backward.BlockWeights, backward.Found | None]],
+    of_shard: Callable[[int, Tensor | None], tuple[backward.BlockWeights, backward.Given]],
     extra: Tensor | None = None,
 ) -> Tensor | None:
     """Adds the gradients of the queries to their sums, and returns that of the documents. ``of_shard``: the
-    weights of a step's shard, and its listed pairs, from ``extra``, which goes with the documents."""
+    weights of a step's shard, and what the forward over it hands on; from ``extra``, which goes with the
+    documents."""
     ring, d_sums, under_way = call.ring, backward.Sums(d), None
     alone = ring.world == 1
     if alone and not (q_sums.needed or needs_d):
@@ -134,8 +146,8 @@ def add_shards(
     wants = needs_d if alone else ring.needs_gradient
     for step, (_, documents, travelled) in enumerate(ring.shards(d, extra)):
         d_sums = _sums(documents, wants, not alone or q_sums.out is not None)
-        weights, found = of_shard(step, travelled)
-        backward.add_gradients(weights, Grid.of(p.kernels, q_sums.tokens, documents), (q_sums, d_sums), found)
+        weights, given = of_shard(step, travelled)
+        backward.add_gradients(weights, Grid.of(p.kernels, q_sums.tokens, documents), (q_sums, d_sums), given)
         under_way = _pass_on(ring, step, d_sums, under_way)
     if under_way is not None:
         d_sums = backward.Sums(d, under_way.wait()[0])

@@ -66,11 +66,13 @@ xtr_winners = torch.ops.late_interaction.xtr_winners.default
 cuda_capability = torch.ops.late_interaction.cuda_capability.default
 forced_plan = torch.ops.late_interaction.forced_plan.default
 explain_plan = torch.ops.late_interaction.explain_plan.default
+explain_packed_plan = torch.ops.late_interaction.explain_packed_plan.default
 explain_residual_plan = torch.ops.late_interaction.explain_residual_plan.default
 
 __all__ = [
     "cuda_capability",
     "cuda_missing",
+    "explain_packed_plan",
     "explain_plan",
     "explain_residual_plan",
     "forced_plan",

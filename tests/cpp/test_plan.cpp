@@ -1,5 +1,6 @@
 // The planner by itself: no PyTorch, no CUDA, no GPU.
 #include "../../csrc/plan/forward_candidates.h"
+#include "../../csrc/plan/l2_parts.h"
 #include "../../csrc/plan/pairs.h"
 #include "../../csrc/plan/plaid.h"
 #include "../../csrc/plan/plan.h"
@@ -234,6 +235,52 @@ void test_no_warpgroup_idles_beside_winners() {
   EXPECT(left(256, 1000, 300, true, false).kernel == ForwardKernel::sm90_q);
 }
 
+// Of packed queries and documents of mean lengths.
+Sizes packed(int64_t queries, int64_t documents, int64_t Lq, int64_t Ld, int64_t d) {
+  return {Layout::in_batch, 1, documents, queries * Lq, Ld, d};
+}
+
+void check_packed_parts(const Sizes& s, Dtype dtype, const Device& device) {
+  const PackedParts parts = packed_backward_parts(s, dtype, device);
+  const int64_t row = s.d * element_bytes(dtype), sum = dtype == Dtype::fp32 ? 0 : 4 * s.d;
+  const bool by_documents = parts.documents < s.N, by_rows = parts.rows < s.Lq;
+  EXPECT(parts.documents >= 1 && parts.documents <= s.N && parts.rows >= 1 && parts.rows <= s.Lq);
+  if (by_documents) EXPECT(parts.documents * s.Ld * row <= device.l2_bytes / 4);
+  if (by_rows) EXPECT(parts.rows % 64 == 0 && (parts.rows - 64) * row <= device.l2_bytes / 8);
+  const int64_t taken = (by_documents ? sum * s.Lq : 0) + (by_rows ? (sum * s.Ld + 4 * parts.rows) * s.N : 0);
+  EXPECT(taken <= 2 * s.N * s.Lq);  // half of what winners of 4 bytes take
+  if (s.N >= 16384 && s.d <= 128) EXPECT(by_documents && by_rows);
+}
+
+void test_packed_gradients_have_parts_that_fit() {
+  for (const Device& device : {kH200, device_of_capability(86, 84)}) {
+    for (Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32}) {
+      for (int64_t B : {2048, 8192, 16384, 65536}) {
+        for (int64_t d : {64, 128, 768}) check_packed_parts(packed(B, B + 7, 32, 180, d), dtype, device);
+      }
+    }
+  }
+}
+
+void test_packed_gradients_without_parts() {
+  const auto is_whole = [](const Sizes& s, Dtype dtype) {
+    const PackedParts parts = packed_backward_parts(s, dtype, kH200);
+    return parts.documents == s.N && parts.rows == s.Lq && explain(s, parts).empty();
+  };
+  EXPECT(is_whole(packed(256, 256, 32, 180, 128), Dtype::bf16));    // it is over soon
+  EXPECT(is_whole(packed(2048, 2048, 32, 180, 128), Dtype::bf16));  // its parts take more than half of it
+  EXPECT(is_whole(packed(16384, 16384, 32, 180, 128), Dtype::fp64));
+  EXPECT(is_whole(packed(1, 1000000, 128, 180, 128), Dtype::bf16));  // few rows of Q
+  EXPECT(is_whole(packed(1 << 25, 2, 32, 40000, 8), Dtype::bf16));   // a pitch that no copy has
+  EXPECT(!is_whole(packed(1 << 22, 32, 32, 40000, 8), Dtype::bf16));
+}
+
+void test_packed_parts_can_be_read() {
+  const Sizes s = packed(16384, 16384, 32, 180, 128);
+  const std::string said = explain(s, packed_backward_parts(s, Dtype::bf16, kH200));
+  EXPECT(said.find("grad_Q by ") != std::string::npos && said.find("grad_D by ") != std::string::npos);
+}
+
 void test_a_plan_can_be_read() {
   const Sizes sizes{Layout::in_batch, 32, 32, 32, 300, 128};
   const ForwardPlan plan = plan_forward(sizes, {}, kH200);
@@ -253,6 +300,9 @@ int main() {
   test_a_plan_for_listed_pairs_has_a_unit_a_pair_and_fits();
   test_few_long_documents_are_cut_for_all_blocks();
   test_no_warpgroup_idles_beside_winners();
+  test_packed_gradients_have_parts_that_fit();
+  test_packed_gradients_without_parts();
+  test_packed_parts_can_be_read();
   test_a_plan_can_be_read();
   return failures != 0;
 }

@@ -8,6 +8,7 @@
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
 #include "backward.h"
+#include "backward_parts.h"
 #include "run.h"
 
 namespace late_interaction {
@@ -85,9 +86,15 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
     return {grads.Q, grads.D};
   }
   Sizes mean = s;
-  mean.Ld = std::max<int64_t>(1, s.Ld / s.N);
+  mean.Ld = mean_document(s);
+  const Device properties = device_properties(device);
+  const PackedParts parts = packed_backward_parts(mean, in.dtype, properties);
+  if (parts.documents < s.N || parts.rows < s.Lq) {
+    packed_gradients_by_parts({in, grad_scores, winners, properties}, parts, grads, stream);
+    return {grads.Q, grads.D};
+  }
   const BackwardPlan plan =
-      plan_backward(mean, in.dtype, reads_in_vectors(in), false, Backward::lowmem, device_properties(device));
+      plan_backward(mean, in.dtype, reads_in_vectors(in), false, Backward::lowmem, properties);
   BackwardArgs args{};
   take_winners(args, s, grad_scores, winners);
   launch_packed(in, plan, args, grads, stream);

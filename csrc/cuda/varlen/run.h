@@ -2,7 +2,6 @@
 // from the scores of all.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 
 #include "../forward/run.h"
@@ -17,11 +16,6 @@ struct PackedScores {
   int partial_rows = 0;  // query rows of a partial sum; 0: sums are the scores
   std::optional<PackedIndexBuffers> index;  // what args point to
 };
-
-// Tokens of a packed document, on average.
-inline int64_t mean_document(const Sizes& s) {
-  return std::max<int64_t>(1, s.Ld / std::max<int64_t>(s.N, 1));
-}
 
 // Scores all packed queries with all packed documents, into `call.scores` or into partial sums. mean: tokens
 // of a document.

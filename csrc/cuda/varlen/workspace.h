@@ -1,11 +1,18 @@
 // Tensors that launch_packed_index fills.
 #pragma once
 
+#include <algorithm>
+
 #include "../../common/tensors.h"
 #include "../runtime/op_helpers.h"
 #include "index.h"
 
 namespace late_interaction {
+
+// Tokens of a packed document, on average.
+inline int64_t mean_document(const Sizes& s) {
+  return std::max<int64_t>(1, s.Ld / std::max<int64_t>(s.N, 1));
+}
 
 // Where packed documents lie, and the query of each row.
 struct PackedIndexBuffers {

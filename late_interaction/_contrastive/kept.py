@@ -1,0 +1,71 @@
+"""Scores and winners of blocks that stay from the forward to the backward, of a batch that is too large to be
+kept as a whole.
+
+The backward takes the blocks that were kept, and computes the others again. Both give the same bits, so what
+is kept decides how long a step takes and not what it returns.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from late_interaction._contrastive.blocks import Kernels
+from late_interaction._contrastive.host_memory import available_bytes
+from late_interaction._contrastive.tokens import Block, Tokens
+from late_interaction.ops.winners import packed_winner_dtype, winner_dtype
+
+_Key = tuple[Block, Block]  # of queries and of documents
+
+
+@dataclass
+class KeptBlocks:
+    """Blocks in the order in which the forward comes to them, as long as there is room for them."""
+
+    limit: int | None  # bytes; None: while at least as much memory remains available as the blocks take
+    taken: int = 0
+    full: bool = False
+    blocks: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(kernels: Kernels, kept_bytes: int | None, device_type: str) -> "KeptBlocks | None":
+        """None: nothing is kept. Single tokens have no winners; and a GPU's memory is left to the caller,
+        unless he says how much of it may be taken."""
+        if kernels.way == "matrix" or (kept_bytes is None and device_type != "cpu"):
+            return None
+        return KeptBlocks(kept_bytes)
+
+    def has_room(self, q: Tokens, d: Tokens) -> bool:
+        """Whether the block of these queries and documents may be kept. Once there is no room, nothing is."""
+        if not self.full:
+            need = block_bytes(q, d)
+            limit = available_bytes() - need if self.limit is None else self.limit
+            self.full = self.taken + need > limit
+        return not self.full
+
+    def keep(self, rows: Block, columns: Block, scores: Tensor, winners: Tensor) -> None:
+        self.taken += scores.nbytes + winners.nbytes
+        self.blocks[rows, columns] = scores, winners
+
+    def get(self, rows: Block, columns: Block) -> tuple[Tensor, Tensor] | None:
+        return self.blocks.get((rows, columns))
+
+    # ---- for autograd, which frees tensors that it saves when the backward is over ----
+
+    def tensors(self) -> list[Tensor]:
+        return [x for pair in self.blocks.values() for x in pair]
+
+    def keys(self) -> list[_Key]:
+        return list(self.blocks)
+
+    @staticmethod
+    def from_saved(keys: list[_Key], tensors: list[Tensor]) -> "KeptBlocks":
+        pairs = zip(tensors[::2], tensors[1::2], strict=True)
+        return KeptBlocks(0, full=True, blocks=dict(zip(keys, pairs, strict=True)))
+
+
+def block_bytes(q: Tokens, d: Tokens) -> int:
+    """Of the scores and winners of every query with every document."""
+    query_tokens = q.values.numel() // max(q.values.shape[-1], 1)
+    score = 8 if q.values.itemsize == 8 else 4
+    winner = packed_winner_dtype(d.values.shape[0]) if d.packed else winner_dtype(d.values.shape[1])
+    return len(d) * (len(q) * score + query_tokens * winner.itemsize)

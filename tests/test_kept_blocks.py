@@ -1,0 +1,220 @@
+"""Blocks that a loss keeps from its forward to its backward: what they change (how often blocks are scored)
+and what they do not (a single bit of the result), and how much memory they may take."""
+
+import weakref
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction._contrastive import blocks, host_memory, kept
+from late_interaction._contrastive.blocks import Kernels
+from late_interaction._contrastive.tokens import Tokens
+from tests.contrast import batch, gradients, small_blocks
+
+T = 0.3
+NQ, ND, LQ = 10, 13, 5
+ALL = NQ * ND * (2 * LQ + 4)  # bytes of float32 inputs' scores and winners
+LOSSES = {
+    "contrastive": li.contrastive_loss,
+    "symmetric": lambda Q, D, **o: li.contrastive_loss(Q, D[:NQ], symmetric=True, **o),
+    "sigmoid": li.sigmoid_loss,
+    "recall": li.recall_loss,
+}
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """How often blocks have been scored with their winners."""
+    calls, ours = [], Kernels.scores_and_winners
+    monkeypatch.setattr(Kernels, "scores_and_winners", lambda *args: calls.append(0) or ours(*args))
+    return calls
+
+
+def same(one, other):
+    return torch.equal(one[0], other[0]) and all(map(torch.equal, one[1], other[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_budget_changes_time_and_no_bit(device, scored, masked, dtype):
+    Q, D = batch(NQ, ND, LQ, dtype=dtype, device=device)
+    q_mask = torch.rand(NQ, LQ, device=device) < 0.7 if masked else None
+    found, in_backward = [], []
+    with small_blocks():
+        for kept_bytes in (0, ALL // 3, ALL - 1):
+            loss = li.contrastive_loss(Q, D, temperature=T, q_mask=q_mask, kept_bytes=kept_bytes)
+            scored.clear()
+            found.append(gradients(loss, (Q, D)))
+            in_backward.append(len(scored))
+    assert same(found[0], found[1]) and same(found[0], found[2])
+    every, some, few = in_backward
+    assert every > some > few > 0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name):
+    Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
+    found, in_backward = [], []
+    for available in (0, ALL // 2, 1 << 30):
+        with small_blocks(available=available):
+            loss = LOSSES[name](Q, D, temperature=T)
+            scored.clear()
+            found.append(gradients(loss, (Q, D)))
+            in_backward.append(len(scored))
+    assert same(found[0], found[1]) and same(found[0], found[2])
+    assert in_backward[0] > in_backward[1] > in_backward[2] == 0
+
+
+def test_packed_blocks_are_kept(scored):
+    Q, D = (torch.randn(n, 8, requires_grad=True) for n in (31, 44))
+    cu_q = torch.tensor([0, 4, 4, 9, 20, 31], dtype=torch.int32)
+    cu_d = torch.tensor([0, 7, 20, 20, 30, 44], dtype=torch.int32)
+    found = []
+    for available in (0, 1 << 30):
+        with small_blocks(2, available=available):
+            options = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d}
+            loss = li.contrastive_loss(Q, D, temperature=T, **options)
+            scored.clear()
+            found.append(gradients(loss, (Q, D)))
+    assert same(*found) and not scored
+
+
+@pytest.mark.parametrize("name, options", [("pairwise", {}), ("tail", {"tail": 2.0**-10})])
+def test_lists_of_pairs_keep_no_blocks(monkeypatch, name, options):
+    monkeypatch.setattr(kept.KeptBlocks, "keep", lambda *args: pytest.fail("a block is kept"))
+    Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
+    with small_blocks(available=1 << 30):
+        loss = li.pairwise_loss if name == "pairwise" else li.contrastive_loss
+        loss(Q, D, temperature=T, **options).backward()
+
+
+def test_without_a_backward_nothing_is_kept(monkeypatch):
+    monkeypatch.setattr(kept.KeptBlocks, "keep", lambda *args: pytest.fail("a block is kept"))
+    Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
+    with small_blocks(available=1 << 30), torch.no_grad():
+        li.contrastive_loss(Q, D, temperature=T)
+
+
+def test_a_gpu_keeps_no_blocks_by_default():
+    padded, matrix = Kernels("padded", False, "highest"), Kernels("matrix", False, "highest")
+    assert kept.KeptBlocks.of(padded, None, "cuda") is None
+    assert kept.KeptBlocks.of(padded, 100, "cuda").limit == 100
+    assert kept.KeptBlocks.of(matrix, 100, "cpu") is None  # single tokens have no winners
+
+
+def test_blocks_are_freed_with_the_backward(device):
+    """Also while somebody holds the loss, as a list of losses does."""
+    Q, D = batch(NQ, ND, LQ, dtype=torch.float32, device=device)
+    found, keep = [], kept.KeptBlocks.keep
+
+    def watch(self, rows, columns, scores, winners):
+        found.append(weakref.ref(winners))
+        keep(self, rows, columns, scores, winners)
+
+    with small_blocks(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept.KeptBlocks, "keep", watch)
+        loss = li.contrastive_loss(Q, D, temperature=T, kept_bytes=ALL - 1)
+        assert found and any(x() is not None for x in found)
+        loss.backward()
+    assert all(x() is None for x in found) and loss.item() > 0
+
+
+def test_a_backward_may_be_repeated(device):
+    Q, D = batch(NQ, ND, LQ, dtype=torch.float32, device=device)
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T, kept_bytes=ALL - 1)
+        first = torch.autograd.grad(loss, (Q, D), retain_graph=True)
+        assert all(map(torch.equal, first, torch.autograd.grad(loss, (Q, D))))
+
+
+def test_as_much_memory_remains_as_is_kept(monkeypatch):
+    """Of blocks of one size, which take the memory that is available to them."""
+    q, d = Tokens(torch.empty(5, 6, 8)), Tokens(torch.empty(5, 7, 8))
+    need = kept.block_bytes(q, d)
+    assert need == 25 * (4 + 2 * 6)
+    memory = [10 * need]
+    monkeypatch.setattr(kept, "available_bytes", lambda: memory[0])
+    found = kept.KeptBlocks(None)
+    scores, winners = torch.empty(5, 5), torch.empty(5, 5, 6, dtype=torch.int16)
+    count = 0
+    while found.has_room(q, d):
+        found.keep((0, 5), (count, count + 5), scores, winners)
+        memory[0] -= need
+        count += 1
+    assert count == 5 and found.taken == 5 * need == memory[0]
+    memory[0] = 1000 * need
+    assert not found.has_room(q, d), "once there was none"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_bytes_of_a_block_are_those_that_it_takes(dtype):
+    for q, d in [
+        (Tokens(torch.randn(3, 5, 8).to(dtype)), Tokens(torch.randn(4, 7, 8).to(dtype))),
+        (Tokens(torch.randn(2, 5, 8).to(dtype)), Tokens(torch.randn(2, 65535, 8).to(dtype))),
+    ]:
+        x = blocks.Kernels("padded", False, "highest").scores_and_winners(q, d)
+        assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
+    offsets = torch.tensor([0, 4, 15], dtype=torch.int32)
+    q = d = Tokens(torch.randn(15, 8).to(dtype), None, offsets, (0, 4, 15))
+    x = blocks.Kernels("packed", False, "highest").scores_and_winners(q, d)
+    assert kept.block_bytes(q, d) == sum(t.nbytes for t in x)
+
+
+# ---- what is available ----
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:  2000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n"}
+
+
+def test_memory_without_control_groups(tmp_path):
+    assert host_memory.available_bytes(tmp_path) == 0
+    write(tmp_path, MEMINFO)
+    assert host_memory.available_bytes(tmp_path) == 1000 << 10
+    write(tmp_path, {"proc/self/cgroup": "0::/a\n"})  # whose files are not here
+    assert host_memory.available_bytes(tmp_path) == 1000 << 10
+
+
+def test_memory_within_control_groups(tmp_path):
+    top = "sys/fs/cgroup/"
+    write(tmp_path, MEMINFO | {
+        "proc/self/cgroup": "0::/a/b\n",
+        top + "a/memory.max": "600000\n", top + "a/memory.current": "500000\n",
+        top + "a/memory.stat": "anon 1\ninactive_file 30000\n",
+        top + "a/b/memory.max": "max\n", top + "a/b/memory.current": "400000\n",
+    })  # fmt: skip
+    assert host_memory.available_bytes(tmp_path) == 130000  # of the group around its own
+    write(tmp_path, {top + "a/b/memory.max": "400001\n"})
+    assert host_memory.available_bytes(tmp_path) == 1
+    write(tmp_path, {top + "a/b/memory.max": "1\n"})
+    assert host_memory.available_bytes(tmp_path) == 0
+
+
+def test_memory_within_control_groups_of_version_1(tmp_path):
+    top = "sys/fs/cgroup/memory/"
+    write(tmp_path, MEMINFO | {
+        "proc/self/cgroup": "5:cpu,cpuacct:/a\n4:memory:/a\n0::/\n",
+        top + "memory.limit_in_bytes": "9223372036854771712\n", top + "memory.usage_in_bytes": "7\n",
+    })  # fmt: skip
+    assert host_memory.available_bytes(tmp_path) == 1000 << 10
+    files = {"memory.limit_in_bytes": "5000\n", "memory.usage_in_bytes": "3000\n",
+             "memory.stat": "inactive_file 9\ntotal_inactive_file 100\n"}  # fmt: skip
+    write(tmp_path, {top + "a/" + name: text for name, text in files.items()})
+    assert host_memory.available_bytes(tmp_path) == 2100
+
+
+def test_memory_of_this_machine():
+    try:
+        with open("/proc/meminfo") as file:
+            total = next(int(line.split()[1]) for line in file if line.startswith("MemTotal:")) << 10
+    except OSError:
+        assert host_memory.available_bytes() == 0
+    else:
+        assert 0 < host_memory.available_bytes() <= total
