@@ -67,7 +67,7 @@ WeightMatrix parse_weights(const Tensor& weights, const Tensor& scores, LabelCol
                   "late_interaction: rows of weights must not overlap");
   vectors = vectors && weights.stride(0) % 4 == 0 &&
             is_aligned(weights.const_data_ptr(), 4 * weights.element_size());
-  return {.data = const_cast<void*>(weights.const_data_ptr()),
+  return {.data = weights.mutable_data_ptr(),
           .stride = weights.stride(0),
           .dtype = parse_dtype(type),
           .labels = labels,

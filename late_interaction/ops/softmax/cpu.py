@@ -30,16 +30,13 @@ def sums(scores: Tensor, inverse_temperature: Tensor, column_sums: Tensor) -> Te
     if scores.shape[0] == 0:
         return scores.new_empty(4, 0)
     of_columns, _ = _sums(scores.t(), inverse_temperature)
-    both = torch.maximum(column_sums[0], of_columns[0])
-    merged = torch.zeros_like(column_sums)
-    for part in (column_sums, of_columns):
-        moved = part[0] - both
-        keep = (moved * inverse_temperature).exp()
-        merged[1] += part[1] * keep
-        merged[2] += (part[2] + moved * part[1]) * keep
-        merged[3] += part[3]
-    merged[0] = both
-    column_sums.copy_(merged)
+    maximum, weight, moment, total = torch.stack((column_sums, of_columns), 1).unbind(0)
+    both = maximum.amax(0)
+    moved = maximum - both
+    keep = (moved * inverse_temperature).exp_()
+    moment = torch.addcmul(moment, moved, weight).mul_(keep)
+    column_sums[0] = both
+    column_sums[1:] = torch.stack((weight * keep, moment, total)).sum(1)
     return _sums(scores, inverse_temperature)[0]
 
 
