@@ -14,9 +14,9 @@ from late_interaction._contrastive.forward import own_blocks, own_part
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
 from late_interaction._contrastive.softmax import SoftmaxWeights
 from late_interaction._contrastive.tokens import Block, Tokens
+from late_interaction.ops._library import operators as _ops
 
 _WINNER_BYTES = 32 << 20  # of one call on listed pairs
-_ops = torch.ops.late_interaction
 
 
 @dataclass
