@@ -63,7 +63,7 @@ def install_as(name: str = "late_interaction_kernels") -> None:
             f"install_as({name!r}) came too late: {name} is imported already, from {where}; call it earlier"
         )
     sys.meta_path.insert(0, _Modules(name))
-    # Those that are loaded need no finder, which would bind them in the package: retrieve is a function there.
+    # A finder would bind each in the package, where retrieve is a function; so these are there already.
     for loaded in [x for x in sys.modules if x == _PACKAGE or x.startswith(f"{_PACKAGE}.")]:
         sys.modules[name + loaded.removeprefix(_PACKAGE)] = sys.modules[loaded]
 

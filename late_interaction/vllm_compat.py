@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.messages import abbreviate
 from late_interaction._compat import disabled, off, served
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, code_of, patch_places
@@ -107,20 +108,9 @@ def compute_maxsim_score_offsets(
         >>> compute_maxsim_score_offsets([query, other, query], hidden, [3, 0, 0], [1, 2, 2])
         tensor([4., 3., 3.])
     """
-    if not len(queries) == len(doc_offsets) == len(doc_lengths):
-        raise ValueError(
-            "queries, doc_offsets and doc_lengths must be equally long, got"
-            f" {len(queries)}, {len(doc_offsets)} and {len(doc_lengths)}"
-        )
-    if not len(queries):
+    spans = _checked_spans(queries, hidden, doc_offsets, doc_lengths)
+    if not spans:
         return torch.zeros(0, device=hidden.device)
-    spans = [(int(start), int(length)) for start, length in zip(doc_offsets, doc_lengths, strict=True)]
-    for start, length in spans:
-        if start < 0 or length < 0 or start + length > len(hidden):
-            raise ValueError(
-                f"a document must lie within the {len(hidden)} tokens of hidden, got offset {start} and"
-                f" length {length}"
-            )
     distinct, numbers = _distinct(queries)
     with torch.no_grad():
         segments = _segments(spans)
@@ -173,6 +163,36 @@ def compute_maxsim_score_batched(
 
 
 # ---- the documents' places ----
+
+
+def _checked_spans(
+    queries: Sequence[Tensor], hidden: Tensor, doc_offsets: Sequence[int], doc_lengths: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The offset and the length of each pair's document."""
+    if not isinstance(hidden, Tensor) or hidden.dim() != 2:
+        raise TypeError(f"hidden must be a tensor [tokens, d], got {abbreviate(hidden)}")
+    if not len(queries) == len(doc_offsets) == len(doc_lengths):
+        raise ValueError(
+            "queries, doc_offsets and doc_lengths must be equally long, got"
+            f" {len(queries)}, {len(doc_offsets)} and {len(doc_lengths)}"
+        )
+    kind = (hidden.dtype, hidden.device, hidden.shape[1])
+    for query in queries:
+        if not isinstance(query, Tensor):
+            raise TypeError(f"queries must be tensors, got {abbreviate(query)}")
+        if query.dim() != 2 or (query.dtype, query.device, query.shape[1]) != kind:
+            raise ValueError(
+                f"queries must be [Lq, {kind[2]}], {kind[0]} and on {kind[1]}, as hidden is, got"
+                f" {abbreviate(query)} on {query.device}"
+            )
+    spans = [(int(start), int(length)) for start, length in zip(doc_offsets, doc_lengths, strict=True)]
+    for start, length in spans:
+        if start < 0 or length < 0 or start + length > len(hidden):
+            raise ValueError(
+                f"a document must lie within the {len(hidden)} tokens of hidden, got offset {start} and"
+                f" length {length}"
+            )
+    return spans
 
 
 def _one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int]] | None:
