@@ -10,6 +10,8 @@ variable asks for it. It needs nvcc, but neither a GPU nor a CUDA build of PyTor
 Environment:
   LATE_INTERACTION_WITH_CUDA      0: never build _cuda; 1: always, for every GPU where none is here to ask
   LATE_INTERACTION_CUDA_ARCHS     the GPUs of _cuda, such as "9.0a" or "8.0;9.0a"; "all": every one
+  LATE_INTERACTION_NAMESPACE      the operators are torch.ops.<namespace>.*; default: late_interaction.
+                                  Libraries of two namespaces load into one process
   LATE_INTERACTION_LOCAL_VERSION  local version of a wheel, such as "cu130" or "cpu"
   LATE_INTERACTION_REPOSITORY     URL of the repository that the long description of a wheel links to
   CUDA_HOME or CUDA_PATH          the CUDA toolkit; else nvcc on PATH, else /usr/local/cuda
@@ -43,6 +45,7 @@ OLDEST_SETUPTOOLS = 77  # the first that takes the licence of pyproject.toml as 
 OLDEST_GPU = 8
 # Machine code for 8.0 runs on 8.6 and 8.9 too, and the driver compiles PTX of 9.0 for GPUs newer than 9.0.
 ALL_ARCHS = "8.0;9.0a;9.0+PTX"
+ARCH_SEPARATORS = r"[;,\s]+"
 
 # Objects belong to the PyTorch they were compiled against, so they live with the environment that holds it
 # where that is in the checkout (.venv/build), else in build/.
@@ -96,6 +99,15 @@ def prefix_maps():
 
 
 HOST_FLAGS += prefix_maps()
+
+# Where operators are registered: host code alone knows (csrc/common/registration.h), not the kernels.
+NAMESPACE = os.environ.get("LATE_INTERACTION_NAMESPACE") or "late_interaction"
+if not re.fullmatch(r"[A-Za-z]\w*", NAMESPACE, re.ASCII):
+    stop(f"LATE_INTERACTION_NAMESPACE must be a name such as late_interaction_v2, got {NAMESPACE!r}.")
+if NAMESPACE != "late_interaction":
+    HOST_FLAGS.append(f"-DLATE_INTERACTION_NAMESPACE={NAMESPACE}")
+# A folder for each namespace, so that builds of two do not compile each other's objects again.
+OBJECTS = "objects" if NAMESPACE == "late_interaction" else f"objects-{NAMESPACE}"
 
 
 class Toolkit:
@@ -212,7 +224,7 @@ def choose():
 
 def arch_flags(archs):
     flags = []
-    for arch in re.split(r"[;,\s]+", archs):
+    for arch in re.split(ARCH_SEPARATORS, archs):
         match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", arch)
         if not match:
             stop(f"LATE_INTERACTION_CUDA_ARCHS is 'all' or like {ALL_ARCHS!r}, got {arch!r} in it.")
@@ -249,6 +261,7 @@ def cuda_extension(toolkit, archs):
     nvcc_flags += [f"-Xcompiler={','.join([*WARNINGS, *prefix_maps()])}", *TORCH_INCLUDES]
     nvcc_flags += [*arch_flags(archs), *build_cost_flags(toolkit)]
     host_flags = [*HOST_FLAGS, *WARNINGS, *TORCH_INCLUDES, "-isystem", str(toolkit.root / "include")]
+    host_flags.append(f"-DLATE_INTERACTION_CUDA_ARCHS={'_'.join(re.split(ARCH_SEPARATORS, archs))}")
     if any("sm_90a" in flag for flag in nvcc_flags):  # else its kernels are empty, and must not be chosen
         host_flags.append("-DLATE_INTERACTION_SM90A")
     ext = cpp_extension.CppExtension(
@@ -287,7 +300,7 @@ class BuildLibraries(cpp_extension.BuildExtension):
         if self.choice.toolkit:
             self.use_toolkit(self.choice.toolkit)
         # In every kind of build, of which setuptools gives some a temporary folder.
-        self.build_temp = str(BUILD / "objects")
+        self.build_temp = str(BUILD / OBJECTS)
         base = Path(self.build_temp)
         base.mkdir(parents=True, exist_ok=True)
         with open(base / ".lock", "w") as lock:

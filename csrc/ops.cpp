@@ -16,8 +16,7 @@
 // "medium" (bf16), "fp16" (what autocast to float16 asks for); the last two may be TF32. Other dtypes
 // multiply as they are, but with normalize perhaps as fp16 copies of unit rows (plan/operand_conversion.h).
 // backward names the gradient strategy: "auto", "lowmem", "unified".
-#include <torch/csrc/stable/library.h>
-
+#include "common/registration.h"
 #include "common/tensors.h"
 #include "plan/forward_candidates.h"
 #include "plan/forward_enumerate.h"
@@ -26,7 +25,7 @@
 #include "plan/plaid.h"
 #include "plan/plan.h"
 
-STABLE_TORCH_LIBRARY(late_interaction, m) {
+LATE_INTERACTION_LIBRARY(m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.
   m.def(
       "maxsim(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, bool normalize=False, "
@@ -380,8 +379,10 @@ std::string explain_residual_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld,
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("explain_plan", TORCH_BOX(&late_interaction::explain_plan));
   m.impl("explain_packed_plan", TORCH_BOX(&late_interaction::explain_packed_plan));
   m.impl("explain_residual_plan", TORCH_BOX(&late_interaction::explain_residual_plan));
 }
+
+LATE_INTERACTION_EMBED(namespace, LATE_INTERACTION_NAMESPACE)

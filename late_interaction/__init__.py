@@ -13,6 +13,7 @@ The operators themselves are ``torch.ops.late_interaction.*`` (see :mod:`late_in
 from late_interaction import ops, reference
 from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
+from late_interaction.alias import install_as, uninstall_as
 from late_interaction.alignment import Alignment, explain
 from late_interaction.alignment_plaid import explain_residual
 from late_interaction.alignment_plot import plot_alignment
@@ -25,13 +26,17 @@ from late_interaction.distillation import (
     margin_mse_loss,
 )
 from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
+from late_interaction.mteb_compat import patch_mteb, unpatch_mteb
 from late_interaction.padded import maxsim_padded
+from late_interaction.patches import patch_all, unpatch_all
 from late_interaction.plan import explain_plan
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
+from late_interaction.transformers_compat import patch_transformers, unpatch_transformers
 from late_interaction.varlen import maxsim_varlen
+from late_interaction.vllm_compat import patch_vllm, unpatch_vllm
 from late_interaction.xtr import xtr_scores
 
 __all__ = [
@@ -50,6 +55,7 @@ __all__ = [
     "explain",
     "explain_plan",
     "explain_residual",
+    "install_as",
     "margin_mse_loss",
     "maxsim",
     "maxsim_padded",
@@ -58,16 +64,25 @@ __all__ = [
     "maxsim_with_winners",
     "ops",
     "pairwise_loss",
+    "patch_all",
     "patch_colpali_engine",
+    "patch_mteb",
     "patch_pylate",
     "patch_sentence_transformers",
+    "patch_transformers",
+    "patch_vllm",
     "plot_alignment",
     "recall_loss",
     "reference",
     "retrieve",
     "sigmoid_loss",
+    "uninstall_as",
+    "unpatch_all",
     "unpatch_colpali_engine",
+    "unpatch_mteb",
     "unpatch_pylate",
     "unpatch_sentence_transformers",
+    "unpatch_transformers",
+    "unpatch_vllm",
     "xtr_scores",
 ]

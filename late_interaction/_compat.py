@@ -1,11 +1,12 @@
-"""What the patches of other libraries share: which calls they take over, the versions of what they patch, and
-their errors."""
+"""What the patches of other libraries share: which calls they take over, what turns them off, the versions of
+what they patch, and their errors."""
 
 import functools
 import importlib.metadata
 import os
 import re
 import textwrap
+import warnings
 
 import torch
 from torch import Tensor
@@ -13,15 +14,50 @@ from torch import Tensor
 from late_interaction import ops
 from late_interaction._checks.tensors import FLOATS, is_autocasting
 
-__all__ = ["brief_cause", "nothing_to_patch", "package_at_least", "served"]
+__all__ = [
+    "brief_cause",
+    "disabled",
+    "has_kernels",
+    "installed_release",
+    "nothing_to_patch",
+    "off",
+    "package_at_least",
+    "served",
+]
+
+DISABLE = "LATE_INTERACTION_DISABLE"
 
 
-def served(Q: Tensor, D: Tensor) -> bool:
-    """Whether the kernels take these embeddings, and ``LATE_INTERACTION_DISABLE=1`` does not forbid it."""
+def disabled(package: str) -> bool:
+    """Whether the environment turns the patch of this package off: ``LATE_INTERACTION_DISABLE`` is 1, which
+    turns off all, or names it, as in ``pylate,mteb``."""
+    said = os.environ.get(DISABLE)
+    return said is not None and (said == "1" or package in _names(said))
+
+
+@functools.lru_cache
+def _names(said: str) -> frozenset[str]:
+    return frozenset(name.strip().lower().replace("_", "-") for name in said.split(","))
+
+
+def off(patch: str, package: str) -> bool:
+    """Whether a patch is to do nothing, as the environment turns it off. Warns of it."""
+    if disabled(package):
+        warnings.warn(
+            f"{patch}() did nothing: {DISABLE}={os.environ[DISABLE]} turns it off",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return True
+    return False
+
+
+def served(Q: Tensor, D: Tensor, package: str = "") -> bool:
+    """Whether the kernels take these embeddings, and the environment does not turn the patch off."""
     return (
-        os.environ.get("LATE_INTERACTION_DISABLE") != "1"
+        not disabled(package)
         and Q.device == D.device
-        and _has_kernels(Q.device)
+        and has_kernels(Q.device)
         and Q.dtype in FLOATS
         and D.dtype in FLOATS
         and (Q.dtype == D.dtype or is_autocasting(Q))
@@ -32,7 +68,8 @@ def served(Q: Tensor, D: Tensor) -> bool:
 
 
 @functools.cache
-def _has_kernels(device: torch.device) -> bool:
+def has_kernels(device: torch.device) -> bool:
+    """Whether there are kernels for tensors on this device."""
     if device.type != "cuda":
         return device.type == "cpu"
     return ops.cuda_missing is None and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -40,13 +77,13 @@ def _has_kernels(device: torch.device) -> bool:
 
 def package_at_least(name: str, minimum: str) -> bool:
     """Whether the installed release of a package is ``minimum`` or later; one not installed is not."""
-    installed = _installed(name)
+    installed = installed_release(name)
     return installed is not None and _release(installed) >= _release(minimum)
 
 
 def nothing_to_patch(patch: str, package: str, releases: str, cause: Exception | None) -> ImportError:
     """The error of a patch that patched nothing: names the installed release and why it cannot be patched."""
-    needed, installed = f"{patch}() needs {package} {releases}", _installed(package)
+    needed, installed = f"{patch}() needs {package} {releases}", installed_release(package)
     absent = isinstance(cause, ModuleNotFoundError) and cause.name == package.replace("-", "_")
     if installed is None and (absent or cause is None):
         return ImportError(f"{needed}, and found none")
@@ -61,7 +98,8 @@ def brief_cause(cause: Exception) -> str:
     return textwrap.shorten(f"{type(cause).__name__}: {cause}", 300, placeholder=" ...")
 
 
-def _installed(package: str) -> str | None:
+def installed_release(package: str) -> str | None:
+    """The release of a package that is installed, if one is."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_send_bytes = torch.ops.late_interaction.send_bytes_.default
+from late_interaction.ops._library import operators
+
+_send_bytes = operators.send_bytes_.default
 
 # The first document's index, the documents, and their rows of the other tensors.
 Chunk = tuple[int, Tensor, list[Tensor | None]]

@@ -7,35 +7,34 @@ asked for anything else (a smooth maximum), they are einsum's. So every option o
 From 0.3.17 on ``COLPALI_SCORES_BACKEND`` selects a backend for each call: ``auto`` and ``lik`` come here.
 
 A call that the kernels do not serve (another device, integers) goes where it went before, and so does every
-call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1.
+call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names colpali-engine.
 """
 
-import importlib
 import inspect
 import sys
 import types
-import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from late_interaction._compat import brief_cause, nothing_to_patch, package_at_least, served
+from late_interaction._compat import off, package_at_least, served
 from late_interaction._maxsim import maxsim, maxsim_pairs
+from late_interaction._patches.exchange import Exchanges
+from late_interaction._patches.places import Library, Place, attribute_of, patch_places
 
 __all__ = ["patch_colpali_engine", "unpatch_colpali_engine"]
 
-_RELEASES = "0.3.10 to 0.3.18"
+_LIBRARY = Library("colpali-engine", "colpali-engine", "0.3.10 to 0.3.18", "patch_colpali_engine")
 _LOSSES = "colpali_engine.loss.late_interaction_losses"
 _PROCESSOR = "colpali_engine.utils.processing_utils"
 _BACKEND = "colpali_engine.utils._lik_backend"
 
-_Place = tuple[str, str]  # a module, and a path of attributes in it
-_SCORE_MULTI_VECTOR: _Place = (_PROCESSOR, "BaseVisualRetrieverProcessor.score_multi_vector")
+_SCORE_MULTI_VECTOR = (_PROCESSOR, "BaseVisualRetrieverProcessor.score_multi_vector")
 
-# The module or class that was patched, and what it had there; empty while nothing is patched.
-_ORIGINAL: dict[_Place, tuple[Any, Any]] = {}
+_EXCHANGES = Exchanges()
 
 
 def patch_colpali_engine() -> None:
@@ -48,7 +47,8 @@ def patch_colpali_engine() -> None:
     nothing.
 
     Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` in the environment turns the patch off, call by call.
+        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=colpali-engine``) in the environment turns the patch off,
+            call by call.
 
     Returns:
         None.
@@ -57,7 +57,8 @@ def patch_colpali_engine() -> None:
         ImportError: colpali-engine is not installed, or does not import; the message says why.
 
     Warns:
-        RuntimeWarning: colpali-engine lacks a class that was to be patched.
+        RuntimeWarning: colpali-engine lacks a class that was to be patched, or the environment turns the
+            patch off.
 
     Example:
         >>> from late_interaction import patch_colpali_engine, unpatch_colpali_engine
@@ -65,32 +66,8 @@ def patch_colpali_engine() -> None:
         >>> loss = ColbertNegativeCELoss()(Q, D, D_neg)  # doctest: +SKIP
         >>> unpatch_colpali_engine()
     """
-    if _ORIGINAL:
-        return
-    surface = _surface()
-    modules, causes = _imported({module for module, _ in surface})
-    missed = []
-    for place, replacement in surface.items():
-        try:
-            holder, name = _resolve(modules[place[0]], place[1])
-            original = inspect.getattr_static(holder, name)
-        except (KeyError, AttributeError):
-            missed.append(".".join(place))
-            continue
-        _ORIGINAL[place] = holder, original
-        setattr(holder, name, replacement(original))
-    if not _ORIGINAL:
-        cause = next(iter(causes.values()), None)
-        raise nothing_to_patch("patch_colpali_engine", "colpali-engine", _RELEASES, cause) from cause
-    if missed:
-        reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
-        reasons += [f"it may have been refactored; {_RELEASES} are known"] * (not reasons)
-        warnings.warn(
-            f"patch_colpali_engine() did not find {', '.join(missed)}: whatever computes there stays"
-            f" colpali-engine's own; {', '.join(reasons)}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
+        patch_places(_LIBRARY, _surface(), _EXCHANGES)
 
 
 def unpatch_colpali_engine() -> None:
@@ -106,9 +83,7 @@ def unpatch_colpali_engine() -> None:
         >>> from late_interaction import unpatch_colpali_engine
         >>> unpatch_colpali_engine()
     """
-    for (_, path), (holder, original) in _ORIGINAL.items():
-        setattr(holder, path.split(".")[-1], original)
-    _ORIGINAL.clear()
+    _EXCHANGES.restore()
 
 
 # ---- what is put in place of colpali-engine's functions ----
@@ -117,7 +92,7 @@ def unpatch_colpali_engine() -> None:
 def patched_score_multi_vector(
     qs: Any, ps: Any, batch_size: int = 128, device: str | torch.device | None = None
 ) -> Tensor:
-    return _with_maxsim(_ORIGINAL[_SCORE_MULTI_VECTOR][1].__func__)(qs, ps, batch_size, device)
+    return _with_maxsim(_EXCHANGES.had("score_multi_vector").__func__)(qs, ps, batch_size, device)
 
 
 def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -155,7 +130,7 @@ def _fits(score: Callable[..., Tensor], Q: Tensor, D: Tensor, document_rank: int
         Q.dim() == 3
         and D.dim() == document_rank
         and not (own_documents and Q.shape[0] != D.shape[0])
-        and served(Q, D)
+        and served(Q, D, "colpali-engine")
     )
 
 
@@ -239,37 +214,18 @@ _TORCH = _Torch("torch")
 # ---- where they are put ----
 
 
-def _surface() -> dict[_Place, Callable[[Any], Any]]:
-    """The places, and what makes a replacement of what stands there."""
+def _surface() -> list[Place]:
     heads = ["ColbertLoss", "ColbertPairwiseCELoss", "ColbertNegativeCELoss", "ColbertPairwiseNegativeCELoss"]
     if package_at_least("colpali-engine", "0.3.13"):
         heads.append("ColbertSigmoidLoss")
-    surface: dict[_Place, Callable[[Any], Any]] = {
-        _SCORE_MULTI_VECTOR: lambda _: staticmethod(patched_score_multi_vector)
-    }
-    for head in heads:
-        surface[_LOSSES, f"{head}.forward"] = _with_maxsim
+    places: list[Place] = [
+        (*_SCORE_MULTI_VECTOR, _made_by(lambda _: staticmethod(patched_score_multi_vector)))
+    ]
+    places += [(_LOSSES, f"{head}.forward", _made_by(_with_maxsim)) for head in heads]
     if package_at_least("colpali-engine", "0.3.17"):
-        surface[_BACKEND, "maxsim_inbatch_lik"] = _grid_of_backend
-        surface[_BACKEND, "maxsim_kd_lik"] = _candidates_of_backend
-    return surface
+        places.append((_BACKEND, "maxsim_inbatch_lik", _made_by(_grid_of_backend)))
+        places.append((_BACKEND, "maxsim_kd_lik", _made_by(_candidates_of_backend)))
+    return places
 
 
-def _imported(names: set[str]) -> tuple[dict[str, types.ModuleType], dict[str, Exception]]:
-    """Modules by name, and why those that are not among them did not import."""
-    modules, causes = {}, {}
-    for name in sorted(names):
-        try:
-            modules[name] = importlib.import_module(name)
-        except Exception as cause:  # of whatever kind the packages that it needs raise
-            causes[name] = cause
-    return modules, causes
-
-
-def _resolve(module: types.ModuleType, path: str) -> tuple[Any, str]:
-    """The module or class that holds the last name of the path."""
-    *outer, name = path.split(".")
-    holder: Any = module
-    for part in outer:
-        holder = getattr(holder, part)
-    return holder, name
+_made_by = partial(attribute_of, _EXCHANGES)

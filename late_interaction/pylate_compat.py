@@ -5,9 +5,10 @@ they are held. From 1.5.1 on it selects a backend for each call: ``auto`` and ``
 ``flash`` stay what they are.
 
 A call that the kernels do not serve (another device, integers) goes where it went before, and so does every
-call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1.
+call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names pylate.
 """
 
+import functools
 import importlib
 import inspect
 import sys
@@ -19,13 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._compat import nothing_to_patch, package_at_least, served
+from late_interaction import _compat
+from late_interaction._compat import nothing_to_patch, off, package_at_least
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction.xtr import xtr_scores
 
 __all__ = ["patch_pylate", "unpatch_pylate"]
 
 _RELEASES = "1.3.3 to 1.6"
+served = functools.partial(_compat.served, package="pylate")
 
 # What PyLate had under a name, and what it has in place of it; empty while nothing is patched.
 _ORIGINAL: dict[str, Any] = {}
@@ -40,7 +43,8 @@ def patch_pylate() -> None:
     that it finds. A second call changes nothing.
 
     Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` in the environment turns the patch off, call by call.
+        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=pylate``) in the environment turns the patch off, call by
+            call.
 
     Returns:
         None.
@@ -49,7 +53,8 @@ def patch_pylate() -> None:
         ImportError: PyLate is not installed, or does not import; the message says why.
 
     Warns:
-        RuntimeWarning: PyLate lacks a function that was to be exchanged.
+        RuntimeWarning: PyLate lacks a function that was to be exchanged, or the environment turns the patch
+            off.
 
     Example:
         >>> from late_interaction import patch_pylate, unpatch_pylate
@@ -57,7 +62,7 @@ def patch_pylate() -> None:
         >>> loss = pylate.losses.Contrastive(model=model)  # doctest: +SKIP
         >>> unpatch_pylate()
     """
-    if _ORIGINAL:
+    if _ORIGINAL or off("patch_pylate", "pylate"):
         return
     try:
         replacements, captures = _surface()

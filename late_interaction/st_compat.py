@@ -5,31 +5,28 @@ functions that hold them are reached whenever they were built. The losses over a
 retrieval evaluator get a method each.
 
 A call that the kernels do not serve (another device, another dtype) runs Sentence Transformers' own code, and
-so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1.
+so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names
+sentence-transformers.
 """
 
-import importlib
-import inspect
-import warnings
 from collections.abc import Callable
-from types import FunctionType
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from late_interaction._compat import brief_cause, nothing_to_patch
-from late_interaction._st import losses, originals, ranking
-from late_interaction._st.originals import COLBERT, SIMILARITY, XTR
+from late_interaction._compat import off
+from late_interaction._patches.places import Library, Place, code_of, patch_places
+from late_interaction._st import losses, ranking
+from late_interaction._st.originals import COLBERT, EXCHANGES, SIMILARITY, XTR
 
 __all__ = ["patch_sentence_transformers", "unpatch_sentence_transformers"]
 
-_RELEASES = "6.0 to 6.2"
+_LIBRARY = Library(
+    "sentence-transformers", "Sentence Transformers", "6.0 to 6.2", "patch_sentence_transformers"
+)
 _LOSSES = "sentence_transformers.multi_vector_encoder.losses"
 _EVALUATION = "sentence_transformers.multi_vector_encoder.evaluation"
-
-# The classes that got a method, its name, and what they themselves had by it; empty while nothing is patched.
-_METHODS: list[tuple[type, str, Any]] = []
-_INHERITED = object()
 
 
 def patch_sentence_transformers() -> None:
@@ -42,7 +39,8 @@ def patch_sentence_transformers() -> None:
     differentiated again. A second call changes nothing.
 
     Args:
-        None: ``LATE_INTERACTION_DISABLE=1`` in the environment turns the patch off, call by call.
+        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=sentence-transformers``) in the environment turns the
+            patch off, call by call.
 
     Returns:
         None.
@@ -52,7 +50,8 @@ def patch_sentence_transformers() -> None:
             the message says why.
 
     Warns:
-        RuntimeWarning: Sentence Transformers lacks something that was to be patched.
+        RuntimeWarning: Sentence Transformers lacks something that was to be patched, or the environment turns
+            the patch off.
 
     Example:
         >>> from late_interaction import patch_sentence_transformers, unpatch_sentence_transformers
@@ -60,32 +59,8 @@ def patch_sentence_transformers() -> None:
         >>> scores = model.similarity(queries, documents)      # doctest: +SKIP
         >>> unpatch_sentence_transformers()
     """
-    if _METHODS or originals.exchanged():
-        return
-    missed: list[str] = []
-    causes: dict[str, Exception] = {}
-    for module, name, patch in _SURFACE:
-        try:
-            found = patch(importlib.import_module(module), name)
-        except Exception as error:  # of whatever kind the packages that it needs raise
-            causes.setdefault(module, error)
-            found = False
-        if not found:
-            missed.append(f"{module}.{name}")
-    if not (_METHODS or originals.exchanged()):
-        cause = next(iter(causes.values()), None)
-        raise nothing_to_patch(
-            "patch_sentence_transformers", "sentence-transformers", _RELEASES, cause
-        ) from cause
-    if missed:
-        reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
-        reasons += [f"it may have been refactored; {_RELEASES} are known"] * (not reasons)
-        warnings.warn(
-            f"patch_sentence_transformers() did not find {', '.join(missed)}: whatever computes there stays"
-            f" Sentence Transformers' own; {', '.join(reasons)}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if not EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
+        patch_places(_LIBRARY, _SURFACE, EXCHANGES)
 
 
 def unpatch_sentence_transformers() -> None:
@@ -101,13 +76,7 @@ def unpatch_sentence_transformers() -> None:
         >>> from late_interaction import unpatch_sentence_transformers
         >>> unpatch_sentence_transformers()
     """
-    originals.restore()
-    for holder, name, own in _METHODS:
-        if own is _INHERITED:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, own)
-    _METHODS.clear()
+    EXCHANGES.restore()
 
 
 # ---- the code that functions run instead: in Sentence Transformers' namespace, with its signatures ----
@@ -202,25 +171,12 @@ def _xtr_scores(
 
 # ---- where they are put ----
 
-_Patch = Callable[[Any, str], bool]  # of a module and a name in it: whether that was found
+_code_of = partial(code_of, EXCHANGES)
 
 
-def _code_of(replacement: Any) -> _Patch:
-    """The function runs the replacement's code."""
-
-    def patch(module: Any, name: str) -> bool:
-        function = getattr(module, name, None)
-        if not isinstance(function, FunctionType) or function.__closure__ is not None:
-            return False
-        if [*inspect.signature(function).parameters] != [*inspect.signature(replacement).parameters]:
-            return False
-        originals.exchange(function, replacement.__code__)
-        return True
-
-    return patch
-
-
-def _method(name: str, replacement: Callable[[Any], Any], fits: Callable[[Any], bool]) -> _Patch:
+def _method(
+    name: str, replacement: Callable[[Any], Any], fits: Callable[[Any], bool]
+) -> Callable[[Any, str], bool]:
     """The class gets a method in the place of what it has or inherits."""
 
     def patch(module: Any, class_name: str) -> bool:
@@ -228,14 +184,13 @@ def _method(name: str, replacement: Callable[[Any], Any], fits: Callable[[Any], 
         original = getattr(holder, name, None)
         if not isinstance(holder, type) or not fits(original):
             return False
-        _METHODS.append((holder, name, vars(holder).get(name, _INHERITED)))
-        setattr(holder, name, replacement(original))
+        EXCHANGES.attribute(holder, name, replacement(original))
         return True
 
     return patch
 
 
-_SURFACE: list[tuple[str, str, _Patch]] = [
+_SURFACE: list[Place] = [
     (SIMILARITY, "maxsim", _code_of(_maxsim)),
     (SIMILARITY, "maxsim_pairwise", _code_of(_maxsim_pairwise)),
     (SIMILARITY, "_maxsim_score_documents", _code_of(_score_documents)),

@@ -246,4 +246,4 @@ def test_without_colpali_engine(monkeypatch):
     monkeypatch.setattr(colpali_compat, "_SCORE_MULTI_VECTOR", ("no_such_engine", "x.y"))
     with pytest.raises(ImportError, match=r"colpali-engine 0\.3\.10 to 0\.3\.18"):
         li.patch_colpali_engine()
-    assert not colpali_compat._ORIGINAL
+    assert not colpali_compat._EXCHANGES

@@ -67,12 +67,12 @@ def test_the_rest_is_not(what):
 def test_a_gpu_without_kernels_is_not_served(monkeypatch):
     from late_interaction import _compat
 
-    _compat._has_kernels.cache_clear()
+    _compat.has_kernels.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     try:
         assert not served(Q.cuda(), D.cuda())
     finally:
-        _compat._has_kernels.cache_clear()
+        _compat.has_kernels.cache_clear()
 
 
 # ---- what a patch says where there is nothing to patch ----
@@ -175,7 +175,7 @@ def test_what_does_not_import_is_named_beside_what_does(install):
         if name.startswith("colpali_engine"):
             del sys.modules[name]
     li.unpatch_colpali_engine()
-    assert "torch" not in loss.forward.__globals__ and not colpali_compat._ORIGINAL
+    assert "torch" not in loss.forward.__globals__ and not colpali_compat._EXCHANGES
 
 
 SCORES = "def colbert_scores(): pass\ndef colbert_kd_scores(): pass\n"

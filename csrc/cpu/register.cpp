@@ -1,6 +1,7 @@
 // The CPU side of the operators in csrc/ops.cpp: tensors in, plain calls out.
 #include <cstring>
 
+#include "../common/registration.h"
 #include "../common/tensors.h"
 #include "../common/xtr_tensors.h"
 #include "backward.h"
@@ -255,7 +256,7 @@ std::string cpu_isa(std::string force) { return force_isa(force); }
 }  // namespace
 }  // namespace late_interaction::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::cpu::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
@@ -270,6 +271,6 @@ STABLE_TORCH_LIBRARY_IMPL(late_interaction, CPU, m) {
   m.impl("xtr_select_", TORCH_BOX(&late_interaction::cpu::xtr_select_));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("cpu_isa", TORCH_BOX(&late_interaction::cpu::cpu_isa));
 }

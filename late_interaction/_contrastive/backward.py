@@ -16,10 +16,10 @@ from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
 from late_interaction._contrastive.softmax import SoftmaxWeights
 from late_interaction._contrastive.tokens import Block, Tokens
+from late_interaction.ops._library import operators as _ops
 
 _WINNER_BYTES = 32 << 20  # of one call on listed pairs
 _LISTED_SUM_BYTES = 64 << 20  # of a block's sums, where every pair is listed
-_ops = torch.ops.late_interaction
 
 
 @dataclass

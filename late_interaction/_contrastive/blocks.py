@@ -19,8 +19,8 @@ from late_interaction._contrastive.products import product
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction._precision import float32_precision
 from late_interaction.ops import _oom
+from late_interaction.ops._library import operators as _ops
 
-_ops = torch.ops.late_interaction
 # Bytes of a block: its queries, its documents, and what is kept of its pairs (winners, scores).
 _CUDA_SHARES = (32 << 20, 12 << 20, 64 << 20)
 _CPU_SHARES = (4 << 20, 12 << 20, 32 << 20)

@@ -13,8 +13,8 @@ from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block, Tokens, even_blocks
+from late_interaction.ops._library import operators as _ops
 
-_ops = torch.ops.late_interaction
 _OWN_BYTES = 16 << 20
 
 

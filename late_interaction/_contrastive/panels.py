@@ -14,8 +14,8 @@ from late_interaction._contrastive.tokens import Block
 
 # Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
 # its share to the gradients of all documents: small ones would spend their time on that.
-_SCORES = {"cuda": (32 << 20, 512), "cpu": (16 << 20, 64)}
-_WEIGHTS = {"cuda": (96 << 20, 1024), "cpu": (16 << 20, 64)}
+_SCORES = {"cuda": (256 << 20, 1024), "cpu": (16 << 20, 64)}
+_WEIGHTS = {"cuda": (128 << 20, 1024), "cpu": (16 << 20, 64)}
 _LINE = 64  # rows of a panel begin at multiples of so many elements
 _TILE = 128  # a panel has a multiple of so many rows: products are computed by tiles
 

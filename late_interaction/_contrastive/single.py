@@ -35,8 +35,8 @@ from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block
 from late_interaction._precision import without_autocast
 from late_interaction.ops._library import cuda_missing
+from late_interaction.ops._library import operators as _ops
 
-_ops = torch.ops.late_interaction
 _BELOW_ALL = -1e30  # the maximum of no scores, as the operators have it
 
 

@@ -4,9 +4,8 @@ A list of ``[L_i, d]`` embeddings is packed end to end. A ``[N, L, d]`` tensor i
 all-zero rows are padding. (In a list they are tokens.)
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 
-from late_interaction._compat import served
+from late_interaction import _compat
+from late_interaction._patches.ragged import Ragged, blocks
 from late_interaction._st.originals import SIMILARITY, module
 
 __all__ = [
@@ -42,25 +42,6 @@ class Padded:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-
-@dataclass(frozen=True)
-class Ragged:
-    items: list[Tensor]  # each [L_i, d]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @property
-    def lengths(self) -> list[int]:
-        return [len(x) for x in self.items]
-
-    def packed(self, start: int, end: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The tokens of these items end to end, and the offsets between them."""
-        items = self.items[start:end]
-        offsets = list(accumulate((len(x) for x in items), initial=0))
-        tokens = torch.cat(items).to(device)
-        return tokens, torch.tensor(offsets, dtype=torch.int32, device=device)
 
 
 def side_of(embeddings: Any, mask: Any, name: str) -> Padded | Ragged | None:
@@ -111,22 +92,14 @@ def budget(chunk_elements: int | None) -> int:
     return chunk_elements if chunk_elements is not None else module(SIMILARITY)._MAXSIM_CHUNK_ELEMENT_BUDGET
 
 
-def blocks(sizes: list[int], most: int) -> Iterator[tuple[int, int]]:
-    """Consecutive items whose sizes sum to at most ``most``, or one item: (start, end)."""
-    start = total = 0
-    for index, size in enumerate(sizes):
-        if total + size > most and index > start:
-            yield start, index
-            start, total = index, 0
-        total += size
-    yield start, len(sizes)
-
-
 def mask_fits(mask: Any, tokens: Tensor) -> bool:
     """Whether a mask has an entry for every token, where they are."""
     if mask is None:
         return True
     return isinstance(mask, Tensor) and mask.shape == tokens.shape[:-1] and mask.device == tokens.device
+
+
+served = partial(_compat.served, package="sentence-transformers")
 
 
 def takes(Q: Tensor, D: Tensor) -> bool:

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from late_interaction._patches.exchange import with_namespace
 from late_interaction._st import colbert
 from late_interaction._st.inputs import takes
-from late_interaction._st.originals import COLBERT, disabled, module, with_namespace
+from late_interaction._st.originals import COLBERT, disabled, module
 from late_interaction.contrastive import contrastive_loss
 
 __all__ = ["by_blocks", "namespace_fits"]

@@ -32,42 +32,40 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 (tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
 """
 
-import torch
-
 from late_interaction.ops import dense, host_copy, pairs, plaid, quantized, varlen, xtr
-from late_interaction.ops._library import cuda_missing
+from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 from late_interaction.ops.softmax import dispatch as _softmax
 
 for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, _softmax, host_copy, xtr):
     _module.register()
 
-maxsim = torch.ops.late_interaction.maxsim.default
-maxsim_winners = torch.ops.late_interaction.maxsim_winners.default
-maxsim_backward = torch.ops.late_interaction.maxsim_backward.default
-maxsim_backward_recompute = torch.ops.late_interaction.maxsim_backward_recompute.default
-maxsim_varlen = torch.ops.late_interaction.maxsim_varlen.default
-maxsim_varlen_winners = torch.ops.late_interaction.maxsim_varlen_winners.default
-maxsim_varlen_backward = torch.ops.late_interaction.maxsim_varlen_backward.default
-maxsim_pairs_packed = torch.ops.late_interaction.maxsim_pairs_packed.default
-maxsim_pairs_packed_winners = torch.ops.late_interaction.maxsim_pairs_packed_winners.default
-maxsim_pairs_packed_backward = torch.ops.late_interaction.maxsim_pairs_packed_backward.default
-maxsim_spans = torch.ops.late_interaction.maxsim_spans.default
-maxsim_quantized = torch.ops.late_interaction.maxsim_quantized.default
-maxsim_dequantized = torch.ops.late_interaction.maxsim_dequantized.default
-maxsim_residual = torch.ops.late_interaction.maxsim_residual.default
-maxsim_residual_winners = torch.ops.late_interaction.maxsim_residual_winners.default
-maxsim_residual_backward = torch.ops.late_interaction.maxsim_residual_backward.default
-plaid_approx_score = torch.ops.late_interaction.plaid_approx_score.default
-maxsim_from_hidden = torch.ops.late_interaction.maxsim_from_hidden.default
-maxsim_from_hidden_winners = torch.ops.late_interaction.maxsim_from_hidden_winners.default
-maxsim_from_hidden_backward = torch.ops.late_interaction.maxsim_from_hidden_backward.default
-xtr_winners = torch.ops.late_interaction.xtr_winners.default
-cuda_capability = torch.ops.late_interaction.cuda_capability.default
-forced_plan = torch.ops.late_interaction.forced_plan.default
-explain_plan = torch.ops.late_interaction.explain_plan.default
-explain_packed_plan = torch.ops.late_interaction.explain_packed_plan.default
-explain_residual_plan = torch.ops.late_interaction.explain_residual_plan.default
+maxsim = operators.maxsim.default
+maxsim_winners = operators.maxsim_winners.default
+maxsim_backward = operators.maxsim_backward.default
+maxsim_backward_recompute = operators.maxsim_backward_recompute.default
+maxsim_varlen = operators.maxsim_varlen.default
+maxsim_varlen_winners = operators.maxsim_varlen_winners.default
+maxsim_varlen_backward = operators.maxsim_varlen_backward.default
+maxsim_pairs_packed = operators.maxsim_pairs_packed.default
+maxsim_pairs_packed_winners = operators.maxsim_pairs_packed_winners.default
+maxsim_pairs_packed_backward = operators.maxsim_pairs_packed_backward.default
+maxsim_spans = operators.maxsim_spans.default
+maxsim_quantized = operators.maxsim_quantized.default
+maxsim_dequantized = operators.maxsim_dequantized.default
+maxsim_residual = operators.maxsim_residual.default
+maxsim_residual_winners = operators.maxsim_residual_winners.default
+maxsim_residual_backward = operators.maxsim_residual_backward.default
+plaid_approx_score = operators.plaid_approx_score.default
+maxsim_from_hidden = operators.maxsim_from_hidden.default
+maxsim_from_hidden_winners = operators.maxsim_from_hidden_winners.default
+maxsim_from_hidden_backward = operators.maxsim_from_hidden_backward.default
+xtr_winners = operators.xtr_winners.default
+cuda_capability = operators.cuda_capability.default
+forced_plan = operators.forced_plan.default
+explain_plan = operators.explain_plan.default
+explain_packed_plan = operators.explain_packed_plan.default
+explain_residual_plan = operators.explain_residual_plan.default
 
 __all__ = [
     "cuda_capability",

@@ -1,6 +1,13 @@
-"""Loads the compiled libraries: they bring the schemas of all operators, and kernels."""
+"""Loads the compiled libraries: they bring the schemas of all operators, and kernels.
+
+The namespace of the operators, ``torch.ops.<namespace>``, is an option of the build (setup.py). This module
+reads it in the library's file, and is the only one of the package that knows it: the others take
+:data:`operators`, or a name by :func:`qualified`.
+"""
 
 import importlib.util
+import mmap
+import re
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -9,21 +16,39 @@ import torch
 
 def _path(name: str) -> str | None:
     """Where the compiled library ``late_interaction/<name>.abi3.so`` lies, if it was built."""
-    spec = importlib.util.find_spec(f"late_interaction.{name}")
+    package = __package__.rpartition(".")[0]
+    spec = importlib.util.find_spec(f"{package}.{name}")
     return spec.origin if spec else None
 
 
-def _load_cpu() -> None:
+def _namespace_of(path: str) -> str | None:
+    """The namespace that a library was built for (csrc/common/registration.h)."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        found = re.search(rb"late_interaction_namespace=(\w+)\0", content)
+        return found[1].decode() if found else None
+
+
+def _load_cpu() -> str:
+    """Loads the operators. Returns their namespace."""
     path = _path("_C")
     if path is None:
         raise ImportError(
             "late_interaction has no compiled library _C: build it with `pip install .`, or in a source tree"
             " with `python setup.py build_ext --inplace`."
         )
+    namespace = _namespace_of(path)
+    if namespace is None:
+        raise ImportError(f"{path} is not of this release of late_interaction: build it again.")
+    if hasattr(getattr(torch.ops, namespace), "maxsim"):  # PyTorch would crash
+        raise ImportError(
+            f"torch.ops.{namespace} exists already: another build of late_interaction is loaded in this"
+            " process. Build one of them with another LATE_INTERACTION_NAMESPACE, and both can be."
+        )
     torch.ops.load_library(path)
+    return namespace
 
 
-def _load_cuda() -> str | None:
+def _load_cuda(namespace: str) -> str | None:
     """Loads the CUDA kernels where PyTorch is a CUDA build. Returns why they are missing, or None."""
     if not torch.version.cuda:
         return "this PyTorch is not a CUDA build"
@@ -33,6 +58,8 @@ def _load_cuda() -> str | None:
             "late_interaction was built without them; build it again with nvcc and"
             " LATE_INTERACTION_WITH_CUDA=1, or install a CUDA wheel"
         )
+    if (theirs := _namespace_of(path)) != namespace:
+        return f"{path} was built for torch.ops.{theirs}, and the operators are torch.ops.{namespace}"
     try:
         torch.ops.load_library(path)
     except OSError as error:
@@ -40,10 +67,15 @@ def _load_cuda() -> str | None:
     return None
 
 
-_load_cpu()
-cuda_missing = _load_cuda()
-library = torch.library.Library("late_interaction", "IMPL")
-operators = torch.ops.late_interaction
+_namespace = _load_cpu()
+cuda_missing = _load_cuda(_namespace)
+library = torch.library.Library(_namespace, "IMPL")
+operators = getattr(torch.ops, _namespace)
+
+
+def qualified(name: str) -> str:
+    """The operator's name with its namespace, as ``torch.library`` takes it."""
+    return f"{_namespace}::{name}"
 
 
 def _refuse(reason: str) -> Callable[..., NoReturn]:

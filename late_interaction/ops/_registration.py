@@ -35,7 +35,7 @@ from torch._C._functorch import set_single_level_autograd_function_allowed
 from torch.autograd import Function, forward_ad
 
 from late_interaction._checks.tensors import check_no_forward_ad
-from late_interaction.ops._library import cuda_missing, library
+from late_interaction.ops._library import cuda_missing, library, qualified
 
 Kernel = Callable[..., Any]
 
@@ -88,7 +88,7 @@ def _register_autograd(op: Any, kernel: Kernel) -> None:
 
 def _name(op: Any) -> str:
     name: str = op.name()
-    return name.removeprefix("late_interaction::")
+    return name.removeprefix(qualified(""))
 
 
 # ---- fake kernels ----

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from late_interaction.ops._library import qualified
+
 
 def _fake(*_: Any) -> None:
     """Writes into ``to`` and returns nothing."""
 
 
 def register() -> None:
-    torch.library.register_fake("late_interaction::send_bytes_", _fake)
+    torch.library.register_fake(qualified("send_bytes_"), _fake)

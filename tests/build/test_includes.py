@@ -172,7 +172,7 @@ def python_level(name: str) -> int:
         return 1
     if parts[0] in ("_maxsim", "_packed_call", "_quantized", "_compat", "_stream", "_contrastive"):
         return 2
-    return 0 if parts[0].startswith("_") and parts[0] != "_st" else 3
+    return 0 if parts[0].startswith("_") and parts[0] not in ("_st", "_patches") else 3
 
 
 def python_arrows() -> set[tuple[str, str]]:

@@ -1,6 +1,7 @@
 // maxsim_backward on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
 #include <torch/csrc/stable/accelerator.h>
 
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "run.h"
 
@@ -26,6 +27,6 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
 }

@@ -2,6 +2,7 @@
 // part. Nothing here waits for the device.
 #include <torch/csrc/stable/accelerator.h>
 
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../../plan/l2_parts.h"
 #include "../../plan/recompute.h"
@@ -182,6 +183,6 @@ std::tuple<Tensor, Tensor> maxsim_backward_recompute(Tensor grad_scores, Tensor 
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_backward_recompute", TORCH_BOX(&late_interaction::maxsim_backward_recompute));
 }

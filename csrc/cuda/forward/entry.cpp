@@ -1,6 +1,7 @@
 // maxsim and maxsim_winners on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
 #include <torch/csrc/stable/accelerator.h>
 
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "run.h"
 
@@ -42,7 +43,7 @@ std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_m
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
 }

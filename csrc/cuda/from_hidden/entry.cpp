@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/arithmetic.h"
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../backward/run.h"
 #include "../primitives/row_norms.h"
@@ -251,7 +252,7 @@ void maxsim_backward_into_(Tensor grad_scores, Tensor Q, Tensor D, OptionalTenso
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("can_project_rows", TORCH_BOX(&late_interaction::can_project_rows));
   m.impl("project_rows_", TORCH_BOX(&late_interaction::project_rows_));
   m.impl("project_scores", TORCH_BOX(&late_interaction::project_scores));

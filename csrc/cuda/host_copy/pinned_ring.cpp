@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../runtime/check.h"
 #include "../runtime/stream.h"
@@ -145,6 +146,4 @@ void send_bytes_(Tensor to, Tensor source, Tensor staging, Tensor events, int64_
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
-  m.impl("send_bytes_", TORCH_BOX(&late_interaction::send_bytes_));
-}
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) { m.impl("send_bytes_", TORCH_BOX(&late_interaction::send_bytes_)); }

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "../../common/pair_tensors.h"
+#include "../../common/registration.h"
 #include "../../plan/pairs.h"
 #include "../backward/run.h"
 #include "../runtime/device.h"
@@ -268,7 +269,7 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_pairs_packed", TORCH_BOX(&late_interaction::maxsim_pairs_packed));
   m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::maxsim_pairs_packed_winners));
   m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::maxsim_pairs_packed_backward));

@@ -6,6 +6,7 @@
 
 #include "../../common/arithmetic.h"
 #include "../../common/plaid_tensors.h"
+#include "../../common/registration.h"
 #include "../forward/launch.h"
 #include "../primitives/row_norms.h"
 #include "../runtime/check.h"
@@ -282,7 +283,7 @@ Tensor plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_residual", TORCH_BOX(&late_interaction::maxsim_residual));
   m.impl("maxsim_residual_winners", TORCH_BOX(&late_interaction::maxsim_residual_winners));
   m.impl("maxsim_residual_backward", TORCH_BOX(&late_interaction::maxsim_residual_backward));

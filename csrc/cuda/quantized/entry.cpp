@@ -1,6 +1,7 @@
 // maxsim_quantized on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
 #include <torch/csrc/stable/accelerator.h>
 
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../forward/run.h"
 #include "../runtime/device.h"
@@ -55,6 +56,6 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::maxsim_quantized));
 }

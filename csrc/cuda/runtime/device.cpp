@@ -1,13 +1,14 @@
 #include "device.h"
 
 #include <cuda_runtime.h>
-#include <torch/csrc/stable/library.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
+
+#include "../../common/registration.h"
 
 namespace late_interaction {
 
@@ -92,6 +93,6 @@ int64_t cuda_capability(std::optional<int64_t> force) {
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("cuda_capability", TORCH_BOX(&late_interaction::cuda_capability));
 }

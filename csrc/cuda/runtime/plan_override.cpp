@@ -1,12 +1,12 @@
 #include "plan_override.h"
 
-#include <torch/csrc/stable/library.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <atomic>
 #include <mutex>
 #include <set>
 
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../../plan/forward_candidates.h"
 #include "../../plan/forward_enumerate.h"
@@ -50,6 +50,6 @@ std::string forced_plan(std::optional<std::string> force) {
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CompositeExplicitAutograd, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("forced_plan", TORCH_BOX(&late_interaction::forced_plan));
 }

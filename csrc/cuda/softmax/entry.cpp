@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/arithmetic.h"
+#include "../../common/registration.h"
 #include "../../common/tensors.h"
 #include "../runtime/op_helpers.h"
 #include "../runtime/stream.h"
@@ -144,7 +145,7 @@ void softmax_weights_(Tensor scores, Tensor inverse_temperature, Tensor row_term
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("softmax_row_sums", TORCH_BOX(&late_interaction::softmax_row_sums));
   m.impl("softmax_rows_", TORCH_BOX(&late_interaction::softmax_rows_));
   m.impl("softmax_sums_", TORCH_BOX(&late_interaction::softmax_sums_));

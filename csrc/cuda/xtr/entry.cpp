@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include "../../common/registration.h"
 #include "../../common/xtr_tensors.h"
 #include "../runtime/check.h"
 #include "../runtime/stream.h"
@@ -36,7 +37,7 @@ void xtr_select_rounded_(Tensor similarities, Tensor Q, Tensor D, OptionalTensor
 
 }  // namespace late_interaction
 
-STABLE_TORCH_LIBRARY_IMPL(late_interaction, CUDA, m) {
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("xtr_select_", TORCH_BOX(&late_interaction::xtr_select_));
   m.impl("xtr_select_rounded_", TORCH_BOX(&late_interaction::xtr_select_rounded_));
 }

@@ -14,7 +14,7 @@ from torch._C import (
 from torch.autograd import Function
 
 from late_interaction._precision import without_autocast
-from late_interaction.ops._library import library, operators
+from late_interaction.ops._library import library, operators, qualified
 from late_interaction.ops._registration import (
     AUTOCAST_PRECISION,
     Kernel,
@@ -161,7 +161,7 @@ def register() -> None:
     register_helper(operators.l2_normalize_rows_.default, _fake_l2_normalize_rows)
     register_helper(operators.maxsim_backward_into_.default, _fake_nothing)
     register_helper(operators.wgrad_splitk_.default, _fake_nothing)
-    torch.library.register_fake("late_interaction::argmax_mask", _fake_argmax_mask)
+    torch.library.register_fake(qualified("argmax_mask"), _fake_argmax_mask)
     for kernel in driver.KERNELS:
         library.impl(kernel.__name__, kernel, "CompositeExplicitAutograd")
     for name, step in fallback.KERNELS.items():

@@ -1,0 +1,70 @@
+"""What a patch puts in place of another library's code, and how it is undone: :class:`Exchanges`.
+
+A function whose code is exchanged keeps its identity. So models, losses and evaluators that were built
+before the patch, ``functools.partial`` objects and names imported elsewhere all reach the new code, and the
+name that a model card writes stays the same. A class gets another method where the replacement needs the one
+that was there, or where there was none.
+"""
+
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+__all__ = ["Exchanges", "with_namespace"]
+
+_INHERITED = object()
+
+
+class Exchanges:
+    """Everything that one patch has exchanged; false while that is nothing."""
+
+    def __init__(self) -> None:
+        self._code: dict[FunctionType, CodeType] = {}
+        self._attributes: list[tuple[Any, str, Any]] = []  # a holder, a name, and what it had there itself
+
+    def __bool__(self) -> bool:
+        return bool(self._code or self._attributes)
+
+    def code(self, function: FunctionType, code: CodeType) -> None:
+        """The function runs ``code`` from now on, in the namespace that it has."""
+        self._code[function] = function.__code__
+        function.__code__ = code.replace(co_name=function.__name__)
+
+    def attribute(self, holder: Any, name: str, value: Any) -> None:
+        """The class or module has ``value`` by this name from now on."""
+        self._attributes.append((holder, name, vars(holder).get(name, _INHERITED)))
+        setattr(holder, name, value)
+
+    def had(self, name: str) -> Any:
+        """What was there by this name before."""
+        return next(own for _, exchanged, own in self._attributes if exchanged == name)
+
+    def own(self, function: FunctionType, instead: dict[str, Any] | None = None) -> Callable[..., Any]:
+        """The function as its library wrote it, with its code exchanged or not.
+
+        Args:
+            function: a function of another library.
+            instead: what it finds under other names in place of what its module has.
+        """
+        return with_namespace(function, self._code.get(function, function.__code__), instead or {})
+
+    def restore(self) -> None:
+        """Everything is as it was."""
+        for function, code in self._code.items():
+            function.__code__ = code
+        for holder, name, own in reversed(self._attributes):
+            if own is _INHERITED:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, own)
+        self._code.clear()
+        self._attributes.clear()
+
+
+def with_namespace(function: FunctionType, code: CodeType, instead: dict[str, Any]) -> Callable[..., Any]:
+    """The code with the function's defaults, where some global names mean something else."""
+    namespace = {**function.__globals__, **instead} if instead else function.__globals__
+    copy = FunctionType(code, namespace, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__doc__ = function.__doc__
+    return copy

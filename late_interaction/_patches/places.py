@@ -1,0 +1,96 @@
+"""Where a patch goes: :func:`patch_places` tries every place of a library and says what it did not find."""
+
+import functools
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from late_interaction._compat import brief_cause, nothing_to_patch
+from late_interaction._patches.exchange import Exchanges
+
+__all__ = ["Library", "Place", "attribute_of", "code_of", "patch_places"]
+
+
+class Library(NamedTuple):
+    package: str  # the distribution
+    name: str  # as its documentation writes it
+    releases: str  # those that the patch is tested with
+    patch: str  # the function that patches it
+
+
+# A module, a name in it, and what patches that: it takes both, and says whether it found what it knows.
+Place = tuple[str, str, Callable[[Any, str], bool]]
+
+
+def patch_places(library: Library, places: Sequence[Place], exchanges: Exchanges) -> None:
+    """Patches every place that is there.
+
+    Raises:
+        ImportError: none is; the message says why.
+
+    Warns:
+        RuntimeWarning: some are not.
+    """
+    missed: list[str] = []
+    causes: dict[str, Exception] = {}
+    for module, name, patch in places:
+        try:
+            found = patch(importlib.import_module(module), name)
+        except Exception as error:  # of whatever kind the packages that it needs raise
+            causes.setdefault(module, error)
+            found = False
+        if not found:
+            missed.append(f"{module}.{name}")
+    if not exchanges:
+        cause = next(iter(causes.values()), None)
+        raise nothing_to_patch(library.patch, library.package, library.releases, cause) from cause
+    if missed:
+        reasons = [f"{module} does not import ({brief_cause(cause)})" for module, cause in causes.items()]
+        reasons += [f"it may have been refactored; {library.releases} are known"] * (not reasons)
+        own = library.name + ("' own" if library.name.endswith("s") else "'s own")
+        warnings.warn(
+            f"{library.patch}() did not find {', '.join(missed)}: whatever computes there stays {own};"
+            f" {', '.join(reasons)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:
+    """The function of that name runs the replacement's code, if it has the replacement's parameters."""
+
+    def patch(module: Any, name: str) -> bool:
+        function = getattr(module, name, None)
+        if not isinstance(function, FunctionType) or function.__closure__ is not None:
+            return False
+        if [*inspect.signature(function).parameters] != [*inspect.signature(replacement).parameters]:
+            return False
+        exchanges.code(function, replacement.__code__)
+        return True
+
+    return patch
+
+
+def attribute_of(
+    exchanges: Exchanges, replacement: Callable[[Any], Any], parameters: Sequence[str] | None = None
+) -> Callable[[Any, str], bool]:
+    """What ``replacement`` makes of an attribute takes its place. A name may be a path: ``Class.method``.
+
+    parameters: those that the attribute, a function, must have.
+    """
+
+    def patch(module: Any, path: str) -> bool:
+        *outer, name = path.split(".")
+        holder = functools.reduce(lambda found, part: getattr(found, part, None), outer, module)
+        original = inspect.getattr_static(holder, name, None)
+        if original is None:
+            return False
+        if parameters is not None and [*inspect.signature(original).parameters] != [*parameters]:
+            return False
+        exchanges.attribute(holder, name, replacement(original))
+        return True
+
+    return patch

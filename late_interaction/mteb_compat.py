@@ -1,0 +1,229 @@
+"""mteb on these kernels: :func:`patch_mteb` and its undoing, for 2.23 to 2.26.
+
+``max_sim`` and ``pairwise_max_sim`` of ``mteb.similarity_functions`` keep their identity and run other code.
+So encoders and wrappers that imported them before are reached too.
+
+A call that the kernels do not serve (another device, another dtype, shapes that it refuses) runs mteb's own
+code, and so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names mteb.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._compat import disabled, has_kernels, off, served
+from late_interaction._maxsim import maxsim_pairs
+from late_interaction._patches import zero_padded
+from late_interaction._patches.exchange import Exchanges
+from late_interaction._patches.places import Library, Place, code_of, patch_places
+from late_interaction.score_pairs import score_pairs_packed
+from late_interaction.varlen import pack_sequences
+
+__all__ = ["patch_mteb", "unpatch_mteb"]
+
+_LIBRARY = Library("mteb", "mteb", "2.23 to 2.26", "patch_mteb")
+_EXCHANGES = Exchanges()
+_MODULE = "mteb.similarity_functions"
+
+
+def patch_mteb() -> None:
+    """Has mteb score multi-vector embeddings by these kernels: ``max_sim`` and ``pairwise_max_sim``.
+
+    Lists are packed, not padded, and no similarity is stored. Scores stay mteb's to rounding, and go to the
+    device that it chooses: a document that it would pad scores at least 0 for each query token, as there.
+    float16 and bfloat16 embeddings multiply as they are, with float32 sums; mteb makes float32 copies of them
+    first. A second call changes nothing.
+
+    Args:
+        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=mteb``) in the environment turns the patch off, call by
+            call.
+
+    Returns:
+        None.
+
+    Raises:
+        ImportError: mteb is not installed, does not import or has no such function; the message says why.
+
+    Warns:
+        RuntimeWarning: mteb lacks a function that was to be patched, or the environment turns the patch off.
+
+    Example:
+        >>> from late_interaction import patch_mteb, unpatch_mteb
+        >>> patch_mteb()                                     # doctest: +SKIP
+        >>> scores = mteb.similarity_functions.max_sim(queries, documents)    # doctest: +SKIP
+        >>> unpatch_mteb()
+    """
+    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
+        patch_places(_LIBRARY, _PLACES, _EXCHANGES)
+
+
+def unpatch_mteb() -> None:
+    """Gives mteb its own scoring back. Does nothing where nothing is patched.
+
+    Args:
+        None.
+
+    Returns:
+        None.
+
+    Example:
+        >>> from late_interaction import unpatch_mteb
+        >>> unpatch_mteb()
+    """
+    _EXCHANGES.restore()
+
+
+# ---- the code that functions run instead: in mteb's namespace, with its signatures ----
+
+
+def _max_sim(a: Any, b: Any, batch_size: Any = 128) -> Tensor:
+    from late_interaction import mteb_compat
+
+    return mteb_compat.max_sim(a, b, batch_size)
+
+
+def _pairwise_max_sim(queries_embeddings: Any, documents_embeddings: Any) -> Tensor:
+    from late_interaction import mteb_compat
+
+    return mteb_compat.pairwise_max_sim(queries_embeddings, documents_embeddings)
+
+
+# What the functions below take from mteb.
+_HELPERS = (
+    "_compute_on_best_device",
+    "_convert_to_tensor",
+    "_is_ragged",
+    "_select_device",
+    "_token_budget_chunks",
+)
+
+
+def _code_of(replacement: Callable[..., Tensor]) -> Callable[[Any, str], bool]:
+    exchange = code_of(_EXCHANGES, replacement)
+    return lambda module, name: all(hasattr(module, x) for x in _HELPERS) and exchange(module, name)
+
+
+_PLACES: list[Place] = [
+    (_MODULE, "max_sim", _code_of(_max_sim)),
+    (_MODULE, "pairwise_max_sim", _code_of(_pairwise_max_sim)),
+]
+
+
+# ---- what that code calls ----
+
+
+def max_sim(a: Any, b: Any, batch_size: int) -> Tensor:
+    scores = None if disabled(_LIBRARY.package) else _grid(a, b)
+    return _own("max_sim")(a, b, batch_size) if scores is None else scores
+
+
+def pairwise_max_sim(queries: Any, documents: Any) -> Tensor:
+    scores = None if disabled(_LIBRARY.package) else _pairs(queries, documents)
+    return _own("pairwise_max_sim")(queries, documents) if scores is None else scores
+
+
+def _mteb() -> Any:
+    return sys.modules[_MODULE]
+
+
+def _own(name: str) -> Callable[..., Tensor]:
+    return _EXCHANGES.own(getattr(_mteb(), name))
+
+
+# ---- what the kernels score; None: what they do not ----
+
+
+def _grid(a: Any, b: Any) -> Tensor | None:
+    mteb = _mteb()
+    if mteb._is_ragged(a) or mteb._is_ragged(b):
+        sides = _alike(_listed(a), _listed(b))
+    else:
+        sides = _alike(_batch(a), _batch(b))
+    if sides is None or not has_kernels(mteb._select_device(sides[0][0], sides[1][0])):
+        return None
+    padded_to = [] if isinstance(sides[1], Tensor) else _padded_to(*sides)
+    if padded_to is None:
+        return None
+
+    def core(queries: zero_padded.Side, documents: zero_padded.Side, place: torch.device) -> Tensor:
+        return zero_padded.scores(queries, documents, padded_to, place)
+
+    scores: Tensor = mteb._compute_on_best_device(core, *sides)
+    return scores.to(sides[0][0].device)
+
+
+def _pairs(a: Any, b: Any) -> Tensor | None:
+    if len(a) != len(b):
+        return None
+    padded = isinstance(a, Tensor) and isinstance(b, Tensor) and a.dim() == b.dim() == 3
+    sides = _alike(_tensor(a), _tensor(b)) if padded else _alike(_listed(a), _listed(b))
+    if sides is None or not served(sides[0][0], sides[1][0]):
+        return None
+    queries, documents = sides
+    if isinstance(queries, Tensor) and isinstance(documents, Tensor):
+        return maxsim_pairs(queries, documents)
+    if not all(len(x) for x in documents):
+        return None
+    (Q, cu_q), (D, cu_d) = pack_sequences([*queries]), pack_sequences([*documents])
+    numbers = torch.arange(len(queries), dtype=torch.int32, device=Q.device)
+    return score_pairs_packed(Q, D, cu_q, cu_d, numbers, numbers, max_seqlen_q=max(map(len, queries)))
+
+
+# ---- mteb's embeddings, and its padding ----
+
+
+def _tensor(x: Any) -> Tensor:
+    """As mteb converts it, but that half precision stays."""
+    if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16):
+        return x
+    converted: Tensor = _mteb()._convert_to_tensor(x)
+    return converted
+
+
+def _batch(x: Any) -> Tensor:
+    tokens = _tensor(x)
+    return tokens.unsqueeze(0) if tokens.dim() == 2 else tokens
+
+
+def _listed(x: Any) -> list[Tensor]:
+    return [_tensor(tokens) for tokens in x] if isinstance(x, (list, tuple)) else [*_batch(x)]
+
+
+def _alike(a: zero_padded.Side, b: zero_padded.Side) -> tuple[zero_padded.Side, zero_padded.Side] | None:
+    """Both sides in one dtype, as mteb converts them where they differ; None if the kernels do not take
+    them."""
+    if len({x.dtype for x in (*_each(a), *_each(b))}) > 1:
+        a, b = _converted(a), _converted(b)
+    for side in (a, b):
+        items = _each(side)
+        rank = 3 if isinstance(side, Tensor) else 2
+        uniform = len({x.device for x in items}) == 1 and all(x.dim() == rank for x in items)
+        if not uniform or not items[0].numel():
+            return None
+    kinds = {(x.dtype, x.shape[-1], x.layout) for x in (*_each(a), *_each(b))}
+    return (a, b) if len(kinds) == 1 and a[0].is_floating_point() else None
+
+
+def _each(side: zero_padded.Side) -> Sequence[Tensor]:
+    return [side] if isinstance(side, Tensor) else side
+
+
+def _converted(side: zero_padded.Side) -> zero_padded.Side:
+    convert: Callable[[Any], Tensor] = _mteb()._convert_to_tensor
+    return convert(side) if isinstance(side, Tensor) else [convert(x) for x in side]
+
+
+def _padded_to(queries: zero_padded.Side, documents: zero_padded.Side) -> list[int] | None:
+    """How long mteb pads each document: all to the longest, or each to the longest of its group."""
+    q_widths, d_widths = [len(x) for x in queries], [len(x) for x in documents]
+    padded = len(q_widths) * max(q_widths) * len(d_widths) * max(d_widths)
+    if padded <= _mteb()._MAX_SIM_PADDING_OVERHEAD * sum(q_widths) * sum(d_widths):
+        return [max(d_widths)] * len(d_widths)
+    padded_to = [0] * len(d_widths)
+    for group in _mteb()._token_budget_chunks(d_widths):
+        for index in group:
+            padded_to[index] = max(d_widths[i] for i in group)
+    return padded_to if all(padded_to) else None

@@ -1,0 +1,127 @@
+"""All patches of other libraries at once: :func:`patch_all` and :func:`unpatch_all`.
+
+Each patch alone is a function of :mod:`late_interaction` too: ``patch_pylate``, ``patch_colpali_engine``,
+``patch_sentence_transformers``, ``patch_transformers``, ``patch_mteb`` and ``patch_vllm``.
+"""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from late_interaction import (
+    colpali_compat,
+    mteb_compat,
+    pylate_compat,
+    st_compat,
+    transformers_compat,
+    vllm_compat,
+)
+from late_interaction._compat import DISABLE, disabled, installed_release
+from late_interaction._st import originals
+
+__all__ = ["patch_all", "unpatch_all"]
+
+
+class _Patch(NamedTuple):
+    patch: Callable[[], None]
+    unpatch: Callable[[], None]
+    in_place: Callable[[], bool]
+
+
+# By the names of the packages, as an installer knows them.
+_PATCHES = {
+    "pylate": _Patch(
+        pylate_compat.patch_pylate, pylate_compat.unpatch_pylate, lambda: bool(pylate_compat._ORIGINAL)
+    ),
+    "colpali-engine": _Patch(
+        colpali_compat.patch_colpali_engine,
+        colpali_compat.unpatch_colpali_engine,
+        lambda: bool(colpali_compat._EXCHANGES),
+    ),
+    "sentence-transformers": _Patch(
+        st_compat.patch_sentence_transformers,
+        st_compat.unpatch_sentence_transformers,
+        lambda: originals.exchanged(),
+    ),
+    "transformers": _Patch(
+        transformers_compat.patch_transformers,
+        transformers_compat.unpatch_transformers,
+        lambda: bool(transformers_compat._EXCHANGES),
+    ),
+    "mteb": _Patch(mteb_compat.patch_mteb, mteb_compat.unpatch_mteb, lambda: bool(mteb_compat._EXCHANGES)),
+    "vllm": _Patch(vllm_compat.patch_vllm, vllm_compat.unpatch_vllm, lambda: bool(vllm_compat._EXCHANGES)),
+}
+
+
+def patch_all(packages: Sequence[str] | None = None, *, quiet: bool = False) -> dict[str, str]:
+    """Patches the libraries that are installed, and says what it did with each.
+
+    Args:
+        packages: which to patch, among ``"pylate"``, ``"colpali-engine"``, ``"sentence-transformers"``,
+            ``"transformers"``, ``"mteb"`` and ``"vllm"``; None: all. Those that are installed are imported.
+        quiet: do not print what was done.
+
+    Returns:
+        What was done with each package: ``"patched"`` with its release, ``"patched in part"`` with what was
+        not found, or ``"skipped"`` with the reason: not installed, already patched, disabled by
+        ``LATE_INTERACTION_DISABLE``, or a release that cannot be patched.
+
+    Raises:
+        ValueError: an unknown name in ``packages``.
+
+    Example:
+        >>> from late_interaction import patch_all, unpatch_all
+        >>> patch_all(["vllm"])                      # doctest: +SKIP
+        vllm: skipped, it is not installed
+        {'vllm': 'skipped, it is not installed'}
+        >>> unpatch_all()
+    """
+    wanted = list(_PATCHES) if packages is None else list(packages)
+    unknown = [name for name in wanted if name not in _PATCHES]
+    if unknown:
+        raise ValueError(f"packages must be among {', '.join(_PATCHES)}, got {', '.join(map(repr, unknown))}")
+    done = {package: _patched(package) for package in wanted}
+    if not quiet:
+        for package, what in done.items():
+            print(f"{package}: {what}")
+    return done
+
+
+def unpatch_all() -> None:
+    """Undoes every patch that is in place.
+
+    Args:
+        None.
+
+    Returns:
+        None.
+
+    Example:
+        >>> from late_interaction import unpatch_all
+        >>> unpatch_all()
+    """
+    for patch in _PATCHES.values():
+        patch.unpatch()
+
+
+def _patched(package: str) -> str:
+    patch, release = _PATCHES[package], installed_release(package)
+    if disabled(package):
+        return f"skipped, {DISABLE}={os.environ[DISABLE]} turns it off"
+    if patch.in_place():
+        return "skipped, it is patched already"
+    if release is None and importlib.util.find_spec(package.replace("-", "_")) is None:
+        return "skipped, it is not installed"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            patch.patch()
+        except ImportError as error:
+            return f"skipped, {error}"
+    own = [str(w.message) for w in caught if str(w.message).startswith(f"{patch.patch.__name__}()")]
+    for warning in caught:
+        if str(warning.message) not in own:  # of the imports: none of this function's business
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return f"patched in part, {'; '.join(own)}" if own else f"patched {package} {release or ''}".rstrip()

@@ -1,0 +1,144 @@
+"""Transformers on these kernels: :func:`patch_transformers` and its undoing, for 4.57 to 5.23.
+
+The processors of ColPali, ColQwen2 and ColModernVBERT have a method ``score_retrieval`` each, which pads
+queries and passages by zeros, 128 at a time, and lets the padding take part in the maximum. It is exchanged
+in their classes, so processors that were built before are reached too.
+
+A call that the kernels do not serve (another device, another dtype, arguments that it refuses) runs
+Transformers' own code, and so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is
+1 or names transformers.
+"""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._compat import off, served
+from late_interaction._patches import zero_padded
+from late_interaction._patches.exchange import Exchanges
+from late_interaction._patches.places import Library, Place, attribute_of, patch_places
+
+__all__ = ["patch_transformers", "unpatch_transformers"]
+
+_LIBRARY = Library("transformers", "Transformers", "4.57 to 5.23", "patch_transformers")
+_EXCHANGES = Exchanges()
+
+# Its processors that score, by the modules that define them; not every release has all.
+_PROCESSORS = {
+    "transformers.models.colpali.processing_colpali": "ColPaliProcessor",
+    "transformers.models.colqwen2.processing_colqwen2": "ColQwen2Processor",
+    "transformers.models.colmodernvbert.processing_colmodernvbert": "ColModernVBertProcessor",
+}
+
+
+def patch_transformers() -> None:
+    """Has the processors of ColPali, ColQwen2 and ColModernVBERT score by these kernels.
+
+    Lists are packed, not padded, and no similarity is stored. Scores stay Transformers' to rounding: passages
+    that it would pad score at least 0 for each query token, as they do there. Half-precision similarities are
+    not rounded before the maximum and the sum, as its einsum rounds them. A second call changes nothing.
+
+    Args:
+        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=transformers``) in the environment turns the patch off,
+            call by call.
+
+    Returns:
+        None.
+
+    Raises:
+        ImportError: Transformers is not installed, does not import or has none of the processors; the message
+            says why.
+
+    Warns:
+        RuntimeWarning: a processor is not as it was known to be, or the environment turns the patch off.
+
+    Example:
+        >>> from late_interaction import patch_transformers, unpatch_transformers
+        >>> patch_transformers()                                     # doctest: +SKIP
+        >>> scores = processor.score_retrieval(queries, passages)    # doctest: +SKIP
+        >>> unpatch_transformers()
+    """
+    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
+        patch_places(_LIBRARY, _places(), _EXCHANGES)
+
+
+def unpatch_transformers() -> None:
+    """Gives the processors their own scoring back. Does nothing where nothing is patched.
+
+    Args:
+        None.
+
+    Returns:
+        None.
+
+    Example:
+        >>> from late_interaction import unpatch_transformers
+        >>> unpatch_transformers()
+    """
+    _EXCHANGES.restore()
+
+
+def _places() -> list[Place]:
+    patch = attribute_of(_EXCHANGES, _scoring, _PARAMETERS)
+    there = [module for module in _PROCESSORS if _exists(module)]
+    return [(module, f"{_PROCESSORS[module]}.score_retrieval", patch) for module in there or _PROCESSORS]
+
+
+def _exists(module: str) -> bool:
+    """Whether this release of Transformers has the module; whether it imports is another question."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that would hold it
+        return False
+
+
+_PARAMETERS = [
+    "self",
+    "query_embeddings",
+    "passage_embeddings",
+    "batch_size",
+    "output_dtype",
+    "output_device",
+]
+
+
+def _scoring(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``score_retrieval`` on the kernels, where they serve the call."""
+
+    @functools.wraps(original)
+    def score_retrieval(
+        self: Any,
+        query_embeddings: Any,
+        passage_embeddings: Any,
+        batch_size: int = 128,
+        output_dtype: torch.dtype | None = None,
+        output_device: torch.device | str = "cpu",
+    ) -> Tensor:
+        queries, passages = _side(query_embeddings), _side(passage_embeddings)
+        if queries is not None and passages is not None and isinstance(batch_size, int) and batch_size > 0:
+            Q, D = queries[0], passages[0]
+            lengths = [len(x) for x in passages]
+            padded_to = [max(lengths[j : j + batch_size]) for j in range(0, len(lengths), batch_size)]
+            if all(padded_to) and served(Q, D, _LIBRARY.package):
+                each = [padded_to[i // batch_size] for i in range(len(lengths))]
+                scores = zero_padded.scores(queries, passages, each, D.device)
+                return scores.to(output_dtype or Q.dtype).to(output_device)
+        return original(self, query_embeddings, passage_embeddings, batch_size, output_dtype, output_device)
+
+    return score_retrieval
+
+
+def _side(embeddings: Any) -> zero_padded.Side | None:
+    """Embeddings as the kernels may take them."""
+    if isinstance(embeddings, Tensor):
+        return embeddings if embeddings.dim() == 3 and len(embeddings) else None
+    if not isinstance(embeddings, list) or not all(
+        isinstance(x, Tensor) and x.dim() == 2 for x in embeddings
+    ):
+        return None
+    kinds = {(x.dtype, x.device, x.layout, x.shape[1]) for x in embeddings}
+    return embeddings if len(kinds) == 1 else None

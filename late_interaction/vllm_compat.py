@@ -1,0 +1,294 @@
+"""vLLM on these kernels: :func:`patch_vllm` and its undoing, and MaxSim of a server's hidden states.
+
+vLLM scores the finished requests of a step by ``compute_maxsim_score_batched`` of
+``vllm.v1.pool.late_interaction``: padded float32 copies, 64 pairs at a time. Documents are views of one
+tensor of hidden states there; :func:`compute_maxsim_score_batched` finds that tensor and scores them where
+they lie. :func:`compute_maxsim_score_offsets` takes the tensor and the documents' offsets in it.
+
+The patched function keeps its identity, so the runners that imported it are reached too. A call that the
+kernels do not serve (another device, float64, two dtypes, an empty document, arguments that it refuses) runs
+vLLM's own code, and so does every call while the environment variable ``LATE_INTERACTION_DISABLE`` is 1 or
+names vllm.
+"""
+
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate
+from late_interaction._compat import disabled, off, served
+from late_interaction._patches.exchange import Exchanges
+from late_interaction._patches.places import Library, Place, code_of, patch_places
+from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from late_interaction.varlen import pack_sequences
+
+__all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets", "patch_vllm", "unpatch_vllm"]
+
+_LIBRARY = Library("vllm", "vLLM", "with vllm.v1.pool.late_interaction", "patch_vllm")
+_EXCHANGES = Exchanges()
+_MODULE, _NAME = "vllm.v1.pool.late_interaction", "compute_maxsim_score_batched"
+
+
+def patch_vllm() -> None:
+    """Has vLLM score late-interaction requests by these kernels: ``compute_maxsim_score_batched``.
+
+    Documents that are views of one tensor are scored where they lie, others are packed; nothing is padded or
+    copied to float32. Scores stay vLLM's to rounding. Patch in the processes that run the model, for example
+    by a plugin of vLLM (the entry points ``vllm.general_plugins``). A second call changes nothing.
+
+    Args:
+        None: ``LATE_INTERACTION_DISABLE=1`` (or ``=vllm``) in the environment turns the patch off, call by
+            call.
+
+    Returns:
+        None.
+
+    Raises:
+        ImportError: vLLM is not installed, does not import or has no such function; the message says why.
+
+    Warns:
+        RuntimeWarning: the environment turns the patch off.
+
+    Example:
+        >>> from late_interaction import patch_vllm, unpatch_vllm
+        >>> patch_vllm()                                     # doctest: +SKIP
+        >>> unpatch_vllm()
+    """
+    if not _EXCHANGES and not off(_LIBRARY.patch, _LIBRARY.package):
+        patch_places(_LIBRARY, _PLACES, _EXCHANGES)
+
+
+def unpatch_vllm() -> None:
+    """Gives vLLM its own scoring back. Does nothing where nothing is patched.
+
+    Args:
+        None.
+
+    Returns:
+        None.
+
+    Example:
+        >>> from late_interaction import unpatch_vllm
+        >>> unpatch_vllm()
+    """
+    _EXCHANGES.restore()
+
+
+def compute_maxsim_score_offsets(
+    queries: Sequence[Tensor], hidden: Tensor, doc_offsets: Sequence[int], doc_lengths: Sequence[int]
+) -> Tensor:
+    """Scores of (query, document) pairs whose documents lie in one tensor, such as the hidden states of a
+    step.
+
+    Args:
+        queries: one ``[Lq_i, d]`` a pair. The same tensor object may be there many times: it is copied once.
+        hidden: ``[tokens, d]``, of the queries' dtype and device. It is not copied.
+        doc_offsets: the token of ``hidden`` that each pair's document begins with, on the host.
+        doc_lengths: each document's number of tokens, likewise.
+
+    Returns:
+        ``[pairs]``, float32 (float64 for float64 inputs), without gradients. An empty document scores 0.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value.
+
+    Complexity: one call of :func:`late_interaction.score_pairs.score_pairs_packed` for all pairs, whoever
+    their queries are. Only where documents overlap, one of :func:`late_interaction.score_pairs.rerank_direct`
+    a query.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.vllm_compat import compute_maxsim_score_offsets
+        >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
+        >>> query, other = torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]])
+        >>> compute_maxsim_score_offsets([query, other, query], hidden, [3, 0, 0], [1, 2, 2])
+        tensor([4., 3., 3.])
+    """
+    spans = _checked_spans(queries, hidden, doc_offsets, doc_lengths)
+    if not spans:
+        return torch.zeros(0, device=hidden.device)
+    distinct, numbers = _distinct(queries)
+    with torch.no_grad():
+        segments = _segments(spans)
+        if segments is None:
+            return _query_by_query(distinct, numbers, hidden, spans)
+        Q, cu_q = pack_sequences(distinct)
+        bounds, indices = segments
+        # All that the host knows goes to the device in one copy.
+        told = torch.tensor([*bounds, *numbers, *indices], dtype=torch.int32).to(hidden.device)
+        cu_d, pair_q, pair_d = told.split((len(bounds), len(numbers), len(indices)))
+        return score_pairs_packed(Q, hidden, cu_q, cu_d, pair_q, pair_d)
+
+
+def compute_maxsim_score_batched(
+    q_embs: Sequence[Tensor],
+    d_embs: Sequence[Tensor],
+    max_batch_size: int = 64,
+    max_score_matrix_elements: int = 64_000_000,
+) -> list[Tensor]:
+    """vLLM's function of this name, without vLLM: scores of the pairs ``(q_embs[i], d_embs[i])``.
+
+    Args:
+        q_embs, d_embs: as many queries as documents, each ``[L_i, d]``, of one dtype and device.
+        max_batch_size, max_score_matrix_elements: accepted and not needed: no similarity is stored.
+
+    Returns:
+        A tensor without dims for each pair, float32 (float64 for float64 inputs), without gradients.
+        Documents that are views of one tensor are not copied.
+
+    Raises:
+        TypeError, ValueError: an argument of a wrong kind, dtype, shape or device.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.vllm_compat import compute_maxsim_score_batched
+        >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
+        >>> query = torch.tensor([[1.0, 1.0]])
+        >>> compute_maxsim_score_batched([query, query], [hidden[3:], hidden[:2]])
+        [tensor(4.), tensor(3.)]
+    """
+    if len(q_embs) != len(d_embs):
+        raise ValueError(f"q_embs and d_embs must be equally long, got {len(q_embs)} and {len(d_embs)}")
+    if not len(q_embs):
+        return []
+    lengths = [len(x) for x in d_embs]
+    found = _one_tensor(d_embs)
+    if found is None:
+        found = pack_sequences(d_embs)[0], [*accumulate(lengths[:-1], initial=0)]
+    return [*compute_maxsim_score_offsets(q_embs, *found, lengths).unbind()]
+
+
+# ---- the documents' places ----
+
+
+def _checked_spans(
+    queries: Sequence[Tensor], hidden: Tensor, doc_offsets: Sequence[int], doc_lengths: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The offset and the length of each pair's document."""
+    if not isinstance(hidden, Tensor) or hidden.dim() != 2:
+        raise TypeError(f"hidden must be a tensor [tokens, d], got {abbreviate(hidden)}")
+    if not len(queries) == len(doc_offsets) == len(doc_lengths):
+        raise ValueError(
+            "queries, doc_offsets and doc_lengths must be equally long, got"
+            f" {len(queries)}, {len(doc_offsets)} and {len(doc_lengths)}"
+        )
+    kind = (hidden.dtype, hidden.device, hidden.shape[1])
+    for query in queries:
+        if not isinstance(query, Tensor):
+            raise TypeError(f"queries must be tensors, got {abbreviate(query)}")
+        if query.dim() != 2 or (query.dtype, query.device, query.shape[1]) != kind:
+            raise ValueError(
+                f"queries must be [Lq, {kind[2]}], {kind[0]} and on {kind[1]}, as hidden is, got"
+                f" {abbreviate(query)} on {query.device}"
+            )
+    spans = [(int(start), int(length)) for start, length in zip(doc_offsets, doc_lengths, strict=True)]
+    for start, length in spans:
+        if start < 0 or length < 0 or start + length > len(hidden):
+            raise ValueError(
+                f"a document must lie within the {len(hidden)} tokens of hidden, got offset {start} and"
+                f" length {length}"
+            )
+    return spans
+
+
+def _one_tensor(documents: Sequence[Tensor]) -> tuple[Tensor, list[int]] | None:
+    """The tensor ``[tokens, d]`` that all documents are views of, and where in it each begins. None: they are
+    not, or most of it would be none of theirs."""
+    first = documents[0]
+    if not all(isinstance(x, Tensor) and x.dim() == 2 and x.is_contiguous() for x in documents):
+        return None
+    d = first.shape[1]
+    if len({(x.untyped_storage().data_ptr(), x.dtype, x.shape[1]) for x in documents}) > 1:
+        return None
+    base = min(x.storage_offset() for x in documents)
+    begins = [x.storage_offset() - base for x in documents]
+    if d == 0 or any(begin % d for begin in begins):
+        return None
+    starts = [begin // d for begin in begins]
+    end = max(start + len(x) for start, x in zip(starts, documents, strict=True))
+    if end > 2 * sum(map(len, documents)):
+        return None
+    return first.detach().as_strided((end, d), (d, 1), base), starts
+
+
+def _segments(spans: list[tuple[int, int]]) -> tuple[list[int], list[int]] | None:
+    """Offsets that cut the tokens into documents and what lies between, and each document's number among
+    these segments. None: documents overlap, or most tokens are none of theirs, and might be scored with the
+    rest."""
+    bounds, numbers = [0], dict[tuple[int, int], int]()
+    for start, length in sorted(set(spans)):
+        if start < bounds[-1]:
+            return None
+        if start > bounds[-1]:
+            bounds.append(start)
+        numbers[start, length] = len(bounds) - 1
+        bounds.append(start + length)
+    if bounds[-1] > 2 * sum(length for _, length in numbers):
+        return None
+    return bounds, [numbers[span] for span in spans]
+
+
+def _distinct(queries: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """The queries without repetition, and each pair's number among them."""
+    numbers: dict[int, int] = {}
+    distinct: list[Tensor] = []
+    for query in queries:
+        if id(query) not in numbers:
+            numbers[id(query)] = len(distinct)
+            distinct.append(query)
+    return distinct, [numbers[id(query)] for query in queries]
+
+
+def _query_by_query(
+    distinct: list[Tensor], numbers: list[int], hidden: Tensor, spans: list[tuple[int, int]]
+) -> Tensor:
+    pairs: list[list[int]] = [[] for _ in distinct]
+    for pair, number in enumerate(numbers):
+        pairs[number].append(pair)
+    order = torch.tensor([pair for own in pairs for pair in own], device=hidden.device)
+    scores = []
+    for query, own in zip(distinct, pairs, strict=True):
+        told = torch.tensor([spans[pair] for pair in own], dtype=torch.int32).to(hidden.device)
+        scores.append(rerank_direct(query, hidden, told[:, 0].contiguous(), told[:, 1].contiguous()))
+    packed = torch.cat(scores)
+    return torch.empty_like(packed).index_copy_(0, order, packed)
+
+
+# ---- the code that vLLM's function runs instead, in its namespace, with its signature ----
+
+
+def _compute_maxsim_score_batched(
+    q_embs: Any, d_embs: Any, max_batch_size: Any = 64, max_score_matrix_elements: Any = 64_000_000
+) -> list[Tensor]:
+    from late_interaction import vllm_compat
+
+    return vllm_compat.score_in_vllm(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
+
+
+_PLACES: list[Place] = [(_MODULE, _NAME, code_of(_EXCHANGES, _compute_maxsim_score_batched))]
+
+
+def score_in_vllm(
+    q_embs: Any, d_embs: Any, max_batch_size: Any, max_score_matrix_elements: Any
+) -> list[Tensor]:
+    """The scores, by vLLM's own code where the kernels do not serve the call."""
+    if _takes(q_embs, d_embs) and max_batch_size > 0 and max_score_matrix_elements > 0:
+        return compute_maxsim_score_batched(q_embs, d_embs)
+    own = _EXCHANGES.own(getattr(sys.modules[_MODULE], _NAME))
+    scores: list[Tensor] = own(q_embs, d_embs, max_batch_size, max_score_matrix_elements)
+    return scores
+
+
+def _takes(queries: Any, documents: Any) -> bool:
+    if disabled(_LIBRARY.package) or not len(queries) or len(queries) != len(documents):
+        return False
+    if not all(isinstance(x, Tensor) and x.dim() == 2 and x.numel() for x in (*queries, *documents)):
+        return False
+    kinds = {(x.dtype, x.device, x.shape[1], x.layout) for x in (*queries, *documents)}
+    learn = torch.is_grad_enabled() and any(x.requires_grad for x in (*queries, *documents))
+    Q = queries[0]
+    return len(kinds) == 1 and Q.dtype != torch.float64 and served(Q, Q, _LIBRARY.package) and not learn

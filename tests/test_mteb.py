@@ -1,0 +1,206 @@
+"""mteb's max_sim and pairwise_max_sim, release by release, before and after patch_mteb()."""
+
+import importlib
+import inspect
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import mteb_compat
+from tests import side_by_side
+
+
+@pytest.fixture(params=side_by_side.releases("mteb"))
+def mteb(request):
+    """The module of a release. What else mteb's packages import on their way is left out."""
+    with side_by_side.release("mteb", "mteb", request.param) as folder:
+        package = side_by_side.without_its_init("mteb", folder)
+        meta = side_by_side.anything("mteb.models.model_meta")  # of which it takes the name of an enumeration
+        models = types.ModuleType("mteb.models")
+        models.__path__, models.model_meta = [], meta
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (package, models, meta):
+                patch.setitem(sys.modules, module.__name__, module)
+            yield importlib.import_module("mteb.similarity_functions")
+            li.unpatch_mteb()
+
+
+def ragged(device, *lengths, d=8, dtype=torch.float64):
+    return [torch.randn(n, d, device=device, dtype=dtype) for n in lengths]
+
+
+def calls(device):
+    queries, documents = ragged(device, 5, 4, 6, 5), ragged(device, 4, 6, 5, 7, 6)
+    # Padding all would compare over twice the real pairs, so mteb pads groups of like lengths.
+    uneven = ragged(device, 2, 40, 3), ragged(device, 1, 2, 3, 90, 2)
+    padded = torch.randn(3, 6, 8, device=device).double(), torch.randn(5, 7, 8, device=device).double()
+    return {
+        "lists": (queries, documents),
+        "lists whose padding wins": ([x.abs() for x in queries], [-x.abs() for x in documents]),
+        "uneven lists": uneven,
+        "uneven lists whose padding wins": ([x.abs() for x in uneven[0]], [-x.abs() for x in uneven[1]]),
+        "tuples": (tuple(queries), tuple(documents)),
+        "tensors": padded,
+        "a query": (padded[0][0], padded[1]),
+        "a document": (queries, padded[1][0]),
+        "queries as a tensor": (padded[0], documents),
+        "documents as a tensor": (queries, padded[1]),
+        "an empty document": (queries, [*documents, documents[0][:0]]),
+        "float32 with float64": (queries, [x.float() for x in documents]),
+    }
+
+
+@pytest.mark.parametrize("what", calls("cpu"))
+def test_max_sim(mteb, device, monkeypatch, what):
+    a, b = calls(device)[what]
+    try:
+        wanted = mteb.max_sim(a, b)
+    except RuntimeError:  # of two dtypes, by its einsum
+        li.patch_mteb()
+        with pytest.raises(RuntimeError):
+            mteb.max_sim(a, b)
+        return
+    li.patch_mteb()
+    with side_by_side.no_einsum(monkeypatch):
+        scores = mteb.max_sim(a, b)
+    torch.testing.assert_close(scores, wanted, rtol=1e-12, atol=1e-12)
+    assert scores.device == wanted.device
+
+
+def test_groups_of_like_lengths_are_padded(mteb, monkeypatch):
+    """What mteb pads a document to depends on its group; a small budget of tokens makes many."""
+    own = mteb._token_budget_chunks
+    monkeypatch.setattr(mteb, "_token_budget_chunks", lambda widths, most=20: own(widths, min(most, 20)))
+    queries = [x.abs() for x in ragged("cpu", 2, 40, 3)]
+    documents = [-x.abs() for x in ragged("cpu", 3, 9, 5, 9, 4, 90)]
+    wanted = mteb.max_sim(queries, documents)
+    assert (wanted == 0).any() and (wanted < 0).any()
+    li.patch_mteb()
+    with side_by_side.Calls() as called:
+        torch.testing.assert_close(mteb.max_sim(queries, documents), wanted)
+    assert called.of == {"maxsim_varlen": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_scores_float32(mteb, device, dtype):
+    for a, b in (
+        (ragged(device, 5, 2, dtype=dtype), ragged(device, 4, 9, dtype=dtype)),
+        (torch.randn(3, 6, 8, device=device).to(dtype), torch.randn(5, 7, 8, device=device).to(dtype)),
+        (ragged(device, 5, 2, dtype=dtype), ragged(device, 4, 9, dtype=torch.float32)),
+    ):
+        wanted = mteb.max_sim(a, b)
+        li.patch_mteb()
+        scores = mteb.max_sim(a, b)
+        li.unpatch_mteb()
+        assert scores.dtype == wanted.dtype == torch.float32
+        torch.testing.assert_close(scores, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_arrays(mteb):
+    queries = [np.random.default_rng(0).normal(size=(n, 8)).astype("float32") for n in (5, 2)]
+    documents = [np.random.default_rng(1).normal(size=(n, 8)).astype("float32") for n in (4, 9, 3)]
+    for a, b in ((queries, documents), (np.stack(queries[:1]), np.stack(documents[:1]))):
+        wanted = mteb.max_sim(a, b), mteb.pairwise_max_sim(a, b[: len(a)])
+        li.patch_mteb()
+        with side_by_side.Calls() as called:
+            found = mteb.max_sim(a, b), mteb.pairwise_max_sim(a, b[: len(a)])
+        li.unpatch_mteb()
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+        assert len(called.of) == 2
+
+
+@pytest.mark.parametrize("what", ["lists", "lists whose padding wins", "uneven lists", "tensors"])
+def test_pairwise_max_sim(mteb, device, monkeypatch, what):
+    a, b = calls(device)[what]
+    b = b[: len(a)]
+    wanted = mteb.pairwise_max_sim(a, b)
+    li.patch_mteb()
+    with side_by_side.no_einsum(monkeypatch):
+        scores = mteb.pairwise_max_sim(a, b)
+    torch.testing.assert_close(scores, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_documents_go_to_the_device_in_blocks(mteb, monkeypatch):
+    documents = ragged("cpu", *range(1, 12))
+    queries = ragged("cpu", 5, 4)
+    wanted = mteb.max_sim(queries, documents)
+    monkeypatch.setattr(mteb_compat.zero_padded, "ELEMENTS", 8 * 20)
+    li.patch_mteb()
+    with side_by_side.Calls() as called:
+        torch.testing.assert_close(mteb.max_sim(queries, documents), wanted)
+    assert called.of["maxsim_varlen"] > 2
+
+
+@pytest.mark.gpu
+def test_embeddings_of_the_host_are_scored_on_the_gpu(mteb):
+    """mteb moves them there, and the scores back."""
+    queries, documents = ragged("cpu", 5, 2, dtype=torch.float32), ragged("cpu", 4, 9, dtype=torch.float32)
+    tensors = torch.randn(3, 6, 8), torch.randn(5, 7, 8)
+    for a, b in ((queries, documents), tensors):
+        wanted = mteb.max_sim(a, b)
+        li.patch_mteb()
+        scores = mteb.max_sim(a, b)
+        li.unpatch_mteb()
+        assert scores.device == wanted.device
+        torch.testing.assert_close(scores, wanted, rtol=1e-3, atol=1e-3)
+
+
+REFUSED = {
+    "pairs of two lengths": ("pairwise_max_sim", ragged("cpu", 3, 2), ragged("cpu", 3)),
+    "an empty document of a pair": ("pairwise_max_sim", ragged("cpu", 3, 2), ragged("cpu", 3, 0)),
+    "two widths": ("max_sim", ragged("cpu", 3, 2), ragged("cpu", 3, d=5)),
+    "documents without a token": ("max_sim", ragged("cpu", 3, 2), ragged("cpu", 0, 0)),
+    "no documents": ("max_sim", ragged("cpu", 3, 2), []),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_it_refuses(mteb, what):
+    name, a, b = REFUSED[what]
+    function = getattr(mteb, name)
+    with pytest.raises(Exception) as own:  # noqa: B017, PT011: of whatever kind
+        function(a, b)
+    li.patch_mteb()
+    with pytest.raises(type(own.value)) as patched:
+        function(a, b)
+    assert str(patched.value) == str(own.value)
+
+
+@pytest.mark.parametrize("said", ["1", "mteb", "pylate,mteb"])
+def test_disabled(mteb, monkeypatch, said):
+    a, b = calls("cpu")["lists"]
+    wanted = mteb.max_sim(a, b), mteb.pairwise_max_sim(a, b[:4])
+    li.patch_mteb()
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
+    with side_by_side.Calls() as called:
+        assert torch.equal(mteb.max_sim(a, b), wanted[0])
+        assert torch.equal(mteb.pairwise_max_sim(a, b[:4]), wanted[1])
+    assert not called.of
+
+
+def test_names_that_were_imported_before_are_reached(mteb):
+    from mteb.similarity_functions import max_sim  # as mteb.models.abs_encoder does
+
+    signature = inspect.signature(max_sim)
+    li.patch_mteb()
+    li.patch_mteb()
+    with side_by_side.Calls() as called:
+        max_sim(*calls("cpu")["lists"])
+    assert called.of == {"maxsim_varlen": 1} and inspect.signature(max_sim) == signature
+    assert max_sim.__name__ == max_sim.__code__.co_name == "max_sim"
+    li.unpatch_mteb()
+    li.unpatch_mteb()
+    with side_by_side.Calls() as called:
+        max_sim(*calls("cpu")["lists"])
+    assert not called.of
+
+
+def test_a_release_without_what_the_patch_builds_on_is_named(mteb, monkeypatch):
+    monkeypatch.delattr(mteb, "_select_device")
+    with pytest.raises(ImportError, match=r"mteb 2\.23 to 2\.26, and found mteb .*, which has none of what"):
+        li.patch_mteb()

@@ -1,0 +1,169 @@
+"""Transformers' processors that score, before and after patch_transformers()."""
+
+import importlib
+import inspect
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import transformers_compat
+from tests import side_by_side
+
+CLASSES = list(transformers_compat._PROCESSORS.items())
+
+
+@pytest.fixture(params=CLASSES, ids=lambda place: place[1])
+def processor(request):
+    """A processor that was built before the patch. What one is built from plays no part in its scoring."""
+    pytest.importorskip("transformers", reason="make pytest installs it (requirements/demo.txt)")
+    module, name = request.param
+    if not transformers_compat._exists(module):
+        pytest.skip("this Transformers has no such processor")
+    cls = getattr(importlib.import_module(module), name)
+    yield cls.__new__(cls)
+    li.unpatch_transformers()
+
+
+def ragged(device, *lengths, d=8, dtype=torch.float64):
+    return [torch.randn(n, d, device=device, dtype=dtype) for n in lengths]
+
+
+def calls(device):
+    queries, passages = ragged(device, 5, 1, 9, 3), ragged(device, 4, 11, 1, 7, 2)
+    # All similarities are negative: wherever a passage is padded, the padding has the maximum.
+    apart = [x.abs() for x in queries], [-x.abs() for x in passages]
+    padded = torch.randn(3, 6, 8, device=device).double(), torch.randn(5, 7, 8, device=device).double()
+    return {
+        "lists": (queries, passages),
+        "lists whose padding wins": apart,
+        "tensors": padded,
+        "queries as a tensor": (padded[0], passages),
+        "passages as a tensor": (queries, padded[1]),
+        "one of each": (queries[:1], passages[:1]),
+        "an empty passage": (queries, [passages[0], passages[1][:0], passages[2]]),
+        "an empty query": ([queries[0], queries[1][:0]], passages),
+    }
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 128])
+@pytest.mark.parametrize("what", calls("cpu"))
+def test_scores(processor, device, monkeypatch, what, batch_size):
+    queries, passages = calls(device)[what]
+    if what == "an empty passage" and batch_size == 1:
+        pytest.skip("a maximum over nothing: both refuse it (test_what_it_refuses)")
+    wanted = processor.score_retrieval(queries, passages, batch_size)
+    li.patch_transformers()
+    with side_by_side.no_einsum(monkeypatch):
+        found = processor.score_retrieval(queries, passages, batch_size=batch_size)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert found.device == wanted.device == torch.device("cpu") and found.dtype == wanted.dtype
+
+
+def test_padding_takes_part_in_the_maximum(processor):
+    """What the test above rests on: a score depends on whom a passage shares its batch with."""
+    queries, passages = [torch.ones(2, 4)], [-torch.ones(1, 4), -torch.ones(3, 4)]
+    li.patch_transformers()
+    assert processor.score_retrieval(queries, passages).tolist() == [[0.0, -8.0]]
+    assert processor.score_retrieval(queries, passages, batch_size=1).tolist() == [[-8.0, -8.0]]
+
+
+def test_many_passages_are_packed_in_blocks(processor, monkeypatch):
+    queries, passages = ragged("cpu", 5, 2), ragged("cpu", *range(1, 30))
+    wanted = processor.score_retrieval(queries, passages, 4)
+    monkeypatch.setattr(transformers_compat.zero_padded, "ELEMENTS", 8 * 40)
+    li.patch_transformers()
+    with side_by_side.Calls() as called:
+        torch.testing.assert_close(processor.score_retrieval(queries, passages, 4), wanted)
+    assert set(called.of) == {"maxsim_varlen"} and called.of["maxsim_varlen"] > 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("output_dtype", [None, torch.float32])
+def test_dtypes(processor, device, dtype, output_dtype):
+    queries, passages = ragged(device, 5, 3, dtype=dtype), ragged(device, 4, 9, 2, dtype=dtype)
+    exact = processor.score_retrieval([x.double() for x in queries], [x.double() for x in passages])
+    li.patch_transformers()
+    scores = processor.score_retrieval(queries, passages, output_dtype=output_dtype, output_device=device)
+    assert scores.dtype == (output_dtype or dtype) and scores.device.type == device
+    rounding = torch.finfo(scores.dtype).eps
+    torch.testing.assert_close(scores.double().cpu(), exact, rtol=4 * max(rounding, 1e-6), atol=1e-4)
+
+
+def test_gradients(processor, device):
+    def gradients(batch):
+        batch = [[x.detach().requires_grad_() for x in side] for side in batch]
+        scores = processor.score_retrieval(*batch, batch_size=3)
+        return torch.autograd.grad(scores.square().sum(), [x for side in batch for x in side])
+
+    batch = ragged(device, 5, 3), ragged(device, 4, 9, 2, 6)
+    wanted = gradients(batch)
+    li.patch_transformers()
+    for one, other in zip(gradients(batch), wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+REFUSED = {
+    "no queries": ([], [torch.ones(2, 4)], ValueError),
+    "no passages": ([torch.ones(2, 4)], [], ValueError),
+    "two devices": ([torch.ones(2, 4)], [torch.ones(2, 4, device="meta")], ValueError),
+    "two dtypes": ([torch.ones(2, 4)], [torch.ones(2, 4).half()], ValueError),
+    "two widths": ([torch.ones(2, 4)], [torch.ones(2, 3)], RuntimeError),
+    "passages without a token": ([torch.ones(2, 4)], [torch.ones(0, 4)], (IndexError, RuntimeError)),
+    "an empty batch": ([torch.ones(2, 4)], [torch.ones(2, 4), torch.ones(0, 4)], (IndexError, RuntimeError)),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_it_refuses(processor, what):
+    queries, passages, kind = REFUSED[what]
+    with pytest.raises(kind) as own:
+        processor.score_retrieval(queries, passages, 1)
+    li.patch_transformers()
+    with pytest.raises(kind) as patched:
+        processor.score_retrieval(queries, passages, 1)
+    assert str(patched.value) == str(own.value)
+
+
+def test_what_no_kernel_takes_stays_its_own(processor):
+    queries, passages = [torch.tensor([[1, 2]])], [torch.tensor([[3, 4]]), torch.tensor([[-5, 6], [7, 8]])]
+    wanted = processor.score_retrieval(queries, passages)
+    li.patch_transformers()
+    assert torch.equal(processor.score_retrieval(queries, passages), wanted)
+
+
+@pytest.mark.parametrize("said", ["1", "transformers", "mteb, Transformers"])
+def test_disabled(processor, monkeypatch, said):
+    queries, passages = ragged("cpu", 5, 3), ragged("cpu", 4, 9)
+    wanted = processor.score_retrieval(queries, passages)
+    li.patch_transformers()
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", said)
+    with side_by_side.Calls() as called:
+        assert torch.equal(processor.score_retrieval(queries, passages), wanted)
+    assert not called.of
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "mteb")
+    with side_by_side.Calls() as called:
+        processor.score_retrieval(queries, passages)
+    assert called.of
+
+
+def test_unpatch_restores_everything(processor):
+    own = inspect.getattr_static(type(processor), "score_retrieval")
+    signature = inspect.signature(type(processor).score_retrieval)
+    li.patch_transformers()
+    li.patch_transformers()
+    patched = type(processor).score_retrieval
+    assert patched is not own and inspect.signature(patched) == signature and patched.__doc__ == own.__doc__
+    li.unpatch_transformers()
+    li.unpatch_transformers()
+    assert inspect.getattr_static(type(processor), "score_retrieval") is own
+
+
+def test_a_method_of_other_parameters_is_left_alone(processor, monkeypatch):
+    def score_retrieval(self, queries):
+        return "its own"
+
+    monkeypatch.setattr(type(processor), "score_retrieval", score_retrieval)
+    with pytest.warns(RuntimeWarning, match=rf"did not find .*{type(processor).__name__}.*Transformers' own"):
+        li.patch_transformers()
+    assert processor.score_retrieval(0) == "its own"
