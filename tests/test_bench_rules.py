@@ -282,16 +282,28 @@ def test_a_fingerprint_is_of_code_alone() -> None:
 def test_times_without_a_fingerprint_are_older(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert kernel_fingerprint.are_older({"run": "one"})
     assert not kernel_fingerprint.are_older({"run": "one", "kernels": kernel_fingerprint.fingerprint()})
-    for folder in kernel_fingerprint.FOLDERS:
-        (tmp_path / folder).mkdir(parents=True)
-    source = tmp_path / kernel_fingerprint.FOLDERS[0] / "k.cu"
-    source.write_text("int a = 1; // one")
+    folder = tmp_path / kernel_fingerprint.FOLDER
+    folder.mkdir(parents=True)
+    source, header, host = folder / "k.cu", tmp_path / "csrc" / "shared.cuh", folder / "run.cpp"
+    source.write_text('#include "../../shared.cuh"\nint a = 1; // one')
+    header.write_text("int b = 1;")
     monkeypatch.setattr(kernel_fingerprint, "ROOT", tmp_path)
+    assert kernel_fingerprint.sources() == {source.resolve(), header.resolve()}
     first = {"kernels": kernel_fingerprint.fingerprint()}
-    source.write_text("int a = 1;  // the first")
+    source.write_text('#include "../../shared.cuh"\nint a = 1;  // the first')
+    host.write_text("int c = 1;")
+    assert not kernel_fingerprint.are_older(first)
+    header.write_text("int b = 2;")
+    assert kernel_fingerprint.are_older(first)
+    header.write_text("int b = 1;")
     assert not kernel_fingerprint.are_older(first)
     source.write_text("int a = 2;")
     assert kernel_fingerprint.are_older(first)
+
+
+def test_the_forward_includes_more_than_its_own_folder() -> None:
+    names = {path.name for path in kernel_fingerprint.sources()}
+    assert {"kernel_limits.h", "argmax.cuh", "wgmma.cuh"} <= names and "entry.cpp" not in names
 
 
 # ---- recording ----

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
 from bench.harness.results import ROOT, Row
 
-FOLDERS = ("csrc/cuda", "csrc/common")
+FOLDER = "csrc/cuda/forward"  # whose kernels `python -m bench plans` times
 # A string or character literal, which is kept, or a comment, which is not.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def bare(source: str) -> str:
@@ -18,10 +20,22 @@ def bare(source: str) -> str:
     return re.sub(r"\s+", "", code)
 
 
+def sources() -> set[Path]:
+    """The device code of the forward: its .cu files, and all that they include of the project."""
+    found: set[Path] = set()
+    waiting = [*(ROOT / FOLDER).rglob("*.cu")]
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        waiting += [path.parent / name for name in _INCLUDE.findall(path.read_text())]
+    return found
+
+
 def fingerprint() -> str:
-    """A hash of the CUDA kernels' source. Formatting, comments and the paths of files do not change it."""
-    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
-    digests = sorted(hashlib.sha256(bare(path.read_text()).encode()).hexdigest() for path in files)
+    """A hash of that source. Formatting, comments and the paths of files do not change it."""
+    digests = sorted(hashlib.sha256(bare(path.read_text()).encode()).hexdigest() for path in sources())
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
 
