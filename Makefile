@@ -8,6 +8,8 @@
 #   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
+#   make hub      build/torch-stable-abi*: the layout of Hugging Face's kernel hub, with the libraries that make build
+#                 builds (LATE_INTERACTION_NAMESPACE=name: with operators torch.ops.name.*)
 #   make docs     the README's tables and plots, from bench/results
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
 #   make mutants  which changes of the source no test would notice: a night (MODULE=... or CONSTANT=...: minutes)
@@ -36,10 +38,10 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(VENV)/cache/hypothesis
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Developers compile CUDA on a machine without a GPU too, for one generation of GPUs. Empty: for the GPUs here.
-build test quick nightly pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
+build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
-.PHONY: demo quick test nightly bench wheel docs build lint ruff clang-format actionlint includes types ctest pytest \
+.PHONY: demo quick test nightly bench wheel hub docs build lint ruff clang-format actionlint includes types ctest pytest \
   asan fast-plaid format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
@@ -156,6 +158,12 @@ compile_commands: | $(VENV)/.dev-requirements
 
 wheel: | $(VENV)/.wheel-requirements
 	$(PY) tools/make_wheels.py $(WHEELS)
+
+# In a folder of its own: the libraries in place keep their namespace.
+hub: | $(VENV)/.build-requirements
+	rm -rf $(VENV)/build/hub build/torch-stable-abi*
+	$(PY) setup.py --quiet build_ext --build-lib $(VENV)/build/hub
+	$(PY) tools/make_hub.py --libraries $(VENV)/build/hub/late_interaction
 
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz
