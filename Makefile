@@ -8,6 +8,8 @@
 #   make bench    timings against the peers that are installed (python -m bench --help: all that can be measured)
 #   make wheel    dist/: wheels for every GPU, with the CUDA toolkit at hand, and for CPU, and the source
 #                 distribution (WHEELS=cpu: that one alone)
+#   make hub      build/torch-stable-abi*: the layout of Hugging Face's kernel hub, with the libraries that make build
+#                 builds (LATE_INTERACTION_NAMESPACE=name: with operators torch.ops.name.*)
 #   make docs     the README's tables and plots, from bench/results
 #   make site     the documentation as a web site, in .venv/build/site; a warning of its builder is an error
 #   make browse   opens that site in Chromium (installs it as root on Debian), and writes pictures of its pages
@@ -42,10 +44,10 @@ export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/$(VENV)/cache/hypothesis
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Developers compile CUDA on a machine without a GPU too, for one generation of GPUs. Empty: for the GPUs here.
-build test quick nightly pytest bench: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
+build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo 9.0a)
 
 .DELETE_ON_ERROR:
-.PHONY: demo quick test nightly bench wheel docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
+.PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
   asan fast-plaid pylate format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
@@ -193,6 +195,12 @@ compile_commands: | $(VENV)/.dev-requirements
 
 wheel: | $(VENV)/.wheel-requirements
 	$(PY) tools/make_wheels.py $(WHEELS)
+
+# In a folder of its own: the libraries in place keep their namespace.
+hub: | $(VENV)/.build-requirements
+	rm -rf $(VENV)/build/hub build/torch-stable-abi*
+	$(PY) setup.py --quiet build_ext --build-lib $(VENV)/build/hub
+	$(PY) tools/make_hub.py --libraries $(VENV)/build/hub/late_interaction
 
 test-wheel: wheel | $(VENV)/.dev-requirements
 	$(PY) tests/packaging/matrix.py dist/*.whl dist/*.tar.gz

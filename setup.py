@@ -10,7 +10,7 @@ variable asks for it. It needs nvcc, but neither a GPU nor a CUDA build of PyTor
 Environment:
   LATE_INTERACTION_WITH_CUDA      0: never build _cuda; 1: always, for every GPU where none is here to ask
   LATE_INTERACTION_CUDA_ARCHS     the GPUs of _cuda, such as "9.0a" or "8.0;9.0a"; "all": every one
-  LATE_INTERACTION_NAMESPACE      the operators are torch.ops.<namespace>.*; default: late_interaction.
+  LATE_INTERACTION_NAMESPACE      of the operators, torch.ops.<namespace>.*; default: late_interaction.
                                   Libraries of two namespaces load into one process
   LATE_INTERACTION_LOCAL_VERSION  local version of a wheel, such as "cu130" or "cpu"
   LATE_INTERACTION_REPOSITORY     URL of the repository that the long description of a wheel links to
@@ -100,7 +100,7 @@ def prefix_maps():
 
 HOST_FLAGS += prefix_maps()
 
-# Where operators are registered: host code alone knows (csrc/common/registration.h), not the kernels.
+# Where operators are registered. Host code alone knows (csrc/common/registration.h): kernels stay the same.
 NAMESPACE = os.environ.get("LATE_INTERACTION_NAMESPACE") or "late_interaction"
 if not re.fullmatch(r"[A-Za-z]\w*", NAMESPACE, re.ASCII):
     stop(f"LATE_INTERACTION_NAMESPACE must be a name such as late_interaction_v2, got {NAMESPACE!r}.")

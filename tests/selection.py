@@ -18,6 +18,7 @@ CASES = 2
 SLOW = {
     "tests/build/test_cmake_architectures.py": "configures with CMake",
     "tests/build/test_headers.py": "compiles the host sources",
+    "tests/build/test_hub.py": "packs the library, and loads it in processes of their own",
     "tests/build/test_libraries.py": "is about the built libraries",
     "tests/build/test_setup_messages.py": "runs setup.py",
     "tests/build/test_site.py::test_a_browser_shows_the_site": "opens a browser",

@@ -35,7 +35,7 @@ def test_what_builds_the_package_is_pinned_too():
         assert wanted.specifier.contains(pinned[wanted.name]), wanted
 
 
-@pytest.mark.parametrize("extra", ["pylate", "colpali", "sentence-transformers"])
+@pytest.mark.parametrize("extra", ["pylate", "colpali", "sentence-transformers", "mteb"])
 def test_the_releases_that_the_patches_are_tested_with_are_those_of_the_extra(extra):
     (wanted,) = map(Requirement, PROJECT["project"]["optional-dependencies"][extra])
     lines = (ROOT / "requirements" / "compat.txt").read_text().splitlines()

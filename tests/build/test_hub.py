@@ -1,0 +1,277 @@
+"""The layout of Hugging Face's kernel hub (make hub), and the namespace of a build's operators."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import late_interaction
+from tests import side_by_side
+from tests.selection import NIGHTLY
+from tools import make_hub
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = Path(late_interaction.__file__).parent
+(KERNELS,) = side_by_side.releases("kernels")
+OTHER = "late_interaction_other"
+SOURCES = (".h", ".cuh", ".cu", ".cpp")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """What make hub makes of the CPU library, which is there on every machine that runs the tests."""
+    libraries = tmp_path_factory.mktemp("libraries")
+    shutil.copy(LIBRARIES / make_hub.CPU_LIBRARY, libraries)
+    out = tmp_path_factory.mktemp("hub") / "build"
+    make_hub.make_hub(libraries, out, 1)
+    return out
+
+
+def ran(code, tmp_path, *kernels):
+    """Runs the code where the checkout is not to be found. kernels: also where that package is."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, kernels)), "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.fixture
+def kernels():
+    folder = side_by_side.FOLDER / f"kernels=={KERNELS}"
+    if not folder.is_dir():
+        pytest.skip(f"kernels {KERNELS} is not in {side_by_side.FOLDER}: make pytest installs it")
+    pytest.importorskip("huggingface_hub", reason="make pytest installs it (requirements/demo.txt)")
+    return folder
+
+
+def test_kernels_loads_it(hub, kernels, tmp_path):
+    """By its own name for the package, and without the checkout: scores, gradients, a compiled call, a module
+    that is not imported at once."""
+    code = f"""
+import importlib, sys
+from pathlib import Path
+import kernels, torch
+li = kernels.get_local_kernel(Path({str(hub.parent)!r}))
+assert li is kernels.get_local_kernel(Path({str(hub)!r}))
+(loaded,) = kernels.get_loaded_kernels()
+assert loaded.module is li and str(loaded.metadata.name) == "late-interaction", loaded
+assert li.__name__ == loaded.metadata.id and Path(li.__file__).parent.parent == Path({str(hub)!r})
+Q, D = torch.randn(3, 5, 8).double().requires_grad_(), torch.randn(4, 7, 8).double().requires_grad_()
+wanted = torch.einsum("isd,jtd->ijst", Q, D).amax(-1).sum(-1)
+for score in (li.maxsim, torch.compile(li.maxsim, fullgraph=True, backend="aot_eager")):
+    found = score(Q, D)
+    torch.testing.assert_close(found, wanted)
+    gradients = torch.autograd.grad(found.square().sum(), (Q, D))
+    for one, other in zip(gradients, torch.autograd.grad(wanted.square().sum(), (Q, D), retain_graph=True)):
+        torch.testing.assert_close(one, other)
+fp8 = importlib.import_module(li.__name__ + ".fp8")
+assert fp8.quantize_fp8_per_token(D.float())[0].dtype == torch.float8_e4m3fn
+print(li.__version__, "late_interaction" in sys.modules)
+"""
+    assert ran(code, tmp_path, kernels).split() == [(ROOT / "VERSION").read_text().strip(), "False"]
+
+
+def test_its_patches_work(hub, kernels, tmp_path):
+    """They run code in another library's namespace, which imports the package by its id."""
+    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    code = f"""
+from pathlib import Path
+import kernels, torch
+li = kernels.get_local_kernel(Path({str(hub)!r}))
+from sentence_transformers.util.similarity import maxsim
+queries, documents = [torch.randn(n, 8) for n in (3, 5)], [torch.randn(n, 8) for n in (4, 2, 9)]
+wanted = maxsim(queries, documents)
+li.patch_sentence_transformers()
+torch.einsum = None
+torch.testing.assert_close(maxsim(queries, documents), wanted)
+print("scored")
+"""
+    assert ran(code, tmp_path, kernels) == "scored\n"
+
+
+def test_metadata_as_kernels_parses_it(hub, kernels, tmp_path):
+    (folder,) = hub.iterdir()
+    code = f"""
+from kernels._rust import Metadata
+from kernels.variants import parse_variant
+told = Metadata.read_from_file({str(folder / "metadata.json")!r})
+variant = parse_variant({folder.name!r})
+assert variant.variant_str == {folder.name!r} and variant.framework.variant_str == "torch-stable-abi210"
+print(told.version, told.license, told.kernels_minver, told.backend.backend_type, told.python_depends)
+"""
+    said = ran(code, tmp_path, kernels)
+    assert said == f"1 Apache-2.0 {make_hub.OLDEST_KERNELS} cpu []\n"
+
+
+def test_a_folder_for_each_backend(tmp_path, kernels):
+    """The CUDA library says what it was built for, so a file with the same words in it is packed alike."""
+    libraries, out = tmp_path / "libraries", tmp_path / "build"
+    libraries.mkdir()
+    shutil.copy(LIBRARIES / make_hub.CPU_LIBRARY, libraries)
+    words = ("namespace=late_interaction", "cuda_version=13020", "cuda_archs=8.0_9.0a_9.0+PTX")
+    cuda = libraries / make_hub.CUDA_LIBRARY
+    cuda.write_bytes(b"\0".join(f"late_interaction_{word}".encode() for word in words) + b"\0")
+    machine = os.uname().machine
+    names = [f"torch-stable-abi210-{backend}-{machine}-linux" for backend in ("cpu", "cu132")]
+    assert [folder.name for folder in make_hub.make_hub(libraries, out, 3)] == names
+    metadata = json.loads((out / names[1] / "metadata.json").read_text())
+    assert metadata["backend"] == {"type": "cuda", "archs": ["8.0", "9.0a", "9.0+PTX"]}
+    assert (metadata["version"], metadata["id"].split("_")[3]) == (3, "cu132")
+    packed = [sorted(path.name for path in (out / name).glob("*.so")) for name in names]
+    assert packed == [[make_hub.CPU_LIBRARY], [make_hub.CPU_LIBRARY, make_hub.CUDA_LIBRARY]]
+    code = f"""
+from pathlib import Path
+from packaging.version import Version
+from kernels._rust import Metadata
+from kernels.archs import _supports_cuda_capability
+from kernels.backends import CPU, CUDA
+from kernels.variants import _resolve_variant_for_system, get_variants_local
+archs = Metadata.read_from_file({str(out / names[1] / "metadata.json")!r}).backend.archs
+fits = [_supports_cuda_capability(archs, capability) for capability in ((7, 5), (8, 6), (9, 0), (10, 0))]
+cuda = CUDA(Version("13.2")), CUDA(Version("13.0"))
+for backend, torch in (CPU(), "2.10"), (cuda[0], "2.13"), (cuda[1], "2.13"), (CPU(), "2.9"):
+    found, _ = _resolve_variant_for_system(
+        get_variants_local(Path({str(out)!r})), backend, {machine!r}, "linux", Version(torch), True, None
+    )
+    print(*(variant.variant_str for variant in found))
+print(*fits)
+"""
+    assert ran(code, tmp_path, kernels).splitlines() == [*names, "", "", "False True True True"]
+
+
+def test_libraries_of_two_builds_are_refused(tmp_path):
+    shutil.copy(LIBRARIES / make_hub.CPU_LIBRARY, tmp_path)
+    (tmp_path / make_hub.CUDA_LIBRARY).write_bytes(b"late_interaction_namespace=another\0")
+    with pytest.raises(SystemExit, match="are of another, late_interaction: build them again"):
+        make_hub.make_hub(tmp_path, tmp_path / "build", 1)
+    with pytest.raises(SystemExit, match="build it first"):
+        make_hub.make_hub(tmp_path / "nowhere", tmp_path / "build", 1)
+
+
+def test_imports_become_relative():
+    code = '''"""from late_interaction import this"""
+from late_interaction import ops
+from late_interaction.ops import (
+    dense,
+)
+import torch  # and no more
+
+def patched():
+    from late_interaction._st import chunks
+'''
+    assert make_hub.with_own_imports(code, 1, "_id").splitlines()[1:] == [
+        "from .. import ops",
+        "from ..ops import (",
+        "    dense,",
+        ")",
+        "import torch  # and no more",
+        "",
+        "def patched():",
+        "    from _id._st import chunks",
+    ]
+
+
+# ---- the namespace ----
+
+
+def test_one_place_knows_the_namespace():
+    """Host code registers by common/registration.h, and Python names operators by ops/_library.py."""
+    for path in (ROOT / "csrc").rglob("*"):
+        if path.suffix in SOURCES and path.name != "registration.h":
+            assert "STABLE_TORCH_LIBRARY" not in path.read_text(), path
+    for path in (ROOT / "late_interaction").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        documentation = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr == "late_interaction":
+                raise AssertionError(f"{path}:{node.lineno}: torch.ops.late_interaction")
+            if isinstance(node, ast.Constant) and id(node) not in documentation:
+                assert "late_interaction::" not in str(node.value), f"{path}:{node.lineno}"
+
+
+def test_the_library_says_its_namespace():
+    assert make_hub.embedded(LIBRARIES / make_hub.CPU_LIBRARY) == {"namespace": "late_interaction"}
+
+
+def test_a_second_build_of_one_namespace_is_refused(hub, kernels, tmp_path):
+    """PyTorch would crash the process."""
+    code = f"""
+import sys
+from pathlib import Path
+import kernels
+li = kernels.get_local_kernel(Path({str(hub)!r}))
+sys.path.insert(0, {str(ROOT)!r})
+try:
+    import late_interaction
+except ImportError as error:
+    print(error)
+"""
+    said = ran(code, tmp_path, kernels)
+    assert said.startswith("torch.ops.late_interaction exists already: another build of late_interaction")
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="compiles the CPU library again, for minutes: make nightly")
+def test_two_namespaces_in_one_process(kernels, tmp_path):
+    """The checkout's library and one of another namespace: each scores, forward, backward and compiled, and
+    forcing the kernels of one leaves the other alone."""
+    environment = os.environ | {"LATE_INTERACTION_NAMESPACE": OTHER, "LATE_INTERACTION_WITH_CUDA": "0"}
+    build = [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path / "libraries")]
+    subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True)
+    (folder,) = make_hub.make_hub(tmp_path / "libraries" / "late_interaction", tmp_path / "build", 1)
+    assert re.match(rf"_{OTHER}_cpu_", json.loads((folder / "metadata.json").read_text())["id"])
+    code = f"""
+import sys
+from pathlib import Path
+import kernels, torch
+sys.path.insert(0, {str(ROOT)!r})
+import late_interaction
+other = kernels.get_local_kernel(Path({str(tmp_path / "build")!r}))
+Q, D = torch.randn(3, 5, 128).requires_grad_(), torch.randn(4, 70, 128).requires_grad_()
+called = []
+class Calls(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        called.append(func.namespace)
+        return func(*args, **(kwargs or {{}}))
+results = []
+for li in (late_interaction, other):
+    with Calls():
+        scores = li.maxsim(Q, D)
+    compiled = torch.compile(li.maxsim, fullgraph=True, backend="aot_eager")(Q, D)
+    results.append((scores, compiled, *torch.autograd.grad(scores.square().sum(), (Q, D))))
+for one, other_one in zip(*results):
+    assert torch.equal(one, other_one)
+torch.ops.{OTHER}.cpu_isa("portable")
+assert torch.equal(late_interaction.maxsim(Q, D), results[0][0])
+torch.testing.assert_close(other.maxsim(Q, D), results[0][0])
+print(sorted(set(called) - {{"aten"}}))
+"""
+    assert ran(code, tmp_path, kernels) == f"['late_interaction', '{OTHER}']\n"
+
+
+@pytest.mark.parametrize("name", ["1st", "late-interaction", "a.b", "a b"])
+def test_a_namespace_is_a_name(name, tmp_path):
+    run = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=ROOT,
+        env=os.environ | {"LATE_INTERACTION_NAMESPACE": name},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert f"must be a name such as late_interaction_v2, got {name!r}." in run.stderr
