@@ -332,6 +332,26 @@ def run_xtr_rounded(name, documents, Ld, k):
                 raise SystemExit(f"{name}: a winner is no token")
 
 
+def run_one_token(name, Nq, Nd, d):
+    """contrastive_loss of one token a side: the operators of its softmax, in one pass over scores and in two."""
+    for dtype in (BF16, torch.float16, FP32):
+        Q, D = (torch.randn(n, 1, d, device="cuda").to(dtype).requires_grad_() for n in (Nq, Nd))
+        temperature = torch.tensor(0.5, device="cuda", requires_grad=True)
+        every = torch.arange(Nq, device="cuda") % Nd
+        for options in (
+            {},
+            {"reduction": "none"},
+            {"labels": every, "label_smoothing": 0.1},
+            {"symmetric": True},
+        ):
+            if "symmetric" in options and Nq != Nd:
+                continue
+            loss = li.contrastive_loss(Q, D, temperature=temperature, kept_bytes=0, **options).sum()
+            gradients = torch.autograd.grad(loss, (Q, D, temperature))
+            if not all(bool(x.isfinite().all()) for x in (loss, *gradients)):
+                raise SystemExit(f"{name}: a result is not finite")
+
+
 # Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
 LARGE = {
     "large batch, tiles of query rows, queries in parts": (1000, 64, 32, 20, 128),
@@ -401,6 +421,9 @@ if __name__ == "__main__":
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_xtr_rounded, "XTR, rounded", (64, 70, 256)),
         (run_xtr_rounded, "XTR, rounded, the row", (90, 100, 5000)),
+        (run_one_token, "softmax, one token a side", (70, 70, 24)),
+        (run_one_token, "softmax, odd columns", (33, 131, 8)),
+        (run_one_token, "softmax, rows longer than shared memory", (5, 40003, 8)),
         (run_hot_tokens, "backward, hot tokens", ()),
         (run_in_parts, "backward in parts", (120, 8)),
         (run_in_parts, "backward in parts of the queries", (64, 120, 8)),
