@@ -99,7 +99,8 @@ def test_without_a_backward_nothing_is_kept(monkeypatch):
 def test_a_gpu_keeps_no_blocks_by_default():
     padded, matrix = Kernels("padded", False, "highest"), Kernels("matrix", False, "highest")
     assert kept.KeptBlocks.of(padded, None, "cuda") is None
-    assert kept.KeptBlocks.of(padded, 100, "cuda").limit == 100
+    assert kept.KeptBlocks.of(padded, 100, "cuda") == kept.KeptBlocks(100, by_memory=False)
+    assert kept.KeptBlocks.of(padded, None, "cpu") == kept.KeptBlocks(0, by_memory=True)
     assert kept.KeptBlocks.of(matrix, 100, "cpu") is None  # single tokens have no winners
 
 
@@ -135,7 +136,7 @@ def test_as_much_memory_remains_as_is_kept(monkeypatch):
     assert need == 25 * (4 + 2 * 6)
     memory = [10 * need]
     monkeypatch.setattr(kept, "available_bytes", lambda: memory[0])
-    found = kept.KeptBlocks(None)
+    found = kept.KeptBlocks(0, by_memory=True)
     scores, winners = torch.empty(5, 5), torch.empty(5, 5, 6, dtype=torch.int16)
     count = 0
     while found.has_room(q, d):
@@ -145,6 +146,19 @@ def test_as_much_memory_remains_as_is_kept(monkeypatch):
     assert count == 5 and found.taken == 5 * need == memory[0]
     memory[0] = 1000 * need
     assert not found.has_room(q, d), "once there was none"
+
+
+def test_memory_is_looked_at_from_time_to_time(monkeypatch):
+    q, d = Tokens(torch.empty(5, 6, 8)), Tokens(torch.empty(5, 7, 8))
+    need, looks = kept.block_bytes(q, d), []
+    monkeypatch.setattr(kept, "available_bytes", lambda: looks.append(0) or 1 << 40)
+    monkeypatch.setattr(kept, "_AHEAD", 10 * need)
+    found = kept.KeptBlocks(0, by_memory=True)
+    scores, winners = torch.empty(5, 5), torch.empty(5, 5, 6, dtype=torch.int16)
+    for count in range(22):
+        assert found.has_room(q, d)
+        found.keep((0, 5), (count, count + 5), scores, winners)
+    assert len(looks) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -15,13 +15,15 @@ from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction.ops.winners import packed_winner_dtype, winner_dtype
 
 _Key = tuple[Block, Block]  # of queries and of documents
+_AHEAD = 64 << 20  # bytes after which memory is looked at again, which takes 0.3 ms
 
 
 @dataclass
 class KeptBlocks:
     """Blocks in the order in which the forward comes to them, as long as there is room for them."""
 
-    limit: int | None  # bytes; None: while at least as much memory remains available as the blocks take
+    granted: int  # bytes that they may take
+    by_memory: bool  # more, while at least as much memory remains available as they take
     taken: int = 0
     full: bool = False
     blocks: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -32,15 +34,23 @@ class KeptBlocks:
         unless he says how much of it may be taken."""
         if kernels.way == "matrix" or (kept_bytes is None and device_type != "cpu"):
             return None
-        return KeptBlocks(kept_bytes)
+        return KeptBlocks(kept_bytes or 0, kept_bytes is None)
 
     def has_room(self, q: Tokens, d: Tokens) -> bool:
         """Whether the block of these queries and documents may be kept. Once there is no room, nothing is."""
         if not self.full:
-            need = block_bytes(q, d)
-            limit = available_bytes() - need if self.limit is None else self.limit
-            self.full = self.taken + need > limit
+            need = self.taken + block_bytes(q, d)
+            self.full = need > self.granted and not (self.by_memory and self._grant(need))
         return not self.full
+
+    def _grant(self, need: int) -> bool:
+        """``need`` bytes for all blocks, and some more, where there is memory for that."""
+        free = available_bytes() + self.taken
+        for wanted in (need + _AHEAD, need):
+            if 2 * wanted <= free:
+                self.granted = wanted
+                return True
+        return False
 
     def keep(self, rows: Block, columns: Block, scores: Tensor, winners: Tensor) -> None:
         self.taken += scores.nbytes + winners.nbytes
@@ -60,7 +70,7 @@ class KeptBlocks:
     @staticmethod
     def from_saved(keys: list[_Key], tensors: list[Tensor]) -> "KeptBlocks":
         pairs = zip(tensors[::2], tensors[1::2], strict=True)
-        return KeptBlocks(0, full=True, blocks=dict(zip(keys, pairs, strict=True)))
+        return KeptBlocks(0, False, full=True, blocks=dict(zip(keys, pairs, strict=True)))
 
 
 def block_bytes(q: Tokens, d: Tokens) -> int:
