@@ -118,15 +118,25 @@ def _scoring(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         output_dtype: torch.dtype | None = None,
         output_device: torch.device | str = "cpu",
     ) -> Tensor:
-        queries, passages = _side(query_embeddings), _side(passage_embeddings)
-        if queries is not None and passages is not None and served(queries[0], passages[0], _LIBRARY.package):
-            padded_to = _padded_to(passages, batch_size)
-            if all(padded_to):
-                scores = zero_padded.scores(queries, passages, padded_to, passages[0].device)
-                return scores.to(output_dtype or queries[0].dtype).to(output_device)
-        return original(self, query_embeddings, passage_embeddings, batch_size, output_dtype, output_device)
+        scores = _scores(query_embeddings, passage_embeddings, batch_size)
+        if scores is None:
+            return original(
+                self, query_embeddings, passage_embeddings, batch_size, output_dtype, output_device
+            )
+        return scores.to(output_dtype or query_embeddings[0].dtype).to(output_device)
 
     return score_retrieval
+
+
+def _scores(query_embeddings: Any, passage_embeddings: Any, batch_size: int) -> Tensor | None:
+    """None: the kernels do not serve this call."""
+    queries, passages = _side(query_embeddings), _side(passage_embeddings)
+    if queries is None or passages is None or batch_size <= 0:
+        return None
+    padded_to = _padded_to(passages, batch_size)
+    if not served(queries[0], passages[0], _LIBRARY.package) or not all(padded_to):
+        return None
+    return zero_padded.scores(queries, passages, padded_to, passages[0].device)
 
 
 def _side(embeddings: Any) -> zero_padded.Side | None:
