@@ -218,12 +218,13 @@ def _converted(side: zero_padded.Side) -> zero_padded.Side:
 
 def _padded_to(queries: zero_padded.Side, documents: zero_padded.Side) -> list[int] | None:
     """How long mteb pads each document: all to the longest, or each to the longest of its group."""
-    q_widths, d_widths = [len(x) for x in queries], [len(x) for x in documents]
+    q_widths, d_widths = [*map(len, queries)], [*map(len, documents)]
     padded = len(q_widths) * max(q_widths) * len(d_widths) * max(d_widths)
     if padded <= _mteb()._MAX_SIM_PADDING_OVERHEAD * sum(q_widths) * sum(d_widths):
         return [max(d_widths)] * len(d_widths)
     padded_to = [0] * len(d_widths)
     for group in _mteb()._token_budget_chunks(d_widths):
+        longest = max(d_widths[index] for index in group)
         for index in group:
-            padded_to[index] = max(d_widths[i] for i in group)
+            padded_to[index] = longest
     return padded_to if all(padded_to) else None

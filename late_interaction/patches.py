@@ -6,6 +6,7 @@ Each patch alone is a function of :mod:`late_interaction` too: ``patch_pylate``,
 
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -112,7 +113,7 @@ def _patched(package: str) -> str:
         return f"skipped, {DISABLE}={os.environ[DISABLE]} turns it off"
     if patch.in_place():
         return "skipped, it is patched already"
-    if release is None and importlib.util.find_spec(package.replace("-", "_")) is None:
+    if release is None and not _can_be_imported(package.replace("-", "_")):
         return "skipped, it is not installed"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -125,3 +126,7 @@ def _patched(package: str) -> str:
         if str(warning.message) not in own:  # of the imports: none of this function's business
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return f"patched in part, {'; '.join(own)}" if own else f"patched {package} {release or ''}".rstrip()
+
+
+def _can_be_imported(module: str) -> bool:
+    return module in sys.modules or importlib.util.find_spec(module) is not None

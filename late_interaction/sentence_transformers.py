@@ -20,7 +20,7 @@ A list of ``[L_i, d]`` embeddings, as ``encode`` returns it, is packed end to en
 is stored. Scores are float32, on the documents' device. A document without a token that counts scores -1e9, a
 query mask multiplies the maxima, and in a ``[N, L, d]`` tensor without a mask all-zero rows are padding. A
 call that the kernels do not serve goes by Sentence Transformers' own code, and so does every call while the
-environment variable ``LATE_INTERACTION_DISABLE`` is 1.
+environment variable ``LATE_INTERACTION_DISABLE`` is 1 or names sentence-transformers.
 
 Arguments: ``a`` and ``b`` (``queries_embeddings``, ``documents_embeddings``), masks, ``chunk_elements`` (how
 many elements of packed documents are copied at a time), ``length_normalize`` (divide by the query's number of

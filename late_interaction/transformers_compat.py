@@ -118,18 +118,25 @@ def _scoring(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         output_dtype: torch.dtype | None = None,
         output_device: torch.device | str = "cpu",
     ) -> Tensor:
-        queries, passages = _side(query_embeddings), _side(passage_embeddings)
-        if queries is not None and passages is not None and isinstance(batch_size, int) and batch_size > 0:
-            Q, D = queries[0], passages[0]
-            lengths = [len(x) for x in passages]
-            padded_to = [max(lengths[j : j + batch_size]) for j in range(0, len(lengths), batch_size)]
-            if all(padded_to) and served(Q, D, _LIBRARY.package):
-                each = [padded_to[i // batch_size] for i in range(len(lengths))]
-                scores = zero_padded.scores(queries, passages, each, D.device)
-                return scores.to(output_dtype or Q.dtype).to(output_device)
-        return original(self, query_embeddings, passage_embeddings, batch_size, output_dtype, output_device)
+        scores = _scores(query_embeddings, passage_embeddings, batch_size)
+        if scores is None:
+            return original(
+                self, query_embeddings, passage_embeddings, batch_size, output_dtype, output_device
+            )
+        return scores.to(output_dtype or query_embeddings[0].dtype).to(output_device)
 
     return score_retrieval
+
+
+def _scores(query_embeddings: Any, passage_embeddings: Any, batch_size: int) -> Tensor | None:
+    """None: the kernels do not serve this call."""
+    queries, passages = _side(query_embeddings), _side(passage_embeddings)
+    if queries is None or passages is None or batch_size <= 0:
+        return None
+    padded_to = _padded_to(passages, batch_size)
+    if not served(queries[0], passages[0], _LIBRARY.package) or not all(padded_to):
+        return None
+    return zero_padded.scores(queries, passages, padded_to, passages[0].device)
 
 
 def _side(embeddings: Any) -> zero_padded.Side | None:
@@ -142,3 +149,12 @@ def _side(embeddings: Any) -> zero_padded.Side | None:
         return None
     kinds = {(x.dtype, x.device, x.layout, x.shape[1]) for x in embeddings}
     return embeddings if len(kinds) == 1 else None
+
+
+def _padded_to(passages: zero_padded.Side, batch_size: int) -> list[int]:
+    """How long Transformers pads each passage of a list: to the longest of its batch."""
+    if isinstance(passages, Tensor):
+        return []
+    lengths = [*map(len, passages)]
+    longest = [max(lengths[j : j + batch_size]) for j in range(0, len(lengths), batch_size)]
+    return [longest[i // batch_size] for i in range(len(lengths))]

@@ -333,7 +333,7 @@ def run_xtr_rounded(name, documents, Ld, k):
 
 
 def run_one_token(name, Nq, Nd, d):
-    """contrastive_loss of one token a side: the operators of its softmax, in one pass over scores and in two."""
+    """contrastive_loss of one token a side: the operators of its softmax, in one pass and in two."""
     for dtype in (BF16, torch.float16, FP32):
         Q, D = (torch.randn(n, 1, d, device="cuda").to(dtype).requires_grad_() for n in (Nq, Nd))
         temperature = torch.tensor(0.5, device="cuda", requires_grad=True)

@@ -299,7 +299,7 @@ def test_memory_on_a_gpu():
     loss = li.contrastive_loss(Q, D, temperature=T)
     torch.autograd.grad(loss, (Q, D))
     beside = torch.cuda.max_memory_allocated() - before
-    assert beside <= (136 << 20) + 4 * D.numel() + 4 * 2 * Q.numel()
+    assert beside <= (392 << 20) + 4 * D.numel() + 4 * 2 * Q.numel()
 
 
 # ---- which calls ----

@@ -125,6 +125,13 @@ def test_what_it_refuses(processor, what):
     assert str(patched.value) == str(own.value)
 
 
+@pytest.mark.parametrize("batch_size", [0, -1, None])
+def test_a_batch_size_that_it_refuses(processor, batch_size):
+    li.patch_transformers()
+    with pytest.raises((ValueError, RuntimeError, TypeError)):
+        processor.score_retrieval(*calls("cpu")["lists"], batch_size=batch_size)
+
+
 def test_what_no_kernel_takes_stays_its_own(processor):
     queries, passages = [torch.tensor([[1, 2]])], [torch.tensor([[3, 4]]), torch.tensor([[-5, 6], [7, 8]])]
     wanted = processor.score_retrieval(queries, passages)

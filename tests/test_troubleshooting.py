@@ -53,7 +53,7 @@ def without_pylate(monkeypatch):
 
     for name in [name for name in sys.modules if name.split(".")[0] == "pylate"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(_compat, "_installed", lambda package: None)
+    monkeypatch.setattr(_compat, "installed_release", lambda package: None)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "pylate" not in path])
     li.patch_pylate()
 

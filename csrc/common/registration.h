@@ -14,6 +14,9 @@
 #define LATE_INTERACTION_LIBRARY_IN(ns, m) STABLE_TORCH_LIBRARY(ns, m)
 #define LATE_INTERACTION_LIBRARY_IMPL(key, m) STABLE_TORCH_LIBRARY_IMPL(LATE_INTERACTION_NAMESPACE, key, m)
 
+// An operator's name for whoever calls it by the dispatcher.
+#define LATE_INTERACTION_QUALIFIED(name) LATE_INTERACTION_QUOTE(LATE_INTERACTION_NAMESPACE) "::" name
+
 // A text in the library's file, late_interaction_<name>=<value>, for whoever asks before loading it.
 #define LATE_INTERACTION_EMBED(name, value)           \
   [[gnu::used]] static const char embedded_##name[] = \

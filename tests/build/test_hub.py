@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import late_interaction
+from late_interaction.ops import _library
 from tests import side_by_side
 from tests.selection import NIGHTLY
 from tools import make_hub
@@ -190,7 +192,8 @@ def test_one_place_knows_the_namespace():
     """Host code registers by common/registration.h, and Python names operators by ops/_library.py."""
     for path in (ROOT / "csrc").rglob("*"):
         if path.suffix in SOURCES and path.name != "registration.h":
-            assert "STABLE_TORCH_LIBRARY" not in path.read_text(), path
+            text = path.read_text()
+            assert "STABLE_TORCH_LIBRARY" not in text and '"late_interaction::' not in text, path
     for path in (ROOT / "late_interaction").rglob("*.py"):
         tree = ast.parse(path.read_text())
         documentation = {
@@ -207,6 +210,27 @@ def test_one_place_knows_the_namespace():
 
 def test_the_library_says_its_namespace():
     assert make_hub.embedded(LIBRARIES / make_hub.CPU_LIBRARY) == {"namespace": "late_interaction"}
+
+
+def test_a_cuda_library_of_another_namespace_is_not_loaded(monkeypatch, tmp_path):
+    cuda = tmp_path / "_cuda.abi3.so"
+    cuda.write_bytes(b"late_interaction_namespace=another\0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_library, "_path", lambda name: str(cuda))
+    monkeypatch.setattr(torch.ops, "load_library", None)
+    missing = _library._load_cuda("late_interaction")
+    assert (
+        missing == f"{cuda} was built for torch.ops.another, and the operators are torch.ops.late_interaction"
+    )
+
+
+def test_a_library_of_another_release_is_named(monkeypatch, tmp_path):
+    """One that says no namespace, as those before this option."""
+    old = tmp_path / "_C.abi3.so"
+    old.write_bytes(b"an old library")
+    monkeypatch.setattr(_library, "_path", lambda name: str(old))
+    with pytest.raises(ImportError, match="is not of this release of late_interaction: build it again"):
+        _library._load_cpu()
 
 
 def test_a_second_build_of_one_namespace_is_refused(hub, kernels, tmp_path):

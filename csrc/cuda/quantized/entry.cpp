@@ -30,8 +30,8 @@ Tensor maxsim_dequantized(const Tensor& Q, const Tensor& D, const Tensor& scale_
   using torch::stable::detail::from;
   std::array<StableIValue, 6> stack{from(Q),       from(D),      from(scale_Q),
                                     from(scale_D), from(q_mask), from(d_mask)};
-  TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("late_interaction::maxsim_dequantized", "", stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(LATE_INTERACTION_QUALIFIED("maxsim_dequantized"), "",
+                                               stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

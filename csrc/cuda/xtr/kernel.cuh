@@ -72,7 +72,7 @@ __device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& a
     const uint32_t begin = chunk * chunk_packs + lane;
     auto maximum = Cell::none();  // of a lane without a cell, too: it raises no bound
     if (chunk * chunk_packs + chunk_packs <= packs) {
-#pragma unroll 8
+#pragma unroll(kMasked && !Cell::kRounded ? 4 : 8)
       for (uint32_t i = 0; i < args.lane_packs; ++i) {
         maximum = Cell::larger(maximum, cells.pack(begin + 32 * i));
       }
@@ -272,8 +272,14 @@ __device__ __forceinline__ void select_in_row(const SelectArgs<Element>& args, c
   write_documents(args, cells, threshold, row);
 }
 
+// As many as run on a multiprocessor without spilled registers: keys of 64 bits and products take more.
+template <class Element>
+inline constexpr int kSelectBlocks = Panel<Element>::kRounded ? 2
+                                     : sizeof(Element) == 8   ? 3
+                                                              : 4;
+
 template <class Element, bool kMasked>
-__global__ void __launch_bounds__(kSelectThreads, Panel<Element>::kRounded ? 2 : 4)
+__global__ void __launch_bounds__(kSelectThreads, kSelectBlocks<Element>)
     xtr_select(const SelectArgs<Element> args) {
   using Key = typename RowCells<Element, kMasked>::Key;
   __shared__ SelectSmem<Key> smem;

@@ -13,7 +13,10 @@ inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 
 struct DigitHistogram {
   uint32_t counts[kDigits];
-  uint32_t digit, rank, equal;  // of the digit that was found
+  // Of the digit that was found. They are read together, in 16 bytes, which hold no count: those are written
+  // again meanwhile.
+  alignas(16) uint32_t digit;
+  uint32_t rank, equal;
 };
 
 template <class Key>
