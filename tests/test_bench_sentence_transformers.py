@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.harness import results
+from bench.harness import results, with_and_without
+from bench.harness.with_and_without import WITH, WITHOUT, interleaved
 from bench.harness.work_record import WorkRecord
 from bench.report import benchmarks
 from bench.report import sentence_transformers as report
-from bench.suites import sentence_transformers as suite
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def test_a_record_keeps_other_work_and_replaces_its_own(tmp_path: Path) -> None:
 
 
 def test_a_call_of_many_seconds_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "LONG_S", 0.05)
+    monkeypatch.setattr(with_and_without, "LONG_S", 0.05)
     made: list[str] = []
     moment = torch.ones(())
 
@@ -58,7 +58,7 @@ def test_a_call_of_many_seconds_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
         while made.count("slow") == 1 and moment.item() < 3e4:  # some 0.1 s
             moment.add_(1)
 
-    found = suite.interleaved({suite.WITH: lambda: made.append("fast"), suite.WITHOUT: slow}, CPU, 3)
+    found = interleaved({WITH: lambda: made.append("fast"), WITHOUT: slow}, CPU, 3)
     assert made.count("slow") == 1 and made.count("fast") == 4
     assert found["without_calls"] == 1 and found["without_ms"] > 50
     assert found["with_calls"] == 3 and found["with_ms"] < 50
@@ -68,7 +68,7 @@ def test_what_fails_has_a_reason_for_a_time() -> None:
     def no_memory() -> None:
         raise torch.OutOfMemoryError("no")
 
-    found = suite.interleaved({suite.WITH: lambda: None, suite.WITHOUT: no_memory}, CPU, 1)
+    found = interleaved({WITH: lambda: None, WITHOUT: no_memory}, CPU, 1)
     assert (
         found["without_error"] == "out of memory" and "without_ms" not in found and found["with_calls"] == 1
     )

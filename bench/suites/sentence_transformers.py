@@ -5,12 +5,12 @@ Sentence Transformers' own code), interleaved, in one process:
 
 - a training step of each multi-vector loss: forward and backward of the loss alone, from token embeddings
   that are given, because the encoder is the same in both;
-- retrieval evaluation: scoring and ranking of embeddings that are given, ragged as encode() returns them.
+- retrieval evaluation: scoring and ranking of embeddings that are given (bench/suites/st_evaluation.py).
 
 Before anything is timed, both ways must agree: a step's loss and gradients on the batch's first queries in
 float32, an evaluation's metrics. A time is the median of warm, synchronized calls; of calls that take over 20
-seconds it is that of the first. Peak memory is what a call
-allocates above what was there (GPUs alone). A way that runs out of memory has "out of memory" for a time.
+seconds it is that of the first. Peak memory is what a call allocates above what was there (GPUs alone). A way
+that runs out of memory has "out of memory" for a time.
 
     python -m bench st                                     # everything
     python -m bench st --only losses --batches 32 256
@@ -21,13 +21,9 @@ allocates above what was there (GPUs alone). A way that runs out of memory has "
 from __future__ import annotations
 
 import argparse
-import gc
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +35,11 @@ from bench.harness.ceilings import Ceilings
 from bench.harness.results import Row
 from bench.harness.run_header import new_header, package_version
 from bench.harness.text import align, error_text, number
-from bench.harness.timing import peak_mib
+from bench.harness.with_and_without import WITH, WITHOUT, interleaved, patched
 from bench.harness.work_record import WorkRecord
+from bench.suites import st_evaluation
 
 Keep = Callable[[Row], None]
-WITH, WITHOUT = "with", "without"
 D = 128
 QUERY, DOCUMENT = 32, 300  # tokens in training
 WAYS = 8  # documents of a query in distillation
@@ -51,67 +47,7 @@ CHECKED = 16  # queries whose gradients are compared
 # Relative error of a loss and of gradients in float32: some ties are won by another token.
 SAME = 1e-3
 BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-CPU_BATCHES = (32, 64)
-# Queries, documents, median tokens of a document: a subset of NanoBEIR, and a synthetic corpus.
-CORPORA = {"NanoBEIR-shaped": (50, 5000, 150), "5,000 x 100,000": (5000, 100_000, 150)}
-LONG_S = 20.0
-CPU_CORPORA = {"NanoBEIR-shaped": (50, 5000, 150)}
-
-
-@contextmanager
-def patched(way: str) -> Iterator[None]:
-    """One of the two ways; the patch itself stays in place."""
-    os.environ["LATE_INTERACTION_DISABLE"] = "0" if way == WITH else "1"
-    try:
-        yield
-    finally:
-        os.environ["LATE_INTERACTION_DISABLE"] = "0"
-
-
-def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> Row:
-    """Median milliseconds and peak MiB of each, or why there is none. The first call of each is warm-up, and
-    tells the memory; of one that takes over LONG_S it is also the only one."""
-    row: Row = {}
-    times: dict[str, list[float]] = {way: [] for way in calls}
-    long: set[str] = set()
-    for turn in range(rounds + 1):
-        for way, call in calls.items():
-            if f"{way}_error" in row or way in long:
-                continue
-            try:
-                with patched(way):
-                    start = time.perf_counter()
-                    if turn == 0 and device.type == "cuda":
-                        row[f"{way}_peak_mib"] = peak_mib(call, device)
-                    else:
-                        call()
-                    _synchronize(device)
-                    took = time.perf_counter() - start
-                if took > LONG_S:
-                    long.add(way)
-                if turn > 0 or took > LONG_S:
-                    times[way].append(1e3 * took)
-            except torch.OutOfMemoryError:
-                row[f"{way}_error"] = "out of memory"
-            except Exception as error:
-                row[f"{way}_error"] = error_text(error)
-            _collect(device)
-    for way, found in times.items():
-        if found and f"{way}_error" not in row:
-            row[f"{way}_ms"] = statistics.median(found)
-            row[f"{way}_calls"] = len(found)
-    return row
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _collect(device: torch.device) -> None:
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
+CPU_BATCHES = (32, 64, 128, 256)  # of 512, the similarities that PyTorch keeps are over 20 GB
 
 
 # ---- training ----
@@ -198,70 +134,6 @@ def measure_losses(args: argparse.Namespace, device: torch.device, keep: Keep) -
     return rows
 
 
-# ---- evaluation ----
-
-
-class Encoded:
-    """A model that has encoded its corpus before: texts are numbers."""
-
-    similarity_fn_name = "maxsim"
-    prompts: dict[str, str] = {}  # noqa: RUF012
-
-    def __init__(self, queries: list[torch.Tensor], documents: list[torch.Tensor]) -> None:
-        self.queries, self.documents = queries, documents
-        self.model_card_data = self
-
-    def set_evaluation_metrics(self, *args: object, **kwargs: object) -> None:
-        pass
-
-    def encode_query(self, texts: Sequence[str], **_: object) -> list[torch.Tensor]:
-        return [self.queries[int(text)] for text in texts]
-
-    def encode_document(self, texts: Sequence[str], **_: object) -> list[torch.Tensor]:
-        return [self.documents[int(text)] for text in texts]
-
-
-def texts_of(count: int, median: int, args: argparse.Namespace, device: torch.device) -> list[torch.Tensor]:
-    """Unit tokens of texts whose lengths spread as those of passages do, on the device as one buffer."""
-    lengths = torch.empty(count).log_normal_(mean=torch.tensor(float(median)).log().item(), std=0.5)
-    sizes = lengths.clamp(4, 512).int().tolist()
-    tokens = torch.empty(sum(sizes), D, dtype=args.dtype, device=device)
-    for part in tokens.split(1 << 20):
-        part.copy_(normalize(torch.randn(len(part), D, device=device), dim=-1))
-    return list(tokens.split(sizes))
-
-
-def measure_evaluation(args: argparse.Namespace, device: torch.device, keep: Keep) -> list[Row]:
-    module = __import__("sentence_transformers.multi_vector_encoder.evaluation", fromlist=["evaluation"])
-    rows = []
-    for name, (queries, documents, median) in args.corpora.items():
-        row: Row = {"work": f"evaluation, {name}", "batch": queries, "documents": documents}
-        try:
-            model = Encoded(texts_of(queries, 16, args, device), texts_of(documents, median, args, device))
-            relevant = {str(i): {str(i * 7 % documents)} for i in range(queries)}
-            evaluator = module.MultiVectorInformationRetrievalEvaluator(
-                {str(i): str(i) for i in range(queries)},
-                {str(i): str(i) for i in range(documents)},
-                relevant,
-                write_csv=False,
-            )
-            found: dict[str, dict[str, float]] = {}
-
-            def call(evaluator: Any = evaluator, model: Any = model, found: Any = found) -> Any:
-                way = os.environ["LATE_INTERACTION_DISABLE"]
-                found[way] = evaluator(model)
-                return found[way]
-
-            row |= interleaved({WITH: call, WITHOUT: call}, device, max(1, args.rounds // 2))
-            if len(found) == 2:
-                row["disagreement"] = max(abs(found["0"][key] - found["1"][key]) for key in found["0"])
-        except Exception as error:
-            row["error"] = error_text(error)
-        rows.append(show(row))
-        keep(row)
-    return rows
-
-
 # ---- the program ----
 
 
@@ -307,7 +179,7 @@ def _shapes(args: argparse.Namespace) -> None:
     on_gpu = torch.device(args.device).type == "cuda"
     args.dtype = getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
     args.query, args.document = QUERY, DOCUMENT
-    args.corpora = CORPORA if on_gpu else CPU_CORPORA
+    args.corpora = st_evaluation.CORPORA if on_gpu else st_evaluation.CPU_CORPORA
     args.batches = args.batches or (BATCHES if on_gpu else CPU_BATCHES)
     if args.dry_run:
         args.query, args.document, args.rounds, args.batches = 4, 9, 1, (4,)
@@ -328,7 +200,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
     li.patch_sentence_transformers()
     try:
         rows = [] if args.only == "evaluation" else measure_losses(args, device, keep)
-        rows += [] if args.only == "losses" else measure_evaluation(args, device, keep)
+        rows += [] if args.only == "losses" else st_evaluation.measure(args, device, show, keep)
     finally:
         li.unpatch_sentence_transformers()
     print(table(rows))
