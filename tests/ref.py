@@ -18,10 +18,10 @@ SCORE_TOLERANCE = {
     "float32 fp16": 1e-3,
     "float64": 1e-13,
 }
-# Of tokens that are rounded to fp16 when they are normalized, as a GPU does where many query rows meet a
-# document: 11 significant bits. Scores sum over 30 tokens or so; of similarities it is what two can be apart.
+# Where a GPU normalizes tokens for many query rows, it rounds them to fp16, 11 significant bits. The first
+# bound is for scores, sums over 30 tokens or so; the second is how far two similarities can be apart.
 UNIT_SCORE_TOLERANCE, UNIT_WINNER_TOLERANCE = 5e-5, 2**-10
-# Of gradients against float64 with the same winners: the input's dtype rounds them once.
+# Gradients against float64 with the same winners: the input's dtype rounds them once.
 GRAD_TOLERANCE = {torch.bfloat16: 2e-3, torch.float16: 3e-4, torch.float32: 1e-6, torch.float64: 1e-13}
 
 

@@ -133,7 +133,7 @@ def run_unit_copies(name, d, dtype, odd):
         raise SystemExit(f"{name}: a score is not finite")
 
 
-# Of float32 as two fp16 numbers, with work enough for that: (Nq, Nd, Lq, Ld, d).
+# float32 as two fp16 numbers, with work enough for that: (Nq, Nd, Lq, Ld, d).
 HALVES = {
     "halves, Q resident": (70, 30, 33, 130, 128),
     "halves, odd rows": (70, 50, 33, 90, 99),
@@ -219,7 +219,7 @@ def run_compressed(name, Nq, Lq, Nd, Ld, d, nbits, dtype, precision):
         ops.plaid_approx_score(torch.randn(30, columns, **on), codes, lengths)
 
 
-# Of hidden states: (Nq, Nd, Lq, Ld, d, d_model, dtype, compute capability to plan for).
+# Hidden states: (Nq, Nd, Lq, Ld, d, d_model, dtype, compute capability to plan for).
 HIDDEN_CALLS = {
     "hidden states, wgmma": (3, 5, 40, 70, 136, 264, BF16, 0),
     "hidden states, projected": (3, 5, 40, 470, 128, 264, BF16, 0),
@@ -247,7 +247,7 @@ def run_hidden(name, Nq, Nd, Lq, Ld, d, d_model, dtype, capability):
         raise SystemExit(f"{name}: a result is not finite")
 
 
-# Of quantized tokens: (Nq, Nd, Lq, Ld, d).
+# Quantized tokens: (Nq, Nd, Lq, Ld, d).
 QUANTIZED_CALLS = {
     "quantized, documents on the M side, 32 rows": (1, 5, 32, 150, 128),
     "quantized, documents on the M side, 128 rows": (1, 3, 128, 129, 320),

@@ -50,7 +50,7 @@ def is_slow(node: str) -> bool:
 
 
 def quick(nodes: list[str]) -> set[str]:
-    """Of the ids of tests those that --quick keeps: the first of a function, and others evenly spaced."""
+    """The ids of the tests that --quick keeps: the first of each function, and others evenly spaced."""
     functions = defaultdict(list)
     for node in nodes:
         if not is_slow(node):

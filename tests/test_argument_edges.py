@@ -105,7 +105,7 @@ RESIDUAL = {
     "doc_lengths": integers(5, 2), "centroids": torch.ones(3, 4), "bucket_weights": torch.ones(16),
     "nbits": 4,
 }  # fmt: skip
-# Of each function the arguments that have one rank alone.
+# The arguments of each function that may have one rank alone.
 RANKED = [
     (li.maxsim, {"Q": Q, "D": D}, ""),
     (li.maxsim_pairs, {"Q": Q, "D": D}, "Q D"),

@@ -375,8 +375,8 @@ def test_recomputing_is_saving_without_keeping(normalize, layout, device):
     assert all(map(torch.equal, *results))
 
 
-# Of so many winners that they are found again a part at a time: grad_Q summed over parts of the documents,
-# found apart, summed where it lies; and parts of the queries.
+# Calls with so many winners that these are found again a part at a time: grad_Q summed over parts of the
+# documents, found apart, summed where it lies; and parts of the queries.
 IN_PARTS = [
     Case("in-batch", 96, 2800, 128, 20, 128, torch.bfloat16, "holes", normalize=True),
     Case("in-batch", 1024, 1030, 32, 33, 128, torch.bfloat16, "dead"),

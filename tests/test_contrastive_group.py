@@ -144,7 +144,7 @@ def test_equals_one_process(world, kind):
 
 @pytest.mark.parametrize("kind", ["padded", "masked", "packed", "no queries"])
 def test_gathered_documents(kind):
-    """Of small batches, whose documents fit on every rank: one exchange instead of a ring."""
+    """Small batches, whose documents fit on every rank, take one exchange instead of a ring."""
     check(on_ranks(3, "gradients", kind=kind, gathers=True), 3, kind)
 
 

@@ -38,7 +38,7 @@ def output(name, *arguments, needs=(), path=(), python=sys.executable):
     done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=5 * SECONDS)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    # Of both cores together, whatever else runs on them: elapsed time would depend on that.
+    # CPU seconds of all cores together. Elapsed time would depend on what else runs on them.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
     return done.stdout
 

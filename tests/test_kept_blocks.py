@@ -130,7 +130,7 @@ def test_a_backward_may_be_repeated(device):
 
 
 def test_as_much_memory_remains_as_is_kept(monkeypatch):
-    """Of blocks of one size, which take the memory that is available to them."""
+    """Blocks of one size take the memory that is available to them."""
     q, d = Tokens(torch.empty(5, 6, 8)), Tokens(torch.empty(5, 7, 8))
     need = kept.block_bytes(q, d)
     assert need == 25 * (4 + 2 * 6)

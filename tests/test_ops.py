@@ -88,7 +88,7 @@ def test_pairs_are_documents_of_each_query(shape, precision, normalize, backward
     B, Lq, Ld, d = shape
     dtype = torch.float32 if precision != "highest" else torch.bfloat16
     Q, D = (torch.randn(B, L, d, device=device, dtype=dtype) for L in (Lq, Ld))
-    # Of the same values, and of strides that no fresh tensor has.
+    # The same values at strides that no fresh tensor has.
     D = torch.stack((D, D), dim=2).flatten(2)[..., :d]
     q_mask, d_mask = torch.rand(B, Lq, device=device) < 0.8, torch.rand(B, Ld, device=device) < 0.8
     options = (normalize, precision, backward)

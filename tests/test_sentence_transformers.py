@@ -483,7 +483,7 @@ def test_a_large_batch_has_no_matrix_of_scores(st, monkeypatch, name):
 
 
 def test_a_large_batch_with_an_empty_document_goes_by_some_queries_at_a_time(st, monkeypatch):
-    """Of the cached loss too, whose own memory is that of a few queries' scores."""
+    """So does that of the cached loss, whose own memory is that of a few queries' scores."""
     queries = []
 
     def recorded(loss, Q, *args):

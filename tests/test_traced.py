@@ -171,7 +171,7 @@ def test_what_is_packed_of_fake_lengths_has_symbols_as_shapes():
 
 
 def packed_of_masked(score):
-    """Of tokens that a mask keeps: how many, the graph does not know."""
+    """A packed call on the tokens that a mask keeps: how many, the graph does not know."""
 
     def function(Q, D, q_mask, d_mask):
         cu_q, cu_d = (torch.nn.functional.pad(mask.sum(-1).cumsum(0), (1, 0)) for mask in (q_mask, d_mask))

@@ -35,7 +35,7 @@ def test_what_is_no_token_of_the_document_becomes_the_sentinel(Ld, dtype):
 
 @pytest.mark.parametrize("Ld", [32769, 65534, 65535])
 def test_masked_tokens_of_long_documents_have_no_winner(device, Ld):
-    """Of the first document the last token wins; the second query token and document are masked."""
+    """The first document's last token wins; the second query token and document are masked."""
     Q = torch.ones(1, 2, 1, device=device)
     D = torch.zeros(2, Ld, 1, device=device)
     D[:, -1] = 1

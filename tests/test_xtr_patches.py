@@ -110,7 +110,7 @@ class Encoder(torch.nn.Module):
 
 
 def texts(device, *shapes):
-    """Of distinct tokens: those of equal ones tie."""
+    """Texts of distinct tokens: the similarities of equal ones tie."""
     ids = torch.randperm(5000, device=device)
     for rows, length in shapes:
         taken, ids = ids[: rows * length].view(rows, length), ids[rows * length :]

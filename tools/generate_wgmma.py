@@ -16,7 +16,7 @@ HEADER = """\
 // clang-format off
 """
 
-# Of two-byte types, the last two digits say whether either matrix is transposed; the ones before are signs.
+# With two-byte types the last two digits say whether either matrix is transposed; the ones before are signs.
 FLOATS = """
     if constexpr (std::is_same_v<Type, WgmmaBf16>) {{
       LATE_INTERACTION_WGMMA_{n}("k16.f32.bf16.bf16", ", 1, 1, 0, 0", "+f");

@@ -23,7 +23,7 @@ TEMPERATURE = 0.02
 # How far a document token lies from a random one towards a token of its query. At B = 16,384 the loss is
 # about 2, and 0.04% of the pairs have a softmax weight above 2^-12.
 TOWARDS = 0.15
-# Of planted inputs: how far documents lean towards queries, and towards their own.
+# How far planted documents lean towards all queries, and towards their own.
 LEAN, OWN = 0.3, 0.16
 _SLICE = 1 << 27  # similarities, or scores, at a time
 

@@ -53,7 +53,7 @@ class Sizes:
 
     @property
     def pairs(self) -> float:
-        """Of one GPU: its queries with all documents."""
+        """Those of one GPU: its queries with all documents."""
         return self.B * self.B / self.gpus
 
     @property

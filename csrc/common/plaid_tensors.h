@@ -56,7 +56,7 @@ inline ResidualInputs parse_residual_inputs(const Tensor& Q, const Tensor& codes
   return in;
 }
 
-// Of the token that a maximum is at. A packed document may be of any length.
+// Whether a winner, the token of a maximum, takes 32 bits: a packed document may have any length.
 inline bool wide_winners(const ResidualInputs& in) { return in.packed || wide_winners(in.sizes.Ld); }
 
 inline void check_residual_winners(const Tensor& grad_scores, const Tensor& Q, const Tensor& winners,

@@ -160,7 +160,7 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
   return in;
 }
 
-// Of tensors as the caller has them: pairs have no dim N.
+// The scores' shape as the caller sees it: pairs have no dim N.
 inline std::vector<int64_t> shape_of_scores(const Inputs& in) {
   if (in.paired) return {in.sizes.Nq};
   return {in.sizes.Nq, in.sizes.N};

@@ -22,7 +22,8 @@ struct XtrSelection {
                                        // lowest finite number, and never a maximum
   void* maxima = nullptr;              // [rows, documents], of the similarities' dtype; 0 where missing
   int32_t* winners = nullptr;          // [rows, documents]; the sentinel where missing
-  // Of similarities that were rounded, which are even in number; with them they are computed again.
+  // The embeddings, where similarities were rounded (their number is even then): those that may be selected
+  // are computed again.
   const void* queries = nullptr;          // [rows, d]
   const void* document_tokens = nullptr;  // [documents * Ld, d]
   int64_t d = 0;                          // a multiple of 8; rows begin at multiples of 16 bytes

@@ -158,7 +158,7 @@ class Worker {
   const char* document_token(int64_t query, int64_t j, int64_t token) const {
     return token_at(call_.D, element_, query, j, token + (call_.packed ? call_.packed->d_offsets[j] : 0));
   }
-  // Of a query's first token against document j.
+  // The place of the winner of a query's first token in document j.
   int64_t winner_place(int64_t query, int64_t j) const {
     return call_.packed ? j * s_.Lq + call_.packed->q_offsets[query] : (query * s_.N + j) * s_.Lq;
   }
@@ -379,7 +379,8 @@ class Worker {
   int32_t* ids_;
 };
 
-// Of one query token's parts, first tokens first: a later one must be greater, and the first NaN stays.
+// Merges the maxima over a document's parts, first tokens first: a later one must be greater, and the first
+// NaN stays.
 template <class Real>
 void merge_parts(const ForwardCall& call, const Cut& c, const Parts<Real>& parts) {
   const Sizes& s = call.sizes;

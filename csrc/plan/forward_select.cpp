@@ -57,7 +57,7 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
   const bool alone = 2 * work_tiles <= 3 * device.sm_count;  // on their multiprocessors, most of the blocks
   if (few && rows > 128 && s.Ld <= (narrow ? 512 : alone ? 384 : 128)) return true;
   if (few && s.Ld <= 64 && s.Lq <= 32) return true;
-  // Of documents over 32 tokens with a mask, most warps would idle where tokens are not shared.
+  // With masked documents of over 32 tokens most warps would idle, unless blocks share the tokens.
   if (rows <= 128) return traits.masked ? s.Ld <= (few || many ? 64 : 32) : s.Ld <= 32 && many;
   return s.Ld <= 16 || (s.Ld <= (traits.masked ? 48 : 32) && operations(s) <= kSome) ||
          (s.Ld <= 64 && operations(s) <= kLittle);

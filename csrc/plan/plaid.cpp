@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 64;
 
-// Of a block with room for so many query rows.
+// The shared memory of a block with room for so many query rows.
 int64_t smem_bytes(bool half, int64_t chunks, int64_t rows) {
   return residual_exchange_bytes(static_cast<int>(std::max<int64_t>(rows, 32))) + residual_table_bytes(half) +
          rows * (chunks | 1) * kChunkBytes;

@@ -34,7 +34,7 @@ std::string explain(const Sizes& sizes, const ResidualPlan& plan, int nbits);
 // What the kernel's exchange between warps takes of shared memory, at most.
 constexpr int residual_exchange_bytes(int columns) { return 72 * columns + 128; }
 
-// Of the table that a lookup needs: half precision looks up bytes, fp32 buckets.
+// The table of a lookup: half precision looks up bytes, fp32 buckets.
 constexpr int residual_table_bytes(bool half) { return half ? 256 * 128 : 256 * 4; }
 
 }  // namespace late_interaction

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of a control group, in version 2 and 1: its limit, what it uses, and which field of memory.stat says how
-# much of that are cached files, which make room for other pages.
+# The files of a control group, in version 2 and 1: its limit, what it uses, and the field of memory.stat that
+# says how much of that are cached files, which make room for other pages.
 _Names = tuple[str, str, str]
 _V2: _Names = ("memory.max", "memory.current", "inactive_file")
 _V1: _Names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

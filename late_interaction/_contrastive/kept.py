@@ -74,7 +74,7 @@ class KeptBlocks:
 
 
 def block_bytes(q: Tokens, d: Tokens) -> int:
-    """Of the scores and winners of every query with every document."""
+    """The bytes that the scores and winners of every query with every document take."""
     query_tokens = q.values.numel() // max(q.values.shape[-1], 1)
     score = 8 if q.values.itemsize == 8 else 4
     winner = packed_winner_dtype(d.values.shape[0]) if d.packed else winner_dtype(d.values.shape[1])

@@ -71,7 +71,7 @@ class Batch:
         return product(self.Q[slice(*block)], self.D.t(), out)
 
     def labels(self, block: Block) -> tuple[Tensor | None, int]:
-        """Of a panel's rows, as the operators take them."""
+        """The labels of a panel's rows, as the operators take them."""
         index = self.p.labels.index
         return (None, block[0]) if index is None else (index[slice(*block)].contiguous(), 0)
 

@@ -41,7 +41,7 @@ def test_examples_run(page, monkeypatch):
 
 
 def test_the_readme_and_the_guide_have_examples():
-    """Of tests that are made from pages, too few could pass unnoticed."""
+    """Where tests are made from pages, too few could pass unnoticed."""
     assert len(own_examples("README.md")) == 5
     assert sum(len(own_examples(page)) for page in PAGES if page.startswith("docs/guide/")) >= 12
 

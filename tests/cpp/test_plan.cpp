@@ -123,7 +123,7 @@ void test_long_compressed_documents_are_cut_for_all_blocks() {
   EXPECT(one.grid == 4 * kH200.sm_count);
   EXPECT(one.most_split_docs >= 1 && one.most_splits * one.split_tokens >= 3000000);
   EXPECT(3000000 / one.split_tokens >= 2 * one.grid);
-  // Of any lengths, no document that stays whole is more than half of a block's share.
+  // Whatever the lengths are, no document that stays whole is more than half of a block's share.
   const ResidualPlan packed = plan_of(1, 10000, 3000000, true);
   EXPECT(packed.split_tokens > 0 && 2 * packed.split_tokens * packed.grid <= 3000000 / 2 + 2 * packed.grid);
   // Padded ones that may not be long, or query rows enough, need no cuts.
@@ -235,7 +235,7 @@ void test_no_warpgroup_idles_beside_winners() {
   EXPECT(left(256, 1000, 300, true, false).kernel == ForwardKernel::sm90_q);
 }
 
-// Of packed queries and documents of mean lengths.
+// Packed queries and documents of mean lengths.
 Sizes packed(int64_t queries, int64_t documents, int64_t Lq, int64_t Ld, int64_t d) {
   return {Layout::in_batch, 1, documents, queries * Lq, Ld, d};
 }

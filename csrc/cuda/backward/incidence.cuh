@@ -69,8 +69,8 @@ __device__ __forceinline__ PairedRow query_row(const PairBackwardArgs& p, int32_
 // ---- what a document met ----
 
 // Which document, and which of its tokens, a block owns: the first one and every `token_step`-th behind it.
-// Of a document of one query alone, `i` is that query; else it is 0, and a quotient by Lq counts the queries
-// from it.
+// Where a document belongs to one query alone, `i` is that query; else it is 0, and a quotient by Lq counts
+// the queries from it.
 struct SegmentedTile {
   int64_t first_row;     // of gradients, of the tile's first token
   int64_t first_winner;  // of the document with query i, among all winners; of listed pairs: the document's
@@ -86,7 +86,7 @@ struct EntryRange {
   uint32_t count;
 };
 
-// Of packed document j: SegmentedTile::first_winner, and how many winners.
+// The winners of packed document j: SegmentedTile::first_winner, and their number.
 __device__ __forceinline__ EntryRange entries_of(const BackwardArgs& p, int32_t j) {
   return {int64_t{j} * p.Lq, static_cast<uint32_t>(p.Lq)};
 }

@@ -49,8 +49,7 @@ __device__ __forceinline__ int compact_rows(const uint8_t* active_rows, int64_t 
   return all;
 }
 
-// Of the 168 registers that a thread starts with, the copying warpgroup leaves the others what it does not
-// need.
+// A thread starts with 168 registers. The copying warpgroup needs fewer, and leaves the rest to the others.
 inline constexpr int kCopyRegisters = 56, kProductRegisters = 224;
 
 template <class Copy, class Multiply>

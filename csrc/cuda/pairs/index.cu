@@ -26,7 +26,7 @@ struct PairPlace {
   Span rows, tokens;
 };
 
-// Of sequence i, or {0, -1}.
+// The tokens of sequence i; {0, -1} where there is no such sequence.
 __device__ Span sequence(const int32_t* offsets, int64_t count, int32_t i, int32_t total) {
   if (i < 0 || i >= count) return {0, -1};
   return packed_span(offsets, i, total);

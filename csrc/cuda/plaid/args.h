@@ -73,7 +73,7 @@ struct ResidualArgs {
   int32_t work_tiles;
   int32_t row_tiles;
   int32_t* tickets;  // how many work tiles were handed out beyond those that blocks begin with
-  // Of the backward.
+  // The backward alone:
   const void* grad;  // [Nq, N]
   int64_t grad_query_stride, grad_item_stride;
   void* grad_Q_sums;  // [Nq, Lq, d]

@@ -108,7 +108,7 @@ __device__ __forceinline__ int32_t count_tiles(const CompressedSpan& span) {
 
 inline constexpr int kResidualChunkBytes = 64;
 
-// Of a row of Q in shared memory: an odd number of chunks, so that two neighbouring rows lie in other banks.
+// A row of Q in shared memory has an odd number of chunks, so that two neighbouring rows lie in other banks.
 __device__ __forceinline__ int query_row_bytes(int chunks) { return (chunks | 1) * kResidualChunkBytes; }
 
 // Shared memory before the table and the query rows; plan_residual counts on kResidualExchangeBytes for it.
@@ -361,7 +361,7 @@ struct ColumnMaxima {
       }
     }
   }
-  // Of the o-th maximum that a lane is left with.
+  // The column of the o-th maximum that a lane is left with.
   static __device__ __forceinline__ int column(int o) {
     const int lane = threadIdx.x % 32;
     const int eighth = (lane / 16 % 2) * 4 + (lane / 8 % 2) * 2 + lane / 4 % 2;

@@ -96,7 +96,7 @@ class Launches {
     return plan;
   }
 
-  // Of all rows and documents, without a gradient to compute.
+  // The arguments for all rows and documents, without a gradient to compute.
   BackwardArgs arguments(const BackwardPlan& plan) const {
     BackwardArgs args{};
     take_winners(args, call_.in.sizes, call_.grad_scores, call_.winners);

@@ -25,7 +25,7 @@ namespace late_interaction {
 
 inline constexpr int kSelectThreads = 512;
 
-// Of fewer than 48 KiB of shared memory, which a kernel has without asking.
+// Both fit in the 48 KiB of shared memory that a kernel has without asking.
 template <class Key>
 inline constexpr uint32_t kMostSegments = 16384 / sizeof(Key);
 template <class Key>
@@ -164,7 +164,8 @@ __device__ __forceinline__ auto find_threshold(const SelectArgs<Element>& args, 
   // Without a choice PyTorch's product with the selection makes every NaN count.
   const bool every_tie = args.zero_unless_all && found.key == OrderedKey<Real>::kNaN;
   if (found.rank == found.equal || every_tie) return Threshold<Key>{found.key, UINT_MAX};
-  // Of the equal cells the rank-th from below. Others are 0 here, and a cell's complement is not.
+  // The last tie is the rank-th of the equal cells from below: the largest complements are theirs, and other
+  // cells count as 0 here.
   const auto tie_at = [&](uint32_t i) { return items.key(i) == found.key ? ~items.cell(i) : 0u; };
   const auto last =
       kth_largest<kSelectThreads, sizeof(uint32_t), uint32_t>(histogram, found.rank, items.count, tie_at);
@@ -266,7 +267,7 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args,
 template <class Element, class Cells, class Key>
 __device__ __forceinline__ void select_in_row(const SelectArgs<Element>& args, const Cells& cells,
                                               SelectSmem<Key>& smem, int64_t row) {
-  // Of all cells there is nothing to choose: every key is above 0.
+  // Where all cells are selected, no threshold is searched for: every key is above 0.
   const auto threshold =
       args.k == args.tokens ? Threshold<Key>{0, UINT_MAX} : find_threshold(args, cells, smem.histogram);
   write_documents(args, cells, threshold, row);

@@ -13,8 +13,8 @@ inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 
 struct DigitHistogram {
   uint32_t counts[kDigits];
-  // Of the digit that was found. They are read together, in 16 bytes, which hold no count: those are written
-  // again meanwhile.
+  // The digit that was found. Threads read these three as 16 bytes, which may hold no count: counts are
+  // cleared for the next digit meanwhile.
   alignas(16) uint32_t digit;
   uint32_t rank, equal;
 };

@@ -56,7 +56,7 @@ struct EpilogueBuffer {
     ptx::mbarrier_arrive(full());
   }
 
-  // Of rows lane, lane + 32, ...
+  // Takes the maxima of rows lane, lane + 32, ...
   __device__ __forceinline__ void take(Maximum (&best)[4], uint32_t parity) const {
     ptx::mbarrier_wait_parity(full(), parity);
 #pragma unroll

@@ -78,7 +78,7 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
   policy.unroll_tiles = shortest_fold || (masked && winners && !scaled) ? 1 : long_body ? 2 : 4;
   // Without it both consumers would wait for their wgmma at once.
   policy.staggered = quantized && scaled && !policy.three_at_once;
-  // Of the 168 for each of 384 threads that a launch gives.
+  // A launch gives each of the 384 threads 168 registers, which warpgroups then share out.
   policy.consumer_registers = 224;
   policy.helper_registers = 56;
   return policy;
@@ -116,7 +116,8 @@ struct Sm90QTile {
   static constexpr uint32_t kQKChunkBytes = kRows * kKChunkBytes;
   static constexpr uint32_t kStageKChunkBytes = kColumns * kKChunkBytes;
   static constexpr uint32_t kStageBytes = kKChunks * kStageKChunkBytes;
-  // Of a stage: for each lane of a quad a bit for each of its columns, then the columns' scales.
+  // What a stage holds beside tokens: for each lane of a quad a bit for each of its columns, then the
+  // columns' scales.
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
   static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
@@ -416,7 +417,7 @@ struct TokenScaleProducer {
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const uint32_t bits = __ballot_sync(kFullWarp, looked.kept[i]);
-        // Of each eight columns the two that lane % 4 of a quad sees, gathered in eight bits.
+        // Lane % 4 of a quad sees two of each eight columns: their bits are gathered in eight bits.
         uint32_t mine = (bits >> (2 * (lane % 4))) & 0x03030303u;
         mine = (mine | mine >> 6 | mine >> 12 | mine >> 18) & 0xFF;
         words[i / 4] |= mine << (8 * (i % 4));

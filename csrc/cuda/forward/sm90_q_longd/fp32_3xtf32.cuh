@@ -1,9 +1,9 @@
 // MaxSim forward on Hopper for fp32 embeddings at fp32 accuracy, as three TF32 products for each one.
 //
 //   x = high + low, both TF32; q . d = high . high + (low . high + high . low); low . low is left out.
-//   Of a token, `high` is what the tensor cores see of fp32: its upper 19 bits. That leaves a `low` of x's
-//   own sign. Of a query row, `high` is rounded, so that low . low has no sign of its own, and leaving it out
-//   is no bias.
+//   A token's `high` is what the tensor cores see of fp32: its upper 19 bits. That leaves a `low` of x's own
+//   sign. A query row's `high` is rounded, so that low . low has no sign of its own, and leaving it out is no
+//   bias.
 //
 //   stage of the ring     tokens | query rows     as TMA brings them, then the rows rounded
 //                         tokens | query rows     their low parts
@@ -27,7 +27,7 @@ __device__ __forceinline__ float rounded(float x) {
   return __uint_as_float(bits);
 }
 
-// Of a token, `high` is what the tensor cores see of it.
+// A token's `high`: what the tensor cores see of it.
 __device__ __forceinline__ float truncated(float x) {
   return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);
 }
