@@ -205,6 +205,33 @@ def test_panels_are_whole_tiles():
     assert len(scored) > 1 and all((b - a) % 128 == 0 for a, b in scored[:-1])
 
 
+LAUNCH = 65535 * 8  # rows of scores that the operators take at once
+
+
+@pytest.mark.parametrize("documents", [1, 3, 127, 128, 129])
+def test_panels_fit_a_launch(documents, monkeypatch):
+    """Few documents leave room for more rows in a panel than a launch takes."""
+    monkeypatch.setattr(panels, "_SCORES", {"cpu": panels._SCORES["cuda"]})
+    monkeypatch.setattr(panels, "_WEIGHTS", {"cpu": panels._WEIGHTS["cuda"]})
+    Q, D = torch.empty(3 * LAUNCH, 0), torch.empty(documents, 0, dtype=torch.bfloat16)
+    panel = panels.Batch(None, None, Q, D, torch.ones(()))  # type: ignore[arg-type]
+    by_weights = [block for _, parts in panel.weight_blocks() for block in parts]
+    for blocks in (panel.blocks(), by_weights):
+        assert max(end - begin for begin, end in blocks) <= LAUNCH
+        assert blocks[0][0] == 0 and blocks[-1][1] == len(Q)
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(blocks))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_more_queries_than_a_launch_takes(reduction):
+    leaves = Q, D, temperature = drawn("cuda", LAUNCH + 1000, 3, 4)
+    labels = torch.arange(len(Q), device="cuda") % 3
+    options = {"labels": labels, "reduction": reduction}
+    ours = gradients(li.contrastive_loss(Q, D, temperature=temperature, **options), leaves)
+    assert_close(ours, gradients(reference(Q, D, temperature, **options), leaves), 3e-4)
+
+
 def test_inputs_that_are_not_contiguous(device):
     Q, D, temperature = drawn(device)
     strided = [x.detach().squeeze(1).t().contiguous().t().unsqueeze(1).requires_grad_() for x in (Q, D)]

@@ -43,6 +43,8 @@ def build(directory: Path) -> list[str]:
             f" and backward of the loss alone, from embeddings of up to {first['query']} and"
             f" {first['document']} tokens; an evaluation scores and ranks embeddings that are there already."
         )
+        if any("docstrings" in row["work"] for row in rows):
+            note += " Docstrings are those of Python's standard library, by all-MiniLM-L6-v2 (d = 384)."
         title = "Sentence Transformers without and with `patch_sentence_transformers`"
         title += " on a CPU." if first["gpu"] is None else "."
         parts += [*tables.section(title, note, _table(rows)), tables.stamp(headers)]

@@ -18,6 +18,7 @@ _SCORES = {"cuda": (256 << 20, 1024), "cpu": (16 << 20, 64)}
 _WEIGHTS = {"cuda": (128 << 20, 1024), "cpu": (16 << 20, 64)}
 _LINE = 64  # rows of a panel begin at multiples of so many elements
 _TILE = 128  # a panel has a multiple of so many rows: products are computed by tiles
+_MOST_ROWS = 1 << 18  # of a panel: the operators take no more than twice as many
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Batch:
 
     def _blocks(self, rows: Block, limits: dict[str, tuple[int, int]], itemsize: int) -> list[Block]:
         most, least = limits[self.Q.device.type]
-        size = max(least, most // (itemsize * self._pitch()))
+        size = min(max(least, most // (itemsize * self._pitch())), _MOST_ROWS)
         size -= size % _TILE if size > _TILE else 0
         return [(begin, min(begin + size, rows[1])) for begin in range(*rows, size)]
 
