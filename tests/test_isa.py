@@ -1,5 +1,9 @@
 """Every instruction set that the CPU kernels are written for, where this CPU has it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -10,7 +14,10 @@ from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
 CASES = list(walk(150))[3::5]
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512", "avx512_bf16"])
+ISAS = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
+
+
+@pytest.fixture(params=ISAS)
 def isa(request):
     force = torch.ops.late_interaction.cpu_isa
     try:
@@ -63,7 +70,66 @@ def test_quantized_tokens(isa, dtype, d):
     ref.assert_close(scores, expected, 5e-6)
 
 
+def integers(*shape):
+    """Codes of every size, and many of the largest."""
+    codes = torch.randint(-128, 128, shape, dtype=torch.int8)
+    return codes.masked_fill(torch.rand(shape) < 0.3, -128)
+
+
+@pytest.mark.parametrize("Lq", [1, 5, 16, 17, 33])
+@pytest.mark.parametrize("Ld", [1, 7, 24, 301])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 63, 128, 129, 1024])
+def test_int8_sums_are_exact(isa, Lq, Ld, d):
+    """Scores of integers below 2^24 have the same bits with every instruction set."""
+    Q, D = integers(3, Lq, d), integers(4, Ld, d)
+    ones = torch.ones(())
+    q_mask, d_mask = mask((3, Lq), "cpu", "holes"), mask((4, Ld), "cpu", "holes")
+    scores = torch.ops.late_interaction.maxsim_quantized(Q, D, ones, ones, q_mask, d_mask)
+    products = torch.einsum("isd,jtd->ijst", Q.double(), D.double())
+    maxima = products.masked_fill(~d_mask[None, :, None], -torch.inf).amax(-1)
+    maxima = maxima.masked_fill(~q_mask[:, None] | ~d_mask.any(-1)[None, :, None], 0.0)
+    assert torch.equal(scores, maxima.sum(-1).float())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("d", [1 << 16, (1 << 17) - 1, 1 << 17, (1 << 17) + 5])
+def test_int8_sums_of_many_dims(isa, d, sign, turned):
+    """The largest products of all, up to where 32 bits would overflow and beyond, and negative ones."""
+    Q = torch.full((1, 1, d), -128, dtype=torch.int8)
+    D = torch.full((1, 1, d), -128 if sign > 0 else 127, dtype=torch.int8)
+    if turned:
+        Q, D = D, Q
+    scores = torch.ops.late_interaction.maxsim_quantized(Q, D, torch.ones(()), torch.ones(()), None, None)
+    expected = (Q.double() * D.double()).sum()
+    assert abs(scores.item() / expected.item() - 1) < 1e-5
+
+
+CODE = """
+import torch, late_interaction as li
+print(torch.ops.late_interaction.cpu_isa(""), li.maxsim(torch.ones(1, 2, 3), torch.ones(1, 4, 3)).item())
+"""
+
+
+def with_variable(name):
+    environment = {**os.environ, "LATE_INTERACTION_CPU_ISA": name}
+    command = [sys.executable, "-c", CODE]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_variable_forces_one():
+    done = with_variable("portable")
+    assert done.stdout == "portable 6.0\n", done.stderr
+
+
+def test_the_variable_has_a_name_that_no_cpu_has():
+    done = with_variable("sse9")
+    assert done.returncode == 1
+    assert "RuntimeError: late_interaction: LATE_INTERACTION_CPU_ISA is 'sse9'; this CPU" in done.stderr
+    assert "'portable'" in done.stderr
+
+
 def test_unknown():
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"'sse9'; this CPU, with this build, has .*'portable'"):
         torch.ops.late_interaction.cpu_isa("sse9")
-    assert torch.ops.late_interaction.cpu_isa("") in ("portable", "avx2", "avx512", "avx512_bf16")
+    assert torch.ops.late_interaction.cpu_isa("") in ISAS

@@ -1,5 +1,6 @@
 // Which instruction set runs: asked of the CPU once, or forced by tests.
 #include <atomic>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "kernels.h"
@@ -13,32 +14,34 @@ struct Candidate {
   void (*fill)(Kernels&);
 };
 
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+
 // Best first.
 const Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512bf16");
-     },
+    {"avx512_bf16", [] { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); },
      fill_avx512_bf16},
-    {"avx512",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-     },
-     fill_avx512},
-    {"avx2",
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("f16c");
-     },
-     fill_avx2},
+    {"avx512_vnni", has_avx512_vnni, fill_avx512_vnni},
+    {"avx512", has_avx512, fill_avx512},
+    {"avx2_vnni", [] { return has_avx2() && __builtin_cpu_supports("avxvnni"); }, fill_avx2_vnni},
+    {"avx2", has_avx2, fill_avx2},
 #endif
     {"portable", [] { return true; }, fill_portable},
 };
 constexpr int kCount = sizeof(kCandidates) / sizeof(kCandidates[0]);
+
+constexpr const char* kVariable = "LATE_INTERACTION_CPU_ISA";
 
 struct Tables {
   Kernels table[kCount];
@@ -53,6 +56,20 @@ struct Tables {
       table[i].name = kCandidates[i].name;
       best = i;
     }
+    const char* asked = std::getenv(kVariable);
+    if (asked != nullptr && *asked != '\0') best = find(asked, std::string(kVariable) + " is");
+  }
+
+  // The table of that name. Throws, with `who` wants it, where this CPU has none.
+  int find(const std::string& name, const std::string& who) const {
+    std::string names;
+    for (int i = 0; i < kCount; ++i) {
+      if (!supported[i]) continue;
+      if (name == kCandidates[i].name) return i;
+      names += (names.empty() ? "'" : ", '") + std::string(kCandidates[i].name) + "'";
+    }
+    throw std::runtime_error("late_interaction: " + who + " '" + name.substr(0, 40) +
+                             "'; this CPU, with this build, has " + names);
   }
 };
 
@@ -71,15 +88,7 @@ const Kernels& kernels() {
 }
 
 std::string force_isa(const std::string& name) {
-  int found = -1;
-  for (int i = 0; i < kCount && !name.empty(); ++i) {
-    if (name == kCandidates[i].name && tables().supported[i]) found = i;
-  }
-  if (found < 0 && !name.empty()) {
-    throw std::runtime_error("late_interaction: this CPU (or build) has no '" + name +
-                             "' kernels; cpu_isa takes '', 'portable', 'avx2', 'avx512' or 'avx512_bf16'");
-  }
-  forced.store(found);
+  forced.store(name.empty() ? -1 : tables().find(name, "cpu_isa was asked for"));
   return kernels().name;
 }
 

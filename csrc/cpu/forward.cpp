@@ -35,6 +35,7 @@ namespace {
 
 const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   if (call.dtype == Dtype::fp64) return k.f64;
+  if (call.dtype == Dtype::int8 && k.has_int8 && call.sizes.d <= kMaxInt8Dims) return k.int8;
   // Where bf16 pairs multiply at no gain, fp32 is the better answer to "medium" too. fp16, asked for or
   // stored, always multiplies as fp32: a CPU gains nothing from rounding first.
   // A bf16 holds every one-byte code, so their products are exact there too.
@@ -108,7 +109,7 @@ class Worker {
     memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(tile * c.row_bytes) +
                  Scratch::size_of<char>(c.row_bytes) + 2 * Scratch::size_of<Real>(block) +
                  2 * Scratch::size_of<Index>(block) + Scratch::size_of<Real>(tile) +
-                 2 * Scratch::size_of<int64_t>(tile) + Scratch::size_of<int32_t>(tile));
+                 2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile));
     panels_ = memory.take<char>(block * c.row_bytes);
     tile_ = memory.take<char>(tile * c.row_bytes);
     packed_row_ = memory.take<char>(c.row_bytes);
@@ -120,6 +121,7 @@ class Worker {
     offsets_ = memory.take<int64_t>(tile);
     packed_offsets_ = memory.take<int64_t>(tile);
     ids_ = memory.take<int32_t>(tile);
+    corrections_ = memory.take<int32_t>(tile);
     for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n * c.row_bytes;
   }
 
@@ -212,7 +214,8 @@ class Worker {
 
   void pack_query_row(int64_t query, int64_t token) {
     const char* x = query_token(query, token);
-    m_.pack_row(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
+    const auto pack = m_.pack_query ? m_.pack_query : m_.pack_row;
+    pack(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
     scatter_row(rows_, packed_row_);
     if (call_.normalize) {
       const int64_t here = 0;
@@ -307,6 +310,10 @@ class Worker {
       tile.tokens = tile_;
       tile.offsets = packed_offsets_;
     }
+    if (m_.correct) {
+      m_.correct(tile.tokens, tile.offsets, padded, c_.steps, corrections_);
+      tile.corrections = corrections_;
+    }
     // While the first panel computes, what follows this tile comes nearer.
     tile.ahead = next < end ? document + next * token_bytes : document_token(query, j + 1, 0);
     tile.ahead_step = m_.step_dims * element_;
@@ -377,6 +384,7 @@ class Worker {
   int64_t* offsets_;         // of the tokens from the document's first
   int64_t* packed_offsets_;  // of the tokens in tile_
   int32_t* ids_;
+  int32_t* corrections_;  // of the sums of the tokens' products
 };
 
 // Merges the maxima over a document's parts, first tokens first: a later one must be greater, and the first

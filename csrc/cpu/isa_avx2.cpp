@@ -6,99 +6,20 @@
 #include "target.h"
 
 LI_TARGET_BEGIN("avx2,fma,f16c")
-
-namespace {
-
-struct F32 {
-  using Scalar = float;
-  using Index = int32_t;
-  using V = __m256;
-  using I = __m256i;
-  using M = __m256;
-  static constexpr int kLanes = 8;
-
-  static V zero() { return _mm256_setzero_ps(); }
-  static V set1(float x) { return _mm256_set1_ps(x); }
-  static V load(const float* p) { return _mm256_loadu_ps(p); }
-  static void store(float* p, V x) { _mm256_storeu_ps(p, x); }
-  static V add(V a, V b) { return _mm256_add_ps(a, b); }
-  static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
-  static V max(V a, V b) { return _mm256_max_ps(a, b); }
-  static V multiply_add(V sum, V a, V b) { return _mm256_fmadd_ps(a, b, sum); }
-  static float sum(V x) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-  }
-
-  static M greater(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
-  static M unordered(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
-  static M either(M a, M b) { return _mm256_or_ps(a, b); }
-  static bool any(M m) { return _mm256_movemask_ps(m) != 0; }
-  static V select(M m, V a, V b) { return _mm256_blendv_ps(b, a, m); }
-
-  static I set_index(int32_t i) { return _mm256_set1_epi32(i); }
-  static I load_index(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static void store_index(int32_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
-  static I select_index(M m, I a, I b) { return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m)); }
-
-  static V load_bf16(const uint16_t* p) {
-    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-  }
-  static void store_bf16(uint16_t* p, V x) {
-    const __m256i bits = _mm256_castps_si256(x);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-    const __m256i rounded =
-        select_index(unordered(x, x), _mm256_set1_epi32(0x7FC0), _mm256_srli_epi32(up, 16));
-    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(halves));
-  }
-  static V load_fp16(const uint16_t* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
-  static void store_fp16(uint16_t* p, V x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
-};
-
-struct F64 {
-  using Scalar = double;
-  using Index = int64_t;
-  using V = __m256d;
-  using I = __m256i;
-  using M = __m256d;
-  static constexpr int kLanes = 4;
-
-  static V zero() { return _mm256_setzero_pd(); }
-  static V set1(double x) { return _mm256_set1_pd(x); }
-  static V load(const double* p) { return _mm256_loadu_pd(p); }
-  static void store(double* p, V x) { _mm256_storeu_pd(p, x); }
-  static V mul(V a, V b) { return _mm256_mul_pd(a, b); }
-  static V max(V a, V b) { return _mm256_max_pd(a, b); }
-  static V multiply_add(V sum, V a, V b) { return _mm256_fmadd_pd(a, b, sum); }
-  static M greater(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
-  static M unordered(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_UNORD_Q); }
-  static M either(M a, M b) { return _mm256_or_pd(a, b); }
-  static bool any(M m) { return _mm256_movemask_pd(m) != 0; }
-  static V select(M m, V a, V b) { return _mm256_blendv_pd(b, a, m); }
-  static I set_index(int64_t i) { return _mm256_set1_epi64x(i); }
-  static I load_index(const int64_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static void store_index(int64_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
-  static I select_index(M m, I a, I b) { return _mm256_blendv_epi8(b, a, _mm256_castpd_si256(m)); }
-};
-
-}  // namespace
+#include "vectors_avx2.inc.h"
 
 #include "codes.inc.h"
 #include "microkernel.inc.h"
+
+#include "int8_pairs.inc.h"
 #include "rows.inc.h"
 
 namespace late_interaction::cpu {
 
-void fill_avx2(Kernels& k) { fill<6>(k); }
+void fill_avx2(Kernels& k) {
+  fill<6>(k);
+  fill_int8_pairs<6>(k);
+}
 
 }  // namespace late_interaction::cpu
 LI_TARGET_END

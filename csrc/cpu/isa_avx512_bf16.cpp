@@ -1,5 +1,5 @@
-// AVX-512 with BF16: as AVX-512, and bf16 pairs multiply in one instruction (vdpbf16ps: two products a
-// lane, fp32 accumulation, subnormals flushed to zero).
+// AVX-512 with BF16: as AVX-512 with VNNI, and bf16 pairs multiply in one instruction (vdpbf16ps: two
+// products a lane, fp32 accumulation, subnormals flushed to zero).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -17,6 +17,7 @@ namespace {
 struct MultiplyBf16 : F32 {
   using Query = __m512bh;
   using Token = __m512bh;
+  using Sum = V;
   static constexpr int kStepBytes = 4;
   static constexpr int kGroup = 12;
   static Query load_query(const char* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -26,6 +27,8 @@ struct MultiplyBf16 : F32 {
     return (__m512bh)_mm512_set1_epi32(pair);
   }
   static V multiply_add(V sum, Query a, Token b) { return _mm512_dpbf16_ps(sum, a, b); }
+  static Sum none() { return zero(); }
+  static V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
 uint16_t get_bf16(const void* x, Dtype dtype, int64_t i) {
@@ -58,7 +61,7 @@ void pack_row_bf16(const void* x, Dtype dtype, int64_t stride, int64_t d, void* 
 namespace late_interaction::cpu {
 
 void fill_avx512_bf16(Kernels& k) {
-  fill_avx512(k);
+  fill_avx512_vnni(k);  // every CPU with bf16 pairs has it
   k.bf16 = multiplier<MultiplyBf16>(Dtype::bf16, 2, pack_row_bf16);
   k.has_bf16 = true;
 }

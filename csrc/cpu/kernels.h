@@ -18,30 +18,36 @@ namespace late_interaction::cpu {
 // One panel of query rows against one tile of document tokens: see microkernel.inc.h. The arrays over
 // tokens are padded to a multiple of Multiplier::token_step by repeating the last token.
 struct Tile {
-  const void* panel;         // packed query rows [steps][2 * lanes]
-  int vectors;               // 1 or 2: vectors of the panel that hold rows
-  int64_t steps;             // k-steps of one dot product
-  int64_t count;             // tokens, padding included
-  const void* tokens;        // token n: `steps` packed steps at tokens + offsets[n] bytes
-  const int64_t* offsets;    // [count]
-  const void* token_scales;  // [count] float or double, or null: multiplies the similarities
-  const int32_t* ids;        // [count] token indices, or null: no winners
-  void* best;                // [vectors * lanes] float or double: running maximum
-  void* winner;              // [vectors * lanes] int32 (float) or int64 (double), or null with ids
-  const char* ahead;         // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
-  int64_t ahead_step;        // and k-step
+  const void* panel;           // packed query rows [steps][2 * lanes]
+  int vectors;                 // 1 or 2: vectors of the panel that hold rows
+  int64_t steps;               // k-steps of one dot product
+  int64_t count;               // tokens, padding included
+  const void* tokens;          // token n: `steps` packed steps at tokens + offsets[n] bytes
+  const int64_t* offsets;      // [count]
+  const int32_t* corrections;  // [count] what is added to the sum of a token's products, or null: 0
+  const void* token_scales;    // [count] float or double, or null: multiplies the similarities
+  const int32_t* ids;          // [count] token indices, or null: no winners
+  void* best;                  // [vectors * lanes] float or double: running maximum
+  void* winner;                // [vectors * lanes] int32 (float) or int64 (double), or null with ids
+  const char* ahead;           // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
+  int64_t ahead_step;          // and k-step
 };
 
 // One way to multiply: what a packed step is, and the kernel that consumes it.
 struct Multiplier {
   int lanes;       // query rows in a vector
   int token_step;  // Tile::count is a multiple of this
-  int step_dims;   // dims in one k-step: 2 for bf16 pairs, else 1
+  int step_dims;   // dims in one k-step: 1, 2 (pairs of bf16 or int16) or 4 (int8)
   int step_bytes;
   Dtype native;  // rows of this dtype, dims contiguous, are packed already (if step_dims divides d)
   // One token, dims `stride` elements apart, to packed steps; the last step is padded with zeros.
   void (*pack_row)(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out);
   void (*score_tile)(const Tile& tile);
+  // The same of a query token, and Tile::corrections of tokens at `tokens + offsets[n]` bytes: for a
+  // multiplier whose two operands differ. Null: queries are packed as tokens are, and sums need none.
+  void (*pack_query)(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) = nullptr;
+  void (*correct)(const void* tokens, const int64_t* offsets, int64_t count, int64_t steps,
+                  int32_t* out) = nullptr;
 };
 
 // Row arithmetic in Real = float (bf16, fp16 and fp32 inputs) or double (fp64 inputs).
@@ -65,17 +71,25 @@ struct Kernels {
   Multiplier f32;
   Multiplier f64;
   Multiplier bf16;
+  Multiplier int8;
   bool has_bf16;  // bf16 is filled: this instruction set multiplies bf16 pairs
+  bool has_int8;  // int8 is filled: this instruction set multiplies integers
   RowKernels<float> rows32;
   RowKernels<double> rows64;
 };
 
+// Sums of so many products of int8 codes fit in 32 bits.
+inline constexpr int64_t kMaxInt8Dims = (int64_t{1} << 17) - 1;
+
 void fill_portable(Kernels& k);
 void fill_avx2(Kernels& k);
+void fill_avx2_vnni(Kernels& k);
 void fill_avx512(Kernels& k);
+void fill_avx512_vnni(Kernels& k);
 void fill_avx512_bf16(Kernels& k);
 
-// The table in use: the best that this CPU runs, unless one was forced.
+// The table in use: the best that this CPU runs, unless LATE_INTERACTION_CPU_ISA names another, or one was
+// forced. Throws when the CPU or the build has no table of the variable's name.
 const Kernels& kernels();
 
 // Forces a table by name ("" = the best one) and returns the name now in use. Throws when the CPU or

@@ -14,8 +14,9 @@
 // Tokens that do not divide evenly are padded by repeating the last one: it has the same similarity
 // again and cannot beat itself.
 //
-// Op gives: Scalar, Index, V / I / M (vectors of values, indices, mask), Query / Token (operands),
-// kLanes, kGroup (the widest NT; NT comes in thirds of it), and the functions used below.
+// Op gives: Scalar, Index, V / I / M (vectors of values, indices, mask), Query / Token / Sum (operands, and
+// what products add up to), kLanes, kGroup (the widest NT; NT comes in thirds of it), and the functions used
+// below.
 
 namespace {
 
@@ -25,6 +26,7 @@ struct Multiply : Vectors {
   using Scalar = typename Vectors::Scalar;
   using Query = typename Vectors::V;
   using Token = typename Vectors::V;
+  using Sum = typename Vectors::V;
   static constexpr int kStepBytes = sizeof(Scalar);
   static constexpr int kGroup = Group;
   static Query load_query(const char* p) { return Vectors::load(reinterpret_cast<const Scalar*>(p)); }
@@ -33,6 +35,8 @@ struct Multiply : Vectors {
     __builtin_memcpy(&x, p, sizeof(Scalar));
     return Vectors::set1(x);
   }
+  static Sum none() { return Vectors::zero(); }
+  static typename Vectors::V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
 // A similarity is NaN: go token by token, in order, so that the first NaN wins and stays.
@@ -84,11 +88,11 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) offset[t] = tile.offsets[first + t] - tile.offsets[first];
 
-  Column<Op, NT> column[NV];
+  typename Op::Sum sum[NV][NT];
 #pragma GCC unroll 16
   for (int t = 0; t < NT; ++t) {
 #pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) column[v].value[t] = Op::zero();
+    for (int v = 0; v < NV; ++v) sum[v][t] = Op::none();
   }
   const char* ahead = tile.ahead + first * tile.steps * tile.ahead_step;
   const int64_t ahead_step = NT * tile.ahead_step;
@@ -100,13 +104,19 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
     for (int t = 0; t < NT; ++t) {
       const typename Op::Token x = Op::load_token(t == 0 ? token : token + offset[t]);
 #pragma GCC unroll 2
-      for (int v = 0; v < NV; ++v) column[v].value[t] = Op::multiply_add(column[v].value[t], q[v], x);
+      for (int v = 0; v < NV; ++v) sum[v][t] = Op::multiply_add(sum[v][t], q[v], x);
     }
     query += 2 * sizeof(V);
     __builtin_prefetch(ahead, 0, 2);
     ahead += ahead_step;
   }
 
+  Column<Op, NT> column[NV];
+#pragma GCC unroll 16
+  for (int t = 0; t < NT; ++t) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) column[v].value[t] = Op::value(sum[v][t], tile, first + t);
+  }
   using Scalar = typename Op::Scalar;
   Scalar* best = static_cast<Scalar*>(tile.best);
   auto* winner = static_cast<typename Op::Index*>(tile.winner);

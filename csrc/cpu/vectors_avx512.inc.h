@@ -1,4 +1,4 @@
-// Vectors and multipliers of AVX-512, shared by isa_avx512.cpp and isa_avx512_bf16.cpp.
+// Vectors of AVX-512, shared by isa_avx512.cpp, isa_avx512_vnni.cpp and isa_avx512_bf16.cpp.
 
 namespace {
 
@@ -30,6 +30,12 @@ struct F32 {
   static I load_index(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_index(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
   static I select_index(M m, I a, I b) { return _mm512_mask_mov_epi32(b, m, a); }
+
+  // 32-bit sums, by their element's type: as I, whose elements GCC takes for 64-bit ones, accumulators would
+  // not stay in registers.
+  using Sums = uint32_t __attribute__((vector_size(64)));
+  static V from_sums(Sums x, uint32_t correction) { return _mm512_cvtepi32_ps((I)(x + correction)); }
+  static Sums multiply_add_pairs(Sums sum, I a, I b) { return sum + (Sums)_mm512_madd_epi16(a, b); }
 
   static V load_bf16(const uint16_t* p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
