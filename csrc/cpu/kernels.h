@@ -1,7 +1,7 @@
 // The table of kernels that one instruction set offers, and how to pick one. Everything that touches
 // tokens goes through this table; the drivers (forward.cpp, backward.cpp) hold no arithmetic.
 //
-// Each isa_*.cpp fills a table by including microkernel.inc.h and rows.inc.h under its own compiler
+// Each isa/*.cpp fills a table by including microkernel.inc.h and rows.inc.h under its own compiler
 // target. Only this header and problem.h are shared, and neither defines a function with code in it:
 // code compiled for AVX-512 must never be what the linker keeps for everybody.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace late_interaction::cpu {
 
-// One panel of query rows against one tile of document tokens: see microkernel.inc.h. The arrays over
+// One panel of query rows against one tile of document tokens: see isa/microkernel.inc.h. The arrays over
 // tokens are padded to a multiple of Multiplier::token_step by repeating the last token.
 struct Tile {
   const void* panel;           // packed query rows [steps][2 * lanes]

@@ -2,7 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "kernels.h"
+#include "../kernels.h"
 #include "target.h"
 
 LI_TARGET_BEGIN("avx2,fma,f16c")

@@ -1,4 +1,4 @@
-// Arithmetic on single rows (one token's d values), included by every isa_*.cpp after it has defined
+// Arithmetic on single rows (one token's d values), included by every .cpp file here after it has defined
 // F32, its vector of floats. Rows whose dims are contiguous take the vector path; others go value by
 // value. Every dtype is widened on load; fp64 rows have their own plain loops.
 

@@ -1,4 +1,4 @@
-// Vectors of AVX2, shared by isa_avx2.cpp and isa_avx2_vnni.cpp.
+// Vectors of AVX2, shared by avx2.cpp and avx2_vnni.cpp.
 
 namespace {
 

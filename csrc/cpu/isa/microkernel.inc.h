@@ -1,4 +1,4 @@
-// The tile kernel, written once over a vector type and included by every isa_*.cpp.
+// The tile kernel, written once over a vector type and included by every .cpp file here.
 //
 //                     document tokens of the tile, in groups of kGroup
 //                     t0 t1 t2 ...                 (rows of D as they lie in memory: each value is

@@ -1,4 +1,4 @@
-// Vectors of AVX-512, shared by isa_avx512.cpp, isa_avx512_vnni.cpp and isa_avx512_bf16.cpp.
+// Vectors of AVX-512, shared by avx512.cpp, avx512_vnni.cpp and avx512_bf16.cpp.
 
 namespace {
 

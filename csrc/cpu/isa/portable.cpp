@@ -1,5 +1,5 @@
 // Any CPU: 16-byte vectors in the GCC / Clang vector extension (SSE2 on x86-64, NEON on aarch64).
-#include "kernels.h"
+#include "../kernels.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // One-byte codes of quantized tokens, widened to fp32 or to bf16, which both hold every one of them exactly.
-// Included by every isa_*.cpp. Plain loops without branches: the compiler makes vectors of them.
+// Included by every .cpp file here. Plain loops without branches: the compiler makes vectors of them.
 
 using late_interaction::Dtype;
 using late_interaction::kNormEps;
