@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 from bench.harness import rules
-from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, OURS
+from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.named_shapes import select
 from bench.harness.results import Row
 from bench.harness.run_header import todays_command
@@ -63,7 +63,7 @@ class Coverage:
             raise rules.NoSuchCommandError(problem)
         if args.device == "cpu":
             self.suites[CPU] = select(ON_CPU.shapes, args.shapes), ON_CPU.variants
-            self.impls = {OURS, EINSUM, MAXSIM_CPU, GEMM}
+            self.impls = {OURS, EINSUM, MAXSIM_CPU, NUMKONG, GEMM}
             return
         if args.impl:
             self.impls = {KEYS[key].name for key in args.impl}

@@ -295,6 +295,8 @@ def test_cpu_rows_carry_gflops_and_take_turns() -> None:
     rows += cpu.run_step(LAYOUTS[0], torch.float32, rounds=2)
     errors = {"fwd": "rel_err", "fwd+bwd": "grad_err"}
     assert all(r["gflops"] > 0 and r[errors[r["op"]]] < 1e-5 for r in rows if r["impl"] == OURS)
+    rows += cpu.run_int8(Shape("t", 1, 40, 32, 17, d=16), rounds=2)
+    assert rows[-2]["dtype"] == "int8" and rows[-2]["gflops"] > 0 and rows[-2]["rel_err"] < 1e-5
     assert OURS in cpu.summary(rows)
 
 

@@ -114,7 +114,7 @@ def test_the_recorder_needs_pytorch_alone(tmp_path: Path) -> None:
     """A machine that records has neither the development packages nor the peers."""
     absent = (
         "matplotlib", "pytest", "hypothesis", "pybind11", "tqdm", "pylate", "colpali_engine", "fast_plaid",
-        "late_interaction_kernels", "flash_maxsim", "maxsim_cpu",
+        "late_interaction_kernels", "flash_maxsim", "maxsim_cpu", "numkong",
     )  # fmt: skip
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({absent!r})); from bench.command_line import main; "

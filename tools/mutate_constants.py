@@ -50,7 +50,7 @@ NEUTRAL = {
 
 
 def constants(tree):
-    for path in sorted((tree / "csrc" / "cpu").iterdir()):
+    for path in sorted(path for path in (tree / "csrc" / "cpu").rglob("*") if path.is_file()):
         for match in CONSTANT.finditer(path.read_text()):
             yield path, match
 

@@ -16,6 +16,7 @@ FLASH = "flash-maxsim"
 EINSUM = "torch einsum"
 COMPILED = "torch.compile"
 MAXSIM_CPU = "maxsim-cpu"
+NUMKONG = "NumKong"
 INF_CL = "Inf-CL"
 GEMM = "torch GEMM"  # the matrix product without the max, on a CPU
 

@@ -125,6 +125,8 @@ CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
     Shape("cpu-lq128", 1, 200, 128, 1024),
+    Shape("cpu-passage", 1, 2000, 32, 100),
+    Shape("cpu-title", 1, 5000, 32, 24),
 )
 
 CPU_TRAINING = (Shape("cpu-train", 32, 32, 32, 300),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench.harness.ceilings import floor_us
-from bench.harness.library import COMPILED, EINSUM, FLASH, GEMM, LIK, MAXSIM_CPU, OURS
+from bench.harness.library import COMPILED, EINSUM, FLASH, GEMM, LIK, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.results import Row, best, groups, split
 from bench.harness.run_header import todays_command
 from bench.harness.text import number
@@ -227,7 +227,7 @@ def first_call_table(rows: Sequence[Row]) -> str:
 
 
 def cpu_table(rows: Sequence[Row]) -> str:
-    names = [OURS, MAXSIM_CPU, EINSUM, GEMM]
+    names = [OURS, MAXSIM_CPU, NUMKONG, EINSUM, GEMM]
     body = []
     for group in groups(r for r in rows if r["suite"] == "cpu").values():
         first = group[0]

@@ -1,5 +1,6 @@
 """The CPU suite. Calls of the implementations are interleaved, so that other load on the machine slows all of
-them alike: compare figures within one run only."""
+them alike: compare figures within one run only. Documents are there as each implementation wants them: int8
+codes with a scale a token, NumKong's packed matrices."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any
 
 import torch
 
-from bench.harness.inputs import Inputs, draw
-from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, OURS
+from bench.harness.inputs import INT8, Inputs, draw, quantize
+from bench.harness.library import EINSUM, GEMM, MAXSIM_CPU, NUMKONG, OURS
 from bench.harness.parity import GRADIENTS, SCORES, reference_scores, relative_error, worst_error
 from bench.harness.planted import every_pair, gradients, plant_shape
 from bench.harness.results import Results, Row, best, groups, new_row
@@ -43,6 +44,14 @@ def _maxsim_cpu(shape: Shape, x: Inputs) -> Call:
     return lambda: torch.from_numpy(lib.maxsim_scores(query, docs))
 
 
+def _numkong(shape: Shape, x: Inputs) -> Call:
+    """One query with one document at a time. It returns the sum of distances, 1 minus a similarity each."""
+    lib = importlib.import_module("numkong")
+    dtype = {torch.float32: "f32", torch.bfloat16: "bf16"}[x.Q.dtype]
+    query, *documents = (lib.maxsim_pack(tokens.float().numpy(), dtype) for tokens in (x.Q[0], *x.D))
+    return lambda: shape.Lq - torch.tensor([[lib.maxsim_packed(query, each) for each in documents]])
+
+
 def _gemm(shape: Shape, x: Inputs) -> Call:
     """The products without the max, through PyTorch: what the matrix units can give."""
     rows, docs = x.Q.view(-1, shape.d), x.D.view(-1, shape.d).T
@@ -54,6 +63,8 @@ def _contestants(shape: Shape, x: Inputs) -> dict[str, Callable[[Shape, Inputs],
     all_: dict[str, Callable[[Shape, Inputs], Call]] = {OURS: _ours}
     if x.Q.dtype == torch.float32 and shape.Nq == 1:
         all_[MAXSIM_CPU] = _maxsim_cpu
+    if shape.Nq == 1:
+        all_[NUMKONG] = _numkong
     return {**all_, EINSUM: _einsum, GEMM: _gemm}
 
 
@@ -90,6 +101,26 @@ def run_forward(shape: Shape, dtype: torch.dtype, rounds: int) -> list[Row]:
             row["skipped"] = "not installed"
         except Exception as error:  # recorded in the row
             row["error"] = error_text(error)
+    return _fill(rows, time_interleaved(calls, rounds), shape.flops)
+
+
+def run_int8(shape: Shape, rounds: int) -> list[Row]:
+    """A forward of int8 codes, beside PyTorch's product of the same codes."""
+    x = draw(shape, torch.device("cpu"), torch.float32)
+    (Q, scale_Q), (D, scale_D) = (quantize(tokens, INT8, per_token=True) for tokens in (x.Q, x.D))
+    maxsim = importlib.import_module("late_interaction.int8").maxsim_inference_int8
+    rows_of_q, columns = Q.view(-1, shape.d), D.view(-1, shape.d).T
+    calls: dict[str, Call] = {
+        OURS: lambda: maxsim(Q, D, scale_Q=scale_Q, scale_D=scale_D),
+        GEMM: lambda: torch._int_mm(rows_of_q, columns),
+    }
+    rows = {name: new_row(SUITE, shape, "fwd", INT8, name, gflops=None) for name in calls}
+    scores = reference_scores(shape, Q * scale_Q.unsqueeze(-1), D * scale_D.unsqueeze(-1))[0]
+    found = calls[OURS]()
+    assert isinstance(found, torch.Tensor)
+    rows[OURS]["rel_err"] = relative_error(found, scores)
+    if rows[OURS]["rel_err"] > SCORES:
+        rows[OURS]["error"] = f"parity: relative error {rows[OURS]['rel_err']:.2g}"
     return _fill(rows, time_interleaved(calls, rounds), shape.flops)
 
 
@@ -138,7 +169,7 @@ def line(rows: Sequence[Row]) -> str:
 
 def summary(rows: Sequence[Row]) -> str:
     """GFLOP/s of every implementation, a line a measurement."""
-    names = (OURS, MAXSIM_CPU, EINSUM, GEMM)
+    names = (OURS, MAXSIM_CPU, NUMKONG, EINSUM, GEMM)
     body = []
     for group in groups(rows).values():
         first = group[0]
@@ -159,3 +190,7 @@ def run(
                 rows = measure(shape, dtype, rounds)
                 results.add(rows)
                 log(line(rows))
+    for shape in forward:
+        rows = run_int8(shape, rounds)
+        results.add(rows)
+        log(line(rows))
