@@ -79,8 +79,8 @@ def build(directory: Path) -> str:
         rows = read(path)
         if path.stem == "cpu":
             headers, measured = split(rows)
-            note = "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one document"
-            note += " a call, in one thread. Wrong: scores are off by over 1%."
+            note = "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one"
+            note += " document a call, in one thread. Wrong: scores are off by over 1%."
             if table := tables.cpu_table(measured):
                 parts += [*section("CPU.", note, table), tables.stamp(headers)]
         elif is_whole(rows):

@@ -47,8 +47,7 @@ def _maxsim_cpu(shape: Shape, x: Inputs) -> Call:
 def _numkong(shape: Shape, x: Inputs) -> Call:
     """One query with one document at a time. It returns the sum of distances, 1 minus a similarity each."""
     lib = importlib.import_module("numkong")
-    dtype = {torch.float32: "f32", torch.bfloat16: "bf16"}[x.Q.dtype]
-    query, *documents = (lib.maxsim_pack(tokens.float().numpy(), dtype) for tokens in (x.Q[0], *x.D))
+    query, *documents = (lib.maxsim_pack(tokens.numpy(), "f32") for tokens in (x.Q[0], *x.D))
     return lambda: shape.Lq - torch.tensor([[lib.maxsim_packed(query, each) for each in documents]])
 
 
@@ -62,9 +61,7 @@ def _gemm(shape: Shape, x: Inputs) -> Call:
 def _contestants(shape: Shape, x: Inputs) -> dict[str, Callable[[Shape, Inputs], Call]]:
     all_: dict[str, Callable[[Shape, Inputs], Call]] = {OURS: _ours}
     if x.Q.dtype == torch.float32 and shape.Nq == 1:
-        all_[MAXSIM_CPU] = _maxsim_cpu
-    if shape.Nq == 1:
-        all_[NUMKONG] = _numkong
+        all_ |= {MAXSIM_CPU: _maxsim_cpu, NUMKONG: _numkong}
     return {**all_, EINSUM: _einsum, GEMM: _gemm}
 
 
