@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench import recorded_commands
 from bench.harness import merge, recorder
 from bench.report import pages
-from bench.suites import run, sentence_transformers, sweep
+from bench.suites import end_to_end, run, sentence_transformers, sweep
 from bench.tuning import ncu, plans
 
 
@@ -61,6 +61,11 @@ COMMANDS: dict[str, Command] = {
         "ten minutes on a GPU, two on a CPU; needs sentence-transformers",
         sentence_transformers.add_arguments, sentence_transformers.run, sentence_transformers.__doc__,
     ),
+    "end-to-end": Command(
+        "time training steps of three recipes, encoder included, with each library's MaxSim in the loss",
+        "4 minutes; needs a GPU, transformers and peft",
+        end_to_end.add_arguments, end_to_end.run, end_to_end.__doc__,
+    ),
     "record": Command(
         "run all of the above, a process for each job, on several GPUs at once; writes a file for each job",
         "two calls of 10 minutes on two GPUs, and one of 3",
@@ -88,8 +93,8 @@ COMMANDS: dict[str, Command] = {
 def _overview() -> str:
     lines = ["commands (`python -m bench COMMAND --help` has the options):"]
     for name, command in COMMANDS.items():
-        about = textwrap.fill(command.about, 100, initial_indent=f"  {name:8}", subsequent_indent=10 * " ")
-        lines += [about, f"{'':10}[{command.cost}]"]
+        about = textwrap.fill(command.about, 100, initial_indent=f"  {name:11}", subsequent_indent=13 * " ")
+        lines += [about, f"{'':13}[{command.cost}]"]
     return "\n".join(lines)
 
 
