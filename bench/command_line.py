@@ -61,11 +61,6 @@ COMMANDS: dict[str, Command] = {
         "ten minutes on a GPU, two on a CPU; needs sentence-transformers",
         sentence_transformers.add_arguments, sentence_transformers.run, sentence_transformers.__doc__,
     ),
-    "end-to-end": Command(
-        "time training steps of three recipes, encoder included, with each library's MaxSim in the loss",
-        "4 minutes; needs a GPU, transformers and peft",
-        end_to_end.add_arguments, end_to_end.run, end_to_end.__doc__,
-    ),
     "record": Command(
         "run all of the above, a process for each job, on several GPUs at once; writes a file for each job",
         "two calls of 10 minutes on two GPUs, and one of 3",
@@ -74,6 +69,11 @@ COMMANDS: dict[str, Command] = {
     "merge": Command(
         "merge the files of `record` into the records of bench/results",
         "a second; needs no GPU", merge.add_arguments, _merge, merge.__doc__,
+    ),
+    "end-to-end": Command(
+        "time training steps of three recipes, encoder included, with each library's MaxSim in the loss",
+        "4 minutes; needs a GPU, transformers and peft",
+        end_to_end.add_arguments, end_to_end.run, end_to_end.__doc__,
     ),
     "ncu": Command(
         "run a few forwards for Nsight Compute, or read the profile that it wrote",

@@ -3,7 +3,9 @@ memory or time, and the section that `report` makes of a record."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib.util
 import json
 import time
 from collections.abc import Iterator
@@ -21,8 +23,8 @@ from bench.peers.encoders import RECIPES, Encoder
 from bench.report import benchmarks, pages
 from bench.report import end_to_end as report
 from bench.suites import end_to_end as suite
-from bench.suites import training_steps
-from bench.suites.end_to_end import ALONE, CACHED, EXACT, MAXSIM, PEER, STEP, VANILLA
+from bench.suites import recipe_run, training_steps
+from bench.suites.recipe_run import ALONE, CACHED, EXACT, MAXSIM, PEER, STEP, VANILLA
 from bench.suites.training_steps import ENCODER, LOSS, OUT_OF_MEMORY, Marks, Step
 
 pytest.importorskip("transformers")
@@ -31,8 +33,9 @@ TEXT = RECIPES["modernbert"]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny models are faster so where other tests run beside them."""
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few queries are compared; and one thread is faster where other tests run beside these."""
+    monkeypatch.setattr(recipe_run, "CHECKED", 6)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,7 +49,7 @@ def build(name: str, lora: bool = False) -> Encoder:
 
 def losses(name: str, encoder: Encoder, batch: int) -> dict[str, Loss]:
     shape = BatchShape("tiny", batch, batch, encoder.query, encoder.document, 128)
-    return {who: m.make(shape) for who, m in suite.methods_of(RECIPES[name], shape, CPU).items()}
+    return {who: m.make(shape) for who, m in recipe_run.methods_of(RECIPES[name], shape, CPU).items()}
 
 
 def gradients(step: Step, loss: Loss, batch: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -168,7 +171,7 @@ class Run:
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
         until = time.monotonic() + 1e6
-        self.run = suite.RecipeRun(TEXT, build("modernbert"), self.kept.append, 2, until, part=3)
+        self.run = recipe_run.RecipeRun(TEXT, build("modernbert"), self.kept.append, 2, until, part=3)
 
     def measure(self, *batches: int) -> dict[tuple[str, int], dict[str, Any]]:
         rows = self.run.measure(batches)
@@ -180,15 +183,15 @@ def fail_from(
     monkeypatch: pytest.MonkeyPatch, who: str, batch: int, loss: Any = no_memory, checked: bool = False
 ) -> None:
     """One variant has another loss from a batch on: one without memory. checked: also where it is checked."""
-    real = suite.methods_of
+    real = recipe_run.methods_of
 
     def methods(recipe: Any, shape: BatchShape, device: torch.device) -> dict[str, Any]:
         found = real(recipe, shape, device)
-        if shape.Nq >= batch and (checked or shape.Nq != suite.CHECKED):
+        if shape.Nq >= batch and (checked or shape.Nq != recipe_run.CHECKED):
             found[who] = dataclasses.replace(found[who], make=lambda _: loss)
         return found
 
-    monkeypatch.setattr(suite, "methods_of", methods)
+    monkeypatch.setattr(recipe_run, "methods_of", methods)
 
 
 def test_the_loss_runs_out_of_memory_and_one_batch_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +207,11 @@ def test_the_loss_runs_out_of_memory_and_one_batch_more_is_measured(monkeypatch:
     assert not any(mode == CACHED for mode, _ in found)
 
 
-def test_gradcache_begins_where_the_encoder_has_no_memory() -> None:
+def test_gradcache_begins_where_the_encoder_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     at = Run()
     embed = at.run.encoder.embed
-    at.run.encoder.embed = lambda count, seed: no_memory() if count > 3 else embed(count, seed)  # type: ignore[method-assign]
+    small = lambda count, seed: embed(count, seed) if count <= 3 else no_memory()  # noqa: E731
+    monkeypatch.setattr(at.run.encoder, "embed", small)
     found = at.measure(2, 4, 8)
     assert CACHED not in {mode for mode, batch in found if batch == 2}
     assert {values["where"] for values in found[STEP, 4].values()} == {ENCODER}
@@ -220,7 +224,7 @@ def test_what_would_end_too_late_is_not_begun() -> None:
     at = Run()
     at.run.pace[STEP] = 2, 1e6
     found = at.measure(2, 4)
-    assert {values["error"] for values in found[STEP, 2].values()} == {suite.LEFT_OUT}
+    assert {values["error"] for values in found[STEP, 2].values()} == {recipe_run.LEFT_OUT}
     assert (STEP, 4) not in found and (CACHED, 4) not in found and found[ALONE, 4][EXACT]["s"] > 0
 
 
@@ -232,8 +236,9 @@ def test_a_loss_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
         assert found[mode, 2][EXACT]["s"] > 0 and found[mode, 2][EXACT]["grad_err"] < 3e-3
 
 
-def test_a_long_call_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_call_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_steps, "LONG_S", 0.05)
+    monkeypatch.setattr(training_steps, "VERY_LONG_S", 0.2)
     made: list[str] = []
 
     def call(name: str, seconds: float) -> training_steps.Call:
@@ -248,10 +253,13 @@ def test_a_long_call_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return run
 
     found = training_steps.interleaved(
-        {"slow": call("slow", 0.06), "fast": call("fast", 0.0), "none": no_memory}, CPU, 3, True
-    )
-    assert made.count("slow") == 1 and made.count("fast") == 4
-    assert found["slow"]["calls"] == 1 and found["fast"]["calls"] == 3
+        {
+            "slow": call("slow", 0.06), "slower": call("slower", 0.21), "fast": call("fast", 0.0),
+            "none": no_memory,
+        }, CPU, 3, True,
+    )  # fmt: skip
+    assert [made.count(name) for name in ("slow", "slower", "fast")] == [2, 1, 4]
+    assert [found[name]["calls"] for name in ("slow", "slower", "fast")] == [1, 1, 3]
     assert found["none"] == {"error": OUT_OF_MEMORY, "where": ENCODER}
 
 
@@ -261,12 +269,29 @@ def test_a_dry_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
         main(["end-to-end", "--dry-run", "--device", "cpu", "--only", "modernbert", "--out", str(out)]) == 0
     )
     headers, rows = results.split(results.read(out))
-    assert [(row["mode"], row["batch"]) for row in rows] == [(m, b) for b in (4, 8) for m in suite.MODES]
+    assert [(row["mode"], row["batch"]) for row in rows] == [(m, b) for b in (4, 8) for m in recipe_run.MODES]
     assert all(values["s"] > 0 for row in rows for values in row["variants"].values())
     assert "modernbert, GradCache step | 8 | vanilla" in capsys.readouterr().out
     assert headers[0]["command"] == "python -m bench end-to-end --dry-run --device cpu --only modernbert"
     assert suite.broken_rules(results.read(out)) == []
     assert main(["end-to-end", "--device", "cpu"]) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_on_a_gpu(name: str) -> None:
+    """Autocast, marks by events and peaks of memory, with tiny models."""
+    torch.manual_seed(0)
+    encoder = RECIPES[name].build(torch.device("cuda"), True, bool(importlib.util.find_spec("peft")))
+    assert {x.dtype for x in encoder.embed(2, seed=0)} == {torch.bfloat16}
+    run = recipe_run.RecipeRun(
+        RECIPES[name], encoder, lambda row: None, 2, time.monotonic() + 1e6, part=3, dry_run=True
+    )
+    for row in run.measure([4, 8]):
+        for who in (VANILLA, MAXSIM, EXACT):
+            values = row["variants"][who]
+            assert 0 < values["loss_s"] < values["s"] and values["peak_mib"] > 0
+            assert values["loss"] == pytest.approx(row["variants"][VANILLA]["loss"], rel=0.1)
 
 
 # ---- the record and its section ----
@@ -359,7 +384,7 @@ def test_the_plot(tmp_path: Path) -> None:
     ("change", "wanted"),
     [
         ({}, []),
-        ({"command": "python -m bench end-to-end --rows 3"}, ["is no command"]),
+        ({"command": header()["command"] + " --rows 3"}, ["is no command"]),
         ({"command": "python -m bench st"}, ["is no command"]),
         ({"run": "another"}, ["no header of run 2026-01-01"] * 7),
     ],
@@ -372,7 +397,7 @@ def test_broken_rules(change: dict[str, str], wanted: list[str]) -> None:
 def test_check_names_a_time_without_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lost = {**timed(1.0, 0.1, 1.0), "grad_err": None}
     (tmp_path / "end-to-end-a-gpu.json").write_text(json.dumps([header(), row(STEP, 32, LIK=lost)]))
-    args = pages.argparse.Namespace(results=tmp_path, readme=tmp_path / "README.md")
+    args = argparse.Namespace(results=tmp_path, readme=tmp_path / "README.md")
     assert pages.check(args, lambda rows: []) == 1
     said = capsys.readouterr().err
     assert "modernbert, step, 32, LIK: timed, but its gradients were not compared" in said
@@ -380,7 +405,7 @@ def test_check_names_a_time_without_a_comparison(tmp_path: Path, capsys: pytest.
 
 def test_every_peer_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU with the peer installed; without calling it."""
-    monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     shape = BatchShape("x", 32, 32, 32, 300, 128)
-    names = suite.methods_of(TEXT, shape, torch.device("cuda"))
-    assert [n for n in suite.VARIANTS if n in names] == [*names] and PEER in names
+    names = recipe_run.methods_of(TEXT, shape, torch.device("cuda"))
+    assert [n for n in recipe_run.VARIANTS if n in names] == [*names] and PEER in names

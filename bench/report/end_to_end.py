@@ -12,7 +12,7 @@ from bench.harness.text import number
 from bench.peers.encoders import RECIPES
 from bench.report import tables
 from bench.report.plots import pyplot
-from bench.suites.end_to_end import ALONE, CACHED, EXACT, LEFT_OUT, MAXSIM, PEER, STEP, VANILLA, VARIANTS
+from bench.suites.recipe_run import ALONE, CACHED, EXACT, LEFT_OUT, MAXSIM, PEER, STEP, VANILLA, VARIANTS
 from bench.suites.training_steps import ENCODER, LOSS, OUT_OF_MEMORY
 
 PLOT = "end_to_end.png"

@@ -23,7 +23,8 @@ from bench.harness.text import error_text
 from bench.peers.encoders import Encoder
 from late_interaction import cached_contrastive_step
 
-LONG_S = 1.0  # a call that takes longer is made once
+LONG_S = 1.0  # of a call that takes longer, one is timed after the warm-up
+VERY_LONG_S = 3.0  # and of one that takes longer still the warm-up itself
 ENCODER, LOSS = "encoder", "loss"
 OUT_OF_MEMORY = "out of memory"
 
@@ -126,10 +127,10 @@ class Variant:
     loss: float | None = None
     error: str | None = None
     where: str | None = None  # what ran out of memory
-    long: bool = False
+    enough: bool = False  # no further call
 
     def done(self, calls: int) -> bool:
-        return self.error is not None or self.long or len(self.seconds) >= max(1, calls)
+        return self.error is not None or self.enough or len(self.seconds) >= max(1, calls)
 
     def row(self) -> Row:
         if self.error is not None:
@@ -150,7 +151,7 @@ def interleaved(
 ) -> dict[str, Row]:
     """Each call's median seconds, those of its loss, and its peak memory: all that is allocated, or with
     whole_memory=False what the call adds. The first call of each is warm-up; with rounds=0, or where it takes
-    over LONG_S, it is the only one. A call that fails says why."""
+    over VERY_LONG_S, it is the only one. A call that fails says why."""
     found = {name: Variant() for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():
@@ -161,6 +162,7 @@ def interleaved(
                 release(device)
             _time(variant, call, device, whole_memory, keep=turn > 0 or rounds == 0)
             if variant.error is not None:
+                gc.collect()  # tensors that the traceback held
                 release(device)
     return {name: variant.row() for name, variant in found.items()}
 
@@ -173,6 +175,7 @@ def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = 0 if whole_memory else torch.cuda.memory_allocated(device)
+    gc.disable()  # walking through all of what is imported takes as long as a small step
     start = time.perf_counter()
     try:
         value = call(marks)
@@ -185,18 +188,19 @@ def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool
         variant.error = OUT_OF_MEMORY if out_of_memory else error_text(error)
         variant.where = marks.where if out_of_memory else None
         return
+    finally:
+        gc.enable()
     if on_gpu:
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
         variant.peak_mib = max(peak, variant.peak_mib or 0.0)
-    variant.long = variant.long or took > LONG_S
-    if keep or variant.long:
+    if keep or took > VERY_LONG_S:
+        variant.enough = took > LONG_S
         variant.seconds.append(took)
         variant.loss_seconds.append(marks.loss_seconds())
 
 
 def release(device: torch.device) -> None:
     """Gives memory that nothing uses back to the device."""
-    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
