@@ -128,6 +128,13 @@ def _little(steps: Rows) -> str | None:
     )
 
 
+def _beside_peer(row: Row) -> str:
+    peer = _values(row, PEER)
+    if "s" not in peer:
+        return ""
+    return f" (with LIK {_seconds(peer['s'])} s, {_percent(_share(peer))} of it the loss)"
+
+
 def _decides(steps: Rows) -> str | None:
     """The largest batch that vanilla can do, where its loss counts."""
     both = [r for r in steps if _share(_values(r, VANILLA)) is not None and "s" in _values(r, EXACT)]
@@ -136,9 +143,9 @@ def _decides(steps: Rows) -> str | None:
     row = both[-1]
     vanilla, ours = _values(row, VANILLA), _values(row, EXACT)
     return (
-        f"At {row['batch']:,} the loss is {_percent(_share(vanilla))} of vanilla's step and"
-        f" {_percent(_share(ours))} of that with `contrastive_loss`: {_seconds(vanilla['s'])} s and"
-        f" {_seconds(ours['s'])} s, {vanilla['s'] / ours['s']:.2f} times as fast."
+        f"At {row['batch']:,} the loss is {_percent(_share(vanilla))} of vanilla's step, which takes"
+        f" {_seconds(vanilla['s'])} s, and {_percent(_share(ours))} of the step with `contrastive_loss`, which"
+        f" takes {_seconds(ours['s'])} s: {vanilla['s'] / ours['s']:.2f} times as fast{_beside_peer(row)}."
     )
 
 
@@ -159,7 +166,7 @@ def _vanilla_full(steps: Rows, alone: Rows) -> str | None:
             return (
                 f"At {row['batch']:,} vanilla's loss runs out of memory; with `contrastive_loss` a step takes"
                 f" {_seconds(ours['s'])} s, {_percent(_share(ours))} of it the loss, and peaks at"
-                f" {_gib(ours)} GiB."
+                f" {_gib(ours)} GiB{_beside_peer(row)}."
             )
     for row in alone:
         ours = _values(row, EXACT)
@@ -243,6 +250,8 @@ def _of_recipe(name: str, rows: Rows) -> list[str]:
         f"{recipe.about}; queries of {first['query']} tokens, documents of {first['document']}. Seconds of a"
         " step / GiB at its peak, with weights and optimizer; then the share of the loss in the step."
     )
+    if part := next((r["part"] for r in rows if r.get("part")), None):
+        note += f" GradCache encodes {part} queries with their documents at a time."
     parts = [*tables.section(f"{recipe.title}.", note, steps_table(rows)), *[" ".join(findings(rows))]]
     parts += tables.section("Its loss alone.", "Milliseconds / MiB beside the embeddings.", alone_table(rows))
     return [part for part in parts if part]
