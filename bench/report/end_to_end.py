@@ -144,8 +144,9 @@ def _decides(steps: Rows) -> str | None:
     vanilla, ours = _values(row, VANILLA), _values(row, EXACT)
     return (
         f"At {row['batch']:,} the loss is {_percent(_share(vanilla))} of vanilla's step, which takes"
-        f" {_seconds(vanilla['s'])} s, and {_percent(_share(ours))} of the step with `contrastive_loss`, which"
-        f" takes {_seconds(ours['s'])} s: {vanilla['s'] / ours['s']:.2f} times as fast{_beside_peer(row)}."
+        f" {_seconds(vanilla['s'])} s, and {_percent(_share(ours))} of the step with `contrastive_loss`,"
+        f" which takes {_seconds(ours['s'])} s: {vanilla['s'] / ours['s']:.2f} times as fast"
+        f"{_beside_peer(row)}."
     )
 
 
@@ -214,11 +215,12 @@ def plot(rows: Rows, title: str, target: Path) -> str | None:
                 ax.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, label=variant)
         batches = sorted({r["batch"] for r in steps})
         ax.set(title=RECIPES[name].title, xlabel="batch", xscale="log")
-        ax.set_xticks(batches, [f"{batch:,}" for batch in batches], fontsize=8)
+        ax.set_xticks(batches, [str(batch) for batch in batches], fontsize=7)
         ax.minorticks_off()
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(True, linewidth=0.4, color="#dddddd")
-    axes[0][0].set(ylabel="loss, % of a step", ylim=(0, 100))
+    axes[0][0].set(ylabel="loss, % of a step")
+    axes[0][0].set_ylim(bottom=0)
     axes[0][0].legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
     target.parent.mkdir(parents=True, exist_ok=True)
