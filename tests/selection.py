@@ -25,6 +25,7 @@ SLOW = {
     "tests/packaging": "builds a source distribution",
     "tests/test_bench.py": "is about measuring",
     "tests/test_bench_contrastive.py": "is about measuring",
+    "tests/test_bench_end_to_end.py": "is about measuring",
     "tests/test_bench_plans.py": "is about measuring",
     "tests/test_bench_rules.py": "is about measuring",
     "tests/test_contrastive_faults.py": "waits for timeouts",

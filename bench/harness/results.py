@@ -19,7 +19,7 @@ DIRECTORY = ROOT / "bench" / "results"
 Row = dict[str, Any]
 
 SEPARATE_SUITES = ("sweep", "plans")  # each has a record of its own, <suite>-<device>.json
-OTHER_RECORDS = ("ncu", "st")  # so do these, in a form of their own
+OTHER_RECORDS = ("ncu", "st", "end-to-end")  # so do these, in a form of their own
 
 # What every row has, in this order; a row may add keys of its own (gflops, error, skipped, ...).
 KEYS = (
@@ -122,7 +122,7 @@ def records(directory: Path) -> list[Path]:
     found = [
         p
         for p in directory.glob("*.json")
-        if p.name.split("-")[0] not in (*SEPARATE_SUITES, *OTHER_RECORDS)
+        if not p.name.startswith(tuple(f"{name}-" for name in (*SEPARATE_SUITES, *OTHER_RECORDS)))
         and not p.name.endswith(".partial.json")
     ]
     return sorted(found, key=lambda p: (p.stem == "cpu", not is_whole(read(p)), p.name))

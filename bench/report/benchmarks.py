@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.harness.results import Row, is_whole, read, records, split
-from bench.report import sentence_transformers, tables
+from bench.report import end_to_end, sentence_transformers, tables
 from bench.report.tables import section
 from bench.suites import first_call, pairs, plaid, retrieval, varlen
 
@@ -86,4 +86,5 @@ def build(directory: Path) -> str:
         elif is_whole(rows):
             parts += _gpu(rows)
     parts += sentence_transformers.build(directory)
+    parts += end_to_end.build(directory)
     return "\n\n".join(parts) if parts else "No run is recorded yet."

@@ -1,7 +1,7 @@
 """Writes README.md and the pages of docs that hold figures, between their markers, from the records.
 
-It draws the plots of bench/results and docs/large_batches.png too. Nothing between the markers is typed by
-hand: `python -m bench check` fails when a page and the records differ.
+It draws the plots of bench/results, docs/large_batches.png and docs/end_to_end.png too. Nothing between the
+markers is typed by hand: `python -m bench check` fails when a page and the records differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.harness.results import DIRECTORY, ROOT, SEPARATE_SUITES, Row, is_whole, read, records
-from bench.report import benchmarks, large_batches, performance, plots, readme
+from bench.report import benchmarks, end_to_end, large_batches, performance, plots, readme
+from bench.suites import end_to_end as end_to_end_suite
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PAGES: dict[str, Callable[[Path], str]] = {
@@ -41,7 +42,10 @@ def _draw(directory: Path, docs: Path) -> None:
         if problem := plots.sweep(read(path), path.with_suffix(".png")):
             print(f"{path.name}: {problem}")
     if docs.exists():
-        for problem in large_batches.draw(directory, docs / large_batches.PLOT):
+        for problem in (
+            *large_batches.draw(directory, docs / large_batches.PLOT),
+            *end_to_end.draw(directory, docs / end_to_end.PLOT),
+        ):
             print(problem)
 
 
@@ -80,6 +84,11 @@ def check(args: argparse.Namespace, broken_rules: Callable[[Sequence[Row]], list
         f"{path.name}: {line}"
         for path in (*records(args.results), *separate)
         for line in broken_rules(read(path))
+    ]
+    broken += [
+        f"{path.name}: {line}"
+        for path in sorted(args.results.glob("end-to-end-*.json"))
+        for line in end_to_end_suite.broken_rules(read(path))
     ]
     for line in broken:
         print(line, file=sys.stderr)

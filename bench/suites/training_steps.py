@@ -1,0 +1,231 @@
+"""A training step of an encoder with a contrastive loss, timed as a whole and in its loss.
+
+The graph is cut at the embeddings: the loss gets leaves, and their gradients go on into the encoder. The work
+is that of one backward, and the moments before the loss and after its backward can be marked, by CUDA events
+on a GPU. The optimizer's learning rate is 0, so that every step starts from the same weights; it does all of
+its work.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bench.harness.batches import Batch, Loss
+from bench.harness.results import Row
+from bench.harness.text import error_text
+from bench.peers.encoders import Encoder
+from late_interaction import cached_contrastive_step
+
+LONG_S = 1.0  # of a call that takes longer, one is timed after the warm-up
+VERY_LONG_S = 3.0  # and of one that takes longer still the warm-up itself
+ENCODER, LOSS = "encoder", "loss"
+OUT_OF_MEMORY = "out of memory"
+
+
+class Marks:
+    """The moments of one step, in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._before: Any = None
+        self._after: Any = None
+        self._waiting = 0
+        self.where = ENCODER  # what runs now
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def around(self, loss: Loss) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """The loss of embeddings that are leaves; marked before it and once both have their gradients."""
+
+        def run(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+            for leaf in (Q, D):
+                leaf.register_post_accumulate_grad_hook(self._got_gradient)
+            self.where, self._waiting = LOSS, 2
+            self._before = self._now()
+            return loss(Batch(Q, D))
+
+        return run
+
+    def _got_gradient(self, _: torch.Tensor) -> None:
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._after = self._now()
+            self.where = ENCODER
+
+    def loss_seconds(self) -> float:
+        """Seconds from the first mark to the second. The device must have finished."""
+        if self._on_gpu:
+            took: float = 1e-3 * self._before.elapsed_time(self._after)
+            return took
+        return float(self._after - self._before)
+
+
+def optimizer_of(encoder: Encoder) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(encoder.trained(), lr=0.0, fused=encoder.device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Steps of one encoder with its optimizer."""
+
+    encoder: Encoder
+    optimizer: torch.optim.Optimizer
+    part: int | None = None  # queries that GradCache encodes at a time; None: all at once, without GradCache
+    seed: int = 0
+
+    def gradients(self, loss: Loss, batch: int, marks: Marks) -> torch.Tensor:
+        """Leaves the gradients in the weights. Returns the loss."""
+        timed = marks.around(loss)
+        if self.part is None:
+            return self._at_once(timed, batch)
+        parts = [(min(self.part, batch - begin), self.seed + begin) for begin in range(0, batch, self.part)]
+        with self.encoder.autocast():
+            return cached_contrastive_step(lambda part: self.encoder.embed(*part), parts, timed)
+
+    def _at_once(
+        self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], batch: int
+    ) -> torch.Tensor:
+        with self.encoder.autocast():
+            embedded = self.encoder.embed(batch, self.seed)
+            leaves = [x.detach().requires_grad_() for x in embedded]
+            value = loss(*leaves)
+        value.backward()
+        torch.autograd.backward(list(embedded), [x.grad for x in leaves])
+        return value.detach()
+
+    def run(self, loss: Loss, batch: int, marks: Marks) -> torch.Tensor:
+        """A whole step. Returns the loss."""
+        torch.manual_seed(self.seed)  # dropout is the same for every loss
+        value = self.gradients(loss, batch, marks)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return value
+
+
+# ---- timing ----
+
+
+@dataclass
+class Variant:
+    """What was measured of one loss at one batch."""
+
+    seconds: list[float] = field(default_factory=list)
+    loss_seconds: list[float] = field(default_factory=list)
+    peak_mib: float | None = None
+    loss: float | None = None
+    error: str | None = None
+    where: str | None = None  # what ran out of memory
+    enough: bool = False  # no further call
+
+    def done(self, calls: int) -> bool:
+        return self.error is not None or self.enough or len(self.seconds) >= max(1, calls)
+
+    def row(self) -> Row:
+        if self.error is not None:
+            return {"error": self.error, **({"where": self.where} if self.where else {})}
+        row: Row = {"s": statistics.median(self.seconds), "calls": len(self.seconds), "loss": self.loss}
+        if self.loss_seconds:
+            row["loss_s"] = statistics.median(self.loss_seconds)
+        if self.peak_mib is not None:
+            row["peak_mib"] = self.peak_mib
+        return row
+
+
+Call = Callable[[Marks], torch.Tensor]  # one call, which returns the loss
+
+
+def interleaved(
+    calls: dict[str, Call], device: torch.device, rounds: int, whole_memory: bool
+) -> dict[str, Row]:
+    """Each call's median seconds, those of its loss, and its peak memory: all that is allocated, or with
+    whole_memory=False what the call adds. The first call of each is warm-up; with rounds=0, or where it takes
+    over VERY_LONG_S, it is the only one. A call that fails says why."""
+    found = {name: Variant() for name in calls}
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            variant = found[name]
+            if variant.done(rounds):
+                continue
+            if turn == 0:
+                release(device)
+            _time(variant, call, device, whole_memory, keep=turn > 0 or rounds == 0)
+            if variant.error is not None:
+                gc.collect()  # tensors that the traceback held
+                release(device)
+    return {name: variant.row() for name, variant in found.items()}
+
+
+def _time(variant: Variant, call: Call, device: torch.device, whole_memory: bool, keep: bool) -> None:
+    marks = Marks(device)
+    on_gpu = device.type == "cuda"
+    before = 0
+    if on_gpu:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = 0 if whole_memory else torch.cuda.memory_allocated(device)
+    gc.disable()  # walking through all of what is imported takes as long as a small step
+    start = time.perf_counter()
+    try:
+        value = call(marks)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        took = time.perf_counter() - start
+        variant.loss = float(value)
+    except Exception as error:  # one failure must not end the run
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+        variant.error = OUT_OF_MEMORY if out_of_memory else error_text(error)
+        variant.where = marks.where if out_of_memory else None
+        return
+    finally:
+        gc.enable()
+    if on_gpu:
+        peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
+        variant.peak_mib = max(peak, variant.peak_mib or 0.0)
+    if keep or took > VERY_LONG_S:
+        variant.enough = took > LONG_S
+        variant.seconds.append(took)
+        variant.loss_seconds.append(marks.loss_seconds())
+
+
+def release(device: torch.device) -> None:
+    """Gives memory that nothing uses back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+# ---- calls ----
+
+
+def step_call(step: Step, loss: Loss, batch: int) -> Call:
+    def call(marks: Marks) -> torch.Tensor:
+        try:
+            return step.run(loss, batch, marks)
+        finally:
+            step.optimizer.zero_grad(set_to_none=True)  # where it failed in the middle
+
+    return call
+
+
+def alone_call(loss: Loss, embeddings: Batch) -> Call:
+    """The loss alone, with the gradients of both embeddings."""
+
+    def call(marks: Marks) -> torch.Tensor:
+        timed = marks.around(loss)
+        leaves = embeddings.leaves()
+        value = timed(leaves.Q, leaves.D)
+        value.backward()
+        return value.detach()
+
+    return call
