@@ -15,6 +15,7 @@
 #   make browse   opens that site in Chromium (installs it as root on Debian), and writes pictures of its pages
 #   make asan     the CPU tests on a library built with the address and undefined-behaviour sanitizers
 #   make mutants  which changes of the source no test would notice: a night (MODULE=... or CONSTANT=...: minutes)
+#   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
@@ -28,6 +29,7 @@ CMAKE_BUILD := $(VENV)/build/cmake
 ASAN_BUILD := $(VENV)/build/asan
 FAST_PLAID := $(VENV)/env/fast-plaid
 PYLATE := $(VENV)/pylate
+ST_TESTS := $(VENV)/env/sentence-transformers
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
 TORCH_CMAKE = $$($(PY) -c 'import torch; print(torch.utils.cmake_prefix_path)')
@@ -48,7 +50,7 @@ build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?=
 
 .DELETE_ON_ERROR:
 .PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
-  asan fast-plaid pylate format compile_commands test-wheel mutants clean
+  asan fast-plaid st-tests pylate format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -89,6 +91,15 @@ $(PYLATE)/.installed: requirements/pylate.txt $(VENV)/.dev-requirements | $(VENV
 	  > $$($(PYLATE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth
 	$(PYLATE)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
 	$(PYLATE)/bin/python -m pip install --disable-pip-version-check --no-compile --no-deps pylate==1.6.0
+	@touch $@
+
+# What its tests want beside the demo's packages. The .pth file puts those of .venv behind what is here.
+$(ST_TESTS)/.installed: requirements/st-tests.txt $(VENV)/.dev-requirements $(VENV)/.demo-requirements
+	@rm -rf $(ST_TESTS)
+	$(PY) -m venv $(ST_TESTS)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(ST_TESTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	$(ST_TESTS)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
@@ -168,6 +179,10 @@ asan: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 
 fast-plaid: build $(FAST_PLAID)/.installed
 	$(FAST_PLAID)/bin/python -m pytest tests/test_fast_plaid.py
+
+# CHECKOUT: a clone of its repository that is there already.
+st-tests: build $(ST_TESTS)/.installed
+	$(ST_TESTS)/bin/python tools/st_own_tests.py $(CHECKOUT)
 
 pylate: build $(PYLATE)/.installed
 	$(PY) -m pytest tests/test_example_programs.py -k pylate
