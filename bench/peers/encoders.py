@@ -57,7 +57,7 @@ class Encoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the embeddings, and of all products on a GPU."""
+        """The dtype of the embeddings, and of all products on a GPU."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def autocast(self) -> AbstractContextManager[Any]:
