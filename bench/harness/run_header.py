@@ -104,7 +104,8 @@ def new_header(device: torch.device, ceilings: Ceilings, arguments: Sequence[str
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        **{p: package_version(p) for p in ("triton", LIK, "flash-maxsim", "maxsim-cpu", "inf-cl", "numpy")},
+        **{p: package_version(p) for p in ("triton", LIK, "flash-maxsim", "inf-cl", "numpy")},
+        **{p: package_version(p) for p in ("maxsim-cpu", "numkong")},
     }
     header: Row = {
         "kind": "header",
