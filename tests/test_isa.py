@@ -14,7 +14,7 @@ from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
 CASES = list(walk(150))[3::5]
 
 
-ISAS = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
+ISAS = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
 
 
 @pytest.fixture(params=ISAS)

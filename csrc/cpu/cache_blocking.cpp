@@ -20,14 +20,22 @@ int64_t pieces_worth(double work, int64_t most) {
   return static_cast<int64_t>(std::clamp(kMinItemWork / std::max(work, 1.0), 1.0, double(most)));
 }
 
+// The k-steps of a dot product of d dims, in parts of one length where the multiplier wants them.
+int64_t steps_of(int64_t d, const Multiplier& m) {
+  const int64_t steps = ceil_div(d, m.step_dims);
+  if (m.part_steps == 0) return steps;
+  const int64_t parts = std::max<int64_t>(ceil_div(steps, m.part_steps), 1);
+  return std::max<int64_t>(round_up(steps, parts), 1);
+}
+
 }  // namespace
 
 Cut cut_forward(const Sizes& s, const Multiplier& m, int64_t threads) {
   Cut c;
-  c.steps = ceil_div(s.d, m.step_dims);
+  c.steps = steps_of(s.d, m);
   c.row_bytes = std::max<int64_t>(c.steps * m.step_bytes, 1);
   const int64_t panel_rows = 2 * m.lanes;
-  const int64_t group = 3 * m.token_step;
+  const int64_t group = m.group_tokens;
   c.block_rows = std::clamp(kPanelBytes / c.row_bytes / panel_rows * panel_rows, panel_rows, kMaxBlockRows);
   c.tile_tokens = std::clamp(kTileBytes / c.row_bytes / group * group, group, kMaxTileTokens);
   c.tile_tokens = std::min(c.tile_tokens, std::max(round_up(s.Ld, group), group));

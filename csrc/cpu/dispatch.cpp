@@ -12,6 +12,7 @@ struct Candidate {
   const char* name;
   bool (*supported)();
   void (*fill)(Kernels&);
+  bool (*permit)() = nullptr;  // asks the operating system, before the first use
 };
 
 #if defined(__x86_64__)
@@ -22,16 +23,19 @@ bool has_avx512() {
 
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 #endif
 
-// Best first.
+// Best first. What needs a permission runs only when it is asked for by name: with that of AMX, Linux keeps 8
+// KiB more on the stack of every signal handler.
 const Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", [] { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); },
-     fill_avx512_bf16},
+    {"amx", [] { return has_avx512_bf16() && has_amx(); }, fill_amx, permit_amx},
+    {"avx512_bf16", has_avx512_bf16, fill_avx512_bf16},
     {"avx512_vnni", has_avx512_vnni, fill_avx512_vnni},
     {"avx512", has_avx512, fill_avx512},
     {"avx2_vnni", [] { return has_avx2() && __builtin_cpu_supports("avxvnni"); }, fill_avx2_vnni},
@@ -54,7 +58,7 @@ struct Tables {
       if (!supported[i]) continue;
       kCandidates[i].fill(table[i]);
       table[i].name = kCandidates[i].name;
-      best = i;
+      if (kCandidates[i].permit == nullptr) best = i;
     }
     const char* asked = std::getenv(kVariable);
     if (asked != nullptr && *asked != '\0') best = find(asked, std::string(kVariable) + " is");
@@ -65,7 +69,11 @@ struct Tables {
     std::string names;
     for (int i = 0; i < kCount; ++i) {
       if (!supported[i]) continue;
-      if (name == kCandidates[i].name) return i;
+      if (name == kCandidates[i].name) {
+        if (kCandidates[i].permit == nullptr || kCandidates[i].permit()) return i;
+        throw std::runtime_error("late_interaction: " + who + " '" + name +
+                                 "', which the operating system does not let this process use");
+      }
       names += (names.empty() ? "'" : ", '") + std::string(kCandidates[i].name) + "'";
     }
     throw std::runtime_error("late_interaction: " + who + " '" + name.substr(0, 40) +

@@ -21,6 +21,7 @@
 #include "forward.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -103,7 +104,7 @@ class Worker {
       : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts) {
     panel_rows_ = 2 * m.lanes;
     element_ = element_bytes(call.dtype);
-    in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d % m.step_dims == 0;
+    in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
     const int64_t block = c.block_rows, tile = c.tile_tokens;
     Scratch& memory = thread_scratch();
     memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(tile * c.row_bytes) +
@@ -123,7 +124,16 @@ class Worker {
     ids_ = memory.take<int32_t>(tile);
     corrections_ = memory.take<int32_t>(tile);
     for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n * c.row_bytes;
+    if (c.steps > ceil_div(s_.d, m.step_dims)) {  // packing does not write the steps behind the last
+      std::memset(tile_, 0, static_cast<size_t>(tile * c.row_bytes));
+      std::memset(packed_row_, 0, static_cast<size_t>(c.row_bytes));
+    }
   }
+  ~Worker() {
+    if (m_.release) m_.release();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
   void operator()(int64_t item) { c_.splits_pairs() ? score_part(item) : score_pairs(item); }
 
@@ -267,7 +277,8 @@ class Worker {
   int64_t gather(int64_t query, int64_t j, int64_t& token, int64_t end) {
     if (!call_.d_mask.data) {
       const int64_t tiles = ceil_div(end - token, c_.tile_tokens);
-      const int64_t count = std::min(round_up(ceil_div(end - token, tiles), 3 * m_.token_step), end - token);
+      const int64_t count =
+          std::min(round_up(ceil_div(end - token, tiles), int64_t{m_.group_tokens}), end - token);
       for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
       token += count;
       return count;
@@ -291,6 +302,7 @@ class Worker {
     Tile tile{};
     tile.steps = c_.steps;
     tile.count = padded;
+    tile.valid = count;
     tile.ids = call_.winners ? ids_ : nullptr;
     if (call_.normalize) {
       rows_kernels_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d,
@@ -300,7 +312,7 @@ class Worker {
       for (int64_t n = 0; n < padded; ++n) token_scale_[n] = scale_at(call_.d_scale, query, j, ids_[n]);
       tile.token_scales = token_scale_;
     }
-    if (in_place_) {
+    if (in_place_ && (!m_.even_tokens || ids_[count - 1] - ids_[0] == count - 1)) {
       tile.tokens = document;
       tile.offsets = offsets_;
     } else {

@@ -22,6 +22,7 @@ struct Tile {
   int vectors;                 // 1 or 2: vectors of the panel that hold rows
   int64_t steps;               // k-steps of one dot product
   int64_t count;               // tokens, padding included
+  int64_t valid;               // tokens before the padding
   const void* tokens;          // token n: `steps` packed steps at tokens + offsets[n] bytes
   const int64_t* offsets;      // [count]
   const int32_t* corrections;  // [count] what is added to the sum of a token's products, or null: 0
@@ -35,9 +36,10 @@ struct Tile {
 
 // One way to multiply: what a packed step is, and the kernel that consumes it.
 struct Multiplier {
-  int lanes;       // query rows in a vector
-  int token_step;  // Tile::count is a multiple of this
-  int step_dims;   // dims in one k-step: 1, 2 (pairs of bf16 or int16) or 4 (int8)
+  int lanes;         // query rows in a vector
+  int token_step;    // Tile::count is a multiple of this
+  int group_tokens;  // multiplied at a time; tiles hold whole groups where they can
+  int step_dims;     // dims in one k-step: 1, 2 (pairs of bf16 or int16) or 4 (int8)
   int step_bytes;
   Dtype native;  // rows of this dtype, dims contiguous, are packed already (if step_dims divides d)
   // One token, dims `stride` elements apart, to packed steps; the last step is padded with zeros.
@@ -48,6 +50,12 @@ struct Multiplier {
   void (*pack_query)(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) = nullptr;
   void (*correct)(const void* tokens, const int64_t* offsets, int64_t count, int64_t steps,
                   int32_t* out) = nullptr;
+  // A tile's tokens must lie one stride apart, and its steps must be parts of one length, of at most so many
+  // steps each (0: any number), filled up with zeros.
+  bool even_tokens = false;
+  int part_steps = 0;
+  // Called by every thread when it is done, or null.
+  void (*release)() = nullptr;
 };
 
 // Row arithmetic in Real = float (bf16, fp16 and fp32 inputs) or double (fp64 inputs).
@@ -87,6 +95,9 @@ void fill_avx2_vnni(Kernels& k);
 void fill_avx512(Kernels& k);
 void fill_avx512_vnni(Kernels& k);
 void fill_avx512_bf16(Kernels& k);
+void fill_amx(Kernels& k);
+bool has_amx();
+bool permit_amx();  // asks Linux to let this process use it
 
 // The table in use: the best that this CPU runs, unless LATE_INTERACTION_CPU_ISA names another, or one was
 // forced. Throws when the CPU or the build has no table of the variable's name.

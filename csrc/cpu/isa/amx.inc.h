@@ -1,0 +1,200 @@
+// The tile kernel on the tile registers of AMX.
+//
+//   tokens of a group    A: 2 tiles of 16 tokens, rows of D as they lie in memory
+//   rows of the panel    B: 2 tiles of 16 query rows, [step][row] as the panel holds them
+//   similarities         2 x 2 tiles of 16 tokens x 16 rows, in 4 tile registers for all k-steps; then they
+//   go
+//                        to a buffer in L1, where a vector holds one token's similarities with 16 rows, and
+//                        fold.inc.h takes them lane by lane
+//
+// Tiles hold what a group has: a document's last group makes them shorter, so nothing is read past it. While
+// the tile unit multiplies a group, the vector units fold the one before: two buffers take turns.
+//
+// Steps come in `parts` of at most 16, all of one length, since another length would need another
+// configuration, which zeros the sums.
+//
+// Tiles: tiles_amx.h, or what a test puts in its place.
+#include "fold.inc.h"
+
+namespace {
+
+constexpr int kTileRows = 16;
+constexpr int kTileSteps = 16;  // of 4 bytes
+constexpr int kGroupTokens = 2 * kTileRows;
+constexpr int kFoldTokens = 8;  // similarities of so many tokens are folded at a time
+constexpr int64_t kBufferStride = 2 * F32::kLanes * 4;
+
+// tmm0 to tmm3: sums, [2 of tokens][2 of rows]. tmm4, tmm5: tokens. tmm6, tmm7: query rows.
+struct TileShape {
+  int64_t tokens = 0;  // of a group
+  int64_t steps = 0;   // of a part
+
+  bool operator==(const TileShape& other) const { return tokens == other.tokens && steps == other.steps; }
+};
+
+thread_local TileShape shape_in_use;
+
+void use_shape(const TileShape& shape) {
+  if (shape == shape_in_use) return;
+  TileConfig config;
+  for (int half = 0; half < 2; ++half) {
+    const int64_t left = shape.tokens - half * kTileRows;
+    if (left <= 0) break;
+    const auto rows = static_cast<uint8_t>(left < kTileRows ? left : kTileRows);
+    for (const int sum : {2 * half, 2 * half + 1}) {
+      config.rows[sum] = rows;
+      config.row_bytes[sum] = F32::kLanes * 4;
+    }
+    config.rows[4 + half] = rows;
+    config.row_bytes[4 + half] = static_cast<uint16_t>(4 * shape.steps);
+  }
+  for (const int query : {6, 7}) {
+    config.rows[query] = static_cast<uint8_t>(shape.steps);
+    config.row_bytes[query] = F32::kLanes * 4;
+  }
+  Tiles::configure(config);
+  shape_in_use = shape;
+}
+
+void release_tiles() {
+  if (shape_in_use == TileShape{}) return;
+  Tiles::release();
+  shape_in_use = TileShape{};
+}
+
+struct TileBf16 {
+  template <int Sum, int A, int B>
+  static void multiply_add() {
+    Tiles::multiply_add_bf16<Sum, A, B>();
+  }
+  static F32::V value(const char* sums) { return F32::load(reinterpret_cast<const float*>(sums)); }
+};
+
+struct TileInt8 {
+  template <int Sum, int A, int B>
+  static void multiply_add() {
+    Tiles::multiply_add_int8<Sum, A, B>();
+  }
+  static F32::V value(const char* sums) {
+    return F32::from_sums((F32::Sums)F32::load_index(reinterpret_cast<const int32_t*>(sums)), 0);
+  }
+};
+
+// Sums of NH halves of a group's tokens with NV vectors of rows. `ahead`: `ahead_bytes` to be fetched
+// meanwhile.
+template <class Element, int NH, int NV>
+void multiply_group(const char* tokens, int64_t token_stride, const char* panel, int64_t parts, int64_t steps,
+                    const char* ahead, int64_t ahead_bytes) {
+  Tiles::zero<0>();
+  if constexpr (NV == 2) Tiles::zero<1>();
+  if constexpr (NH == 2) Tiles::zero<2>();
+  if constexpr (NH == 2 && NV == 2) Tiles::zero<3>();
+  for (int64_t part = 0; part < parts; ++part) {
+    Tiles::load<6>(panel, kBufferStride);
+    Tiles::load<4>(tokens, token_stride);
+    Element::template multiply_add<0, 4, 6>();
+    if constexpr (NV == 2) {
+      Tiles::load<7>(panel + F32::kLanes * 4, kBufferStride);
+      Element::template multiply_add<1, 4, 7>();
+    }
+    if constexpr (NH == 2) {
+      Tiles::load<5>(tokens + kTileRows * token_stride, token_stride);
+      Element::template multiply_add<2, 5, 6>();
+      if constexpr (NV == 2) Element::template multiply_add<3, 5, 7>();
+    }
+    panel += steps * kBufferStride;
+    tokens += steps * 4;
+    for (int64_t end = ahead_bytes * (part + 1) / parts, at = ahead_bytes * part / parts; at < end;
+         at += 64) {
+      __builtin_prefetch(ahead + at, 0, 2);
+    }
+  }
+}
+
+template <int NH, int NV>
+void store_sums(char* buffer) {
+  Tiles::store<0>(buffer, kBufferStride);
+  if constexpr (NV == 2) Tiles::store<1>(buffer + F32::kLanes * 4, kBufferStride);
+  if constexpr (NH == 2) {
+    Tiles::store<2>(buffer + kTileRows * kBufferStride, kBufferStride);
+    if constexpr (NV == 2) {
+      Tiles::store<3>(buffer + kTileRows * kBufferStride + F32::kLanes * 4, kBufferStride);
+    }
+  }
+}
+
+// Folds the `count` tokens from `first` on. The last one stands in for those that are missing in its eight.
+template <class Element, int NV>
+void fold_group(char* buffer, const Tile& tile, int64_t first, int64_t count) {
+  const char* last = buffer + (count - 1) * kBufferStride;
+  for (int64_t t = count; t % kFoldTokens; ++t) {
+    __builtin_memcpy(buffer + t * kBufferStride, last, NV * F32::kLanes * 4);
+  }
+  for (int64_t t = 0; t < count; t += kFoldTokens) {
+    Column<F32, kFoldTokens> column[NV];
+#pragma GCC unroll 8
+    for (int n = 0; n < kFoldTokens; ++n) {
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) {
+        column[v].value[n] = Element::value(buffer + (t + n) * kBufferStride + v * F32::kLanes * 4);
+      }
+    }
+    fold_columns(column, tile, first + t);
+  }
+}
+
+template <class Element, int NV>
+void score_panel_in_tiles(const Tile& tile) {
+  alignas(64) char buffers[2][kGroupTokens * kBufferStride];
+  const int64_t parts = (tile.steps + kTileSteps - 1) / kTileSteps, steps = tile.steps / parts;
+  const int64_t token_stride = tile.valid > 1 ? tile.offsets[1] - tile.offsets[0] : 0;
+  int64_t before = 0;  // tokens of the group before
+  int turn = 0;
+  for (int64_t t = 0; t < tile.valid; turn ^= 1) {
+    const int64_t count = tile.valid - t < kGroupTokens ? tile.valid - t : kGroupTokens;
+    use_shape({count, steps});
+    const char* tokens = static_cast<const char*>(tile.tokens) + tile.offsets[t];
+    const char* panel = static_cast<const char*>(tile.panel);
+    const char* ahead = tile.ahead + t * tile.steps * tile.ahead_step;
+    const int64_t ahead_bytes = count * tile.steps * tile.ahead_step;
+    const bool two = count > kTileRows;
+    if (two) {
+      multiply_group<Element, 2, NV>(tokens, token_stride, panel, parts, steps, ahead, ahead_bytes);
+    } else {
+      multiply_group<Element, 1, NV>(tokens, token_stride, panel, parts, steps, ahead, ahead_bytes);
+    }
+    if (before > 0) fold_group<Element, NV>(buffers[turn ^ 1], tile, t - before, before);
+    if (two) {
+      store_sums<2, NV>(buffers[turn]);
+    } else {
+      store_sums<1, NV>(buffers[turn]);
+    }
+    before = count;
+    t += count;
+  }
+  if (before > 0) fold_group<Element, NV>(buffers[turn ^ 1], tile, tile.valid - before, before);
+}
+
+template <class Element>
+void score_tile_in_tiles(const Tile& tile) {
+  if (tile.vectors == 2) {
+    score_panel_in_tiles<Element, 2>(tile);
+  } else {
+    score_panel_in_tiles<Element, 1>(tile);
+  }
+}
+
+// `m`, which multiplies the same elements, by tiles.
+template <class Element>
+void use_tiles(Multiplier& m) {
+  m.score_tile = score_tile_in_tiles<Element>;
+  m.release = release_tiles;
+  m.token_step = kFoldTokens;
+  m.group_tokens = kGroupTokens;
+  m.part_steps = kTileSteps;
+  m.even_tokens = true;
+  m.pack_query = nullptr;
+  m.correct = nullptr;
+}
+
+}  // namespace

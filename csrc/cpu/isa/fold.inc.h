@@ -1,0 +1,106 @@
+// The maxima of the tile kernels: similarities of NV vectors of query rows with NT tokens, folded into the
+// running maxima and winners lane by lane. Op gives Scalar, Index, V / I / M (vectors of values, indices,
+// mask) and kLanes.
+
+namespace {
+
+// A similarity is NaN: go token by token, in order, so that the first NaN wins and stays.
+template <class Op>
+[[gnu::noinline, gnu::cold]] void fold_with_nan(const typename Op::Scalar* similarity, int lanes, int tokens,
+                                                const int32_t* ids, typename Op::Scalar* best,
+                                                typename Op::Index* winner) {
+  for (int lane = 0; lane < lanes; ++lane) {
+    for (int t = 0; t < tokens; ++t) {
+      const typename Op::Scalar x = similarity[t * lanes + lane];
+      if (!late_interaction::replaces_maximum(x, best[lane])) continue;
+      best[lane] = x;
+      if (ids) winner[lane] = ids[t];
+    }
+  }
+}
+
+// One column of a vector of rows against NT tokens: values, and token indices with winners.
+template <class Op, int NT>
+struct Column {
+  typename Op::V value[NT];
+  typename Op::I id[NT];
+
+  // A tournament: neighbours meet first, and the later token must be strictly greater to go on.
+  template <bool kIds, int kReach = 1>
+  inline __attribute__((always_inline)) void play() {
+    if constexpr (kReach < NT) {
+#pragma GCC unroll 16
+      for (int t = 0; t + kReach < NT; t += 2 * kReach) {
+        if constexpr (kIds) {
+          const auto later = Op::greater(value[t + kReach], value[t]);
+          value[t] = Op::select(later, value[t + kReach], value[t]);
+          id[t] = Op::select_index(later, id[t + kReach], id[t]);
+        } else {
+          value[t] = Op::max(value[t + kReach], value[t]);
+        }
+      }
+      play<kIds, 2 * kReach>();
+    }
+  }
+};
+
+// Folds tokens [first, first + NT) of the tile, multiplied by their scales, into its maxima and winners.
+template <class Op, int NV, int NT>
+inline __attribute__((always_inline)) void fold_columns(Column<Op, NT> (&column)[NV], const Tile& tile,
+                                                        int64_t first) {
+  using V = typename Op::V;
+  using Scalar = typename Op::Scalar;
+  Scalar* best = static_cast<Scalar*>(tile.best);
+  auto* winner = static_cast<typename Op::Index*>(tile.winner);
+  if (tile.token_scales) {
+    const Scalar* scale = static_cast<const Scalar*>(tile.token_scales) + first;
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; ++t) {
+      const V s = Op::set1(scale[t]);
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) column[v].value[t] = Op::mul(column[v].value[t], s);
+    }
+  }
+
+  typename Op::M nan = Op::unordered(column[0].value[0], column[0].value[1]);
+#pragma GCC unroll 16
+  for (int t = 0; t < NT; t += 2) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v)
+      nan = Op::either(nan, Op::unordered(column[v].value[t], column[v].value[t + 1]));
+  }
+  if (__builtin_expect(Op::any(nan), 0)) {
+    Scalar copy[NT * NV * Op::kLanes];
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; ++t) {
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) Op::store(copy + (t * NV + v) * Op::kLanes, column[v].value[t]);
+    }
+    fold_with_nan<Op>(copy, NV * Op::kLanes, NT, tile.ids ? tile.ids + first : nullptr, best, winner);
+    return;
+  }
+
+  // What is left of the group meets the running maximum. A NaN there stays: nothing is greater, and max
+  // returns its second operand when either is NaN.
+  if (tile.ids) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) {
+#pragma GCC unroll 16
+      for (int t = 0; t < NT; ++t) column[v].id[t] = Op::set_index(tile.ids[first + t]);
+      column[v].template play<true>();
+      const V old = Op::load(best + v * Op::kLanes);
+      const auto higher = Op::greater(column[v].value[0], old);
+      Op::store(best + v * Op::kLanes, Op::select(higher, column[v].value[0], old));
+      Op::store_index(winner + v * Op::kLanes,
+                      Op::select_index(higher, column[v].id[0], Op::load_index(winner + v * Op::kLanes)));
+    }
+  } else {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) {
+      column[v].template play<false>();
+      Op::store(best + v * Op::kLanes, Op::max(column[v].value[0], Op::load(best + v * Op::kLanes)));
+    }
+  }
+}
+
+}  // namespace
