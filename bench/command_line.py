@@ -11,6 +11,7 @@ the records. Start with
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -117,4 +118,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else [*arguments]
     args = parser().parse_args(arguments)
     args.arguments = arguments  # which the header of a record repeats
+    gc.freeze()  # a collection before each measurement would walk through all that is imported
     return COMMANDS[args.command].run(args)

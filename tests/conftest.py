@@ -1,5 +1,6 @@
 """Every test runs on the CPU and, where there is one, on a CUDA GPU: ask for the fixture `device`."""
 
+import gc
 import os
 from collections import Counter
 
@@ -38,6 +39,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_collection_finish():
+    """Thousands of collected tests live to the end: no garbage collection walks through them."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
