@@ -44,13 +44,30 @@ def test_scores_winners_and_gradients(isa, case):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_every_dtype(isa, dtype):
+@pytest.mark.parametrize("d", [128, 130])
+def test_every_dtype(isa, dtype, d):
     """33 query tokens, 70 document tokens and 130 dims: whole vectors and a rest of each."""
-    Q, D = torch.randn(5, 33, 130).to(dtype), torch.randn(4, 70, 130).to(dtype)
+    Q, D = torch.randn(5, 33, d).to(dtype), torch.randn(4, 70, d).to(dtype)
     scores, winners = li.maxsim_with_winners(Q, D)
     expected, best = ref.maxsim(Q, D)
     ref.assert_close(scores, expected, ref.tolerance(dtype))
     ref.assert_winners_close(winners, best, Q, D, ref.tolerance(dtype), False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("Lq", [7, 32, 65])
+@pytest.mark.parametrize("d", [16, 64, 128])
+def test_tokens_are_widened_while_others_multiply(isa, Lq, d, dtype):
+    """Every number of document tokens around the groups of 6, 12 and 32; one panel of query rows, and several.
+    Products and sums of small integers are exact."""
+    Q = torch.randint(-8, 9, (2, Lq, d)).to(dtype)
+    for Ld in [*range(1, 50), 203, 391]:
+        D = torch.randint(-8, 9, (3, Ld, d)).to(dtype)
+        d_mask = mask((3, Ld), "cpu", "holes") if Ld % 2 else None
+        scores, winners = li.maxsim_with_winners(Q, D, d_mask=d_mask)
+        expected, best = ref.maxsim(Q, D, None, d_mask)
+        assert torch.equal(scores.double(), expected.double())
+        assert torch.equal(winners.long(), best.long())
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])

@@ -105,6 +105,9 @@ class Worker {
     panel_rows_ = 2 * m.lanes;
     element_ = element_bytes(call.dtype);
     in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
+    if (m.widening && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims && c.steps % m.lanes == 0) {
+      widening_ = m.widening(call.dtype);
+    }
     const int64_t block = c.block_rows, tile = c.tile_tokens;
     Scratch& memory = thread_scratch();
     memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(tile * c.row_bytes) +
@@ -123,7 +126,10 @@ class Worker {
     packed_offsets_ = memory.take<int64_t>(tile);
     ids_ = memory.take<int32_t>(tile);
     corrections_ = memory.take<int32_t>(tile);
-    for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n * c.row_bytes;
+    // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
+    const int64_t kept =
+        widening_ && block <= panel_rows_ ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
+    for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n % kept * c.row_bytes;
     if (c.steps > ceil_div(s_.d, m.step_dims)) {  // packing does not write the steps behind the last
       std::memset(tile_, 0, static_cast<size_t>(tile * c.row_bytes));
       std::memset(packed_row_, 0, static_cast<size_t>(c.row_bytes));
@@ -277,8 +283,7 @@ class Worker {
   int64_t gather(int64_t query, int64_t j, int64_t& token, int64_t end) {
     if (!call_.d_mask.data) {
       const int64_t tiles = ceil_div(end - token, c_.tile_tokens);
-      const int64_t count =
-          std::min(round_up(ceil_div(end - token, tiles), int64_t{m_.group_tokens}), end - token);
+      const int64_t count = std::min(round_up(ceil_div(end - token, tiles), m_.group_tokens), end - token);
       for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
       token += count;
       return count;
@@ -295,8 +300,8 @@ class Worker {
     const char* document = document_token(query, j, 0);
     const int64_t token_bytes = call_.D.token_stride * element_;
     for (int64_t n = 0; n < count; ++n) offsets_[n] = ids_[n] * token_bytes;
-    const int64_t padded = round_up(count, m_.token_step);
-    std::fill(offsets_ + count, offsets_ + padded, offsets_[count - 1]);
+    const int64_t padded = round_up(count, m_.token_step), whole = round_up(count, m_.group_tokens);
+    std::fill(offsets_ + count, offsets_ + whole, offsets_[count - 1]);
     std::fill(ids_ + count, ids_ + padded, ids_[count - 1]);
 
     Tile tile{};
@@ -315,6 +320,12 @@ class Worker {
     if (in_place_ && (!m_.even_tokens || ids_[count - 1] - ids_[0] == count - 1)) {
       tile.tokens = document;
       tile.offsets = offsets_;
+    } else if (widening_) {
+      tile.source = document;
+      tile.source_offsets = offsets_;
+      tile.widened = tile_;
+      tile.tokens = tile_;
+      tile.offsets = packed_offsets_;
     } else {
       for (int64_t n = 0; n < padded; ++n) {
         m_.pack_row(document + offsets_[n], call_.dtype, call_.D.dim_stride, s_.d, tile_ + n * c_.row_bytes);
@@ -334,7 +345,7 @@ class Worker {
       tile.vectors = rows_ - row > m_.lanes ? 2 : 1;
       tile.best = best_ + row;
       tile.winner = winner_ + row;
-      m_.score_tile(tile);
+      (row == 0 && tile.source ? widening_ : m_.score_tile)(tile);
       tile.ahead_step = 0;
     }
   }
@@ -380,6 +391,7 @@ class Worker {
   const Parts<Real>& parts_;
   int64_t panel_rows_, element_;
   bool in_place_;
+  ScoreTile widening_ = nullptr;  // widens this call's tokens as it goes
   // The row block.
   int64_t rows_ = 0;
   std::vector<Segment> segments_;

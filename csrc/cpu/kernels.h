@@ -18,21 +18,26 @@ namespace late_interaction::cpu {
 // One panel of query rows against one tile of document tokens: see isa/microkernel.inc.h. The arrays over
 // tokens are padded to a multiple of Multiplier::token_step by repeating the last token.
 struct Tile {
-  const void* panel;           // packed query rows [steps][2 * lanes]
-  int vectors;                 // 1 or 2: vectors of the panel that hold rows
-  int64_t steps;               // k-steps of one dot product
-  int64_t count;               // tokens, padding included
-  int64_t valid;               // tokens before the padding
-  const void* tokens;          // token n: `steps` packed steps at tokens + offsets[n] bytes
-  const int64_t* offsets;      // [count]
-  const int32_t* corrections;  // [count] what is added to the sum of a token's products, or null: 0
-  const void* token_scales;    // [count] float or double, or null: multiplies the similarities
-  const int32_t* ids;          // [count] token indices, or null: no winners
-  void* best;                  // [vectors * lanes] float or double: running maximum
-  void* winner;                // [vectors * lanes] int32 (float) or int64 (double), or null with ids
-  const char* ahead;           // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
-  int64_t ahead_step;          // and k-step
+  const void* panel;              // packed query rows [steps][2 * lanes]
+  int vectors;                    // 1 or 2: vectors of the panel that hold rows
+  int64_t steps;                  // k-steps of one dot product
+  int64_t count;                  // tokens, padding included
+  int64_t valid;                  // tokens before the padding
+  const void* tokens;             // token n: `steps` packed steps at tokens + offsets[n] bytes
+  const int64_t* offsets;         // [count]
+  const int32_t* corrections;     // [count] what is added to the sum of a token's products, or null: 0
+  const void* token_scales;       // [count] float or double, or null: multiplies the similarities
+  const int32_t* ids;             // [count] token indices, or null: no winners
+  void* best;                     // [vectors * lanes] float or double: running maximum
+  void* winner;                   // [vectors * lanes] int32 (float) or int64 (double), or null with ids
+  const char* source;             // the tokens before they are widened, or null: they are packed already
+  const int64_t* source_offsets;  // [count] token n lies at source + source_offsets[n] bytes
+  char* widened;                  // where they go: as `tokens`
+  const char* ahead;              // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
+  int64_t ahead_step;             // and k-step
 };
+
+using ScoreTile = void (*)(const Tile&);
 
 // One way to multiply: what a packed step is, and the kernel that consumes it.
 struct Multiplier {
@@ -44,12 +49,15 @@ struct Multiplier {
   Dtype native;  // rows of this dtype, dims contiguous, are packed already (if step_dims divides d)
   // One token, dims `stride` elements apart, to packed steps; the last step is padded with zeros.
   void (*pack_row)(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out);
-  void (*score_tile)(const Tile& tile);
+  ScoreTile score_tile;
   // The same of a query token, and Tile::corrections of tokens at `tokens + offsets[n]` bytes: for a
   // multiplier whose two operands differ. Null: queries are packed as tokens are, and sums need none.
   void (*pack_query)(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) = nullptr;
   void (*correct)(const void* tokens, const int64_t* offsets, int64_t count, int64_t steps,
                   int32_t* out) = nullptr;
+  // The score_tile that widens tokens of a dtype while it multiplies, or null. Their dims are contiguous, and
+  // fill whole vectors of packed steps.
+  ScoreTile (*widening)(Dtype) = nullptr;
   // A tile's tokens must lie one stride apart, and its steps must be parts of one length, of at most so many
   // steps each (0: any number), filled up with zeros.
   bool even_tokens = false;

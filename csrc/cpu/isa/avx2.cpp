@@ -13,12 +13,14 @@ LI_TARGET_BEGIN("avx2,fma,f16c")
 
 #include "int8_pairs.inc.h"
 #include "rows.inc.h"
+#include "widening.inc.h"
 
 namespace late_interaction::cpu {
 
 void fill_avx2(Kernels& k) {
   fill<6>(k);
   fill_int8_pairs<6>(k);
+  fill_widening<6>(k);
 }
 
 }  // namespace late_interaction::cpu

@@ -13,12 +13,14 @@ LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 
 #include "int8_pairs.inc.h"
 #include "rows.inc.h"
+#include "widening.inc.h"
 
 namespace late_interaction::cpu {
 
 void fill_avx512(Kernels& k) {
   fill<12>(k);
   fill_int8_pairs<12>(k);
+  fill_widening<12>(k);
 }
 
 }  // namespace late_interaction::cpu

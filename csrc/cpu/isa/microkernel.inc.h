@@ -40,6 +40,19 @@ struct Multiply : Vectors {
   static typename Vectors::V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
+// Similarities from the sums of products of tokens [first, first + NT), folded into the tile's maxima.
+template <class Op, int NV, int NT>
+inline __attribute__((always_inline)) void finish_group(const typename Op::Sum (&sum)[NV][NT],
+                                                        const Tile& tile, int64_t first) {
+  Column<Op, NT> column[NV];
+#pragma GCC unroll 16
+  for (int t = 0; t < NT; ++t) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) column[v].value[t] = Op::value(sum[v][t], tile, first + t);
+  }
+  fold_columns(column, tile, first);
+}
+
 template <class Op, int NV, int NT>
 inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t first) {
   using V = typename Op::V;
@@ -72,25 +85,26 @@ inline __attribute__((always_inline)) void score_group(const Tile& tile, int64_t
     ahead += ahead_step;
   }
 
-  Column<Op, NT> column[NV];
-#pragma GCC unroll 16
-  for (int t = 0; t < NT; ++t) {
-#pragma GCC unroll 2
-    for (int v = 0; v < NV; ++v) column[v].value[t] = Op::value(sum[v][t], tile, first + t);
+  finish_group<Op>(sum, tile, first);
+}
+
+// Tokens [first, count) of the tile, which are fewer than a group.
+template <class Op, int NV>
+void score_rest(const Tile& tile, int64_t first) {
+  constexpr int kStep = Op::kGroup / 3;
+  const int64_t tokens = tile.count - first;
+  if (tokens == 2 * kStep) {
+    score_group<Op, NV, 2 * kStep>(tile, first);
+  } else if (tokens == kStep) {
+    score_group<Op, NV, kStep>(tile, first);
   }
-  fold_columns(column, tile, first);
 }
 
 template <class Op, int NV>
 void score_panel(const Tile& tile) {
-  constexpr int kStep = Op::kGroup / 3;
   int64_t t = 0;
   for (; t + Op::kGroup <= tile.count; t += Op::kGroup) score_group<Op, NV, Op::kGroup>(tile, t);
-  if (tile.count - t == 2 * kStep) {
-    score_group<Op, NV, 2 * kStep>(tile, t);
-  } else if (tile.count - t == kStep) {
-    score_group<Op, NV, kStep>(tile, t);
-  }
+  score_rest<Op, NV>(tile, t);
 }
 
 template <class Op>

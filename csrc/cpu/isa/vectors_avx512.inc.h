@@ -35,7 +35,16 @@ struct F32 {
   // not stay in registers.
   using Sums = uint32_t __attribute__((vector_size(64)));
   static V from_sums(Sums x, uint32_t correction) { return _mm512_cvtepi32_ps((I)(x + correction)); }
-  static Sums multiply_add_pairs(Sums sum, I a, I b) { return sum + (Sums)_mm512_madd_epi16(a, b); }
+  static I load_int8_pairs(const char* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  // The empty statement keeps GCC from adding products of several steps to each other first, in more
+  // registers than there are.
+  static Sums multiply_add_pairs(Sums sum, I a, I b) {
+    sum += (Sums)_mm512_madd_epi16(a, b);
+    asm("" : "+v"(sum));
+    return sum;
+  }
 
   static V load_bf16(const uint16_t* p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
