@@ -16,7 +16,7 @@ from bench.harness.run_header import todays_command
 from bench.harness.shape import Shape
 from bench.peers.implementations import KEYS
 from bench.suites import run, sweep, sweep_summary
-from bench.suites.catalog import CPU, ON_CPU, SUITES
+from bench.suites.catalog import ON_CPU, SUITES
 from bench.tuning import plan_regret, plans
 from bench.tuning.random_shapes import draw_shapes
 
@@ -62,7 +62,8 @@ class Coverage:
         if problem := run.problem(args):
             raise rules.NoSuchCommandError(problem)
         if args.device == "cpu":
-            self.suites[CPU] = select(ON_CPU.shapes, args.shapes), ON_CPU.variants
+            for name, suite in ON_CPU.items():
+                self.suites[name] = select(suite.shapes, args.shapes), suite.variants
             self.impls = {OURS, EINSUM, MAXSIM_CPU, NUMKONG, GEMM}
             return
         if args.impl:

@@ -22,7 +22,17 @@ from bench.harness.shape import KD, PAIRS, Shape
 from bench.harness.text import error_text
 from bench.peers.implementations import KEYS, einsum_maxsim, load
 from bench.report import pages, plots, tables
-from bench.suites import cpu, fp32, from_hidden, heads, quantized, side_by_side, steps, varlen
+from bench.suites import (
+    cpu,
+    fp32,
+    from_hidden,
+    heads,
+    instruction_sets,
+    quantized,
+    side_by_side,
+    steps,
+    varlen,
+)
 from tests.side_by_side import anything, release, without_its_init
 
 CPU = torch.device("cpu")
@@ -298,6 +308,20 @@ def test_cpu_rows_carry_gflops_and_take_turns() -> None:
     rows += cpu.run_int8(Shape("t", 1, 40, 32, 17, d=16), rounds=2)
     assert rows[-2]["dtype"] == "int8" and rows[-2]["gflops"] > 0 and rows[-2]["rel_err"] < 1e-5
     assert OURS in cpu.summary(rows)
+
+
+def test_every_instruction_set_takes_its_turn() -> None:
+    before = torch.ops.late_interaction.cpu_isa("")
+    rows = instruction_sets.measure(Shape("t", 1, 40, 32, 17, d=16), rounds=2)
+    names = instruction_sets.available()
+    assert "portable" in names and before in names
+    assert [(r["variant"], r["dtype"]) for r in rows] == [
+        (name, dtype) for dtype in ("float32", "bfloat16", "float16", "int8") for name in names
+    ]
+    assert all(r["gflops"] > 0 and r["rel_err"] < 1e-5 and not r.get("error") for r in rows)
+    assert torch.ops.late_interaction.cpu_isa("") == before
+    shown = tables.instruction_set_table(rows)
+    assert shown.count("\n") == len(names) + 1 and "| `portable` |" in shown
 
 
 def test_recorded_runs_are_well_formed() -> None:

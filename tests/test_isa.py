@@ -58,7 +58,7 @@ def test_every_dtype(isa, dtype, d):
 @pytest.mark.parametrize("Lq", [7, 32, 65])
 @pytest.mark.parametrize("d", [16, 64, 128])
 def test_tokens_are_widened_while_others_multiply(isa, Lq, d, dtype):
-    """Every number of document tokens around the groups of 6, 12 and 32; one panel of query rows, and several.
+    """Every number of document tokens around the groups of 6, 12 and 32; one panel of query rows and more.
     Products and sums of small integers are exact."""
     Q = torch.randint(-8, 9, (2, Lq, d)).to(dtype)
     for Ld in [*range(1, 50), 203, 391]:

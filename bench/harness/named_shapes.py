@@ -130,6 +130,7 @@ CPU = (
 )
 
 CPU_TRAINING = (Shape("cpu-train", 32, 32, 32, 300),)
+CPU_ISA = tuple(s for s in CPU if s.name in ("cpu-text", "cpu-lq128", "cpu-title"))
 
 # For a dry run: the same code paths in milliseconds.
 TINY_FORWARD = (Shape("tiny-rerank", 1, 6, 5, 7, d=16, compiled=True), Shape("tiny-batch", 3, 4, 5, 7, d=16))

@@ -82,7 +82,10 @@ def build(directory: Path) -> str:
             note = "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one"
             note += " document a call, in one thread. Wrong: scores are off by over 1%."
             if table := tables.cpu_table(measured):
-                parts += [*section("CPU.", note, table), tables.stamp(headers)]
+                parts += section("CPU.", note, table)
+                each = "GFLOP/s of the forward with each instruction set that the CPU has, one run."
+                parts += section("CPU, by instruction set.", each, tables.instruction_set_table(measured))
+                parts.append(tables.stamp(headers))
         elif is_whole(rows):
             parts += _gpu(rows)
     parts += sentence_transformers.build(directory)

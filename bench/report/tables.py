@@ -9,7 +9,7 @@ from bench.harness.library import COMPILED, EINSUM, FLASH, GEMM, LIK, MAXSIM_CPU
 from bench.harness.results import Row, best, groups, split
 from bench.harness.run_header import todays_command
 from bench.harness.text import number
-from bench.suites import first_call, from_hidden, heads, plaid, retrieval
+from bench.suites import first_call, from_hidden, heads, instruction_sets, plaid, retrieval
 
 OVER = "over best other"
 
@@ -240,3 +240,16 @@ def cpu_table(rows: Sequence[Row]) -> str:
         body.append([f"{size(first)}, {first['dtype']}, {what}", *cells])
     head = ["Nq x Nd, Lq, Ld", *names[:-1], "the GEMM alone"]
     return table(head, body) if body else ""
+
+
+def instruction_set_table(rows: Sequence[Row]) -> str:
+    dtypes = ("float32", "bfloat16", "float16", "int8")
+    body = []
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["suite"] == instruction_sets.SUITE:
+            lines.setdefault((row["shape"], row["variant"]), []).append(row)
+    for (_, name), line in lines.items():
+        found = {r["dtype"]: number(r["gflops"]) for r in line}
+        body.append([size(line[0]), f"`{name}`", *(found.get(dtype, "-") for dtype in dtypes)])
+    return table(["Nq x Nd, Lq, Ld", "", *dtypes], body, left=2) if body else ""

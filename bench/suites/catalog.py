@@ -12,10 +12,12 @@ from bench.harness.shape import Shape
 from bench.peers import losses
 from bench.suites import (
     contrastive,
+    cpu,
     first_call,
     fp32,
     from_hidden,
     heads,
+    instruction_sets,
     pairs,
     plaid,
     quantized,
@@ -27,7 +29,6 @@ from bench.suites import (
 from bench.suites.side_by_side import WINNER_KINDS
 
 MeasureShape = Callable[[Settings, Shape], list[Row]]
-CPU = "cpu"
 
 
 @dataclass(frozen=True)
@@ -125,4 +126,11 @@ SUITES: dict[str, Suite] = {
 }  # fmt: skip
 
 # This suite measures a machine without a GPU.
-ON_CPU = Suite("forward and training step on a CPU", (*named_shapes.CPU, *named_shapes.CPU_TRAINING))
+ON_CPU: dict[str, Suite] = {
+    cpu.SUITE: Suite("forward and training step on a CPU", (*named_shapes.CPU, *named_shapes.CPU_TRAINING)),
+    instruction_sets.SUITE: Suite(
+        "our forward on a CPU with each of its instruction sets",
+        named_shapes.CPU_ISA,
+        variants=instruction_sets.NAMES,
+    ),
+}

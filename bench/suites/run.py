@@ -23,8 +23,8 @@ from bench.harness.settings import Settings
 from bench.harness.timing import QUICK, Effort
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
-from bench.suites import cpu, first_call, side_by_side
-from bench.suites.catalog import SUITES
+from bench.suites import cpu, first_call, instruction_sets, side_by_side
+from bench.suites.catalog import ON_CPU, SUITES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LIMIT_S, FULL_LIMIT_S = 40.0, 240.0
@@ -147,17 +147,23 @@ def _run_gpu(args: argparse.Namespace, device: torch.device, target: Path) -> re
 def _run_cpu(args: argparse.Namespace, target: Path) -> results.Results:
     header = run_header.new_header(torch.device("cpu"), Ceilings(), args.arguments)
     out = results.Results(target, header, args.merge)
-    cpu.run(
-        out, named_shapes.select(named_shapes.CPU, args.shapes),
-        named_shapes.select(named_shapes.CPU_TRAINING, args.shapes),
-        rounds=3 if args.quick else 15, log=lambda line: print(line, flush=True),
-    )  # fmt: skip
+    rounds = 3 if args.quick else 15
+
+    def log(line: str) -> None:
+        print(line, flush=True)
+
+    forward, training = (
+        named_shapes.select(s, args.shapes) for s in (named_shapes.CPU, named_shapes.CPU_TRAINING)
+    )
+    cpu.run(out, forward, training, rounds, log)
+    each = ON_CPU[instruction_sets.SUITE].shapes
+    instruction_sets.run(out, named_shapes.select(each, args.shapes), rounds, log)
     return out
 
 
 def _summary(rows: Sequence[results.Row], device: torch.device) -> str:
     if any(r["suite"] == cpu.SUITE for r in rows):
-        return cpu.summary(rows)
+        return cpu.summary([r for r in rows if r["suite"] == cpu.SUITE])
     measured = [r for r in rows if SUITES[r["suite"]].op]
     return (
         side_by_side.summary(measured, "gpu_us" if device.type == "cuda" else "wall_us") if measured else ""

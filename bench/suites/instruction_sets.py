@@ -1,0 +1,95 @@
+"""The CPU suite of instruction sets: a forward with each that this CPU has, and each dtype. All calls of a shape
+take turns, so that other load on the machine slows all of them alike: compare figures within one run only."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bench.harness.inputs import INT8, draw, quantize
+from bench.harness.library import OURS
+from bench.harness.parity import SCORES, reference_scores, relative_error
+from bench.harness.results import Results, Row, new_row
+from bench.harness.shape import Shape
+from bench.suites.cpu import Call, line, time_interleaved
+
+SUITE = "cpu-isa"
+
+# Best first, as the library chooses. `amx` is asked for by name.
+NAMES = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, INT8)
+
+
+def available() -> list[str]:
+    found = []
+    for name in NAMES:
+        try:
+            _force(name)
+            found.append(name)
+        except RuntimeError:  # this CPU or this build has no such table
+            continue
+    _force("")
+    return found
+
+
+def _force(name: str) -> None:
+    importlib.import_module("late_interaction")
+    torch.ops.late_interaction.cpu_isa(name)
+
+
+def _forced(name: str, call: Call) -> Call:
+    force = torch.ops.late_interaction.cpu_isa
+
+    def run() -> object:
+        force(name)
+        return call()
+
+    return run
+
+
+def _call(shape: Shape, dtype: torch.dtype) -> tuple[Call, torch.Tensor]:
+    """The forward, and the scores that it should give."""
+    lib = importlib.import_module("late_interaction")
+    if dtype is not INT8:
+        x = draw(shape, torch.device("cpu"), dtype)
+        return lambda: lib.maxsim(x.Q, x.D), reference_scores(shape, x.Q, x.D)[0]
+    x = draw(shape, torch.device("cpu"), torch.float32)
+    (Q, scale_Q), (D, scale_D) = (quantize(tokens, INT8, per_token=True) for tokens in (x.Q, x.D))
+    maxsim = importlib.import_module("late_interaction.int8").maxsim_inference_int8
+    wanted = reference_scores(shape, Q * scale_Q.unsqueeze(-1), D * scale_D.unsqueeze(-1))[0]
+    return lambda: maxsim(Q, D, scale_Q=scale_Q, scale_D=scale_D), wanted
+
+
+def measure(shape: Shape, rounds: int) -> list[Row]:
+    rows: dict[str, Row] = {}
+    calls: dict[str, Call] = {}
+    names = available()
+    for dtype in DTYPES:
+        call, wanted = _call(shape, dtype)
+        for name in names:
+            row = new_row(SUITE, shape, "fwd", dtype, OURS, gflops=None, variant=name)
+            key = f"{name} {dtype}"
+            rows[key], calls[key] = row, _forced(name, call)
+            scores = calls[key]()
+            assert isinstance(scores, torch.Tensor)
+            row["rel_err"] = relative_error(scores, wanted)
+            if row["rel_err"] > SCORES:
+                row["error"] = f"parity: relative error {row['rel_err']:.2g}"
+    try:
+        for key, seconds in time_interleaved(calls, rounds).items():
+            rows[key]["wall_us"] = 1e6 * seconds
+            rows[key]["gflops"] = shape.flops / seconds * 1e-9
+    finally:
+        _force("")
+    return list(rows.values())
+
+
+def run(results: Results, shapes: Sequence[Shape], rounds: int, log: Callable[[str], None]) -> None:
+    for shape in shapes:
+        rows = measure(shape, rounds)
+        results.add(rows)
+        for dtype in DTYPES:
+            mine = [r for r in rows if r["dtype"] == str(dtype).removeprefix("torch.")]
+            log(line([{**r, "impl": r["variant"]} for r in mine]))
