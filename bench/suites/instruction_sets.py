@@ -1,5 +1,6 @@
 """The CPU suite of instruction sets: a forward with each that this CPU has, and each dtype. All calls of a
-shape take turns, so that other load on the machine slows all of them alike: compare figures within one run only."""
+shape take turns, so that other load on the machine slows all of them alike: compare figures within one run
+only."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ struct F32 {
   static I load_int8_pairs(const char* p) {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
-  // The empty statement keeps GCC from adding products of several steps to each other first, in more
+  // x, of which GCC knows no more: it would add products of several steps to each other first, in more
   // registers than there are.
-  static Sums multiply_add_pairs(Sums sum, I a, I b) {
-    sum += (Sums)_mm512_madd_epi16(a, b);
-    asm("" : "+v"(sum));
-    return sum;
+  static Sums opaque(Sums x) {
+    asm("" : "+v"(x));
+    return x;
   }
+  static Sums multiply_add_pairs(Sums sum, I a, I b) { return opaque(sum + (Sums)_mm512_madd_epi16(a, b)); }
 
   static V load_bf16(const uint16_t* p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
