@@ -169,10 +169,12 @@ ctest: | $(VENV)/.dev-requirements
 pytest: build $(VENV)/.compat-releases | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 	$(PY) -m pytest -n 2
 
-# The library goes to a folder of its own and takes the place of the other one in these processes alone.
+# The library goes to a folder of its own and takes the place of the other one in these processes alone. It has
+# emulated tile registers, so that the kernels of AMX are tested on CPUs without it.
 asan: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 	$(VENV)/bin/cmake -S . -B $(ASAN_BUILD) -G Ninja -DLATE_INTERACTION_TESTS=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
-	  -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1" \
+	  -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 \
+    -I$(CURDIR)/tests/cpp '-DLATE_INTERACTION_TILES=<emulated_tiles.h>'" \
 	  -DCMAKE_PREFIX_PATH=$(TORCH_CMAKE)
 	$(VENV)/bin/cmake --build $(ASAN_BUILD) --target late_interaction
 	$(PY) tests/sanitized.py $(ASAN_BUILD)/liblate_interaction.so -n 2
