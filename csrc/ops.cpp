@@ -105,8 +105,7 @@ LATE_INTERACTION_LIBRARY(m) {
   // each dim], with nbits (1, 2, 4, 8) a bucket, packed from the lowest bits of a byte on. codes int32 and
   // residuals uint8 are [Nd, Ld] and [Nd, Ld, bytes] with the documents' lengths [Nd] as extents, or [tokens]
   // and [tokens, bytes] with their offsets [Nd + 1]. Tokens are rounded to the dtype that Q multiplies in. A
-  // code that is out of range counts as 0. Differentiable in Q. On the CPU written in Python
-  // (late_interaction/ops/plaid_cpu.py).
+  // code that is out of range counts as 0. Differentiable in Q.
   m.def(
       "maxsim_residual(Tensor Q, Tensor codes, Tensor residuals, Tensor extents, Tensor centroids, "
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> Tensor");
@@ -117,7 +116,8 @@ LATE_INTERACTION_LIBRARY(m) {
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> (Tensor scores, "
       "Tensor winners)");
 
-  // The gradient of Q from saved winners, in the dtype of Q.
+  // The gradient of Q from saved winners, in the dtype of Q. On the CPU written in Python
+  // (late_interaction/ops/plaid_cpu.py).
   m.def(
       "maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tensor residuals, "
       "Tensor extents, Tensor centroids, Tensor bucket_weights, Tensor winners, int nbits, "

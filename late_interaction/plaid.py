@@ -2,8 +2,8 @@
 
 Documents are stored as centroids and residuals. A token is ``centroids[code]`` plus, in every dim, one of
 ``2**nbits`` bucket weights (https://arxiv.org/abs/2112.01488, https://arxiv.org/abs/2205.09707): with 2 bits
-and d = 128, 36 bytes instead of 256. GPUs decompress tokens in registers; the CPU decompresses 16 MiB of them
-at a time::
+and d = 128, 36 bytes instead of 256. GPUs decompress tokens in registers, CPUs into a
+buffer in their caches::
 
     approximate = plaid_approx_score(centroids @ Q.T, codes, doc_lengths)  # by centroids alone, to prune
     scores = maxsim_residual(Q, codes, residuals, doc_lengths, centroids, bucket_weights, nbits=2)

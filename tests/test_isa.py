@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction.ops.winners import widen
 from tests import ref
+from tests import test_plaid as plaid
 from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
 
 CASES = list(walk(150))[3::5]
@@ -120,6 +122,37 @@ def test_int8_sums_of_many_dims(isa, d, sign, turned):
     scores = torch.ops.late_interaction.maxsim_quantized(Q, D, torch.ones(()), torch.ones(()), None, None)
     expected = (Q.double() * D.double()).sum()
     assert abs(scores.item() / expected.item() - 1) < 1e-5
+
+
+@pytest.mark.parametrize("case", plaid.CASES[::3], ids=str)
+def test_residual_compressed_documents(isa, case):
+    Q, index = plaid.draw(case, "cpu")
+    expected, best = plaid.expected(Q, index, case.normalize)
+    limit = ref.tolerance(case.dtype) * (10 if case.Ld == 1 else 1)
+    for args in (index.padded, index.packed):
+        scores, winners = plaid.OPS.maxsim_residual_winners(Q, *args, case.normalize)
+        ref.assert_close(scores, expected, limit)
+        tokens = index.tokens
+        ref.assert_winners_close(widen(winners, case.Ld), best, Q.double(), tokens, 1e-5, case.normalize)
+        assert torch.equal(plaid.OPS.maxsim_residual(Q, *args, case.normalize), scores)
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+def test_centroids_of_another_dtype(isa, nbits, kept):
+    """Integers, so that tokens are exact in every dtype and scores have the same bits. Codes that no centroid
+    has count as 0, and the last residual ends with the memory that holds it."""
+    n, L, d = 9, 37, 40
+    Q = torch.randint(-4, 5, (3, 7, d)).to(torch.bfloat16)
+    centroids, weights = torch.randint(-4, 5, (n, d)).to(kept), torch.randint(-4, 5, (2**nbits,)).float()
+    codes = torch.randint(-2, n + 2, (4, L), dtype=torch.int32)
+    residuals = torch.randint(256, (4, L, d * nbits // 8), dtype=torch.uint8)
+    lengths = torch.tensor([L, 0, 5, L - 1])
+    scores = plaid.OPS.maxsim_residual(Q, codes, residuals, lengths, centroids, weights, nbits, False)
+    known = torch.where((codes >= 0) & (codes < n), codes, 0).long()
+    D = centroids.double()[known] + weights.double()[plaid.unpacked(residuals, nbits, d)]
+    d_mask = torch.arange(L) < lengths.unsqueeze(1)
+    assert torch.equal(scores.double(), ref.maxsim(Q.double(), D, None, d_mask)[0])
 
 
 CODE = """

@@ -70,10 +70,8 @@ Cut cut_forward(const Sizes& s, const Multiplier& m, int64_t threads) {
   return c;
 }
 
-Cut cut_packed(Sizes s, const Multiplier& m, int64_t threads) {
-  s.Lq = ceil_div(s.Lq, s.Nq);
-  s.Ld = ceil_div(s.Ld, s.N);
-  Cut c = cut_forward(s, m, threads);
+Cut cut_ragged(const Sizes& mean, const Multiplier& m, int64_t threads) {
+  Cut c = cut_forward(mean, m, threads);
   c.row_parts = c.token_parts = 1;
   return c;
 }

@@ -27,7 +27,7 @@ struct Cut {
 
 Cut cut_forward(const Sizes& sizes, const Multiplier& multiplier, int64_t threads);
 
-// The cut of packed queries and documents: Lq and Ld are the tokens of all of them. Pairs stay whole.
-Cut cut_packed(Sizes sizes, const Multiplier& multiplier, int64_t threads);
+// The cut of queries and documents of lengths of their own; Lq and Ld are the means. Pairs stay whole.
+Cut cut_ragged(const Sizes& mean, const Multiplier& multiplier, int64_t threads);
 
 }  // namespace late_interaction::cpu

@@ -24,6 +24,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "../common/arithmetic.h"
@@ -84,6 +85,9 @@ struct Parts {
   }
 };
 
+// Rows of residual-compressed documents that are decompressed at a time: they stay in L1.
+constexpr int64_t kRowsAtOnce = 16;
+
 // Part of one query in the row block: tokens [first_token, end_token), of which `rows` are kept.
 struct Segment {
   int64_t query;
@@ -105,7 +109,8 @@ class Worker {
     panel_rows_ = 2 * m.lanes;
     element_ = element_bytes(call.dtype);
     in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
-    if (m.widening && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims && c.steps % m.lanes == 0) {
+    if (m.widening && !call.residual && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims &&
+        c.steps % m.lanes == 0) {
       widening_ = m.widening(call.dtype);
     }
     const int64_t block = c.block_rows, tile = c.tile_tokens;
@@ -113,7 +118,8 @@ class Worker {
     memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(tile * c.row_bytes) +
                  Scratch::size_of<char>(c.row_bytes) + 2 * Scratch::size_of<Real>(block) +
                  2 * Scratch::size_of<Index>(block) + Scratch::size_of<Real>(tile) +
-                 2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile));
+                 2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile) +
+                 (kRowsAtOnce + 1) * Scratch::size_of<Real>(row_room()));
     panels_ = memory.take<char>(block * c.row_bytes);
     tile_ = memory.take<char>(tile * c.row_bytes);
     packed_row_ = memory.take<char>(c.row_bytes);
@@ -126,6 +132,8 @@ class Worker {
     packed_offsets_ = memory.take<int64_t>(tile);
     ids_ = memory.take<int32_t>(tile);
     corrections_ = memory.take<int32_t>(tile);
+    rounded_ = memory.take<Real>(row_room());
+    decompressed_ = memory.take<Real>(kRowsAtOnce * row_room());
     // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
     const int64_t kept =
         widening_ && block <= panel_rows_ ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
@@ -168,6 +176,7 @@ class Worker {
     return call_.packed ? call_.packed->q_offsets[query + 1] - call_.packed->q_offsets[query] : s_.Lq;
   }
   int64_t document_length(int64_t j) const {
+    if (call_.residual) return call_.residual->lengths[j];
     return call_.packed ? call_.packed->d_offsets[j + 1] - call_.packed->d_offsets[j] : s_.Ld;
   }
   const char* query_token(int64_t query, int64_t token) const {
@@ -296,19 +305,42 @@ class Worker {
     return count;
   }
 
-  void score(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
+  // Elements of a decompressed row.
+  int64_t row_room() const { return call_.residual ? round_up(s_.d, 16) : 0; }
+
+  // Tokens ids_ [0, padded) of document j to the tile buffer, rounded to the dtype of Q, and their norms.
+  void decompress(int64_t j, int64_t padded, Tile& tile) {
+    const ResidualTokens& residual = *call_.residual;
+    constexpr Dtype kReal = sizeof(Real) == 8 ? Dtype::fp64 : Dtype::fp32;
+    const int64_t room = row_room();
+    // What packs for a bf16 multiplier rounds to bf16.
+    const bool rounds = call_.dtype != kReal && call_.dtype != m_.native;
+    for (int64_t n = 0; n < padded; ++n) offsets_[n] = residual.starts[j] + ids_[n];
+    for (int64_t first = 0; first < padded; first += kRowsAtOnce) {
+      const int64_t count = std::min(padded - first, kRowsAtOnce);
+      rows_kernels_.decompress(residual, offsets_ + first, count, s_.d, decompressed_, room);
+      for (int64_t n = 0; n < count; ++n) {
+        const Real* row = decompressed_ + n * room;
+        char* packed = tile_ + (first + n) * c_.row_bytes;
+        if (rounds) rows_kernels_.write(row, s_.d, call_.dtype, rounded_);
+        m_.pack_row(rounds ? rounded_ : row, rounds ? call_.dtype : kReal, 1, s_.d, packed);
+      }
+    }
+    tile.tokens = tile_;
+    tile.offsets = packed_offsets_;
+    tile.ahead = tile_;
+    if (call_.normalize) {
+      rows_kernels_.inverse_norms(tile_, packed_offsets_, padded, m_.native, 1, s_.d, token_scale_);
+      tile.token_scales = token_scale_;
+    }
+  }
+
+  // Tokens ids_ [0, padded) of document j where they lie, or in the tile buffer.
+  void stage(int64_t query, int64_t j, int64_t count, int64_t padded, Tile& tile) {
     const char* document = document_token(query, j, 0);
     const int64_t token_bytes = call_.D.token_stride * element_;
-    for (int64_t n = 0; n < count; ++n) offsets_[n] = ids_[n] * token_bytes;
-    const int64_t padded = round_up(count, m_.token_step), whole = round_up(count, m_.group_tokens);
-    std::fill(offsets_ + count, offsets_ + whole, offsets_[count - 1]);
-    std::fill(ids_ + count, ids_ + padded, ids_[count - 1]);
-
-    Tile tile{};
-    tile.steps = c_.steps;
-    tile.count = padded;
-    tile.valid = count;
-    tile.ids = call_.winners ? ids_ : nullptr;
+    for (int64_t n = 0; n < padded; ++n) offsets_[n] = ids_[n] * token_bytes;
+    std::fill(offsets_ + padded, offsets_ + round_up(count, m_.group_tokens), offsets_[count - 1]);
     if (call_.normalize) {
       rows_kernels_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d,
                                   token_scale_);
@@ -337,9 +369,24 @@ class Worker {
       m_.correct(tile.tokens, tile.offsets, padded, c_.steps, corrections_);
       tile.corrections = corrections_;
     }
-    // While the first panel computes, what follows this tile comes nearer.
-    tile.ahead = next < end ? document + next * token_bytes : document_token(query, j + 1, 0);
-    tile.ahead_step = m_.step_dims * element_;
+  }
+
+  void score(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
+    const int64_t padded = round_up(count, m_.token_step);
+    std::fill(ids_ + count, ids_ + padded, ids_[count - 1]);
+    Tile tile{};
+    tile.steps = c_.steps;
+    tile.count = padded;
+    tile.valid = count;
+    tile.ids = call_.winners ? ids_ : nullptr;
+    if (call_.residual) {
+      decompress(j, padded, tile);
+    } else {
+      stage(query, j, count, padded, tile);
+      // While the first panel computes, what follows this tile comes nearer.
+      tile.ahead = next < end ? document_token(query, j, next) : document_token(query, j + 1, 0);
+      tile.ahead_step = m_.step_dims * element_;
+    }
     for (int64_t row = 0; row < rows_; row += panel_rows_) {
       tile.panel = panels_ + row * c_.row_bytes;
       tile.vectors = rows_ - row > m_.lanes ? 2 : 1;
@@ -360,7 +407,7 @@ class Worker {
     }
     if (!call_.winners) return;
     const int64_t place = winner_place(segment.query, j);
-    if (wide_winners(s_.Ld)) {
+    if (call_.wide || wide_winners(s_.Ld)) {
       write_winners(static_cast<int32_t*>(call_.winners) + place, segment, scored);
     } else {
       write_winners(static_cast<uint16_t*>(call_.winners) + place, segment, scored);
@@ -409,6 +456,9 @@ class Worker {
   int64_t* packed_offsets_;  // of the tokens in tile_
   int32_t* ids_;
   int32_t* corrections_;  // of the sums of the tokens' products
+  // Residual-compressed documents.
+  Real* decompressed_;  // [kRowsAtOnce, row_room()]
+  Real* rounded_;       // [row_room()]
 };
 
 // Merges the maxima over a document's parts, first tokens first: a later one must be greater, and the first
@@ -455,9 +505,17 @@ void forward(const ForwardCall& call) {
   if (s.Nq == 0 || s.N == 0) return;
   const Kernels& k = kernels();
   const Multiplier& m = choose_multiplier(k, call);
-  const double tokens = double(s.Lq) * double(s.Ld) * double(s.d);
-  const int64_t threads = threads_for(call.packed ? tokens : double(s.Nq) * double(s.N) * tokens);
-  const Cut c = call.packed ? cut_packed(s, m, threads) : cut_forward(s, m, threads);
+  Sizes mean = s;  // of a sequence
+  if (call.packed) {
+    mean.Lq = ceil_div(s.Lq, s.Nq);
+    mean.Ld = ceil_div(s.Ld, s.N);
+  } else if (call.residual) {
+    mean.Ld =
+        ceil_div(std::accumulate(call.residual->lengths, call.residual->lengths + s.N, int64_t{0}), s.N);
+  }
+  const double pairs = double(s.Nq) * double(s.N);
+  const int64_t threads = threads_for(pairs * double(mean.Lq) * double(mean.Ld) * double(s.d));
+  const Cut c = call.packed || call.residual ? cut_ragged(mean, m, threads) : cut_forward(s, m, threads);
   if (call.dtype == Dtype::fp64) {
     run<double, int64_t>(call, k, m, c, threads);
   } else {

@@ -3,12 +3,14 @@
 #include <optional>
 
 #include "../common/problem.h"
+#include "residual.h"
 
 namespace late_interaction::cpu {
 
 struct ForwardCall {
-  Sizes sizes;                   // of packed sequences: Lq and Ld are the tokens of all of them
-  std::optional<Packed> packed;  // its queries are sizes.Nq
+  Sizes sizes;                             // of packed sequences: Lq and Ld are the tokens of all of them
+  std::optional<Packed> packed;            // its queries are sizes.Nq
+  std::optional<ResidualTokens> residual;  // in the place of D, whose lengths then are at most sizes.Ld
   Dtype dtype = Dtype::fp32;
   Precision precision = Precision::highest;
   bool normalize = false;  // with q_scale and d_scale: no
@@ -16,8 +18,9 @@ struct ForwardCall {
   MaskView q_mask, d_mask;
   ScaleView q_scale, d_scale;  // of quantized tokens: both, or neither
   void* scores = nullptr;      // [Nq, N] float (double for fp64), contiguous
-  // [Nq, N, Lq], packed [N, Lq]; uint16 or int32 (wide_winners), contiguous; null: not wanted
+  // [Nq, N, Lq], packed [N, Lq]; uint16 or int32 (`wide`, or wide_winners), contiguous; null: not wanted
   void* winners = nullptr;
+  bool wide = false;
 };
 
 void forward(const ForwardCall& call);

@@ -12,6 +12,7 @@
 
 #include "../common/arithmetic.h"
 #include "../common/problem.h"
+#include "residual.h"
 
 namespace late_interaction::cpu {
 
@@ -75,6 +76,9 @@ struct RowKernels {
   // sum += scales[0] * x_0 + scales[1] * x_1 + ..., in this order, for the rows at x + offsets[n] bytes.
   void (*add_rows)(Real* sum, const Real* scales, const int64_t* offsets, int64_t count, const void* x,
                    Dtype dtype, int64_t stride, int64_t d);
+  // The d values at out + n * stride become token tokens[n] of x.
+  void (*decompress)(const ResidualTokens& x, const int64_t* tokens, int64_t count, int64_t d, Real* out,
+                     int64_t stride);
   // out = grad, rounded to dtype.
   void (*write)(const Real* grad, int64_t d, Dtype dtype, void* out);
   // grad becomes the gradient of x from that of normalize(x).

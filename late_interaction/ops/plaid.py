@@ -15,7 +15,7 @@ nbits, normalize=True) -> grad_Q``
 ``plaid_approx_score(query_centroid_scores, codes, doc_lengths) -> scores``
     float32 or float64 ``[n_centroids, Lq]`` gathered by int32 codes ``[B, Ld]``. Not differentiable.
 
-:mod:`late_interaction.ops.plaid_cpu` has the CPU's kernels.
+:mod:`late_interaction.ops.plaid_cpu` has the gradient and the approximate scores on the CPU.
 """
 
 from typing import Any

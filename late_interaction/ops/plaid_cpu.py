@@ -1,19 +1,13 @@
-"""MaxSim of residual-compressed documents on the CPU: decompresses some documents at a time, and calls the
-operators on dense tokens.
-
-Documents are sorted by length, so that those of one batch need little padding.
-"""
-
-from collections.abc import Iterator
+"""The gradient of MaxSim of residual-compressed documents on the CPU, from the tokens that won, and scores by
+centroids alone. The forward is csrc/cpu/plaid.cpp."""
 
 import torch
 from torch import Tensor
 
 from late_interaction._checks.plaid import check_approx_score, check_compressed
-from late_interaction.ops._library import operators
-from late_interaction.ops.winners import widen, winner_dtype
+from late_interaction.ops.winners import widen
 
-# Documents that are decompressed together take at most this many bytes (one document always fits).
+# What is decompressed or gathered together takes at most this many bytes (one document always fits).
 _BYTES = 16 << 20
 
 
@@ -37,10 +31,8 @@ class _Documents:
         extents = extents.long()
         if self.packed:
             self.first = extents[:-1]
-            self.length = extents.diff()
         else:
             self.first = torch.arange(len(codes)) * room
-            self.length = extents
         self.codes = codes.reshape(-1)
         self.width = residuals.shape[-1] * (8 // nbits)  # buckets of a token, with those past d
         self.residuals = residuals.flatten(0, -2)
@@ -51,7 +43,7 @@ class _Documents:
         self.values = bucket_weights.to(self.working)[buckets]  # of each byte
 
     def __len__(self) -> int:
-        return len(self.length)
+        return len(self.first)
 
     def tokens(self, at: Tensor) -> Tensor:
         """Tokens by their place among all, decompressed: [..., d]."""
@@ -63,21 +55,6 @@ class _Documents:
         x += self.centroids.index_select(0, codes)
         return x.to(self.dtype).reshape(*at.shape, self.d)
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(indices, tokens [n, L, d], mask [n, L]) of documents that are not empty, a batch at a time."""
-        order = self.length.argsort(stable=True)
-        lengths = self.length[order].tolist()
-        begin = sum(length < 1 for length in lengths)
-        while begin < len(order):
-            end = begin + 1
-            while end < len(order) and (end + 1 - begin) * lengths[end] * self.d * 4 <= _BYTES:
-                end += 1
-            chosen = order[begin:end]
-            token = torch.arange(lengths[end - 1])
-            mask = token < self.length[chosen].unsqueeze(1)
-            yield chosen, self.tokens(self.first[chosen].unsqueeze(1) + token * mask), mask
-            begin = end
-
 
 def _documents(
     Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, centroids: Tensor, bucket_weights: Tensor,
@@ -87,35 +64,6 @@ def _documents(
     checked = ("codes" + kind, codes), ("residuals" + kind, residuals), ("extents", extents)
     check_compressed(Q, *checked, centroids, bucket_weights, nbits)
     return _Documents(codes, residuals, extents, centroids, bucket_weights, nbits, Q.dtype)
-
-
-def maxsim_residual_winners(
-    Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, centroids: Tensor, bucket_weights: Tensor,
-    nbits: int, normalize: bool = True, precision: str = "highest",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
-    Nq, Lq, _ = Q.shape
-    scores = Q.new_zeros((Nq, len(documents)), dtype=documents.working)
-    kept = torch.int32 if documents.packed else winner_dtype(codes.shape[-1])
-    winners = Q.new_full((Nq, len(documents), Lq), -1, dtype=kept)
-    for chosen, tokens, mask in documents.batches():
-        with torch.autocast("cpu", enabled=False):
-            found, best = operators.maxsim_winners.default(Q, tokens, None, mask, normalize, precision)
-        scores[:, chosen] = found
-        winners[:, chosen] = best if best.dtype == kept else widen(best, tokens.shape[1])
-    return scores, winners
-
-
-def maxsim_residual(
-    Q: Tensor, codes: Tensor, residuals: Tensor, extents: Tensor, centroids: Tensor, bucket_weights: Tensor,
-    nbits: int, normalize: bool = True, precision: str = "highest",
-) -> Tensor:  # fmt: skip
-    documents = _documents(Q, codes, residuals, extents, centroids, bucket_weights, nbits)
-    scores = Q.new_zeros((Q.shape[0], len(documents)), dtype=documents.working)
-    for chosen, tokens, mask in documents.batches():
-        with torch.autocast("cpu", enabled=False):
-            scores[:, chosen] = operators.maxsim.default(Q, tokens, None, mask, normalize, precision)
-    return scores
 
 
 def maxsim_residual_backward(
@@ -164,4 +112,4 @@ def plaid_approx_score(query_centroid_scores: Tensor, codes: Tensor, doc_lengths
     return scores
 
 
-KERNELS = (maxsim_residual, maxsim_residual_winners, maxsim_residual_backward, plaid_approx_score)
+KERNELS = (maxsim_residual_backward, plaid_approx_score)

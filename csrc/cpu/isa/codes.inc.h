@@ -5,6 +5,7 @@ using late_interaction::Dtype;
 using late_interaction::kNormEps;
 using late_interaction::cpu::Kernels;
 using late_interaction::cpu::Multiplier;
+using late_interaction::cpu::ResidualTokens;
 using late_interaction::cpu::ScoreTile;
 using late_interaction::cpu::Tile;
 

@@ -67,6 +67,23 @@ struct Vector {
 };
 
 struct F32 : Vector<float, int32_t, 4> {
+  // The weights of buckets of NBits (1, 2, 4).
+  template <int NBits>
+  struct BucketWeights {
+    const float* weights;
+
+    explicit BucketWeights(const float* x) : weights(x) {}
+    // Those of dims [k, k + 4) of a token's residuals.
+    V at(const uint8_t* residuals, int64_t k) const {
+      V values;
+      for (int i = 0; i < kLanes; ++i) {
+        const int64_t bit = (k + i) * NBits;
+        values[i] = weights[residuals[bit / 8] >> bit % 8 & ((1 << NBits) - 1)];
+      }
+      return values;
+    }
+  };
+
   static V load_bf16(const uint16_t* p) {
     V v;
     for (int i = 0; i < kLanes; ++i) v[i] = from_bf16(p[i]);

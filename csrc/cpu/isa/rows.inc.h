@@ -278,14 +278,20 @@ void through_normalize_f64(double* grad, double r, const void* data, Dtype, int6
 
 #undef LI_FOR_ROW_TYPE
 
+}  // namespace
+
+#include "residual.inc.h"
+
+namespace {
+
 // The table of an instruction set, but for bf16 and int8, which not every one has instructions for.
 template <int Group>
 void fill(Kernels& k) {
   k.f32 = multiplier<Multiply<F32, Group>>(Dtype::fp32, 1, pack_row_f32);
   k.f64 = multiplier<Multiply<F64, Group>>(Dtype::fp64, 1, pack_row_f64);
   k.has_bf16 = k.has_int8 = false;
-  k.rows32 = {inverse_norms_f32, add_rows_f32, write_f32, through_normalize_f32};
-  k.rows64 = {inverse_norms_f64, add_rows_f64, write_f64, through_normalize_f64};
+  k.rows32 = {inverse_norms_f32, add_rows_f32, decompress_f32, write_f32, through_normalize_f32};
+  k.rows64 = {inverse_norms_f64, add_rows_f64, decompress_plain<double>, write_f64, through_normalize_f64};
 }
 
 }  // namespace

@@ -50,6 +50,34 @@ struct F32 {
   }
   static Sums multiply_add_pairs(Sums sum, I a, I b) { return opaque(sum + (Sums)_mm256_madd_epi16(a, b)); }
 
+  // The weights of buckets of NBits (1, 2, 4): 8 of them in one permutation, whose indices look at 3 bits, or
+  // in two.
+  template <int NBits>
+  struct BucketWeights {
+    V low, high;
+    I shifts;
+
+    explicit BucketWeights(const float* weights) {
+      float values[2 * kLanes];
+      int32_t bits[kLanes];
+      for (int i = 0; i < 2 * kLanes; ++i) values[i] = weights[i % (1 << NBits)];
+      for (int i = 0; i < kLanes; ++i) bits[i] = i * NBits;
+      low = load(values);
+      high = load(values + kLanes);
+      shifts = load_index(bits);
+    }
+    // Those of dims [k, k + 8) of a token's residuals.
+    V at(const uint8_t* residuals, int64_t k) const {
+      uint32_t word = 0;
+      __builtin_memcpy(&word, residuals + k * NBits / 8, NBits);
+      const I buckets = _mm256_srlv_epi32(set_index(static_cast<int32_t>(word)), shifts);
+      const V value = _mm256_permutevar8x32_ps(low, buckets);
+      if constexpr (NBits < 4) return value;
+      const V upper = _mm256_castsi256_ps(_mm256_slli_epi32(buckets, 28));  // bit 3 as a sign
+      return select(upper, _mm256_permutevar8x32_ps(high, buckets), value);
+    }
+  };
+
   static V load_bf16(const uint16_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));

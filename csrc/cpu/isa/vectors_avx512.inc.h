@@ -46,6 +46,34 @@ struct F32 {
   }
   static Sums multiply_add_pairs(Sums sum, I a, I b) { return opaque(sum + (Sums)_mm512_madd_epi16(a, b)); }
 
+  // The weights of buckets of NBits (1, 2, 4): 16 of them in one permutation, whose indices look at 4 bits.
+  template <int NBits>
+  struct BucketWeights {
+    V table;
+    I shifts;
+
+    explicit BucketWeights(const float* weights) {
+      float values[kLanes];
+      int32_t bits[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        values[i] = weights[i % (1 << NBits)];
+        bits[i] = i * NBits % 32;
+      }
+      table = load(values);
+      shifts = load_index(bits);
+    }
+    // Those of dims [k, k + 16) of a token's residuals.
+    V at(const uint8_t* residuals, int64_t k) const {
+      uint32_t words[2] = {};
+      __builtin_memcpy(words, residuals + k * NBits / 8, 2 * NBits);
+      I buckets = set_index(static_cast<int32_t>(words[0]));
+      if constexpr (NBits == 4) {
+        buckets = _mm512_mask_set1_epi32(buckets, 0xFF00, static_cast<int32_t>(words[1]));
+      }
+      return _mm512_permutexvar_ps(_mm512_srlv_epi32(buckets, shifts), table);
+    }
+  };
+
   static V load_bf16(const uint16_t* p) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
