@@ -103,6 +103,18 @@ def test_against_float64(normalize, device, tmp_path):
     torch.testing.assert_close(scores.double(), best_of(expected, 9)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("lengths", [[40] * 9, [34, 1, 33], [34, 0, 34], [40] * 5 + [7, 40], [500] * 40])
+def test_codes_of_neighbours_of_one_length(lengths, device, tmp_path):
+    """They are scored where they lie; what only looks like them is not."""
+    docs, Q = documents(lengths), torch.randn(2, 9, 16, device=device)
+    corpus = build(tmp_path / "corpus", docs, torch.int8)
+    scores, indices = corpus.search(Q, len(docs))
+    for i, x in enumerate(corpus):
+        unit = _tokens.decode(*quantize_int8_per_token(_tokens.unit(Q)))
+        expected = (unit @ x.to(device).T).amax(-1).sum(-1) if len(x) else torch.zeros(2, device=device)
+        torch.testing.assert_close(scores[indices == i], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_normalized_while_stored_and_while_searched(tmp_path):
     docs, Q = documents(), torch.randn(2, 8, 16)
     stored = build(tmp_path / "corpus", docs, torch.float32)
@@ -300,4 +312,4 @@ def test_bounded_memory_of_the_host(tmp_path):
     command = [sys.executable, "-m", "tests.corpus_worker", "search", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    assert run.stdout == "float16 and int8 in bounded memory, without chunks refused it\n"
+    assert run.stdout == "float16 and int8 in bounded memory, float16 without chunks refused it\n"

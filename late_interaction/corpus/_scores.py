@@ -21,6 +21,8 @@ from late_interaction.varlen import maxsim_varlen, pack_sequences
 # A chunk's documents are copied into rows of at most this many lengths between two powers of two, so that
 # padding takes at most a sixteenth of the copy.
 _LENGTHS_AN_OCTAVE = 16
+# On a CPU a copy takes at most so many bytes, and stays in its caches.
+_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -108,34 +110,40 @@ class Queries:
 
     def _of_codes(self, offsets: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
         out = torch.zeros(self.count, len(offsets) - 1, device=self.device)
-        bits = codes.view(torch.uint8)  # float8 tensors cannot be indexed everywhere
+        most = max(_COPY_BYTES // codes.shape[1], 1) if self.device.type == "cpu" else codes.shape[0]
         for documents, longest in _groups(offsets.diff()):
-            starts, lengths = offsets[documents], offsets[documents + 1] - offsets[documents]
-            own = torch.stack((documents, starts, lengths))
-            documents, starts, lengths = to_device(own, self.device).unsqueeze(-1)
-            within = torch.arange(longest, device=self.device)
-            rows = starts + within.minimum(
-                lengths - 1
-            )  # a token again and again where the document has ended
-            mask = within < lengths
-            found = _quantized.maxsim(
-                self._tokens,
-                bits[rows].view(codes.dtype),
-                self._scales,
-                scales[rows],
-                self._mask,
-                mask,
-                CODES,
-            )
-            out[:, documents.squeeze(-1)] = found
+            for some in documents.split(max(most // longest, 1)):
+                scores = self._of_group(offsets, some, longest, codes, scales)
+                out[:, to_device(some, self.device)] = scores
         return out
+
+    def _of_group(
+        self, offsets: Tensor, documents: Tensor, longest: int, codes: Tensor, scales: Tensor
+    ) -> Tensor:
+        """Documents that have at most so many tokens each."""
+        first, last = int(documents[0]), int(documents[-1])
+        begin, end = int(offsets[first]), int(offsets[last + 1])
+        shape, mask = (len(documents), longest), None
+        if last - first + 1 == len(documents) and end - begin == len(documents) * longest:
+            # Neighbours that all are so long: they lie as they are wanted.
+            codes, scales = codes[begin:end], scales[begin:end]
+        else:
+            own = torch.stack((offsets[documents], offsets[documents + 1]))
+            starts, ends = to_device(own, self.device).unsqueeze(-1)
+            within = torch.arange(longest, dtype=torch.int32, device=self.device)
+            mask = within < ends - starts
+            rows = (starts + within).minimum(ends - 1).flatten()  # the last token again where it has ended
+            bits = codes.view(torch.uint8)  # what float8 tensors lack operators for
+            codes = bits.index_select(0, rows).view(codes.dtype)
+            scales = scales.index_select(0, rows)
+        tokens = codes.view(*shape, -1), scales.view(shape)
+        return _quantized.maxsim(self._tokens, tokens[0], self._scales, tokens[1], self._mask, mask, CODES)
 
 
 def _groups(lengths: Tensor) -> Iterator[tuple[Tensor, int]]:
     """Documents that are about equally long, and the length to pad them to. Empty ones are in none."""
     octave = torch.log2(lengths.clamp_min(1).double()).floor().to(torch.int64)
-    step = (1 << octave) // _LENGTHS_AN_OCTAVE
-    step = step.clamp_min(1)
+    step = ((1 << octave) // _LENGTHS_AN_OCTAVE).clamp_min(1)
     padded = (lengths + step - 1) // step * step
     order = padded.argsort(stable=True)
     sizes, counts = padded[order].unique_consecutive(return_counts=True)

@@ -219,8 +219,10 @@ class Corpus(Documents):
             ImportError: ``progress=True`` without tqdm.
 
         Complexity: ``2 * tokens of Q * tokens * d`` operations and one read of the corpus. Memory beside the
-        inputs: scores of a chunk, at most 4 M of them; on a GPU two chunks where the corpus is on the CPU; a
-        copy of a chunk where it is normalized, or holds codes.
+        inputs: the scores of a chunk, at most 4 M; on a GPU two chunks where the corpus is on the CPU; a
+        copy of a chunk where it is normalized, of which the dtypes with 2 bytes take three times as much.
+        Codes are copied beside each other by length, 1 MiB at a time on a CPU, unless neighbours are equally
+        long.
 
         Example:
             >>> import torch
