@@ -38,13 +38,13 @@ def search(folder: Path) -> None:
         with Corpus.create(path, d=128, dtype=dtype, normalize=dtype == torch.int8) as builder:
             builder.add([docs] * (CORPUS // (128 * dtype.itemsize * len(docs))))
         corpora.append(Corpus.open(path))
-        corpora[-1].search(Q, 3, chunk_bytes=1 << 20)
+        corpora[-1].search(Q, 3)
     limit = private_bytes() + MORE
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     for corpus in corpora:
-        corpus.search(Q, 3, chunk_bytes=1 << 20)
+        corpus.search(Q, 3)
     try:
-        corpora[0].search(Q, 3)  # normalizes a copy of the corpus
+        corpora[0].search(Q, 3, chunk_bytes=1 << 30)  # normalizes a copy of the corpus
     except RuntimeError as error:
         assert "allocate" in str(error), error
     else:

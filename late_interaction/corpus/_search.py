@@ -16,13 +16,18 @@ from late_interaction.topk import _SCORES, _select
 if TYPE_CHECKING:
     from late_interaction.corpus.corpus import Corpus
 
+# A search scores chunks of at most this many bytes of tokens; where a CPU makes a copy of each, of fewer, so
+# that the copy stays in its caches and in memory that the process has already.
+_BYTES, _BYTES_COPIED = 256 << 20, 4 << 20
+
 
 def search(
     corpus: "Corpus", Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """:meth:`Corpus.search`, whose other arguments are the options."""
     check_positive("k", k)
-    check_positive("chunk_bytes", options["chunk_bytes"])
+    if options["chunk_bytes"] is not None:
+        check_positive("chunk_bytes", options["chunk_bytes"])
     normalize = options["normalize"]
     check_flag("normalize", normalize)
     check_flag("largest", options["largest"])
@@ -40,7 +45,9 @@ def search(
     with torch.no_grad():
         queries = _scores.Queries(found, corpus.dtype, normalize, options["precision"])
         most = max(_SCORES // max(queries.count, 1), 1)
-        chunks = _scores.plan(corpus.shards, options["chunk_bytes"], most)
+        copied = unit and queries.device.type == "cpu"
+        size = options["chunk_bytes"] or (_BYTES_COPIED if copied else _BYTES)
+        chunks = _scores.plan(corpus.shards, size, most)
         with reporter(options["progress"], len(corpus)) as report:
             scores, indices = _best(queries, chunks, k, unit, options["largest"], report)
     one = isinstance(Q, Tensor) and Q.dim() == 2

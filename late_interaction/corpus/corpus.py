@@ -17,8 +17,6 @@ from late_interaction.corpus.builder import CorpusBuilder
 
 __all__ = ["Corpus", "CorpusError"]
 
-# A search scores chunks of at most this many bytes of tokens.
-_BYTES = 256 << 20
 _SHARD_BYTES = 1 << 30
 
 
@@ -187,7 +185,7 @@ class Corpus(Documents):
         largest: bool = True,
         precision: str | None = None,
         progress: Progress = False,
-        chunk_bytes: int = _BYTES,
+        chunk_bytes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The ``k`` best documents of each query, by exact MaxSim of the tokens as they are stored.
 
@@ -207,7 +205,7 @@ class Corpus(Documents):
             precision: how float32 tokens multiply, as in :func:`late_interaction.maxsim`.
             progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
             chunk_bytes: how many bytes of tokens are scored at a time. A longer document is a chunk by
-                itself.
+                itself. None: 256 MiB, or 4 MiB where chunks are normalized on a CPU.
 
         Returns:
             ``(scores, indices)``: float32 and int64, each ``[Nq, min(k, documents)]`` (``[min(k,
@@ -220,7 +218,7 @@ class Corpus(Documents):
 
         Complexity: ``2 * tokens of Q * tokens * d`` operations and one read of the corpus. Memory beside the
         inputs: the scores of a chunk, at most 4 M; on a GPU two chunks where the corpus is on the CPU; a
-        copy of a chunk where it is normalized, of which the dtypes with 2 bytes take three times as much.
+        copy of a chunk where it is normalized, and for float16 and bfloat16 one in float32 beside it.
         Codes are copied beside each other by length, 1 MiB at a time on a CPU, unless neighbours are equally
         long.
 
