@@ -15,7 +15,7 @@ import torch
 
 from late_interaction.corpus import Corpus
 
-CORPUS, MORE = 48 << 20, 20 << 20
+CORPUS, MORE = 64 << 20, 40 << 20
 
 
 def documents(count: int, d: int = 16) -> list[torch.Tensor]:

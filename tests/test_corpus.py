@@ -285,6 +285,21 @@ def test_scales_belong_to_codes():
     assert torch.equal(Corpus.from_packed(codes, offsets, scales=scales)[0], codes * scales[:, None])
 
 
+def test_strided_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"tokens must be contiguous, got strides \(16, 1\)"):
+        Corpus.from_packed(torch.randn(6, 16)[:, :8], torch.tensor([0, 6]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_queries_without_tokens(dtype, device, tmp_path):
+    corpus = build(tmp_path / "corpus", documents(), dtype)
+    Q = [torch.randn(n, 16, device=device) for n in (3, 0)]
+    scores, indices = corpus.search(Q, 4)
+    equal((scores[:1], indices[:1]), corpus.search(Q[:1], 4))
+    assert scores[1].tolist() == [0.0] * 4 and indices[1].tolist() == [0, 1, 2, 3]
+    equal(corpus.search(Q[1], 4), (scores[1], indices[1]))
+
+
 @pytest.mark.gpu
 def test_a_corpus_on_a_gpu_wants_its_queries_there():
     corpus = packed(documents(), "cuda")
@@ -308,7 +323,7 @@ def test_bounded_memory_of_a_gpu(dtype, tmp_path):
 
 
 def test_bounded_memory_of_the_host(tmp_path):
-    """tests/corpus_worker.py searches corpora of 48 MB with 20 MB of memory that it may take."""
+    """tests/corpus_worker.py searches corpora of 64 MB with 40 MB of memory that it may take."""
     command = [sys.executable, "-m", "tests.corpus_worker", "search", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr

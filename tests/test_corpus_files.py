@@ -1,6 +1,8 @@
 """A corpus that was killed, cut short or changed, and a disk that is full: an error or a resumption."""
 
 import errno
+import fcntl
+import gc
 import json
 import os
 import re
@@ -144,6 +146,37 @@ def test_folders_that_are_taken(copy, tmp_path):
         Corpus.open(tmp_path / "other")
 
 
+def test_a_builder_that_is_dropped_gives_the_folder_back(tmp_path):
+    builder = Corpus.create(tmp_path / "corpus", **OPTIONS)
+    builder.add(documents(4), IDS[:4])
+    del builder
+    gc.collect()
+    assert finish(tmp_path / "corpus")[0] == 0
+
+
+def test_a_folder_that_cannot_be_locked(whole, tmp_path, monkeypatch):
+    def flock(handle, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    number = errno.ENOLCK
+    finish(tmp_path / "corpus")
+    same(tmp_path / "corpus", whole)
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        Corpus.create(tmp_path / "other", **OPTIONS)
+
+
+def test_a_disk_that_is_full_from_the_beginning(whole, tmp_path):
+    path = tmp_path / "corpus"
+    path.mkdir()
+    os.symlink("/dev/full", path / "building.new")
+    with pytest.raises(OSError, match="No space left on device"):
+        Corpus.create(path, **OPTIONS)
+    finish(path)
+    same(path, whole)
+
+
 def test_a_cut_shard_is_not_resumed(tmp_path):
     builder = Corpus.create(tmp_path / "corpus", **OPTIONS)
     builder.add(documents(50), IDS[:50])
@@ -169,6 +202,7 @@ def test_a_full_disk(kind, whole, tmp_path):
     with pytest.raises(OSError, match=message) as caught:
         add(builder, documents(100))
     assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(path / f"shard-00003.{kind}")
     kept = int(re.search(message, str(caught.value))[1])
     assert kept == builder.documents > 0 and not list(path.glob("shard-00003.*"))
     with pytest.raises(RuntimeError, match="closed, as writing failed"):

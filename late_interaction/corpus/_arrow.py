@@ -45,7 +45,7 @@ def shards_of(documents: Any, d: int | None, first_row: int = 0) -> tuple[list[S
     if d is None:
         d = _find_d(chunks)
     filled = [_shard(chunk, row, d, dtype) for chunk, row in zip(chunks, rows, strict=False) if len(chunk)]
-    empty = Shard(torch.empty(0, d, dtype=dtype), torch.zeros(1, dtype=torch.int64))
+    empty = Shard(torch.empty(0, d, dtype=dtype, device="cpu"), _integers(()))
     return filled or [empty], d
 
 
@@ -76,7 +76,7 @@ def _find_d(chunks: list[Any]) -> int:
 
 
 def _integers(array: Any) -> Tensor:
-    return from_dlpack(array) if len(array) else torch.zeros(1, dtype=torch.int64)
+    return from_dlpack(array) if len(array) else torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 def _shard(array: Any, row: int, d: int, dtype: torch.dtype) -> Shard:
@@ -97,7 +97,7 @@ def _shard(array: Any, row: int, d: int, dtype: torch.dtype) -> Shard:
     if values.null_count:
         raise ValueError(f"row {row_of(_first_null(values) // d)} of documents has a null for a value")
     if not len(values):
-        return Shard(torch.empty(0, d, dtype=dtype), offsets)
+        return Shard(torch.empty(0, d, dtype=dtype, device="cpu"), offsets)
     return Shard(from_dlpack(values).view(-1, d), offsets)
 
 

@@ -65,8 +65,8 @@ class Documents:
         """A corpus over tensors. Tokens are shared, not copied.
 
         Args:
-            tokens: ``[tokens, d]``, on the CPU or a GPU; float32, float16 or bfloat16, or codes in
-                ``torch.float8_e4m3fn`` or ``torch.int8``.
+            tokens: ``[tokens, d]``, contiguous, on the CPU or a GPU; float32, float16 or bfloat16, or codes
+                in ``torch.float8_e4m3fn`` or ``torch.int8``.
             offsets: ``[documents + 1]``, int32 or int64: document ``i`` has the tokens from ``offsets[i]`` up
                 to ``offsets[i + 1]``. On a GPU they are copied to the host, which waits for it.
             scales: ``[tokens]``, on the device of the tokens: what each code is multiplied by. None for

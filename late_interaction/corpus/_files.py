@@ -5,11 +5,15 @@ import errno
 import hashlib
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FORMAT, VERSION = "late_interaction corpus", 1
 METADATA, BUILDING = "metadata.json", "building.json"
@@ -45,6 +49,16 @@ def mapped(path: Path, size: int, dtype: torch.dtype) -> Tensor:
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).view(dtype)
 
 
+@contextmanager
+def _named(path: Path) -> "Iterator[None]":
+    """An OSError within says which file it is about."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 class HashedFile:
     """A file that is written from its beginning to its end, and its checksum."""
 
@@ -56,13 +70,15 @@ class HashedFile:
     def write(self, data: memoryview) -> None:
         self._hash.update(data)
         self.bytes += len(data)
-        while data:
-            data = data[self._file.write(data) :]  # a write of gigabytes is cut short by the system
+        with _named(self.path):
+            while data:
+                data = data[self._file.write(data) :]  # a write of gigabytes is cut short by the system
 
     def finish(self) -> dict[str, Any]:
         """The file's entry in the metadata, once its bytes are on the disk."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with _named(self.path):
+            os.fsync(self._file.fileno())
+            self._file.close()
         return {"bytes": self.bytes, "blake2b": self._hash.hexdigest()}
 
     def close(self) -> None:
@@ -84,12 +100,17 @@ def write_metadata(path: Path, entries: dict[str, Any]) -> None:
     """Replaces the file at once: a reader, or what is left after a crash, has the old one or the new one."""
     text = json.dumps(entries | {"checksum": _checksum_of_entries(entries)}, indent=1)
     new = path.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    sync_folder(path.parent)
+    with _named(path):
+        try:
+            with new.open("w", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -29,7 +29,7 @@ def from_array(name: str, array: Any) -> Tensor:
             f"{name} must be in C order, got strides {array.strides}: numpy.ascontiguousarray copies"
         )
     with warnings.catch_warnings():
-        # Of an array that is read-only, as a mapped file: nothing here writes to it.
+        # NumPy arrays may be read-only, as those of mapped files are. Nothing here writes to them.
         warnings.filterwarnings("ignore", ".*not writable", UserWarning)
         return torch.from_numpy(array)
 
@@ -43,6 +43,10 @@ def packed_shard(
         raise TypeError(f"tokens must be of one of {', '.join(_tokens.NAMES)}, got {tokens.dtype}")
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"tokens must be [tokens, d] with d of at least 1, got {shape_of(tokens)}")
+    if not tokens.is_contiguous():
+        raise ValueError(
+            f"tokens must be contiguous, got strides {tokens.stride()}: tokens.contiguous() copies"
+        )
     if isinstance(offsets, Tensor):
         offsets = offsets.cpu()
     check_integers("offsets", offsets, 1, "[documents + 1]", "the host", torch.device("cpu"))
@@ -53,9 +57,8 @@ def packed_shard(
         wanted = "None for" if scales is not None else "one a token for"
         raise ValueError(f"scales must be {wanted} tokens of {tokens.dtype}, got {abbreviate(scales)}")
     if scales is not None:
-        scales = (
-            check_scale("scales", scales, "tokens", tokens.unsqueeze(0)).expand(1, tokens.shape[0]).squeeze(0)
-        )
+        own = check_scale("scales", scales, "tokens", tokens.unsqueeze(0))
+        scales = own.expand(1, tokens.shape[0]).squeeze(0).contiguous()
     shard = _shards.Shard(tokens.detach(), offsets, scales)
     return shard if ids is None else with_ids([shard], ids)[0]
 

@@ -21,6 +21,8 @@ from late_interaction.varlen import maxsim_varlen, pack_sequences
 # A chunk's documents are copied into rows of at most this many lengths between two powers of two, so that
 # padding takes at most a sixteenth of the copy.
 _LENGTHS_AN_OCTAVE = 16
+# The operators' offsets are int32.
+_MAX_TOKENS = 1 << 30
 # On a CPU a copy takes at most so many bytes, and stays in its caches.
 _COPY_BYTES = 1 << 20
 
@@ -55,8 +57,8 @@ def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[
     """The chunks of a corpus, each of at most so many bytes of tokens and so many documents."""
     chunks, place = [], 0
     for shard in shards:
-        row = shard.tokens.shape[1] * shard.tokens.element_size()
-        for first, stop in shard.ranges(max(most_bytes // row, 1), most_documents):
+        most_tokens = most_bytes // (shard.tokens.shape[1] * shard.tokens.element_size())
+        for first, stop in shard.ranges(min(max(most_tokens, 1), _MAX_TOKENS), most_documents):
             chunks.append(Chunk(shard, first, stop, place + first))
         place += shard.documents
     return chunks
@@ -83,7 +85,7 @@ class Queries:
 
     def __init__(self, Q: list[Tensor], dtype: torch.dtype, normalize: bool, precision: str | None) -> None:
         self.count, self.device = len(Q), Q[0].device
-        self._precision, self._normalize = precision, normalize
+        self._precision = precision
         if dtype in _tokens.CODES:
             self._pad(Q, dtype, normalize)
         else:

@@ -1,7 +1,9 @@
 """Writing a corpus to a folder, shard by shard: :class:`CorpusBuilder`."""
 
+import errno
 import fcntl
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
@@ -27,6 +29,8 @@ __all__ = ["CorpusBuilder"]
 
 # Tokens are encoded in blocks of about so many bytes as stored, which bounds the memory beside the caller's.
 _BLOCK_BYTES = 64 << 20
+# What a filesystem that has no locks says. Nothing stops a second builder there.
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class CorpusBuilder:
@@ -85,11 +89,14 @@ class CorpusBuilder:
         """The folder belongs to this process until the builder is closed."""
         self._path.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._path, os.O_RDONLY)
-        self._cleanup.callback(os.close, handle)
+        self._cleanup.callback(weakref.finalize(self, os.close, handle))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RuntimeError(f"{self._path} is being written by another CorpusBuilder") from None
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
 
     def _start(self, resume: bool) -> None:
         building = self._path / _files.BUILDING
@@ -101,7 +108,7 @@ class CorpusBuilder:
                     f"{self._path} holds a corpus that is not finished: go on with resume=True, or delete it"
                 )
             self._take_up(_files.read_metadata(building))
-        elif any(self._path.iterdir()):
+        elif any(path.name != "building.new" for path in self._path.iterdir()):
             raise FileExistsError(f"{self._path} must be an empty folder, or one that is not there yet")
         else:
             self._record()
@@ -111,10 +118,7 @@ class CorpusBuilder:
         mine = self._entries()
         for name in ("dtype", "d", "normalized"):
             if entries[name] != mine[name]:
-                raise ValueError(
-                    f"{name} of the corpus to resume is {entries[name]!r}, got {mine[name]!r}: they must"
-                    " agree"
-                )
+                raise ValueError(f"{name} of the corpus to resume is {entries[name]!r}, got {mine[name]!r}")
         self._finished, self._has_ids = entries["shards"], entries["has_ids"]
         kept = {_files.BUILDING}
         for index, shard in enumerate(self._finished):
