@@ -1,5 +1,6 @@
 """Corpora of documents of different lengths: built, opened and searched."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -322,6 +323,10 @@ def test_bounded_memory_of_a_gpu(dtype, tmp_path):
     assert torch.cuda.max_memory_allocated() - before < 8 << 20 < corpus.tokens * 128
 
 
+@pytest.mark.skipif(
+    "LATE_INTERACTION_SANITIZED_LIBRARY" in os.environ,
+    reason="the address sanitizer's allocator takes memory of its own",
+)
 def test_bounded_memory_of_the_host(tmp_path):
     """tests/corpus_worker.py searches corpora of 64 MB with 40 MB of memory that it may take."""
     command = [sys.executable, "-m", "tests.corpus_worker", "search", str(tmp_path)]

@@ -195,7 +195,9 @@ def test_the_ranking_of_lancedb(table):
         float64_scores(Q, docs)
     )
     distances = torch.tensor(theirs["_distance"].to_pylist())
-    torch.testing.assert_close(6 - scores, distances, rtol=1e-4, atol=1e-4)
+    zero = float(distances[0] + scores[0])  # the number of query tokens, or 1, as the release has it
+    torch.testing.assert_close(zero - scores, distances, rtol=1e-4, atol=1e-4)
+    assert round(zero, 4) in (6, 1)
 
 
 @needs_qdrant
