@@ -18,6 +18,7 @@
 #   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
+#   make lancedb  the tests with LanceDB, Arrow and Qdrant, in an environment with them (downloads 150 MB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -29,6 +30,7 @@ CMAKE_BUILD := $(VENV)/build/cmake
 ASAN_BUILD := $(VENV)/build/asan
 FAST_PLAID := $(VENV)/env/fast-plaid
 PYLATE := $(VENV)/pylate
+LANCEDB := $(VENV)/env/lancedb
 ST_TESTS := $(VENV)/env/sentence-transformers
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
@@ -50,7 +52,7 @@ build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?=
 
 .DELETE_ON_ERROR:
 .PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
-  asan fast-plaid st-tests pylate format compile_commands test-wheel mutants clean
+  asan fast-plaid st-tests pylate lancedb format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -100,6 +102,15 @@ $(ST_TESTS)/.installed: requirements/st-tests.txt $(VENV)/.dev-requirements $(VE
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(ST_TESTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
 	$(ST_TESTS)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
+# Databases that tests open in their own process. The .pth file puts the packages of .venv behind what is here.
+$(LANCEDB)/.installed: requirements/lancedb.txt $(VENV)/.dev-requirements
+	@rm -rf $(LANCEDB)
+	$(PY) -m venv $(LANCEDB)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(LANCEDB)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	$(LANCEDB)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
@@ -188,6 +199,9 @@ st-tests: build $(ST_TESTS)/.installed
 
 pylate: build $(PYLATE)/.installed
 	$(PY) -m pytest tests/test_example_programs.py -k pylate
+
+lancedb: build $(LANCEDB)/.installed
+	$(LANCEDB)/bin/python -m pytest tests/test_lancedb.py tests/test_corpus_arrow.py
 
 bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench run

@@ -1,6 +1,6 @@
 """Documents chunk by chunk: views on the device, or copies made while others are scored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,10 @@ def chunks(D: Tensor, beside: Sequence[Tensor | None], size: int, device: torch.
             yield start, D[rows], [None if x is None else x[rows] for x in beside]
         return
     sources = [D, *(x for x in beside if x is not None)]
-    for start, (documents, *others) in _copied(sources, size, device):
+    size = min(size, D.shape[0])
+    starts = range(0, D.shape[0], max(size, 1))
+    pieces = copied(lambda i: [x[starts[i] : starts[i] + size] for x in sources], len(starts), size, device)
+    for start, (documents, *others) in zip(starts, pieces, strict=True):
         rest = iter(others)
         yield start, documents, [None if x is None else next(rest) for x in beside]
 
@@ -62,43 +65,49 @@ class _Ring:
             event.synchronize()
 
 
-def _copied(sources: list[Tensor], size: int, device: torch.device) -> Iterator[tuple[int, list[Tensor]]]:
-    """Copies on a second stream: while one chunk is scored, the next one is copied."""
-    Nd = sources[0].shape[0]
-    size = min(size, Nd)
+def copied(
+    piece: Callable[[int], list[Tensor]], count: int, rows: int, device: torch.device
+) -> Iterator[list[Tensor]]:
+    """Copies of the CPU tensors ``piece(0)`` up to ``piece(count - 1)``, each with at most so many rows, made
+    on a
+    second stream: while one piece is scored, the next one is copied. A copy is valid until the next is asked
+    for.
+
+    The tensors of all pieces are alike: in dtype, in all dims but the first, and in whether they are pinned.
+    """
+    if count == 0:
+        return
     with torch.cuda.device(device):
         compute = torch.cuda.current_stream()
         copier = torch.cuda.Stream()
-        slots = [_Buffers(sources, size, device) for _ in range(2 if size < Nd else 1)]
-        pinned = [x.is_pinned() and x.is_contiguous() for x in sources]
+        like = piece(0)
+        slots = [_Buffers(like, rows, device) for _ in range(min(count, 2))]
+        pinned = [x.is_pinned() and x.is_contiguous() for x in like]
         ring = None if all(pinned) else _Ring(copier)
         copier.wait_stream(compute)  # the buffers' memory may still be in use there
 
-        def send(index: int) -> None:
-            slot, start = slots[index % len(slots)], index * size
-            stop = min(start + size, Nd)
+        def send(index: int) -> list[Tensor]:
+            slot, sources = slots[index % len(slots)], piece(index)
+            copies = [buffer[: x.shape[0]] for x, buffer in zip(sources, slot.buffers, strict=True)]
             copier.wait_event(slot.used)  # the buffer's last reader is done
             with torch.cuda.stream(copier):
-                for source, buffer, direct in zip(sources, slot.buffers, pinned, strict=True):
-                    rows, target = source[start:stop], buffer[: stop - start]
+                for source, target, direct in zip(sources, copies, pinned, strict=True):
                     if direct:
-                        target.copy_(rows, non_blocking=True)
+                        target.copy_(source, non_blocking=True)
                     elif ring is not None:
-                        ring.send(rows, target)
+                        ring.send(source, target)
             slot.copied.record(copier)
+            return copies
 
-        count = -(-Nd // size) if size else 0
         try:
-            if count:
-                send(0)
+            coming = send(0)
             for index in range(count):
-                slot, start = slots[index % len(slots)], index * size
+                slot, copies = slots[index % len(slots)], coming
                 compute.wait_event(slot.copied)
-                rows = min(size, Nd - start)
-                yield start, [x[:rows] for x in slot.buffers]
+                yield copies
                 slot.used.record(compute)
                 if index + 1 < count:
-                    send(index + 1)
+                    coming = send(index + 1)
         finally:
             compute.wait_stream(copier)  # the buffers go back to this stream's memory pool
             if ring is not None:

@@ -34,6 +34,7 @@ SLOW = {
     "tests/test_example_programs.py": "trains",
     "tests/test_examples.py": "trains",
     "tests/test_fast_plaid.py": "builds indices in an environment of its own",
+    "tests/test_lancedb.py::test_all_of_these_in_their_environment": "has another environment",
     "tests/test_ops.py::test_aot_inductor": "compiles a program",
     "tests/test_performance.py": "takes times",
     "tests/test_sweep.py": "is about measuring",

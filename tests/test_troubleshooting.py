@@ -10,6 +10,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import _maxsim, plaid
+from late_interaction.corpus import Corpus
 from late_interaction.score_pairs import rerank_direct
 from tests.test_docs import without
 
@@ -78,6 +79,36 @@ def in_another_process(library, call):
     return run
 
 
+def damaged(folder, change):
+    """Opens a corpus of which a file was changed."""
+    with Corpus.create(folder / "corpus", d=8) as builder:
+        builder.add([ours(3, 8)])
+    file = folder / "corpus" / "shard-00000.tokens"
+    file.write_bytes(change(file.read_bytes()))
+    Corpus.open(folder / "corpus", verify=True)
+
+
+def not_finished(tmp_path):
+    Corpus.create(tmp_path / "corpus", d=8).flush()
+    Corpus.open(tmp_path / "corpus")
+
+
+def cut_short(tmp_path):
+    damaged(tmp_path, lambda data: data[:-1])
+
+
+def changed(tmp_path):
+    damaged(tmp_path, lambda data: data[:-1] + b"?")
+
+
+def a_full_disk(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    with Corpus.create(tmp_path / "corpus", d=8) as builder:
+        (tmp_path / "corpus" / "shard-00000.tokens").symlink_to("/dev/full")
+        builder.add([ours(3, 8)])
+
+
 # By the beginning of a heading: what says so.
 CASES = {
     "Q and D must share a dtype": lambda: li.maxsim(ours(2, 3, 8), ours(4, 5, 8, dtype=torch.bfloat16)),
@@ -100,6 +131,10 @@ CASES = {
     "... holds a zero-length": an_empty_compressed_document,
     "temperature must be": lambda: li.contrastive_loss(ours(2, 3, 8), ours(2, 5, 8), temperature=0),
     "Q must be [B, Lq, d]": lambda: li.distill_kl_div_loss(ours(2, 3, 8), ours(4, 5, 8), torch.zeros(2, 4)),
+    "... holds a corpus": not_finished,
+    "... must have ... bytes": cut_short,
+    "... does not have the checksum": changed,
+    "... No space left": a_full_disk,
     "late_interaction has no compiled": in_another_process("._C", ""),
     "late_interaction has no CUDA": in_another_process(
         "._cuda", "x = torch.ones(1, 1, 1, device='cuda'); late_interaction.maxsim(x, x)"
@@ -116,12 +151,13 @@ def test_every_message_of_the_page_has_a_case():
 
 @pytest.mark.parametrize("start", CASES)
 @pytest.mark.filterwarnings("error:maxsim:UserWarning")
-def test_the_package_says_so(start, monkeypatch):
+def test_the_package_says_so(start, monkeypatch, tmp_path):
     (message,) = [m for m in MESSAGES if m.startswith(start)]
     if "no CUDA" in start and not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
     case = CASES[start]
     wanted = ".*".join(map(re.escape, message.split("...")))
-    with pytest.raises((TypeError, ValueError, RuntimeError, ImportError, UserWarning)) as raised:
-        case(monkeypatch) if case.__code__.co_argcount else case()
+    given = {"monkeypatch": monkeypatch, "tmp_path": tmp_path}
+    with pytest.raises((TypeError, ValueError, RuntimeError, ImportError, OSError, UserWarning)) as raised:
+        case(*(given[name] for name in case.__code__.co_varnames[: case.__code__.co_argcount]))
     assert re.match(wanted, str(raised.value), re.DOTALL), str(raised.value)

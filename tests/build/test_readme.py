@@ -11,8 +11,8 @@ from late_interaction import _maxsim
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-# Their examples run in tests/test_pylate.py and tests/test_sentence_transformers.py.
-OTHERS = ("import pylate", "sentence_transformers")
+# Their examples run in tests/test_pylate.py, tests/test_sentence_transformers.py and tests/test_lancedb.py.
+OTHERS = ("import pylate", "sentence_transformers", "import pyarrow", "import lancedb")
 
 
 def examples(page="README.md"):

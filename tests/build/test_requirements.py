@@ -35,6 +35,13 @@ def test_what_builds_the_package_is_pinned_too():
         assert wanted.specifier.contains(pinned[wanted.name]), wanted
 
 
+@pytest.mark.parametrize("extra", ["arrow", "lancedb"])
+def test_what_make_lancedb_installs_is_what_the_extra_allows(extra):
+    pinned = pins("lancedb")
+    for wanted in map(Requirement, PROJECT["project"]["optional-dependencies"][extra]):
+        assert wanted.specifier.contains(pinned[wanted.name]), wanted
+
+
 @pytest.mark.parametrize("extra", ["pylate", "colpali", "sentence-transformers", "mteb"])
 def test_the_releases_that_the_patches_are_tested_with_are_those_of_the_extra(extra):
     (wanted,) = map(Requirement, PROJECT["project"]["optional-dependencies"][extra])

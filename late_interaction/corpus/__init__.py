@@ -1,0 +1,25 @@
+"""Documents of different lengths, packed end to end, in memory or in a folder on disk: :class:`Corpus`.
+
+A folder is written by :class:`CorpusBuilder` (:meth:`Corpus.create`) and mapped into memory by
+:meth:`Corpus.open`. Arrow columns and NumPy arrays become a corpus where they lie. :meth:`Corpus.search`
+scores
+chunks of it with the packed operators: no token is padded in storage, and memory stays bounded.
+
+The folder::
+
+    metadata.json          format, version, dtype, d, counts, and of each file its bytes and its checksum
+    shard-00000.tokens     [tokens, d] of the first shard, end to end
+    shard-00000.offsets    [documents + 1] int64: where each document begins among the shard's tokens
+    shard-00000.scales     [tokens] float32, where tokens are codes
+    shard-00000.ids        the ids of the documents in UTF-8, end to end, and
+    shard-00000.id_offsets [documents + 1] int64: where each id begins, where documents have ids
+    ...
+    building.json          instead of metadata.json, while the corpus is not finished
+
+Numbers are little-endian.
+"""
+
+from late_interaction.corpus.builder import CorpusBuilder
+from late_interaction.corpus.corpus import Corpus, CorpusError
+
+__all__ = ["Corpus", "CorpusBuilder", "CorpusError"]

@@ -1,0 +1,200 @@
+"""Documents packed end to end in shards: their counts, their tokens, and how they come from memory."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.options import check_flag, check_integer
+from late_interaction.corpus import _arrow, _ids, _memory, _shards, _tokens
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from late_interaction.corpus.corpus import Corpus
+
+
+class Documents:
+    """What :class:`Corpus` holds. See there."""
+
+    def __init__(self, shards: Sequence[_shards.Shard], options: dict[str, Any]) -> None:
+        self.shards = tuple(shards)
+        self.d: int = options["d"]
+        self.dtype: torch.dtype = options["dtype"]
+        self.normalized: bool = options["normalized"]
+        self.path: Path | None = options.get("path")
+        self._metadata: dict[str, Any] | None = options.get("metadata")
+        self._ends = list(accumulate(shard.documents for shard in self.shards))
+        self.tokens = sum(shard.token_count for shard in self.shards)
+        self.ids: Sequence[str] | None = None
+        parts = [shard.ids for shard in self.shards if shard.ids is not None]
+        if len(parts) == len(self.shards) and parts:
+            self.ids = _ids.JoinedIds(parts)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Tensor:
+        check_integer("index", index)
+        index = range(len(self))[index]
+        part = bisect_right(self._ends, index)
+        shard = self.shards[part]
+        first = index - (self._ends[part - 1] if part else 0)
+        rows = shard.rows(first, first + 1)
+        return _tokens.decode(shard.tokens[rows], None if shard.scales is None else shard.scales[rows])
+
+    def __repr__(self) -> str:
+        where = "in memory" if self.path is None else f"in {str(self.path)!r}"
+        return f"Corpus({len(self)} documents, {self.tokens} tokens, d={self.d}, {self.dtype}, {where})"
+
+    @classmethod
+    def from_packed(
+        cls,
+        tokens: Tensor,
+        offsets: Tensor,
+        *,
+        scales: Tensor | None = None,
+        ids: Sequence[str] | None = None,
+        normalized: bool = False,
+    ) -> "Self":
+        """A corpus over tensors. Tokens are shared, not copied.
+
+        Args:
+            tokens: ``[tokens, d]``, contiguous, on the CPU or a GPU; float32, float16 or bfloat16, or codes
+                in ``torch.float8_e4m3fn`` or ``torch.int8``.
+            offsets: ``[documents + 1]``, int32 or int64: document ``i`` has the tokens from ``offsets[i]`` up
+                to ``offsets[i + 1]``. On a GPU they are copied to the host, which waits for it.
+            scales: ``[tokens]``, on the device of the tokens: what each code is multiplied by. None for
+                floats.
+            ids: a string for each document, or None.
+            normalized: whether every token has norm 1, which is not checked. A search that normalizes need
+                not do it again then.
+
+        Returns:
+            The corpus.
+
+        Raises:
+            TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction.corpus import Corpus
+            >>> Corpus.from_packed(torch.ones(5, 4), torch.tensor([0, 2, 5]))
+            Corpus(2 documents, 5 tokens, d=4, torch.float32, in memory)
+        """
+        check_flag("normalized", normalized)
+        shard = _memory.packed_shard(tokens, offsets, scales, ids)
+        return cls([shard], {"d": tokens.shape[1], "dtype": tokens.dtype, "normalized": normalized})
+
+    @classmethod
+    def from_numpy(
+        cls, tokens: Any, offsets: Any, *, ids: Sequence[str] | None = None, normalized: bool = False
+    ) -> "Self":
+        """:meth:`from_packed` for NumPy arrays, mapped files (``numpy.memmap``) among them. Tokens are
+        shared.
+
+        Args:
+            tokens: ``[tokens, d]``, float32 or float16, in C order.
+            offsets: ``[documents + 1]``, int32 or int64, as in :meth:`from_packed`.
+            ids, normalized: as in :meth:`from_packed`.
+
+        Returns:
+            The corpus.
+
+        Raises:
+            TypeError, ValueError: an argument of a wrong kind, dtype, shape or value.
+
+        Example:
+            >>> import numpy as np
+            >>> from late_interaction.corpus import Corpus
+            >>> Corpus.from_numpy(np.ones((5, 4), np.float16), np.array([0, 2, 5]))
+            Corpus(2 documents, 5 tokens, d=4, torch.float16, in memory)
+        """
+        tensors = _memory.from_array("tokens", tokens), _memory.from_array("offsets", offsets)
+        return cls.from_packed(*tensors, ids=ids, normalized=normalized)
+
+    @classmethod
+    def from_arrow(
+        cls,
+        documents: Any,
+        *,
+        d: int | None = None,
+        ids: Sequence[str] | None = None,
+        normalized: bool = False,
+    ) -> "Self":
+        """A corpus over a column of Arrow: a document a row. Tokens are shared, not copied.
+
+        Args:
+            documents: a ``pyarrow.Array`` or ``pyarrow.ChunkedArray`` of ``list<fixed_size_list<float>[d]>``,
+                as LanceDB stores multivectors, or of ``list<list<float>>`` whose inner lists all have ``d``
+                values. Values are float32 or float16, lists large or not, arrays slices or whole.
+            d: the dims of a token. Only inner lists without a single token leave it open.
+            ids: a string for each row, or None.
+            normalized: as in :meth:`from_packed`.
+
+        Returns:
+            The corpus, on the CPU, a shard for each chunk.
+
+        Raises:
+            ImportError: pyarrow is missing.
+            TypeError: an array of another type.
+            ValueError: a null document, token or value; tokens of another ``d``. The message names the row.
+
+        Example:
+            >>> import pyarrow as pa                                        # doctest: +SKIP
+            >>> from late_interaction.corpus import Corpus
+            >>> column = pa.array([[[1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]]],
+            ...                   pa.list_(pa.list_(pa.float32(), 2)))      # doctest: +SKIP
+            >>> Corpus.from_arrow(column)                                   # doctest: +SKIP
+            Corpus(2 documents, 3 tokens, d=2, torch.float32, in memory)
+        """
+        check_flag("normalized", normalized)
+        shards, found = _arrow.shards_of(documents, d)
+        if ids is not None:
+            shards = _memory.with_ids(shards, ids)
+        return cls(shards, {"d": found, "dtype": shards[0].tokens.dtype, "normalized": normalized})
+
+    @classmethod
+    def from_parquet(
+        cls,
+        source: Any,
+        path: str | os.PathLike[str],
+        *,
+        column: str,
+        id_column: str | None = None,
+        **options: Any,
+    ) -> "Corpus":
+        """Writes a column of a parquet file to a folder, a row group at a time, and opens it.
+
+        Args:
+            source: a parquet file: its path, or a file object, as ``pyarrow.parquet.ParquetFile`` takes it.
+            path: the folder to write, as in :meth:`create`.
+            column: the name of the column, of a type that :meth:`from_arrow` takes.
+            id_column: the name of a column of strings or integers that become ids, or None.
+            options: those of :meth:`create`, such as ``dtype``, ``normalize``, ``progress`` or ``resume``;
+                ``resume=True`` reads the file from the first row that is missing in the folder. ``d`` is
+                found in the file, ``total`` too.
+
+        Returns:
+            The corpus, mapped.
+
+        Raises:
+            ImportError: pyarrow is missing.
+            KeyError: the file has no such column.
+            TypeError, ValueError, OSError: as :meth:`from_arrow`, :meth:`create` and
+                :meth:`CorpusBuilder.add`.
+
+        Example:
+            >>> from late_interaction.corpus import Corpus
+            >>> corpus = Corpus.from_parquet(
+            ...     "embeddings.parquet", "corpus", column="vector", progress=True)     # doctest: +SKIP
+        """
+        from late_interaction.corpus.corpus import Corpus
+
+        _arrow.copy_parquet(source, path, column, id_column, options)
+        return Corpus.open(path)

@@ -1,0 +1,64 @@
+"""The ids of documents: checked, and read from where they are stored."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from late_interaction.corpus import _files
+
+
+def check_ids(ids: Any, documents: int) -> None:
+    """A string for each document."""
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        raise TypeError(f"ids must be a list of strings or None, got {type(ids).__name__}")
+    if len(ids) != documents:
+        raise ValueError(f"ids must be as many as the {documents} documents, got {len(ids)}")
+    for i, x in enumerate(ids):
+        if not isinstance(x, str):
+            raise TypeError(f"ids[{i}] must be a string, got {type(x).__name__}")
+
+
+class StoredIds(Sequence[str]):
+    """Ids in UTF-8, end to end in a mapped file."""
+
+    def __init__(self, text: Tensor, offsets: Tensor) -> None:
+        self._text, self._offsets = text, offsets
+
+    def __len__(self) -> int:
+        return self._offsets.shape[0] - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        return bytes(_files.bytes_of(self._text[begin:end])).decode()
+
+
+class JoinedIds(Sequence[str]):
+    """The ids of several shards, one after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[str]]) -> None:
+        self._parts = parts
+        self._ends = torch.tensor(list(accumulate(map(len, parts))), dtype=torch.int64, device="cpu")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        part = int(torch.searchsorted(self._ends, index, right=True))
+        return self._parts[part][index - int(self._ends[part - 1]) if part else index]

@@ -1,0 +1,73 @@
+"""Shards over memory that is there already: PyTorch's and NumPy's."""
+
+import warnings
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.quantized import check_scale
+from late_interaction._checks.tensors import check_integers, check_rising
+from late_interaction.corpus import _shards, _tokens
+from late_interaction.corpus._ids import check_ids
+
+
+def from_array(name: str, array: Any) -> Tensor:
+    """A tensor over the memory of a NumPy array."""
+    import numpy as np
+
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a numpy.ndarray, got {type(array).__name__}")
+    wanted = ("float32", "float16") if name == "tokens" else ("int32", "int64")
+    if array.dtype.name not in wanted:
+        raise TypeError(f"{name} must be {' or '.join(wanted)}, got {array.dtype}")
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name} must be in C order, got strides {array.strides}: numpy.ascontiguousarray copies"
+        )
+    with warnings.catch_warnings():
+        # NumPy arrays may be read-only, as those of mapped files are. Nothing here writes to them.
+        warnings.filterwarnings("ignore", ".*not writable", UserWarning)
+        return torch.from_numpy(array)
+
+
+def packed_shard(
+    tokens: Tensor, offsets: Tensor, scales: Tensor | None, ids: Sequence[str] | None
+) -> _shards.Shard:
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"tokens must be a torch.Tensor, got {type(tokens).__name__}")
+    if tokens.dtype not in _tokens.FLOATS + _tokens.CODES:
+        raise TypeError(f"tokens must be of one of {', '.join(_tokens.NAMES)}, got {tokens.dtype}")
+    if tokens.dim() != 2 or tokens.shape[1] == 0:
+        raise ValueError(f"tokens must be [tokens, d] with d of at least 1, got {shape_of(tokens)}")
+    if not tokens.is_contiguous():
+        raise ValueError(
+            f"tokens must be contiguous, got strides {tokens.stride()}: tokens.contiguous() copies"
+        )
+    if isinstance(offsets, Tensor):
+        offsets = offsets.cpu()
+    check_integers("offsets", offsets, 1, "[documents + 1]", "the host", torch.device("cpu"))
+    if not len(offsets):
+        raise ValueError("offsets must be [documents + 1], got [0]")
+    check_rising("offsets", offsets, tokens.shape[0])
+    if (scales is None) == (tokens.dtype in _tokens.CODES):
+        wanted = "None for" if scales is not None else "one a token for"
+        raise ValueError(f"scales must be {wanted} tokens of {tokens.dtype}, got {abbreviate(scales)}")
+    if scales is not None:
+        own = check_scale("scales", scales, "tokens", tokens.unsqueeze(0))
+        scales = own.expand(1, tokens.shape[0]).squeeze(0).contiguous()
+    shard = _shards.Shard(tokens.detach(), offsets, scales)
+    return shard if ids is None else with_ids([shard], ids)[0]
+
+
+def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Shard]:
+    """The shards, with these ids shared out among them."""
+    check_ids(ids, sum(shard.documents for shard in shards))
+    ends = list(accumulate(shard.documents for shard in shards))
+    return [
+        _shards.Shard(shard.tokens, shard.offsets, shard.scales, list(ids[end - shard.documents : end]))
+        for shard, end in zip(shards, ends, strict=True)
+    ]

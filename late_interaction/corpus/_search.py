@@ -1,0 +1,108 @@
+"""The search of a corpus: its arguments checked, its chunks scored, the best kept."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.options import check_flag, check_positive, check_precision
+from late_interaction._checks.tensors import check_embeddings, check_mask
+from late_interaction._progress import reporter
+from late_interaction.corpus import _scores, _tokens
+from late_interaction.topk import _SCORES, _select
+
+if TYPE_CHECKING:
+    from late_interaction.corpus.corpus import Corpus
+
+# A search scores chunks of at most this many bytes of tokens; where a CPU makes a copy of each, of fewer, so
+# that the copy stays in its caches and in memory that the process has already.
+_BYTES, _BYTES_COPIED = 256 << 20, 4 << 20
+
+
+def search(
+    corpus: "Corpus", Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """:meth:`Corpus.search`, whose other arguments are the options."""
+    check_positive("k", k)
+    if options["chunk_bytes"] is not None:
+        check_positive("chunk_bytes", options["chunk_bytes"])
+    normalize = options["normalize"]
+    check_flag("normalize", normalize)
+    check_flag("largest", options["largest"])
+    check_precision(options["precision"])
+    unit = normalize and not corpus.normalized
+    if unit and corpus.dtype in _tokens.CODES:
+        raise ValueError(
+            f"normalize must be False for {corpus.dtype} codes of tokens that were not normalized, got True"
+        )
+    found = _queries(corpus.d, Q, q_mask)
+    if isinstance(Q, Tensor) and not found:
+        none = torch.empty(0, min(k, len(corpus)), device=Q.device)
+        return none, none.to(torch.int64)
+    _check_device(corpus, found)
+    with torch.no_grad():
+        queries = _scores.Queries(found, corpus.dtype, normalize, options["precision"])
+        most = max(_SCORES // max(queries.count, 1), 1)
+        copied = unit and queries.device.type == "cpu"
+        size = options["chunk_bytes"] or (_BYTES_COPIED if copied else _BYTES)
+        chunks = _scores.plan(corpus.shards, size, most)
+        with reporter(options["progress"], len(corpus)) as report:
+            scores, indices = _best(queries, chunks, k, unit, options["largest"], report)
+    one = isinstance(Q, Tensor) and Q.dim() == 2
+    return (scores.squeeze(0), indices.squeeze(0)) if one else (scores, indices)
+
+
+def _best(
+    queries: _scores.Queries, chunks: list[_scores.Chunk], k: int, unit: bool, largest: bool, report: Any
+) -> tuple[Tensor, Tensor]:
+    device = queries.device
+    scores = torch.empty(queries.count, 0, device=device)
+    indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
+    for chunk, sources in _scores.on_device(chunks, device):
+        found = queries.scores(chunk, sources, unit)
+        end = chunk.place + found.shape[1]
+        places = torch.arange(chunk.place, end, device=device).expand(found.shape)
+        if chunk.place:
+            found = torch.cat((scores, found), dim=-1)
+            places = torch.cat((indices, places), dim=-1)
+        scores, indices = _select(found, places, k, largest)
+        report(end)
+    return scores, indices
+
+
+def _queries(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> list[Tensor]:
+    """The kept tokens of each query."""
+    if isinstance(Q, Tensor):
+        check_embeddings("Q", Q)
+        if Q.dim() not in (2, 3):
+            raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {shape_of(Q)}")
+        batch = Q.unsqueeze(0) if Q.dim() == 2 else Q
+        mask = check_mask("q_mask", q_mask, "Q", batch)
+        found = list(batch if mask is None else (x[kept] for x, kept in zip(batch, mask, strict=True)))
+    elif isinstance(Q, (list, tuple)) and Q:
+        if q_mask is not None:
+            raise ValueError(f"q_mask must be None for a list of queries, got {abbreviate(q_mask)}")
+        for i, x in enumerate(Q):
+            check_embeddings(f"Q[{i}]", x)
+            if x.dim() != 2 or x.device != Q[0].device:
+                raise ValueError(
+                    f"Q[{i}] must be [L, d] on the device of Q[0], got {shape_of(x)} on {x.device}"
+                )
+        found = list(Q)
+    else:
+        raise TypeError(f"Q must be a torch.Tensor or a list of them, got {abbreviate(Q)}")
+    for x in found or [Q]:
+        if isinstance(x, Tensor) and x.shape[-1] != d:
+            raise ValueError(f"Q must have the d of the corpus, {d}, got {shape_of(x)}")
+    return found
+
+
+def _check_device(corpus: "Corpus", queries: list[Tensor]) -> None:
+    for device in {shard.tokens.device for shard in corpus.shards}:
+        if device != queries[0].device and not (queries[0].is_cuda and device.type == "cpu"):
+            raise ValueError(
+                "Q must be on the device of the corpus (or on a GPU where that is on the CPU), got"
+                f" {queries[0].device} and {device}"
+            )

@@ -1,0 +1,94 @@
+"""A shard: documents end to end in one block of memory, their ids, and the chunks that a search takes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import describe_bad_entries
+from late_interaction.corpus import _files, _ids
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Document i has the tokens from offsets[i] up to offsets[i + 1].
+
+    tokens: [T, d]. offsets: [documents + 1], integers on the CPU; they may begin and end within the tokens.
+    scales: [T] float32 for codes, else None.
+    """
+
+    tokens: Tensor
+    offsets: Tensor
+    scales: Tensor | None = None
+    ids: Sequence[str] | None = None
+
+    @property
+    def documents(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    @property
+    def token_count(self) -> int:
+        return int(self.offsets[-1]) - int(self.offsets[0])
+
+    def rows(self, first: int, stop: int) -> slice:
+        """Where the tokens of these documents lie."""
+        return slice(int(self.offsets[first]), int(self.offsets[stop]))
+
+    def ranges(self, most_tokens: int, most_documents: int) -> Iterator[tuple[int, int]]:
+        """Documents, in order, in ranges of at most so many tokens and documents. A longer document has a
+        range of its own."""
+        first, count = 0, self.documents
+        last = int(self.offsets[-1])
+        while first < count:
+            end = min(int(self.offsets[first]) + most_tokens, last)
+            stop = int(torch.searchsorted(self.offsets, end, right=True)) - 1
+            stop = min(max(stop, first + 1), first + most_documents, count)
+            yield first, stop
+            first = stop
+
+
+_TYPES = {
+    "offsets": torch.int64, "scales": torch.float32, "ids": torch.uint8, "id_offsets": torch.int64,
+}  # fmt: skip
+
+
+def name_of(index: int, kind: str) -> str:
+    """The name of a shard's file."""
+    return f"shard-{index:05d}.{kind}"
+
+
+def _check_stored(path: Path, offsets: Tensor, total: int) -> None:
+    """Offsets of a file begin at 0, never fall and end at the total."""
+    bad = torch.cat((offsets[:1] != 0, offsets[1:] < offsets[:-1]))
+    bad[-1] |= offsets[-1] != total
+    if bool(bad.any()):
+        raise _files.CorpusError(
+            f"{path} must have offsets that begin at 0, never fall and end at {total},"
+            f" got {describe_bad_entries('offsets', offsets, bad, after=True)}: it was changed"
+        )
+
+
+def open_shard(folder: Path, index: int, entry: dict[str, Any], dtype: torch.dtype, d: int) -> Shard:
+    """A shard of a folder, mapped. Sizes and offsets are checked."""
+    documents, tokens = entry["documents"], entry["tokens"]
+    wanted = {"tokens": tokens * d * dtype.itemsize, "scales": 4 * tokens}
+    wanted |= dict.fromkeys(("offsets", "id_offsets"), 8 * (documents + 1))
+    found: dict[str, Tensor] = {}
+    for kind, file in entry["files"].items():
+        path = folder / name_of(index, kind)
+        _files.check_size(path, file)
+        if file["bytes"] != wanted.get(kind, file["bytes"]):
+            raise _files.CorpusError(
+                f"{path} must have {wanted[kind]} bytes for its {documents} documents of {tokens} tokens,"
+                f" got {file['bytes']}"
+            )
+        found[kind] = _files.mapped(path, file["bytes"], _TYPES.get(kind, dtype))
+    _check_stored(folder / name_of(index, "offsets"), found["offsets"], tokens)
+    ids = None
+    if "ids" in found:
+        _check_stored(folder / name_of(index, "id_offsets"), found["id_offsets"], len(found["ids"]))
+        ids = _ids.StoredIds(found["ids"], found["id_offsets"])
+    return Shard(found["tokens"].view(tokens, d), found["offsets"], found.get("scales"), ids)

@@ -1,0 +1,347 @@
+"""Writing a corpus to a folder, shard by shard: :class:`CorpusBuilder`."""
+
+import errno
+import fcntl
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import accumulate, pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import shape_of
+from late_interaction._checks.packed import check_sequences
+from late_interaction._progress import reporter
+from late_interaction.corpus import _files, _shards, _tokens
+from late_interaction.corpus._ids import check_ids
+from late_interaction.corpus._options import BuilderOptions
+from late_interaction.corpus._shard_files import ShardFiles
+
+if TYPE_CHECKING:
+    from late_interaction.corpus.corpus import Corpus
+
+__all__ = ["CorpusBuilder"]
+
+# Tokens are encoded in blocks of about so many bytes as stored, which bounds the memory beside the caller's.
+_BLOCK_BYTES = 64 << 20
+# What a filesystem that has no locks says. Nothing stops a second builder there.
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class CorpusBuilder:
+    """Writes documents to a folder. :meth:`Corpus.create` makes one; see there for its options.
+
+    As a context manager it finishes the corpus at the end of the block. When the block raises, the disk is
+    full or the process is killed, the shards that were finished stay, in a folder that :meth:`Corpus.open`
+    refuses; ``Corpus.create(..., resume=True)`` goes on from ``documents``. One process writes to a folder at
+    a time.
+
+    Args:
+        path, options: from :meth:`Corpus.create`.
+
+    Attributes:
+        documents: how many documents the corpus has so far. After a resumption: how many the finished shards
+            have, so that adding goes on with this one.
+
+    Raises:
+        OSError: what the disk says, such as "No space left on device". The message names the file and how
+            many documents are kept. The builder takes no more documents then.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from late_interaction.corpus import Corpus
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with Corpus.create(folder.name, d=4, dtype=torch.int8) as builder:
+        ...     builder.add([torch.randn(3, 4), torch.randn(5, 4)], ids=["a", "b"])
+        >>> corpus = Corpus.open(folder.name)
+        >>> len(corpus), corpus.tokens, corpus.ids[1]
+        (2, 8, 'b')
+    """
+
+    def __init__(self, path: Path, options: BuilderOptions) -> None:
+        self.documents = 0
+        self._path = path
+        self._d, self._dtype = options.d, options.dtype
+        self._normalize, self._shard_bytes = options.normalize, options.shard_bytes
+        self._has_ids: bool | None = None
+        self._finished: list[dict[str, Any]] = []
+        self._shard: ShardFiles | None = None
+        self._state = "open"
+        self._cleanup = ExitStack()
+        try:
+            self._lock()
+            self._start(options.resume)
+            self._report = self._cleanup.enter_context(reporter(options.progress, options.total or 0))
+            if self.documents:
+                self._report(self.documents)
+        except BaseException:
+            self._cleanup.close()
+            raise
+
+    # ---- the folder, before and after ----
+
+    def _lock(self) -> None:
+        """The folder belongs to this process until the builder is closed."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._path, os.O_RDONLY)
+        self._cleanup.callback(weakref.finalize(self, os.close, handle))
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"{self._path} is being written by another CorpusBuilder") from None
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+
+    def _start(self, resume: bool) -> None:
+        building = self._path / _files.BUILDING
+        if (self._path / _files.METADATA).exists():
+            raise FileExistsError(f"{self._path} holds a finished corpus: open it, or name another folder")
+        if building.exists():
+            if not resume:
+                raise FileExistsError(
+                    f"{self._path} holds a corpus that is not finished: go on with resume=True, or delete it"
+                )
+            self._take_up(_files.read_metadata(building))
+        elif any(path.name != "building.new" for path in self._path.iterdir()):
+            raise FileExistsError(f"{self._path} must be an empty folder, or one that is not there yet")
+        else:
+            self._record()
+
+    def _take_up(self, entries: dict[str, Any]) -> None:
+        """Goes on after the shards that were finished, and cuts away the rest."""
+        mine = self._entries()
+        for name in ("dtype", "d", "normalized"):
+            if entries[name] != mine[name]:
+                raise ValueError(f"{name} of the corpus to resume is {entries[name]!r}, got {mine[name]!r}")
+        self._finished, self._has_ids = entries["shards"], entries["has_ids"]
+        kept = {_files.BUILDING}
+        for index, shard in enumerate(self._finished):
+            _shards.open_shard(self._path, index, shard, self._dtype, self._d)
+            kept |= {_shards.name_of(index, kind) for kind in shard["files"]}
+            self.documents += shard["documents"]
+        for path in self._path.iterdir():
+            if path.name not in kept and path.name.startswith(("shard-", "building.", "metadata.")):
+                path.unlink()
+
+    def _entries(self) -> dict[str, Any]:
+        return {
+            "format": _files.FORMAT,
+            "version": _files.VERSION,
+            "dtype": _tokens.name_of(self._dtype),
+            "d": self._d,
+            "normalized": self._normalize,
+            "has_ids": self._has_ids,
+            "documents": sum(shard["documents"] for shard in self._finished),
+            "tokens": sum(shard["tokens"] for shard in self._finished),
+            "shards": self._finished,
+        }
+
+    def _record(self) -> None:
+        _files.write_metadata(self._path / _files.BUILDING, self._entries())
+
+    # ---- documents ----
+
+    def add(self, documents: Sequence[Tensor], ids: Sequence[str] | None = None) -> None:
+        """The next documents. All are checked before one is written.
+
+        Args:
+            documents: a list of ``[L, d]`` tensors, of one floating-point dtype and on one device. ``L`` may
+                be 0.
+            ids: a string for each of them. Either all documents of a corpus have an id, or none. That ids
+                differ is not checked.
+
+        Raises:
+            TypeError, ValueError: a document of another ``d``, dtype or device; a token that is not finite or
+                that the corpus's dtype cannot hold; ids that are no strings, or are not as many. The message
+                names the document. Nothing was written then.
+            OSError: as the class says.
+        """
+        if isinstance(documents, (list, tuple)) and not documents:
+            self._check_ids([], ids)
+            return
+        check_sequences("documents", documents)
+        if documents[0].shape[1] != self._d:
+            raise ValueError(f"documents[0] must be [L, {self._d}], got {shape_of(documents[0])}")
+        with torch.no_grad():
+            tokens = torch.cat(tuple(documents)).cpu()
+            offsets = torch.tensor(
+                list(accumulate((len(x) for x in documents), initial=0)), dtype=torch.int64, device="cpu"
+            )
+            self._add_shard(_shards.Shard(tokens, offsets, None, ids), "documents", False)
+
+    def extend(self, corpus: "Corpus") -> None:
+        """The documents of another corpus, with their ids if it has any. They are encoded anew unless they
+        are codes of this corpus's dtype (and normalized, if this corpus is), which are copied as they are.
+
+        Args:
+            corpus: a corpus of the same ``d``, on any device.
+
+        Raises:
+            TypeError, ValueError, OSError: as :meth:`add`.
+        """
+        if corpus.d != self._d:
+            raise ValueError(f"corpus must have d = {self._d}, got {corpus.d}")
+        kept = corpus.dtype == self._dtype and corpus.dtype in _tokens.CODES
+        kept = kept and (corpus.normalized or not self._normalize)
+        with torch.no_grad():
+            place = 0
+            for shard in corpus.shards:
+                self._add_shard(shard, "corpus", kept, place)
+                place += shard.documents
+
+    def _add_shard(self, shard: _shards.Shard, name: str, as_they_are: bool, place: int = 0) -> None:
+        """Documents of a shard in memory, block by block. Messages call the first of them name[place]."""
+        if self._state != "open":
+            raise RuntimeError(f"the builder of {self._path} is {self._state}: it takes no more documents")
+        self._check_ids(range(shard.documents), shard.ids)
+        blocks = list(shard.ranges(max(_BLOCK_BYTES // self._row_bytes(), 1), 1 << 20))
+        for first, stop in blocks:
+            self._check_tokens(shard, first, stop, name, place)
+        if shard.ids is not None or shard.documents:
+            self._has_ids = shard.ids is not None
+        for first, stop in blocks:
+            self._write(shard, first, stop, as_they_are)
+
+    def _check_ids(self, documents: Sequence[Any], ids: Sequence[str] | None) -> None:
+        if ids is None:
+            if self._has_ids and len(documents):
+                raise ValueError("ids must be given for all documents of the corpus or for none, got None")
+            return
+        check_ids(ids, len(documents))
+        if self._has_ids is False and len(documents):
+            raise ValueError(
+                "ids must be given for all documents of the corpus or for none: others have none"
+            )
+
+    def _check_tokens(self, shard: _shards.Shard, first: int, stop: int, name: str, place: int) -> None:
+        rows = shard.rows(first, stop)
+        tokens = _tokens.decode(shard.tokens[rows], None if shard.scales is None else shard.scales[rows])
+        bad = _tokens.find_unusable(tokens, self._dtype, self._normalize)
+        if bad is not None:
+            at = rows.start + bad
+            document = int(torch.searchsorted(shard.offsets, at, right=True)) - 1
+            raise ValueError(
+                f"{name}[{place + document}] must have tokens that {_tokens.name_of(self._dtype)} can hold,"
+                f" got NaN, an infinity or too large a value in its token {at - int(shard.offsets[document])}"
+            )
+
+    def _row_bytes(self) -> int:
+        return int(self._d * self._dtype.itemsize + (4 if self._dtype in _tokens.CODES else 0))
+
+    def _write(self, shard: _shards.Shard, first: int, stop: int, as_they_are: bool) -> None:
+        """Some documents of a shard, into as many shards of the corpus as they take."""
+        rows = shard.rows(first, stop)
+        tokens = shard.tokens[rows].cpu()
+        scales = None if shard.scales is None else shard.scales[rows].cpu()
+        if not as_they_are:
+            tokens, scales = _tokens.encode(_tokens.decode(tokens, scales), self._dtype, self._normalize)
+        offsets = (shard.offsets[first : stop + 1] - shard.offsets[first]).tolist()
+        for begin, end in self._parts(offsets):
+            part = slice(offsets[begin], offsets[end])
+            ids = None if shard.ids is None else shard.ids[first + begin : first + end]
+            own = None if scales is None else scales[part]
+            self._write_part(tokens[part], own, [x - part.start for x in offsets[begin + 1 : end + 1]], ids)
+        self._report(self.documents)
+
+    def _parts(self, offsets: list[int]) -> Iterator[tuple[int, int]]:
+        """Documents in ranges, each of which goes to one shard: a full one is finished in between."""
+        begin, used = 0, 0
+        if self._shard is not None:
+            used = self._shard.tokens * self._row_bytes() + 8 * self._shard.documents
+        for i, (start, stop) in enumerate(pairwise(offsets)):
+            size = (stop - start) * self._row_bytes() + 8
+            if used and used + size > self._shard_bytes:
+                if i > begin:
+                    yield begin, i
+                self.flush()
+                begin, used = i, 0
+            used += size
+        yield begin, len(offsets) - 1
+
+    def _write_part(
+        self, tokens: Tensor, scales: Tensor | None, ends: list[int], ids: Sequence[str] | None
+    ) -> None:
+        try:
+            if self._shard is None:
+                kinds = ["tokens", "offsets"] + ["scales"] * (scales is not None)
+                kinds += ["ids", "id_offsets"] * (ids is not None)
+                self._shard = ShardFiles(self._path, len(self._finished), kinds)
+            self._shard.write(tokens, scales, ends, ids)
+        except OSError as error:
+            raise self._failed(error) from error
+        except BaseException:  # the shard may end within a document
+            self._cut_away("closed, as writing was interrupted")
+            raise
+        self.documents += len(ends)
+
+    # ---- the end ----
+
+    def flush(self) -> None:
+        """Ends the shard here: what was added so far is on the disk and survives a crash. A small shard costs
+        a few files more and little else.
+
+        Raises:
+            OSError: as the class says.
+        """
+        if self._shard is None:
+            return
+        try:
+            entry = self._shard.finish()
+            _files.sync_folder(self._path)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._shard = None  # from here on its files stay: building.json may name them already
+        self._finished.append(entry)
+        try:
+            self._record()
+        except OSError as error:
+            self._finished.pop()
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> OSError:
+        self._cut_away("closed, as writing failed")
+        return _files.writing_failed(error, self._path, self.documents)
+
+    def _cut_away(self, state: str) -> None:
+        """Closes the builder without the shard that is not finished."""
+        if self._shard is not None:
+            self._shard.remove()
+            self._shard = None
+        self.documents = sum(shard["documents"] for shard in self._finished)
+        self._state = state
+        self._cleanup.close()
+
+    def finish(self) -> None:
+        """Writes the rest and the metadata, after which :meth:`Corpus.open` takes the folder. A second call
+        does nothing.
+
+        Raises:
+            OSError: as the class says.
+        """
+        if self._state != "open":
+            return
+        self.flush()
+        try:
+            _files.write_metadata(self._path / _files.METADATA, self._entries())
+        except OSError as error:
+            raise self._failed(error) from error
+        (self._path / _files.BUILDING).unlink()
+        self._state = "finished"
+        self._cleanup.close()
+
+    def __enter__(self) -> "CorpusBuilder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        elif self._state == "open":
+            self._cut_away("closed, as its block raised")

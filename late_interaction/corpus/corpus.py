@@ -1,0 +1,236 @@
+"""Documents packed end to end, in memory or mapped from a folder: :class:`Corpus`."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.options import check_flag
+from late_interaction._progress import Progress
+from late_interaction.corpus import _files, _search, _shards, _tokens
+from late_interaction.corpus._documents import Documents
+from late_interaction.corpus._files import CorpusError
+from late_interaction.corpus._options import BuilderOptions
+from late_interaction.corpus.builder import CorpusBuilder
+
+__all__ = ["Corpus", "CorpusError"]
+
+_SHARD_BYTES = 1 << 30
+
+
+class Corpus(Documents):
+    """Documents of different lengths, their tokens end to end: searched exactly, chunk by chunk.
+
+    Made by :meth:`open` (a folder, mapped into memory), :meth:`from_packed`, :meth:`from_numpy` or
+    :meth:`from_arrow` (memory, shared and not copied), or :meth:`from_parquet` (written to a folder, then
+    mapped). ``len(corpus)`` is the number of documents, ``corpus[i]`` the tokens of one: ``[L, d]``, a view
+    of floats, or of codes the float32 tokens that they stand for.
+
+    Args:
+        shards, options: from the class methods.
+
+    Attributes:
+        d: the dims of a token.
+        dtype: ``torch.float32``, ``torch.float16``, ``torch.bfloat16``, or of codes with a scale a token
+            ``torch.float8_e4m3fn`` or ``torch.int8``.
+        tokens: how many tokens the documents have together.
+        normalized: whether tokens are known to have norm 1.
+        ids: a sequence of strings, or None.
+        path: the folder, or None.
+        shards: blocks of documents that lie in one piece of memory each.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.corpus import Corpus
+        >>> tokens = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+        >>> corpus = Corpus.from_packed(tokens, torch.tensor([0, 2, 3]), normalized=True)
+        >>> len(corpus), corpus[1]
+        (2, tensor([[0.6000, 0.8000]]))
+        >>> corpus.search(torch.tensor([[0.0, 2.0]]), k=2)
+        (tensor([1.0000, 0.8000]), tensor([0, 1]))
+    """
+
+    @staticmethod
+    def create(
+        path: str | os.PathLike[str],
+        *,
+        d: int,
+        dtype: torch.dtype = torch.float16,
+        normalize: bool = True,
+        resume: bool = False,
+        shard_bytes: int = _SHARD_BYTES,
+        progress: Progress = False,
+        total: int | None = None,
+    ) -> CorpusBuilder:
+        """A :class:`CorpusBuilder` that writes a corpus to a folder.
+
+        Args:
+            path: a folder, empty or not there yet.
+            d: the dims of a token.
+            dtype: how tokens are stored: ``torch.float32``, ``torch.float16``, ``torch.bfloat16``, or as
+                codes with a float32 scale a token, ``torch.float8_e4m3fn`` or ``torch.int8``.
+            normalize: L2-normalize every token, in float32, before it is stored.
+            resume: go on with a corpus that was not finished, if the folder holds one: after the documents of
+                its finished shards, of which ``builder.documents`` is the number. ``d``, ``dtype`` and
+                ``normalize`` must be those that it was begun with.
+            shard_bytes: a shard ends before it is larger than this; a longer document has one of its own. At
+                most so much is lost when the process is killed.
+            progress: True shows a tqdm bar; a function is called with (documents done, ``total``).
+            total: how many documents the corpus will have. Only ``progress`` needs it.
+
+        Returns:
+            The builder, a context manager.
+
+        Raises:
+            TypeError, ValueError: an option of a wrong type or value; one that differs from the corpus's that
+                is resumed; ``progress`` without ``total``.
+            FileExistsError: the folder holds a finished corpus, one that is not finished while ``resume`` is
+                False, or anything else.
+            CorpusError: what is to be resumed was cut short or changed.
+            RuntimeError: another builder is writing to the folder.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from late_interaction.corpus import Corpus
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> with Corpus.create(folder.name, d=8, dtype=torch.float16) as builder:
+            ...     for length in (3, 0, 7):
+            ...         builder.add([torch.randn(length, 8)])
+            >>> [len(document) for document in Corpus.open(folder.name)]
+            [3, 0, 7]
+        """
+        options = BuilderOptions(d, dtype, normalize, resume, shard_bytes, progress, total)
+        return CorpusBuilder(Path(path), options)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Corpus":
+        """The corpus of a folder, mapped into memory: no token is read before it is scored.
+
+        The size of every file and all offsets are checked. A file may not be cut short while it is mapped:
+        the system ends a process that reads beyond its end.
+
+        Args:
+            path: the folder.
+            verify: compare every file with its checksum, as :meth:`verify` does, which reads all of it.
+
+        Returns:
+            The corpus. Its tensors are on the CPU.
+
+        Raises:
+            FileNotFoundError: there is no corpus in the folder.
+            CorpusError: the corpus is not finished, or a file of it is missing, cut short or changed. The
+                message names the file. What a file of unchanged size holds instead is found by ``verify``
+                alone.
+
+        Complexity: reads the metadata and 8 bytes a document.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from late_interaction.corpus import Corpus
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> with Corpus.create(folder.name, d=8) as builder:
+            ...     builder.add([torch.randn(3, 8)])
+            >>> Corpus.open(folder.name, verify=True).tokens
+            3
+        """
+        check_flag("verify", verify)
+        folder = Path(path)
+        metadata = folder / _files.METADATA
+        if not metadata.exists():
+            if (folder / _files.BUILDING).exists():
+                done = _files.read_metadata(folder / _files.BUILDING)["documents"]
+                raise CorpusError(
+                    f"{folder} holds a corpus that is not finished, with {done} documents so far: go on with"
+                    " Corpus.create(..., resume=True)"
+                )
+            raise FileNotFoundError(f"there is no corpus in {folder}: it has no {_files.METADATA}")
+        entries = _files.read_metadata(metadata)
+        dtype, d = _tokens.NAMES[entries["dtype"]], entries["d"]
+        shards = [
+            _shards.open_shard(folder, index, shard, dtype, d)
+            for index, shard in enumerate(entries["shards"])
+        ]
+        options = {"d": d, "dtype": dtype, "normalized": entries["normalized"]}
+        corpus = cls(shards, options | {"path": folder, "metadata": entries})
+        if verify:
+            corpus.verify()
+        return corpus
+
+    def verify(self) -> None:
+        """Compares every file with the checksum that it was written with.
+
+        Returns:
+            None. A corpus in memory has no checksums, and nothing is compared.
+
+        Raises:
+            CorpusError: a file is missing, cut short or changed. The message names it.
+
+        Complexity: reads every byte once, at about 1 GB/s.
+        """
+        if self.path is None or self._metadata is None:
+            return
+        for index, shard in enumerate(self._metadata["shards"]):
+            for kind, entry in shard["files"].items():
+                _files.check_checksum(self.path / _shards.name_of(index, kind), entry)
+
+    def search(
+        self,
+        Q: Tensor | Sequence[Tensor],
+        k: int,
+        q_mask: Tensor | None = None,
+        *,
+        normalize: bool = True,
+        largest: bool = True,
+        precision: str | None = None,
+        progress: Progress = False,
+        chunk_bytes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The ``k`` best documents of each query, by exact MaxSim of the tokens as they are stored.
+
+        Documents are scored in chunks: on the CPU where they lie; on a GPU where they lie, or copied from the
+        CPU, each chunk while the one before it is scored. Among equal scores the lowest index comes first,
+        and NaN counts as the largest score.
+
+        Args:
+            Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, or a list of ``[L, d]`` tensors; floating-point. Rounded to the
+                dtype of the corpus; quantized with a scale a token where the corpus has codes. On a GPU, or
+                on the device of the corpus.
+            k: how many; at most all documents come back.
+            q_mask: ``[Nq, Lq]``, True = keep. Only for a tensor ``Q``.
+            normalize: L2-normalize every token first. Documents of a corpus that is not known to be
+                ``normalized`` are normalized chunk by chunk, in a copy; codes cannot be.
+            largest: the highest scores, or else the lowest.
+            precision: how float32 tokens multiply, as in :func:`late_interaction.maxsim`.
+            progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
+            chunk_bytes: how many bytes of tokens are scored at a time. A longer document is a chunk by
+                itself. None: 256 MiB, or 4 MiB where chunks are normalized on a CPU.
+
+        Returns:
+            ``(scores, indices)``: float32 and int64, each ``[Nq, min(k, documents)]`` (``[min(k,
+            documents)]`` for a 2-D ``Q``), best first, on the device of ``Q``. No gradients.
+
+        Raises:
+            TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value; ``normalize``
+                where the codes of the corpus were not normalized.
+            ImportError: ``progress=True`` without tqdm.
+
+        Complexity: ``2 * tokens of Q * tokens * d`` operations and one read of the corpus. Memory beside the
+        inputs: the scores of a chunk, at most 4 M; on a GPU two chunks where the corpus is on the CPU; a
+        copy of a chunk where it is normalized, and for float16 and bfloat16 one in float32 beside it.
+        Codes are copied beside each other by length, 1 MiB at a time on a CPU, unless neighbours are equally
+        long.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction.corpus import Corpus
+            >>> corpus = Corpus.from_packed(torch.eye(3), torch.tensor([0, 1, 3]))
+            >>> corpus.search(torch.tensor([[[0.0, 1.0, 1.0]]]), k=1)
+            (tensor([[0.7071]]), tensor([[1]]))
+        """
+        options = {
+            "normalize": normalize, "largest": largest, "precision": precision, "progress": progress,
+            "chunk_bytes": chunk_bytes,
+        }  # fmt: skip
+        return _search.search(self, Q, k, q_mask, options)

@@ -1,0 +1,68 @@
+"""Processes of tests/test_corpus.py and tests/test_corpus_files.py.
+
+`python -m tests.corpus_worker search FOLDER`: searches corpora in chunks in a process that may take little
+memory, and shows that a search without chunks is refused it.
+`python -m tests.corpus_worker build FOLDER`: builds a corpus, and kills itself in the middle of a shard.
+"""
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from late_interaction.corpus import Corpus
+
+CORPUS, MORE = 64 << 20, 40 << 20
+
+
+def documents(count: int, d: int = 16) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(5 + i % 50, d, generator=generator) for i in range(count)]
+
+
+def private_bytes() -> int:
+    """Private memory of this process, mapped files among it."""
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmData")]
+    return int(line.split()[1]) * 1024
+
+
+def search(folder: Path) -> None:
+    torch.set_num_threads(1)
+    docs, Q = 2 * torch.randn(500, 128).sign(), torch.randn(1, 8, 128)
+    corpora = []
+    for dtype in (torch.float16, torch.int8):
+        path = folder / str(dtype)
+        with Corpus.create(path, d=128, dtype=dtype, normalize=dtype == torch.int8) as builder:
+            builder.add([docs] * (CORPUS // (128 * dtype.itemsize * len(docs))))
+        corpora.append(Corpus.open(path))
+        corpora[-1].search(Q, 3)
+    limit = private_bytes() + MORE
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    for corpus in corpora:
+        corpus.search(Q, 3)
+    try:
+        corpora[0].search(Q, 3, chunk_bytes=1 << 30)  # normalizes a copy of the corpus
+    except RuntimeError as error:
+        assert "allocate" in str(error), error
+    else:
+        raise AssertionError("the limit refuses nothing")
+    print("float16 and int8 in bounded memory, float16 without chunks refused it")
+
+
+def build(folder: Path) -> None:
+    docs = documents(100)
+    with Corpus.create(folder, d=16, dtype=torch.int8, shard_bytes=4000) as builder:
+        for i in range(0, 80, 4):
+            builder.add(docs[i : i + 4], [str(j) for j in range(i, i + 4)])
+        print(builder.documents, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "build":
+        build(Path(sys.argv[2]))
+    else:
+        search(Path(sys.argv[2]))
