@@ -15,7 +15,7 @@ import torch
 
 from late_interaction.corpus import Corpus
 
-CORPUS, MORE = 64 << 20, 40 << 20
+CORPUS, MORE, CHUNK = 48 << 20, 36 << 20, 1 << 20
 
 
 def documents(count: int, d: int = 16) -> list[torch.Tensor]:
@@ -38,11 +38,11 @@ def search(folder: Path) -> None:
         with Corpus.create(path, d=128, dtype=dtype, normalize=dtype == torch.int8) as builder:
             builder.add([docs] * (CORPUS // (128 * dtype.itemsize * len(docs))))
         corpora.append(Corpus.open(path))
-        corpora[-1].search(Q, 3)
+        corpora[-1].search(Q, 3, chunk_bytes=CHUNK)
     limit = private_bytes() + MORE
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     for corpus in corpora:
-        corpus.search(Q, 3)
+        corpus.search(Q, 3, chunk_bytes=CHUNK)
     try:
         corpora[0].search(Q, 3, chunk_bytes=1 << 30)  # normalizes a copy of the corpus
     except RuntimeError as error:

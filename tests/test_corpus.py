@@ -328,7 +328,7 @@ def test_bounded_memory_of_a_gpu(dtype, tmp_path):
     reason="the address sanitizer's allocator takes memory of its own",
 )
 def test_bounded_memory_of_the_host(tmp_path):
-    """tests/corpus_worker.py searches corpora of 64 MB with 40 MB of memory that it may take."""
+    """tests/corpus_worker.py searches corpora of 48 MB with 36 MB of memory that it may take."""
     command = [sys.executable, "-m", "tests.corpus_worker", "search", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr

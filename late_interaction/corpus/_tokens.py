@@ -26,9 +26,9 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 def unit(tokens: Tensor) -> Tensor:
     """Tokens divided by max(norm, 1e-12): computed in float32, in the dtype of the tokens."""
-    norms = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float32)
-    found: Tensor = tokens / norms.clamp_min(1e-12)
-    return found.to(tokens.dtype)
+    floats = tokens.to(torch.float32)
+    norms = torch.linalg.vector_norm(floats, dim=-1, keepdim=True).clamp_min(1e-12)
+    return floats / norms if floats is tokens else floats.div_(norms).to(tokens.dtype)
 
 
 def quantize(tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
