@@ -69,9 +69,8 @@ def copied(
     piece: Callable[[int], list[Tensor]], count: int, rows: int, device: torch.device
 ) -> Iterator[list[Tensor]]:
     """Copies of the CPU tensors ``piece(0)`` up to ``piece(count - 1)``, each with at most so many rows, made
-    on a
-    second stream: while one piece is scored, the next one is copied. A copy is valid until the next is asked
-    for.
+    on a second stream: while one piece is scored, the next one is copied. A copy is valid until the next is
+    asked for.
 
     The tensors of all pieces are alike: in dtype, in all dims but the first, and in whether they are pinned.
     """

@@ -2,8 +2,7 @@
 
 A folder is written by :class:`CorpusBuilder` (:meth:`Corpus.create`) and mapped into memory by
 :meth:`Corpus.open`. Arrow columns and NumPy arrays become a corpus where they lie. :meth:`Corpus.search`
-scores
-chunks of it with the packed operators: no token is padded in storage, and memory stays bounded.
+scores chunks of it with the packed operators: no token is padded in storage, and memory stays bounded.
 
 The folder::
 
