@@ -32,7 +32,7 @@ struct Tile {
   void* best;                     // [vectors * lanes] float or double: running maximum
   void* winner;                   // [vectors * lanes] int32 (float) or int64 (double), or null with ids
   const char* source;             // the tokens before they are widened, or null: they are packed already
-  const int64_t* source_offsets;  // [count] token n lies at source + source_offsets[n] bytes
+  const int64_t* source_offsets;  // token n lies at source + source_offsets[n] bytes; whole groups of them
   char* widened;                  // where they go: as `tokens`
   const char* ahead;              // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
   int64_t ahead_step;             // and k-step

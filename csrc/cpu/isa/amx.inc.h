@@ -2,10 +2,9 @@
 //
 //   tokens of a group    A: 2 tiles of 16 tokens, rows of D as they lie in memory
 //   rows of the panel    B: 2 tiles of 16 query rows, [step][row] as the panel holds them
-//   similarities         2 x 2 tiles of 16 tokens x 16 rows, in 4 tile registers for all k-steps; then they
-//   go
-//                        to a buffer in L1, where a vector holds one token's similarities with 16 rows, and
-//                        fold.inc.h takes them lane by lane
+//   similarities         2 x 2 tiles of 16 tokens x 16 rows, in 4 tile registers for all k-steps; then
+//                        they go to a buffer in L1, where a vector holds one token's similarities with
+//                        16 rows, and fold.inc.h takes them lane by lane
 //
 // Tiles hold what a group has: a document's last group makes them shorter, so nothing is read past it. While
 // the tile unit multiplies a group, the vector units fold the one before: two buffers take turns.
