@@ -30,8 +30,8 @@ bool has_avx2() {
 }
 #endif
 
-// Best first. What needs a permission runs only when it is asked for by name: with that of AMX, Linux keeps 8
-// KiB more on the stack of every signal handler.
+// Best first. A table that needs a permission runs only when it is asked for by name: the permission of AMX
+// raises the least size that Linux accepts for an alternate signal stack.
 const Candidate kCandidates[] = {
 #if defined(__x86_64__)
     {"amx", [] { return has_avx512_bf16() && has_amx(); }, fill_amx, permit_amx},

@@ -9,7 +9,7 @@
 namespace late_interaction::cpu {
 namespace {
 
-// What a ResidualTokens points to.
+// Owns the memory that a ResidualTokens points to.
 class Documents {
  public:
   Documents(const ResidualInputs& in, const Tensor& codes, const Tensor& residuals, const Tensor& extents,

@@ -21,7 +21,22 @@ def check_ids(ids: Any, documents: int) -> None:
             raise TypeError(f"ids[{i}] must be a string, got {type(x).__name__}")
 
 
-class StoredIds(Sequence[str]):
+class _Ids(Sequence[str]):
+    """A sequence of ids by :meth:`_at`, which takes an index from 0 on."""
+
+    def _at(self, index: int) -> str:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        places = range(len(self))[index]
+        return self._at(places) if isinstance(places, int) else [self._at(i) for i in places]
+
+
+class StoredIds(_Ids):
     """Ids in UTF-8, end to end in a mapped file."""
 
     def __init__(self, text: Tensor, offsets: Tensor) -> None:
@@ -30,19 +45,12 @@ class StoredIds(Sequence[str]):
     def __len__(self) -> int:
         return self._offsets.shape[0] - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def _at(self, index: int) -> str:
         begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
         return bytes(_files.bytes_of(self._text[begin:end])).decode()
 
 
-class JoinedIds(Sequence[str]):
+class JoinedIds(_Ids):
     """The ids of several shards, one after the other."""
 
     def __init__(self, parts: Sequence[Sequence[str]]) -> None:
@@ -52,13 +60,6 @@ class JoinedIds(Sequence[str]):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+    def _at(self, index: int) -> str:
         part = int(torch.searchsorted(self._ends, index, right=True))
         return self._parts[part][index - int(self._ends[part - 1]) if part else index]

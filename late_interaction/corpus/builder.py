@@ -29,7 +29,7 @@ __all__ = ["CorpusBuilder"]
 
 # Tokens are encoded in blocks of about so many bytes as stored, which bounds the memory beside the caller's.
 _BLOCK_BYTES = 64 << 20
-# What a filesystem that has no locks says. Nothing stops a second builder there.
+# The errors of a filesystem without locks. A folder there does not keep a second builder out.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from late_interaction._checks.plaid import check_approx_score, check_compressed
 from late_interaction.ops.winners import widen
 
-# What is decompressed or gathered together takes at most this many bytes (one document always fits).
+# A block of decompressed tokens or of gathered scores takes at most this many bytes, or is one document.
 _BYTES = 16 << 20
 
 

@@ -80,8 +80,8 @@ inline __attribute__((always_inline)) void fold_columns(Column<Op, NT> (&column)
     return;
   }
 
-  // What is left of the group meets the running maximum. A NaN there stays: nothing is greater, and max
-  // returns its second operand when either is NaN.
+  // The maximum of the group is compared with the running maximum. A running maximum of NaN stays, because no
+  // value is greater than NaN, and max returns its second operand when either is NaN.
   if (tile.ids) {
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) {
