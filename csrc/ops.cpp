@@ -116,15 +116,14 @@ LATE_INTERACTION_LIBRARY(m) {
       "Tensor bucket_weights, int nbits, bool normalize=True, str precision='highest') -> (Tensor scores, "
       "Tensor winners)");
 
-  // The gradient of Q from saved winners, in the dtype of Q. On the CPU written in Python
-  // (late_interaction/ops/plaid_cpu.py).
+  // The gradient of Q from saved winners, in the dtype of Q.
   m.def(
       "maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tensor residuals, "
       "Tensor extents, Tensor centroids, Tensor bucket_weights, Tensor winners, int nbits, "
       "bool normalize=True) -> Tensor");
 
   // Scores [B] of one query by centroids alone: query_centroid_scores [n, Lq] fp32 or fp64, codes int32
-  // [B, Ld], doc_lengths [B]. Not differentiable. On the CPU written in Python.
+  // [B, Ld], doc_lengths [B]. Not differentiable.
   m.def("plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) -> Tensor");
 
   // XTR scores [Nq, Nd] of Q [Nq, Lq, d] and D [Nd, Ld, d] (late_interaction/ops/xtr.py): of a query token's

@@ -153,6 +153,8 @@ def test_gradient(case, device):
             grad_scores, Q.double(), index.tokens, widen(winners, case.Ld), case.normalize
         )
         assert grad.dtype == case.dtype
+        if case.normalize and case.d == 1:  # the gradient is 0; rounding errors of its terms grow by 1 / |q|
+            grad = grad * Q.detach().abs().clamp_max(1)
         ref.assert_close(grad, wanted, 2 * ref.GRAD_TOLERANCE[case.dtype], "grad_Q")
 
 

@@ -159,20 +159,25 @@ def test_raw_operators_check_too(bad, device):
             op(*args)
 
 
-@pytest.mark.gpu
-def test_raw_operators_want_what_the_kernels_read():
-    args = [x.cuda() if isinstance(x, torch.Tensor) else x for x in PADDED.values()]
+def test_raw_operators_want_what_the_kernels_read(device):
+    args = [x.to(device) if isinstance(x, torch.Tensor) else x for x in PADDED.values()]
     with pytest.raises(RuntimeError, match="codes must be int32"):
         OPS.maxsim_residual(*args)
     args[1] = args[1].int()
     with pytest.raises(RuntimeError, match="bucket_weights must be float32"):
         OPS.maxsim_residual(*args[:5], args[5].half(), 2)
-    with pytest.raises(RuntimeError, match="on the device of Q"):
-        OPS.maxsim_residual(*args[:4], args[4].cpu(), *args[5:])
+    if device == "cuda":
+        with pytest.raises(RuntimeError, match="on the device of Q"):
+            OPS.maxsim_residual(*args[:4], args[4].cpu(), *args[5:])
     scores, winners = OPS.maxsim_residual_winners(*args)
     with pytest.raises(RuntimeError, match="winners must be as"):
         OPS.maxsim_residual_backward(scores, *args[:-1], winners.int(), 2)
     with pytest.raises(RuntimeError, match="grad_scores must be"):
         OPS.maxsim_residual_backward(scores[:, :2], *args[:-1], winners, 2)
     with pytest.raises(RuntimeError, match="query_centroid_scores must be float32"):
-        OPS.plaid_approx_score(TABLE.cuda().half(), args[1], args[3])
+        OPS.plaid_approx_score(TABLE.to(device).half(), args[1], args[3])
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match=r"doc_lengths must lie within \[0, 7\], got 8"):
+            OPS.plaid_approx_score(TABLE, args[1], args[3] + 1)
+        with pytest.raises(RuntimeError, match=r"extents must lie within \[0, 7\], got extents"):
+            OPS.maxsim_residual_backward(scores, *args[:3], args[3] + 1, *args[4:-1], winners, 2)

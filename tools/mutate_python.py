@@ -71,7 +71,6 @@ TESTS = {
     "ops/from_hidden/fallback.py": "fused_head",
     "ops/pairs.py": "call_edges score_pairs",
     "ops/plaid.py": "plaid",
-    "ops/plaid_cpu.py": "plaid",
     "ops/quantized.py": "quantized_ops",
     "ops/varlen.py": "varlen",
     "ops/winners.py": "winners",

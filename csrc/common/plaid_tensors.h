@@ -74,4 +74,17 @@ inline void check_residual_winners(const Tensor& grad_scores, const Tensor& Q, c
                   "late_interaction: grad_scores and winners must be on the device of Q");
 }
 
+inline void check_centroid_scores(const Tensor& table, const Tensor& codes, const Tensor& lengths) {
+  STD_TORCH_CHECK(
+      table.dim() == 2 && table.size(0) > 0 &&
+          (table.scalar_type() == ScalarType::Double || table.scalar_type() == ScalarType::Float),
+      "late_interaction: query_centroid_scores must be float32 or float64, [n, Lq] with n of at least 1");
+  STD_TORCH_CHECK(codes.dim() == 2 && codes.scalar_type() == ScalarType::Int,
+                  "late_interaction: codes must be int32, [B, Ld]");
+  STD_TORCH_CHECK(lengths.dim() == 1 && lengths.size(0) == codes.size(0) && is_index(lengths),
+                  "late_interaction: doc_lengths must be int32 or int64, [B]");
+  STD_TORCH_CHECK(same_place(codes, table) && same_place(lengths, table),
+                  "late_interaction: all arguments must be on one device");
+}
+
 }  // namespace late_interaction

@@ -2,7 +2,8 @@
 //
 //   grad_Q   A thread owns a range of query rows (i, s) and a float sum for each. It walks the documents in
 //            order, a few at a time so that they stay in cache for all rows of the range, and adds
-//            grad[i, j] * D[j, winner(i, j, s)].
+//            grad[i, j] * D[j, winner(i, j, s)]. Of residual-compressed documents it decompresses the
+//            winners.
 //
 //   grad_D   A thread owns a range of tokens of one document. It sorts the winners that fall into the range
 //            by token (counting sort, stable: within a token by query, then by query token), then forms one
@@ -27,7 +28,7 @@ namespace late_interaction::cpu {
 namespace {
 
 constexpr int64_t kSumBytes = 256 << 10;       // of grad_Q sums: they and
-constexpr int64_t kDocumentBytes = 384 << 10;  // the documents they gather from stay in L2
+constexpr int64_t kDocumentBytes = 384 << 10;  // the documents they gather from, or winners, stay in L2
 constexpr int64_t kMaxDocuments = 64;
 constexpr int64_t kItemsPerThread = 8;
 
@@ -56,6 +57,7 @@ struct Context {
     return (i * call.D.query_stride + j * call.D.item_stride + token * call.D.token_stride) * element;
   }
   int64_t document_length(int64_t j) const {
+    if (call.residual) return call.residual->lengths[j];
     return call.packed ? call.packed->d_offsets[j + 1] - call.packed->d_offsets[j] : s.Ld;
   }
   // The row of grad_D of a document's first token.
@@ -91,15 +93,20 @@ class QueryWorker {
  public:
   QueryWorker(const Context<Real, Index>& context, int64_t rows_per_item)
       : x_(context), rows_per_item_(rows_per_item) {
-    const int64_t document_bytes = std::max<int64_t>(x_.s.Ld * x_.s.d * x_.element, 1);
-    documents_ = std::clamp<int64_t>(kDocumentBytes / document_bytes, 1, kMaxDocuments);
+    const int64_t document_bytes = (x_.call.residual ? 1 : x_.s.Ld) * x_.s.d * x_.element;
+    documents_ = std::clamp<int64_t>(kDocumentBytes / std::max<int64_t>(document_bytes, 1), 1, kMaxDocuments);
+    const int64_t decompressed = x_.call.residual ? documents_ * x_.s.d : 0;
     Scratch& memory = thread_scratch();
     memory.reset(Scratch::size_of<Real>(rows_per_item * x_.s.d) + Scratch::size_of<char>(rows_per_item) +
-                 Scratch::size_of<Real>(documents_) + Scratch::size_of<int64_t>(documents_));
+                 2 * Scratch::size_of<Real>(documents_) + Scratch::size_of<int64_t>(documents_) +
+                 Scratch::size_of<Real>(decompressed) + Scratch::size_of<char>(decompressed * x_.element));
     sums_ = memory.take<Real>(rows_per_item * x_.s.d);
     won_ = memory.take<char>(rows_per_item);
     scales_ = memory.take<Real>(documents_);
+    inverse_norms_ = memory.take<Real>(documents_);
     offsets_ = memory.take<int64_t>(documents_);
+    decompressed_ = memory.take<Real>(decompressed);
+    rounded_ = memory.take<char>(decompressed * x_.element);
   }
 
   void operator()(int64_t item) {
@@ -108,12 +115,18 @@ class QueryWorker {
     const int64_t end = std::min(first + rows_per_item_, s.Nq * s.Lq);
     std::fill_n(sums_, (end - first) * s.d, Real{0});
     std::fill_n(won_, end - first, char{0});
+    TokenView D = x_.call.D;
+    if (x_.call.residual) {
+      D.data = rounded_;
+      D.dim_stride = 1;
+    }
     for (int64_t j = 0; j < s.N; j += documents_) {
       for (int64_t row = first; row < end; ++row) {
         const int64_t count = gather(x_.query_of(row), x_.token_of(row), j, std::min(j + documents_, s.N));
         won_[row - first] |= count > 0;
-        x_.rows.add_rows(sums_ + (row - first) * s.d, scales_, offsets_, count, x_.call.D.data, x_.call.dtype,
-                         x_.call.D.dim_stride, s.d);
+        if (x_.call.residual) decompress(count);
+        x_.rows.add_rows(sums_ + (row - first) * s.d, scales_, offsets_, count, D.data, x_.call.dtype,
+                         D.dim_stride, s.d);
       }
     }
     for (int64_t row = first; row < end; ++row) {
@@ -135,10 +148,28 @@ class QueryWorker {
       const uint64_t t = static_cast<uint64_t>(static_cast<int64_t>(x_.winners(i, j)[token]));
       if (t >= static_cast<uint64_t>(x_.document_length(j))) continue;
       scales_[count] = x_.grad(i, j);
+      if (x_.call.residual) {
+        offsets_[count++] = x_.call.residual->starts[j] + static_cast<int64_t>(t);
+        continue;
+      }
       if (x_.call.normalize) scales_[count] *= x_.document_inverse_norm[x_.document_index(i, j) * s.Ld + t];
       offsets_[count++] = x_.document_offset(i, j, t);
     }
     return count;
+  }
+
+  // Tokens, counted through all documents, at offsets_: decompressed and rounded to the dtype of Q, as the
+  // forward reads them. offsets_ then says where their rows lie.
+  void decompress(int64_t count) {
+    const int64_t d = x_.s.d;
+    x_.rows.decompress(*x_.call.residual, offsets_, count, d, decompressed_, d);
+    for (int64_t n = 0; n < count; ++n) {
+      offsets_[n] = n * d * x_.element;
+      x_.rows.write(decompressed_ + n * d, d, x_.call.dtype, rounded_ + offsets_[n]);
+    }
+    if (!x_.call.normalize) return;
+    x_.rows.inverse_norms(rounded_, offsets_, count, x_.call.dtype, 1, d, inverse_norms_);
+    for (int64_t n = 0; n < count; ++n) scales_[n] *= inverse_norms_[n];
   }
 
   const Context<Real, Index>& x_;
@@ -147,6 +178,10 @@ class QueryWorker {
   char* won_;
   Real* scales_;
   int64_t* offsets_;
+  // Residual-compressed documents: the winners of a query token in `documents_` of them.
+  Real* inverse_norms_;
+  Real* decompressed_;
+  char* rounded_;
 };
 
 template <class Real, class Index>
@@ -258,10 +293,12 @@ void run(const BackwardCall& call) {
   std::unique_ptr<Real[]> query_norms, document_norms;
   if (call.normalize) {
     query_norms = inverse_norms<Real>(call.Q, 1, s.Nq, s.Lq, call, x.rows, threads);
-    document_norms = inverse_norms<Real>(call.D, s.layout == Layout::per_query ? s.Nq : 1, s.N, s.Ld, call,
-                                         x.rows, threads);
     x.query_inverse_norm = query_norms.get();
-    x.document_inverse_norm = document_norms.get();
+    if (!call.residual) {
+      document_norms = inverse_norms<Real>(call.D, s.layout == Layout::per_query ? s.Nq : 1, s.N, s.Ld, call,
+                                           x.rows, threads);
+      x.document_inverse_norm = document_norms.get();
+    }
   }
 
   std::unique_ptr<int64_t[]> row_queries;
@@ -296,7 +333,7 @@ void run(const BackwardCall& call) {
 }  // namespace
 
 void backward(const BackwardCall& call) {
-  const bool wide = wide_winners(call.sizes.Ld);
+  const bool wide = call.wide || wide_winners(call.sizes.Ld);
   if (call.dtype == Dtype::fp64) {
     wide ? run<double, int32_t>(call) : run<double, uint16_t>(call);
   } else {

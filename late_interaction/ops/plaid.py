@@ -14,8 +14,6 @@ nbits, normalize=True) -> grad_Q``
     Not differentiable again.
 ``plaid_approx_score(query_centroid_scores, codes, doc_lengths) -> scores``
     float32 or float64 ``[n_centroids, Lq]`` gathered by int32 codes ``[B, Ld]``. Not differentiable.
-
-:mod:`late_interaction.ops.plaid_cpu` has the gradient and the approximate scores on the CPU.
 """
 
 from typing import Any
@@ -25,8 +23,7 @@ from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
-from late_interaction.ops import plaid_cpu
-from late_interaction.ops._library import library, operators
+from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
     applied,
     call_in_function,
@@ -117,5 +114,3 @@ def register() -> None:
     register_forward(_winners_op, _fake_winners, _residual_winners)
     register_backward(_backward_op, _fake_backward)
     register_forward(_approx_op, _fake_approx_score, without_gradients(_approx_op))
-    for kernel in plaid_cpu.KERNELS:
-        library.impl(kernel.__name__, kernel, "CPU")

@@ -197,12 +197,9 @@ def test_checks_know_the_checks_alone():
 def test_an_operator_knows_no_other_but_the_dense_one():
     shared = re.compile(r"late_interaction\.ops\.(_\w+|winners|dense)$")
     for a, b in python_arrows():
-        same = a.split(".")[2:3] == b.split(".")[2:3] or (a, b) == PLAID_ON_A_CPU
+        same = a.split(".")[2:3] == b.split(".")[2:3]
         if a.startswith("late_interaction.ops.") and b.startswith("late_interaction.ops.") and not same:
             assert shared.match(b), f"{a} imports {b}"
-
-
-PLAID_ON_A_CPU = ("late_interaction.ops.plaid", "late_interaction.ops.plaid_cpu")
 
 
 def test_a_drop_in_s_path_is_no_way_to_the_work():

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SITE = ROOT / ".venv" / "build" / "site"
 PYTHON = ROOT / ".venv" / "site" / "bin" / "python"
-INTERNAL = {"host_copy", "plaid_cpu", "winners"}  # modules of ops that have no operator to document
+INTERNAL = {"host_copy", "winners"}  # modules of ops that have no operator to document
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

@@ -250,16 +250,8 @@ Tensor maxsim_residual_backward(Tensor grad_scores, Tensor Q, Tensor codes, Tens
 
 Tensor plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) {
   const Tensor &table = query_centroid_scores, &lengths = doc_lengths;
+  check_centroid_scores(table, codes, lengths);
   const bool fp64 = table.scalar_type() == ScalarType::Double;
-  STD_TORCH_CHECK(table.dim() == 2 && table.size(0) > 0 && (fp64 || table.scalar_type() == ScalarType::Float),
-                  "late_interaction: query_centroid_scores must be float32 or float64, [n, Lq] with n of at"
-                  " least 1");
-  STD_TORCH_CHECK(codes.dim() == 2 && codes.scalar_type() == ScalarType::Int,
-                  "late_interaction: codes must be int32, [B, Ld]");
-  STD_TORCH_CHECK(lengths.dim() == 1 && lengths.size(0) == codes.size(0) && is_index(lengths),
-                  "late_interaction: doc_lengths must be int32 or int64, [B]");
-  STD_TORCH_CHECK(same_place(codes, table) && same_place(lengths, table),
-                  "late_interaction: all arguments must be on one device");
   const int device = table.get_device_index();
   const DeviceGuard guard(device);
   const Tensor scores = new_tensor(table, {codes.size(0)}, table.scalar_type());
