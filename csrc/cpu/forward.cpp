@@ -25,12 +25,14 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "../common/arithmetic.h"
 #include "cache_blocking.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "tile_stage.h"
 
 namespace late_interaction::cpu {
 namespace {
@@ -49,21 +51,37 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
 // Similarities and maxima are multiplied by a number a token: its inverse norm, or the scale of its code.
 bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data; }
 
-float scale_at(const ScaleView& scale, int64_t query, int64_t item, int64_t token) {
-  const float x =
-      scale.data[query * scale.query_stride + item * scale.item_stride + token * scale.token_stride];
-  constexpr float kMax = std::numeric_limits<float>::max();
-  return x >= 0 && x <= kMax ? x : std::numeric_limits<float>::quiet_NaN();
-}
-
 // Sums the maxima of one query and one document. Four chains, so that additions overlap; a maximum's place
 // among the query's kept tokens decides its chain, so the sum does not depend on how the query was cut.
 class ScoreSum {
  public:
   void add(double x) { chain_[count_++ % 4] += x; }
+
+  // x[0], x[1], ... times their scales, if there are some.
+  template <class Real>
+  void add(const Real* x, const Real* scales, int64_t count) {
+    if (scales) {
+      add_each(count, [&](int64_t n) { return double{x[n] * scales[n]}; });
+    } else {
+      add_each(count, [&](int64_t n) { return double{x[n]}; });
+    }
+  }
+
   double total() const { return (chain_[0] + chain_[1]) + (chain_[2] + chain_[3]); }
 
  private:
+  template <class F>
+  void add_each(int64_t count, const F& at) {
+    int64_t n = 0;
+    while (n < count && count_ % 4 != 0) add(at(n++));
+    double chain[4] = {chain_[0], chain_[1], chain_[2], chain_[3]};
+    for (; n + 4 <= count; n += 4, count_ += 4) {
+      for (int k = 0; k < 4; ++k) chain[k] += at(n + k);
+    }
+    std::copy_n(chain, 4, chain_);
+    while (n < count) add(at(n++));
+  }
+
   double chain_[4] = {};
   int64_t count_ = 0;
 };
@@ -85,20 +103,12 @@ struct Parts {
   }
 };
 
-// Rows of residual-compressed documents that are decompressed at a time: they stay in L1.
-constexpr int64_t kRowsAtOnce = 16;
-
 // Part of one query in the row block: tokens [first_token, end_token), of which `rows` are kept.
 struct Segment {
   int64_t query;
   int64_t first_token, end_token;
   int64_t first_row, rows;
 };
-
-const char* token_at(const TokenView& x, int64_t bytes, int64_t query, int64_t item, int64_t token) {
-  return static_cast<const char*>(x.data) +
-         (query * x.query_stride + item * x.item_stride + token * x.token_stride) * bytes;
-}
 
 template <class Real, class Index>
 class Worker {
@@ -108,38 +118,19 @@ class Worker {
       : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts) {
     panel_rows_ = 2 * m.lanes;
     element_ = element_bytes(call.dtype);
-    in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
-    if (m.widening && !call.residual && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims &&
-        c.steps % m.lanes == 0) {
-      widening_ = m.widening(call.dtype);
-    }
-    const int64_t block = c.block_rows, tile = c.tile_tokens;
+    const int64_t block = c.block_rows;
     Scratch& memory = thread_scratch();
-    memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(tile * c.row_bytes) +
-                 Scratch::size_of<char>(c.row_bytes) + 2 * Scratch::size_of<Real>(block) +
-                 2 * Scratch::size_of<Index>(block) + Scratch::size_of<Real>(tile) +
-                 2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile) +
-                 (kRowsAtOnce + 1) * Scratch::size_of<Real>(row_room()));
+    memory.reset(Scratch::size_of<char>(block * c.row_bytes) + Scratch::size_of<char>(c.row_bytes) +
+                 2 * Scratch::size_of<Real>(block) + 2 * Scratch::size_of<Index>(block) +
+                 TileStage<Real>::bytes(call, c));
     panels_ = memory.take<char>(block * c.row_bytes);
-    tile_ = memory.take<char>(tile * c.row_bytes);
     packed_row_ = memory.take<char>(c.row_bytes);
     best_ = memory.take<Real>(block);
     query_scale_ = memory.take<Real>(block);
     winner_ = memory.take<Index>(block);
     row_token_ = memory.take<Index>(block);
-    token_scale_ = memory.take<Real>(tile);
-    offsets_ = memory.take<int64_t>(tile);
-    packed_offsets_ = memory.take<int64_t>(tile);
-    ids_ = memory.take<int32_t>(tile);
-    corrections_ = memory.take<int32_t>(tile);
-    rounded_ = memory.take<Real>(row_room());
-    decompressed_ = memory.take<Real>(kRowsAtOnce * row_room());
-    // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
-    const int64_t kept =
-        widening_ && block <= panel_rows_ ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
-    for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n % kept * c.row_bytes;
+    documents_.emplace(call, rows_kernels_, m, c, memory);
     if (c.steps > ceil_div(s_.d, m.step_dims)) {  // packing does not write the steps behind the last
-      std::memset(tile_, 0, static_cast<size_t>(tile * c.row_bytes));
       std::memset(packed_row_, 0, static_cast<size_t>(c.row_bytes));
     }
   }
@@ -162,7 +153,7 @@ class Worker {
       next_block(query, token, i1, s_.Lq);
       if (token > 0) open_sums_.resize(j1 - j0);
       for (int64_t j = j0; j < j1; ++j) {
-        const bool scored = score_document(j, 0, document_length(j));
+        const bool scored = score_document(j, 0, documents_->document_length(j));
         for (const Segment& segment : segments_) {
           ScoreSum fresh;
           const bool whole = segment.first_token == 0 && segment.end_token == query_length(segment.query);
@@ -175,15 +166,8 @@ class Worker {
   int64_t query_length(int64_t query) const {
     return call_.packed ? call_.packed->q_offsets[query + 1] - call_.packed->q_offsets[query] : s_.Lq;
   }
-  int64_t document_length(int64_t j) const {
-    if (call_.residual) return call_.residual->lengths[j];
-    return call_.packed ? call_.packed->d_offsets[j + 1] - call_.packed->d_offsets[j] : s_.Ld;
-  }
   const char* query_token(int64_t query, int64_t token) const {
     return token_at(call_.Q, element_, 0, query, token + (call_.packed ? call_.packed->q_offsets[query] : 0));
-  }
-  const char* document_token(int64_t query, int64_t j, int64_t token) const {
-    return token_at(call_.D, element_, query, j, token + (call_.packed ? call_.packed->d_offsets[j] : 0));
   }
   // The place of the winner of a query's first token in document j.
   int64_t winner_place(int64_t query, int64_t j) const {
@@ -246,7 +230,7 @@ class Worker {
       const int64_t here = 0;
       rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d, query_scale_ + rows_);
     } else if (call_.q_scale.data) {
-      query_scale_[rows_] = scale_at(call_.q_scale, 0, query, token);
+      query_scale_[rows_] = checked_scale(*scale_at(call_.q_scale, 0, query, token));
     }
   }
 
@@ -266,21 +250,16 @@ class Worker {
     for (int64_t k = 0; k < c_.steps; ++k) lane[k * panel_rows_] = step ? step[k] : Step{0};
   }
 
-  static bool keeps(const MaskView& mask, int64_t query, int64_t item, int64_t token) {
-    return !mask.data ||
-           mask.data[query * mask.query_stride + item * mask.item_stride + token * mask.token_stride];
-  }
-
   // Folds the valid tokens of document j in [token, end) into best_ and winner_. False: there is none.
   bool score_document(int64_t j, int64_t token, int64_t end) {
     const int64_t query = segments_.front().query;  // in_batch views have query_stride 0
     bool any = false;
     while (rows_ > 0 && token < end) {
-      const int64_t count = gather(query, j, token, end);
+      const int64_t count = documents_->gather(query, j, token, end);
       if (count == 0) break;
       if (!any) {
         std::fill_n(best_, round_up(rows_, panel_rows_), -std::numeric_limits<Real>::infinity());
-        std::fill_n(winner_, round_up(rows_, panel_rows_), Index{ids_[0]});
+        std::fill_n(winner_, round_up(rows_, panel_rows_), Index{documents_->first_token()});
         any = true;
       }
       score(query, j, token, end, count);
@@ -288,118 +267,22 @@ class Worker {
     return any;
   }
 
-  // The next valid tokens into ids_; moves `token` past them.
-  int64_t gather(int64_t query, int64_t j, int64_t& token, int64_t end) {
-    if (!call_.d_mask.data) {
-      const int64_t tiles = ceil_div(end - token, c_.tile_tokens);
-      const int64_t count = std::min(round_up(ceil_div(end - token, tiles), m_.group_tokens), end - token);
-      for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
-      token += count;
-      return count;
-    }
-    int64_t count = 0;
-    for (; token < end && count < c_.tile_tokens; ++token) {
-      ids_[count] = static_cast<int32_t>(token);
-      count += keeps(call_.d_mask, query, j, token);
-    }
-    return count;
-  }
-
-  // Elements of a decompressed row.
-  int64_t row_room() const { return call_.residual ? round_up(s_.d, 16) : 0; }
-
-  // Tokens ids_ [0, padded) of document j to the tile buffer, rounded to the dtype of Q, and their norms.
-  void decompress(int64_t j, int64_t padded, Tile& tile) {
-    const ResidualTokens& residual = *call_.residual;
-    constexpr Dtype kReal = sizeof(Real) == 8 ? Dtype::fp64 : Dtype::fp32;
-    const int64_t room = row_room();
-    // What packs for a bf16 multiplier rounds to bf16.
-    const bool rounds = call_.dtype != kReal && call_.dtype != m_.native;
-    for (int64_t n = 0; n < padded; ++n) offsets_[n] = residual.starts[j] + ids_[n];
-    for (int64_t first = 0; first < padded; first += kRowsAtOnce) {
-      const int64_t count = std::min(padded - first, kRowsAtOnce);
-      rows_kernels_.decompress(residual, offsets_ + first, count, s_.d, decompressed_, room);
-      for (int64_t n = 0; n < count; ++n) {
-        const Real* row = decompressed_ + n * room;
-        char* packed = tile_ + (first + n) * c_.row_bytes;
-        if (rounds) rows_kernels_.write(row, s_.d, call_.dtype, rounded_);
-        m_.pack_row(rounds ? rounded_ : row, rounds ? call_.dtype : kReal, 1, s_.d, packed);
-      }
-    }
-    tile.tokens = tile_;
-    tile.offsets = packed_offsets_;
-    tile.ahead = tile_;
-    if (call_.normalize) {
-      rows_kernels_.inverse_norms(tile_, packed_offsets_, padded, m_.native, 1, s_.d, token_scale_);
-      tile.token_scales = token_scale_;
-    }
-  }
-
-  // Tokens ids_ [0, padded) of document j where they lie, or in the tile buffer.
-  void stage(int64_t query, int64_t j, int64_t count, int64_t padded, Tile& tile) {
-    const char* document = document_token(query, j, 0);
-    const int64_t token_bytes = call_.D.token_stride * element_;
-    for (int64_t n = 0; n < padded; ++n) offsets_[n] = ids_[n] * token_bytes;
-    std::fill(offsets_ + padded, offsets_ + round_up(count, m_.group_tokens), offsets_[count - 1]);
-    if (call_.normalize) {
-      rows_kernels_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d,
-                                  token_scale_);
-      tile.token_scales = token_scale_;
-    } else if (call_.d_scale.data) {
-      for (int64_t n = 0; n < padded; ++n) token_scale_[n] = scale_at(call_.d_scale, query, j, ids_[n]);
-      tile.token_scales = token_scale_;
-    }
-    if (in_place_ && (!m_.even_tokens || ids_[count - 1] - ids_[0] == count - 1)) {
-      tile.tokens = document;
-      tile.offsets = offsets_;
-    } else if (widening_) {
-      tile.source = document;
-      tile.source_offsets = offsets_;
-      tile.widened = tile_;
-      tile.tokens = tile_;
-      tile.offsets = packed_offsets_;
-    } else {
-      for (int64_t n = 0; n < padded; ++n) {
-        m_.pack_row(document + offsets_[n], call_.dtype, call_.D.dim_stride, s_.d, tile_ + n * c_.row_bytes);
-      }
-      tile.tokens = tile_;
-      tile.offsets = packed_offsets_;
-    }
-    if (m_.correct) {
-      m_.correct(tile.tokens, tile.offsets, padded, c_.steps, corrections_);
-      tile.corrections = corrections_;
-    }
-  }
-
   void score(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
-    const int64_t padded = round_up(count, m_.token_step);
-    std::fill(ids_ + count, ids_ + padded, ids_[count - 1]);
-    Tile tile{};
-    tile.steps = c_.steps;
-    tile.count = padded;
-    tile.valid = count;
-    tile.ids = call_.winners ? ids_ : nullptr;
-    if (call_.residual) {
-      decompress(j, padded, tile);
-    } else {
-      stage(query, j, count, padded, tile);
-      // While the first panel computes, what follows this tile comes nearer.
-      tile.ahead = next < end ? document_token(query, j, next) : document_token(query, j + 1, 0);
-      tile.ahead_step = m_.step_dims * element_;
-    }
+    Tile& tile = documents_->tile(query, j, next, end, count);
     for (int64_t row = 0; row < rows_; row += panel_rows_) {
       tile.panel = panels_ + row * c_.row_bytes;
       tile.vectors = rows_ - row > m_.lanes ? 2 : 1;
       tile.best = best_ + row;
       tile.winner = winner_ + row;
-      (row == 0 && tile.source ? widening_ : m_.score_tile)(tile);
+      (row == 0 && tile.source ? documents_->widening() : m_.score_tile)(tile);
       tile.ahead_step = 0;
     }
   }
 
   void finish(const Segment& segment, int64_t j, bool scored, ScoreSum& sum) const {
-    for (int64_t row = segment.first_row; scored && row < segment.first_row + segment.rows; ++row) {
-      sum.add(scales(call_) ? best_[row] * query_scale_[row] : best_[row]);
+    if (scored) {
+      const Real* scale = scales(call_) ? query_scale_ + segment.first_row : nullptr;
+      sum.add(best_ + segment.first_row, scale, segment.rows);
     }
     if (segment.end_token == query_length(segment.query)) {
       static_cast<Real*>(call_.scores)[segment.query * s_.N + j] = static_cast<Real>(sum.total());
@@ -437,8 +320,6 @@ class Worker {
   const Cut& c_;
   const Parts<Real>& parts_;
   int64_t panel_rows_, element_;
-  bool in_place_;
-  ScoreTile widening_ = nullptr;  // widens this call's tokens as it goes
   // The row block.
   int64_t rows_ = 0;
   std::vector<Segment> segments_;
@@ -448,17 +329,8 @@ class Worker {
   Index* row_token_;
   Real* best_;
   Index* winner_;
-  // The tile.
-  char* tile_;
   char* packed_row_;
-  Real* token_scale_;
-  int64_t* offsets_;         // of the tokens from the document's first
-  int64_t* packed_offsets_;  // of the tokens in tile_
-  int32_t* ids_;
-  int32_t* corrections_;  // of the sums of the tokens' products
-  // Residual-compressed documents.
-  Real* decompressed_;  // [kRowsAtOnce, row_room()]
-  Real* rounded_;       // [row_room()]
+  std::optional<TileStage<Real>> documents_;  // made when the thread's memory is there
 };
 
 // Merges the maxima over a document's parts, first tokens first: a later one must be greater, and the first

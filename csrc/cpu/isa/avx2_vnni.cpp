@@ -17,10 +17,12 @@ namespace {
 
 struct Integers : F32 {
   static Sums multiply_add_bytes(Sums sum, I a, I b) { return (Sums)_mm256_dpbusd_avx_epi32((I)sum, a, b); }
-  static int32_t sum_of(Sums x) {
-    int32_t sum = 0;
-    for (int lane = 0; lane < kLanes; ++lane) sum += x[lane];
-    return sum;
+  // out[i] = the sum over the lanes of x[i].
+  static void sums_of_four(const Sums (&x)[4], int32_t* out) {
+    const __m256i ab = _mm256_hadd_epi32((I)x[0], (I)x[1]), cd = _mm256_hadd_epi32((I)x[2], (I)x[3]);
+    const __m256i abcd = _mm256_hadd_epi32(ab, cd);
+    const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(abcd), _mm256_extracti128_si256(abcd, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), one);
   }
 };
 

@@ -17,7 +17,18 @@ namespace {
 
 struct Integers : F32 {
   static Sums multiply_add_bytes(Sums sum, I a, I b) { return (Sums)_mm512_dpbusd_epi32((I)sum, a, b); }
-  static int32_t sum_of(Sums x) { return _mm512_reduce_add_epi32((I)x); }
+  // Of every two lanes of a and b, the sum; a's and b's in turn.
+  static Sums halves(Sums a, Sums b) {
+    return (Sums)_mm512_unpacklo_epi32((I)a, (I)b) + (Sums)_mm512_unpackhi_epi32((I)a, (I)b);
+  }
+  // out[i] = the sum over the lanes of x[i].
+  static void sums_of_four(const Sums (&x)[4], int32_t* out) {
+    const Sums ab = halves(x[0], x[1]), cd = halves(x[2], x[3]);
+    const I abcd = (I)((Sums)_mm512_unpacklo_epi64((I)ab, (I)cd) + (Sums)_mm512_unpackhi_epi64((I)ab, (I)cd));
+    const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(abcd), _mm512_extracti64x4_epi64(abcd, 1));
+    const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), one);
+  }
 };
 
 }  // namespace

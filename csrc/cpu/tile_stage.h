@@ -1,0 +1,243 @@
+// Tiles of a document's valid tokens, as a kernel wants them: where they lie, widened while they multiply, or
+// in a thread's buffer, because they need conversion, have strided dims or are compressed.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "../common/arithmetic.h"
+#include "cache_blocking.h"
+#include "forward.h"
+#include "kernels.h"
+#include "scratch.h"
+
+namespace late_interaction::cpu {
+
+inline bool keeps(const MaskView& mask, int64_t query, int64_t item, int64_t token) {
+  return !mask.data ||
+         mask.data[query * mask.query_stride + item * mask.item_stride + token * mask.token_stride];
+}
+
+// What is no scale becomes NaN. Without branches, so that loops over it vectorize.
+inline float checked_scale(float x) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  return (x >= 0) & (x <= kMax) ? x : std::numeric_limits<float>::quiet_NaN();
+}
+
+inline const float* scale_at(const ScaleView& scale, int64_t query, int64_t item, int64_t token) {
+  return scale.data + query * scale.query_stride + item * scale.item_stride + token * scale.token_stride;
+}
+
+inline const char* token_at(const TokenView& x, int64_t bytes, int64_t query, int64_t item, int64_t token) {
+  return static_cast<const char*>(x.data) +
+         (query * x.query_stride + item * x.item_stride + token * x.token_stride) * bytes;
+}
+
+template <class Real>
+class TileStage {
+ public:
+  // Takes its memory from `memory`, which has room for bytes(call, c) more.
+  TileStage(const ForwardCall& call, const RowKernels<Real>& rows, const Multiplier& m, const Cut& c,
+            Scratch& memory)
+      : call_(call), s_(call.sizes), rows_(rows), m_(m), c_(c), element_(element_bytes(call.dtype)) {
+    const bool whole = call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
+    in_place_ = call.dtype == m.native && whole;
+    if (m.widening && !call.residual && whole && c.steps % m.lanes == 0) widening_ = m.widening(call.dtype);
+    const int64_t tile = c.tile_tokens;
+    buffer_ = memory.take<char>(tile * c.row_bytes);
+    token_scale_ = memory.take<Real>(tile);
+    offsets_ = memory.take<int64_t>(tile);
+    packed_offsets_ = memory.take<int64_t>(tile);
+    ids_ = memory.take<int32_t>(tile);
+    corrections_ = memory.take<int32_t>(tile);
+    rounded_ = memory.take<Real>(row_room(call));
+    decompressed_ = memory.take<Real>(kRowsAtOnce * row_room(call));
+    // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
+    const bool one_panel = c.block_rows <= 2 * m.lanes;
+    const int64_t kept = widening_ && one_panel ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
+    for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n % kept * c.row_bytes;
+    tile_.steps = c.steps;
+    tile_.ids = call.winners ? ids_ : nullptr;
+    tile_.token_scales = call.normalize || call.d_scale.data ? token_scale_ : nullptr;
+    // Packing does not write the steps behind the last.
+    if (c.steps > ceil_div(s_.d, m.step_dims))
+      std::memset(buffer_, 0, static_cast<size_t>(tile * c.row_bytes));
+  }
+
+  static size_t bytes(const ForwardCall& call, const Cut& c) {
+    const int64_t tile = c.tile_tokens;
+    return Scratch::size_of<char>(tile * c.row_bytes) + Scratch::size_of<Real>(tile) +
+           2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile) +
+           Scratch::size_of<Real>(row_room(call)) + Scratch::size_of<Real>(kRowsAtOnce * row_room(call));
+  }
+
+  int64_t document_length(int64_t j) const {
+    if (call_.residual) return call_.residual->lengths[j];
+    return call_.packed ? call_.packed->d_offsets[j + 1] - call_.packed->d_offsets[j] : s_.Ld;
+  }
+
+  // The next valid tokens of document j, which tile() takes; moves `token` past them.
+  int64_t gather(int64_t query, int64_t j, int64_t& token, int64_t end) {
+    if (!call_.d_mask.data) return gather_range(token, end);
+    int64_t count = 0;
+    for (; token < end && count < c_.tile_tokens; ++token) {
+      ids_[count] = static_cast<int32_t>(token);
+      count += keeps(call_.d_mask, query, j, token);
+    }
+    if (count > 0) place(count);
+    return count;
+  }
+
+  int32_t first_token() const { return ids_[0]; }  // of those that gather found
+
+  // The tile of the `count` tokens that gather found of document j; those after them are looked for from
+  // `next` on.
+  Tile& tile(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
+    const int64_t padded = round_up(count, m_.token_step);
+    tile_.count = padded;
+    tile_.valid = count;
+    if (call_.residual) {
+      decompress(j, padded);
+    } else {
+      stage(query, j, count, padded);
+      // While the first panel computes, what follows this tile comes nearer.
+      tile_.ahead = next < end ? document_token(query, j, next) : document_token(query, j + 1, 0);
+      tile_.ahead_step = m_.step_dims * element_;
+    }
+    return tile_;
+  }
+
+  // What scores a tile that is to be widened, with its first panel.
+  ScoreTile widening() const { return widening_; }
+
+ private:
+  // Rows of residual-compressed documents that are decompressed at a time: they stay in L1.
+  static constexpr int64_t kRowsAtOnce = 16;
+
+  // Elements of a decompressed row.
+  static int64_t row_room(const ForwardCall& call) { return call.residual ? round_up(call.sizes.d, 16) : 0; }
+
+  const char* document_token(int64_t query, int64_t j, int64_t token) const {
+    return token_at(call_.D, element_, query, j, token + (call_.packed ? call_.packed->d_offsets[j] : 0));
+  }
+
+  // Tokens [token, ...) in a row. A short document's are mostly those of the one before it.
+  int64_t gather_range(int64_t& token, int64_t end) {
+    int64_t count = end - token;
+    if (count > c_.tile_tokens) {
+      const int64_t tiles = ceil_div(count, c_.tile_tokens);
+      count = std::min(round_up(ceil_div(count, tiles), m_.group_tokens), count);
+    }
+    if (token != range_first_ || count != range_count_) {
+      for (int64_t n = 0; n < count; ++n) ids_[n] = static_cast<int32_t>(token + n);
+      place(count);
+      range_first_ = token;
+      range_count_ = count;
+    }
+    token += count;
+    return count;
+  }
+
+  // Pads ids_ [0, count) to whole steps, and says where they lie, for whole groups.
+  void place(int64_t count) {
+    const int64_t token_bytes = call_.D.token_stride * element_;
+    const int64_t padded = round_up(count, m_.token_step);
+    std::fill(ids_ + count, ids_ + padded, ids_[count - 1]);
+    if (call_.residual) return;
+    for (int64_t n = 0; n < padded; ++n) offsets_[n] = ids_[n] * token_bytes;
+    std::fill(offsets_ + padded, offsets_ + round_up(count, m_.group_tokens), offsets_[count - 1]);
+  }
+
+  void read_scales(int64_t query, int64_t j, int64_t count, int64_t padded) {
+    const ScaleView& scale = call_.d_scale;
+    if (call_.d_mask.data || scale.token_stride != 1) {
+      for (int64_t n = 0; n < padded; ++n)
+        token_scale_[n] = checked_scale(*scale_at(scale, query, j, ids_[n]));
+      return;
+    }
+    const float* x = scale_at(scale, query, j, ids_[0]);
+    for (int64_t n = 0; n < count; ++n) token_scale_[n] = checked_scale(x[n]);
+    std::fill(token_scale_ + count, token_scale_ + padded, token_scale_[count - 1]);
+  }
+
+  // Tokens ids_ [0, padded) of document j to the tile buffer, rounded to the dtype of Q, and their norms.
+  void decompress(int64_t j, int64_t padded) {
+    const ResidualTokens& residual = *call_.residual;
+    constexpr Dtype kReal = sizeof(Real) == 8 ? Dtype::fp64 : Dtype::fp32;
+    const int64_t room = row_room(call_);
+    // What packs for a bf16 multiplier rounds to bf16.
+    const bool rounds = call_.dtype != kReal && call_.dtype != m_.native;
+    for (int64_t n = 0; n < padded; ++n) offsets_[n] = residual.starts[j] + ids_[n];
+    for (int64_t first = 0; first < padded; first += kRowsAtOnce) {
+      const int64_t count = std::min(padded - first, kRowsAtOnce);
+      rows_.decompress(residual, offsets_ + first, count, s_.d, decompressed_, room);
+      for (int64_t n = 0; n < count; ++n) {
+        const Real* row = decompressed_ + n * room;
+        char* packed = buffer_ + (first + n) * c_.row_bytes;
+        if (rounds) rows_.write(row, s_.d, call_.dtype, rounded_);
+        m_.pack_row(rounds ? rounded_ : row, rounds ? call_.dtype : kReal, 1, s_.d, packed);
+      }
+    }
+    tile_.tokens = buffer_;
+    tile_.offsets = packed_offsets_;
+    tile_.ahead = buffer_;
+    if (call_.normalize) {
+      rows_.inverse_norms(buffer_, packed_offsets_, padded, m_.native, 1, s_.d, token_scale_);
+    }
+  }
+
+  // Tokens ids_ [0, padded) of document j where they lie, or in the tile buffer.
+  void stage(int64_t query, int64_t j, int64_t count, int64_t padded) {
+    const char* document = document_token(query, j, 0);
+    if (call_.normalize) {
+      rows_.inverse_norms(document, offsets_, padded, call_.dtype, call_.D.dim_stride, s_.d, token_scale_);
+    } else if (call_.d_scale.data) {
+      read_scales(query, j, count, padded);
+    }
+    tile_.source = nullptr;
+    if (in_place_ && (!m_.even_tokens || ids_[count - 1] - ids_[0] == count - 1)) {
+      tile_.tokens = document;
+      tile_.offsets = offsets_;
+    } else if (widening_) {
+      tile_.source = document;
+      tile_.source_offsets = offsets_;
+      tile_.widened = buffer_;
+      tile_.tokens = buffer_;
+      tile_.offsets = packed_offsets_;
+    } else {
+      for (int64_t n = 0; n < padded; ++n) {
+        m_.pack_row(document + offsets_[n], call_.dtype, call_.D.dim_stride, s_.d,
+                    buffer_ + n * c_.row_bytes);
+      }
+      tile_.tokens = buffer_;
+      tile_.offsets = packed_offsets_;
+    }
+    if (m_.correct) {
+      m_.correct(tile_.tokens, tile_.offsets, padded, c_.steps, corrections_);
+      tile_.corrections = corrections_;
+    }
+  }
+
+  const ForwardCall& call_;
+  const Sizes& s_;
+  const RowKernels<Real>& rows_;
+  const Multiplier& m_;
+  const Cut& c_;
+  int64_t element_;
+  bool in_place_;
+  ScoreTile widening_ = nullptr;  // widens this call's tokens as it goes
+  Tile tile_{};
+  int64_t range_first_ = -1, range_count_ = 0;  // of the tokens in ids_, where no mask chose them
+  char* buffer_;
+  Real* token_scale_;
+  int64_t* offsets_;         // of the tokens from the document's first
+  int64_t* packed_offsets_;  // of the tokens in the buffer
+  int32_t* ids_;
+  int32_t* corrections_;  // of the sums of the tokens' products
+  // Residual-compressed documents.
+  Real* decompressed_;  // [kRowsAtOnce, row_room]
+  Real* rounded_;       // [row_room]
+};
+
+}  // namespace late_interaction::cpu
