@@ -6,7 +6,7 @@ other are replaced by their mean, when a document is indexed; queries and scorin
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, overload
 
 import torch
@@ -45,8 +45,8 @@ def pool_tokens(
 
     With ``method="ward"`` clusters and their order are those of PyLate 1.6 and Sentence Transformers 6.2:
     Ward's hierarchical clustering of ``1 - similarity`` as scipy computes it, cut into at most
-    ``n // pool_factor`` clusters, of the ``n`` tokens that are not protected. ``normalize=False`` returns what
-    PyLate returns, ``normalize=True`` what Sentence Transformers does by default.
+    ``n // pool_factor`` clusters, of the ``n`` tokens that are not protected. ``normalize=False`` returns
+    what PyLate returns, ``normalize=True`` what Sentence Transformers does by default.
 
     Args:
         D: documents, bfloat16, float16, float32 or float64, with tokens of unit length, as a model makes them
@@ -66,7 +66,7 @@ def pool_tokens(
     Returns:
         Pooled documents in the form of ``D``, in its dtype and on its device: a list; ``(tokens,
         cu_seqlens)``; ``(padded, d_mask)``, the padding at the end and 0; or one tensor. What takes the form
-        takes them: ``maxsim`` and ``retrieve`` with masks, ``maxsim_varlen``, ``Corpus.build``.
+        takes them: ``maxsim`` and ``retrieve`` with masks, ``maxsim_varlen``, a corpus's ``add`` a list.
 
     Raises:
         TypeError: an argument of a wrong kind or dtype.
@@ -81,8 +81,9 @@ def pool_tokens(
     sum float16 and bfloat16 in that dtype.
 
     Complexity: for ``n`` tokens ``n * n * d`` multiply-adds, and for Ward about ``4 * n * n`` steps and
-    ``12 * n * n`` bytes a thread, one document a thread; for k-means ``n * n / pool_factor * d`` multiply-adds
-    an iteration. Tokens of a GPU are clustered by Ward's method on the CPU, with a copy there and back.
+    ``8 * n * n`` bytes a thread, one document a thread; for k-means ``n * n / pool_factor * d``
+    multiply-adds an iteration. Tokens of a GPU are clustered by Ward's method on the CPU, with a copy there
+    and back. The host waits for the device.
 
     Example:
         >>> import torch
@@ -114,7 +115,7 @@ def _packed(D: Any, d_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[T
         return torch.cat(tuple(D)), [len(x) for x in D]
     if cu_seqlens is not None:
         offsets = cu_seqlens.tolist()
-        return D[offsets[0] : offsets[-1]], [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+        return D[offsets[0] : offsets[-1]], [b - a for a, b in pairwise(offsets)]
     if D.dim() == 2:
         return D, [len(D)]
     if d_mask is None:
@@ -130,7 +131,7 @@ def _rows(
     kept = [min(protected_tokens, length) for length in lengths]
     others = [length - k for length, k in zip(lengths, kept, strict=True)]
     clusters = [max(int(n // pool_factor), 1) for n in others]
-    starts, ends = torch.tensor(kept, device=device), torch.tensor(lengths, device=device)
+    starts, ends = (torch.tensor(x, dtype=torch.int64, device=device) for x in (kept, lengths))
     document = torch.arange(len(lengths), device=device).repeat_interleave(ends, output_size=len(tokens))
     place = torch.arange(len(tokens), device=device) - (ends.cumsum(0) - ends)[document]
     pooled = place >= starts[document]
@@ -157,7 +158,9 @@ def _in_the_form_of(D: Any, packed: bool, pooled: Tensor, lengths: list[int]) ->
     if not isinstance(D, Tensor):
         return documents
     longest = max(lengths, default=0)
-    mask = torch.arange(longest, device=D.device) < torch.tensor(lengths, device=D.device).unsqueeze(1)
+    mask = torch.arange(longest, device=D.device) < torch.tensor(
+        lengths, dtype=torch.int64, device=D.device
+    ).unsqueeze(1)
     if not documents:
         return D.new_empty(0, 0, D.shape[2]), mask.view(0, 0)
     return torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), mask

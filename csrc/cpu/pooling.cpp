@@ -161,29 +161,35 @@ class WardClusterer {
     live_ = scratch.take<int32_t>(2 * n_);
   }
 
-  // Blocks above the diagonal, and what mirrors them. False: there is NaN.
+  // False: there is NaN.
   bool read_distances(const Real* similarities) {
     bool has_nan = false;
-    for (int64_t row = 0; row < n_; row += kTransposeTile) {
-      const int64_t row_end = std::min(row + kTransposeTile, n_);
-      for (int64_t column = row; column < n_; column += kTransposeTile) {
-        const int64_t column_end = std::min(column + kTransposeTile, n_);
-        for (int64_t i = row; i < row_end; ++i) {
-          for (int64_t j = std::max(column, i + 1); j < column_end; ++j) {
-            const Real distance = Real{1} - similarities[i * n_ + j];
-            has_nan |= std::isnan(distance);
-            distances_[i * n_ + j] = std::min(std::max(distance, Real{0}), Real{2});
-          }
-        }
+    for (int64_t i = 0; i < n_; ++i) {
+      const Real* given = similarities + i * n_;
+      double* row = distances_ + i * n_;
+      row[i] = kInfinity;
+      for (int64_t j = i + 1; j < n_; ++j) {
+        Real distance = Real{1} - given[j];
+        has_nan |= distance != distance;
+        distance = distance < Real{0} ? Real{0} : distance;
+        row[j] = distance > Real{2} ? Real{2} : distance;
+      }
+    }
+    if (!has_nan) mirror();
+    return !has_nan;
+  }
+
+  // What lies above the diagonal goes below it, a tile at a time.
+  void mirror() {
+    for (int64_t column = 0; column < n_; column += kTransposeTile) {
+      const int64_t column_end = std::min(column + kTransposeTile, n_);
+      for (int64_t row = 0; row < column_end; row += kTransposeTile) {
         for (int64_t j = column; j < column_end; ++j) {
-          for (int64_t i = row; i < std::min(row_end, j); ++i) {
-            distances_[j * n_ + i] = distances_[i * n_ + j];
-          }
+          const int64_t row_end = std::min(row + kTransposeTile, j);
+          for (int64_t i = row; i < row_end; ++i) distances_[j * n_ + i] = distances_[i * n_ + j];
         }
       }
     }
-    for (int64_t i = 0; i < n_; ++i) distances_[i * n_ + i] = kInfinity;
-    return !has_nan;
   }
 
   void find_merges() {
@@ -217,14 +223,13 @@ class WardClusterer {
     const double* row = distances_ + x * width_;
     distance = rows_.minimum(row, dead_, width_);
     if (before >= 0 && row[before] == distance) return before;
-    int64_t y = 0;
-    while (row[y] + dead_[y] != distance) ++y;
-    return y;
+    return rows_.find(row, dead_, distance, width_);
   }
 
   // The union takes the place of y.
   void join(int64_t x, int64_t y, double distance) {
-    live_count_ = std::remove(live_, live_ + live_count_, static_cast<int32_t>(x)) - live_;
+    int32_t* place = std::lower_bound(live_, live_ + live_count_, static_cast<int32_t>(x));
+    std::copy(place + 1, live_ + live_count_--, place);
     double* row = distances_ + y * width_;
     rows_.join(distances_ + x * width_, row, sizes_, width_, sizes_[x], sizes_[y], distance);
     sizes_[y] += sizes_[x];

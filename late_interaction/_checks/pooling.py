@@ -14,10 +14,8 @@ from late_interaction._checks.tensors import check_mask, check_rising, check_row
 METHODS = ("ward", "kmeans")
 
 
-def check_pool_tokens(
-    D: Any, d_mask: Any, cu_seqlens: Any
-) -> tuple[Tensor | None, Tensor | None]:
-    """Documents as a list, packed, padded or as one tensor. The mask comes back as bool, the offsets as int32."""
+def check_pool_tokens(D: Any, d_mask: Any, cu_seqlens: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Documents as a list, packed, padded or as one tensor. A bool mask and int32 offsets come back."""
     if isinstance(D, (list, tuple)):
         check_sequences("D", D)
         check_rows("D[0]", D[0])

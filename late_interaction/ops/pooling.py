@@ -75,9 +75,7 @@ def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
     return labels, found
 
 
-def _groups(
-    documents: list[int], cells: list[int], budget: int, padded: bool = False
-) -> Iterator[list[int]]:
+def _groups(documents: list[int], cells: list[int], budget: int, padded: bool = False) -> Iterator[list[int]]:
     """Documents in turn, as many as hold together at most so many cells, but at least one. padded: each holds
     as many as the largest of its group."""
     group: list[int] = []
@@ -109,9 +107,11 @@ def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[
     real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
     budget = _WARD_BYTES_A_THREAD * torch.get_num_threads() // real.itemsize
     with torch.no_grad(), without_autocast("cpu"):
-        for group in _groups(many, cells, budget):
-            similarities = tokens.new_empty(sum(cells[i] for i in group), dtype=real)
-            first = 0
+        groups = list(_groups(many, cells, budget))
+        held = [sum(cells[i] for i in group) for group in groups]
+        buffer = tokens.new_empty(max(held, default=0), dtype=real)
+        for group, size in zip(groups, held, strict=True):
+            similarities, first = buffer[:size], 0
             for i in group:
                 rows = tokens[offsets[i] : offsets[i + 1]].to(real)
                 own = similarities[first : first + cells[i]].view(lengths[i], lengths[i])

@@ -25,6 +25,18 @@ double row_minimum(const double* row, const double* dead, int64_t n) {
   return least;
 }
 
+// The first i with row[i] + dead[i] == least, which exists.
+template <class V>
+int64_t find_value(const double* row, const double* dead, double least, int64_t n) {
+  const auto wanted = V::set1(least);
+  int64_t i = 0;
+  while (i + V::kLanes <= n && !V::any_equal(V::add(V::load(row + i), V::load(dead + i)), wanted)) {
+    i += V::kLanes;
+  }
+  while (row[i] + dead[i] != least) ++i;
+  return i;
+}
+
 double joined_distance(double d_x, double d_y, double d_xy, double x, double y, double size) {
   const double t = 1.0 / (x + y + size);
   return std::sqrt((size + x) * t * d_x * d_x + (size + y) * t * d_y * d_y - size * t * d_xy * d_xy);

@@ -21,6 +21,9 @@ struct Avx2 {
   static __m256d mul(__m256d a, __m256d b) { return _mm256_mul_pd(a, b); }
   static __m256d div(__m256d a, __m256d b) { return _mm256_div_pd(a, b); }
   static __m256d min(__m256d a, __m256d b) { return _mm256_min_pd(a, b); }  // b, if one of them is NaN
+  static bool any_equal(__m256d a, __m256d b) {
+    return _mm256_movemask_pd(_mm256_cmp_pd(a, b, _CMP_EQ_OQ)) != 0;
+  }
   static __m256d sqrt(__m256d x) { return _mm256_sqrt_pd(x); }
 };
 
@@ -31,7 +34,7 @@ struct Avx2 {
 namespace late_interaction::cpu {
 
 const WardRows& ward_rows_avx2() {
-  static constexpr WardRows rows{row_minimum<Avx2>, join_rows<Avx2>};
+  static constexpr WardRows rows{row_minimum<Avx2>, find_value<Avx2>, join_rows<Avx2>};
   return rows;
 }
 

@@ -22,6 +22,7 @@ struct Scalar {
   static double mul(double a, double b) { return a * b; }
   static double div(double a, double b) { return a / b; }
   static double min(double a, double b) { return a < b ? a : b; }  // b, if one of them is NaN
+  static bool any_equal(double a, double b) { return a == b; }
   static double sqrt(double x) { return std::sqrt(x); }
 };
 
@@ -32,7 +33,7 @@ struct Scalar {
 namespace late_interaction::cpu {
 
 const WardRows& ward_rows_portable() {
-  static constexpr WardRows rows{row_minimum<Scalar>, join_rows<Scalar>};
+  static constexpr WardRows rows{row_minimum<Scalar>, find_value<Scalar>, join_rows<Scalar>};
   return rows;
 }
 
