@@ -28,7 +28,7 @@ namespace late_interaction::cpu {
 
 namespace {
 
-constexpr int64_t kTransposeTile = 32;   // rows and columns of a block that is mirrored at a time
+constexpr int64_t kTile = 32;            // rows and columns that are mirrored at a time
 constexpr int64_t kLeastCompacted = 64;  // rows; smaller matrices lie in a cache
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -161,35 +161,43 @@ class WardClusterer {
     live_ = scratch.take<int32_t>(2 * n_);
   }
 
-  // False: there is NaN.
+  // A tile above the diagonal at a time, and what mirrors it below. False: there is NaN.
   bool read_distances(const Real* similarities) {
     bool has_nan = false;
-    for (int64_t i = 0; i < n_; ++i) {
-      const Real* given = similarities + i * n_;
-      double* row = distances_ + i * n_;
-      row[i] = kInfinity;
-      for (int64_t j = i + 1; j < n_; ++j) {
-        Real distance = Real{1} - given[j];
-        has_nan |= distance != distance;
-        distance = distance < Real{0} ? Real{0} : distance;
-        row[j] = distance > Real{2} ? Real{2} : distance;
+    for (int64_t row = 0; row < n_; row += kTile) {
+      for (int64_t column = row; column < n_; column += kTile) {
+        has_nan |= read_tile(similarities, row, column);
       }
     }
-    if (!has_nan) mirror();
+    for (int64_t i = 0; i < n_; ++i) distances_[i * n_ + i] = kInfinity;
     return !has_nan;
   }
 
-  // What lies above the diagonal goes below it, a tile at a time.
-  void mirror() {
-    for (int64_t column = 0; column < n_; column += kTransposeTile) {
-      const int64_t column_end = std::min(column + kTransposeTile, n_);
-      for (int64_t row = 0; row < column_end; row += kTransposeTile) {
-        for (int64_t j = column; j < column_end; ++j) {
-          const int64_t row_end = std::min(row + kTransposeTile, j);
-          for (int64_t i = row; i < row_end; ++i) distances_[j * n_ + i] = distances_[i * n_ + j];
-        }
+  // True: there is NaN above the diagonal.
+  bool read_tile(const Real* similarities, int64_t row, int64_t column) {
+    const int64_t rows = std::min(kTile, n_ - row), columns = std::min(kTile, n_ - column);
+    Real tile[kTile][kTile];
+    bool has_nan = false;
+    for (int64_t i = 0; i < rows; ++i) {
+      const Real* given = similarities + (row + i) * n_ + column;
+      const int64_t first = row == column ? i + 1 : 0;
+      int bad = 0;
+      for (int64_t j = first; j < columns; ++j) {
+        Real distance = Real{1} - given[j];
+        bad |= distance != distance;
+        distance = distance < Real{0} ? Real{0} : distance;
+        tile[i][j] = distance > Real{2} ? Real{2} : distance;
       }
+      has_nan |= bad != 0;
+      double* out = distances_ + (row + i) * n_ + column;
+      for (int64_t j = first; j < columns; ++j) out[j] = tile[i][j];
     }
+    for (int64_t j = 0; j < columns; ++j) {
+      double* out = distances_ + (column + j) * n_ + row;
+      const int64_t end = row == column ? j : rows;
+      for (int64_t i = 0; i < end; ++i) out[i] = tile[i][j];
+    }
+    return has_nan;
   }
 
   void find_merges() {
