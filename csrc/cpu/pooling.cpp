@@ -28,7 +28,8 @@ namespace late_interaction::cpu {
 
 namespace {
 
-constexpr int64_t kTile = 32;            // rows and columns that are mirrored at a time
+constexpr int64_t kTileRows = 32;  // a tile that is mirrored lies in the first cache
+constexpr int64_t kTileColumns = 128;
 constexpr int64_t kLeastCompacted = 64;  // rows; smaller matrices lie in a cache
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -164,8 +165,8 @@ class WardClusterer {
   // A tile above the diagonal at a time, and what mirrors it below. False: there is NaN.
   bool read_distances(const Real* similarities) {
     bool has_nan = false;
-    for (int64_t row = 0; row < n_; row += kTile) {
-      for (int64_t column = row; column < n_; column += kTile) {
+    for (int64_t row = 0; row < n_; row += kTileRows) {
+      for (int64_t column = row; column < n_; column += kTileColumns) {
         has_nan |= read_tile(similarities, row, column);
       }
     }
@@ -175,12 +176,12 @@ class WardClusterer {
 
   // True: there is NaN above the diagonal.
   bool read_tile(const Real* similarities, int64_t row, int64_t column) {
-    const int64_t rows = std::min(kTile, n_ - row), columns = std::min(kTile, n_ - column);
-    Real tile[kTile][kTile];
+    const int64_t rows = std::min(kTileRows, n_ - row), columns = std::min(kTileColumns, n_ - column);
+    Real tile[kTileRows][kTileColumns];
     bool has_nan = false;
     for (int64_t i = 0; i < rows; ++i) {
       const Real* given = similarities + (row + i) * n_ + column;
-      const int64_t first = row == column ? i + 1 : 0;
+      const int64_t first = std::max(row + i + 1 - column, int64_t{0});
       int bad = 0;
       for (int64_t j = first; j < columns; ++j) {
         Real distance = Real{1} - given[j];
@@ -194,7 +195,7 @@ class WardClusterer {
     }
     for (int64_t j = 0; j < columns; ++j) {
       double* out = distances_ + (column + j) * n_ + row;
-      const int64_t end = row == column ? j : rows;
+      const int64_t end = std::min(rows, column + j - row);
       for (int64_t i = 0; i < end; ++i) out[i] = tile[i][j];
     }
     return has_nan;
