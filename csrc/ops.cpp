@@ -159,9 +159,10 @@ LATE_INTERACTION_LIBRARY(m) {
       "kmeans_labels(Tensor tokens, Tensor cu_seqlens, Tensor clusters, int iterations=10) "
       "-> (Tensor labels, Tensor found)");
   // A step of ward_labels: similarities, fp32 or fp64, are each document's [n, n], one after another; what
-  // lies above their diagonals is read.
+  // lies above their diagonals is read. longest: no document has more tokens; CUDA sizes its workspace by it.
+  // NaN is an error on the CPU; on CUDA found is -1 then.
   m.def(
-      "ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, Tensor(a!) labels, "
+      "ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int longest, Tensor(a!) labels, "
       "Tensor(b!) found) -> ()");
 
   // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a

@@ -1,6 +1,7 @@
 """How float32 inputs multiply when the caller does not say: PyTorch's own switches."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -25,3 +26,17 @@ float32_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Autocast off, on devices of a type that has it (meta has not)."""
     return torch.autocast(device_type, enabled=False) if device_type in ("cpu", "cuda") else nullcontext()
+
+
+@contextmanager
+def float32_products(device_type: str, precision: str) -> Iterator[None]:
+    """Matrix products of float32 tensors multiply like this."""
+    before = float32_precision(device_type)
+    if before == precision:
+        yield
+        return
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

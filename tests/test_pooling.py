@@ -85,7 +85,7 @@ def test_any_distances_are_clustered_as_scipy_does(isa):
                 wanted = torch.tensor([clusters], dtype=torch.int32)
                 below = torch.ones(n, n, dtype=torch.bool).tril()  # nobody reads it
                 given = similarities.masked_fill(below, torch.nan)
-                OPS.ward_cut_(given.flatten(), offsets([n]), wanted, labels, found)
+                OPS.ward_cut_(given.flatten(), offsets([n]), wanted, n, labels, found)
                 assert torch.equal(labels.long(), scipy_labels(similarities, clusters).long())
 
 
@@ -279,7 +279,7 @@ def test_opcheck(device, op):
 def cut_arguments(n=6, clusters=2):
     x = document(n, "random")
     empty = torch.empty(n, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
-    return (x @ x.t()).flatten(), offsets([n]), torch.tensor([clusters], dtype=torch.int32), *empty
+    return (x @ x.t()).flatten(), offsets([n]), torch.tensor([clusters], dtype=torch.int32), n, *empty
 
 
 def test_opcheck_of_the_cut():
@@ -291,8 +291,10 @@ BAD_CUTS = {
     "the squares": lambda a: (a[0][:-1], *a[1:]),
     "clusters must be at least 1": lambda a: (*a[:2], a[2] * 0, *a[3:]),
     "cu_seqlens must be a contiguous int32": lambda a: (a[0], a[1].long(), *a[2:]),
+    "longest must be at least 6": lambda a: (*a[:3], 5, *a[4:]),
+    "longest must lie in": lambda a: (*a[:3], -1, *a[4:]),
     "must never fall": lambda a: (a[0], a[1] * 2, *a[2:]),
-    "found must be": lambda a: (*a[:4], a[4].repeat(2)),
+    "found must be": lambda a: (*a[:5], a[5].repeat(2)),
     "must not be NaN": lambda a: (a[0] * torch.nan, *a[1:]),
 }
 

@@ -14,7 +14,7 @@ inline void check_ward_list(const Tensor& x, const Tensor& similarities, int64_t
 }
 
 inline WardCut parse_ward_cut(const Tensor& similarities, const Tensor& cu_seqlens, const Tensor& clusters,
-                              Tensor& labels, Tensor& found) {
+                              int64_t longest, Tensor& labels, Tensor& found) {
   const ScalarType type = similarities.scalar_type();
   STD_TORCH_CHECK(
       (type == ScalarType::Float || type == ScalarType::Double) && similarities.dim() == 1 &&
@@ -24,6 +24,8 @@ inline WardCut parse_ward_cut(const Tensor& similarities, const Tensor& cu_seqle
   STD_TORCH_CHECK(clusters.dim() == 1 && labels.dim() == 1,
                   "late_interaction: clusters must be [documents], labels [tokens]");
   call.documents = clusters.size(0);
+  STD_TORCH_CHECK(longest >= 0 && longest <= kMostWardTokens, "late_interaction: longest must lie in [0, ",
+                  kMostWardTokens, "], got ", longest);
   check_ward_list(clusters, similarities, call.documents, "clusters");
   check_ward_list(cu_seqlens, similarities, call.documents + 1, "cu_seqlens");
   check_ward_list(found, similarities, call.documents, "found");

@@ -252,14 +252,16 @@ void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t
   select(parse_xtr_selection(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners));
 }
 
-void ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, Tensor labels, Tensor found) {
-  const WardCut call = parse_ward_cut(similarities, cu_seqlens, clusters, labels, found);
+void ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int64_t longest, Tensor labels,
+               Tensor found) {
+  const WardCut call = parse_ward_cut(similarities, cu_seqlens, clusters, longest, labels, found);
   check_offsets(call.offsets, call.documents, labels.size(0), "cu_seqlens");
   int64_t cells = 0;
   for (int64_t i = 0; i < call.documents; ++i) {
     const int64_t n = call.offsets[i + 1] - call.offsets[i];
     STD_TORCH_CHECK(call.clusters[i] >= 1 || n == 0, "late_interaction: clusters must be at least 1, got ",
                     call.clusters[i]);
+    STD_TORCH_CHECK(n <= longest, "late_interaction: longest must be at least ", n, ", got ", longest);
     cells += n * n;
   }
   STD_TORCH_CHECK(similarities.size(0) == cells, "late_interaction: similarities must be [", cells,

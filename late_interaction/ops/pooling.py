@@ -7,14 +7,17 @@
     distances are equal. ``cu_seqlens``, ``clusters`` and both results are int32.
 ``kmeans_labels(tokens, cu_seqlens, clusters, iterations=10) -> (labels, found)``
     The same by Lloyd's k-means from centers that are spaced evenly over the document.
-``ward_cut_(similarities, cu_seqlens, clusters, labels, found)``
-    A step of the first: from the documents' similarities ``[n, n]``, one after another. CPU alone.
+``ward_cut_(similarities, cu_seqlens, clusters, longest, labels, found)``
+    A step of the first: from the documents' similarities ``[n, n]``, one after another. ``longest``: no
+    document has more tokens.
 
-Similarities are matrix products of PyTorch, a document at a time, in float32 (float64 for float64 tokens), on
-the CPU: tokens on a GPU are copied there, and ``labels`` and ``found`` are copied back.
+Similarities are matrix products of PyTorch in float32 (float64 for float64 tokens), of up to 2 GiB at a time
+on a GPU, where distances take up to 4 GiB more. Where the CUDA library is missing, tokens of a GPU are copied
+to the CPU, and ``labels`` and ``found`` are copied back.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -22,8 +25,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import FLOATS
-from late_interaction._precision import without_autocast
-from late_interaction.ops._library import library, operators
+from late_interaction._precision import float32_products, without_autocast
+from late_interaction.ops._library import cuda_missing, library, operators
 from late_interaction.ops._registration import register_helper
 
 _ward_op, _kmeans_op = operators.ward_labels.default, operators.kmeans_labels.default
@@ -32,6 +35,7 @@ _cut_op = operators.ward_cut_.default
 # The similarities that are held at a time, but for those of one document. Documents of a group are clustered
 # in parallel, each by one thread: larger groups even that out, smaller ones stay closer to the caches.
 _WARD_BYTES_A_THREAD = 16 << 20
+_WARD_BYTES = 2 << 30  # on a GPU
 _KMEANS_BYTES = {"cuda": 512 << 20}
 _KMEANS_BYTES_OF_A_CPU = 16 << 20
 
@@ -96,44 +100,64 @@ def _groups(documents: list[int], cells: list[int], budget: int, padded: bool = 
 
 def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[Tensor, Tensor]:
     _check(tokens, cu_seqlens, clusters)
-    if not tokens.is_cpu:
+    device = tokens.device
+    if not tokens.is_cpu and (device.type != "cuda" or cuda_missing is not None):
         labels, found = _ward_op(tokens.cpu(), cu_seqlens.cpu(), clusters.cpu())
-        return labels.to(tokens.device), found.to(tokens.device)
+        return labels.to(device), found.to(device)
     offsets, counts = _read(tokens, cu_seqlens, clusters)
-    labels, found = _singles(tokens, offsets)
-    lengths = found.tolist()
+    labels, found = (x.to(device) for x in _singles(tokens, offsets))
+    lengths = [end - start for start, end in pairwise(offsets)]
     many = [i for i, length in enumerate(lengths) if counts[i] < length]
     cells = [length * length for length in lengths]
     real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
-    budget = _WARD_BYTES_A_THREAD * torch.get_num_threads() // real.itemsize
-    with torch.no_grad(), without_autocast("cpu"):
-        groups = list(_groups(many, cells, budget))
+    budget = _WARD_BYTES if tokens.is_cuda else _WARD_BYTES_A_THREAD * torch.get_num_threads()
+    with torch.no_grad(), without_autocast(device.type), _products_for(device):
+        groups = list(_groups(many, cells, budget // real.itemsize))
         held = [sum(cells[i] for i in group) for group in groups]
         buffer = tokens.new_empty(max(held, default=0), dtype=real)
         for group, size in zip(groups, held, strict=True):
-            similarities, first = buffer[:size], 0
-            for i in group:
-                rows = tokens[offsets[i] : offsets[i + 1]].to(real)
-                own = similarities[first : first + cells[i]].view(lengths[i], lengths[i])
-                torch.mm(rows, rows.t(), out=own)
-                first += cells[i]
-            _cut(similarities, group, (lengths, counts, offsets), labels, found)
+            starts, own = [offsets[i] for i in group], [lengths[i] for i in group]
+            _similarities(tokens, starts, own, buffer[:size])
+            _cut(buffer[:size], group, (starts, own, [counts[i] for i in group]), labels, found)
+    if many and tokens.is_cuda and int(found.min()) < 0:  # as the CPU's operator says it
+        raise RuntimeError("late_interaction: similarities must not be NaN")
     return labels, found
+
+
+def _products_for(device: torch.device) -> AbstractContextManager[None]:
+    """A GPU multiplies in float32; a CPU as the caller has it, and with it the packages that pool there."""
+    return float32_products("cuda", "highest") if device.type == "cuda" else nullcontext()
+
+
+def _similarities(tokens: Tensor, starts: list[int], lengths: list[int], out: Tensor) -> None:
+    """Each document's products, one after another. A GPU multiplies documents of one length as a batch."""
+    length, total = lengths[0], sum(lengths)
+    if tokens.is_cuda and lengths == [length] * len(lengths) and starts[-1] - starts[0] == total - length:
+        rows = tokens[starts[0] : starts[0] + total].to(out.dtype).view(len(lengths), length, -1)
+        torch.bmm(rows, rows.transpose(1, 2), out=out.view(len(lengths), length, length))
+        return
+    first = 0
+    for start, n in zip(starts, lengths, strict=True):
+        rows = tokens[start : start + n].to(out.dtype)
+        torch.mm(rows, rows.t(), out=out[first : first + n * n].view(n, n))
+        first += n * n
 
 
 def _cut(
     similarities: Tensor, group: list[int], sizes: tuple[list[int], ...], labels: Tensor, found: Tensor
 ) -> None:
-    """Writes labels and found of a group. sizes: of all documents, lengths, numbers of clusters, offsets."""
-    lengths, counts, offsets = sizes
-    own = torch.tensor([0] + [lengths[i] for i in group], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    wanted = torch.tensor([counts[i] for i in group], dtype=torch.int32)
-    group_labels = labels.new_empty(int(own[-1]))
-    group_found = found.new_empty(len(group))
-    _cut_op(similarities, own, wanted, group_labels, group_found)
-    found[group] = group_found
-    for i, part in zip(group, group_labels.split([lengths[i] for i in group]), strict=True):
-        labels[offsets[i] : offsets[i] + lengths[i]] = part
+    """Writes labels and found of a group. sizes: where its documents start, their lengths, and numbers of
+    clusters."""
+    starts, lengths, counts = (torch.tensor(x, dtype=torch.int32) for x in sizes)
+    cu_seqlens = torch.zeros(len(group) + 1, dtype=torch.int32)
+    torch.cumsum(lengths, 0, dtype=torch.int32, out=cu_seqlens[1:])
+    total, longest = int(cu_seqlens[-1]), int(lengths.max())
+    place = torch.arange(total) + (starts - cu_seqlens[:-1]).repeat_interleave(lengths.long())
+    group_labels, group_found = labels.new_empty(total), found.new_empty(len(group))
+    device = labels.device
+    _cut_op(similarities, cu_seqlens.to(device), counts.to(device), longest, group_labels, group_found)
+    labels[place.to(device)] = group_labels
+    found[torch.tensor(group, device=device)] = group_found
 
 
 # ---- k-means ----

@@ -20,7 +20,6 @@ numbers, and each similarity is computed once. Panels take a bounded number of b
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._checks.xtr import RULES
-from late_interaction._precision import float32_precision, without_autocast
+from late_interaction._precision import float32_products, without_autocast
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
     applied,
@@ -58,20 +57,6 @@ _WHOLE_TILES = 128  # rows of a panel are a multiple of this where they are more
 
 
 # ---- similarities, a panel at a time ----
-
-
-@contextmanager
-def _float32_products(device_type: str, precision: str) -> Iterator[None]:
-    """Matrix products of float32 tensors multiply like this."""
-    before = float32_precision(device_type)
-    if before == precision:
-        yield
-        return
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @dataclass
@@ -164,7 +149,7 @@ def _xtr_winners(
         panels, needed = _panels(Q, D, options[1], precision)
         mask = None if d_mask is None else _dense(d_mask, 2)  # flags may be read two at a time
         rows = _rows_of_a_panel(budget, panels.row_bytes)
-        with _float32_products(Q.device.type, needed):
+        with float32_products(Q.device.type, needed):
             for first, last in _ranges(Nq, _queries_at_a_time(budget, Lq * Nd)):
                 maxima = scores.new_empty((last - first) * Lq, Nd)
                 found = torch.empty_like(maxima, dtype=torch.int32)

@@ -1,0 +1,325 @@
+// Ward's clustering of documents' tokens on a GPU, a block a document (D. Müllner, arXiv 1109.2378). The
+// steps, and the rules for ties, are those of csrc/cpu/pooling.cpp:
+//
+//   distances   [n, n] doubles in the workspace of the block, both halves, so that a row is contiguous
+//   chain       a row's minimum by all threads: a scan of n doubles, one barrier
+//   join        the union's row and column by all threads: two barriers
+//   cut         merges ranked by all threads; the tree, of n nodes, by one
+//
+// A document takes about 2 n scans and n joins one after another, each a round trip to L2 or memory, so
+// several blocks share a multiprocessor. Products and sums are rounded one by one: fused multiply-adds would
+// find other clusters than scipy.
+#pragma once
+
+#include <cstdint>
+
+namespace late_interaction {
+
+inline constexpr int kWardThreads = 128;
+inline constexpr int kWardTile = 32;   // rows and columns that are mirrored at a time
+inline constexpr int kWardBlocks = 6;  // of a multiprocessor: what shared memory holds at 1030 tokens
+
+template <class Real>
+struct WardArgs {
+  const Real* similarities;
+  const int32_t* offsets;   // [documents + 1]
+  const int32_t* clusters;  // [documents]
+  int32_t* labels;
+  int32_t* found;  // [documents] -1: there is NaN
+  int32_t documents;
+  double* distances;  // [blocks, longest * longest]
+  char* state;        // [blocks, state_bytes], or null: in shared memory
+  int64_t longest;
+  int64_t state_bytes;
+};
+
+// What a document of n tokens needs beside its distances. Arrays that are done with make room for later ones.
+struct WardState {
+  double* merge_distance;  // [n]
+  int32_t* merge_x;        // [n] tokens that stand for the clusters; then nodes of the tree, x the lower
+  int32_t* merge_y;
+  int32_t* order;  // [n] the merges by rising distance
+  int32_t* stack;  // [n]
+  int32_t* size;   // [n] tokens of a cluster; 0: it is dead
+  int32_t* chain;  // [n]
+  int32_t* nodes;  // [2n] in the place of the two above: parents, then clusters
+
+  __host__ __device__ static int64_t bytes(int64_t n) { return 32 * n; }
+
+  __device__ WardState(char* memory, int32_t n)
+      : merge_distance(reinterpret_cast<double*>(memory)),
+        merge_x(reinterpret_cast<int32_t*>(merge_distance + n)),
+        merge_y(merge_x + n),
+        order(merge_y + n),
+        stack(order + n),
+        size(stack + n),
+        chain(size + n),
+        nodes(size) {}
+};
+
+struct Nearest {
+  double distance;
+  int32_t token;
+
+  __device__ bool operator<(const Nearest& other) const {
+    return distance < other.distance || (distance == other.distance && token < other.token);
+  }
+};
+
+// The nearest of all threads. places: two sets, used in turn, so that one barrier is enough.
+__device__ inline Nearest nearest_of_block(Nearest mine, Nearest (*places)[kWardThreads / 32], int& turn) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const Nearest other{__shfl_xor_sync(0xFFFFFFFFu, mine.distance, offset),
+                        __shfl_xor_sync(0xFFFFFFFFu, mine.token, offset)};
+    if (other < mine) mine = other;
+  }
+  turn ^= 1;
+  if (threadIdx.x % 32 == 0) places[turn][threadIdx.x / 32] = mine;
+  __syncthreads();
+  mine = places[turn][0];
+#pragma unroll
+  for (int warp = 1; warp < kWardThreads / 32; ++warp) {
+    const Nearest other = places[turn][warp];
+    if (other < mine) mine = other;
+  }
+  return mine;
+}
+
+// Distances of a document: what lies above the diagonal of its similarities, and what mirrors it. False, to
+// every thread: there is NaN. tile: [32][33] in shared memory.
+template <class Real>
+__device__ bool read_distances(const Real* similarities, double* distances, int64_t n, Real* tile) {
+  constexpr int kPitch = kWardTile + 1;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  bool has_nan = false;
+  for (int64_t row = 0; row < n; row += kWardTile) {
+    for (int64_t column = row; column < n; column += kWardTile) {
+      const int64_t j = column + lane;
+      for (int r = warp; r < kWardTile; r += kWardThreads / 32) {
+        const int64_t i = row + r;
+        if (j >= n || i >= j) continue;
+        Real distance = Real{1} - similarities[i * n + j];
+        has_nan |= distance != distance;
+        distance = distance < Real{0} ? Real{0} : distance;
+        distance = distance > Real{2} ? Real{2} : distance;
+        distances[i * n + j] = static_cast<double>(distance);
+        tile[r * kPitch + lane] = distance;
+      }
+      __syncthreads();
+      for (int c = warp; c < kWardTile; c += kWardThreads / 32) {
+        const int64_t i = row + lane, to = column + c;
+        if (to < n && i < to) distances[to * n + i] = static_cast<double>(tile[lane * kPitch + c]);
+      }
+      __syncthreads();
+    }
+  }
+  return __syncthreads_or(has_nan) == 0;
+}
+
+__device__ inline double joined_distance(double d_x, double d_y, double d_xy, int x, int y, int size) {
+  const double t = __ddiv_rn(1.0, static_cast<double>(x + y + size));
+  const double of_x = __dmul_rn(__dmul_rn(__dmul_rn(static_cast<double>(size + x), t), d_x), d_x);
+  const double of_y = __dmul_rn(__dmul_rn(__dmul_rn(static_cast<double>(size + y), t), d_y), d_y);
+  const double between = __dmul_rn(__dmul_rn(__dmul_rn(static_cast<double>(size), t), d_xy), d_xy);
+  return __dsqrt_rn(__dsub_rn(__dadd_rn(of_x, of_y), between));
+}
+
+// Cluster x's nearest, the one before it in the chain (or -1) if that is as near.
+__device__ inline Nearest find_nearest(const double* distances, const WardState& state, int32_t n, int32_t x,
+                                       int32_t before, Nearest (*places)[kWardThreads / 32], int& turn) {
+  const double* row = distances + static_cast<int64_t>(x) * n;
+  Nearest nearest{__longlong_as_double(0x7FF0000000000000), INT32_MAX};
+#pragma unroll 8
+  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
+    const double distance = row[i];
+    if (state.size[i] != 0 && i != x && distance < nearest.distance) nearest = {distance, i};
+  }
+  nearest = nearest_of_block(nearest, places, turn);
+  if (before >= 0 && row[before] == nearest.distance) nearest.token = before;
+  return nearest;
+}
+
+// The union of x and y, x the lower, takes the place of y.
+__device__ inline void join(double* distances, const WardState& state, int32_t n, int32_t x, int32_t y,
+                            double distance, int32_t merge) {
+  const int32_t size_x = state.size[x], size_y = state.size[y];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    state.merge_distance[merge] = distance;
+    state.merge_x[merge] = x;
+    state.merge_y[merge] = y;
+    state.size[x] = 0;
+    state.size[y] = size_x + size_y;
+  }
+  const double* row_x = distances + static_cast<int64_t>(x) * n;
+  double* row_y = distances + static_cast<int64_t>(y) * n;
+#pragma unroll 4
+  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
+    if (i == x || i == y) continue;
+    const int32_t size = state.size[i];
+    if (size == 0) continue;
+    const double joined = joined_distance(row_x[i], row_y[i], distance, size_x, size_y, size);
+    row_y[i] = joined;
+    distances[static_cast<int64_t>(i) * n + y] = joined;
+  }
+  __syncthreads();
+}
+
+__device__ inline void find_merges(double* distances, const WardState& state, int32_t n,
+                                   Nearest (*places)[kWardThreads / 32]) {
+  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) state.size[i] = 1;
+  __syncthreads();
+  int32_t length = 0, first = 0;
+  int turn = 0;
+  for (int32_t merge = 0; merge < n - 1; ++merge) {
+    int32_t x, before = -1;
+    if (length == 0) {
+      while (state.size[first] == 0) ++first;
+      x = first;
+      length = 1;
+      if (threadIdx.x == 0) state.chain[0] = x;
+    } else {
+      x = state.chain[length - 1];
+      if (length > 1) before = state.chain[length - 2];
+    }
+    Nearest nearest;
+    for (;;) {
+      nearest = find_nearest(distances, state, n, x, before, places, turn);
+      if (nearest.token == before) break;
+      if (threadIdx.x == 0) state.chain[length] = nearest.token;
+      ++length;
+      before = x;
+      x = nearest.token;
+    }
+    length -= 2;
+    join(distances, state, n, min(x, before), max(x, before), nearest.distance, merge);
+  }
+}
+
+// order[p]: the merge that has p before it, by distance and then by its turn.
+__device__ inline void rank_merges(const WardState& state, int32_t merges) {
+  for (int32_t m = threadIdx.x; m < merges; m += kWardThreads) {
+    const double distance = state.merge_distance[m];
+    int32_t rank = 0;
+    for (int32_t k = 0; k < merges; ++k) {
+      const double other = state.merge_distance[k];
+      rank += other < distance || (other == distance && k < m);
+    }
+    state.order[rank] = m;
+  }
+}
+
+__device__ inline int32_t root_of(int32_t* parent, int32_t node) {
+  while (parent[node] != node) {
+    parent[node] = parent[parent[node]];
+    node = parent[node];
+  }
+  return node;
+}
+
+// One thread: node n + p of the tree is merge order[p], whose x and y become nodes.
+__device__ inline void find_nodes(const WardState& state, int32_t n) {
+  for (int32_t p = 0; p < n - 1; ++p) {
+    const int32_t m = state.order[p];
+    const int32_t a = root_of(state.nodes, state.merge_x[m]), b = root_of(state.nodes, state.merge_y[m]);
+    state.merge_x[m] = min(a, b);
+    state.merge_y[m] = max(a, b);
+    state.nodes[a] = state.nodes[b] = n + p;
+  }
+}
+
+// One thread: clusters are numbered from the root down, of a node first its children that are merges.
+__device__ inline int32_t number_clusters(const WardState& state, int32_t n, double cut, int32_t* labels) {
+  int32_t count = 0, depth = 0;
+  state.stack[depth++] = 2 * n - 2;
+  while (depth > 0) {
+    const int32_t node = state.stack[--depth];
+    if (node < n) {
+      labels[node] = count++;
+      continue;
+    }
+    const int32_t m = state.order[node - n];
+    if (state.merge_distance[m] <= cut) {
+      state.nodes[node] = count++;
+      continue;
+    }
+    const int32_t x = state.merge_x[m], y = state.merge_y[m];
+    if (y < n) state.stack[depth++] = y;
+    if (x < n) state.stack[depth++] = x;
+    if (y >= n) state.stack[depth++] = y;
+    if (x >= n) state.stack[depth++] = x;
+  }
+  return count;
+}
+
+// One thread: merges within a cluster hand its number down; a parent comes after its children.
+__device__ inline void hand_down(const WardState& state, int32_t n, double cut, int32_t* labels) {
+  for (int32_t p = n - 2; p >= 0; --p) {
+    const int32_t m = state.order[p];
+    if (state.merge_distance[m] > cut) continue;
+    const int32_t cluster = state.nodes[n + p], x = state.merge_x[m], y = state.merge_y[m];
+    if (x < n) {
+      labels[x] = cluster;
+    } else {
+      state.nodes[x] = cluster;
+    }
+    if (y < n) {
+      labels[y] = cluster;
+    } else {
+      state.nodes[y] = cluster;
+    }
+  }
+}
+
+// Where the similarities of a document begin: the squares of the lengths before it.
+__device__ inline int64_t cells_before(const int32_t* offsets, int32_t from, int32_t to) {
+  int64_t cells = 0;
+  for (int32_t i = from; i < to; ++i) {
+    const int64_t n = offsets[i + 1] - offsets[i];
+    cells += n * n;
+  }
+  return cells;
+}
+
+template <class Real>
+__global__ void __launch_bounds__(kWardThreads, kWardBlocks) ward_cut(const WardArgs<Real> args) {
+  extern __shared__ double shared[];
+  __shared__ Nearest places[2][kWardThreads / 32];
+  char* memory =
+      args.state == nullptr ? reinterpret_cast<char*>(shared) : args.state + blockIdx.x * args.state_bytes;
+  double* distances = args.distances + blockIdx.x * args.longest * args.longest;
+  int64_t start = 0;
+  int32_t before = 0;
+  for (int32_t document = blockIdx.x; document < args.documents; document += gridDim.x) {
+    start += cells_before(args.offsets, before, document);
+    before = document;
+    const int32_t first = args.offsets[document], n = args.offsets[document + 1] - first;
+    const int32_t clusters = args.clusters[document];
+    int32_t* labels = args.labels + first;
+    if (clusters >= n) {
+      for (int32_t i = threadIdx.x; i < n; i += kWardThreads) labels[i] = i;
+      if (threadIdx.x == 0) args.found[document] = n;
+      continue;
+    }
+    if (!read_distances(args.similarities + start, distances, n, reinterpret_cast<Real*>(shared))) {
+      for (int32_t i = threadIdx.x; i < n; i += kWardThreads) labels[i] = 0;
+      if (threadIdx.x == 0) args.found[document] = -1;
+      continue;
+    }
+    const WardState state(memory, n);
+    find_merges(distances, state, n, places);
+    rank_merges(state, n - 1);
+    for (int32_t i = threadIdx.x; i < 2 * n - 1; i += kWardThreads) state.nodes[i] = i;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      find_nodes(state, n);
+      const double cut = state.merge_distance[state.order[n - clusters - 1]];
+      args.found[document] = number_clusters(state, n, cut, labels);
+      hand_down(state, n, cut, labels);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace late_interaction

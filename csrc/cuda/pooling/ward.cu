@@ -1,0 +1,75 @@
+// Launches Ward's clustering, a block a document.
+#include <algorithm>
+
+#include "../../common/arithmetic.h"
+#include "kernel.cuh"
+#include "launch.h"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int64_t kWorkspaceBytes = int64_t{4} << 30;  // at most, but for one block
+
+template <class Real>
+cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
+  int device = 0, multiprocessors = 0, most_smem = 0, resident = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&most_smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) return error;
+  constexpr int64_t kTileBytes = kWardTile * (kWardTile + 1) * sizeof(Real);
+  constexpr int64_t kStaticBytes = 1024;  // no less than what the kernel declares
+  const int64_t state = WardState::bytes(longest);
+  const bool fits = state + kStaticBytes <= most_smem;
+  launch.state_bytes = fits ? 0 : state;
+  launch.smem_bytes = static_cast<int>(std::max(kTileBytes, fits ? state : 0));
+  error =
+      cudaFuncSetAttribute(ward_cut<Real>, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.smem_bytes);
+  if (error != cudaSuccess) return error;
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, ward_cut<Real>, kWardThreads,
+                                                        launch.smem_bytes);
+  if (error != cudaSuccess) return error;
+  const int64_t bytes = longest * longest * int64_t{sizeof(double)} + launch.state_bytes;
+  const int64_t affordable = std::max<int64_t>(kWorkspaceBytes / std::max<int64_t>(bytes, 1), 1);
+  launch.blocks = std::min({call.documents, int64_t{multiprocessors} * std::max(resident, 1), affordable});
+  launch.workspace_bytes = launch.blocks * bytes;
+  return cudaSuccess;
+}
+
+template <class Real>
+cudaError_t run(const WardCut& call, int64_t longest, const WardLaunch& launch, void* workspace,
+                cudaStream_t stream) {
+  double* distances = static_cast<double*>(workspace);
+  char* state = reinterpret_cast<char*>(distances + launch.blocks * longest * longest);
+  const WardArgs<Real> args{.similarities = static_cast<const Real*>(call.similarities),
+                            .offsets = call.offsets,
+                            .clusters = call.clusters,
+                            .labels = call.labels,
+                            .found = call.found,
+                            .documents = static_cast<int32_t>(call.documents),
+                            .distances = distances,
+                            .state = launch.state_bytes == 0 ? nullptr : state,
+                            .longest = longest,
+                            .state_bytes = launch.state_bytes};
+  ward_cut<Real><<<static_cast<unsigned>(launch.blocks), kWardThreads, launch.smem_bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t plan_ward_cut(const WardCut& call, int64_t longest, WardLaunch& launch) {
+  return call.dtype == Dtype::fp64 ? plan<double>(call, longest, launch) : plan<float>(call, longest, launch);
+}
+
+cudaError_t launch_ward_cut(const WardCut& call, int64_t longest, const WardLaunch& launch, void* workspace,
+                            cudaStream_t stream) {
+  return call.dtype == Dtype::fp64 ? run<double>(call, longest, launch, workspace, stream)
+                                   : run<float>(call, longest, launch, workspace, stream);
+}
+
+}  // namespace late_interaction
