@@ -82,8 +82,9 @@ def pool_tokens(
 
     Complexity: for ``n`` tokens ``n * n * d`` multiply-adds, and for Ward about ``4 * n * n`` steps and
     ``8 * n * n`` bytes a thread, one document a thread; for k-means ``n * n / pool_factor * d``
-    multiply-adds an iteration. Tokens of a GPU are clustered by Ward's method on the CPU, with a copy there
-    and back. The host waits for the device.
+    multiply-adds an iteration. A GPU clusters hundreds of documents at a time, by the same rules for ties as
+    a CPU, but its products round differently. Without the CUDA library its tokens are clustered by Ward's
+    method on the CPU, with a copy there and back. The host waits for the device.
 
     Example:
         >>> import torch

@@ -332,6 +332,16 @@ def run_xtr_rounded(name, documents, Ld, k):
                 raise SystemExit(f"{name}: a winner is no token")
 
 
+def run_ward(name, lengths, divisor):
+    offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)
+    clusters = torch.tensor([max(n // divisor, 1) for n in lengths], dtype=torch.int32, device="cuda")
+    for dtype in (FP32, torch.float64):
+        tokens = torch.randint(-1, 2, (sum(lengths), 16), device="cuda").to(dtype) / 4
+        labels, found = torch.ops.late_interaction.ward_labels(tokens, offsets, clusters)
+        if not bool((labels >= 0).all() and (found <= clusters).all()):
+            raise SystemExit(f"{name}: a token has no cluster")
+
+
 def run_one_token(name, Nq, Nd, d):
     """contrastive_loss of one token a side: the operators of its softmax, in one pass and in two."""
     for dtype in (BF16, torch.float16, FP32):
@@ -423,6 +433,9 @@ if __name__ == "__main__":
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
+        (run_ward, "Ward, one length", ((70, 70, 70), 2)),
+        (run_ward, "Ward, many lengths", ((2, 33, 1, 0, 200, 31), 3)),
+        (run_ward, "Ward, state in the workspace", ((7300,), 2)),
         (run_xtr_rounded, "XTR, rounded", (64, 70, 256)),
         (run_xtr_rounded, "XTR, rounded, the row", (90, 100, 5000)),
         (run_one_token, "softmax, one token a side", (70, 70, 24)),

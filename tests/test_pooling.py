@@ -89,6 +89,40 @@ def test_any_distances_are_clustered_as_scipy_does(isa):
                 assert torch.equal(labels.long(), scipy_labels(similarities, clusters).long())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_gpu_cuts_as_the_cpu_does(dtype):
+    """The same similarities: few values and many, more documents than blocks, and one that is NaN."""
+    lengths = [1, 2, 3, 31, 32, 33, 65, 150, 400, 0, 1030] + [20] * 3000
+    for values in (2, 5, 10**6):
+        matrices = [torch.randint(0, values, (n * n,)).to(dtype) / values * 2.5 - 0.7 for n in lengths]
+        clusters = torch.tensor([max(n // 2, 1) for n in lengths], dtype=torch.int32)
+        args = torch.cat(matrices), offsets(lengths), clusters, max(lengths)
+        out = torch.empty(sum(lengths), dtype=torch.int32), torch.empty(len(lengths), dtype=torch.int32)
+        OPS.ward_cut_(*args, *out)
+        there = [x.cuda() for x in out]
+        OPS.ward_cut_(*(x if isinstance(x, int) else x.cuda() for x in args), *there)
+        for mine, its in zip(out, there, strict=True):
+            assert torch.equal(mine, its.cpu())
+    nan = torch.full((9,), torch.nan, dtype=dtype)
+    tokens = torch.tensor([[3e38], [-3e38], [1.0]], dtype=torch.float32)
+    OPS.ward_cut_(nan.cuda(), offsets([3]).cuda(), clusters[1:2].cuda(), 3, there[0][:3], there[1][:1])
+    assert there[1][0] == -1
+    with pytest.raises(RuntimeError, match="must not be NaN"):
+        OPS.ward_labels((tokens * torch.nan).cuda(), offsets([3]).cuda(), clusters[1:2].cuda())
+
+
+@pytest.mark.gpu
+def test_a_gpu_pools_exact_products_as_the_cpu_does():
+    for lengths in ([130] * 5, [130, 7, 1, 0, 257, 64]):
+        documents = [document(n, "grid") for n in lengths]
+        for x, own in zip(documents, pool_tokens(documents, 3), strict=True):
+            assert torch.equal(pool_tokens(x.cuda(), 3).cpu(), own)
+        pooled = pool_tokens([x.cuda() for x in documents], 3)
+        for a, b in zip(pooled, pool_tokens(documents, 3), strict=True):
+            assert torch.equal(a.cpu(), b)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_clusters_are_the_same_on_any_number_of_threads(threads):
     documents = [document(n, "grid") for n in [200, 3, 150, 90, 1, 170]]
