@@ -435,7 +435,6 @@ if __name__ == "__main__":
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_ward, "Ward, one length", ((70, 70, 70), 2)),
         (run_ward, "Ward, many lengths", ((2, 33, 1, 0, 200, 31), 3)),
-        (run_ward, "Ward, state in the workspace", ((7300,), 2)),
         (run_xtr_rounded, "XTR, rounded", (64, 70, 256)),
         (run_xtr_rounded, "XTR, rounded, the row", (90, 100, 5000)),
         (run_one_token, "softmax, one token a side", (70, 70, 24)),
