@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, _scores, _tokens
+from late_interaction.corpus import Corpus, _queries, _tokens
 from late_interaction.fp8 import quantize_fp8_per_token
 from late_interaction.int8 import quantize_int8_per_token
 from late_interaction.varlen import maxsim_varlen, pack_sequences
@@ -53,7 +53,7 @@ def packed(docs, device="cpu", **options):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("on_device", [False, True])
-def test_the_bits_of_all_scores_at_once(dtype, on_device, device):
+def test_the_bits_of_all_queries_at_once(dtype, on_device, device):
     """The planner of a GPU may choose another kernel for a small chunk, which adds up in another order."""
     docs, queries = documents(dtype=dtype), documents([32, 5, 17], dtype=dtype)
     tokens, offsets = (x.to(device) for x in pack_sequences(docs))
@@ -178,7 +178,7 @@ def test_progress_and_precision():
 def test_lengths_of_copies_of_codes():
     lengths = torch.arange(5000)
     met = torch.zeros(5000, dtype=torch.int64)
-    groups = list(_scores._groups(lengths))
+    groups = list(_queries._groups(lengths))
     for own, longest in groups:
         met[own] += 1
         assert int(lengths[own].max()) <= longest and longest < int(lengths[own].min()) * 17 / 16 + 1

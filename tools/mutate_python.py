@@ -52,6 +52,7 @@ TESTS = {
     "int8.py": "quantized quantized_bad_input",
     "padded.py": "argument_edges padded messages",
     "plaid.py": "plaid plaid_bad_input",
+    "residual_codec.py": "residual_codec",
     "plan.py": "plan",
     "retrieve.py": "call_edges retrieve messages",
     "score_pairs.py": "argument_edges call_edges oom score_pairs messages",

@@ -10,7 +10,7 @@ from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_positive, check_precision
 from late_interaction._checks.tensors import check_embeddings, check_mask
 from late_interaction._progress import reporter
-from late_interaction.corpus import _scores, _tokens
+from late_interaction.corpus import _chunks, _queries, _tokens
 from late_interaction.topk import _SCORES, _select
 
 if TYPE_CHECKING:
@@ -32,36 +32,36 @@ def search(
     check_flag("normalize", normalize)
     check_flag("largest", options["largest"])
     check_precision(options["precision"])
-    unit = normalize and not corpus.normalized
+    unit = normalize and not corpus.normalized and corpus.codec is None
     if unit and corpus.dtype in _tokens.CODES:
         raise ValueError(
             f"normalize must be False for {corpus.dtype} codes of tokens that were not normalized, got True"
         )
-    found = _queries(corpus.d, Q, q_mask)
+    found = _kept_tokens(corpus.d, Q, q_mask)
     if isinstance(Q, Tensor) and not found:
         none = torch.empty(0, min(k, len(corpus)), device=Q.device)
         return none, none.to(torch.int64)
     _check_device(corpus, found)
     with torch.no_grad():
-        queries = _scores.Queries(found, corpus.dtype, normalize, options["precision"])
+        queries = _queries.prepare(corpus, found, normalize, options["precision"])
         most = max(_SCORES // max(queries.count, 1), 1)
         copied = unit and queries.device.type == "cpu"
         size = options["chunk_bytes"] or (_BYTES_COPIED if copied else _BYTES)
-        chunks = _scores.plan(corpus.shards, size, most)
+        chunks = _chunks.plan(corpus.shards, size, most)
         with reporter(options["progress"], len(corpus)) as report:
-            scores, indices = _best(queries, chunks, k, unit, options["largest"], report)
+            scores, indices = _best(queries, chunks, k, options["largest"], report)
     one = isinstance(Q, Tensor) and Q.dim() == 2
     return (scores.squeeze(0), indices.squeeze(0)) if one else (scores, indices)
 
 
 def _best(
-    queries: _scores.Queries, chunks: list[_scores.Chunk], k: int, unit: bool, largest: bool, report: Any
+    queries: _queries.Queries, chunks: list[_chunks.Chunk], k: int, largest: bool, report: Any
 ) -> tuple[Tensor, Tensor]:
     device = queries.device
     scores = torch.empty(queries.count, 0, device=device)
     indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
-    for chunk, sources in _scores.on_device(chunks, device):
-        found = queries.scores(chunk, sources, unit)
+    for chunk, sources in _chunks.on_device(chunks, device):
+        found = queries.scores(chunk, sources)
         end = chunk.place + found.shape[1]
         places = torch.arange(chunk.place, end, device=device).expand(found.shape)
         if chunk.place:
@@ -72,7 +72,7 @@ def _best(
     return scores, indices
 
 
-def _queries(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> list[Tensor]:
+def _kept_tokens(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> list[Tensor]:
     """The kept tokens of each query."""
     if isinstance(Q, Tensor):
         check_embeddings("Q", Q)

@@ -17,7 +17,7 @@ namespace {
 
 struct Integers : F32 {
   static Sums multiply_add_bytes(Sums sum, I a, I b) { return (Sums)_mm512_dpbusd_epi32((I)sum, a, b); }
-  // Of every two lanes of a and b, the sum; a's and b's in turn.
+  // The sums of every two lanes of a and of b, in turn.
   static Sums halves(Sums a, Sums b) {
     return (Sums)_mm512_unpacklo_epi32((I)a, (I)b) + (Sums)_mm512_unpackhi_epi32((I)a, (I)b);
   }
