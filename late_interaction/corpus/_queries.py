@@ -109,7 +109,8 @@ class _OfCodes(Queries):
         out = torch.zeros(self.count, len(offsets) - 1, device=self.device)
         most = max(_COPY_BYTES // codes.shape[1], 1) if self.device.type == "cpu" else codes.shape[0]
         for documents, longest in _groups(offsets.diff()):
-            for some in documents.split(max(most // longest, 1)):
+            copied = _together(offsets, documents, longest) is None
+            for some in documents.split(max(most // longest, 1) if copied else len(documents)):
                 scores = self._of_group(offsets, some, longest, codes, scales)
                 out[:, to_device(some, self.device)] = scores
         return out
@@ -118,23 +119,29 @@ class _OfCodes(Queries):
         self, offsets: Tensor, documents: Tensor, longest: int, codes: Tensor, scales: Tensor
     ) -> Tensor:
         """Documents that have at most so many tokens each."""
-        first, last = int(documents[0]), int(documents[-1])
-        begin, end = int(offsets[first]), int(offsets[last + 1])
         shape, mask = (len(documents), longest), None
-        if last - first + 1 == len(documents) and end - begin == len(documents) * longest:
-            # Neighbours that all are so long: they lie as they are wanted.
-            codes, scales = codes[begin:end], scales[begin:end]
+        rows = _together(offsets, documents, longest)
+        if rows is not None:
+            codes, scales = codes[rows], scales[rows]
         else:
             own = torch.stack((offsets[documents], offsets[documents + 1]))
             starts, ends = to_device(own, self.device).unsqueeze(-1)
             within = torch.arange(longest, dtype=torch.int32, device=self.device)
             mask = within < ends - starts
-            rows = (starts + within).minimum(ends - 1).flatten()  # the last token again where it has ended
+            places = (starts + within).minimum(ends - 1).flatten()  # the last token again where it has ended
             bits = codes.view(torch.uint8)  # what float8 tensors lack operators for
-            codes = bits.index_select(0, rows).view(codes.dtype)
-            scales = scales.index_select(0, rows)
+            codes = bits.index_select(0, places).view(codes.dtype)
+            scales = scales.index_select(0, places)
         tokens = codes.view(*shape, -1), scales.view(shape)
         return _quantized.maxsim(self._tokens, tokens[0], self._scales, tokens[1], self._mask, mask, CODES)
+
+
+def _together(offsets: Tensor, documents: Tensor, longest: int) -> slice | None:
+    """The tokens of neighbours that all are so long, which lie as they are wanted. None for others."""
+    first, last = int(documents[0]), int(documents[-1])
+    rows = slice(int(offsets[first]), int(offsets[last + 1]))
+    neighbours = last - first + 1 == len(documents) and rows.stop - rows.start == len(documents) * longest
+    return rows if neighbours else None
 
 
 def _groups(lengths: Tensor) -> Iterator[tuple[Tensor, int]]:
