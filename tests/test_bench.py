@@ -330,7 +330,7 @@ def test_searches_take_turns_and_find_the_best() -> None:
     rows = corpus_search.measure(Shape("t", 1, 60, 8, 17, d=32), rounds=2)
     assert torch.get_num_threads() == threads
     ours = [r for r in rows if r["impl"] == OURS]
-    assert [(r["dtype"], r["variant"] if "variant" in r else None) for r in ours] == [
+    assert [(r["dtype"], r.get("variant")) for r in ours] == [
         (dtype, variant)
         for dtype in ("float32", "bfloat16", "int8", "uint8")
         for variant in (None, "one thread")
