@@ -665,10 +665,10 @@ def retrieval(st, **options):
     )
 
 
-@pytest.mark.parametrize("step", [ranking._SCORES, 28])
+@pytest.mark.parametrize("step", [ranking.MOST_SCORES, 28])
 @pytest.mark.parametrize("chunk", [5000, 11])
 def test_retrieval_evaluation(st, encoder, monkeypatch, chunk, step):
-    monkeypatch.setattr(ranking, "_SCORES", step)
+    monkeypatch.setattr(ranking, "MOST_SCORES", step)
     wanted = retrieval(st, corpus_chunk_size=chunk)(encoder)
     assert 0 < wanted["maxsim_ndcg@10"] < 1
     functions = {"maxsim": ours.maxsim, "meanmaxsim": ours.mean_maxsim}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import check_flag, check_integer
+from late_interaction._checks.options import check_flag, check_integer, check_positive
 from late_interaction.corpus import _arrow, _ids, _memory, _shards
 from late_interaction.residual_codec import ResidualCodec
 
@@ -54,6 +54,32 @@ class Documents:
         where = "in memory" if self.path is None else f"in {str(self.path)!r}"
         kind = self.dtype if self.codec is None else f"residuals of {self.codec.nbits} bits"
         return f"Corpus({len(self)} documents, {self.tokens} tokens, d={self.d}, {kind}, {where})"
+
+    def parts(self, count: int) -> "list[Self]":
+        """The corpus in parts over the same memory, in order, with about equally many tokens each: one for
+        each process of a group or each GPU.
+
+        Args:
+            count: how many. Where there are fewer documents, the last parts are empty.
+
+        Returns:
+            ``count`` corpora, without a ``path``.
+
+        Raises:
+            TypeError, ValueError: a ``count`` that is no number above 0.
+
+        Complexity: reads the offsets.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction.corpus import Corpus
+            >>> corpus = Corpus.from_packed(torch.ones(6, 4), torch.tensor([0, 3, 4, 6]))
+            >>> [part.tokens for part in corpus.parts(2)]
+            [3, 3]
+        """
+        check_positive("count", count)
+        options = {"d": self.d, "dtype": self.dtype, "codec": self.codec, "normalized": self.normalized}
+        return [type(self)(shards, options) for shards in _shards.parts(self.shards, count)]
 
     @classmethod
     def from_packed(

@@ -1,7 +1,8 @@
 """A shard: documents end to end in one block of memory, their ids, and the chunks that a search takes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ class Shard:
     def token_count(self) -> int:
         return int(self.offsets[-1]) - int(self.offsets[0])
 
+    def part(self, first: int, stop: int) -> "Shard":
+        """Documents [first, stop) over the same memory."""
+        ids = None if self.ids is None else _ids.PartOfIds(self.ids, first, stop)
+        return replace(self, offsets=self.offsets[first : stop + 1], ids=ids)
+
     def rows(self, first: int, stop: int) -> slice:
         """Where the tokens of these documents lie."""
         return slice(int(self.offsets[first]), int(self.offsets[stop]))
@@ -61,6 +67,21 @@ class Shard:
             stop = min(max(stop, first + 1), first + most_documents, count)
             yield first, stop
             first = stop
+
+
+def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
+    """The shards in parts of about equally many tokens, or documents where there is no token."""
+    total, done = sum(shard.token_count for shard in shards), 0
+    found: list[list[Shard]] = [[] for _ in range(count)]
+    for shard in shards:
+        places = done + (shard.offsets[:-1] - shard.offsets[:1])  # of each document's first token
+        owners = (places * count // max(total, 1)).clamp_max(count - 1)
+        edges = torch.searchsorted(owners, torch.arange(count + 1)).tolist()
+        for own, (first, stop) in zip(found, pairwise(edges), strict=True):
+            if first < stop:
+                own.append(shard.part(first, stop))
+        done += shard.token_count
+    return found
 
 
 _TYPES = {

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -192,6 +193,7 @@ class Corpus(Documents):
         precision: str | None = None,
         progress: Progress = False,
         chunk_bytes: int | None = None,
+        group: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """The ``k`` best documents of each query, by exact MaxSim of the tokens as they are stored.
 
@@ -213,6 +215,9 @@ class Corpus(Documents):
             progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
             chunk_bytes: how many bytes of tokens are scored at a time. A longer document is a chunk by
                 itself. None: 256 MiB, or 4 MiB where chunks are normalized on a CPU.
+            group: a ``torch.distributed`` process group whose processes hold a shard of the documents each,
+                such as their part of :meth:`parts`, and search for the same queries. Every process has the
+                best of all documents, numbered in the order of ranks. None: this process alone.
 
         Returns:
             ``(scores, indices)``: float32 and int64, each ``[Nq, min(k, documents)]`` (``[min(k,
@@ -220,7 +225,9 @@ class Corpus(Documents):
 
         Raises:
             TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value; ``normalize``
-                where the codes of the corpus were not normalized.
+                where the codes of the corpus were not normalized; on all processes of a group for queries or
+                options in which they differ.
+            RuntimeError: another process of the group has raised an error, or has ended.
             ImportError: ``progress=True`` without tqdm.
 
         Complexity: ``2 * tokens of Q * tokens * d`` operations and one read of the corpus. Memory beside the
@@ -238,6 +245,6 @@ class Corpus(Documents):
         """
         options = {
             "normalize": normalize, "largest": largest, "precision": precision, "progress": progress,
-            "chunk_bytes": chunk_bytes,
+            "chunk_bytes": chunk_bytes, "group": group,
         }  # fmt: skip
         return _search.search(self, Q, k, q_mask, options)
