@@ -36,6 +36,7 @@ namespace late_interaction::cpu {
 namespace {
 
 const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
+  if (call.compared_bits) return k.hamming;
   if (call.dtype == Dtype::fp64) return k.f64;
   if (call.dtype == Dtype::int8 && k.has_int8 && call.sizes.d <= kMaxInt8Dims) return k.int8;
   // Where bf16 pairs multiply at no gain, fp32 is the better answer to "medium" too. fp16, asked for or
@@ -105,11 +106,12 @@ class Worker {
  public:
   Worker(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c,
          const Parts<Real>& parts)
-      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts) {
+      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts),
+        unpack_codes_(k.unpack_codes) {
     panel_rows_ = 2 * m.lanes;
     element_ = element_bytes(call.dtype);
-    in_place_ = call.dtype == m.native && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
-    if (m.widening && !call.residual && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims &&
+    in_place_ = call.dtype == m.native && !call.d_bits && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
+    if (m.widening && !call.residual && !call.d_bits && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims &&
         c.steps % m.lanes == 0) {
       widening_ = m.widening(call.dtype);
     }
@@ -119,7 +121,8 @@ class Worker {
                  Scratch::size_of<char>(c.row_bytes) + 2 * Scratch::size_of<Real>(block) +
                  2 * Scratch::size_of<Index>(block) + Scratch::size_of<Real>(tile) +
                  2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile) +
-                 (kRowsAtOnce + 1) * Scratch::size_of<Real>(row_room()));
+                 (kRowsAtOnce + 1) * Scratch::size_of<Real>(row_room()) +
+                 Scratch::size_of<uint8_t>(packed_bytes()) + Scratch::size_of<int8_t>(s_.d));
     panels_ = memory.take<char>(block * c.row_bytes);
     tile_ = memory.take<char>(tile * c.row_bytes);
     packed_row_ = memory.take<char>(c.row_bytes);
@@ -134,6 +137,8 @@ class Worker {
     corrections_ = memory.take<int32_t>(tile);
     rounded_ = memory.take<Real>(row_room());
     decompressed_ = memory.take<Real>(kRowsAtOnce * row_room());
+    packed_codes_ = memory.take<uint8_t>(packed_bytes());
+    codes_ = memory.take<int8_t>(s_.d);
     // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
     const int64_t kept =
         widening_ && block <= panel_rows_ ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
@@ -305,6 +310,9 @@ class Worker {
     return count;
   }
 
+  // Bytes of a token of packed codes.
+  int64_t packed_bytes() const { return ceil_div(s_.d * call_.d_bits, 8); }
+
   // Elements of a decompressed row.
   int64_t row_room() const { return call_.residual ? round_up(s_.d, 16) : 0; }
 
@@ -335,6 +343,17 @@ class Worker {
     }
   }
 
+  void pack_document_row(const char* token, char* out) {
+    if (!call_.d_bits) return m_.pack_row(token, call_.dtype, call_.D.dim_stride, s_.d, out);
+    const auto* codes = reinterpret_cast<const uint8_t*>(token);
+    if (call_.D.dim_stride != 1) {
+      for (int64_t k = 0; k < packed_bytes(); ++k) packed_codes_[k] = codes[k * call_.D.dim_stride];
+      codes = packed_codes_;
+    }
+    unpack_codes_(codes, call_.d_bits, s_.d, codes_);
+    m_.pack_row(codes_, call_.dtype, 1, s_.d, out);
+  }
+
   // Tokens ids_ [0, padded) of document j where they lie, or in the tile buffer.
   void stage(int64_t query, int64_t j, int64_t count, int64_t padded, Tile& tile) {
     const char* document = document_token(query, j, 0);
@@ -360,7 +379,7 @@ class Worker {
       tile.offsets = packed_offsets_;
     } else {
       for (int64_t n = 0; n < padded; ++n) {
-        m_.pack_row(document + offsets_[n], call_.dtype, call_.D.dim_stride, s_.d, tile_ + n * c_.row_bytes);
+        pack_document_row(document + offsets_[n], tile_ + n * c_.row_bytes);
       }
       tile.tokens = tile_;
       tile.offsets = packed_offsets_;
@@ -378,6 +397,7 @@ class Worker {
     tile.steps = c_.steps;
     tile.count = padded;
     tile.valid = count;
+    tile.dims = call_.compared_bits;
     tile.ids = call_.winners ? ids_ : nullptr;
     if (call_.residual) {
       decompress(j, padded, tile);
@@ -386,6 +406,7 @@ class Worker {
       // While the first panel computes, what follows this tile comes nearer.
       tile.ahead = next < end ? document_token(query, j, next) : document_token(query, j + 1, 0);
       tile.ahead_step = m_.step_dims * element_;
+      if (call_.d_bits) tile.ahead_step = ceil_div(m_.step_dims * call_.d_bits, 8);
     }
     for (int64_t row = 0; row < rows_; row += panel_rows_) {
       tile.panel = panels_ + row * c_.row_bytes;
@@ -459,6 +480,10 @@ class Worker {
   // Residual-compressed documents.
   Real* decompressed_;  // [kRowsAtOnce, row_room()]
   Real* rounded_;       // [row_room()]
+  // Packed codes.
+  void (*unpack_codes_)(const uint8_t*, int, int64_t, int8_t*);
+  uint8_t* packed_codes_;  // [packed_bytes()]: a token whose bytes lie apart
+  int8_t* codes_;          // [d]
 };
 
 // Merges the maxima over a document's parts, first tokens first: a later one must be greater, and the first

@@ -36,6 +36,7 @@ struct Tile {
   char* widened;                  // where they go: as `tokens`
   const char* ahead;              // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
   int64_t ahead_step;             // and k-step
+  int64_t dims;                   // of a token, for Kernels::hamming
 };
 
 using ScoreTile = void (*)(const Tile&);
@@ -92,10 +93,13 @@ struct Kernels {
   Multiplier f64;
   Multiplier bf16;
   Multiplier int8;
+  Multiplier hamming;  // of packed bits, 32 a step; similarities are dims - 2 * (bits that differ)
   bool has_bf16;  // bf16 is filled: this instruction set multiplies bf16 pairs
   bool has_int8;  // int8 is filled: this instruction set multiplies integers
   RowKernels<float> rows32;
   RowKernels<double> rows64;
+  // A token of d packed codes of 1 or 4 bits each, as int8.
+  void (*unpack_codes)(const uint8_t* codes, int bits, int64_t d, int8_t* out);
 };
 
 // Sums of so many products of int8 codes fit in 32 bits.
@@ -107,6 +111,7 @@ void fill_avx2_vnni(Kernels& k);
 void fill_avx512(Kernels& k);
 void fill_avx512_vnni(Kernels& k);
 void fill_avx512_bf16(Kernels& k);
+void fill_avx512_popcnt(Kernels& k);  // `hamming`, where the CPU has VPOPCNTDQ
 void fill_amx(Kernels& k);
 bool has_amx();
 bool permit_amx();  // asks Linux to let this process use it

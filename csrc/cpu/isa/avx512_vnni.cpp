@@ -26,6 +26,7 @@ namespace late_interaction::cpu {
 
 void fill_avx512_vnni(Kernels& k) {
   fill_avx512(k);
+  fill_avx512_popcnt(k);
   fill_int8_vnni<Integers, 12>(k);
 }
 
