@@ -38,12 +38,12 @@ inline QuantizedInputs parse_asymmetric_inputs(const Tensor& Q, const Tensor& D,
   const int64_t d = Q.size(2), r = D.dim();
   STD_TORCH_CHECK(d >= 1, "late_interaction: Q needs an embedding dim d of at least 1");
   check_bytes(D, "D", ceil_div(d * nbits, 8), d, nbits);
-  STD_TORCH_CHECK(r == 3 || D.size(0) == Q.size(0), "late_interaction: D [Nq, ..., Ld, bytes] needs Nq = ",
-                  Q.size(0), ", got ", D.size(0));
+  STD_TORCH_CHECK(r == 3 || D.size(0) == Q.size(0),
+                  "late_interaction: D [Nq, ..., Ld, bytes] needs Nq = ", Q.size(0), ", got ", D.size(0));
   QuantizedInputs in;
   in.dtype = Dtype::int8;
-  in.sizes = {r == 4 ? Layout::per_query : Layout::in_batch, Q.size(0), D.size(r - 3), Q.size(1),
-              D.size(r - 2),                                 d};
+  in.sizes = {
+      r == 4 ? Layout::per_query : Layout::in_batch, Q.size(0), D.size(r - 3), Q.size(1), D.size(r - 2), d};
   STD_TORCH_CHECK(
       in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
       "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");

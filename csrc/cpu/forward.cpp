@@ -106,14 +106,20 @@ class Worker {
  public:
   Worker(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c,
          const Parts<Real>& parts)
-      : call_(call), s_(call.sizes), rows_kernels_(row_kernels<Real>(k)), m_(m), c_(c), parts_(parts),
+      : call_(call),
+        s_(call.sizes),
+        rows_kernels_(row_kernels<Real>(k)),
+        m_(m),
+        c_(c),
+        parts_(parts),
         unpack_codes_(k.unpack_codes) {
     panel_rows_ = 2 * m.lanes;
     element_ = element_bytes(call.dtype);
-    in_place_ = call.dtype == m.native && !call.d_bits && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
-    if (m.widening && !call.residual && !call.d_bits && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims &&
-        c.steps % m.lanes == 0) {
-      widening_ = m.widening(call.dtype);
+    in_place_ =
+        call.dtype == m.native && !call.d_bits && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
+    if (!call.residual && call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims && c.steps % m.lanes == 0) {
+      if (m.widening && !call.d_bits) widening_ = m.widening(call.dtype);
+      if (m.widening_packed && call.d_bits) widening_ = m.widening_packed(call.d_bits);
     }
     const int64_t block = c.block_rows, tile = c.tile_tokens;
     Scratch& memory = thread_scratch();
@@ -384,7 +390,10 @@ class Worker {
       tile.tokens = tile_;
       tile.offsets = packed_offsets_;
     }
-    if (m_.correct) {
+    if (m_.correct && tile.source) {
+      m_.correct_packed(document, offsets_, padded, call_.d_bits, s_.d, corrections_);
+      tile.corrections = corrections_;
+    } else if (m_.correct) {
       m_.correct(tile.tokens, tile.offsets, padded, c_.steps, corrections_);
       tile.corrections = corrections_;
     }

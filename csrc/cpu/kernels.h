@@ -60,6 +60,10 @@ struct Multiplier {
   // The score_tile that widens tokens of a dtype while it multiplies, or null. Their dims are contiguous, and
   // fill whole vectors of packed steps.
   ScoreTile (*widening)(Dtype) = nullptr;
+  // The same for packed codes of so many bits each, and what `correct` gives for d of them.
+  ScoreTile (*widening_packed)(int bits) = nullptr;
+  void (*correct_packed)(const void* tokens, const int64_t* offsets, int64_t count, int bits, int64_t d,
+                         int32_t* out) = nullptr;
   // A tile's tokens must lie one stride apart, and its steps must be parts of one length, of at most so many
   // steps each (0: any number), filled up with zeros.
   bool even_tokens = false;
@@ -94,8 +98,8 @@ struct Kernels {
   Multiplier bf16;
   Multiplier int8;
   Multiplier hamming;  // of packed bits, 32 a step; similarities are dims - 2 * (bits that differ)
-  bool has_bf16;  // bf16 is filled: this instruction set multiplies bf16 pairs
-  bool has_int8;  // int8 is filled: this instruction set multiplies integers
+  bool has_bf16;       // bf16 is filled: this instruction set multiplies bf16 pairs
+  bool has_int8;       // int8 is filled: this instruction set multiplies integers
   RowKernels<float> rows32;
   RowKernels<double> rows64;
   // A token of d packed codes of 1 or 4 bits each, as int8.

@@ -16,6 +16,7 @@ LI_TARGET_BEGIN("avx2,fma,f16c")
 #include "widening.inc.h"
 
 #include "bits/bits_avx2.inc.h"
+#include "bits/unpack_avx2.inc.h"
 
 #include "bits/hamming.inc.h"
 #include "bits/unpack.inc.h"

@@ -16,6 +16,7 @@ LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "widening.inc.h"
 
 #include "bits/bits_avx512.inc.h"
+#include "bits/unpack_avx512.inc.h"
 
 #include "bits/hamming.inc.h"
 #include "bits/unpack.inc.h"

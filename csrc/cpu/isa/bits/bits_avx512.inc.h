@@ -1,5 +1,4 @@
-// Bits of AVX-512 without VPOPCNTDQ: a table of 16 counts, looked up by each half of a byte; and
-// packed codes as bytes.
+// Bits of AVX-512 without VPOPCNTDQ: a table of 16 counts, looked up by each half of a byte.
 
 namespace {
 
@@ -21,8 +20,7 @@ struct Bits {
     const __m512i ones =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));
     const __m512i low = _mm512_shuffle_epi8(ones, _mm512_and_si512((__m512i)x, half));
-    const __m512i high =
-        _mm512_shuffle_epi8(ones, _mm512_and_si512(_mm512_srli_epi16((__m512i)x, 4), half));
+    const __m512i high = _mm512_shuffle_epi8(ones, _mm512_and_si512(_mm512_srli_epi16((__m512i)x, 4), half));
     return F32::opaque((Counts)_mm512_add_epi8((__m512i)count, _mm512_add_epi8(low, high)));
   }
   static Words total(Counts x) {
@@ -31,22 +29,6 @@ struct Bits {
   }
   static void fold(float* best, Words similarities) {
     F32::store(best, F32::max(_mm512_cvtepi32_ps((__m512i)similarities), F32::load(best)));
-  }
-};
-
-// Packed codes of 64 dims as int8.
-struct Unpack {
-  static constexpr int kDims = 64;
-  static void bits(const uint8_t* codes, int8_t* out) {
-    __mmask64 is_set;
-    __builtin_memcpy(&is_set, codes, 8);
-    _mm512_storeu_si512(out, _mm512_mask_blend_epi8(is_set, _mm512_set1_epi8(-1), _mm512_set1_epi8(1)));
-  }
-  static void nibbles(const uint8_t* codes, int8_t* out) {
-    const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
-    const __m512i apart = _mm512_or_si512(x, _mm512_slli_epi16(x, 4));
-    const __m512i low = _mm512_and_si512(apart, _mm512_set1_epi8(15));
-    _mm512_storeu_si512(out, _mm512_sub_epi8(low, _mm512_set1_epi8(8)));
   }
 };
 

@@ -4,9 +4,9 @@
 // As in microkernel.inc.h a lane is a query row, and 32 bits of a token are broadcast to all lanes. The least
 // Hamming distance stays in registers over all groups of the tile; it becomes a similarity once a tile.
 //
-// Bits gives: kLanes, kWide and kNarrow (tokens of a group), Words (a vector of 32-bit lanes), load, set1, min,
-// Counts, kMaxSteps (so many words fit into Counts), add_ones (Counts + the ones of each lane), total (Counts
-// to 32-bit lanes) and fold (similarities into the running maxima).
+// Bits gives: kLanes, kWide and kNarrow (tokens of a group), Words (a vector of 32-bit lanes), load, set1,
+// min, Counts, kMaxSteps (so many words fit into Counts), add_ones (Counts + the ones of each lane), total
+// (Counts to 32-bit lanes) and fold (similarities into the running maxima).
 
 namespace {
 
@@ -100,8 +100,7 @@ void pack_words(const void* data, Dtype, int64_t stride, int64_t bytes, void* ou
 template <class Bits>
 void fill_hamming(Kernels& k) {
   static_assert(Bits::kWide % Bits::kNarrow == 0, "a tile is whole narrow groups");
-  k.hamming = {Bits::kLanes, Bits::kNarrow, Bits::kWide, 4,
-               4,            Dtype::int8,   pack_words,  compare_tile<Bits>};
+  k.hamming = {Bits::kLanes, Bits::kNarrow, Bits::kWide, 4, 4, Dtype::int8, pack_words, compare_tile<Bits>};
 }
 
 }  // namespace

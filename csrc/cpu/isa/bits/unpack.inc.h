@@ -1,5 +1,5 @@
-// Packed codes of one token as int8, lowest bits of a byte first: a bit is +1 (set) or -1, a half of a byte is
-// its value - 8. Included behind an Unpack, which does kDims dims at a time (0: none).
+// Packed codes of one token as int8, lowest bits of a byte first: a bit is +1 (set) or -1, a half of a byte
+// is its value - 8. Included behind an Unpack, which does kDims dims at a time (0: none).
 
 namespace {
 
