@@ -8,8 +8,7 @@
     ``ceil(d * nbits / 8)`` bytes a token. Scales as in ``maxsim_quantized``.
 
 Neither is differentiable. A CPU has kernels for both. On a GPU the functions of this module unpack the
-documents to int8, at most 64 MiB at a time, and call ``maxsim_quantized``, which adds up int8 products exactly
-where it has a kernel for them.
+documents to int8, at most 64 MiB at a time, and call ``maxsim_quantized``.
 """
 
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:
     """``d`` int8 codes of each token: bits as +1 and -1, four bits as the value - 8."""
     shifts = torch.arange(0, 8, nbits, dtype=torch.uint8, device=packed.device)
     fields = (packed.unsqueeze(-1) >> shifts) & (2**nbits - 1)
-    codes = fields.flatten(-2)[..., :d].to(torch.int8)
+    codes: Tensor = fields.flatten(-2)[..., :d].to(torch.int8)
     return codes * 2 - 1 if nbits == 1 else codes - 8
 
 
