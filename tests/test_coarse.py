@@ -145,7 +145,7 @@ def test_bad_codes():
         Codes("1bit", codes.tokens, codes.scale, 16)
     with pytest.raises(ValueError, match=r"tokens must be \[Nd, Ld, bytes\], got \[5, 8\]"):
         Codes("4bit", codes.tokens[0], codes.scale[0], 16)
-    with pytest.raises(TypeError, match="scale must be a torch.Tensor for kind='4bit', got None"):
+    with pytest.raises(TypeError, match=r"scale must be a torch.Tensor for kind='4bit', got None"):
         Codes("4bit", codes.tokens, None, 16)
     with pytest.raises(ValueError, match="scale must be None for kind='hamming'"):
         Codes("hamming", encode(D, "hamming").tokens, codes.scale, 16)
