@@ -26,12 +26,12 @@ from late_interaction._progress import Progress, reporter
 from late_interaction._stream import chunks
 from late_interaction.topk import _select
 
-__all__ = ["KINDS", "Codes", "encode", "search"]
+__all__ = ["Codes", "encode", "search"]
 
 # What each kind keeps of a dim, in bits.
 KINDS = {"hamming": 1, "1bit": 1, "4bit": 4}
 
-# Of documents that are scored, encoded or gathered at a time: at most so many scores, and so many bytes of
+# Documents that are scored, encoded or gathered at a time have at most so many scores, and so many bytes of
 # codes or embeddings.
 _SCORES = 1 << 22
 _BYTES = 256 << 20
@@ -39,14 +39,24 @@ _BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Codes:
-    """A corpus in a few bits a dim, from :func:`encode`.
+    """A corpus in a few bits a dim. :func:`encode` makes it; its attributes, saved, make it again.
 
-    Attributes:
+    Args:
         kind: ``"hamming"``, ``"1bit"`` or ``"4bit"``.
         tokens: uint8, ``[Nd, Ld, bytes]``, as :func:`late_interaction.bits.to_bits` or
             :func:`late_interaction.bits.to_int4` packs them.
         scale: float32, ``[Nd, Ld]``; None for ``"hamming"``.
         d: dims of a token.
+
+    Raises:
+        TypeError, ValueError: an attribute of a wrong type or shape, or an unknown ``kind``.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.coarse import Codes, encode
+        >>> codes = encode(torch.randn(20, 30, 128), "hamming")
+        >>> Codes("hamming", codes.tokens.clone(), None, 128).tokens.shape
+        torch.Size([20, 30, 16])
     """
 
     kind: str

@@ -3,7 +3,7 @@
 
 namespace {
 
-// Of codes that fill whole vectors of bytes once they are unpacked, as widening wants them.
+// Sums of codes that fill whole vectors of bytes once they are unpacked, as widening wants them.
 inline int32_t sum_of_bits(const uint8_t* codes, int64_t d) {
   int64_t set = 0;
   for (int64_t k = 0; k < d; k += 32) {
