@@ -28,7 +28,7 @@ def walk(count):
     return list(itertools.islice(zip(*map(itertools.cycle, lists), strict=False), count))
 
 
-CASES = walk(50)
+CASES = walk(120)
 
 
 def laid(x, form):

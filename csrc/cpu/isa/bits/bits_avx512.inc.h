@@ -5,7 +5,7 @@ namespace {
 struct Bits {
   using Words = F32::Sums;
   using Counts = F32::Sums;  // of bytes
-  static constexpr int kLanes = 16, kWide = 12, kNarrow = 4;
+  static constexpr int kLanes = 16, kWide = 8, kNarrow = 4;
   static constexpr int64_t kMaxSteps = 31;  // a byte counts 8 ones a step
 
   static Words load(const char* p) { return (Words)_mm512_loadu_si512(p); }
