@@ -61,7 +61,7 @@ def to_bits(X: Tensor) -> tuple[Tensor, Tensor]:
         norm = torch.linalg.vector_norm(X, dim=-1, dtype=torch.float64)  # squares would overflow float32
         scale = (norm / X.shape[-1] ** 0.5).to(torch.float32)
         scale = torch.where(scale.isfinite(), scale, torch.nan)
-        return _pack((X > 0) & scale.isfinite().unsqueeze(-1), 1), scale
+        return _pack(X > 0, 1).masked_fill_(scale.isnan().unsqueeze(-1), 0), scale
 
 
 def from_bits(codes: Tensor, scale: Tensor, d: int) -> Tensor:
@@ -234,10 +234,13 @@ def _squeezed(scores: Tensor, Q: Tensor, D: Tensor) -> Tensor:
 
 def _pack(fields: Tensor, nbits: int) -> Tensor:
     """Unsigned numbers below ``2**nbits`` to bytes, the first in the lowest bits."""
-    each = 8 // nbits
-    fields = torch.nn.functional.pad(fields.to(torch.uint8), (0, -fields.shape[-1] % each))
-    fields = fields.unflatten(-1, (-1, each))
-    packed = fields[..., 0].clone()
-    for i in range(1, each):
-        packed |= fields[..., i] << i * nbits
-    return packed
+    fields = fields.view(torch.uint8) if fields.dtype == torch.bool else fields.to(torch.uint8)
+    if fields.shape[-1] % (8 // nbits):
+        fields = torch.nn.functional.pad(fields, (0, -fields.shape[-1] % (8 // nbits)))
+    # What becomes one byte is one integer, whose parts are moved together.
+    if nbits == 1:
+        packed = fields.contiguous().view(torch.int64) * 0x0102040810204080 >> 56
+    else:
+        words = fields.contiguous().view(torch.int16)
+        packed = words | words >> 4
+    return (packed & 255).to(torch.uint8)

@@ -35,6 +35,8 @@ KINDS = {"hamming": 1, "1bit": 1, "4bit": 4}
 # codes or embeddings.
 _SCORES = 1 << 22
 _BYTES = 256 << 20
+# A CPU encodes so many bytes of float32 at a time, which stay in its caches from step to step.
+_CACHED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Codes:
 
 
 def encode(D: Tensor, kind: str, *, normalize: bool = True) -> Codes:
-    """The codes of a corpus, made a few hundred MiB of embeddings at a time.
+    """The codes of a corpus, made a part at a time.
 
     Args:
         D: ``[Nd, Ld, d]`` or ``[Ld, d]`` embeddings; bfloat16, float16, float32 or float64.
@@ -116,7 +118,7 @@ def encode(D: Tensor, kind: str, *, normalize: bool = True) -> Codes:
     Nd, Ld, d = D.shape
     tokens = torch.empty(Nd, Ld, -(-d * KINDS[kind] // 8), dtype=torch.uint8, device=D.device)
     scale = None if kind == "hamming" else torch.empty(Nd, Ld, device=D.device)
-    size = _fitting(4 * Ld * d)
+    size = _fitting(4 * Ld * d, _CACHED_BYTES if D.is_cpu else _BYTES)
     for start in range(0, Nd, size):
         at = slice(start, start + size)
         tokens[at], scales = _codes_of(D[at], kind, normalize)
@@ -144,8 +146,8 @@ def search(
     their codes, ranked by their scores in :func:`late_interaction.maxsim`.
 
     Args:
-        coarse: a kind of :func:`encode`, whose codes are made on the way and forgotten, or the
-            :class:`Codes` of ``D``, on the device of ``D``.
+        coarse: the :class:`Codes` of ``D``, on the device of ``D``; or a kind of :func:`encode`, whose codes
+            are made on the way and forgotten, which can take longer than an exact search.
         candidates: how many documents of each query are scored exactly; at least ``top_k``. None:
             ``max(10 * top_k, 100)``.
         Q, D, top_k, q_mask, d_mask, normalize, chunk, largest, progress, precision: as in
@@ -219,7 +221,8 @@ class _FirstPass:
             return
         size = size or min(most, _fitting(4 * D.shape[1] * D.shape[2]))
         for start, documents, (mask,) in chunks(D, (d_mask,), size, device):
-            yield start, *_codes_of(documents, self.kind, self.normalize), mask
+            codes = encode(documents, self.kind, normalize=self.normalize)
+            yield start, codes.tokens, codes.scale, mask
 
     def best(
         self,
@@ -285,8 +288,8 @@ def _as_float(x: Tensor, normalize: bool) -> Tensor:
     return unit_rows(x.to(torch.float32), dim=-1, eps=1e-12) if normalize else x
 
 
-def _fitting(bytes_each: int) -> int:
-    return max(_BYTES // max(bytes_each, 1), 1)
+def _fitting(bytes_each: int, most: int | None = None) -> int:
+    return max((most or _BYTES) // max(bytes_each, 1), 1)
 
 
 def _check_kind(name: str, kind: Any) -> None:

@@ -27,10 +27,20 @@ _BYTES = 64 << 20
 
 def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:
     """``d`` int8 codes of each token: bits as +1 and -1, four bits as the value - 8."""
-    shifts = torch.arange(0, 8, nbits, dtype=torch.uint8, device=packed.device)
-    fields = (packed.unsqueeze(-1) >> shifts) & (2**nbits - 1)
-    codes: Tensor = fields.flatten(-2)[..., :d].to(torch.int8)
-    return codes * 2 - 1 if nbits == 1 else codes - 8
+    each = 8 // nbits  # codes of a byte, looked up as one integer
+    codes = _codes_of_bytes(nbits, packed.device).view(torch.int64 if each == 8 else torch.int16)
+    found = codes.flatten().index_select(0, packed.flatten().to(torch.int32))
+    unpacked: Tensor = found.view(torch.int8).view(*packed.shape[:-1], packed.shape[-1] * each)
+    return unpacked[..., :d]
+
+
+def _codes_of_bytes(nbits: int, device: torch.device) -> Tensor:
+    """int8 [256, codes of a byte]."""
+    values = torch.arange(256, dtype=torch.uint8, device=device).unsqueeze(-1)
+    shifts = torch.arange(0, 8, nbits, dtype=torch.uint8, device=device)
+    fields = ((values >> shifts) & (2**nbits - 1)).to(torch.int8)
+    codes: Tensor = fields * 2 - 1 if nbits == 1 else fields - 8
+    return codes
 
 
 def _slices(count: int, bytes_each: int) -> Iterator[slice]:
