@@ -69,6 +69,7 @@ def test_gathered_in_any_pieces(kind, corpus, monkeypatch):
     expected = li.retrieve(Q, D, 6, *masks, coarse=kind, candidates=12)
     for size in (1, 17 * 72 * 4 * 5, 17 * 72 * 4 * 30):
         monkeypatch.setattr(coarse, "_BYTES", size)
+        monkeypatch.setattr(coarse, "_CACHED_BYTES", size)
         found = li.retrieve(Q, D, 6, *masks, coarse=encode(D, kind), candidates=12)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
         assert torch.equal(found[1], expected[1])
