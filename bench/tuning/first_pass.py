@@ -1,7 +1,7 @@
 """What a first pass over codes of a few bits costs beside exact scores, and which of the best it finds.
 
-    python -m bench.tuning.first_pass [--device cuda] [--documents 20000]
-    python -m bench.tuning.first_pass --demo  # the docstrings of `make demo`, by all-MiniLM-L6-v2, for recall
+    python -m bench first-pass
+    python -m bench first-pass --demo  # the docstrings of `make demo`, by all-MiniLM-L6-v2
 
 Times are the least of some rounds in turn. Recall is the share of the ten best documents by exact scores that
 is among the candidates. Random documents are tokens around a topic of their own; queries are made of their
@@ -97,15 +97,16 @@ def seconds(calls: dict[str, Callable[[], Tensor]], device: str) -> dict[str, fl
     return least
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--demo", action="store_true", help="real text in place of random tokens")
-    parser.add_argument("--documents", type=int, default=20000)
-    parser.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
+    p.add_argument("--documents", type=int, default=20000)
+    p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
     for name, default in (("Ld", 128), ("queries", 4), ("Lq", 32), ("d", 128)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    args = parser.parse_args()
+        p.add_argument(f"--{name}", type=int, default=default)
+
+
+def run(args: argparse.Namespace) -> int:
     if args.demo:
         x = demo(args.queries, args.device)
     else:
@@ -125,7 +126,4 @@ def main() -> None:
         rows.append(row)
     print(f"queries {list(x.Q.shape)}, documents {list(x.D.shape)}")
     print(align(head, rows))
-
-
-if __name__ == "__main__":
-    main()
+    return 0
