@@ -18,6 +18,7 @@ from late_interaction._checks.options import (
 from late_interaction._checks.tensors import MASK_DTYPES
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress
+from late_interaction.coarse import Codes, check_coarse, search
 from late_interaction.topk import maxsim_topk
 
 __all__ = ["MaxSimScorer", "retrieve"]
@@ -156,6 +157,8 @@ def retrieve(
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
     group: Any = None,
+    coarse: str | Codes | None = None,
+    candidates: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``top_k`` best documents of each query.
 
@@ -173,6 +176,9 @@ def retrieve(
         largest, sorted, progress, precision, scale_Q, scale_D, group: as in
             :func:`late_interaction.topk.maxsim_topk`. Codes want ``normalize=False``. With a ``group`` every
             process passes a shard of the documents and has the best of all.
+        coarse, candidates: a first pass over 1-bit or 4-bit codes: ``"hamming"``, ``"1bit"``, ``"4bit"``, or
+            the codes of ``D``; the ``candidates`` best documents of each query are scored exactly
+            (:func:`late_interaction.coarse.search`). Documents that the first pass ranks lower are missed.
 
     Returns:
         ``(scores, indices)``, each ``[Nq, min(top_k, Nd)]`` (one dim less for a 2-D ``Q``).
@@ -193,6 +199,24 @@ def retrieve(
         check_positive("top_k", top_k)
         if chunk is not None:
             check_positive("chunk", chunk)
+    if coarse is not None or candidates is not None:
+        check_flag("sorted", sorted)
+        if group is not None:
+            raise ValueError("coarse and candidates must be None where a group is given")
+        return search(
+            Q,
+            D,
+            top_k,
+            q_mask,
+            d_mask,
+            coarse=check_coarse(coarse, candidates, scale_Q, scale_D),
+            candidates=candidates,
+            normalize=normalize,
+            chunk=chunk,
+            largest=largest,
+            progress=progress,
+            precision=precision,
+        )
     return maxsim_topk(
         Q,
         D,

@@ -317,7 +317,7 @@ def test_every_instruction_set_takes_its_turn() -> None:
     names = instruction_sets.available()
     assert "portable" in names and before in names
     assert [(r["variant"], r["dtype"]) for r in rows] == [
-        (name, dtype) for dtype in ("float32", "bfloat16", "float16", "int8") for name in names
+        (name, kind) for kind in instruction_sets.KINDS for name in names
     ]
     assert all(r["gflops"] > 0 and r["rel_err"] < 1e-5 and not r.get("error") for r in rows)
     assert torch.ops.late_interaction.cpu_isa("") == before
@@ -612,3 +612,11 @@ def test_tables_of_hidden_states_and_retrieval() -> None:
     host |= {"gpu_us": None, "wall_us": 25e3, "over_bus": 1.25, "bus_gbps": 50.0}
     assert "| pinned | 25,000 | 40.0 | 80% |" in tables.host_table([host])
     assert tables.hidden_table([]) == tables.beside_peer_table([], "retrieve") == tables.host_table([]) == ""
+
+
+def test_first_passes_are_timed_and_their_recall_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--documents", "40", "--Ld", "8", "--Lq", "5", "--d", "16", "--candidates", "10", "40"]
+    assert main(["first-pass", "--device", "cpu", *sizes]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows[3:]] == ["bfloat16", "fp8", "int8", "hamming", "1bit", "4bit"]
+    assert all(float(row[1]) > 0 and float(row[-1]) == 1 and 0 < float(row[-2]) <= 1 for row in rows[3:])

@@ -243,12 +243,12 @@ def cpu_table(rows: Sequence[Row]) -> str:
 
 
 def instruction_set_table(rows: Sequence[Row]) -> str:
-    dtypes = ("float32", "bfloat16", "float16", "int8")
+    rows = [row for row in rows if row["suite"] == instruction_sets.SUITE]
+    dtypes = [kind for kind in instruction_sets.KINDS if any(row["dtype"] == kind for row in rows)]
     body = []
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row["suite"] == instruction_sets.SUITE:
-            lines.setdefault((row["shape"], row["variant"]), []).append(row)
+        lines.setdefault((row["shape"], row["variant"]), []).append(row)
     for (_, name), line in lines.items():
         found = {r["dtype"]: number(r["gflops"]) for r in line}
         body.append([size(line[0]), f"`{name}`", *(found.get(dtype, "-") for dtype in dtypes)])

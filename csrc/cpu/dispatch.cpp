@@ -56,6 +56,7 @@ struct Tables {
     for (int i = kCount - 1; i >= 0; --i) {
       supported[i] = kCandidates[i].supported();
       if (!supported[i]) continue;
+      table[i] = table[kCount - 1];  // what an instruction set does not fill is portable
       kCandidates[i].fill(table[i]);
       table[i].name = kCandidates[i].name;
       if (kCandidates[i].permit == nullptr) best = i;

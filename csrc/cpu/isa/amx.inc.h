@@ -194,6 +194,8 @@ void use_tiles(Multiplier& m) {
   m.even_tokens = true;
   m.pack_query = nullptr;
   m.correct = nullptr;
+  m.widening_packed = nullptr;
+  m.correct_packed = nullptr;
 }
 
 }  // namespace

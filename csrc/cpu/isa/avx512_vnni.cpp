@@ -12,6 +12,13 @@ LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 #include "microkernel.inc.h"
 
 #include "int8_vnni.inc.h"
+#include "widening_tile.inc.h"
+
+#include "bits/unpack_avx512.inc.h"
+
+#include "bits/widen_packed.inc.h"
+
+#include "bits/vnni.inc.h"
 
 namespace {
 
@@ -37,7 +44,9 @@ namespace late_interaction::cpu {
 
 void fill_avx512_vnni(Kernels& k) {
   fill_avx512(k);
+  fill_avx512_popcnt(k);
   fill_int8_vnni<Integers, 12>(k);
+  fill_packed_vnni<Integers, 12>(k);
 }
 
 }  // namespace late_interaction::cpu
