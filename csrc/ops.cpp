@@ -160,6 +160,20 @@ LATE_INTERACTION_LIBRARY(m) {
       "xtr_select_rounded_(Tensor similarities, Tensor Q, Tensor D, Tensor? d_mask, int Ld, int k, "
       "bool zero_unless_all, Tensor(a!) maxima, Tensor(b!) winners) -> ()");
 
+  // Pooling. Clusters of the tokens [tokens, d] of packed documents, each document by itself: at most
+  // clusters[i], int32 [documents], of document i. labels, int32 [tokens], are a token's cluster, counted
+  // from 0 in its document; found, int32 [documents], how many clusters there are. Not differentiable.
+  // Written in Python (late_interaction/ops/pooling.py).
+  m.def("ward_labels(Tensor tokens, Tensor cu_seqlens, Tensor clusters) -> (Tensor labels, Tensor found)");
+  m.def(
+      "kmeans_labels(Tensor tokens, Tensor cu_seqlens, Tensor clusters, int iterations=10) "
+      "-> (Tensor labels, Tensor found)");
+  // A step of ward_labels: similarities, fp32 or fp64, are each document's [n, n], one after another; what
+  // lies above their diagonals is read.
+  m.def(
+      "ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, Tensor(a!) labels, "
+      "Tensor(b!) found) -> ()");
+
   // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a
   // time, with H [Nd, Ld, d_model], W [d, d_model] and b [d]. Q is [Nq, Lq, d] as it is: normalize is for D
   // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden/).

@@ -30,6 +30,7 @@ from late_interaction.mteb_compat import patch_mteb, unpatch_mteb
 from late_interaction.padded import maxsim_padded
 from late_interaction.patches import patch_all, unpatch_all
 from late_interaction.plan import explain_plan
+from late_interaction.pooling import pool_tokens
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
@@ -72,6 +73,7 @@ __all__ = [
     "patch_transformers",
     "patch_vllm",
     "plot_alignment",
+    "pool_tokens",
     "recall_loss",
     "reference",
     "retrieve",

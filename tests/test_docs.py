@@ -89,6 +89,10 @@ SIGNATURES = {
     "xtr.xtr_scores": (
         "Q D k q_mask=None d_mask=None | | rule='paper' q_weights=None precision=None backward=None"
     ),
+    "pooling.pool_tokens": (
+        "D pool_factor=2 | | method='ward' d_mask=None cu_seqlens=None protected_tokens=1 normalize=False"
+        " iterations=10"
+    ),
     "reference.xtr_scores_reference": "Q D k q_mask=None d_mask=None | | rule='paper' q_weights=None",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
@@ -131,6 +135,7 @@ def test_top_level():
         "patch_colpali_engine",
         "patch_pylate",
         "patch_sentence_transformers",
+        "pool_tokens",
         "reference",
         "retrieve",
         "unpatch_colpali_engine",
@@ -171,6 +176,7 @@ OPERATORS = {
     "packed_codes": "maxsim_hamming maxsim_asymmetric",
     "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
     "xtr": "xtr_winners",
+    "pooling": "ward_labels kmeans_labels",
     "from_hidden": "maxsim_from_hidden maxsim_from_hidden_winners maxsim_from_hidden_backward",
 }
 
@@ -186,7 +192,9 @@ def test_the_operators_are_documented(module):
 
 def test_every_operator_has_its_module():
     listed = {op for ops in OPERATORS.values() for op in ops.split()}
-    assert {name for name in li.ops.__all__ if name.startswith(("maxsim", "plaid", "xtr"))} == listed
+    assert {
+        name for name in li.ops.__all__ if name.startswith(("maxsim", "plaid", "xtr", "ward", "kmeans"))
+    } == listed
 
 
 def without(library):

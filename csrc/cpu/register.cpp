@@ -1,6 +1,7 @@
 // The CPU side of the operators in csrc/ops.cpp: tensors in, plain calls out.
 #include <cstring>
 
+#include "../common/pooling_tensors.h"
 #include "../common/registration.h"
 #include "../common/tensors.h"
 #include "../common/xtr_tensors.h"
@@ -8,6 +9,7 @@
 #include "forward.h"
 #include "kernels.h"
 #include "pairs.h"
+#include "pooling.h"
 #include "xtr.h"
 
 namespace late_interaction::cpu {
@@ -250,6 +252,21 @@ void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t
   select(parse_xtr_selection(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners));
 }
 
+void ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, Tensor labels, Tensor found) {
+  const WardCut call = parse_ward_cut(similarities, cu_seqlens, clusters, labels, found);
+  check_offsets(call.offsets, call.documents, labels.size(0), "cu_seqlens");
+  int64_t cells = 0;
+  for (int64_t i = 0; i < call.documents; ++i) {
+    const int64_t n = call.offsets[i + 1] - call.offsets[i];
+    STD_TORCH_CHECK(call.clusters[i] >= 1 || n == 0, "late_interaction: clusters must be at least 1, got ",
+                    call.clusters[i]);
+    cells += n * n;
+  }
+  STD_TORCH_CHECK(similarities.size(0) == cells, "late_interaction: similarities must be [", cells,
+                  "], the squares of the documents' lengths, got [", similarities.size(0), "]");
+  STD_TORCH_CHECK(cut_ward(call), "late_interaction: similarities must not be NaN");
+}
+
 // For tests: forces the kernels of one instruction set.
 std::string cpu_isa(std::string force) { return force_isa(force); }
 
@@ -269,6 +286,7 @@ LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
   m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_backward));
   m.impl("maxsim_spans", TORCH_BOX(&late_interaction::cpu::maxsim_spans));
   m.impl("xtr_select_", TORCH_BOX(&late_interaction::cpu::xtr_select_));
+  m.impl("ward_cut_", TORCH_BOX(&late_interaction::cpu::ward_cut_));
 }
 
 LATE_INTERACTION_LIBRARY_IMPL(CompositeExplicitAutograd, m) {

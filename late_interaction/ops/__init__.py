@@ -17,6 +17,7 @@ Each module of this folder documents its operators, and tells PyTorch their shap
   ``maxsim_from_hidden_backward``, on hidden states;
 - :mod:`late_interaction.ops.xtr`: ``xtr_winners``, ``xtr_select_``, where only the largest similarities of a
   batch count;
+- :mod:`late_interaction.ops.pooling`: ``ward_labels`` and ``kmeans_labels``, clusters of a document's tokens;
 - :mod:`late_interaction.ops.softmax`: ``softmax_row_sums``, ``softmax_rows_``, ``softmax_sums_`` and
   ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``contrastive_loss``.
 
@@ -34,12 +35,24 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 (tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
 """
 
-from late_interaction.ops import dense, host_copy, packed_codes, pairs, plaid, quantized, varlen, xtr
+from late_interaction.ops import dense, host_copy, packed_codes, pairs, plaid, pooling, quantized, varlen, xtr
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 from late_interaction.ops.softmax import dispatch as _softmax
 
-for _module in (dense, varlen, pairs, quantized, packed_codes, plaid, _from_hidden, _softmax, host_copy, xtr):
+for _module in (
+    dense,
+    varlen,
+    pairs,
+    quantized,
+    packed_codes,
+    plaid,
+    _from_hidden,
+    _softmax,
+    host_copy,
+    xtr,
+    pooling,
+):
     _module.register()
 
 maxsim = operators.maxsim.default
@@ -65,6 +78,8 @@ maxsim_from_hidden = operators.maxsim_from_hidden.default
 maxsim_from_hidden_winners = operators.maxsim_from_hidden_winners.default
 maxsim_from_hidden_backward = operators.maxsim_from_hidden_backward.default
 xtr_winners = operators.xtr_winners.default
+ward_labels = operators.ward_labels.default
+kmeans_labels = operators.kmeans_labels.default
 cuda_capability = operators.cuda_capability.default
 forced_plan = operators.forced_plan.default
 explain_plan = operators.explain_plan.default
@@ -78,6 +93,7 @@ __all__ = [
     "explain_plan",
     "explain_residual_plan",
     "forced_plan",
+    "kmeans_labels",
     "maxsim",
     "maxsim_asymmetric",
     "maxsim_backward",
@@ -100,5 +116,6 @@ __all__ = [
     "maxsim_varlen_winners",
     "maxsim_winners",
     "plaid_approx_score",
+    "ward_labels",
     "xtr_winners",
 ]

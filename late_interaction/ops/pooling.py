@@ -1,0 +1,243 @@
+"""The operators that cluster the tokens of each document, for pooling.
+
+``ward_labels(tokens, cu_seqlens, clusters) -> (labels, found)``
+    Ward's hierarchical clustering of each document's ``tokens`` ``[tokens, d]`` by ``1 - similarity``, cut
+    into at most ``clusters`` ``[documents]``. ``labels`` ``[tokens]`` are a token's cluster, counted from 0
+    in its document; ``found`` ``[documents]`` says how many clusters there are: fewer than asked for where
+    distances are equal. ``cu_seqlens``, ``clusters`` and both results are int32.
+``kmeans_labels(tokens, cu_seqlens, clusters, iterations=10) -> (labels, found)``
+    The same by Lloyd's k-means from centers that are spaced evenly over the document.
+``ward_cut_(similarities, cu_seqlens, clusters, labels, found)``
+    A step of the first: from the documents' similarities ``[n, n]``, one after another. CPU alone.
+
+Similarities are matrix products of PyTorch, a document at a time, in float32 (float64 for float64 tokens), on
+the CPU: tokens on a GPU are copied there, and ``labels`` and ``found`` are copied back.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.tensors import FLOATS
+from late_interaction._precision import without_autocast
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import register_helper
+
+_ward_op, _kmeans_op = operators.ward_labels.default, operators.kmeans_labels.default
+_cut_op = operators.ward_cut_.default
+
+# The similarities that are held at a time, but for those of one document. Documents of a group are clustered
+# in parallel, each by one thread: larger groups even that out, smaller ones stay closer to the caches.
+_WARD_BYTES_A_THREAD = 16 << 20
+_KMEANS_BYTES = {"cuda": 512 << 20}
+_KMEANS_BYTES_OF_A_CPU = 16 << 20
+
+
+# ---- what both share ----
+
+
+def _check(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> None:
+    problem = None
+    if tokens.dim() != 2 or tokens.dtype not in FLOATS:
+        problem = f"tokens must be floating point [tokens, d], got {tokens.dtype} of rank {tokens.dim()}"
+    elif any(x.dtype != torch.int32 or x.dim() != 1 for x in (cu_seqlens, clusters)):
+        problem = "cu_seqlens and clusters must be int32, one-dimensional"
+    elif len(cu_seqlens) != len(clusters) + 1:
+        problem = f"cu_seqlens must be [{len(clusters) + 1}], got [{len(cu_seqlens)}]"
+    elif cu_seqlens.device != tokens.device or clusters.device != tokens.device:
+        problem = f"cu_seqlens and clusters must be on the device of tokens, {tokens.device}"
+    if problem is not None:
+        raise RuntimeError(f"late_interaction: {problem}")
+
+
+def _read(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[list[int], list[int]]:
+    """Offsets and numbers of clusters as the host has them, which fit the tokens."""
+    offsets, counts = cu_seqlens.tolist(), clusters.tolist()
+    if offsets[0] != 0 or offsets[-1] != len(tokens) or any(a > b for a, b in pairwise(offsets)):
+        raise RuntimeError(
+            f"late_interaction: cu_seqlens must rise from 0 to {len(tokens)}, the number of tokens"
+        )
+    for (start, end), count in zip(pairwise(offsets), counts, strict=True):
+        if count < 1 and start < end:
+            raise RuntimeError(f"late_interaction: clusters must be at least 1, got {count}")
+    return offsets, counts
+
+
+def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
+    """Every token is a cluster: labels and found, on the host, for documents to be written over."""
+    lengths = [end - start for start, end in pairwise(offsets)]
+    starts = torch.tensor(offsets[:-1], dtype=torch.int32)
+    found = torch.tensor(lengths, dtype=torch.int32)
+    labels = torch.arange(len(tokens), dtype=torch.int32) - starts.repeat_interleave(found.long())
+    return labels, found
+
+
+def _groups(documents: list[int], cells: list[int], budget: int, padded: bool = False) -> Iterator[list[int]]:
+    """Documents in turn, as many as hold together at most so many cells, but at least one. padded: each holds
+    as many as the largest of its group."""
+    group: list[int] = []
+    held = largest = 0
+    for document in documents:
+        largest = max(largest, cells[document])
+        held = largest * (len(group) + 1) if padded else held + cells[document]
+        if group and held > budget:
+            yield group
+            group, held, largest = [], cells[document], cells[document]
+        group.append(document)
+    if group:
+        yield group
+
+
+# ---- Ward ----
+
+
+def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[Tensor, Tensor]:
+    _check(tokens, cu_seqlens, clusters)
+    if not tokens.is_cpu:
+        labels, found = _ward_op(tokens.cpu(), cu_seqlens.cpu(), clusters.cpu())
+        return labels.to(tokens.device), found.to(tokens.device)
+    offsets, counts = _read(tokens, cu_seqlens, clusters)
+    labels, found = _singles(tokens, offsets)
+    lengths = found.tolist()
+    many = [i for i, length in enumerate(lengths) if counts[i] < length]
+    cells = [length * length for length in lengths]
+    real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
+    budget = _WARD_BYTES_A_THREAD * torch.get_num_threads() // real.itemsize
+    with torch.no_grad(), without_autocast("cpu"):
+        groups = list(_groups(many, cells, budget))
+        held = [sum(cells[i] for i in group) for group in groups]
+        buffer = tokens.new_empty(max(held, default=0), dtype=real)
+        for group, size in zip(groups, held, strict=True):
+            similarities, first = buffer[:size], 0
+            for i in group:
+                rows = tokens[offsets[i] : offsets[i + 1]].to(real)
+                own = similarities[first : first + cells[i]].view(lengths[i], lengths[i])
+                torch.mm(rows, rows.t(), out=own)
+                first += cells[i]
+            _cut(similarities, group, (lengths, counts, offsets), labels, found)
+    return labels, found
+
+
+def _cut(
+    similarities: Tensor, group: list[int], sizes: tuple[list[int], ...], labels: Tensor, found: Tensor
+) -> None:
+    """Writes labels and found of a group. sizes: of all documents, lengths, numbers of clusters, offsets."""
+    lengths, counts, offsets = sizes
+    own = torch.tensor([0] + [lengths[i] for i in group], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    wanted = torch.tensor([counts[i] for i in group], dtype=torch.int32)
+    group_labels = labels.new_empty(int(own[-1]))
+    group_found = found.new_empty(len(group))
+    _cut_op(similarities, own, wanted, group_labels, group_found)
+    found[group] = group_found
+    for i, part in zip(group, group_labels.split([lengths[i] for i in group]), strict=True):
+        labels[offsets[i] : offsets[i] + lengths[i]] = part
+
+
+# ---- k-means ----
+
+
+def cluster_means(tokens: Tensor, rows: Tensor, count: int) -> Tensor:
+    """``[count, d]``: the means of the tokens that have the same row, none of which is empty.
+
+    The tokens of a cluster are summed in their order, so that the result is the same on every run.
+    """
+    sums, sizes = _sums(tokens, rows, count)
+    return sums / sizes
+
+
+def _sums(tokens: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``[count, d]``, and how many tokens each is of, ``[count, 1]``."""
+    sizes = torch.bincount(rows, minlength=count)
+    starts = sizes.cumsum(0) - sizes
+    sums: Tensor = torch.nn.functional.embedding_bag(rows.argsort(stable=True), tokens, starts, mode="sum")
+    return sums, sizes.unsqueeze(-1)
+
+
+def _kmeans_labels(
+    tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor, iterations: int = 10
+) -> tuple[Tensor, Tensor]:
+    _check(tokens, cu_seqlens, clusters)
+    if iterations < 1:
+        raise RuntimeError(f"late_interaction: iterations must be at least 1, got {iterations}")
+    offsets, counts = _read(tokens, cu_seqlens, clusters)
+    labels, found = (x.to(tokens.device) for x in _singles(tokens, offsets))
+    lengths = [end - start for start, end in pairwise(offsets)]
+    many = [i for i, length in enumerate(lengths) if counts[i] < length]
+    cells = [length * count for length, count in zip(lengths, counts, strict=True)]
+    real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
+    budget = _KMEANS_BYTES.get(tokens.device.type, _KMEANS_BYTES_OF_A_CPU) // real.itemsize
+    with torch.no_grad(), without_autocast(tokens.device.type):
+        for group in _groups(sorted(many, key=lambda i: lengths[i]), cells, budget, padded=True):
+            documents = [tokens[offsets[i] : offsets[i + 1]].to(real) for i in group]
+            own, own_found = _lloyd(documents, [counts[i] for i in group], iterations)
+            for at, i in enumerate(group):
+                labels[offsets[i] : offsets[i + 1]] = own[at, : lengths[i]]
+            found[group] = own_found
+    return labels, found
+
+
+def _lloyd(documents: list[Tensor], counts: list[int], iterations: int) -> tuple[Tensor, Tensor]:
+    """Labels ``[documents, longest]`` and how many clusters each document has. Padding is a cluster of its
+    own, behind the others."""
+    x = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
+    device, most = x.device, max(counts)
+    lengths = torch.tensor([len(d) for d in documents], device=device).unsqueeze(1)
+    wanted = torch.tensor(counts, device=device).unsqueeze(1)
+    places = torch.arange(most, device=device)
+    padded = torch.arange(x.shape[1], device=device) >= lengths
+    missing = places >= wanted
+    first = (places * lengths // wanted).clamp_max(lengths - 1)  # the token that a center starts from
+    centers = x.gather(1, first.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+    labels = torch.full_like(padded, -1, dtype=torch.int64)
+    for _ in range(iterations):
+        halves = centers.square().sum(-1).div_(2).masked_fill_(missing, torch.inf)
+        scores = torch.baddbmm(halves.unsqueeze(1), x, centers.transpose(1, 2), beta=-1)
+        before, labels = labels, scores.argmax(-1).masked_fill_(padded, most)
+        if torch.equal(before, labels):
+            break
+        centers = _moved(x, labels, centers)
+    return _without_empty(labels, most)
+
+
+def _moved(x: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
+    """The means of the clusters; a cluster without a token keeps its center."""
+    batch, most, d = centers.shape
+    rows = labels + torch.arange(batch, device=x.device).unsqueeze(1) * (most + 1)
+    sums, sizes = _sums(x.flatten(0, 1), rows.flatten(), batch * (most + 1))
+    sizes = sizes.view(batch, most + 1, 1)[:, :most]
+    means = sums.view(batch, most + 1, d)[:, :most] / sizes
+    return torch.where(sizes > 0, means, centers)
+
+
+def _without_empty(labels: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The clusters that have tokens, numbered in the order of their centers."""
+    filled = torch.zeros(len(labels), most + 1, dtype=torch.int32, device=labels.device)
+    filled.scatter_(1, labels, 1)
+    filled[:, most] = 0
+    numbers = filled.cumsum(1, dtype=torch.int32)
+    return numbers.gather(1, labels) - 1, numbers[:, -1]
+
+
+# ---- registration ----
+
+
+def _fake(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    rank = tokens.dim()
+    torch._check(rank == 2, lambda: f"late_interaction: tokens must be [tokens, d], got rank {rank}")
+    labels = tokens.new_empty((tokens.shape[0],), dtype=torch.int32)
+    return labels, tokens.new_empty((clusters.shape[0],), dtype=torch.int32)
+
+
+def _fake_cut(*_: Any) -> None:
+    """Writes into labels and found, and returns nothing."""
+
+
+def register() -> None:
+    register_helper(_ward_op, _fake)
+    register_helper(_kmeans_op, _fake)
+    register_helper(_cut_op, _fake_cut)
+    library.impl(_ward_op, _ward_labels, "CompositeExplicitAutograd")
+    library.impl(_kmeans_op, _kmeans_labels, "CompositeExplicitAutograd")

@@ -1,0 +1,366 @@
+"""Pooling of tokens: clusters as scipy's, results as PyLate's and Sentence Transformers'."""
+
+import importlib
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from late_interaction import pool_tokens
+from late_interaction.varlen import pack_sequences
+from tests import side_by_side
+
+OPS = torch.ops.late_interaction
+F64 = torch.float64
+LENGTHS = [0, 1, 2, 3, 5, 7, 13, 31, 64, 97, 131, 257]
+FACTORS = [1, 1.01, 1.5, 2, 3, 7, 5000]
+KINDS = ["random", "repeated", "zeros", "grid", "equal"]
+
+
+def document(n, kind, d=16, dtype=torch.float32):
+    x = normalize(torch.randn(n, d, dtype=dtype), dim=-1)
+    if kind == "repeated" and n:
+        return x[torch.randint(0, math.ceil(n / 3), (n,))]
+    if kind == "zeros":
+        return x * (torch.rand(n, 1) > 0.3)
+    if kind == "grid":  # products are exact, and most distances have many equals
+        return torch.randint(-1, 2, (n, d), dtype=dtype) / 4
+    return x[:1].repeat(n, 1) if kind == "equal" else x
+
+
+def offsets(lengths):
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def scipy_labels(similarities, clusters):
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    distance = pytest.importorskip("scipy.spatial.distance")
+    distances = (1 - similarities).clamp(0, 2).numpy()
+    tree = hierarchy.linkage(distance.squareform(distances, checks=False), method="ward")
+    return torch.from_numpy(hierarchy.fcluster(tree, t=clusters, criterion="maxclust") - 1)
+
+
+def packages_own(x, factor, protected, own_normalize):
+    name = "sentence_transformers.multi_vector_encoder.modules.token_pooling"
+    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    return importlib.import_module(name)._hierarchical_pool_one(x, factor, protected, own_normalize)
+
+
+# ---- Ward's clusters ----
+
+
+@pytest.fixture(params=["portable", ""])
+def isa(request):
+    yield OPS.cpu_isa(request.param)
+    OPS.cpu_isa("")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_clusters_and_their_numbers_are_scipys(isa, kind, dtype):
+    documents = [document(n, kind, dtype=dtype) for n in LENGTHS if n > 1]
+    for divisor in (1.1, 2, 3.7, 1e9):
+        clusters = [max(int(len(x) // divisor), 1) for x in documents]
+        tokens, cu = pack_sequences(documents)
+        labels, found = OPS.ward_labels(tokens, cu, torch.tensor(clusters, dtype=torch.int32))
+        parts = labels.split([len(x) for x in documents])
+        for x, count, own, number in zip(documents, clusters, parts, found.tolist(), strict=True):
+            wanted = torch.arange(len(x)) if count >= len(x) else scipy_labels(x @ x.t(), count)
+            assert torch.equal(own.long(), wanted.long())
+            assert number == len(own.unique()) <= count
+
+
+def test_any_distances_are_clustered_as_scipy_does(isa):
+    """Matrices that are no Gram matrices, of few values: chains, ties and cuts that tokens seldom show."""
+    for seed, n in enumerate([2, 3, 4, 6, 9, 20, 50, 66, 150, 200]):
+        torch.manual_seed(seed)
+        for values in (2, 5, 1000):
+            similarities = torch.randint(0, values, (n, n), dtype=F64) / values
+            similarities = similarities.triu(1) + similarities.triu(1).t()
+            for clusters in {1, 2, n // 3 + 1, n - 1}:
+                labels, found = torch.empty(n, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+                wanted = torch.tensor([clusters], dtype=torch.int32)
+                below = torch.ones(n, n, dtype=torch.bool).tril()  # nobody reads it
+                given = similarities.masked_fill(below, torch.nan)
+                OPS.ward_cut_(given.flatten(), offsets([n]), wanted, labels, found)
+                assert torch.equal(labels.long(), scipy_labels(similarities, clusters).long())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_clusters_are_the_same_on_any_number_of_threads(threads):
+    documents = [document(n, "grid") for n in [200, 3, 150, 90, 1, 170]]
+    tokens, cu = pack_sequences(documents)
+    wanted = torch.tensor([50, 1, 60, 89, 1, 2], dtype=torch.int32)
+    before = torch.get_num_threads()
+    one_by_one = [
+        OPS.ward_labels(x, offsets([len(x)]), w.view(1))[0] for x, w in zip(documents, wanted, strict=True)
+    ]
+    try:
+        torch.set_num_threads(threads)
+        labels, _ = OPS.ward_labels(tokens, cu, wanted)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(labels, torch.cat(one_by_one))
+
+
+def test_groups_of_documents_are_clustered_as_all_at_once(monkeypatch):
+    from late_interaction.ops import pooling
+
+    documents = [document(n, "grid") for n in [40, 3, 50, 9, 1, 30, 0, 2]]
+    results = [pool_tokens(documents, 3, method=method) for method in ("ward", "kmeans")]
+    monkeypatch.setattr(pooling, "_WARD_BYTES_A_THREAD", 4000)
+    monkeypatch.setattr(pooling, "_KMEANS_BYTES_OF_A_CPU", 4000)
+    for method, whole in zip(("ward", "kmeans"), results, strict=True):
+        for a, b in zip(pool_tokens(documents, 3, method=method), whole, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+# ---- other packages' results ----
+
+
+@pytest.mark.parametrize("protected", [0, 1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_those_of_sentence_transformers(kind, protected):
+    for n, factor, own_normalize in itertools.product(LENGTHS, FACTORS, (False, True)):
+        x = document(n, kind)
+        pooled = pool_tokens(x, factor, protected_tokens=protected, normalize=own_normalize)
+        assert torch.equal(pooled, packages_own(x, factor, protected, own_normalize))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_differs_by_rounding_alone(dtype):
+    for n, factor in itertools.product(LENGTHS, FACTORS):
+        x = document(n, "random").to(dtype)
+        pooled, own = pool_tokens(x, factor, normalize=True), packages_own(x, factor, 1, True)
+        assert pooled.dtype == dtype
+        torch.testing.assert_close(pooled, own, atol=4 * torch.finfo(dtype).eps, rtol=0)
+
+
+@pytest.mark.parametrize("version", ["1.5.0", "1.6.0"])
+def test_results_are_those_of_pylate(version):
+    documents = [document(n, "random", dtype=t) for n in LENGTHS for t in (torch.float32, F64)]
+    with side_by_side.release("pylate", "pylate", version, [side_by_side.anything("datasets")]):
+        pool = importlib.import_module("pylate.models.colbert").ColBERT.pool_embeddings_hierarchical
+        for factor, protected in itertools.product((2, 3, 50), (0, 1, 2)):
+            for x, wanted in zip(documents, pool(None, documents, factor, protected), strict=True):
+                assert torch.equal(pool_tokens(x, factor, protected_tokens=protected), wanted)
+
+
+# ---- k-means ----
+
+
+def lloyd(x, clusters, iterations):
+    """Labels in plain Python, in float64."""
+    x = x.double()
+    centers = [x[i * len(x) // clusters] for i in range(clusters)]
+    labels = None
+    for _ in range(iterations):
+        distances = torch.stack([(x - c).square().sum(-1) for c in centers])
+        labels = distances.argmin(0)
+        centers = [x[labels == k].mean(0) if (labels == k).any() else c for k, c in enumerate(centers)]
+    return labels.unique(return_inverse=True)[1]
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 10])
+def test_kmeans_by_definition(device, iterations):
+    documents = [document(n, "random", dtype=F64) for n in [2, 3, 7, 31, 64, 97]]
+    documents.append(torch.eye(16, dtype=F64)[torch.arange(40) % 7])  # half of the centers are equal
+    clusters = [1, 2, 3, 10, 63, 20, 13]
+    tokens, cu = pack_sequences([x.to(device) for x in documents])
+    wanted = torch.tensor(clusters, dtype=torch.int32, device=device)
+    labels, found = OPS.kmeans_labels(tokens, cu, wanted, iterations)
+    parts = labels.cpu().split([len(x) for x in documents])
+    for x, count, own, number in zip(documents, clusters, parts, found.tolist(), strict=True):
+        assert torch.equal(own.long(), lloyd(x, count, iterations))
+        assert number == int(own.max()) + 1
+
+
+def test_kmeans_pools_like_tokens_and_drops_empty_clusters(device):
+    a, b = torch.eye(4, device=device)[:2]
+    x = torch.stack([a, a, b, a, b, b, a])
+    pooled = pool_tokens(x, 2, method="kmeans", protected_tokens=0)
+    assert torch.equal(pooled, torch.stack([a, b]))  # of three centers two are equal
+    again = pool_tokens(x, 2, method="kmeans", protected_tokens=0)
+    assert torch.equal(pooled, again)
+
+
+# ---- the forms of documents ----
+
+
+@pytest.mark.parametrize("method", ["ward", "kmeans"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
+def test_every_form_gives_the_same_documents(device, dtype, method):
+    lengths = [5, 0, 12, 1, 30]
+    options = {"pool_factor": 2, "method": method}
+    documents = [document(n, "grid").to(device, dtype) for n in lengths]
+    pooled = pool_tokens(documents, **options)
+    assert [len(x) for x in pooled][1::2] == [0, 1] and all(x.dtype == dtype for x in pooled)
+    for x, own in zip(documents, pooled, strict=True):
+        assert torch.equal(pool_tokens(x, **options), own)
+
+    tokens, cu = pack_sequences(documents)
+    packed, cu_pooled = pool_tokens(tokens, cu_seqlens=cu.long(), **options)
+    assert torch.equal(packed, torch.cat(pooled)) and cu_pooled.dtype == torch.int32
+    assert cu_pooled.diff().tolist() == [len(x) for x in pooled]
+    around = torch.cat((tokens[:2], tokens, tokens[:3]))
+    packed, cu_again = pool_tokens(around, cu_seqlens=cu + 2, **options)
+    assert torch.equal(packed, torch.cat(pooled)) and torch.equal(cu_again, cu_pooled)
+
+    d_mask = torch.zeros(len(lengths), 40, dtype=torch.bool, device=device)
+    for row, n in zip(d_mask, lengths, strict=True):
+        row[torch.randperm(40, device=device)[:n]] = True
+    padded = torch.full((len(lengths), 40, 16), torch.nan, dtype=dtype, device=device)
+    padded[d_mask] = tokens
+    result, kept = pool_tokens(padded, d_mask=d_mask, **options)
+    assert torch.equal(result[kept], packed) and not result[~kept].any()
+    assert kept.sum(1).tolist() == cu_pooled.diff().tolist()
+    whole, all_kept = pool_tokens(padded.nan_to_num(), **options)
+    assert torch.equal(whole[2][all_kept[2]], pool_tokens(padded[2].nan_to_num(), **options))
+
+
+def test_what_comes_out_is_scored(device):
+    documents = [document(n, "random").to(device) for n in (9, 4, 20)]
+    Q = normalize(torch.randn(2, 5, 16, device=device), dim=-1)
+    pooled = pool_tokens(documents, 3, normalize=True)
+    wanted = torch.stack([(Q @ x.t()).amax(-1).sum(-1) for x in pooled], 1)
+    tokens, cu = pack_sequences(documents)
+    tokens, cu = pool_tokens(tokens, 3, cu_seqlens=cu, normalize=True)
+    cu_q = offsets([5, 5]).to(device)
+    torch.testing.assert_close(li.maxsim_varlen(Q.flatten(0, 1), tokens, cu_q, cu), wanted)
+    padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
+    d_mask = torch.arange(20, device=device) < torch.tensor([[9], [4], [20]], device=device)
+    D, kept = pool_tokens(padded, 3, d_mask=d_mask, normalize=True)
+    torch.testing.assert_close(li.maxsim(Q, D, None, kept), wanted)
+    _, found = li.retrieve(Q, D, 3, d_mask=kept)
+    assert torch.equal(found, wanted.argsort(1, descending=True))
+
+
+@pytest.mark.parametrize("method", ["ward", "kmeans"])
+def test_gradients_go_through_the_means(device, method):
+    x = document(20, "random", dtype=F64).to(device).requires_grad_()
+    pooled = pool_tokens(x, 3, method=method)
+    weights = torch.randn_like(pooled)
+    (grad,) = torch.autograd.grad((pooled * weights).sum(), x)
+    again = pool_tokens(x, 3, method=method)
+    columns = [torch.autograd.grad(row[0], x, retain_graph=True)[0][:, 0] for row in again]
+    one_hot = torch.stack(columns)
+    torch.testing.assert_close(one_hot.sum(1), torch.ones(len(pooled), dtype=F64, device=device))
+    torch.testing.assert_close(one_hot @ x, pooled)
+    torch.testing.assert_close(grad, one_hot.t() @ weights)
+
+
+def test_empty_batches(device):
+    assert pool_tokens(torch.empty(0, 8, device=device)).shape == (0, 8)
+    D, kept = pool_tokens(torch.empty(0, 5, 8, device=device))
+    assert D.shape[0] == kept.shape[0] == 0 and D.shape[2] == 8
+    D, kept = pool_tokens(torch.empty(3, 0, 8, device=device))
+    assert D.shape == (3, 0, 8) and kept.shape == (3, 0)
+    tokens, cu = pool_tokens(
+        torch.empty(0, 8, device=device), cu_seqlens=torch.zeros(1, dtype=torch.int32, device=device)
+    )
+    assert tokens.shape == (0, 8) and cu.tolist() == [0]
+
+
+# ---- operators ----
+
+
+@pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
+def test_opcheck(device, op):
+    args = document(12, "random").to(device), offsets([5, 0, 7]).to(device)
+    args = *args, torch.tensor([2, 1, 3], dtype=torch.int32, device=device)
+    torch.library.opcheck(getattr(OPS, op).default, args)
+    with pytest.raises(RuntimeError, match="has no gradients"):
+        getattr(OPS, op)(args[0].requires_grad_(), *args[1:])
+
+
+def cut_arguments(n=6, clusters=2):
+    x = document(n, "random")
+    empty = torch.empty(n, dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+    return (x @ x.t()).flatten(), offsets([n]), torch.tensor([clusters], dtype=torch.int32), *empty
+
+
+def test_opcheck_of_the_cut():
+    torch.library.opcheck(OPS.ward_cut_.default, cut_arguments())
+
+
+BAD_CUTS = {
+    "similarities must be float32": lambda a: (a[0].half(), *a[1:]),
+    "the squares": lambda a: (a[0][:-1], *a[1:]),
+    "clusters must be at least 1": lambda a: (*a[:2], a[2] * 0, *a[3:]),
+    "cu_seqlens must be a contiguous int32": lambda a: (a[0], a[1].long(), *a[2:]),
+    "must never fall": lambda a: (a[0], a[1] * 2, *a[2:]),
+    "found must be": lambda a: (*a[:4], a[4].repeat(2)),
+    "must not be NaN": lambda a: (a[0] * torch.nan, *a[1:]),
+}
+
+
+@pytest.mark.parametrize("message", BAD_CUTS)
+def test_a_cut_that_cannot_be(message):
+    with pytest.raises(RuntimeError, match=message):
+        OPS.ward_cut_(*BAD_CUTS[message](cut_arguments()))
+
+
+BAD_LABELS = {
+    "tokens must be floating point": lambda x, cu, k: (x.int(), cu, k),
+    "must be int32": lambda x, cu, k: (x, cu.long(), k),
+    "cu_seqlens must be": lambda x, cu, k: (x, cu, k.repeat(2)),
+    "must rise from 0 to 6": lambda x, cu, k: (x, cu - 1, k),
+    "clusters must be at least 1": lambda x, cu, k: (x, cu, k * 0),
+}
+
+
+@pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
+@pytest.mark.parametrize("message", BAD_LABELS)
+def test_labels_that_cannot_be(message, op):
+    args = document(6, "random"), offsets([6]), torch.tensor([2], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=message):
+        getattr(OPS, op)(*BAD_LABELS[message](*args))
+
+
+def test_similarities_beyond_any_number_are_clamped():
+    x = torch.tensor([[3e38, 3e38], [3e38, 3e38], [-3e38, -3e38], [1.0, 0.0]])
+    labels, found = OPS.ward_labels(x, offsets([4]), torch.tensor([2], dtype=torch.int32))
+    assert labels[0] == labels[1] != labels[2] and found.tolist() == [2]
+
+
+# ---- bad input ----
+
+X = torch.ones(6, 4)
+BAD = {
+    "not a tensor": ((None,), {}, TypeError, "D must be a torch.Tensor, got NoneType"),
+    "an empty list": (([],), {}, TypeError, "D must be a list of at least one"),
+    "two widths": (([X, X[:, :2]],), {}, ValueError, r"D\[1\] must be \[L, 4\]"),
+    "integers": ((X.int(),), {}, TypeError, "D must be bfloat16"),
+    "no width": ((X[:, :0],), {}, ValueError, "d of at least 1"),
+    "four dims": ((X.view(1, 2, 3, 4),), {}, ValueError, r"D must be \[tokens, d\] or"),
+    "a factor below 1": ((X, 0.5), {}, ValueError, "pool_factor must be at least 1"),
+    "a factor of NaN": ((X, math.nan), {}, ValueError, "pool_factor must be at least 1"),
+    "an infinite factor": ((X, math.inf), {}, ValueError, "pool_factor must be at least 1 and finite"),
+    "a factor as text": ((X, "2"), {}, TypeError, "pool_factor must be a number, got str"),
+    "another method": ((X,), {"method": "average"}, ValueError, "method must be one of"),
+    "protected": ((X,), {"protected_tokens": -1}, ValueError, "must not be negative, got -1"),
+    "protected, no int": ((X,), {"protected_tokens": 1.0}, TypeError, "protected_tokens must be an int"),
+    "normalize": ((X,), {"normalize": 1}, TypeError, "normalize must be True or False"),
+    "iterations": ((X,), {"iterations": 0}, ValueError, "iterations must be at least 1"),
+    "a mask of packed": ((X,), {"d_mask": X[:, 0] > 0}, ValueError, r"d_mask is for D \[Nd, Ld, d\]"),
+    "a mask's shape": (
+        (X.view(2, 3, 4),),
+        {"d_mask": torch.ones(2, 2)},
+        TypeError,
+        "d_mask must be a dense bool",
+    ),
+    "offsets of a list": (([X],), {"cu_seqlens": offsets([6])}, ValueError, "cu_seqlens is for D"),
+    "offsets beyond": ((X,), {"cu_seqlens": offsets([7])}, ValueError, "cu_seqlens must never fall"),
+    "NaN": ((X.log() / 0,), {}, ValueError, "D must be finite, got 6 of 6 tokens"),
+    "infinity": ((X / torch.tensor([0.0, 1, 1, 1]),), {"method": "kmeans"}, ValueError, "D must be finite"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input(what):
+    args, options, error, message = BAD[what]
+    with pytest.raises(error, match=message):
+        pool_tokens(*args, **options)
