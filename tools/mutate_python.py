@@ -58,6 +58,7 @@ TESTS = {
     "score_pairs.py": "argument_edges call_edges oom score_pairs messages",
     "topk.py": "call_edges retrieve messages",
     "_selection.py": "retrieve",
+    "evaluation.py": "evaluation",
     "_topk_state.py": "retrieve",
     "_group_search.py": "group_search",
     "varlen.py": "argument_edges call_edges oom varlen messages",
