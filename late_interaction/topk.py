@@ -254,19 +254,19 @@ class TopK:
             raise ValueError(f"D must bring the documents to at most 2**32, got {self._next} + {count}")
         return [[self._next, self._next + count]] if count else []
 
-    def merge(self, other: "TopK") -> None:
-        """Takes in what another search found, by the same queries among other documents: a shard of the
-        corpus that another process, GPU or machine has searched. The result is that of one search of all
+    def merge(self, *others: "TopK") -> None:
+        """Takes in what other searches found, by the same queries among other documents: shards of the corpus
+        that other processes, GPUs or machines have searched. The result is that of one search of all
         documents, whatever the shards and the order in which they are merged.
 
         Args:
-            other: a search with the same options and shapes as this one, on any device, with a ``first`` of
-                its own. What it found is copied; it may go on. That its queries have the same values is not
-                checked.
+            others: searches with the same options and shapes as this one, on any device, with a ``first`` of
+                their own. What they found is copied; they may go on. That their queries have the same values
+                is not checked.
 
         Raises:
-            TypeError: ``other`` is no TopK.
-            ValueError: it searched otherwise, or documents that this one has seen. Nothing is merged then.
+            TypeError: one of them is no TopK.
+            ValueError: one searched otherwise, or documents that another has seen. Nothing is merged then.
 
         Example:
             >>> import torch
@@ -279,18 +279,21 @@ class TopK:
             >>> best.scores, best.indices, best.seen
             (tensor([3., 2.]), tensor([1, 2]), 3)
         """
-        if not isinstance(other, TopK):
-            raise TypeError(f"other must be a TopK, got {type(other).__name__}")
-        mine, theirs = self._search(), other._search()
-        for name, value in mine.items():
-            if theirs[name] != value:
-                raise ValueError(
-                    f"{name} of other must be {value!r}, as in this search, got {theirs[name]!r}"
-                )
-        _topk_state.joined(self._ranges, other._ranges)
+        mine, ranges = self._search(), self._ranges
+        for other in others:
+            if not isinstance(other, TopK):
+                raise TypeError(f"others must be TopK, got {type(other).__name__}")
+            for name, got in other._search().items():
+                if got != mine[name]:
+                    wanted = f"must be {mine[name]!r}, as in this search"
+                    raise ValueError(f"{name} of a search to merge {wanted}, got {got!r}")
+            ranges = _topk_state.joined(ranges, other._ranges)
         with torch.no_grad():
-            found = other._scores.to(self._Q.device), other._indices.to(self._Q.device)
-            self._take(*found, other._ranges, False)
+            device, every = self._Q.device, [x for x in others if x.seen]
+            if every:
+                scores = torch.cat([x._scores.to(device) for x in every], dim=-1)
+                indices = torch.cat([x._indices.to(device) for x in every], dim=-1)
+                self._take(scores, indices, [entry for x in every for entry in x._ranges], False)
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and

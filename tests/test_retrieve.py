@@ -387,8 +387,10 @@ def test_shards_merge_to_the_search_of_all(dtype, largest, k, order, device):
     whole = maxsim_topk(Q, D, k, largest=largest)
     parts = searched(Q, D, k, [0, 7, 7, 23, 37], largest=largest)
     best = topk.TopK(Q, k, largest=largest)
-    for i in order:
+    for i in order[:2]:
         best.merge(parts[i])
+    best.merge(*[parts[i] for i in order[2:]])
+    best.merge()
     assert best.seen == 37
     torch.testing.assert_close(best.scores, whole[0], rtol=0, atol=0, equal_nan=True)
     assert torch.equal(best.indices, whole[1])
@@ -427,6 +429,8 @@ def test_documents_are_counted_once():
     for other in (second, *searched(Q, D, 5, [0, 1]), *searched(Q, D, 5, [36, 37])):
         with pytest.raises(ValueError, match=r"documents \d+ to \d+ were searched twice"):
             first.merge(other)
+    with pytest.raises(ValueError, match="documents 20 to 36 were searched twice"):
+        topk.TopK(Q, 5).merge(second, *searched(Q, D, 5, [0, 4]), second)
     late = topk.TopK(Q, 5, first=15)
     late.merge(second)
     with pytest.raises(ValueError, match="documents 20 to 21 were searched twice"):
@@ -439,11 +443,11 @@ def test_documents_are_counted_once():
 def test_other_searches_do_not_merge(option):
     Q, _, *_ = corpus("cpu")
     (name,) = option
-    with pytest.raises(ValueError, match=f"{name} of other must be .*, as in this search, got"):
+    with pytest.raises(ValueError, match=f"{name} of a search to merge must be .*, as in this search, got"):
         topk.TopK(Q, 5).merge(topk.TopK(Q, **{"k": 5, **option}))
-    with pytest.raises(ValueError, match="Q_shape of other must be"):
+    with pytest.raises(ValueError, match="Q_shape of a search to merge must be"):
         topk.TopK(Q, 5).merge(topk.TopK(Q[:2], 5))
-    with pytest.raises(TypeError, match="other must be a TopK, got dict"):
+    with pytest.raises(TypeError, match="others must be TopK, got dict"):
         topk.TopK(Q, 5).merge(topk.TopK(Q, 5).state_dict())
 
 
