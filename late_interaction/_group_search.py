@@ -58,7 +58,7 @@ def search(
     caller: str, group: Any, device: torch.device, prepare: Callable[[], Query], local: Callable[[], Found]
 ) -> Found:
     """The best of the documents of all processes, which are numbered in the order of ranks: the same on every
-    process, and the bits of a search of all of them by one.
+    process.
 
     prepare: checks the arguments of this process. What it raises, and what ``local`` raises, this process
     raises after all others have learnt of it. local: scores and indices of the best of its own documents.

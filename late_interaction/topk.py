@@ -68,8 +68,9 @@ def maxsim_topk(
             of tokens that were normalized before.
         group: a ``torch.distributed`` process group whose processes have a shard of the documents each, of
             any size, and search for the same queries. All of them call this and have the best of all
-            documents, numbered in the order of ranks: the bits of one process that has all of them. The
-            ``k`` best of each process travel, by a backend for the device of ``Q``. None: this process alone.
+            documents, numbered in the order of ranks: on CPUs the bits of one process that has all of them
+            (the planner of a GPU may choose another kernel for fewer documents). The ``k`` best of each
+            process travel, by a backend for the device of ``Q``. None: this process alone.
 
     Returns:
         ``(scores, indices)``, each ``[Nq, min(k, Nd)]`` (``[min(k, Nd)]`` for a 2-D ``Q``), on the device
