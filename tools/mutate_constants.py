@@ -26,7 +26,7 @@ import mutation
 CONSTANT = re.compile(
     r"^[ ]*(?:static |inline )*constexpr \w+ (k\w+) = (?:size_t\{)?(\d+(?:\.\d+)?(?:e\d+)?)", re.M
 )
-TESTS = "winners forward varlen score_pairs backward pieces isa quantized_kernels plaid"
+TESTS = "winners forward varlen score_pairs backward pieces isa quantized_kernels plaid pooling"
 LOG = mutation.FOLDER / "constants.log"
 NEUTRAL = {
     "kSumBytes": "how many queries' sums a block of the backward holds",
@@ -44,6 +44,9 @@ NEUTRAL = {
     "kGroup": "document tokens whose accumulators are registers at a time",
     "kChains": "independent sums; the order of additions, within the tolerance of the tests",
     "kAhead": "how early rows are prefetched",
+    "kTileRows": "rows of distances that are mirrored at a time",
+    "kTileColumns": "columns of them",
+    "kLeastCompacted": "rows of distances from which on dead ones are dropped",
     "kKeep": "the memory that a thread keeps for the next call",
     "kAlign": "the alignment of scratch memory, of which twice as much is an alignment too",
 }

@@ -240,6 +240,9 @@ class WardClusterer {
     int32_t* place = std::lower_bound(live_, live_ + live_count_, static_cast<int32_t>(x));
     std::copy(place + 1, live_ + live_count_--, place);
     double* row = distances_ + y * width_;
+    for (int64_t l = 0; l < live_count_; ++l) {
+      __builtin_prefetch(distances_ + live_[l] * width_ + y, 1);  // column y, a line a row, is written below
+    }
     rows_.join(distances_ + x * width_, row, sizes_, width_, sizes_[x], sizes_[y], distance);
     sizes_[y] += sizes_[x];
     sizes_[x] = 0;
