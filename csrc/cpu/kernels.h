@@ -108,6 +108,9 @@ void fill_avx512(Kernels& k);
 void fill_avx512_vnni(Kernels& k);
 void fill_avx512_bf16(Kernels& k);
 void fill_amx(Kernels& k);
+void fill_neon(Kernels& k);
+void fill_neon_dotprod(Kernels& k);
+void fill_neon_bf16(Kernels& k);
 bool has_amx();
 bool permit_amx();  // asks Linux to let this process use it
 
