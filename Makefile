@@ -19,6 +19,7 @@
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make lancedb  the tests with LanceDB, Arrow and Qdrant, in an environment with them (downloads 150 MB)
+#   make aarch64  cross-builds the CPU library for aarch64; its C++ tests under qemu-user (downloads 150 MB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -31,6 +32,8 @@ ASAN_BUILD := $(VENV)/build/asan
 FAST_PLAID := $(VENV)/env/fast-plaid
 PYLATE := $(VENV)/pylate
 LANCEDB := $(VENV)/env/lancedb
+AARCH64 := $(VENV)/env/aarch64
+AARCH64_BUILD := $(VENV)/build/aarch64
 ST_TESTS := $(VENV)/env/sentence-transformers
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
@@ -52,7 +55,7 @@ build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?=
 
 .DELETE_ON_ERROR:
 .PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
-  asan fast-plaid st-tests pylate lancedb format compile_commands test-wheel mutants clean
+  asan fast-plaid st-tests pylate lancedb aarch64 format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -111,6 +114,13 @@ $(LANCEDB)/.installed: requirements/lancedb.txt $(VENV)/.dev-requirements
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$($(LANCEDB)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
 	$(LANCEDB)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	@touch $@
+
+# PyTorch for aarch64, to link against and to run under qemu-user: the newest of the package index without CUDA.
+$(AARCH64)/.installed: | $(PY)
+	@rm -rf $(AARCH64)
+	$(PIP_INSTALL) --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 --python-version 3.11 \
+	  --target $(AARCH64) torch==2.10.0
 	@touch $@
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
@@ -202,6 +212,12 @@ pylate: build $(PYLATE)/.installed
 
 lancedb: build $(LANCEDB)/.installed
 	$(LANCEDB)/bin/python -m pytest tests/test_lancedb.py tests/test_corpus_arrow.py
+
+aarch64: $(AARCH64)/.installed | $(VENV)/.dev-requirements
+	cmake -G Ninja -S . -B $(AARCH64_BUILD) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake \
+	  -DCMAKE_PREFIX_PATH=$(CURDIR)/$(AARCH64)/torch/share/cmake
+	cmake --build $(AARCH64_BUILD)
+	ctest --test-dir $(AARCH64_BUILD) --output-on-failure -E '^(install|consumer)$$'
 
 bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench run
