@@ -116,7 +116,7 @@ $(LANCEDB)/.installed: requirements/lancedb.txt $(VENV)/.dev-requirements
 	$(LANCEDB)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
-# PyTorch for aarch64, to link against and to run under qemu-user: the newest of the package index without CUDA.
+# PyTorch for aarch64, to link against and to run under qemu-user: a release whose wheel has no CUDA.
 $(AARCH64)/.installed: | $(PY)
 	@rm -rf $(AARCH64)
 	$(PIP_INSTALL) --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 --python-version 3.11 \

@@ -1,4 +1,4 @@
-"""The CPU kernels of aarch64: cross-compiled, and run on emulated CPUs with and without dot products and bf16.
+"""The CPU kernels of aarch64: cross-compiled, and run on emulated CPUs with and without their instructions.
 
 tests/cpp/test_isa.cpp needs no PyTorch, so that a static program of it runs under qemu-user in a second.
 """
