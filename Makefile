@@ -20,6 +20,7 @@
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make lancedb  the tests with LanceDB, Arrow and Qdrant, in an environment with them (downloads 150 MB)
 #   make ray      the tests on a local Ray cluster, in an environment with Ray Data (downloads 130 MB)
+#   make aarch64  cross-builds the CPU library for aarch64; its C++ tests under qemu-user (downloads 150 MB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -33,6 +34,8 @@ FAST_PLAID := $(VENV)/env/fast-plaid
 PYLATE := $(VENV)/pylate
 LANCEDB := $(VENV)/env/lancedb
 RAY := $(VENV)/env/ray
+AARCH64 := $(VENV)/env/aarch64
+AARCH64_BUILD := $(VENV)/build/aarch64
 ST_TESTS := $(VENV)/env/sentence-transformers
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
@@ -54,7 +57,7 @@ build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?=
 
 .DELETE_ON_ERROR:
 .PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
-  asan fast-plaid st-tests pylate lancedb ray format compile_commands test-wheel mutants clean
+  asan fast-plaid st-tests pylate lancedb ray aarch64 format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -119,6 +122,13 @@ $(LANCEDB)/.installed $(RAY)/.installed: $(VENV)/env/%/.installed: requirements/
 # make pytest wants both. Where no registry is reachable their tests are skipped, and say so.
 $(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt $(VENV)/.dev-requirements
 	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed
+	@touch $@
+
+# PyTorch for aarch64, to link against and to run under qemu-user: a release whose wheel has no CUDA.
+$(AARCH64)/.installed: | $(PY)
+	@rm -rf $(AARCH64)
+	$(PIP_INSTALL) --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 --python-version 3.11 \
+	  --target $(AARCH64) torch==2.10.0
 	@touch $@
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
@@ -213,6 +223,13 @@ lancedb: build $(LANCEDB)/.installed
 
 ray: build $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/test_ray.py
+
+# Not run: ops, which loads PyTorch, whose libraries want a zlib that the cross compiler does not bring.
+aarch64: $(AARCH64)/.installed | $(VENV)/.dev-requirements
+	cmake -G Ninja -S . -B $(AARCH64_BUILD) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake \
+	  -DCMAKE_PREFIX_PATH=$(CURDIR)/$(AARCH64)/torch/share/cmake
+	cmake --build $(AARCH64_BUILD)
+	ctest --test-dir $(AARCH64_BUILD) --output-on-failure -E '^(ops|install|consumer)$$'
 
 bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench run

@@ -19,7 +19,8 @@ from bench.suites.cpu import Call, line, time_interleaved
 SUITE = "cpu-isa"
 
 # Best first, as the library chooses. `amx` is asked for by name.
-NAMES = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable")
+X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2")
+NAMES = (*X86, "neon_bf16", "neon_dotprod", "neon", "portable")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, INT8)
 # Codes of a few bits, which are no dtypes: bits of both sides, and int8 queries with bits or 4-bit codes.
 CODES = ("hamming", "1bit", "4bit")

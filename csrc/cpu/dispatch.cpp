@@ -5,6 +5,11 @@
 
 #include "kernels.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace late_interaction::cpu {
 namespace {
 
@@ -28,6 +33,10 @@ bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+#elif defined(__aarch64__)
+bool has_dotprod() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+
+bool has_bf16() { return has_dotprod() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }
 #endif
 
 // Best first. A table that needs a permission runs only when it is asked for by name: the permission of AMX
@@ -40,6 +49,10 @@ const Candidate kCandidates[] = {
     {"avx512", has_avx512, fill_avx512},
     {"avx2_vnni", [] { return has_avx2() && __builtin_cpu_supports("avxvnni"); }, fill_avx2_vnni},
     {"avx2", has_avx2, fill_avx2},
+#elif defined(__aarch64__)
+    {"neon_bf16", has_bf16, fill_neon_bf16},
+    {"neon_dotprod", has_dotprod, fill_neon_dotprod},
+    {"neon", [] { return true; }, fill_neon},
 #endif
     {"portable", [] { return true; }, fill_portable},
 };

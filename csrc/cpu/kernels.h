@@ -117,6 +117,9 @@ void fill_avx512_vnni(Kernels& k);
 void fill_avx512_bf16(Kernels& k);
 void fill_avx512_popcnt(Kernels& k);  // `hamming`, where the CPU has VPOPCNTDQ
 void fill_amx(Kernels& k);
+void fill_neon(Kernels& k);
+void fill_neon_dotprod(Kernels& k);
+void fill_neon_bf16(Kernels& k);
 bool has_amx();
 bool permit_amx();  // asks Linux to let this process use it
 
