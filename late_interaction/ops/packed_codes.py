@@ -100,6 +100,9 @@ def _maxsim_asymmetric(
     d_mask: Tensor | None,
     nbits: int,
 ) -> Tensor:
+    for name, scale in (("scale_Q", scale_Q), ("scale_D", scale_D)):
+        if scale.dtype != torch.float32:  # as the CPU's kernel, which reads them where they lie
+            raise TypeError(f"{name} must be float32, got {scale.dtype}")
     args = check_asymmetric(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits)
     return _unpacked(*args, nbits)
 
