@@ -155,9 +155,11 @@ demo: $(VENV)/.installed $(VENV)/.demo-requirements
 build: | $(VENV)/.build-requirements
 	$(PY) setup.py --quiet build_ext --inplace
 
-# pytest last: its summary says what was skipped and why.
-test: lint types site build
-	$(MAKE) --no-print-directory ctest
+# pytest last: its summary says what was skipped and why. What comes before it runs two at a time, since some of it
+# has work for one core alone.
+test: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
+	$(MAKE) --no-print-directory -j 2 --output-sync=line \
+	  lint build types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 	$(MAKE) --no-print-directory pytest
 
 # tests/selection.py says which tests these are.
@@ -196,7 +198,7 @@ ctest: | $(VENV)/.dev-requirements
 	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 
 pytest: build $(VENV)/.compat-releases $(VENV)/.engines | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 3 --dist worksteal
 
 # The library goes to a folder of its own and takes the place of the other one in these processes alone. It has
 # emulated tile registers, so that the kernels of AMX are tested on CPUs without it.

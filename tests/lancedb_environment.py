@@ -16,12 +16,12 @@ def here(*packages):
     return all(find_spec(package) is not None for package in packages)
 
 
-def run_there(*files, environment="lancedb"):
-    """Runs the tests of these files in an environment. Skips where it is not there."""
+def run_there(*tests, environment="lancedb"):
+    """Runs these files, or tests of them, in an environment. Skips where it is not there."""
     there = ENVIRONMENTS / environment
     if not (there / ".installed").exists():
         pytest.skip(f"{there} is not there: make {environment} makes it")
-    command = [there / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", *files]
+    command = [there / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout and "failed" not in result.stdout, result.stdout

@@ -1,6 +1,7 @@
 """late_interaction.ray on a local Ray cluster of several processes, of which some are killed.
 
-make ray makes an environment that has ray. In another one, one test runs this file over there.
+make ray makes an environment that has ray, and runs all of them there. In another environment, one test runs some
+of them over there, and all of them nightly: each starts processes that import PyTorch.
 """
 
 from pathlib import Path
@@ -13,6 +14,7 @@ import late_interaction.ray as li_ray
 from late_interaction.corpus import Corpus
 from tests.build.test_readme import examples
 from tests.lancedb_environment import here, run_there
+from tests.selection import NIGHTLY
 
 HERE = here("ray", "pyarrow")
 needs_ray = pytest.mark.skipif(not HERE, reason="ray is not installed: make ray runs these")
@@ -22,7 +24,9 @@ SIZES = (9, 4, 0, 7, 12, 1, 8, 11)  # of the blocks
 
 @pytest.mark.skipif(HERE, reason="ray runs in this environment")
 def test_all_of_these_in_their_environment():
-    run_there("tests/test_ray.py", environment="ray")
+    tests = ["test_equals_one_process", "test_a_worker_that_is_killed[2]", "test_wrong_arguments"]
+    chosen = [""] if NIGHTLY else [f"::{name}" for name in tests]
+    run_there(*(f"tests/test_ray.py{name}" for name in chosen), environment="ray")
 
 
 @pytest.mark.skipif(HERE, reason="ray is installed")

@@ -18,7 +18,7 @@ from bench.suites.cpu import Call, line, time_interleaved
 
 SUITE = "cpu-isa"
 
-# Best first, as the library chooses. `amx` is asked for by name.
+# Best first.
 X86 = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2")
 NAMES = (*X86, "neon_bf16", "neon_dotprod", "neon", "portable")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, INT8)
