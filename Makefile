@@ -19,6 +19,8 @@
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
 #   make lancedb  the tests with LanceDB, Arrow and Qdrant, in an environment with them (downloads 150 MB)
+#   make ray      the tests on a local Ray cluster, in an environment with Ray Data (downloads 130 MB)
+#   make aarch64  cross-builds the CPU library for aarch64; its C++ tests under qemu-user (downloads 150 MB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -31,6 +33,9 @@ ASAN_BUILD := $(VENV)/build/asan
 FAST_PLAID := $(VENV)/env/fast-plaid
 PYLATE := $(VENV)/pylate
 LANCEDB := $(VENV)/env/lancedb
+RAY := $(VENV)/env/ray
+AARCH64 := $(VENV)/env/aarch64
+AARCH64_BUILD := $(VENV)/build/aarch64
 ST_TESTS := $(VENV)/env/sentence-transformers
 SITE := $(VENV)/site
 SITE_BUILD := $(VENV)/build/site
@@ -52,7 +57,7 @@ build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?=
 
 .DELETE_ON_ERROR:
 .PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
-  asan fast-plaid st-tests pylate lancedb format compile_commands test-wheel mutants clean
+  asan fast-plaid st-tests pylate lancedb ray aarch64 format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -104,13 +109,26 @@ $(ST_TESTS)/.installed: requirements/st-tests.txt $(VENV)/.dev-requirements $(VE
 	$(ST_TESTS)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
-# Databases that tests open in their own process. The .pth file puts the packages of .venv behind what is here.
-$(LANCEDB)/.installed: requirements/lancedb.txt $(VENV)/.dev-requirements
-	@rm -rf $(LANCEDB)
-	$(PY) -m venv $(LANCEDB)
+# Databases that tests open in their own process, and Ray, whose workers are processes of their own. The .pth file
+# puts the packages of .venv behind what is here.
+$(LANCEDB)/.installed $(RAY)/.installed: $(VENV)/env/%/.installed: requirements/%.txt $(VENV)/.dev-requirements
+	@rm -rf $(@D)
+	$(PY) -m venv $(@D)
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > $$($(LANCEDB)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
-	$(LANCEDB)/bin/python -m pip install --disable-pip-version-check --no-compile -r $<
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	$(@D)/bin/python -m pip install --disable-pip-version-check --no-compile --quiet -r $<
+	@touch $@
+
+# make pytest wants both. Where no registry is reachable their tests are skipped, and say so.
+$(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt $(VENV)/.dev-requirements
+	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed
+	@touch $@
+
+# PyTorch for aarch64, to link against and to run under qemu-user: a release whose wheel has no CUDA.
+$(AARCH64)/.installed: | $(PY)
+	@rm -rf $(AARCH64)
+	$(PIP_INSTALL) --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 --python-version 3.11 \
+	  --target $(AARCH64) torch==2.10.0
 	@touch $@
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
@@ -137,9 +155,11 @@ demo: $(VENV)/.installed $(VENV)/.demo-requirements
 build: | $(VENV)/.build-requirements
 	$(PY) setup.py --quiet build_ext --inplace
 
-# pytest last: its summary says what was skipped and why.
-test: lint types site build
-	$(MAKE) --no-print-directory ctest
+# pytest last: its summary says what was skipped and why. What comes before it runs two at a time, since some of it
+# has work for one core alone.
+test: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
+	$(MAKE) --no-print-directory -j 2 --output-sync=line \
+	  lint build types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 	$(MAKE) --no-print-directory pytest
 
 # tests/selection.py says which tests these are.
@@ -177,8 +197,8 @@ ctest: | $(VENV)/.dev-requirements
 	$(VENV)/bin/cmake --build $(CMAKE_BUILD)
 	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 
-pytest: build $(VENV)/.compat-releases | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
-	$(PY) -m pytest -n 2
+pytest: build $(VENV)/.compat-releases $(VENV)/.engines | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
+	$(PY) -m pytest -n 3 --dist worksteal
 
 # The library goes to a folder of its own and takes the place of the other one in these processes alone. It has
 # emulated tile registers, so that the kernels of AMX are tested on CPUs without it.
@@ -202,6 +222,16 @@ pylate: build $(PYLATE)/.installed
 
 lancedb: build $(LANCEDB)/.installed
 	$(LANCEDB)/bin/python -m pytest tests/test_lancedb.py tests/test_corpus_arrow.py
+
+ray: build $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/test_ray.py
+
+# Not run: ops, which loads PyTorch, whose libraries want a zlib that the cross compiler does not bring.
+aarch64: $(AARCH64)/.installed | $(VENV)/.dev-requirements
+	cmake -G Ninja -S . -B $(AARCH64_BUILD) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake \
+	  -DCMAKE_PREFIX_PATH=$(CURDIR)/$(AARCH64)/torch/share/cmake
+	cmake --build $(AARCH64_BUILD)
+	ctest --test-dir $(AARCH64_BUILD) --output-on-failure -E '^(ops|install|consumer)$$'
 
 bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench run

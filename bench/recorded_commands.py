@@ -81,7 +81,7 @@ class Coverage:
             return "its command does not measure this shape"
         if row.get("variant") not in variants:
             return f"there is no variant {row.get('variant')!r}"
-        suite = SUITES.get(row["suite"])
+        suite = SUITES.get(row["suite"]) or ON_CPU.get(row["suite"])
         if row["impl"] not in self.impls and row["impl"] not in (suite.peers if suite else ()):
             return f"its command does not measure {row['impl']}"
         return None

@@ -101,6 +101,16 @@ LATE_INTERACTION_LIBRARY(m) {
       "maxsim_dequantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, "
       "Tensor? d_mask) -> Tensor");
 
+  // Scores of packed codes, lowest bits of a byte first. Not differentiable.
+  // Q and D are bits, uint8 [.., ceil(d / 8)]; a similarity is d - 2 * (bits that differ), the inner product
+  // of vectors of +1 and -1. The bits behind the last dim are 0.
+  m.def("maxsim_hamming(Tensor Q, Tensor D, SymInt d, Tensor? q_mask, Tensor? d_mask) -> Tensor");
+  // Q is int8 codes of d dims, D codes of nbits, 1 (set: +1, else -1) or 4 (value - 8), uint8
+  // [.., ceil(d * nbits / 8)]; scales are those of maxsim_quantized.
+  m.def(
+      "maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Tensor? q_mask, Tensor? d_mask, "
+      "int nbits) -> Tensor");
+
   // Scores of residual-compressed documents (PLAID): a token is centroids[code] + bucket_weights[bucket of
   // each dim], with nbits (1, 2, 4, 8) a bucket, packed from the lowest bits of a byte on. codes int32 and
   // residuals uint8 are [Nd, Ld] and [Nd, Ld, bytes] with the documents' lengths [Nd] as extents, or [tokens]

@@ -94,7 +94,8 @@ def pool_tokens(
         tensor([[1., 0., 0.],
                 [0., 1., 0.],
                 [0., 0., 1.]])
-        >>> tokens, cu_seqlens = pool_tokens(torch.eye(8), 2, cu_seqlens=torch.tensor([0, 5, 8]))
+        >>> documents = torch.stack([cls, cat, dog, cat, dog, cls, cat, cat])
+        >>> tokens, cu_seqlens = pool_tokens(documents, 2, cu_seqlens=torch.tensor([0, 5, 8]))
         >>> cu_seqlens
         tensor([0, 3, 5], dtype=torch.int32)
     """

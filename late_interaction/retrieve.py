@@ -3,6 +3,8 @@
 Both normalize by default, as ColBERT, ColPali and LateOn models expect.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from late_interaction._checks.options import (
 from late_interaction._checks.tensors import MASK_DTYPES
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress
+from late_interaction.coarse import Codes, check_coarse, search
 from late_interaction.topk import maxsim_topk
 
 __all__ = ["MaxSimScorer", "retrieve"]
@@ -102,6 +105,7 @@ class MaxSimScorer(torch.nn.Module):
         *,
         chunk: int | None = None,
         progress: Progress = False,
+        group: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """:func:`retrieve` with this module's ``normalize`` and ``precision``."""
         return retrieve(
@@ -114,6 +118,7 @@ class MaxSimScorer(torch.nn.Module):
             chunk=chunk,
             progress=progress,
             precision=self.precision,
+            group=group,
         )
 
     def forward_with_ids(self, Q: Tensor, D: Tensor, q_ids: Tensor, d_ids: Tensor) -> Tensor:
@@ -151,6 +156,9 @@ def retrieve(
     precision: str | None = None,
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
+    group: Any = None,
+    coarse: str | Codes | None = None,
+    candidates: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``top_k`` best documents of each query.
 
@@ -165,14 +173,18 @@ def retrieve(
         d_mask: ``[Nd, Ld]``, on the device of ``D``, True = keep.
         normalize: L2-normalize every token first.
         chunk: documents scored at a time; None chooses.
-        largest, sorted, progress, precision, scale_Q, scale_D: as in
-            :func:`late_interaction.topk.maxsim_topk`. Codes want ``normalize=False``.
+        largest, sorted, progress, precision, scale_Q, scale_D, group: as in
+            :func:`late_interaction.topk.maxsim_topk`. Codes want ``normalize=False``. With a ``group`` every
+            process passes a shard of the documents and has the best of all.
+        coarse, candidates: a first pass over 1-bit or 4-bit codes: ``"hamming"``, ``"1bit"``, ``"4bit"``, or
+            the codes of ``D``; the ``candidates`` best documents of each query are scored exactly
+            (:func:`late_interaction.coarse.search`). Documents that the first pass ranks lower are missed.
 
     Returns:
         ``(scores, indices)``, each ``[Nq, min(top_k, Nd)]`` (one dim less for a 2-D ``Q``).
 
     Raises:
-        TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``top_k`` or ``chunk`` below 1.
+        TypeError, ValueError, RuntimeError: as :func:`late_interaction.topk.maxsim_topk`.
 
     Example:
         >>> import torch
@@ -183,9 +195,28 @@ def retrieve(
         >>> documents
         tensor([[1, 2]])
     """
-    check_positive("top_k", top_k)
-    if chunk is not None:
-        check_positive("chunk", chunk)
+    if group is None:  # with a group, the others must learn what this process refuses
+        check_positive("top_k", top_k)
+        if chunk is not None:
+            check_positive("chunk", chunk)
+    if coarse is not None or candidates is not None:
+        check_flag("sorted", sorted)
+        if group is not None:
+            raise ValueError("coarse and candidates must be None where a group is given")
+        return search(
+            Q,
+            D,
+            top_k,
+            q_mask,
+            d_mask,
+            coarse=check_coarse(coarse, candidates, scale_Q, scale_D),
+            candidates=candidates,
+            normalize=normalize,
+            chunk=chunk,
+            largest=largest,
+            progress=progress,
+            precision=precision,
+        )
     return maxsim_topk(
         Q,
         D,
@@ -200,4 +231,5 @@ def retrieve(
         precision=precision,
         scale_Q=scale_Q,
         scale_D=scale_D,
+        group=group,
     )

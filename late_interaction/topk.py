@@ -6,20 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _quantized
-from late_interaction._checks.options import check_flag, check_positive, check_precision
+from late_interaction import _group_search, _quantized, _topk_state
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
 from late_interaction._checks.search import check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
+from late_interaction._selection import MOST_DOCUMENTS, MOST_SCORES, select
 from late_interaction._stream import chunks
 
 __all__ = ["TopK", "maxsim_topk"]
 
-# A chunk's scores stay below this many (16 MiB in float32; choosing among them takes a few times that), ...
-_SCORES = 1 << 22
-# ... a chunk that travels to the GPU below this many bytes (some milliseconds of copying, beside which what a
-# chunk costs the host is little), and of a corpus that does not, a progress bar moves at least this often.
+# A chunk that travels to the GPU stays below this many bytes (some milliseconds of copying, beside which what
+# a chunk costs the host is little), and of a corpus that does not, a progress bar moves at least this often.
 _BYTES = 256 << 20
 _STEPS = 50
 
@@ -39,6 +39,7 @@ def maxsim_topk(
     precision: str | None = None,
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
+    group: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` best documents of each query: ``maxsim(Q, D).topk(k)`` without all the scores at once.
 
@@ -65,6 +66,11 @@ def maxsim_topk(
         scale_Q, scale_D: where ``Q`` and ``D`` are float8 or int8 codes, their scales, as in
             :func:`late_interaction.fp8.maxsim_inference_fp8`, on the devices of ``Q`` and of ``D``. Codes are
             of tokens that were normalized before.
+        group: a ``torch.distributed`` process group whose processes have a shard of the documents each, of
+            any size, and search for the same queries. All of them call this and have the best of all
+            documents, numbered in the order of ranks: on CPUs the bits of one process that has all of them
+            (the planner of a GPU may choose another kernel for fewer documents). The ``k`` best of each
+            process travel, by a backend for the device of ``Q``. None: this process alone.
 
     Returns:
         ``(scores, indices)``, each ``[Nq, min(k, Nd)]`` (``[min(k, Nd)]`` for a 2-D ``Q``), on the device
@@ -73,7 +79,8 @@ def maxsim_topk(
     Raises:
         TypeError, ValueError: as :func:`late_interaction.maxsim`, and for ``k`` or ``chunk_size`` below 1
             or a ``largest`` that is no bool; for codes without scales or with ``normalize``, and scales
-            without codes.
+            without codes; on all processes of a group for queries or options in which they differ.
+        RuntimeError: another process of the group has raised an error, or has ended.
         ImportError: ``progress=True`` without tqdm.
 
     Example:
@@ -86,9 +93,39 @@ def maxsim_topk(
     """
     check_flag("sorted", sorted)
     options: dict[str, Any] = {"largest": largest, "precision": precision, "scale_Q": scale_Q}
-    best = TopK(Q, k, q_mask, normalize=normalize, **options)
-    best.add(D, d_mask, chunk_size=chunk_size, progress=progress, scale_D=scale_D)
-    return best.scores, best.indices
+
+    def made() -> TopK:
+        return TopK(Q, k, q_mask, normalize=normalize, **options)
+
+    def searched(best: TopK) -> TopK:
+        best.add(D, d_mask, chunk_size=chunk_size, progress=progress, scale_D=scale_D)
+        return best
+
+    if group is None:
+        best = searched(made())
+        return best.scores, best.indices
+
+    def prepared() -> _group_search.Query:
+        best = made()
+        corpus = check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
+        return _group_search.Query(
+            tensors=[corpus[i] for i in (0, 2, 4)],
+            count=best._scores.shape[0],
+            k=k,
+            largest=largest,
+            normalize=normalize,
+            precision=precision,
+            dtype=best._scores.dtype,
+            documents=len(corpus[1]),
+        )
+
+    def local() -> tuple[Tensor, Tensor]:
+        best = searched(made())
+        return best._scores, best._indices
+
+    device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
+    found = _group_search.search("maxsim_topk", group, device, prepared, local)
+    return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
 
 
 class TopK:
@@ -99,11 +136,13 @@ class TopK:
 
     Args:
         Q, k, q_mask, normalize, largest, precision, scale_Q: as in :func:`maxsim_topk`.
+        first: the number of the first document. That of a search of a shard is how many documents the shards
+            before have, so that its documents have their numbers of the whole corpus.
 
     Attributes:
         scores, indices: ``[Nq, min(k, seen)]`` (``[min(k, seen)]`` for a 2-D ``Q``), best first. Documents
-            are numbered in the order they came.
-        seen: how many came.
+            are numbered in the order they came, from ``first`` on.
+        seen: how many came, those of merged searches included.
 
     Raises:
         TypeError, ValueError: as :func:`maxsim_topk`; and a state to load that is not one of a search like
@@ -133,8 +172,12 @@ class TopK:
         largest: bool = True,
         precision: str | None = None,
         scale_Q: Tensor | None = None,
+        first: int = 0,
     ) -> None:
         check_positive("k", k)
+        check_integer("first", first)
+        if not 0 <= first <= MOST_DOCUMENTS:
+            raise ValueError(f"first must be at least 0 and at most 2**32, got {abbreviate(first)}")
         check_flag("normalize", normalize)
         check_flag("largest", largest)
         check_precision(precision)
@@ -144,6 +187,8 @@ class TopK:
         if Q.dim() not in (2, 3):
             raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {list(Q.shape)}")
         self.k, self.seen = k, 0
+        self._next = int(first)
+        self._ranges: _topk_state.Ranges = []
         self._Q, self._q_mask, self._scale_Q = Q, q_mask, scale_Q
         self._largest = largest
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
@@ -178,6 +223,7 @@ class TopK:
         one = None  # for all tokens, which does not travel in chunks
         if scale_D is not None and scale_D.dim() == 0:
             one, scale_D = scale_D.to(Q.device), None
+        _topk_state.joined(self._ranges, self._coming(D.shape[0]))
         size = chunk_size or _default_chunk(Q, D, progress is not False)
         with torch.no_grad(), reporter(progress, D.shape[0]) as report:
             for start, documents, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
@@ -186,21 +232,76 @@ class TopK:
                     found = maxsim(Q, documents, q_mask, mask, **self._options)
                 else:
                     found = _quantized.maxsim(Q, documents, scale_Q, scale, q_mask, mask, CODES)
-                first, stop = self.seen, self.seen + documents.shape[0]
-                places = torch.arange(first, stop, device=Q.device).expand(found.shape)
-                if first:
-                    found = torch.cat((self._scores, found), dim=-1)
-                    places = torch.cat((self._indices, places), dim=-1)
-                self._scores, self._indices = _select(found, places, self.k, self._largest)
-                self.seen = stop
+                stop = self._next + documents.shape[0]
+                places = torch.arange(self._next, stop, device=Q.device).expand(found.shape)
+                rising = not self._ranges or self._ranges[-1][1] <= self._next
+                self._take(found, places, [[self._next, stop]], rising)
+                self._next = stop
                 report(start + documents.shape[0])
+
+    def _take(self, scores: Tensor, indices: Tensor, ranges: _topk_state.Ranges, rising: bool) -> None:
+        """The best of what was found and of these. rising: these documents come after those."""
+        if self.seen:
+            scores = torch.cat((self._scores, scores), dim=-1)
+            indices = torch.cat((self._indices, indices), dim=-1)
+        if not rising:
+            scores, indices = _topk_state.by_index(scores, indices)
+        self._scores, self._indices = select(scores, indices, self.k, self._largest)
+        self._ranges = _topk_state.joined(self._ranges, ranges)
+        self.seen = sum(stop - first for first, stop in self._ranges)
+
+    def _coming(self, count: int) -> _topk_state.Ranges:
+        if self._next + count > MOST_DOCUMENTS:
+            raise ValueError(f"D must bring the documents to at most 2**32, got {self._next} + {count}")
+        return [[self._next, self._next + count]] if count else []
+
+    def merge(self, *others: "TopK") -> None:
+        """Takes in what other searches found, by the same queries among other documents: shards of the corpus
+        that other processes, GPUs or machines have searched. The result is that of one search of all
+        documents, whatever the shards and the order in which they are merged.
+
+        Args:
+            others: searches with the same options and shapes as this one, on any device, with a ``first`` of
+                their own. What they found is copied; they may go on. That their queries have the same values
+                is not checked.
+
+        Raises:
+            TypeError: one of them is no TopK.
+            ValueError: one searched otherwise, or documents that another has seen. Nothing is merged then.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction.topk import TopK
+            >>> Q, D = torch.tensor([[1.0, 0.0]]), torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]], [[2.0, 0.0]]])
+            >>> best, rest = TopK(Q, k=2), TopK(Q, k=2, first=2)
+            >>> best.add(D[:2])
+            >>> rest.add(D[2:])
+            >>> best.merge(rest)
+            >>> best.scores, best.indices, best.seen
+            (tensor([3., 2.]), tensor([1, 2]), 3)
+        """
+        mine, ranges = self._search(), self._ranges
+        for other in others:
+            if not isinstance(other, TopK):
+                raise TypeError(f"others must be TopK, got {type(other).__name__}")
+            for name, got in other._search().items():
+                if got != mine[name]:
+                    wanted = f"must be {mine[name]!r}, as in this search"
+                    raise ValueError(f"{name} of a search to merge {wanted}, got {got!r}")
+            ranges = _topk_state.joined(ranges, other._ranges)
+        with torch.no_grad():
+            device, every = self._Q.device, [x for x in others if x.seen]
+            if every:
+                scores = torch.cat([x._scores.to(device) for x in every], dim=-1)
+                indices = torch.cat([x._indices.to(device) for x in every], dim=-1)
+                self._take(scores, indices, [entry for x in every for entry in x._ranges], False)
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on after the documents seen so far: tensors, numbers and
         strings. It names the search (``k``, ``largest``, ``normalize``, ``precision``, and of ``Q`` shape and
         dtype), not the values of ``Q``."""
         found = {"scores": self._scores, "indices": self._indices, "seen": self.seen}
-        return found | self._search()
+        return found | {"next": self._next, "ranges": self._ranges} | self._search()
 
     def _search(self) -> dict[str, Any]:
         """The options and shapes that a state must share with this search."""
@@ -221,103 +322,20 @@ class TopK:
             ValueError: ``state`` misses an entry or has another one, was searched otherwise, or holds
                 tensors that no such search finds. What was found so far stays as it is then.
         """
-        _check_state(state, self._search())
+        state = _topk_state.checked_state(state, self._search())
+        _topk_state.check_found(state, self._scores.shape[0], self._scores.dtype, self.k)
         scores, indices = state["scores"], state["indices"]
-        _check_found(scores, indices, state["seen"], self._scores.shape[0], self._scores.dtype, self.k)
         if has_values(scores) and scores.device.type == "cpu":
-            _check_order(scores, indices, state["seen"], self.k, self._largest)
+            _topk_state.check_order(state, self.k, self._largest)
         self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))
-        self.seen = state["seen"]
-
-
-_FOUND = ("scores", "indices", "seen")
-
-
-def _check_state(state: Any, search: dict[str, Any]) -> None:
-    """The entries of a state, and those of them that name the search."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state must be a dict from TopK.state_dict(), got {type(state).__name__}")
-    wanted = (*_FOUND, *search)
-    missing = [name for name in wanted if name not in state]
-    if missing == list(search):
-        raise ValueError(
-            f"state does not say what it was searched with ({', '.join(search)}): it is of an older version."
-            " If it was searched as this TopK is, load {**best.state_dict(), **state}; else search again"
-        )
-    if missing:
-        raise ValueError(f"state must have the entries {', '.join(wanted)}: {', '.join(missing)} missing")
-    unknown = [str(name) for name in state if name not in wanted]
-    if unknown:
-        raise ValueError(f"state must have no entries but {', '.join(wanted)}: got {', '.join(unknown)}")
-    for name, mine in search.items():
-        theirs = state[name]
-        if type(theirs) is not type(mine) or theirs != mine:
-            raise ValueError(f"{name} of the state must be {mine!r}, as in this search, got {theirs!r}")
-
-
-def _check_found(scores: Any, indices: Any, seen: Any, Nq: int, dtype: torch.dtype, k: int) -> None:
-    """What a search for k documents has found once it has seen so many."""
-    if isinstance(seen, bool) or not isinstance(seen, int):
-        raise TypeError(f"seen of the state must be an int, got {type(seen).__name__}")
-    if seen < 0:
-        raise ValueError(f"seen of the state must not be negative, got {seen}")
-    shape = [Nq, min(k, seen)]
-    for name, x, wanted in (("scores", scores, dtype), ("indices", indices, torch.int64)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} of the state must be a torch.Tensor, got {type(x).__name__}")
-        if x.layout != torch.strided or x.is_nested:
-            raise TypeError(f"{name} of the state must be a dense tensor, got {x.layout}")
-        if list(x.shape) != shape or x.dtype != wanted:
-            raise ValueError(
-                f"{name} of the state must be {wanted} {shape} after {seen} documents,"
-                f" got {x.dtype} {list(x.shape)}"
-            )
-
-
-def _check_order(scores: Tensor, indices: Tensor, seen: int, k: int, largest: bool) -> None:
-    """Documents that were seen, best first."""
-    if scores.numel() == 0:
-        return
-    low, high = (int(x) for x in indices.aminmax())
-    if low < 0 or high >= seen:
-        raise ValueError(f"indices of the state must lie in [0, {seen}), got {low} to {high}")
-    _, ordered = _select(scores, indices.to(scores.device), k, largest)
-    if not torch.equal(ordered, indices.to(scores.device)):
-        order = "highest" if largest else "lowest"
-        raise ValueError(f"scores of the state must begin with the {order}, as largest={largest} orders them")
+        self.seen, self._next = state["seen"], state["next"]
+        self._ranges = [list(entry) for entry in state["ranges"]]
 
 
 def _default_chunk(Q: Tensor, D: Tensor, progress: bool) -> int:
-    size = _SCORES // max(Q.shape[0], 1)
+    size = MOST_SCORES // max(Q.shape[0], 1)
     if D.device != Q.device:
         size = min(size, _BYTES // max(D.shape[1] * D.shape[2] * D.element_size(), 1))
     elif progress:
         size = min(size, -(-D.shape[0] // _STEPS))
     return max(size, 1)
-
-
-def _select(scores: Tensor, indices: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """The k best columns, best first, equal scores by ascending index.
-
-    A float32 score and its index make one integer that sorts as the pair does, which torch.topk then has no
-    choice about. (A float64 score fills the integer by itself; a stable sort serves.)
-    """
-    k = min(k, scores.shape[-1])
-    if scores.dtype == torch.float64:
-        order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
-        return scores.gather(-1, order), indices.gather(-1, order)
-    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)  # one NaN, one zero
-    tie = _LOW - indices if largest else indices
-    keys = (_by_magnitude(bits).to(torch.int64) << 32) | tie
-    best = keys.topk(k, dim=-1, largest=largest).values
-    scores = _by_magnitude((best >> 32).to(torch.int32)).view(torch.float32)
-    tie = best & _LOW
-    return scores, _LOW - tie if largest else tie
-
-
-_LOW = (1 << 32) - 1
-
-
-def _by_magnitude(bits: Tensor) -> Tensor:
-    """The bits of a float32 as an integer that compares as the float does; its own inverse."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -1,4 +1,5 @@
-"""The environment of `make lancedb`: lancedb, pyarrow and qdrant-client beside the packages of .venv."""
+"""The environments of `make lancedb` (lancedb, pyarrow and qdrant-client beside the packages of .venv) and of
+`make ray` (ray and pyarrow)."""
 
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-THERE = Path(sys.prefix) / "env" / "lancedb"
+ENVIRONMENTS = Path(sys.prefix) / "env"
 
 
 def here(*packages):
@@ -15,11 +16,12 @@ def here(*packages):
     return all(find_spec(package) is not None for package in packages)
 
 
-def run_there(*files):
-    """Runs the tests of these files in that environment. Skips where it is not there."""
-    if not (THERE / ".installed").exists():
-        pytest.skip(f"{THERE} is not there: make lancedb makes it")
-    command = [THERE / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", *files]
+def run_there(*tests, environment="lancedb"):
+    """Runs these files, or tests of them, in an environment. Skips where it is not there."""
+    there = ENVIRONMENTS / environment
+    if not (there / ".installed").exists():
+        pytest.skip(f"{there} is not there: make {environment} makes it")
+    command = [there / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout and "failed" not in result.stdout, result.stdout

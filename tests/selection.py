@@ -37,6 +37,7 @@ SLOW = {
     "tests/test_lancedb.py::test_all_of_these_in_their_environment": "has another environment",
     "tests/test_ops.py::test_aot_inductor": "compiles a program",
     "tests/test_performance.py": "takes times",
+    "tests/test_ray.py::test_all_of_these_in_their_environment": "has another environment",
     "tests/test_sweep.py": "is about measuring",
 }
 NIGHTLY = os.environ.get("LATE_INTERACTION_NIGHTLY", "") not in ("", "0")

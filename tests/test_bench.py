@@ -23,6 +23,7 @@ from bench.harness.text import error_text
 from bench.peers.implementations import KEYS, einsum_maxsim, load
 from bench.report import pages, plots, tables
 from bench.suites import (
+    corpus_search,
     cpu,
     fp32,
     from_hidden,
@@ -316,12 +317,39 @@ def test_every_instruction_set_takes_its_turn() -> None:
     names = instruction_sets.available()
     assert "portable" in names and before in names
     assert [(r["variant"], r["dtype"]) for r in rows] == [
-        (name, dtype) for dtype in ("float32", "bfloat16", "float16", "int8") for name in names
+        (name, kind) for kind in instruction_sets.KINDS for name in names
     ]
     assert all(r["gflops"] > 0 and r["rel_err"] < 1e-5 and not r.get("error") for r in rows)
     assert torch.ops.late_interaction.cpu_isa("") == before
     shown = tables.instruction_set_table(rows)
     assert shown.count("\n") == len(names) + 1 and "| `portable` |" in shown
+
+
+def test_searches_take_turns_and_find_the_best() -> None:
+    threads = torch.get_num_threads()
+    rows = corpus_search.measure(Shape("t", 1, 60, 8, 17, d=32), rounds=2)
+    assert torch.get_num_threads() == threads
+    ours = [r for r in rows if r["impl"] == OURS]
+    assert [(r["dtype"], r.get("variant")) for r in ours] == [
+        (dtype, variant)
+        for dtype in ("float32", "bfloat16", "int8", "uint8")
+        for variant in (None, "one thread")
+    ]
+    assert all(r["wall_us"] > 0 and not r.get("error") for r in ours)
+    peers = {r["impl"]: r for r in rows if r["impl"] != OURS}
+    assert peers.keys() == set(corpus_search.PEERS)
+    assert all((r["wall_us"] or 0) > 0 or r["skipped"] == "not installed" for r in peers.values())
+    shown = tables.corpus_table(rows)
+    assert shown.count("\n") == 8 and "| residuals of 2 bits |" in shown
+
+
+def test_a_search_that_misses_the_best_is_wrong() -> None:
+    wanted = torch.arange(40.0) + 1
+    best = wanted.topk(10)
+    assert corpus_search._problem((best.values, best.indices), wanted) is None
+    assert "relative error" in str(corpus_search._problem((best.values * 1.1, best.indices), wanted))
+    others = torch.arange(10)
+    assert "10 of the documents" in str(corpus_search._problem((wanted[others], others), wanted))
 
 
 def test_recorded_runs_are_well_formed() -> None:
@@ -584,3 +612,11 @@ def test_tables_of_hidden_states_and_retrieval() -> None:
     host |= {"gpu_us": None, "wall_us": 25e3, "over_bus": 1.25, "bus_gbps": 50.0}
     assert "| pinned | 25,000 | 40.0 | 80% |" in tables.host_table([host])
     assert tables.hidden_table([]) == tables.beside_peer_table([], "retrieve") == tables.host_table([]) == ""
+
+
+def test_first_passes_are_timed_and_their_recall_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--documents", "40", "--Ld", "8", "--Lq", "5", "--d", "16", "--candidates", "10", "40"]
+    assert main(["first-pass", "--device", "cpu", *sizes]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows[3:]] == ["bfloat16", "fp8", "int8", "hamming", "1bit", "4bit"]
+    assert all(float(row[1]) > 0 and float(row[-1]) == 1 and 0 < float(row[-2]) <= 1 for row in rows[3:])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, _scores, _tokens
+from late_interaction.corpus import Corpus, _queries, _tokens
 from late_interaction.fp8 import quantize_fp8_per_token
 from late_interaction.int8 import quantize_int8_per_token
 from late_interaction.varlen import maxsim_varlen, pack_sequences
@@ -43,6 +43,14 @@ def equal(got, expected):
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 
+def same(got, expected):
+    """Equal on a CPU. A GPU's planner may take another kernel for another number of queries or documents."""
+    if got[0].is_cuda:
+        torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-4)
+    else:
+        equal(got, expected)
+
+
 def packed(docs, device="cpu", **options):
     tokens, offsets = pack_sequences(docs)
     return Corpus.from_packed(tokens.to(device), offsets, **options)
@@ -53,7 +61,7 @@ def packed(docs, device="cpu", **options):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("on_device", [False, True])
-def test_the_bits_of_all_scores_at_once(dtype, on_device, device):
+def test_the_bits_of_all_queries_at_once(dtype, on_device, device):
     """The planner of a GPU may choose another kernel for a small chunk, which adds up in another order."""
     docs, queries = documents(dtype=dtype), documents([32, 5, 17], dtype=dtype)
     tokens, offsets = (x.to(device) for x in pack_sequences(docs))
@@ -63,10 +71,7 @@ def test_the_bits_of_all_scores_at_once(dtype, on_device, device):
     for chunk_bytes in (1, 3000, 20_000, 1 << 30):
         queries_there = [x.to(device) for x in queries]
         found = corpus.search(queries_there, 10, normalize=False, chunk_bytes=chunk_bytes)
-        if device == "cpu":
-            equal(found, expected)
-        else:
-            torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4)
+        same(found, expected)
 
 
 @pytest.mark.parametrize("dtype", CODES)
@@ -91,7 +96,7 @@ def test_the_bits_of_each_document_of_codes(dtype, on_device, device, tmp_path):
         offsets = torch.cat((offsets.new_zeros(1), offsets))
         corpus = Corpus.from_packed(tokens.to(device), offsets, scales=scales.to(device), normalized=True)
     for chunk_bytes in (1, 700, 1 << 30):
-        equal(corpus.search(Q, 12, chunk_bytes=chunk_bytes), expected)
+        same(corpus.search(Q, 12, chunk_bytes=chunk_bytes), expected)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -147,10 +152,10 @@ def test_shapes_of_queries(device):
     corpus, Q = packed(documents(), device), torch.randn(3, 6, 16, device=device)
     batch = corpus.search(Q, 4)
     assert batch[0].shape == batch[1].shape == (3, 4) and batch[1].dtype == torch.int64
-    equal(corpus.search(Q[1], 4), (batch[0][1], batch[1][1]))
-    equal(corpus.search(list(Q), 4), batch)
+    same(corpus.search(Q[1], 4), (batch[0][1], batch[1][1]))
+    same(corpus.search(list(Q), 4), batch)
     mask = torch.arange(6, device=device) < torch.tensor([[6], [2], [4]], device=device)
-    equal(corpus.search(Q, 4, mask), corpus.search([Q[0], Q[1, :2], Q[2, :4]], 4))
+    same(corpus.search(Q, 4, mask), corpus.search([Q[0], Q[1, :2], Q[2, :4]], 4))
     assert corpus.search(Q, 1000)[0].shape == (3, len(LENGTHS))
     assert corpus.search(Q[:0], 4)[0].shape == (0, 4)
 
@@ -178,7 +183,7 @@ def test_progress_and_precision():
 def test_lengths_of_copies_of_codes():
     lengths = torch.arange(5000)
     met = torch.zeros(5000, dtype=torch.int64)
-    groups = list(_scores._groups(lengths))
+    groups = list(_queries._groups(lengths))
     for own, longest in groups:
         met[own] += 1
         assert int(lengths[own].max()) <= longest and longest < int(lengths[own].min()) * 17 / 16 + 1

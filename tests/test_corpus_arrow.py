@@ -107,7 +107,7 @@ def test_chunks_are_shards_and_score_where_they_lie(dtype, device):
 @needs_pyarrow
 def test_searching_copies_nothing(monkeypatch):
     """What the operator is given on the CPU is the memory of the column."""
-    from late_interaction.corpus import _scores
+    from late_interaction.corpus import _queries
 
     array, given = column(documents()), []
 
@@ -115,7 +115,7 @@ def test_searching_copies_nothing(monkeypatch):
         given.append((D.data_ptr(), D.shape[0]))
         return maxsim_varlen(Q, D, *rest, **options)
 
-    monkeypatch.setattr(_scores, "maxsim_varlen", spy)
+    monkeypatch.setattr(_queries, "maxsim_varlen", spy)
     Corpus.from_arrow(array, normalized=True).search(torch.randn(2, 4), 3, chunk_bytes=10 * 16)
     begin, rows = values_of(array), 0
     for address, count in given:

@@ -215,12 +215,27 @@ def test_the_encoder_gives_a_unit_vector_per_token():
     torch.testing.assert_close(norms, torch.ones_like(norms))
 
 
-@needs_model
-def test_fp8_and_int8_find_the_documents_that_bfloat16_finds():
+@pytest.fixture(scope="module")
+def encoded():
     from demo.encode import Encoder
 
     pairs = corpus.build_pairs()[:300]
-    Q, D = Encoder(torch.device("cpu")).encode([p.query for p in pairs], [p.document for p in pairs])
+    return Encoder(torch.device("cpu")).encode([p.query for p in pairs], [p.document for p in pairs])
+
+
+@needs_model
+@pytest.mark.parametrize("kind", ["hamming", "1bit", "4bit"])
+def test_a_first_pass_over_a_few_bits_keeps_the_documents_to_find(kind, encoded):
+    Q, D = encoded
+    args = Q.embeddings[:60], D.embeddings, 10, Q.mask[:60], D.mask
+    best = retrieve(*args)[1]
+    found = retrieve(*args, coarse=kind, candidates=30)[1]
+    assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99
+
+
+@needs_model
+def test_fp8_and_int8_find_the_documents_that_bfloat16_finds(encoded):
+    Q, D = encoded
     masks = {"q_mask": Q.mask, "d_mask": D.mask}
     best = maxsim(Q.embeddings.bfloat16(), D.embeddings.bfloat16(), **masks).topk(10).indices
     for quantize, score in (

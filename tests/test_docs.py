@@ -67,12 +67,14 @@ SIGNATURES = {
     ),
     "retrieve.retrieve": (
         "Q D top_k q_mask=None d_mask=None | normalize=True chunk=None largest=True sorted=True"
-        " | progress=False precision=None scale_Q=None scale_D=None"
+        " | progress=False precision=None scale_Q=None scale_D=None group=None coarse=None candidates=None"
     ),
     "retrieve.MaxSimScorer": "| normalize=True backward='auto' mask_pad_token=None | precision=None",
     "retrieve.MaxSimScorer.forward": "self Q D q_mask=None d_mask=None | |",
     "retrieve.MaxSimScorer.score": "self Q D q_mask=None d_mask=None | |",
-    "retrieve.MaxSimScorer.retrieve": "self Q D top_k q_mask=None d_mask=None | chunk=None | progress=False",
+    "retrieve.MaxSimScorer.retrieve": (
+        "self Q D top_k q_mask=None d_mask=None | chunk=None | progress=False group=None"
+    ),
     "retrieve.MaxSimScorer.forward_with_ids": "self Q D q_ids d_ids | |",
     "pylate_compat.patch_pylate": "| |",
     "pylate_compat.unpatch_pylate": "| |",
@@ -94,7 +96,7 @@ SIGNATURES = {
     "reference.xtr_scores_reference": "Q D k q_mask=None d_mask=None | | rule='paper' q_weights=None",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
-        " | progress=False precision=None scale_Q=None scale_D=None"
+        " | progress=False precision=None scale_Q=None scale_D=None group=None"
     ),
 }
 
@@ -171,6 +173,7 @@ OPERATORS = {
     "varlen": "maxsim_varlen maxsim_varlen_winners maxsim_varlen_backward",
     "pairs": "maxsim_pairs_packed maxsim_pairs_packed_winners maxsim_pairs_packed_backward maxsim_spans",
     "quantized": "maxsim_quantized maxsim_dequantized",
+    "packed_codes": "maxsim_hamming maxsim_asymmetric",
     "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
     "xtr": "xtr_winners",
     "pooling": "ward_labels kmeans_labels",

@@ -17,6 +17,7 @@ CASES = list(walk(150))[3::5]
 
 
 ISAS = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
+ISAS += ["neon", "neon_dotprod", "neon_bf16"]
 
 
 @pytest.fixture(params=ISAS)

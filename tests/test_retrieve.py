@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import _stream, fp8, int8, topk
+from late_interaction import _selection, _stream, fp8, int8, topk
 from late_interaction._progress import reporter
 from late_interaction.topk import maxsim_topk
 
@@ -91,7 +92,7 @@ def test_special_scores_order_as_in_torch_topk(largest, device):
     ]
     scores = torch.tensor([special], device=device)
     places = torch.arange(len(special), device=device).unsqueeze(0)
-    got, indices = topk._select(scores, places, len(special), largest)
+    got, indices = _selection.select(scores, places, len(special), largest)
     expected = scores.cpu().sort(descending=largest, stable=True)  # a GPU sorts -NaN below -inf
     torch.testing.assert_close(got.cpu(), expected.values, equal_nan=True, rtol=0, atol=0)
     assert torch.equal(indices.cpu(), expected.indices)
@@ -165,7 +166,7 @@ def test_the_default_chunk_bounds_memory():
         Q = torch.empty(Nq, 32, 128, device="meta", dtype=torch.bfloat16)
         D = torch.empty(Nd, Ld, 128, device="meta", dtype=torch.bfloat16)
         chunk = topk._default_chunk(Q, D, False)
-        assert chunk >= 1 and Nq * min(chunk, Nd) <= max(topk._SCORES, Nq)
+        assert chunk >= 1 and Nq * min(chunk, Nd) <= max(_selection.MOST_SCORES, Nq)
 
 
 def test_the_default_chunk_of_a_corpus_that_travels():
@@ -266,7 +267,7 @@ def state_after(documents, **options):
 
 
 BAD_STATES = {
-    "empty": (lambda state: {}, ValueError, "state must have the entries scores, indices, seen, k"),
+    "empty": (lambda state: {}, ValueError, "state must have the entries scores, indices, seen, next"),
     "no dict": (lambda state: list(state), TypeError, "state must be a dict from .* got list"),
     "nothing": (lambda state: None, TypeError, "state must be a dict from .* got NoneType"),
     "no scores": (
@@ -275,6 +276,21 @@ BAD_STATES = {
     "an entry more": (lambda state: state | {"epoch": 3}, ValueError, "no entries but .* got epoch"),
     "older": (
         lambda state: {k: state[k] for k in ("scores", "indices", "seen")}, ValueError, "an older version"
+    ),
+    "next is True": (lambda state: state | {"next": True}, TypeError, "next of the state must be an int"),
+    "next below 0": (lambda state: state | {"next": -2}, ValueError, "next of the state must not be neg"),
+    "ranges of a number": (lambda state: state | {"ranges": 20}, TypeError, "ranges of the state must be a"),
+    "ranges of floats": (
+        lambda state: state | {"ranges": [[0, 20.0]]}, TypeError, "ranges of the state must be a list"
+    ),
+    "ranges that fall": (
+        lambda state: state | {"ranges": [[10, 20], [0, 10]]}, ValueError, "ranges of the state must rise"
+    ),
+    "ranges of others": (
+        lambda state: state | {"ranges": [[0, 9]]}, ValueError, "must hold the 20 documents .* got 9"
+    ),
+    "documents between": (
+        lambda state: state | {"ranges": [[40, 60]]}, ValueError, r"must lie in \[40, 60\), got"
     ),
     "k is a float": (lambda state: state | {"k": 7.0}, ValueError, "k of the state must be 7, .* got 7.0"),
     "seen is a float": (lambda state: state | {"seen": 20.0}, TypeError, "seen of the state must be an int"),
@@ -345,6 +361,109 @@ def test_a_state_with_nan_and_equal_scores():
         again = topk.TopK(Q, 7, largest=largest)
         again.load_state_dict(best.state_dict())
         assert torch.equal(again.indices, best.indices)
+
+
+# ---- shards ----
+
+
+def searched(Q, D, k, bounds, **options):
+    """A search of each part of the documents."""
+    found = []
+    for first, stop in pairwise(bounds):
+        part = topk.TopK(Q, k, first=first, **options)
+        part.add(D[first:stop], chunk_size=4)
+        found.append(part)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("k", [1, 6, 100])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]])
+def test_shards_merge_to_the_search_of_all(dtype, largest, k, order, device):
+    Q, D, *_ = corpus(device, dtype=dtype)
+    D[10:20], D[30:] = D[:10].clone(), D[5]  # scores that tie across shards
+    D[3, 0], D[33, 0] = torch.nan, torch.nan
+    whole = maxsim_topk(Q, D, k, largest=largest)
+    parts = searched(Q, D, k, [0, 7, 7, 23, 37], largest=largest)
+    best = topk.TopK(Q, k, largest=largest)
+    for i in order[:2]:
+        best.merge(parts[i])
+    best.merge(*[parts[i] for i in order[2:]])
+    best.merge()
+    assert best.seen == 37
+    torch.testing.assert_close(best.scores, whole[0], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(best.indices, whole[1])
+
+
+def test_a_search_goes_on_after_a_merge(device):
+    """Its own documents come before those of the merged search."""
+    for dtype in (torch.float32, torch.float64):
+        Q, D, *_ = corpus(device, dtype=dtype)
+        D[20:] = D[3]
+        whole = maxsim_topk(Q, D, 9)
+        first, last = searched(Q, D, 9, [0, 10, 30])
+        first.merge(topk.TopK(Q, 9, first=50))  # one that has seen nothing
+        last.add(D[30:])
+        first.merge(last)
+        assert first.seen == 27 + 10 and last.seen == 27
+        again = topk.TopK(Q, 9)
+        state = topk.TopK(Q, 9).state_dict()
+        again.load_state_dict(state)
+        again.merge(last)
+        again.add(D[:4])
+        saved = again.state_dict()
+        restored = topk.TopK(Q, 9)
+        restored.load_state_dict(saved)
+        restored.add(D[4:10])
+        for found in (first, restored):
+            assert found.seen == 37 and torch.equal(found.indices, whole[1])
+            torch.testing.assert_close(found.scores, whole[0], rtol=1e-6, atol=1e-6)
+
+
+def test_documents_are_counted_once():
+    Q, D, *_ = corpus("cpu")
+    first, second = searched(Q, D, 5, [0, 20, 37])
+    first.merge(second)
+    before = first.state_dict()
+    for other in (second, *searched(Q, D, 5, [0, 1]), *searched(Q, D, 5, [36, 37])):
+        with pytest.raises(ValueError, match=r"documents \d+ to \d+ were searched twice"):
+            first.merge(other)
+    with pytest.raises(ValueError, match="documents 20 to 36 were searched twice"):
+        topk.TopK(Q, 5).merge(second, *searched(Q, D, 5, [0, 4]), second)
+    late = topk.TopK(Q, 5, first=15)
+    late.merge(second)
+    with pytest.raises(ValueError, match="documents 20 to 21 were searched twice"):
+        late.add(D[15:22])
+    late.add(D[15:20])
+    assert late.seen == 22 and first.state_dict()["indices"] is before["indices"]
+
+
+@pytest.mark.parametrize("option", [{"k": 4}, {"largest": False}, {"normalize": True}, {"precision": "high"}])
+def test_other_searches_do_not_merge(option):
+    Q, _, *_ = corpus("cpu")
+    (name,) = option
+    with pytest.raises(ValueError, match=f"{name} of a search to merge must be .*, as in this search, got"):
+        topk.TopK(Q, 5).merge(topk.TopK(Q, **{"k": 5, **option}))
+    with pytest.raises(ValueError, match="Q_shape of a search to merge must be"):
+        topk.TopK(Q, 5).merge(topk.TopK(Q[:2], 5))
+    with pytest.raises(TypeError, match="others must be TopK, got dict"):
+        topk.TopK(Q, 5).merge(topk.TopK(Q, 5).state_dict())
+
+
+@pytest.mark.parametrize("first", [-1, 2**32 + 1, 1.0, True])
+def test_a_first_document_that_there_is_not(first):
+    with pytest.raises((TypeError, ValueError), match="first must be"):
+        topk.TopK(torch.randn(2, 3, 4), 5, first=first)
+
+
+def test_the_largest_number_of_a_document(device):
+    Q, D, *_ = corpus(device)
+    part = topk.TopK(Q, 40, first=2**32 - 37)
+    part.add(D)
+    assert torch.equal(part.indices - (2**32 - 37), maxsim_topk(Q, D, 40)[1])
+    with pytest.raises(ValueError, match=r"at most 2\*\*32, got 4294967296 \+ 1"):
+        part.add(D[:1])
 
 
 @pytest.mark.parametrize("name", ["largest", "normalize", "precision", "sorted"])

@@ -14,6 +14,7 @@ import late_interaction as li
 from late_interaction import sentence_transformers as ours
 from late_interaction._st import losses as loss_blocks
 from late_interaction._st import originals, ranking
+from late_interaction.mining import mine_hard_negatives
 from tests import side_by_side
 from tests.build.test_readme import examples
 
@@ -665,10 +666,10 @@ def retrieval(st, **options):
     )
 
 
-@pytest.mark.parametrize("step", [ranking._SCORES, 28])
+@pytest.mark.parametrize("step", [ranking.MOST_SCORES, 28])
 @pytest.mark.parametrize("chunk", [5000, 11])
 def test_retrieval_evaluation(st, encoder, monkeypatch, chunk, step):
-    monkeypatch.setattr(ranking, "_SCORES", step)
+    monkeypatch.setattr(ranking, "MOST_SCORES", step)
     wanted = retrieval(st, corpus_chunk_size=chunk)(encoder)
     assert 0 < wanted["maxsim_ndcg@10"] < 1
     functions = {"maxsim": ours.maxsim, "meanmaxsim": ours.mean_maxsim}
@@ -929,3 +930,17 @@ def test_the_measurement_runs(release):
     rows = measurement.measure(command_line.parser().parse_args(arguments))
     assert len(rows) == 5 and not any("error" in key for row in rows for key in row)
     assert all(row["with_ms"] > 0 and row["disagreement"] < measurement.SAME for row in rows)
+
+
+def test_hard_negatives_by_an_encoder(encoder):
+    questions, answers = sentences(6, 5, 0), sentences(6, 9, 1)
+    found = mine_hard_negatives({"q": questions, "a": answers}, encoder, num_negatives=2, output_scores=True)
+    scores = encoder.similarity(encoder.encode_query(questions), encoder.encode_document(answers))
+    rows = zip(found["q"], found["a"], found["negative"], found["scores"], strict=True)
+    for n, (question, answer, negative, pair) in enumerate(rows):
+        i, place = n // 2, n % 2
+        assert (question, answer) == (questions[i], answers[i])
+        others = [j for j in scores[i].argsort(descending=True).tolist() if j != i]
+        assert pair == pytest.approx([float(scores[i][i]), float(scores[i][others[place]])], abs=1e-4)
+        assert negative == answers[others[place]]
+    assert n == 11

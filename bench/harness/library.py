@@ -17,6 +17,8 @@ EINSUM = "torch einsum"
 COMPILED = "torch.compile"
 MAXSIM_CPU = "maxsim-cpu"
 NUMKONG = "NumKong"
+QDRANT = "qdrant-client"  # local mode
+LANCEDB = "LanceDB"  # embedded, a table without an index
 INF_CL = "Inf-CL"
 GEMM = "torch GEMM"  # the matrix product without the max, on a CPU
 

@@ -105,7 +105,7 @@ def new_header(device: torch.device, ceilings: Ceilings, arguments: Sequence[str
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         **{p: package_version(p) for p in ("triton", LIK, "flash-maxsim", "inf-cl", "numpy")},
-        **{p: package_version(p) for p in ("maxsim-cpu", "numkong")},
+        **{p: package_version(p) for p in ("maxsim-cpu", "numkong", "qdrant-client", "lancedb")},
     }
     header: Row = {
         "kind": "header",

@@ -85,6 +85,14 @@ def build(directory: Path) -> str:
                 parts += section("CPU.", note, table)
                 each = "GFLOP/s of the forward with each instruction set that the CPU has, one run."
                 parts += section("CPU, by instruction set.", each, tables.instruction_set_table(measured))
+                searches = (
+                    "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of"
+                )
+                searches += (
+                    " 32, d = 128. qdrant-client in its local mode, LanceDB embedded and without an index;"
+                )
+                searches += " NumKong scores a document a call and takes one thread."
+                parts += section("CPU, search of a corpus.", searches, tables.corpus_table(measured))
                 parts.append(tables.stamp(headers))
         elif is_whole(rows):
             parts += _gpu(rows)

@@ -9,7 +9,7 @@ from bench.harness.library import COMPILED, EINSUM, FLASH, GEMM, LIK, MAXSIM_CPU
 from bench.harness.results import Row, best, groups, split
 from bench.harness.run_header import todays_command
 from bench.harness.text import number
-from bench.suites import first_call, from_hidden, heads, instruction_sets, plaid, retrieval
+from bench.suites import corpus_search, first_call, from_hidden, heads, instruction_sets, plaid, retrieval
 
 OVER = "over best other"
 
@@ -243,13 +243,30 @@ def cpu_table(rows: Sequence[Row]) -> str:
 
 
 def instruction_set_table(rows: Sequence[Row]) -> str:
-    dtypes = ("float32", "bfloat16", "float16", "int8")
+    rows = [row for row in rows if row["suite"] == instruction_sets.SUITE]
+    dtypes = [kind for kind in instruction_sets.KINDS if any(row["dtype"] == kind for row in rows)]
     body = []
     lines: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row["suite"] == instruction_sets.SUITE:
-            lines.setdefault((row["shape"], row["variant"]), []).append(row)
+        lines.setdefault((row["shape"], row["variant"]), []).append(row)
     for (_, name), line in lines.items():
         found = {r["dtype"]: number(r["gflops"]) for r in line}
         body.append([size(line[0]), f"`{name}`", *(found.get(dtype, "-") for dtype in dtypes)])
     return table(["Nq x Nd, Lq, Ld", "", *dtypes], body, left=2) if body else ""
+
+
+def corpus_table(rows: Sequence[Row]) -> str:
+    """Microseconds a candidate."""
+    stored = {"uint8": "residuals of 2 bits"}
+    lines: dict[tuple[str, str], dict[object, Row]] = {}
+    for row in rows:
+        if row["suite"] == corpus_search.SUITE:
+            lines.setdefault((row["impl"], row["dtype"]), {})[row.get("variant")] = row
+    body = []
+    for (name, dtype), found in lines.items():
+        cells = [
+            number(row["wall_us"] / row["Nd"]) if row and row["wall_us"] else "-"
+            for row in (found.get(variant) for variant in corpus_search.VARIANTS)
+        ]
+        body.append([name, stored.get(dtype, dtype), *cells])
+    return table(["", "stored as", "all threads", "one thread"], body, left=2) if body else ""

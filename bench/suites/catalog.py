@@ -12,6 +12,7 @@ from bench.harness.shape import Shape
 from bench.peers import losses
 from bench.suites import (
     contrastive,
+    corpus_search,
     cpu,
     first_call,
     fp32,
@@ -132,5 +133,11 @@ ON_CPU: dict[str, Suite] = {
         "our forward on a CPU with each of its instruction sets",
         named_shapes.CPU_ISA,
         variants=instruction_sets.NAMES,
+    ),
+    corpus_search.SUITE: Suite(
+        "the ten best documents of a corpus, beside engines that run in this process",
+        named_shapes.CPU_CORPUS,
+        variants=corpus_search.VARIANTS,
+        peers=corpus_search.PEERS,
     ),
 }

@@ -38,6 +38,7 @@ namespace late_interaction::cpu {
 namespace {
 
 const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
+  if (call.compared_bits) return k.hamming;
   if (call.dtype == Dtype::fp64) return k.f64;
   if (call.dtype == Dtype::int8 && k.has_int8 && call.sizes.d <= kMaxInt8Dims) return k.int8;
   // Where bf16 pairs multiply at no gain, fp32 is the better answer to "medium" too. fp16, asked for or
@@ -129,7 +130,7 @@ class Worker {
     query_scale_ = memory.take<Real>(block);
     winner_ = memory.take<Index>(block);
     row_token_ = memory.take<Index>(block);
-    documents_.emplace(call, rows_kernels_, m, c, memory);
+    documents_.emplace(call, k, m, c, memory);
     if (c.steps > ceil_div(s_.d, m.step_dims)) {  // packing does not write the steps behind the last
       std::memset(packed_row_, 0, static_cast<size_t>(c.row_bytes));
     }

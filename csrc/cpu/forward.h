@@ -21,6 +21,9 @@ struct ForwardCall {
   // [Nq, N, Lq], packed [N, Lq]; uint16 or int32 (`wide`, or wide_winners), contiguous; null: not wanted
   void* winners = nullptr;
   bool wide = false;
+  int d_bits = 0;  // of the packed codes of D, 1 or 4, with Q in int8; 0: D is of the dtype
+  // Q and D are packed bits, compared: the bits of a token, whose bytes are sizes.d. 0: they are multiplied.
+  int64_t compared_bits = 0;
 };
 
 void forward(const ForwardCall& call);

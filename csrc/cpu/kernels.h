@@ -36,6 +36,7 @@ struct Tile {
   char* widened;                  // where they go: as `tokens`
   const char* ahead;              // what comes after this tile, fetched meanwhile: `ahead_step` bytes a token
   int64_t ahead_step;             // and k-step
+  int64_t dims;                   // of a token, for Kernels::hamming
 };
 
 using ScoreTile = void (*)(const Tile&);
@@ -59,6 +60,10 @@ struct Multiplier {
   // The score_tile that widens tokens of a dtype while it multiplies, or null. Their dims are contiguous, and
   // fill whole vectors of packed steps.
   ScoreTile (*widening)(Dtype) = nullptr;
+  // The same for packed codes of so many bits each, and what `correct` gives for d of them.
+  ScoreTile (*widening_packed)(int bits) = nullptr;
+  void (*correct_packed)(const void* tokens, const int64_t* offsets, int64_t count, int bits, int64_t d,
+                         int32_t* out) = nullptr;
   // A tile's tokens must lie one stride apart, and its steps must be parts of one length, of at most so many
   // steps each (0: any number), filled up with zeros.
   bool even_tokens = false;
@@ -92,10 +97,13 @@ struct Kernels {
   Multiplier f64;
   Multiplier bf16;
   Multiplier int8;
-  bool has_bf16;  // bf16 is filled: this instruction set multiplies bf16 pairs
-  bool has_int8;  // int8 is filled: this instruction set multiplies integers
+  Multiplier hamming;  // of packed bits, 32 a step; similarities are dims - 2 * (bits that differ)
+  bool has_bf16;       // bf16 is filled: this instruction set multiplies bf16 pairs
+  bool has_int8;       // int8 is filled: this instruction set multiplies integers
   RowKernels<float> rows32;
   RowKernels<double> rows64;
+  // A token of d packed codes of 1 or 4 bits each, as int8.
+  void (*unpack_codes)(const uint8_t* codes, int bits, int64_t d, int8_t* out);
 };
 
 // Sums of so many products of int8 codes fit in 32 bits.
@@ -107,7 +115,11 @@ void fill_avx2_vnni(Kernels& k);
 void fill_avx512(Kernels& k);
 void fill_avx512_vnni(Kernels& k);
 void fill_avx512_bf16(Kernels& k);
+void fill_avx512_popcnt(Kernels& k);  // `hamming`, where the CPU has VPOPCNTDQ
 void fill_amx(Kernels& k);
+void fill_neon(Kernels& k);
+void fill_neon_dotprod(Kernels& k);
+void fill_neon_bf16(Kernels& k);
 bool has_amx();
 bool permit_amx();  // asks Linux to let this process use it
 

@@ -38,12 +38,20 @@ template <class Real>
 class TileStage {
  public:
   // Takes its memory from `memory`, which has room for bytes(call, c) more.
-  TileStage(const ForwardCall& call, const RowKernels<Real>& rows, const Multiplier& m, const Cut& c,
-            Scratch& memory)
-      : call_(call), s_(call.sizes), rows_(rows), m_(m), c_(c), element_(element_bytes(call.dtype)) {
+  TileStage(const ForwardCall& call, const Kernels& k, const Multiplier& m, const Cut& c, Scratch& memory)
+      : call_(call),
+        s_(call.sizes),
+        rows_(row_kernels<Real>(k)),
+        m_(m),
+        c_(c),
+        element_(element_bytes(call.dtype)),
+        unpack_codes_(k.unpack_codes) {
     const bool whole = call.D.dim_stride == 1 && s_.d == c.steps * m.step_dims;
-    in_place_ = call.dtype == m.native && whole;
-    if (m.widening && !call.residual && whole && c.steps % m.lanes == 0) widening_ = m.widening(call.dtype);
+    in_place_ = call.dtype == m.native && whole && !call.d_bits;
+    if (!call.residual && whole && c.steps % m.lanes == 0) {
+      if (m.widening && !call.d_bits) widening_ = m.widening(call.dtype);
+      if (m.widening_packed && call.d_bits) widening_ = m.widening_packed(call.d_bits);
+    }
     const int64_t tile = c.tile_tokens;
     buffer_ = memory.take<char>(tile * c.row_bytes);
     token_scale_ = memory.take<Real>(tile);
@@ -53,11 +61,14 @@ class TileStage {
     corrections_ = memory.take<int32_t>(tile);
     rounded_ = memory.take<Real>(row_room(call));
     decompressed_ = memory.take<Real>(kRowsAtOnce * row_room(call));
+    packed_codes_ = memory.take<uint8_t>(packed_bytes(call));
+    codes_ = memory.take<int8_t>(s_.d);
     // One panel needs widened tokens once: two groups of them take turns, and stay in L1.
     const bool one_panel = c.block_rows <= 2 * m.lanes;
     const int64_t kept = widening_ && one_panel ? std::min<int64_t>(2 * m.group_tokens, tile) : tile;
     for (int64_t n = 0; n < tile; ++n) packed_offsets_[n] = n % kept * c.row_bytes;
     tile_.steps = c.steps;
+    tile_.dims = call.compared_bits;
     tile_.ids = call.winners ? ids_ : nullptr;
     tile_.token_scales = call.normalize || call.d_scale.data ? token_scale_ : nullptr;
     // Packing does not write the steps behind the last.
@@ -69,7 +80,8 @@ class TileStage {
     const int64_t tile = c.tile_tokens;
     return Scratch::size_of<char>(tile * c.row_bytes) + Scratch::size_of<Real>(tile) +
            2 * Scratch::size_of<int64_t>(tile) + 2 * Scratch::size_of<int32_t>(tile) +
-           Scratch::size_of<Real>(row_room(call)) + Scratch::size_of<Real>(kRowsAtOnce * row_room(call));
+           Scratch::size_of<Real>(row_room(call)) + Scratch::size_of<Real>(kRowsAtOnce * row_room(call)) +
+           Scratch::size_of<uint8_t>(packed_bytes(call)) + Scratch::size_of<int8_t>(call.sizes.d);
   }
 
   int64_t document_length(int64_t j) const {
@@ -103,7 +115,7 @@ class TileStage {
       stage(query, j, count, padded);
       // While the first panel computes, what follows this tile comes nearer.
       tile_.ahead = next < end ? document_token(query, j, next) : document_token(query, j + 1, 0);
-      tile_.ahead_step = m_.step_dims * element_;
+      tile_.ahead_step = call_.d_bits ? ceil_div(m_.step_dims * call_.d_bits, 8) : m_.step_dims * element_;
     }
     return tile_;
   }
@@ -117,6 +129,9 @@ class TileStage {
 
   // Elements of a decompressed row.
   static int64_t row_room(const ForwardCall& call) { return call.residual ? round_up(call.sizes.d, 16) : 0; }
+
+  // Bytes of a token of packed codes.
+  static int64_t packed_bytes(const ForwardCall& call) { return ceil_div(call.sizes.d * call.d_bits, 8); }
 
   const char* document_token(int64_t query, int64_t j, int64_t token) const {
     return token_at(call_.D, element_, query, j, token + (call_.packed ? call_.packed->d_offsets[j] : 0));
@@ -187,6 +202,17 @@ class TileStage {
     }
   }
 
+  void pack_row(const char* token, char* out) {
+    if (!call_.d_bits) return m_.pack_row(token, call_.dtype, call_.D.dim_stride, s_.d, out);
+    const auto* codes = reinterpret_cast<const uint8_t*>(token);
+    if (call_.D.dim_stride != 1) {
+      for (int64_t k = 0; k < packed_bytes(call_); ++k) packed_codes_[k] = codes[k * call_.D.dim_stride];
+      codes = packed_codes_;
+    }
+    unpack_codes_(codes, call_.d_bits, s_.d, codes_);
+    m_.pack_row(codes_, call_.dtype, 1, s_.d, out);
+  }
+
   // Tokens ids_ [0, padded) of document j where they lie, or in the tile buffer.
   void stage(int64_t query, int64_t j, int64_t count, int64_t padded) {
     const char* document = document_token(query, j, 0);
@@ -206,14 +232,14 @@ class TileStage {
       tile_.tokens = buffer_;
       tile_.offsets = packed_offsets_;
     } else {
-      for (int64_t n = 0; n < padded; ++n) {
-        m_.pack_row(document + offsets_[n], call_.dtype, call_.D.dim_stride, s_.d,
-                    buffer_ + n * c_.row_bytes);
-      }
+      for (int64_t n = 0; n < padded; ++n) pack_row(document + offsets_[n], buffer_ + n * c_.row_bytes);
       tile_.tokens = buffer_;
       tile_.offsets = packed_offsets_;
     }
-    if (m_.correct) {
+    if (m_.correct && tile_.source) {
+      m_.correct_packed(document, offsets_, padded, call_.d_bits, s_.d, corrections_);
+      tile_.corrections = corrections_;
+    } else if (m_.correct) {
       m_.correct(tile_.tokens, tile_.offsets, padded, c_.steps, corrections_);
       tile_.corrections = corrections_;
     }
@@ -238,6 +264,10 @@ class TileStage {
   // Residual-compressed documents.
   Real* decompressed_;  // [kRowsAtOnce, row_room]
   Real* rounded_;       // [row_room]
+  // Packed codes.
+  void (*unpack_codes_)(const uint8_t*, int, int64_t, int8_t*);
+  uint8_t* packed_codes_;  // [packed_bytes]: a token whose bytes lie apart
+  int8_t* codes_;          // [d]
 };
 
 }  // namespace late_interaction::cpu

@@ -17,8 +17,9 @@ from late_interaction._contrastive import whole
 from late_interaction._contrastive.arguments import Arguments
 from late_interaction._contrastive.labels import IGNORED, Labels, ignored
 from late_interaction._contrastive.problem import Problem
-from late_interaction._contrastive.ring import Ring, exchange_failed
+from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.tokens import Tokens
+from late_interaction._group import exchange_failed
 
 
 def takes(given: Arguments) -> bool:

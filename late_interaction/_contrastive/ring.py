@@ -16,8 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from late_interaction._contrastive.tokens import Tokens
+from late_interaction._group import (
+    REFUSED,
+    check_alike,
+    check_refused,
+    exchange_failed,
+    gathered,
+    position,
+)
 
-_REFUSED = -1
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Facts of a process that every loss has, by their places, and how many options may follow them.
 _ALIKE = {"form of documents (0: padded, 1: packed)": 5, "dtype (by number)": 7, "d": 8}
@@ -122,12 +129,7 @@ class Ring:
         """The sums of a few numbers over all processes, added in the order of ranks."""
         if self.group is None:
             return values
-        gathered = [torch.empty_like(values) for _ in range(self.world)]
-        try:
-            dist.all_gather(gathered, values, group=self.group)
-        except RuntimeError as error:
-            raise exchange_failed(self.caller, "losses", error) from error
-        return torch.stack(gathered).sum(0)
+        return gathered(self.caller, self.group, values, "losses").sum(0)
 
 
 def join(
@@ -142,10 +144,8 @@ def join(
     queries and documents; None where this process refused its arguments, which all others
     then learn. ``options``: numbers in which the processes must agree, at most 12, by what messages call
     them."""
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
-    facts = [float(_REFUSED)] * (_OPTIONS + _MOST_OPTIONS)
+    rank, world = position(group)
+    facts = [float(REFUSED)] * (_OPTIONS + _MOST_OPTIONS)
     if own is not None:
         q, d = own
         shape = [*d.values.shape, 0][:3]
@@ -155,13 +155,11 @@ def join(
         facts += [0.0] * (_OPTIONS + _MOST_OPTIONS - len(facts))
     longest = 0 if own is None else own[0].longest
     facts += [float(longest), float(needs_gradient)]
-    table = _gathered(caller, group, torch.tensor(facts, dtype=torch.float64, device=device)).tolist()
-    refused = [str(i) for i, row in enumerate(table) if row[0] == _REFUSED]
-    if refused:
-        raise RuntimeError(
-            f"{caller}: rank {', '.join(refused)} of the group refused its arguments; see its error"
-        )
-    _check_alike(caller, table, options)
+    own_facts = torch.tensor(facts, dtype=torch.float64, device=device)
+    table = gathered(caller, group, own_facts, "sizes").tolist()
+    check_refused(caller, table)
+    # The loss comes first: numbers of two losses do not mean the same.
+    check_alike(caller, table, {name: _OPTIONS + i for i, name in enumerate(options)} | _ALIKE)
     queries, documents = ([int(row[i]) for row in table] for i in (0, 1))
     packed = table[0][5] == 1
     shapes = [tuple(int(x) for x in row[2 : 4 if packed else 5]) for row in table]
@@ -170,8 +168,8 @@ def join(
         assert own is not None and own[1].offsets is not None
         room = own[1].offsets.new_zeros(max(documents) + 1)
         room[: documents[rank] + 1] = own[1].offsets
-        gathered = _gathered(caller, group, room).cpu()
-        offsets = [gathered[i, : n + 1].clone() for i, n in enumerate(documents)]
+        all_offsets = gathered(caller, group, room, "sizes").cpu()
+        offsets = [all_offsets[i, : n + 1].clone() for i, n in enumerate(documents)]
     masked = any(row[6] for row in table)
     wants, longest = [bool(row[-1]) for row in table], int(max(row[-2] for row in table))
     return Ring(
@@ -187,33 +185,4 @@ def join(
         all(wants),
         longest,
         caller,
-    )
-
-
-def _gathered(caller: str, group: Any, values: Tensor) -> Tensor:
-    into = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
-    try:
-        dist.all_gather(into, values, group=group)
-    except RuntimeError as error:
-        raise exchange_failed(caller, "sizes", error) from error
-    return torch.stack(into)
-
-
-def _check_alike(caller: str, table: list[list[float]], options: Mapping[str, float]) -> None:
-    """The loss comes first: numbers of two losses do not mean the same."""
-    own = {name: _OPTIONS + i for i, name in enumerate(options)}
-    for name, place in (own | _ALIKE).items():
-        found = [row[place] for row in table]
-        if len(set(found)) > 1:
-            shown = ", ".join(f"{x:g}" for x in found)
-            raise ValueError(
-                f"{caller}: every rank of the group must have the same {name},"
-                f" got {shown} (ranks 0 to {len(found) - 1})"
-            )
-
-
-def exchange_failed(caller: str, what: str, error: RuntimeError) -> RuntimeError:
-    return RuntimeError(
-        f"{caller}: the exchange of {what} with the other ranks of the group failed on rank"
-        f" {dist.get_rank()}: a rank has ended, raised an error or does not call the same function ({error})"
     )

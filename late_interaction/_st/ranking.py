@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._selection import MOST_SCORES, select
 from late_interaction._st import similarity as ours
 from late_interaction._st.originals import SIMILARITY, disabled, module
-from late_interaction.topk import _SCORES, _select
 
 __all__ = ["ranked_on_the_device", "signature_fits"]
 
@@ -82,7 +82,7 @@ class _Best:
         if self.scores is not None and self.ranks is not None:
             scores = torch.cat((self.scores, scores), dim=1)
             places = torch.cat((self.ranks, places), dim=1)
-        self.scores, self.ranks = _select(scores, places, self.k, True)
+        self.scores, self.ranks = select(scores, places, self.k, True)
 
 
 def _ranked(
@@ -106,7 +106,7 @@ def _ranked(
             )  # fmt: skip
         else:
             documents = corpus_embeddings[start:end]
-        step = max(_SCORES // max(len(queries), 1), 1)
+        step = max(MOST_SCORES // max(len(queries), 1), 1)
         for name, score in evaluator.score_functions.items():
             for first in range(0, end - start, step):
                 part = documents[first : first + step]

@@ -7,9 +7,11 @@ scores chunks of it with the packed operators: no token is padded in storage, an
 The folder::
 
     metadata.json          format, version, dtype, d, counts, and of each file its bytes and its checksum
-    shard-00000.tokens     [tokens, d] of the first shard, end to end
+    codec.*                centroids, bucket_cutoffs and bucket_weights, where tokens are residuals
+    shard-00000.tokens     [tokens, d] of the first shard, end to end; of residuals [tokens, bytes]
     shard-00000.offsets    [documents + 1] int64: where each document begins among the shard's tokens
     shard-00000.scales     [tokens] float32, where tokens are codes
+    shard-00000.codes      [tokens] int32, the centroid of each residual
     shard-00000.ids        the ids of the documents in UTF-8, end to end, and
     shard-00000.id_offsets [documents + 1] int64: where each id begins, where documents have ids
     ...

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.options import check_flag, check_integer
-from late_interaction.corpus import _arrow, _ids, _memory, _shards, _tokens
+from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction.corpus import _arrow, _ids, _memory, _shards
+from late_interaction.residual_codec import ResidualCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,6 +27,7 @@ class Documents:
         self.shards = tuple(shards)
         self.d: int = options["d"]
         self.dtype: torch.dtype = options["dtype"]
+        self.codec: ResidualCodec | None = options.get("codec")
         self.normalized: bool = options["normalized"]
         self.path: Path | None = options.get("path")
         self._metadata: dict[str, Any] | None = options.get("metadata")
@@ -46,11 +48,38 @@ class Documents:
         shard = self.shards[part]
         first = index - (self._ends[part - 1] if part else 0)
         rows = shard.rows(first, first + 1)
-        return _tokens.decode(shard.tokens[rows], None if shard.scales is None else shard.scales[rows])
+        return shard.floats(rows)
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else f"in {str(self.path)!r}"
-        return f"Corpus({len(self)} documents, {self.tokens} tokens, d={self.d}, {self.dtype}, {where})"
+        kind = self.dtype if self.codec is None else f"residuals of {self.codec.nbits} bits"
+        return f"Corpus({len(self)} documents, {self.tokens} tokens, d={self.d}, {kind}, {where})"
+
+    def parts(self, count: int) -> "list[Self]":
+        """The corpus in parts over the same memory, in order, with about equally many tokens each: one for
+        each process of a group or each GPU.
+
+        Args:
+            count: how many. Where there are fewer documents, the last parts are empty.
+
+        Returns:
+            ``count`` corpora, without a ``path``.
+
+        Raises:
+            TypeError, ValueError: a ``count`` that is no number above 0.
+
+        Complexity: reads the offsets.
+
+        Example:
+            >>> import torch
+            >>> from late_interaction.corpus import Corpus
+            >>> corpus = Corpus.from_packed(torch.ones(6, 4), torch.tensor([0, 3, 4, 6]))
+            >>> [part.tokens for part in corpus.parts(2)]
+            [3, 3]
+        """
+        check_positive("count", count)
+        options = {"d": self.d, "dtype": self.dtype, "codec": self.codec, "normalized": self.normalized}
+        return [type(self)(shards, options) for shards in _shards.parts(self.shards, count)]
 
     @classmethod
     def from_packed(
@@ -59,6 +88,8 @@ class Documents:
         offsets: Tensor,
         *,
         scales: Tensor | None = None,
+        codes: Tensor | None = None,
+        codec: ResidualCodec | None = None,
         ids: Sequence[str] | None = None,
         normalized: bool = False,
     ) -> "Self":
@@ -66,11 +97,14 @@ class Documents:
 
         Args:
             tokens: ``[tokens, d]``, contiguous, on the CPU or a GPU; float32, float16 or bfloat16, or codes
-                in ``torch.float8_e4m3fn`` or ``torch.int8``.
+                in ``torch.float8_e4m3fn`` or ``torch.int8``; or, with a codec, the residuals that it makes,
+                ``[tokens, bytes]`` uint8.
             offsets: ``[documents + 1]``, int32 or int64: document ``i`` has the tokens from ``offsets[i]`` up
                 to ``offsets[i + 1]``. On a GPU they are copied to the host, which waits for it.
             scales: ``[tokens]``, on the device of the tokens: what each code is multiplied by. None for
-                floats.
+                floats and residuals.
+            codes: ``[tokens]`` int32, on the device of the tokens: the centroid of each. Only with a codec.
+            codec: what made the residuals and the codes, or None.
             ids: a string for each document, or None.
             normalized: whether every token has norm 1, which is not checked. A search that normalizes need
                 not do it again then.
@@ -88,8 +122,17 @@ class Documents:
             Corpus(2 documents, 5 tokens, d=4, torch.float32, in memory)
         """
         check_flag("normalized", normalized)
-        shard = _memory.packed_shard(tokens, offsets, scales, ids)
-        return cls([shard], {"d": tokens.shape[1], "dtype": tokens.dtype, "normalized": normalized})
+        if codec is None:
+            if codes is not None:
+                raise ValueError("codes must be None without a codec, got a tensor")
+            shard = _memory.packed_shard(tokens, offsets, scales, ids)
+        elif scales is not None:
+            raise ValueError("scales must be None with a codec, got a tensor")
+        else:
+            shard = _memory.residual_shard(tokens, offsets, codes, codec, ids)
+        d = tokens.shape[1] if codec is None else codec.d
+        options = {"d": d, "dtype": tokens.dtype, "codec": shard.codec, "normalized": normalized}
+        return cls([shard], options)
 
     @classmethod
     def from_numpy(

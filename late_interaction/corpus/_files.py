@@ -85,6 +85,13 @@ class HashedFile:
         self._file.close()
 
 
+def entry_of(x: Tensor) -> dict[str, Any]:
+    """The entry in the metadata of a file that holds a contiguous CPU tensor."""
+    own, data = _new_hash(), bytes_of(x)
+    own.update(data)
+    return {"bytes": len(data), "blake2b": own.hexdigest()}
+
+
 def _new_hash() -> Any:
     return hashlib.blake2b(digest_size=16)
 

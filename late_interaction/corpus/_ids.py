@@ -63,3 +63,16 @@ class JoinedIds(_Ids):
     def _at(self, index: int) -> str:
         part = int(torch.searchsorted(self._ends, index, right=True))
         return self._parts[part][index - int(self._ends[part - 1]) if part else index]
+
+
+class PartOfIds(_Ids):
+    """Ids [first, stop) of others."""
+
+    def __init__(self, ids: Sequence[str], first: int, stop: int) -> None:
+        self._ids, self._places = ids, range(first, stop)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _at(self, index: int) -> str:
+        return self._ids[self._places[index]]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -13,6 +14,7 @@ from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.tensors import check_integers, check_rising
 from late_interaction.corpus import _shards, _tokens
 from late_interaction.corpus._ids import check_ids
+from late_interaction.residual_codec import ResidualCodec
 
 
 def from_array(name: str, array: Any) -> Tensor:
@@ -41,18 +43,7 @@ def packed_shard(
         raise TypeError(f"tokens must be a torch.Tensor, got {type(tokens).__name__}")
     if tokens.dtype not in _tokens.FLOATS + _tokens.CODES:
         raise TypeError(f"tokens must be of one of {', '.join(_tokens.NAMES)}, got {tokens.dtype}")
-    if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise ValueError(f"tokens must be [tokens, d] with d of at least 1, got {shape_of(tokens)}")
-    if not tokens.is_contiguous():
-        raise ValueError(
-            f"tokens must be contiguous, got strides {tokens.stride()}: tokens.contiguous() copies"
-        )
-    if isinstance(offsets, Tensor):
-        offsets = offsets.cpu()
-    check_integers("offsets", offsets, 1, "[documents + 1]", "the host", torch.device("cpu"))
-    if not len(offsets):
-        raise ValueError("offsets must be [documents + 1], got [0]")
-    check_rising("offsets", offsets, tokens.shape[0])
+    offsets = _checked_offsets(tokens, offsets, "d")
     if (scales is None) == (tokens.dtype in _tokens.CODES):
         wanted = "None for" if scales is not None else "one a token for"
         raise ValueError(f"scales must be {wanted} tokens of {tokens.dtype}, got {abbreviate(scales)}")
@@ -63,11 +54,55 @@ def packed_shard(
     return shard if ids is None else with_ids([shard], ids)[0]
 
 
+def residual_shard(
+    tokens: Tensor, offsets: Tensor, codes: Tensor | None, codec: ResidualCodec, ids: Sequence[str] | None
+) -> _shards.Shard:
+    if not isinstance(codec, ResidualCodec):
+        raise TypeError(f"codec must be a ResidualCodec, got {abbreviate(codec)}")
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.uint8:
+        got = abbreviate(getattr(tokens, "dtype", tokens))
+        raise TypeError(f"tokens must be a torch.uint8 tensor, residuals, where a codec is given, got {got}")
+    if not isinstance(codes, Tensor) or codes.dtype != torch.int32:
+        got = abbreviate(getattr(codes, "dtype", codes))
+        raise TypeError(f"codes must be a torch.int32 tensor where a codec is given, got {got}")
+    offsets = _checked_offsets(tokens, offsets, str(codec.bytes))
+    check_integers("codes", codes, 1, "[tokens]", "tokens", tokens.device)
+    codes = codes.detach().contiguous()
+    if tokens.shape != (len(codes), codec.bytes):
+        raise ValueError(
+            f"tokens must be [{len(codes)}, {codec.bytes}] for {len(codes)} codes and this codec, got"
+            f" {shape_of(tokens)}"
+        )
+    if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(codec.centroids):
+        raise ValueError(f"codes must all be >= 0 and < {len(codec.centroids)}, the codec's centroids")
+    shard = _shards.Shard(tokens.detach(), offsets, None, None, codes, codec.to(tokens.device))
+    return shard if ids is None else with_ids([shard], ids)[0]
+
+
+def _checked_offsets(tokens: Tensor, offsets: Tensor, width: str) -> Tensor:
+    """Offsets on the CPU, for tokens that are rows of one block of memory."""
+    if tokens.dim() != 2 or tokens.shape[1] == 0:
+        raise ValueError(
+            f"tokens must be [tokens, {width}] with {width} of at least 1, got {shape_of(tokens)}"
+        )
+    if not tokens.is_contiguous():
+        raise ValueError(
+            f"tokens must be contiguous, got strides {tokens.stride()}: tokens.contiguous() copies"
+        )
+    if isinstance(offsets, Tensor):
+        offsets = offsets.cpu()
+    check_integers("offsets", offsets, 1, "[documents + 1]", "the host", torch.device("cpu"))
+    if not len(offsets):
+        raise ValueError("offsets must be [documents + 1], got [0]")
+    check_rising("offsets", offsets, tokens.shape[0])
+    return offsets
+
+
 def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Shard]:
     """The shards, with these ids shared out among them."""
     check_ids(ids, sum(shard.documents for shard in shards))
     ends = list(accumulate(shard.documents for shard in shards))
     return [
-        _shards.Shard(shard.tokens, shard.offsets, shard.scales, list(ids[end - shard.documents : end]))
+        replace(shard, ids=list(ids[end - shard.documents : end]))
         for shard, end in zip(shards, ends, strict=True)
     ]

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_positive
 from late_interaction._progress import Progress
 from late_interaction.corpus import _tokens
+from late_interaction.residual_codec import ResidualCodec
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,8 @@ class BuilderOptions:
     """What :meth:`Corpus.create` was asked for, checked."""
 
     d: int
-    dtype: torch.dtype
+    dtype: torch.dtype | None
+    codec: ResidualCodec | None
     normalize: bool
     resume: bool
     shard_bytes: int
@@ -23,7 +26,7 @@ class BuilderOptions:
 
     def __post_init__(self) -> None:
         check_positive("d", self.d)
-        _tokens.check_dtype(self.dtype)
+        self._check_kind()
         check_flag("normalize", self.normalize)
         check_flag("resume", self.resume)
         check_positive("shard_bytes", self.shard_bytes)
@@ -33,3 +36,21 @@ class BuilderOptions:
             raise ValueError(
                 "total must be the number of documents to come where progress is asked for, got None"
             )
+
+    def _check_kind(self) -> None:
+        if self.codec is None:
+            if self.dtype is not None:
+                _tokens.check_dtype(self.dtype)
+            return
+        if not isinstance(self.codec, ResidualCodec):
+            raise TypeError(f"codec must be a ResidualCodec or None, got {abbreviate(self.codec)}")
+        if self.dtype is not None:
+            raise ValueError(f"dtype must be None where a codec is given, got {abbreviate(self.dtype)}")
+        if self.codec.d != self.d:
+            raise ValueError(f"codec must be for d = {self.d}, got one for {self.codec.d}")
+
+    @property
+    def stored(self) -> _tokens.Stored:
+        if self.codec is not None:
+            return _tokens.Stored(self.d, torch.uint8, self.codec.to("cpu"))
+        return _tokens.Stored(self.d, self.dtype or torch.float16)

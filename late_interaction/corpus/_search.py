@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from late_interaction import _group_search
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_positive, check_precision
 from late_interaction._checks.tensors import check_embeddings, check_mask
 from late_interaction._progress import reporter
-from late_interaction.corpus import _scores, _tokens
-from late_interaction.topk import _SCORES, _select
+from late_interaction._selection import MOST_SCORES, select
+from late_interaction.corpus import _chunks, _queries, _tokens
 
 if TYPE_CHECKING:
     from late_interaction.corpus.corpus import Corpus
@@ -25,54 +26,96 @@ def search(
     corpus: "Corpus", Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """:meth:`Corpus.search`, whose other arguments are the options."""
-    check_positive("k", k)
-    if options["chunk_bytes"] is not None:
-        check_positive("chunk_bytes", options["chunk_bytes"])
-    normalize = options["normalize"]
-    check_flag("normalize", normalize)
-    check_flag("largest", options["largest"])
-    check_precision(options["precision"])
-    unit = normalize and not corpus.normalized
-    if unit and corpus.dtype in _tokens.CODES:
-        raise ValueError(
-            f"normalize must be False for {corpus.dtype} codes of tokens that were not normalized, got True"
-        )
-    found = _queries(corpus.d, Q, q_mask)
-    if isinstance(Q, Tensor) and not found:
-        none = torch.empty(0, min(k, len(corpus)), device=Q.device)
-        return none, none.to(torch.int64)
-    _check_device(corpus, found)
-    with torch.no_grad():
-        queries = _scores.Queries(found, corpus.dtype, normalize, options["precision"])
-        most = max(_SCORES // max(queries.count, 1), 1)
-        copied = unit and queries.device.type == "cpu"
-        size = options["chunk_bytes"] or (_BYTES_COPIED if copied else _BYTES)
-        chunks = _scores.plan(corpus.shards, size, most)
-        with reporter(options["progress"], len(corpus)) as report:
-            scores, indices = _best(queries, chunks, k, unit, options["largest"], report)
+    group = options["group"]
+    if group is None:
+        found = _Search(corpus, Q, k, q_mask, options).run()
+    else:
+        x = Q[0] if isinstance(Q, (list, tuple)) and Q else Q
+        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        own: list[_Search] = []
+
+        def prepared() -> _group_search.Query:
+            own.append(_Search(corpus, Q, k, q_mask, options))
+            return own[0].as_query()
+
+        found = _group_search.search("Corpus.search", group, device, prepared, lambda: own[0].run())
     one = isinstance(Q, Tensor) and Q.dim() == 2
-    return (scores.squeeze(0), indices.squeeze(0)) if one else (scores, indices)
+    return (found[0].squeeze(0), found[1].squeeze(0)) if one else found
+
+
+class _Search:
+    """A search whose arguments are checked."""
+
+    def __init__(
+        self, corpus: "Corpus", Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        check_positive("k", k)
+        if options["chunk_bytes"] is not None:
+            check_positive("chunk_bytes", options["chunk_bytes"])
+        check_flag("normalize", options["normalize"])
+        check_flag("largest", options["largest"])
+        check_precision(options["precision"])
+        self._corpus, self._k, self._options = corpus, k, options
+        # Whether documents are normalized in a copy.
+        self._unit = options["normalize"] and not corpus.normalized and corpus.codec is None
+        if self._unit and corpus.dtype in _tokens.CODES:
+            raise ValueError(
+                f"normalize must be False for {corpus.dtype} codes of tokens that were not normalized, got"
+                " True"
+            )
+        self._found = _kept_tokens(corpus.d, Q, q_mask)
+        self._device = Q.device if isinstance(Q, Tensor) else Q[0].device
+        if self._found:
+            _check_device(corpus, self._found)
+
+    def as_query(self) -> _group_search.Query:
+        lengths = torch.tensor([len(x) for x in self._found], device="cpu")
+        return _group_search.Query(
+            tensors=[lengths, *self._found],
+            count=len(self._found),
+            k=self._k,
+            largest=self._options["largest"],
+            normalize=self._options["normalize"],
+            precision=self._options["precision"],
+            dtype=torch.float32,
+            documents=len(self._corpus),
+        )
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        corpus, options = self._corpus, self._options
+        if not self._found:
+            none = torch.empty(0, min(self._k, len(corpus)), device=self._device)
+            return none, none.to(torch.int64)
+        with torch.no_grad():
+            queries = _queries.prepare(corpus, self._found, options["normalize"], options["precision"])
+            most = max(MOST_SCORES // max(queries.count, 1), 1)
+            copied = self._unit and queries.device.type == "cpu"
+            size = options["chunk_bytes"] or (_BYTES_COPIED if copied else _BYTES)
+            chunks = _chunks.plan(corpus.shards, size, most)
+            with reporter(options["progress"], len(corpus)) as report:
+                return _best(queries, chunks, self._k, options["largest"], report)
 
 
 def _best(
-    queries: _scores.Queries, chunks: list[_scores.Chunk], k: int, unit: bool, largest: bool, report: Any
+    queries: _queries.Queries, chunks: list[_chunks.Chunk], k: int, largest: bool, report: Any
 ) -> tuple[Tensor, Tensor]:
     device = queries.device
     scores = torch.empty(queries.count, 0, device=device)
     indices = torch.empty(queries.count, 0, dtype=torch.int64, device=device)
-    for chunk, sources in _scores.on_device(chunks, device):
-        found = queries.scores(chunk, sources, unit)
+    for chunk, sources in _chunks.on_device(chunks, device):
+        found = queries.scores(chunk, sources)
         end = chunk.place + found.shape[1]
         places = torch.arange(chunk.place, end, device=device).expand(found.shape)
         if chunk.place:
             found = torch.cat((scores, found), dim=-1)
             places = torch.cat((indices, places), dim=-1)
-        scores, indices = _select(found, places, k, largest)
+        scores, indices = select(found, places, k, largest)
         report(end)
     return scores, indices
 
 
-def _queries(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> list[Tensor]:
+def _kept_tokens(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) -> list[Tensor]:
     """The kept tokens of each query."""
     if isinstance(Q, Tensor):
         check_embeddings("Q", Q)

@@ -14,8 +14,10 @@ from late_interaction.corpus import _files, _shards
 class ShardFiles:
     """The files of the shard that is being written."""
 
-    def __init__(self, folder: Path, index: int, kinds: Sequence[str]) -> None:
+    def __init__(self, folder: Path, index: int, kinds: Sequence[str], beside: str | None) -> None:
         self.documents = self.tokens = 0
+        self._beside = beside
+        kinds = [*kinds, beside] if beside else kinds
         self.files: dict[str, _files.HashedFile] = {}
         try:
             for kind in kinds:
@@ -30,12 +32,12 @@ class ShardFiles:
         self.files[kind].write(memoryview(array("q", numbers)).cast("B"))
 
     def write(
-        self, tokens: Tensor, scales: Tensor | None, ends: list[int], ids: Sequence[str] | None
+        self, tokens: Tensor, beside: Tensor | None, ends: list[int], ids: Sequence[str] | None
     ) -> None:
         """Documents end to end, of which the first begins at 0 and each ends at its entry of ends."""
         self.files["tokens"].write(_files.bytes_of(tokens))
-        if scales is not None:
-            self.files["scales"].write(_files.bytes_of(scales))
+        if self._beside is not None and beside is not None:
+            self.files[self._beside].write(_files.bytes_of(beside))
         self._write_integers("offsets", [self.tokens + end for end in ends])
         if ids is not None:
             texts = [text.encode() for text in ids]

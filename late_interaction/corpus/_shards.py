@@ -1,7 +1,8 @@
 """A shard: documents end to end in one block of memory, their ids, and the chunks that a search takes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,25 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import describe_bad_entries
-from late_interaction.corpus import _files, _ids
+from late_interaction.corpus import _files, _ids, _tokens
+from late_interaction.residual_codec import ResidualCodec
 
 
 @dataclass(frozen=True)
 class Shard:
     """Document i has the tokens from offsets[i] up to offsets[i + 1].
 
-    tokens: [T, d]. offsets: [documents + 1], integers on the CPU; they may begin and end within the tokens.
-    scales: [T] float32 for codes, else None.
+    tokens: [T, d], or the residuals of tokens, [T, bytes]. offsets: [documents + 1], integers on the CPU;
+    they may begin and end within the tokens. scales: [T] float32 for codes, else None. codes: [T] int32, of
+    each token the centroid of codec, else None.
     """
 
     tokens: Tensor
     offsets: Tensor
     scales: Tensor | None = None
     ids: Sequence[str] | None = None
+    codes: Tensor | None = None
+    codec: ResidualCodec | None = None
 
     @property
     def documents(self) -> int:
@@ -33,9 +38,23 @@ class Shard:
     def token_count(self) -> int:
         return int(self.offsets[-1]) - int(self.offsets[0])
 
+    def part(self, first: int, stop: int) -> "Shard":
+        """Documents [first, stop) over the same memory."""
+        ids = None if self.ids is None else _ids.PartOfIds(self.ids, first, stop)
+        return replace(self, offsets=self.offsets[first : stop + 1], ids=ids)
+
     def rows(self, first: int, stop: int) -> slice:
         """Where the tokens of these documents lie."""
         return slice(int(self.offsets[first]), int(self.offsets[stop]))
+
+    def stored(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """These tokens as they are stored, and what is stored beside each: its scale, or its centroid."""
+        beside = self.scales if self.codes is None else self.codes
+        return self.tokens[rows], None if beside is None else beside[rows]
+
+    def floats(self, rows: slice) -> Tensor:
+        """These tokens: a view of floats, else the float32 tokens that are stood for."""
+        return _tokens.decode(*self.stored(rows), self.codec)
 
     def ranges(self, most_tokens: int, most_documents: int) -> Iterator[tuple[int, int]]:
         """Documents, in order, in ranges of at most so many tokens and documents. A longer document has a
@@ -50,8 +69,24 @@ class Shard:
             first = stop
 
 
+def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
+    """The shards in parts of about equally many tokens, or documents where there is no token."""
+    total, done = sum(shard.token_count for shard in shards), 0
+    found: list[list[Shard]] = [[] for _ in range(count)]
+    for shard in shards:
+        places = done + (shard.offsets[:-1] - shard.offsets[:1])  # of each document's first token
+        owners = (places * count // max(total, 1)).clamp_max(count - 1)
+        edges = torch.searchsorted(owners, torch.arange(count + 1)).tolist()
+        for own, (first, stop) in zip(found, pairwise(edges), strict=True):
+            if first < stop:
+                own.append(shard.part(first, stop))
+        done += shard.token_count
+    return found
+
+
 _TYPES = {
-    "offsets": torch.int64, "scales": torch.float32, "ids": torch.uint8, "id_offsets": torch.int64,
+    "offsets": torch.int64, "scales": torch.float32, "codes": torch.int32, "ids": torch.uint8,
+    "id_offsets": torch.int64,
 }  # fmt: skip
 
 
@@ -71,10 +106,14 @@ def _check_stored(path: Path, offsets: Tensor, total: int) -> None:
         )
 
 
-def open_shard(folder: Path, index: int, entry: dict[str, Any], dtype: torch.dtype, d: int) -> Shard:
+def open_shard(folder: Path, index: int, entry: dict[str, Any], stored: _tokens.Stored) -> Shard:
     """A shard of a folder, mapped. Sizes and offsets are checked."""
     documents, tokens = entry["documents"], entry["tokens"]
-    wanted = {"tokens": tokens * d * dtype.itemsize, "scales": 4 * tokens}
+    wanted = {
+        "tokens": tokens * stored.width * stored.dtype.itemsize,
+        "scales": 4 * tokens,
+        "codes": 4 * tokens,
+    }
     wanted |= dict.fromkeys(("offsets", "id_offsets"), 8 * (documents + 1))
     found: dict[str, Tensor] = {}
     for kind, file in entry["files"].items():
@@ -85,10 +124,11 @@ def open_shard(folder: Path, index: int, entry: dict[str, Any], dtype: torch.dty
                 f"{path} must have {wanted[kind]} bytes for its {documents} documents of {tokens} tokens,"
                 f" got {file['bytes']}"
             )
-        found[kind] = _files.mapped(path, file["bytes"], _TYPES.get(kind, dtype))
+        found[kind] = _files.mapped(path, file["bytes"], _TYPES.get(kind, stored.dtype))
     _check_stored(folder / name_of(index, "offsets"), found["offsets"], tokens)
     ids = None
     if "ids" in found:
         _check_stored(folder / name_of(index, "id_offsets"), found["id_offsets"], len(found["ids"]))
         ids = _ids.StoredIds(found["ids"], found["id_offsets"])
-    return Shard(found["tokens"].view(tokens, d), found["offsets"], found.get("scales"), ids)
+    rows = found["tokens"].view(tokens, stored.width)
+    return Shard(rows, found["offsets"], found.get("scales"), ids, found.get("codes"), stored.codec)

@@ -1,4 +1,6 @@
-"""What a corpus stores of a token: floats, or codes with a scale."""
+"""What a corpus stores of a token: floats, codes with a scale, or a centroid and a residual."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -6,6 +8,7 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate
 from late_interaction.fp8 import quantize_fp8_per_token
 from late_interaction.int8 import quantize_int8_per_token
+from late_interaction.residual_codec import ResidualCodec
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CODES = (torch.float8_e4m3fn, torch.int8)
@@ -38,24 +41,61 @@ def quantize(tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return quantize_fp8_per_token(tokens, dtype)
 
 
-def encode(tokens: Tensor, dtype: torch.dtype, normalize: bool) -> tuple[Tensor, Tensor | None]:
-    """Tokens as a corpus of this dtype stores them, contiguous, and their scales."""
+@dataclass(frozen=True)
+class Stored:
+    """How a corpus stores tokens of d dims: as dtype, or as residuals (uint8) of a codec on the CPU."""
+
+    d: int
+    dtype: torch.dtype
+    codec: ResidualCodec | None = None
+
+    @property
+    def name(self) -> str:
+        return "residuals" if self.codec else name_of(self.dtype)
+
+    @property
+    def width(self) -> int:
+        """The elements of a stored row."""
+        return self.codec.bytes if self.codec else self.d
+
+    @property
+    def beside(self) -> str | None:
+        """The kind of file of what is stored beside each token."""
+        return "codes" if self.codec else "scales" if self.dtype in CODES else None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize + (4 if self.beside else 0)
+
+    @property
+    def encoded(self) -> bool:
+        """Whether what is stored stands for other tokens than the ones that came."""
+        return self.beside is not None
+
+
+def encode(tokens: Tensor, stored: Stored, normalize: bool) -> tuple[Tensor, Tensor | None]:
+    """Tokens as a corpus stores them, contiguous, and what it stores beside each."""
     if normalize:
         tokens = unit(tokens.to(torch.float32))
-    if dtype in CODES:
-        return quantize(tokens, dtype)
-    return tokens.to(dtype).contiguous(), None
+    if stored.codec:
+        codes, residuals = stored.codec.compress(tokens)
+        return residuals, codes
+    if stored.dtype in CODES:
+        return quantize(tokens, stored.dtype)
+    return tokens.to(stored.dtype).contiguous(), None
 
 
-def decode(tokens: Tensor, scales: Tensor | None) -> Tensor:
-    """Floats as they are; codes as the float32 tokens that they stand for."""
-    return tokens if scales is None else tokens.to(torch.float32) * scales.unsqueeze(-1)
+def decode(tokens: Tensor, beside: Tensor | None, codec: ResidualCodec | None = None) -> Tensor:
+    """Floats as they are; else the float32 tokens that are stood for."""
+    if beside is None:
+        return tokens
+    return codec.decompress(beside, tokens) if codec else tokens.to(torch.float32) * beside.unsqueeze(-1)
 
 
-def find_unusable(tokens: Tensor, dtype: torch.dtype, normalize: bool) -> int | None:
-    """The first of these rows that a corpus of this dtype cannot store: one with NaN, an infinity, or a value
-    (a norm, if it is normalized) beyond the largest finite one."""
-    largest = torch.finfo(torch.float32 if normalize or dtype in CODES else dtype).max
+def find_unusable(tokens: Tensor, stored: Stored, normalize: bool) -> int | None:
+    """The first of these rows that a corpus cannot store so: one with NaN, an infinity, or a value (a norm,
+    if it is normalized) beyond the largest finite one."""
+    largest = torch.finfo(torch.float32 if normalize or stored.encoded else stored.dtype).max
     order = 2 if normalize else float("inf")
     wide = torch.float64 if tokens.dtype == torch.float64 else torch.float32
     size = torch.linalg.vector_norm(tokens, order, dim=-1, dtype=wide)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from late_interaction._checks.messages import shape_of
+from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.packed import check_sequences
 from late_interaction._progress import reporter
-from late_interaction.corpus import _files, _shards, _tokens
+from late_interaction.corpus import _codec_files, _files, _shards, _tokens
 from late_interaction.corpus._ids import check_ids
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus._shard_files import ShardFiles
@@ -66,7 +66,7 @@ class CorpusBuilder:
     def __init__(self, path: Path, options: BuilderOptions) -> None:
         self.documents = 0
         self._path = path
-        self._d, self._dtype = options.d, options.dtype
+        self._d, self._stored = options.d, options.stored
         self._normalize, self._shard_bytes = options.normalize, options.shard_bytes
         self._has_ids: bool | None = None
         self._finished: list[dict[str, Any]] = []
@@ -75,6 +75,7 @@ class CorpusBuilder:
         self._cleanup = ExitStack()
         try:
             self._lock()
+            self._codec = _codec_files.entry_of(self._stored.codec)
             self._start(options.resume)
             self._report = self._cleanup.enter_context(reporter(options.progress, options.total or 0))
             if self.documents:
@@ -112,17 +113,19 @@ class CorpusBuilder:
             raise FileExistsError(f"{self._path} must be an empty folder, or one that is not there yet")
         else:
             self._record()
+        _codec_files.write(self._path, self._stored.codec)
 
     def _take_up(self, entries: dict[str, Any]) -> None:
         """Goes on after the shards that were finished, and cuts away the rest."""
         mine = self._entries()
-        for name in ("dtype", "d", "normalized"):
-            if entries[name] != mine[name]:
-                raise ValueError(f"{name} of the corpus to resume is {entries[name]!r}, got {mine[name]!r}")
+        for name in ("dtype", "d", "normalized", "codec"):
+            if entries.get(name) != mine.get(name):
+                theirs, own = abbreviate(entries.get(name)), abbreviate(mine.get(name))
+                raise ValueError(f"{name} of the corpus to resume is {theirs}, got {own}")
         self._finished, self._has_ids = entries["shards"], entries["has_ids"]
         kept = {_files.BUILDING}
         for index, shard in enumerate(self._finished):
-            _shards.open_shard(self._path, index, shard, self._dtype, self._d)
+            _shards.open_shard(self._path, index, shard, self._stored)
             kept |= {_shards.name_of(index, kind) for kind in shard["files"]}
             self.documents += shard["documents"]
         for path in self._path.iterdir():
@@ -130,10 +133,11 @@ class CorpusBuilder:
                 path.unlink()
 
     def _entries(self) -> dict[str, Any]:
-        return {
+        codec = {} if self._codec is None else {"codec": self._codec}
+        return codec | {
             "format": _files.FORMAT,
             "version": _files.VERSION,
-            "dtype": _tokens.name_of(self._dtype),
+            "dtype": self._stored.name,
             "d": self._d,
             "normalized": self._normalize,
             "has_ids": self._has_ids,
@@ -187,7 +191,8 @@ class CorpusBuilder:
         """
         if corpus.d != self._d:
             raise ValueError(f"corpus must have d = {self._d}, got {corpus.d}")
-        kept = corpus.dtype == self._dtype and corpus.dtype in _tokens.CODES
+        kept = corpus.dtype == self._stored.dtype and self._stored.encoded
+        kept = kept and _codec_files.equal(corpus.codec, self._stored.codec)
         kept = kept and (corpus.normalized or not self._normalize)
         with torch.no_grad():
             place = 0
@@ -200,7 +205,7 @@ class CorpusBuilder:
         if self._state != "open":
             raise RuntimeError(f"the builder of {self._path} is {self._state}: it takes no more documents")
         self._check_ids(range(shard.documents), shard.ids)
-        blocks = list(shard.ranges(max(_BLOCK_BYTES // self._row_bytes(), 1), 1 << 20))
+        blocks = list(shard.ranges(max(_BLOCK_BYTES // self._stored.row_bytes, 1), 1 << 20))
         for first, stop in blocks:
             self._check_tokens(shard, first, stop, name, place)
         if shard.ids is not None or shard.documents:
@@ -221,31 +226,28 @@ class CorpusBuilder:
 
     def _check_tokens(self, shard: _shards.Shard, first: int, stop: int, name: str, place: int) -> None:
         rows = shard.rows(first, stop)
-        tokens = _tokens.decode(shard.tokens[rows], None if shard.scales is None else shard.scales[rows])
-        bad = _tokens.find_unusable(tokens, self._dtype, self._normalize)
+        bad = _tokens.find_unusable(shard.floats(rows), self._stored, self._normalize)
         if bad is not None:
             at = rows.start + bad
             document = int(torch.searchsorted(shard.offsets, at, right=True)) - 1
             raise ValueError(
-                f"{name}[{place + document}] must have tokens that {_tokens.name_of(self._dtype)} can hold,"
+                f"{name}[{place + document}] must have tokens that {self._stored.name} can hold,"
                 f" got NaN, an infinity or too large a value in its token {at - int(shard.offsets[document])}"
             )
-
-    def _row_bytes(self) -> int:
-        return int(self._d * self._dtype.itemsize + (4 if self._dtype in _tokens.CODES else 0))
 
     def _write(self, shard: _shards.Shard, first: int, stop: int, as_they_are: bool) -> None:
         """Some documents of a shard, into as many shards of the corpus as they take."""
         rows = shard.rows(first, stop)
-        tokens = shard.tokens[rows].cpu()
-        scales = None if shard.scales is None else shard.scales[rows].cpu()
-        if not as_they_are:
-            tokens, scales = _tokens.encode(_tokens.decode(tokens, scales), self._dtype, self._normalize)
+        if as_they_are:
+            tokens, beside = shard.stored(rows)
+            tokens, beside = tokens.cpu(), None if beside is None else beside.cpu()
+        else:
+            tokens, beside = _tokens.encode(shard.floats(rows).cpu(), self._stored, self._normalize)
         offsets = (shard.offsets[first : stop + 1] - shard.offsets[first]).tolist()
         for begin, end in self._parts(offsets):
             part = slice(offsets[begin], offsets[end])
             ids = None if shard.ids is None else shard.ids[first + begin : first + end]
-            own = None if scales is None else scales[part]
+            own = None if beside is None else beside[part]
             self._write_part(tokens[part], own, [x - part.start for x in offsets[begin + 1 : end + 1]], ids)
         self._report(self.documents)
 
@@ -253,9 +255,9 @@ class CorpusBuilder:
         """Documents in ranges, each of which goes to one shard: a full one is finished in between."""
         begin, used = 0, 0
         if self._shard is not None:
-            used = self._shard.tokens * self._row_bytes() + 8 * self._shard.documents
+            used = self._shard.tokens * self._stored.row_bytes + 8 * self._shard.documents
         for i, (start, stop) in enumerate(pairwise(offsets)):
-            size = (stop - start) * self._row_bytes() + 8
+            size = (stop - start) * self._stored.row_bytes + 8
             if used and used + size > self._shard_bytes:
                 if i > begin:
                     yield begin, i
@@ -265,14 +267,13 @@ class CorpusBuilder:
         yield begin, len(offsets) - 1
 
     def _write_part(
-        self, tokens: Tensor, scales: Tensor | None, ends: list[int], ids: Sequence[str] | None
+        self, tokens: Tensor, beside: Tensor | None, ends: list[int], ids: Sequence[str] | None
     ) -> None:
         try:
             if self._shard is None:
-                kinds = ["tokens", "offsets"] + ["scales"] * (scales is not None)
-                kinds += ["ids", "id_offsets"] * (ids is not None)
-                self._shard = ShardFiles(self._path, len(self._finished), kinds)
-            self._shard.write(tokens, scales, ends, ids)
+                kinds = ["tokens", "offsets"] + ["ids", "id_offsets"] * (ids is not None)
+                self._shard = ShardFiles(self._path, len(self._finished), kinds, self._stored.beside)
+            self._shard.write(tokens, beside, ends, ids)
         except OSError as error:
             raise self._failed(error) from error
         except BaseException:  # the shard may end within a document

@@ -3,17 +3,19 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from late_interaction._checks.options import check_flag
 from late_interaction._progress import Progress
-from late_interaction.corpus import _files, _search, _shards, _tokens
+from late_interaction.corpus import _codec_files, _files, _search, _shards, _tokens
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus.builder import CorpusBuilder
+from late_interaction.residual_codec import ResidualCodec
 
 __all__ = ["Corpus", "CorpusError"]
 
@@ -26,7 +28,7 @@ class Corpus(Documents):
     Made by :meth:`open` (a folder, mapped into memory), :meth:`from_packed`, :meth:`from_numpy` or
     :meth:`from_arrow` (memory, shared and not copied), or :meth:`from_parquet` (written to a folder, then
     mapped). ``len(corpus)`` is the number of documents, ``corpus[i]`` the tokens of one: ``[L, d]``, a view
-    of floats, or of codes the float32 tokens that they stand for.
+    of floats, or the float32 tokens that codes or residuals stand for.
 
     Args:
         shards, options: from the class methods.
@@ -34,7 +36,8 @@ class Corpus(Documents):
     Attributes:
         d: the dims of a token.
         dtype: ``torch.float32``, ``torch.float16``, ``torch.bfloat16``, or of codes with a scale a token
-            ``torch.float8_e4m3fn`` or ``torch.int8``.
+            ``torch.float8_e4m3fn`` or ``torch.int8``; ``torch.uint8`` of residuals.
+        codec: what decompresses residuals, or None.
         tokens: how many tokens the documents have together.
         normalized: whether tokens are known to have norm 1.
         ids: a sequence of strings, or None.
@@ -57,7 +60,8 @@ class Corpus(Documents):
         path: str | os.PathLike[str],
         *,
         d: int,
-        dtype: torch.dtype = torch.float16,
+        dtype: torch.dtype | None = None,
+        codec: ResidualCodec | None = None,
         normalize: bool = True,
         resume: bool = False,
         shard_bytes: int = _SHARD_BYTES,
@@ -69,12 +73,14 @@ class Corpus(Documents):
         Args:
             path: a folder, empty or not there yet.
             d: the dims of a token.
-            dtype: how tokens are stored: ``torch.float32``, ``torch.float16``, ``torch.bfloat16``, or as
-                codes with a float32 scale a token, ``torch.float8_e4m3fn`` or ``torch.int8``.
+            dtype: how tokens are stored: ``torch.float32``, ``torch.float16`` (None), ``torch.bfloat16``, or
+                as codes with a float32 scale a token, ``torch.float8_e4m3fn`` or ``torch.int8``.
+            codec: store tokens as residual codes of this :class:`late_interaction.residual_codec.
+                ResidualCodec`, which is stored with them. In the place of ``dtype``.
             normalize: L2-normalize every token, in float32, before it is stored.
             resume: go on with a corpus that was not finished, if the folder holds one: after the documents of
-                its finished shards, of which ``builder.documents`` is the number. ``d``, ``dtype`` and
-                ``normalize`` must be those that it was begun with.
+                its finished shards, of which ``builder.documents`` is the number. ``d``, ``dtype``, ``codec``
+                and ``normalize`` must be those that it was begun with.
             shard_bytes: a shard ends before it is larger than this; a longer document has one of its own. At
                 most so much is lost when the process is killed.
             progress: True shows a tqdm bar; a function is called with (documents done, ``total``).
@@ -101,7 +107,7 @@ class Corpus(Documents):
             >>> [len(document) for document in Corpus.open(folder.name)]
             [3, 0, 7]
         """
-        options = BuilderOptions(d, dtype, normalize, resume, shard_bytes, progress, total)
+        options = BuilderOptions(d, dtype, codec, normalize, resume, shard_bytes, progress, total)
         return CorpusBuilder(Path(path), options)
 
     @classmethod
@@ -147,12 +153,13 @@ class Corpus(Documents):
                 )
             raise FileNotFoundError(f"there is no corpus in {folder}: it has no {_files.METADATA}")
         entries = _files.read_metadata(metadata)
-        dtype, d = _tokens.NAMES[entries["dtype"]], entries["d"]
+        codec = _codec_files.open_codec(folder, entries.get("codec"), entries["d"])
+        dtype = torch.uint8 if codec else _tokens.NAMES[entries["dtype"]]
+        stored = _tokens.Stored(entries["d"], dtype, codec)
         shards = [
-            _shards.open_shard(folder, index, shard, dtype, d)
-            for index, shard in enumerate(entries["shards"])
+            _shards.open_shard(folder, index, shard, stored) for index, shard in enumerate(entries["shards"])
         ]
-        options = {"d": d, "dtype": dtype, "normalized": entries["normalized"]}
+        options = {"d": stored.d, "dtype": dtype, "codec": codec, "normalized": entries["normalized"]}
         corpus = cls(shards, options | {"path": folder, "metadata": entries})
         if verify:
             corpus.verify()
@@ -186,6 +193,7 @@ class Corpus(Documents):
         precision: str | None = None,
         progress: Progress = False,
         chunk_bytes: int | None = None,
+        group: Any = None,
     ) -> tuple[Tensor, Tensor]:
         """The ``k`` best documents of each query, by exact MaxSim of the tokens as they are stored.
 
@@ -195,17 +203,21 @@ class Corpus(Documents):
 
         Args:
             Q: ``[Nq, Lq, d]`` or ``[Lq, d]``, or a list of ``[L, d]`` tensors; floating-point. Rounded to the
-                dtype of the corpus; quantized with a scale a token where the corpus has codes. On a GPU, or
-                on the device of the corpus.
+                dtype of the corpus, or of the centroids of its codec; quantized with a scale a token where
+                the corpus has codes. On a GPU, or on the device of the corpus.
             k: how many; at most all documents come back.
             q_mask: ``[Nq, Lq]``, True = keep. Only for a tensor ``Q``.
             normalize: L2-normalize every token first. Documents of a corpus that is not known to be
-                ``normalized`` are normalized chunk by chunk, in a copy; codes cannot be.
+                ``normalized`` are normalized chunk by chunk, in a copy; codes cannot be; decompressed tokens
+                are, always, where they are multiplied.
             largest: the highest scores, or else the lowest.
             precision: how float32 tokens multiply, as in :func:`late_interaction.maxsim`.
             progress: True shows a tqdm bar; a function is called with (documents done, documents in all).
             chunk_bytes: how many bytes of tokens are scored at a time. A longer document is a chunk by
                 itself. None: 256 MiB, or 4 MiB where chunks are normalized on a CPU.
+            group: a ``torch.distributed`` process group whose processes hold a shard of the documents each,
+                such as their part of :meth:`parts`, and search for the same queries. Every process has the
+                best of all documents, numbered in the order of ranks. None: this process alone.
 
         Returns:
             ``(scores, indices)``: float32 and int64, each ``[Nq, min(k, documents)]`` (``[min(k,
@@ -213,7 +225,9 @@ class Corpus(Documents):
 
         Raises:
             TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value; ``normalize``
-                where the codes of the corpus were not normalized.
+                where the codes of the corpus were not normalized; on all processes of a group for queries or
+                options in which they differ.
+            RuntimeError: another process of the group has raised an error, or has ended.
             ImportError: ``progress=True`` without tqdm.
 
         Complexity: ``2 * tokens of Q * tokens * d`` operations and one read of the corpus. Memory beside the
@@ -231,6 +245,6 @@ class Corpus(Documents):
         """
         options = {
             "normalize": normalize, "largest": largest, "precision": precision, "progress": progress,
-            "chunk_bytes": chunk_bytes,
+            "chunk_bytes": chunk_bytes, "group": group,
         }  # fmt: skip
         return _search.search(self, Q, k, q_mask, options)

@@ -9,6 +9,8 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.pairs`: ``maxsim_pairs_packed``, ``maxsim_pairs_packed_winners``,
   ``maxsim_pairs_packed_backward``, on listed pairs of them, and ``maxsim_spans``;
 - :mod:`late_interaction.ops.quantized`: ``maxsim_quantized``, ``maxsim_dequantized``, on codes with scales;
+- :mod:`late_interaction.ops.packed_codes`: ``maxsim_hamming``, ``maxsim_asymmetric``, on 1-bit and
+  4-bit codes;
 - :mod:`late_interaction.ops.plaid`: ``maxsim_residual``, ``maxsim_residual_winners``,
   ``maxsim_residual_backward``, ``plaid_approx_score``, on compressed documents;
 - :mod:`late_interaction.ops.from_hidden`: ``maxsim_from_hidden``, ``maxsim_from_hidden_winners``,
@@ -33,12 +35,24 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 (tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
 """
 
-from late_interaction.ops import dense, host_copy, pairs, plaid, pooling, quantized, varlen, xtr
+from late_interaction.ops import dense, host_copy, packed_codes, pairs, plaid, pooling, quantized, varlen, xtr
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 from late_interaction.ops.softmax import dispatch as _softmax
 
-for _module in (dense, varlen, pairs, quantized, plaid, _from_hidden, _softmax, host_copy, xtr, pooling):
+for _module in (
+    dense,
+    varlen,
+    pairs,
+    quantized,
+    packed_codes,
+    plaid,
+    _from_hidden,
+    _softmax,
+    host_copy,
+    xtr,
+    pooling,
+):
     _module.register()
 
 maxsim = operators.maxsim.default
@@ -54,6 +68,8 @@ maxsim_pairs_packed_backward = operators.maxsim_pairs_packed_backward.default
 maxsim_spans = operators.maxsim_spans.default
 maxsim_quantized = operators.maxsim_quantized.default
 maxsim_dequantized = operators.maxsim_dequantized.default
+maxsim_hamming = operators.maxsim_hamming.default
+maxsim_asymmetric = operators.maxsim_asymmetric.default
 maxsim_residual = operators.maxsim_residual.default
 maxsim_residual_winners = operators.maxsim_residual_winners.default
 maxsim_residual_backward = operators.maxsim_residual_backward.default
@@ -79,12 +95,14 @@ __all__ = [
     "forced_plan",
     "kmeans_labels",
     "maxsim",
+    "maxsim_asymmetric",
     "maxsim_backward",
     "maxsim_backward_recompute",
     "maxsim_dequantized",
     "maxsim_from_hidden",
     "maxsim_from_hidden_backward",
     "maxsim_from_hidden_winners",
+    "maxsim_hamming",
     "maxsim_pairs_packed",
     "maxsim_pairs_packed_backward",
     "maxsim_pairs_packed_winners",

@@ -3,6 +3,7 @@
 Slow, and they store every similarity. They run on any device, differentiate twice, and keep float64.
 """
 
+from late_interaction.reference.bits import maxsim_asymmetric_reference, maxsim_hamming_reference
 from late_interaction.reference.compressed import (
     maxsim_residual_reference,
     maxsim_residual_varlen_reference,
@@ -21,7 +22,9 @@ from late_interaction.reference.xtr import xtr_scores_reference
 
 __all__ = [
     "NEG_INF",
+    "maxsim_asymmetric_reference",
     "maxsim_from_hidden_reference",
+    "maxsim_hamming_reference",
     "maxsim_padded_reference",
     "maxsim_quantized_reference",
     "maxsim_reference",

@@ -165,7 +165,7 @@ def is_module(name: str) -> bool:
 
 def python_level(name: str) -> int:
     """0: checks and other private modules; 1: the operators; 2: what calls them; 3: what users import, and
-    what stands behind a patch of another library; 4: the package itself."""
+    what stands behind a patch of another library or behind Ray; 4: the package itself."""
     parts = name.split(".")[1:]
     if not parts:
         return 4
@@ -173,7 +173,7 @@ def python_level(name: str) -> int:
         return 1
     if parts[0] in ("_maxsim", "_packed_call", "_quantized", "_compat", "_stream", "_contrastive"):
         return 2
-    return 0 if parts[0].startswith("_") and parts[0] not in ("_st", "_patches") else 3
+    return 0 if parts[0].startswith("_") and parts[0] not in ("_st", "_patches", "_ray") else 3
 
 
 def python_arrows() -> set[tuple[str, str]]:

@@ -11,8 +11,9 @@ from late_interaction import _maxsim
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-# Their examples run in tests/test_pylate.py, tests/test_sentence_transformers.py and tests/test_lancedb.py.
-OTHERS = ("import pylate", "sentence_transformers", "import pyarrow", "import lancedb")
+# Their examples run in tests/test_pylate.py, tests/test_sentence_transformers.py, tests/test_lancedb.py and
+# tests/test_ray.py.
+OTHERS = ("import pylate", "sentence_transformers", "import pyarrow", "import lancedb", "import ray")
 
 
 def examples(page="README.md"):

@@ -35,9 +35,11 @@ def test_what_builds_the_package_is_pinned_too():
         assert wanted.specifier.contains(pinned[wanted.name]), wanted
 
 
-@pytest.mark.parametrize("extra", ["arrow", "lancedb"])
-def test_what_make_lancedb_installs_is_what_the_extra_allows(extra):
-    pinned = pins("lancedb")
+@pytest.mark.parametrize(
+    ("extra", "environment"), [("arrow", "lancedb"), ("lancedb", "lancedb"), ("ray", "ray")]
+)
+def test_what_make_lancedb_and_make_ray_install_is_what_the_extra_allows(extra, environment):
+    pinned = pins(environment)
     for wanted in map(Requirement, PROJECT["project"]["optional-dependencies"][extra]):
         assert wanted.specifier.contains(pinned[wanted.name]), wanted
 

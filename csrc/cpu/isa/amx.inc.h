@@ -6,8 +6,10 @@
 //                        they go to a buffer in L1, where a vector holds one token's similarities with
 //                        16 rows, and fold.inc.h takes them lane by lane
 //
-// Tiles hold what a group has: a document's last group makes them shorter, so nothing is read past it. While
-// the tile unit multiplies a group, the vector units fold the one before: two buffers take turns.
+// Another number of rows needs another configuration of the tiles, so all halves of a document have one
+// number of tokens, 16 unless the document is shorter, and the last half reaches back over tokens of the one
+// before: a token that comes twice changes neither maximum nor winner, and nothing is read past the document.
+// While the tile unit multiplies a group, the vector units fold the one before: two buffers take turns.
 //
 // Steps come in `parts` of at most 16, all of one length, since another length would need another
 // configuration, which zeros the sums.
@@ -25,7 +27,7 @@ constexpr int64_t kBufferStride = 2 * F32::kLanes * 4;
 
 // tmm0 to tmm3: sums, [2 of tokens][2 of rows]. tmm4, tmm5: tokens. tmm6, tmm7: query rows.
 struct TileShape {
-  int64_t tokens = 0;  // of a group
+  int64_t tokens = 0;  // of half a group
   int64_t steps = 0;   // of a part
 
   bool operator==(const TileShape& other) const { return tokens == other.tokens && steps == other.steps; }
@@ -36,16 +38,13 @@ thread_local TileShape shape_in_use;
 void use_shape(const TileShape& shape) {
   if (shape == shape_in_use) return;
   TileConfig config;
-  for (int half = 0; half < 2; ++half) {
-    const int64_t left = shape.tokens - half * kTileRows;
-    if (left <= 0) break;
-    const auto rows = static_cast<uint8_t>(left < kTileRows ? left : kTileRows);
-    for (const int sum : {2 * half, 2 * half + 1}) {
-      config.rows[sum] = rows;
-      config.row_bytes[sum] = F32::kLanes * 4;
-    }
-    config.rows[4 + half] = rows;
-    config.row_bytes[4 + half] = static_cast<uint16_t>(4 * shape.steps);
+  for (const int sum : {0, 1, 2, 3}) {
+    config.rows[sum] = static_cast<uint8_t>(shape.tokens);
+    config.row_bytes[sum] = F32::kLanes * 4;
+  }
+  for (const int tokens : {4, 5}) {
+    config.rows[tokens] = static_cast<uint8_t>(shape.tokens);
+    config.row_bytes[tokens] = static_cast<uint16_t>(4 * shape.steps);
   }
   for (const int query : {6, 7}) {
     config.rows[query] = static_cast<uint8_t>(shape.steps);
@@ -79,11 +78,26 @@ struct TileInt8 {
   }
 };
 
+// Where the tokens of a group lie, by halves, and which they are.
+struct Group {
+  int64_t first[2];
+  int64_t halves;
+
+  // From token t on.
+  Group(int64_t t, int64_t half, int64_t valid)
+      : first{least(t, valid - half), least(t + half, valid - half)}, halves(t + half < valid ? 2 : 1) {}
+
+  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+};
+
 // Sums of NH halves of a group's tokens with NV vectors of rows. `ahead`: `ahead_bytes` to be fetched
 // meanwhile.
 template <class Element, int NH, int NV>
-void multiply_group(const char* tokens, int64_t token_stride, const char* panel, int64_t parts, int64_t steps,
+void multiply_group(const Tile& tile, const Group& group, int64_t token_stride, int64_t parts, int64_t steps,
                     const char* ahead, int64_t ahead_bytes) {
+  const char* tokens = static_cast<const char*>(tile.tokens) + tile.offsets[group.first[0]];
+  const char* others = static_cast<const char*>(tile.tokens) + tile.offsets[group.first[1]];
+  const char* panel = static_cast<const char*>(tile.panel);
   Tiles::zero<0>();
   if constexpr (NV == 2) Tiles::zero<1>();
   if constexpr (NH == 2) Tiles::zero<2>();
@@ -97,12 +111,13 @@ void multiply_group(const char* tokens, int64_t token_stride, const char* panel,
       Element::template multiply_add<1, 4, 7>();
     }
     if constexpr (NH == 2) {
-      Tiles::load<5>(tokens + kTileRows * token_stride, token_stride);
+      Tiles::load<5>(others, token_stride);
       Element::template multiply_add<2, 5, 6>();
       if constexpr (NV == 2) Element::template multiply_add<3, 5, 7>();
     }
     panel += steps * kBufferStride;
     tokens += steps * 4;
+    others += steps * 4;
     for (int64_t end = ahead_bytes * (part + 1) / parts, at = ahead_bytes * part / parts; at < end;
          at += 64) {
       __builtin_prefetch(ahead + at, 0, 2);
@@ -122,9 +137,10 @@ void store_sums(char* buffer) {
   }
 }
 
-// Folds the `count` tokens from `first` on. The last one stands in for those that are missing in its eight.
+// Folds half a group, the `count` tokens from `first` on. The last one stands in for those that are missing
+// in its eight.
 template <class Element, int NV>
-void fold_group(char* buffer, const Tile& tile, int64_t first, int64_t count) {
+void fold_half(char* buffer, const Tile& tile, int64_t first, int64_t count) {
   const char* last = buffer + (count - 1) * kBufferStride;
   for (int64_t t = count; t % kFoldTokens; ++t) {
     __builtin_memcpy(buffer + t * kBufferStride, last, NV * F32::kLanes * 4);
@@ -143,35 +159,38 @@ void fold_group(char* buffer, const Tile& tile, int64_t first, int64_t count) {
 }
 
 template <class Element, int NV>
+void fold_group(char* buffer, const Tile& tile, const Group& group, int64_t half) {
+  for (int64_t n = 0; n < group.halves; ++n) {
+    fold_half<Element, NV>(buffer + n * kTileRows * kBufferStride, tile, group.first[n], half);
+  }
+}
+
+template <class Element, int NV>
 void score_panel_in_tiles(const Tile& tile) {
   alignas(64) char buffers[2][kGroupTokens * kBufferStride];
   const int64_t parts = (tile.steps + kTileSteps - 1) / kTileSteps, steps = tile.steps / parts;
+  const int64_t half = Group::least(tile.valid, kTileRows);
   const int64_t token_stride = tile.valid > 1 ? tile.offsets[1] - tile.offsets[0] : 0;
-  int64_t before = 0;  // tokens of the group before
-  int turn = 0;
-  for (int64_t t = 0; t < tile.valid; turn ^= 1) {
-    const int64_t count = tile.valid - t < kGroupTokens ? tile.valid - t : kGroupTokens;
-    use_shape({count, steps});
-    const char* tokens = static_cast<const char*>(tile.tokens) + tile.offsets[t];
-    const char* panel = static_cast<const char*>(tile.panel);
+  use_shape({half, steps});
+  Group before(0, half, half);
+  for (int64_t t = 0, turn = 0; t < tile.valid; t += 2 * half, turn ^= 1) {
+    const Group group(t, half, tile.valid);
     const char* ahead = tile.ahead + t * tile.steps * tile.ahead_step;
-    const int64_t ahead_bytes = count * tile.steps * tile.ahead_step;
-    const bool two = count > kTileRows;
-    if (two) {
-      multiply_group<Element, 2, NV>(tokens, token_stride, panel, parts, steps, ahead, ahead_bytes);
+    const int64_t ahead_bytes = Group::least(2 * half, tile.valid - t) * tile.steps * tile.ahead_step;
+    if (group.halves == 2) {
+      multiply_group<Element, 2, NV>(tile, group, token_stride, parts, steps, ahead, ahead_bytes);
     } else {
-      multiply_group<Element, 1, NV>(tokens, token_stride, panel, parts, steps, ahead, ahead_bytes);
+      multiply_group<Element, 1, NV>(tile, group, token_stride, parts, steps, ahead, ahead_bytes);
     }
-    if (before > 0) fold_group<Element, NV>(buffers[turn ^ 1], tile, t - before, before);
-    if (two) {
+    if (t > 0) fold_group<Element, NV>(buffers[turn ^ 1], tile, before, half);
+    if (group.halves == 2) {
       store_sums<2, NV>(buffers[turn]);
     } else {
       store_sums<1, NV>(buffers[turn]);
     }
-    before = count;
-    t += count;
+    before = group;
   }
-  if (before > 0) fold_group<Element, NV>(buffers[turn ^ 1], tile, tile.valid - before, before);
+  fold_group<Element, NV>(buffers[(tile.valid - 1) / (2 * half) % 2], tile, before, half);
 }
 
 template <class Element>
@@ -194,6 +213,8 @@ void use_tiles(Multiplier& m) {
   m.even_tokens = true;
   m.pack_query = nullptr;
   m.correct = nullptr;
+  m.widening_packed = nullptr;
+  m.correct_packed = nullptr;
 }
 
 }  // namespace

@@ -15,12 +15,23 @@ LI_TARGET_BEGIN("avx2,fma,f16c")
 #include "rows.inc.h"
 #include "widening.inc.h"
 
+#include "bits/bits_avx2.inc.h"
+#include "bits/pairs_avx2.inc.h"
+#include "bits/unpack_avx2.inc.h"
+
+#include "bits/hamming.inc.h"
+#include "bits/unpack.inc.h"
+#include "bits/widen_packed.inc.h"
+
 namespace late_interaction::cpu {
 
 void fill_avx2(Kernels& k) {
   fill<6>(k);
   fill_int8_pairs<6>(k);
   fill_widening<6>(k);
+  k.int8.widening_packed = widening_packed<MultiplyInt16<6>, UnpackPairs>;
+  fill_hamming<Bits>(k);
+  k.unpack_codes = unpack_codes;
 }
 
 }  // namespace late_interaction::cpu

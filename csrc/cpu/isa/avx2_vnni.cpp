@@ -12,6 +12,13 @@ LI_TARGET_BEGIN("avx2,fma,f16c,avxvnni")
 #include "microkernel.inc.h"
 
 #include "int8_vnni.inc.h"
+#include "widening_tile.inc.h"
+
+#include "bits/unpack_avx2.inc.h"
+
+#include "bits/widen_packed.inc.h"
+
+#include "bits/vnni.inc.h"
 
 namespace {
 
@@ -33,6 +40,7 @@ namespace late_interaction::cpu {
 void fill_avx2_vnni(Kernels& k) {
   fill_avx2(k);
   fill_int8_vnni<Integers, 6>(k);
+  fill_packed_vnni<Integers, 6>(k);
 }
 
 }  // namespace late_interaction::cpu

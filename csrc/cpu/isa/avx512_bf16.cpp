@@ -12,6 +12,8 @@ LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")
 #include "codes.inc.h"
 #include "microkernel.inc.h"
 
+#include "bf16_pairs.inc.h"
+
 namespace {
 
 struct MultiplyBf16 : F32 {
@@ -31,30 +33,16 @@ struct MultiplyBf16 : F32 {
   static V value(Sum sum, const Tile&, int64_t) { return sum; }
 };
 
-uint16_t get_bf16(const void* x, Dtype dtype, int64_t i) {
-  if (dtype == Dtype::bf16) return static_cast<const uint16_t*>(x)[i];
-  const __m128 value = _mm_set_ss(static_cast<const float*>(x)[i]);
-  return static_cast<uint16_t>(_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(value), 0));
-}
-
-// From bf16, fp32 or codes; an odd d gets a zero for the last pair.
-void pack_row_bf16(const void* x, Dtype dtype, int64_t stride, int64_t d, void* out) {
-  auto* packed = static_cast<uint16_t*>(out);
-  int64_t k = 0;
-  if (widen_codes(x, dtype, stride, d, packed)) {
-    k = d;
-  } else if (stride == 1 && dtype == Dtype::fp32) {
-    for (; k + 16 <= d; k += 16) {
-      const __m512 v = _mm512_loadu_ps(static_cast<const float*>(x) + k);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed + k), (__m256i)_mm512_cvtneps_pbh(v));
-    }
-  } else if (stride == 1) {
-    __builtin_memcpy(packed, x, static_cast<size_t>(d) * 2);
-    k = d;
+// By the CPU's conversion, which flushes subnormals to zero.
+struct NarrowBf16 {
+  static constexpr int kValues = 16;
+  static uint16_t one(float x) {
+    return static_cast<uint16_t>(_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0));
   }
-  for (; k < d; ++k) packed[k] = get_bf16(x, dtype, k * stride);
-  if (d % 2) packed[d] = 0;
-}
+  static void vector(const float* x, uint16_t* out) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+  }
+};
 
 }  // namespace
 
@@ -62,7 +50,7 @@ namespace late_interaction::cpu {
 
 void fill_avx512_bf16(Kernels& k) {
   fill_avx512_vnni(k);  // every CPU with bf16 pairs has it
-  k.bf16 = multiplier<MultiplyBf16>(Dtype::bf16, 2, pack_row_bf16);
+  k.bf16 = multiplier<MultiplyBf16>(Dtype::bf16, 2, pack_row_bf16<NarrowBf16>);
   k.has_bf16 = true;
 }
 

@@ -12,12 +12,19 @@ LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")
 #include "microkernel.inc.h"
 
 #include "int8_vnni.inc.h"
+#include "widening_tile.inc.h"
+
+#include "bits/unpack_avx512.inc.h"
+
+#include "bits/widen_packed.inc.h"
+
+#include "bits/vnni.inc.h"
 
 namespace {
 
 struct Integers : F32 {
   static Sums multiply_add_bytes(Sums sum, I a, I b) { return (Sums)_mm512_dpbusd_epi32((I)sum, a, b); }
-  // Of every two lanes of a and b, the sum; a's and b's in turn.
+  // The sums of every two lanes of a and of b, in turn.
   static Sums halves(Sums a, Sums b) {
     return (Sums)_mm512_unpacklo_epi32((I)a, (I)b) + (Sums)_mm512_unpackhi_epi32((I)a, (I)b);
   }
@@ -37,7 +44,9 @@ namespace late_interaction::cpu {
 
 void fill_avx512_vnni(Kernels& k) {
   fill_avx512(k);
+  fill_avx512_popcnt(k);
   fill_int8_vnni<Integers, 12>(k);
+  fill_packed_vnni<Integers, 12>(k);
 }
 
 }  // namespace late_interaction::cpu

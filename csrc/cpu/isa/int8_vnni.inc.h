@@ -2,6 +2,7 @@
 // unsigned bytes with signed ones: queries are the unsigned ones, each code plus 128, and -128 times the sum
 // of a token's codes corrects the sum of its products. Sums wrap, so what they come to is exact where it
 // fits. Included behind microkernel.inc.h. Vectors is F32 with multiply_add_bytes and sums_of_four.
+#include "int8_rows.inc.h"
 
 namespace {
 
@@ -25,17 +26,6 @@ struct MultiplyInt8 : Vectors {
     return Vectors::from_sums(sum, static_cast<uint32_t>(tile.corrections[n]));
   }
 };
-
-void pack_row_int8(const void* data, Dtype, int64_t stride, int64_t d, void* out) {
-  const auto* x = static_cast<const uint8_t*>(data);
-  auto* packed = static_cast<uint8_t*>(out);
-  if (stride == 1) {
-    __builtin_memcpy(packed, x, static_cast<size_t>(d));
-  } else {
-    for (int64_t k = 0; k < d; ++k) packed[k] = x[k * stride];
-  }
-  for (int64_t k = d; k % 4; ++k) packed[k] = 0;
-}
 
 void pack_query_int8(const void* data, Dtype dtype, int64_t stride, int64_t d, void* out) {
   pack_row_int8(data, dtype, stride, d, out);

@@ -110,8 +110,17 @@ using F64 = Vector<double, int64_t, 2>;
 #include "microkernel.inc.h"
 #include "rows.inc.h"
 
+#include "bits/bits_portable.inc.h"
+
+#include "bits/hamming.inc.h"
+#include "bits/unpack.inc.h"
+
 namespace late_interaction::cpu {
 
-void fill_portable(Kernels& k) { fill<6>(k); }
+void fill_portable(Kernels& k) {
+  fill<6>(k);
+  fill_hamming<Bits>(k);
+  k.unpack_codes = unpack_codes;
+}
 
 }  // namespace late_interaction::cpu

@@ -1,0 +1,129 @@
+"""What a first pass over codes of a few bits costs beside exact scores, and which of the best it finds.
+
+    python -m bench first-pass
+    python -m bench first-pass --demo  # the docstrings of `make demo`, by all-MiniLM-L6-v2
+
+Times are the least of some rounds in turn. Recall is the share of the ten best documents by exact scores that
+is among the candidates. Random documents are tokens around a topic of their own; queries are made of their
+tokens, with noise. All but one of the ten best are there by chance: the recall of few bits is low.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from bench.harness.text import align
+from late_interaction import bits, fp8, int8
+from late_interaction.coarse import KINDS, encode
+
+ROUNDS = 7
+TOP = 10
+
+
+@dataclass
+class Texts:
+    """Unit tokens and their masks."""
+
+    Q: Tensor
+    D: Tensor
+    q_mask: Tensor | None = None
+    d_mask: Tensor | None = None
+
+
+def draw(documents: int, Ld: int, queries: int, Lq: int, d: int, device: str) -> Texts:
+    torch.manual_seed(0)
+    topics = torch.randn(documents, 1, d, device=device)
+    D = torch.randn(documents, Ld, d, device=device) + 0.5 * topics
+    chosen = torch.randint(documents, (queries,), device=device)
+    Q = D[chosen, torch.randint(Ld, (Lq, 1), device=device)].transpose(0, 1)
+    Q = Q + torch.randn(Q.shape, device=device)
+    return Texts(normalize(Q, dim=-1), normalize(D, dim=-1))
+
+
+def demo(queries: int, device: str) -> Texts:
+    from demo.corpus import build_pairs
+    from demo.encode import Encoder
+
+    pairs = build_pairs()
+    encoder = Encoder(torch.device(device))
+    Q, D = encoder.encode([p.query for p in pairs[:queries]], [p.document for p in pairs])
+    return Texts(*(x.to(device) for x in (Q.embeddings, D.embeddings, Q.mask, D.mask)))
+
+
+def passes(x: Texts) -> dict[str, tuple[Callable[[], Tensor], int]]:
+    """Each way to score all documents, and the bytes of documents that it reads."""
+    found: dict[str, tuple[Callable[[], Tensor], int]] = {}
+    masks = {"q_mask": x.q_mask, "d_mask": x.d_mask}
+    Q, D = x.Q.bfloat16(), x.D.bfloat16()
+    found["bfloat16"] = (lambda: li.maxsim(Q, D, **masks), 2 * D.numel())
+    for name, quantize, score in (
+        ("fp8", fp8.quantize_fp8_per_token, fp8.maxsim_inference_fp8),
+        ("int8", int8.quantize_int8_per_token, int8.maxsim_inference_int8),
+    ):
+        (q, s), (c, t) = quantize(x.Q), quantize(x.D)
+        call = lambda q=q, c=c, s=s, t=t, f=score: f(q, c, scale_Q=s, scale_D=t, **masks)  # noqa: E731
+        found[name] = (call, c.numel() + 4 * t.numel())
+    signs, d = bits.to_bits(x.Q)[0], x.D.shape[-1]
+    for kind in KINDS:
+        codes = encode(x.D, kind, normalize=False)
+        c, t = codes.tokens, codes.scale
+        if t is None:
+            found[kind] = (lambda c=c: bits.maxsim_hamming(signs, c, d, **masks), c.numel())
+            continue
+        n = KINDS[kind]
+        call = lambda c=c, t=t, n=n: bits.maxsim_asymmetric(x.Q, c, t, nbits=n, **masks)  # noqa: E731
+        found[kind] = (call, c.numel() + 4 * t.numel())
+    return found
+
+
+def seconds(calls: dict[str, Callable[[], Tensor]], device: str) -> dict[str, float]:
+    least = dict.fromkeys(calls, float("inf"))
+    for turn in range(ROUNDS + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if turn:  # the first one warms up
+                least[name] = min(least[name], time.perf_counter() - start)
+    return least
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
+    p.add_argument("--documents", type=int, default=20000)
+    p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
+    for name, default in (("Ld", 128), ("queries", 4), ("Lq", 32), ("d", 128)):
+        p.add_argument(f"--{name}", type=int, default=default)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.demo:
+        x = demo(args.queries, args.device)
+    else:
+        x = draw(args.documents, args.Ld, args.queries, args.Lq, args.d, args.device)
+    best = li.maxsim(x.Q, x.D, x.q_mask, x.d_mask).topk(TOP).indices
+    ways = passes(x)
+    times = seconds({name: call for name, (call, _) in ways.items()}, args.device)
+    head = ["", "ms", "MB", "GB/s", *(f"recall@{TOP} of {n}" for n in args.candidates)]
+    rows = []
+    for name, (call, size) in ways.items():
+        scores, row = call(), [name, f"{1e3 * times[name]:.2f}", f"{size / 1e6:.0f}"]
+        row.append(f"{size / times[name] * 1e-9:.1f}")
+        for candidates in args.candidates:
+            found = scores.topk(candidates).indices
+            hits = (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-2)
+            row.append(f"{hits.float().mean():.4f}")
+        rows.append(row)
+    print(f"queries {list(x.Q.shape)}, documents {list(x.D.shape)}")
+    print(align(head, rows))
+    return 0

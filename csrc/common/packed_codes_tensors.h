@@ -1,0 +1,61 @@
+// The inputs of the operators on packed codes, from tensors to the plain terms of problem.h. As in tensors.h,
+// the checks are the last line for callers of torch.ops.late_interaction.*.
+#pragma once
+
+#include "arithmetic.h"
+#include "tensors.h"
+
+namespace late_interaction {
+
+inline void check_bytes(const Tensor& x, const char* name, int64_t bytes, int64_t d, int64_t nbits) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Byte, "late_interaction: ", name, " must be uint8");
+  STD_TORCH_CHECK(x.size(x.dim() - 1) == bytes, "late_interaction: ", name, " must have ", bytes,
+                  " bytes a token for ", d, " codes of ", nbits, " bits, got ", x.size(x.dim() - 1));
+}
+
+inline Dtype parse_bytes(ScalarType) { return Dtype::int8; }
+
+// Q and D are packed bits of d dims; the d of the sizes counts their bytes.
+inline Inputs parse_hamming_inputs(const Tensor& Q, const Tensor& D, int64_t d,
+                                   const std::optional<Tensor>& q_mask, const std::optional<Tensor>& d_mask) {
+  STD_TORCH_CHECK(d >= 1 && d <= kMaxTokens, "late_interaction: d must be within [1, 2^30], got ", d);
+  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, false, parse_bytes);
+  check_bytes(Q, "Q", ceil_div(d, 8), d, 1);
+  check_bytes(D, "D", ceil_div(d, 8), d, 1);
+  return in;
+}
+
+// Q is int8 of d dims, D packed codes of nbits each.
+inline QuantizedInputs parse_asymmetric_inputs(const Tensor& Q, const Tensor& D, const Tensor& scale_Q,
+                                               const Tensor& scale_D, const std::optional<Tensor>& q_mask,
+                                               const std::optional<Tensor>& d_mask, int64_t nbits) {
+  STD_TORCH_CHECK(nbits == 1 || nbits == 4, "late_interaction: nbits must be 1 or 4, got ", nbits);
+  STD_TORCH_CHECK(Q.dim() == 3, "late_interaction: Q must be [Nq, Lq, d], got rank ", Q.dim());
+  STD_TORCH_CHECK(D.dim() == 3 || D.dim() == 4,
+                  "late_interaction: D must be [Nd, Ld, bytes] or [Nq, K, Ld, bytes], got rank ", D.dim());
+  STD_TORCH_CHECK(Q.scalar_type() == ScalarType::Char, "late_interaction: Q must be int8");
+  STD_TORCH_CHECK(same_place(Q, D), "late_interaction: Q and D must be on one device");
+  const int64_t d = Q.size(2), r = D.dim();
+  STD_TORCH_CHECK(d >= 1, "late_interaction: Q needs an embedding dim d of at least 1");
+  check_bytes(D, "D", ceil_div(d * nbits, 8), d, nbits);
+  STD_TORCH_CHECK(r == 3 || D.size(0) == Q.size(0),
+                  "late_interaction: D [Nq, ..., Ld, bytes] needs Nq = ", Q.size(0), ", got ", D.size(0));
+  QuantizedInputs in;
+  in.dtype = Dtype::int8;
+  in.sizes = {
+      r == 4 ? Layout::per_query : Layout::in_batch, Q.size(0), D.size(r - 3), Q.size(1), D.size(r - 2), d};
+  STD_TORCH_CHECK(
+      in.sizes.Nq * in.sizes.Lq <= kMaxTokens && in.sizes.Ld <= kMaxTokens && in.sizes.d <= kMaxTokens,
+      "late_interaction: Nq * Lq, Ld and d must each be at most 2^30");
+  check_mask(q_mask, Q, "q_mask");
+  check_mask(d_mask, D, "d_mask");
+  in.Q = view_tokens(Q);
+  in.D = view_tokens(D);
+  in.q_mask = view_mask(q_mask);
+  in.d_mask = view_mask(d_mask);
+  in.q_scale = parse_scale(scale_Q, Q, "scale_Q");
+  in.d_scale = parse_scale(scale_D, D, "scale_D");
+  return in;
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,60 @@
+// NEON with BF16 (FEAT_BF16): as NEON with dot products, and bf16 pairs multiply in one instruction (bfdot:
+// two products a lane, fp32 accumulation, sums rounded to odd, subnormals flushed to zero).
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+#include "../../kernels.h"
+#include "../target.h"
+
+LI_TARGET_BEGIN("arch=armv8.2-a+dotprod+bf16")
+#include "vectors_neon.inc.h"
+
+#include "../codes.inc.h"
+#include "../microkernel.inc.h"
+
+#include "../bf16_pairs.inc.h"
+
+namespace {
+
+struct MultiplyBf16 : F32 {
+  using Query = bfloat16x8_t;
+  using Token = bfloat16x8_t;
+  using Sum = V;
+  static constexpr int kStepBytes = 4;
+  static constexpr int kGroup = 12;
+  static Query load_query(const char* p) {
+    return vreinterpretq_bf16_s32(load_index(reinterpret_cast<const int32_t*>(p)));
+  }
+  static Token load_token(const char* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, 4);
+    return vreinterpretq_bf16_s32(set_index(pair));
+  }
+  static V multiply_add(V sum, Query a, Token b) { return vbfdotq_f32(sum, a, b); }
+  static Sum none() { return zero(); }
+  static V value(Sum sum, const Tile&, int64_t) { return sum; }
+};
+
+struct NarrowBf16 {
+  static constexpr int kValues = F32::kLanes;
+  static uint16_t one(float x) {
+    uint16_t out[kValues];
+    F32::store_bf16(out, F32::set1(x));
+    return out[0];
+  }
+  static void vector(const float* x, uint16_t* out) { F32::store_bf16(out, F32::load(x)); }
+};
+
+}  // namespace
+
+namespace late_interaction::cpu {
+
+void fill_neon_bf16(Kernels& k) {
+  fill_neon_dotprod(k);
+  k.bf16 = multiplier<MultiplyBf16>(Dtype::bf16, 2, pack_row_bf16<NarrowBf16>);
+  k.has_bf16 = true;
+}
+
+}  // namespace late_interaction::cpu
+LI_TARGET_END
+#endif

@@ -1,0 +1,106 @@
+// Similarities of bit codes: dims - 2 * (bits that differ), the inner product of two vectors of +1 and -1.
+// Included behind the vectors of an instruction set.
+//
+// As in microkernel.inc.h a lane is a query row, and 32 bits of a token are broadcast to all lanes. The least
+// Hamming distance stays in registers over all groups of the tile; it becomes a similarity once a tile.
+//
+// Bits gives: kLanes, kWide and kNarrow (tokens of a group), Words (a vector of 32-bit lanes), load, set1,
+// min, Counts, kMaxSteps (so many words fit into Counts), add_ones (Counts + the ones of each lane), total
+// (Counts to 32-bit lanes) and fold (similarities into the running maxima).
+
+namespace {
+
+// Steps [begin, end) of NV vectors of query rows against NT tokens.
+template <class Bits, int NV, int NT>
+inline __attribute__((always_inline)) void count_steps(typename Bits::Counts (&count)[NV][NT],
+                                                       const char* query, const char* const (&token)[NT],
+                                                       int64_t begin, int64_t end) {
+  using Words = typename Bits::Words;
+  for (int64_t step = begin; step < end; ++step) {
+    Words q[NV];
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) q[v] = Bits::load(query + (2 * step + v) * sizeof(Words));
+#pragma GCC unroll 16
+    for (int t = 0; t < NT; ++t) {
+      const Words word = Bits::set1(token[t] + 4 * step);
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) count[v][t] = Bits::add_ones(count[v][t], q[v] ^ word);
+    }
+  }
+}
+
+template <class Bits, int NV, int NT>
+inline __attribute__((always_inline)) void count_group(const Tile& tile, int64_t first,
+                                                       typename Bits::Words (&least)[NV]) {
+  using Words = typename Bits::Words;
+  const char* query = static_cast<const char*>(tile.panel);
+  const char* token[NT];
+#pragma GCC unroll 16
+  for (int t = 0; t < NT; ++t) token[t] = static_cast<const char*>(tile.tokens) + tile.offsets[first + t];
+  const int64_t ahead_bytes = tile.steps * tile.ahead_step;
+  for (int64_t line = 0; line < NT * ahead_bytes; line += 64) {
+    __builtin_prefetch(tile.ahead + first * ahead_bytes + line, 0, 2);
+  }
+
+  Words total[NV][NT] = {};
+  if constexpr (Bits::kMaxSteps == 0) {
+    count_steps<Bits>(total, query, token, 0, tile.steps);
+  } else {
+    for (int64_t step = 0; step < tile.steps; step += Bits::kMaxSteps) {
+      const int64_t end = tile.steps - step < Bits::kMaxSteps ? tile.steps : step + Bits::kMaxSteps;
+      typename Bits::Counts count[NV][NT] = {};
+      count_steps<Bits>(count, query, token, step, end);
+#pragma GCC unroll 16
+      for (int t = 0; t < NT; ++t) {
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) total[v][t] += Bits::total(count[v][t]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < NT; ++t) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) least[v] = Bits::min(least[v], total[v][t]);
+  }
+}
+
+template <class Bits, int NV>
+void compare_panel(const Tile& tile) {
+  using Words = typename Bits::Words;
+  Words least[NV];
+#pragma GCC unroll 2
+  for (int v = 0; v < NV; ++v) least[v] = Words{} + uint32_t{INT32_MAX};
+  int64_t t = 0;
+  for (; t + Bits::kWide <= tile.count; t += Bits::kWide) count_group<Bits, NV, Bits::kWide>(tile, t, least);
+  for (; t < tile.count; t += Bits::kNarrow) count_group<Bits, NV, Bits::kNarrow>(tile, t, least);
+#pragma GCC unroll 2
+  for (int v = 0; v < NV; ++v) {
+    Bits::fold(static_cast<float*>(tile.best) + v * Bits::kLanes,
+               static_cast<uint32_t>(tile.dims) - 2 * least[v]);
+  }
+}
+
+template <class Bits>
+void compare_tile(const Tile& tile) {
+  if (tile.vectors == 2) {
+    compare_panel<Bits, 2>(tile);
+  } else {
+    compare_panel<Bits, 1>(tile);
+  }
+}
+
+// Bytes as they lie in memory; the last word is filled up with zeros, which differ in no bit.
+void pack_words(const void* data, Dtype, int64_t stride, int64_t bytes, void* out) {
+  const auto* x = static_cast<const uint8_t*>(data);
+  auto* packed = static_cast<uint8_t*>(out);
+  for (int64_t k = 0; k < bytes; ++k) packed[k] = x[k * stride];
+  for (int64_t k = bytes; k % 4; ++k) packed[k] = 0;
+}
+
+template <class Bits>
+void fill_hamming(Kernels& k) {
+  static_assert(Bits::kWide % Bits::kNarrow == 0, "a tile is whole narrow groups");
+  k.hamming = {Bits::kLanes, Bits::kNarrow, Bits::kWide, 4, 4, Dtype::int8, pack_words, compare_tile<Bits>};
+}
+
+}  // namespace

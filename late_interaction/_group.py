@@ -1,0 +1,56 @@
+"""What calls of all processes of a group share: facts that are gathered and compared, and their errors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# The first fact of a process that refused its arguments.
+REFUSED = -1
+
+
+def position(group: Any) -> tuple[int, int]:
+    """The rank of this process in the group, and the number of its processes."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError(f"group must hold this process, rank {dist.get_rank()} of the world, and does not")
+    return rank, world
+
+
+def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
+    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...]."""
+    into = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    try:
+        dist.all_gather(into, values, group=group)
+    except RuntimeError as error:
+        raise exchange_failed(caller, what, error) from error
+    return torch.stack(into)
+
+
+def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:
+    refused = [str(i) for i, row in enumerate(table) if row[0] == REFUSED]
+    if refused:
+        raise RuntimeError(
+            f"{caller}: rank {', '.join(refused)} of the group refused its arguments; see its error"
+        )
+
+
+def check_alike(caller: str, table: Sequence[Sequence[float]], places: Mapping[str, int]) -> None:
+    """All processes have the same number in each of these places, by what messages call them."""
+    for name, place in places.items():
+        found = [row[place] for row in table]
+        if len(set(found)) > 1:
+            shown = ", ".join(f"{x:g}" for x in found)
+            raise ValueError(
+                f"{caller}: every rank of the group must have the same {name},"
+                f" got {shown} (ranks 0 to {len(found) - 1})"
+            )
+
+
+def exchange_failed(caller: str, what: str, error: RuntimeError) -> RuntimeError:
+    return RuntimeError(
+        f"{caller}: the exchange of {what} with the other ranks of the group failed on rank"
+        f" {dist.get_rank()}: a rank has ended, raised an error or does not call the same function ({error})"
+    )

@@ -1,0 +1,1 @@
+"""What :mod:`late_interaction.ray` consists of."""

@@ -1,0 +1,61 @@
+"""The chunks of a corpus: ranges of documents whose tokens are scored where they lie on the device of the
+query, or copied to it while others are scored."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from late_interaction import _stream
+from late_interaction.corpus._shards import Shard
+
+# The operators' offsets are int32.
+_MAX_TOKENS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Documents [first, stop) of a shard, the first of which is document `place` of the corpus."""
+
+    shard: Shard
+    first: int
+    stop: int
+    place: int
+
+    @property
+    def tokens(self) -> int:
+        offsets = self.shard.offsets
+        return int(offsets[self.stop]) - int(offsets[self.first])
+
+    def sources(self) -> list[Tensor]:
+        """The tokens as they are stored, and what is stored beside them, where they lie."""
+        found = self.shard.stored(self.shard.rows(self.first, self.stop))
+        return [x for x in found if x is not None]
+
+    def offsets(self) -> Tensor:
+        """int32, from 0, on the CPU."""
+        own = self.shard.offsets[self.first : self.stop + 1]
+        return (own - own[0]).to(torch.int32)
+
+
+def plan(shards: Sequence[Shard], most_bytes: int, most_documents: int) -> list[Chunk]:
+    """The chunks of a corpus, each of at most so many bytes of tokens and so many documents."""
+    chunks, place = [], 0
+    for shard in shards:
+        most_tokens = most_bytes // (shard.tokens.shape[1] * shard.tokens.element_size())
+        for first, stop in shard.ranges(min(max(most_tokens, 1), _MAX_TOKENS), most_documents):
+            chunks.append(Chunk(shard, first, stop, place + first))
+        place += shard.documents
+    return chunks
+
+
+def on_device(chunks: list[Chunk], device: torch.device) -> Iterator[tuple[Chunk, list[Tensor]]]:
+    """Each chunk with its sources on the device: views, or copies that are valid until the next."""
+    if not chunks or chunks[0].shard.tokens.device == device:
+        for chunk in chunks:
+            yield chunk, chunk.sources()
+        return
+    rows = max(chunk.tokens for chunk in chunks)
+    copies = _stream.copied(lambda i: chunks[i].sources(), len(chunks), rows, device)
+    yield from zip(chunks, copies, strict=True)

@@ -1,0 +1,63 @@
+"""The codec of a corpus of residuals: three files of its folder, and their entry in the metadata."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from late_interaction.corpus import _files, _tokens
+from late_interaction.residual_codec import ResidualCodec
+
+_PARTS = ("centroids", "bucket_cutoffs", "bucket_weights")
+
+
+def _name_of(part: str) -> str:
+    return f"codec.{part}"
+
+
+def entry_of(codec: ResidualCodec | None) -> dict[str, Any] | None:
+    """What the metadata says of a codec."""
+    if codec is None:
+        return None
+    files = {part: _files.entry_of(getattr(codec, part)) for part in _PARTS}
+    dtype = _tokens.name_of(codec.centroids.dtype)
+    return {"nbits": codec.nbits, "centroids": len(codec.centroids), "dtype": dtype, "files": files}
+
+
+def write(folder: Path, codec: ResidualCodec | None) -> None:
+    """Writes the files that are not there as they should be."""
+    entry = entry_of(codec)
+    for part, wanted in ({} if entry is None else entry["files"]).items():
+        try:
+            _files.check_checksum(folder / _name_of(part), wanted)
+        except _files.CorpusError:
+            file = _files.HashedFile(folder / _name_of(part))
+            try:
+                file.write(_files.bytes_of(getattr(codec, part)))
+                file.finish()
+            finally:
+                file.close()
+
+
+def check(folder: Path, entry: dict[str, Any] | None) -> None:
+    """The files are those that the metadata names. They are small, and all tokens hang on them."""
+    for part, file in ({} if entry is None else entry["files"]).items():
+        _files.check_checksum(folder / _name_of(part), file)
+
+
+def open_codec(folder: Path, entry: dict[str, Any] | None, d: int) -> ResidualCodec | None:
+    """The codec of a folder, on the CPU."""
+    if entry is None:
+        return None
+    check(folder, entry)
+    mapped = [
+        _files.mapped(folder / _name_of(part), entry["files"][part]["bytes"], dtype)
+        for part, dtype in zip(_PARTS, (_tokens.NAMES[entry["dtype"]], *[torch.float32] * 2), strict=True)
+    ]
+    return ResidualCodec(mapped[0].view(entry["centroids"], d), mapped[1], mapped[2], entry["nbits"])
+
+
+def equal(a: ResidualCodec | None, b: ResidualCodec | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a is b or entry_of(a.to("cpu")) == entry_of(b.to("cpu"))

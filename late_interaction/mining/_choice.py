@@ -1,0 +1,89 @@
+"""Which of the documents that a search found become a query's negatives."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import check_integer, check_positive
+
+STRATEGIES = ("top", "random")
+# Candidates for each negative where scores or margins may refuse some.
+_SPARE = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options of :func:`late_interaction.mining.hard_negatives` that say what may be a negative."""
+
+    num_negatives: int = 3
+    range_min: int = 0
+    range_max: int | None = None
+    max_score: float | None = None
+    min_score: float | None = None
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    sampling_strategy: str = "top"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("num_negatives", self.num_negatives)
+        check_integer("range_min", self.range_min)
+        if self.range_min < 0:
+            raise ValueError(f"range_min must be at least 0, got {self.range_min}")
+        if self.range_max is not None:
+            check_positive("range_max", self.range_max)
+        if self.most - self.range_min < self.num_negatives:
+            raise ValueError(
+                f"range_max must leave room for {self.num_negatives} negatives from rank {self.range_min} on,"
+                f" got {self.range_max}"
+            )
+        for name in ("max_score", "min_score", "absolute_margin", "relative_margin"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise TypeError(f"{name} must be a number or None, got {abbreviate(value)}")
+        if self.sampling_strategy not in STRATEGIES:
+            raise ValueError(
+                f"sampling_strategy must be one of {STRATEGIES}, got {abbreviate(self.sampling_strategy)}"
+            )
+        check_integer("seed", self.seed)
+
+    @property
+    def most(self) -> int:
+        """The rank among a query's negatives from which on none is taken."""
+        if self.range_max is not None:
+            return self.range_max
+        filters = self.max_score, self.absolute_margin, self.relative_margin
+        spare = 1 if all(x is None for x in filters) and self.sampling_strategy == "top" else _SPARE
+        return self.range_min + spare * self.num_negatives
+
+    def columns(self, scores: Tensor, is_positive: Tensor, positive: Tensor) -> Tensor:
+        """``[Nq, num_negatives]``: columns of ``scores [Nq, n]``, best first, that become negatives, in the
+        order of their ranks; -1 where there are no more. positive: ``[Nq]``, each query's lowest score of a
+        positive, NaN where it has none."""
+        rank = (~is_positive).cumsum(1) - 1
+        fit = ~is_positive & (rank >= self.range_min) & (rank < self.most) & ~scores.isnan()
+        if self.max_score is not None:
+            fit &= scores <= self.max_score
+        if self.min_score is not None:
+            fit &= scores >= self.min_score
+        limit = positive.unsqueeze(1)
+        if self.absolute_margin is not None:
+            fit &= (scores <= limit - self.absolute_margin) | limit.isnan()
+        if self.relative_margin is not None:
+            fit &= (scores <= limit - self.relative_margin * limit.abs()) | limit.isnan()
+        return self._chosen(fit)
+
+    def _chosen(self, fit: Tensor) -> Tensor:
+        n = fit.shape[1]
+        places = torch.arange(n, device=fit.device).expand(fit.shape)
+        key = places.double()
+        if self.sampling_strategy == "random":  # drawn on the CPU, so that all devices choose the same
+            generator = torch.Generator(device="cpu").manual_seed(self.seed)
+            key = torch.rand(fit.shape, generator=generator, dtype=torch.float64, device="cpu").to(fit.device)
+        key = key.masked_fill(~fit, torch.inf)
+        chosen = key.argsort(dim=1, stable=True)[:, : self.num_negatives]
+        found = torch.where(fit.gather(1, chosen), chosen, n).sort(dim=1).values
+        found = torch.nn.functional.pad(found, (0, self.num_negatives - found.shape[1]), value=n)
+        return torch.where(found < n, found, -1)

@@ -1,0 +1,213 @@
+"""Hard negatives of embeddings: :func:`hard_negatives`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.options import check_flag
+from late_interaction._checks.packed import check_sequences
+from late_interaction._checks.tensors import check_embeddings, check_mask
+from late_interaction._progress import Progress
+from late_interaction.corpus import Corpus
+from late_interaction.mining._choice import Choice
+from late_interaction.score_pairs import score_pairs_packed
+from late_interaction.varlen import pack_sequences
+
+__all__ = ["HardNegatives", "hard_negatives"]
+
+# Queries whose candidates are chosen, or whose positives are scored, at a time.
+_QUERIES = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class HardNegatives:
+    """What :func:`hard_negatives` found.
+
+    Args:
+        indices: ``[Nq, num_negatives]``, int64: documents, by falling scores; -1 where there were no more.
+        scores: ``[Nq, num_negatives]``, float32: their exact scores, NaN for -1.
+        positive_scores: the scores of each query's positives, in their order: a float32 tensor for each.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.mining import hard_negatives
+        >>> D = torch.eye(4).unsqueeze(1)
+        >>> hard_negatives(D[:1] + 0.1 * D[2], D, [[0]], num_negatives=1).indices
+        tensor([[2]])
+    """
+
+    indices: Tensor
+    scores: Tensor
+    positive_scores: list[Tensor]
+
+
+def hard_negatives(
+    Q: Tensor | Sequence[Tensor],
+    D: Tensor | Sequence[Tensor] | Corpus,
+    positives: Sequence[Sequence[int]],
+    *,
+    num_negatives: int = 3,
+    range_min: int = 0,
+    range_max: int | None = None,
+    max_score: float | None = None,
+    min_score: float | None = None,
+    absolute_margin: float | None = None,
+    relative_margin: float | None = None,
+    sampling_strategy: str = "top",
+    seed: int = 0,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    normalize: bool = True,
+    progress: Progress = False,
+) -> HardNegatives:
+    """The documents that score highest for each query and are no positives of it, by exact MaxSim over the
+    whole corpus, in bounded memory. The options have the names that they have in Sentence Transformers'
+    ``mine_hard_negatives``.
+
+    Args:
+        Q: ``[Nq, Lq, d]``, or a list of ``[L, d]`` tensors.
+        D: documents: ``[Nd, Ld, d]``, a list of ``[L, d]`` tensors, or a
+            :class:`late_interaction.corpus.Corpus`. On the device of ``Q``, or on the CPU.
+        positives: for each query the indices of its positive documents; may be empty.
+        num_negatives: how many for each query.
+        range_min: skip so many of the best negatives of each query.
+        range_max: no negative from this rank on among those of its query. None: ``range_min +
+            num_negatives``, or ``range_min + 10 * num_negatives`` where a ``max_score`` or a margin may
+            refuse some, or they are drawn at random.
+        max_score, min_score: no negative with a higher or a lower score.
+        absolute_margin: a negative scores at least so much less than the lowest-scored positive of its query.
+        relative_margin: likewise, as a share of the absolute value of that positive's score.
+        sampling_strategy: ``"top"``, the highest scores of what remains, or ``"random"``.
+        seed: of the random choice, which is the same on every device.
+        q_mask, d_mask: ``[Nq, Lq]`` and ``[Nd, Ld]``, True = keep. Only for tensors.
+        normalize: L2-normalize every token first.
+        progress: of the search, as in :func:`late_interaction.retrieve`.
+
+    Returns:
+        A :class:`HardNegatives`, on the device of ``Q``. A document whose score is NaN is no negative.
+
+    Raises:
+        TypeError, ValueError: arguments of a wrong kind, dtype, shape or value.
+
+    Complexity: one exact search for the ``range_max`` best and as many more as a query has positives, and the
+        scores of the positives.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.mining import hard_negatives
+        >>> D = [torch.randn(length, 16) for length in (5, 9, 3, 12, 7)]
+        >>> Q = [D[0][:2], D[3][4:]]
+        >>> found = hard_negatives(Q, D, [[0], [3]], num_negatives=2, absolute_margin=0.1)
+        >>> found.indices.shape, 0 in found.indices[0]
+        (torch.Size([2, 2]), False)
+    """
+    choice = Choice(
+        num_negatives, range_min, range_max, max_score, min_score, absolute_margin, relative_margin,
+        sampling_strategy, seed,
+    )  # fmt: skip
+    check_flag("normalize", normalize)
+    queries = _sequences("Q", Q, q_mask)
+    corpus = _corpus(D, d_mask)
+    rows = _positives(positives, len(queries), len(corpus))
+    if not queries:
+        none = torch.empty(0, num_negatives)
+        return HardNegatives(none.long(), none, [])
+    most = max(map(len, rows))
+    with torch.no_grad():
+        scores, indices = corpus.search(queries, choice.most + most, normalize=normalize, progress=progress)
+        own = _positive_scores(queries, corpus, rows, normalize)
+        device = scores.device
+        lowest = torch.tensor([float(x.min()) if len(x) else torch.nan for x in own], device=device)
+        padded = torch.tensor([row + [-1] * (most - len(row)) for row in rows], device=device).view(-1, most)
+        is_positive = torch.cat(
+            [
+                (i.unsqueeze(-1) == p.unsqueeze(1)).any(-1)
+                for i, p in zip(indices.split(_QUERIES), padded.split(_QUERIES), strict=True)
+            ]
+        )
+        columns = choice.columns(scores, is_positive, lowest)
+        at = columns.clamp_min(0)
+        if scores.shape[1] == 0:
+            return HardNegatives(columns, torch.full(columns.shape, torch.nan, device=device), own)
+        found = torch.where(columns < 0, -1, indices.gather(1, at))
+        return HardNegatives(found, torch.where(columns < 0, torch.nan, scores.gather(1, at)), own)
+
+
+def _sequences(name: str, x: Any, mask: Tensor | None) -> list[Tensor]:
+    """Texts as a list of their kept tokens."""
+    if isinstance(x, Tensor):
+        check_embeddings(name, x)
+        if x.dim() != 3:
+            raise ValueError(f"{name} must be [N, L, d], or a list of [L, d], got {shape_of(x)}")
+        kept = check_mask(f"{name[0].lower()}_mask", mask, name, x)
+        return list(x) if kept is None else [y[own] for y, own in zip(x, kept, strict=True)]
+    if mask is not None:
+        raise ValueError(f"{name[0].lower()}_mask must be None for a list, got {abbreviate(mask)}")
+    if isinstance(x, (list, tuple)) and not x:
+        return []
+    check_sequences(name, x)
+    return list(x)
+
+
+def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:
+    if isinstance(D, Corpus):
+        if d_mask is not None:
+            raise ValueError(f"d_mask must be None for a Corpus, got {abbreviate(d_mask)}")
+        return D
+    if isinstance(D, Tensor) and d_mask is None and D.dim() == 3 and D.is_contiguous():
+        check_embeddings("D", D)
+        offsets = torch.arange(D.shape[0] + 1) * D.shape[1]
+        return Corpus.from_packed(D.flatten(0, 1), offsets)
+    documents = _sequences("D", D, d_mask)
+    if not documents:
+        raise ValueError("D must hold at least one document, got none")
+    tokens, offsets = pack_sequences(documents)
+    return Corpus.from_packed(tokens, offsets)
+
+
+def _positives(positives: Any, queries: int, documents: int) -> list[list[int]]:
+    if isinstance(positives, Tensor):
+        positives = positives.tolist()
+    if not isinstance(positives, Sequence) or not all(isinstance(row, Sequence) for row in positives):
+        raise TypeError(f"positives must be a list of documents for each query, got {abbreviate(positives)}")
+    if len(positives) != queries:
+        raise ValueError(f"positives must have a list for each of {queries} queries, got {len(positives)}")
+    rows = []
+    for i, row in enumerate(positives):
+        for x in row:
+            if isinstance(x, bool) or not hasattr(x, "__index__"):
+                raise TypeError(f"positives[{i}] must hold integers, got {abbreviate(x)}")
+            if not 0 <= int(x) < documents:
+                raise ValueError(f"positives[{i}] must lie in [0, {documents}), got {int(x)}")
+        rows.append([int(x) for x in row])
+    return rows
+
+
+def _positive_scores(
+    queries: list[Tensor], corpus: Corpus, rows: list[list[int]], normalize: bool
+) -> list[Tensor]:
+    """The scores of each query's positives, as pairs of queries and documents."""
+    found: list[Tensor] = []
+    device = queries[0].device
+    for start in range(0, len(queries), _QUERIES):
+        some = rows[start : start + _QUERIES]
+        known = {document: place for place, document in enumerate(dict.fromkeys(x for r in some for x in r))}
+        if not known:
+            found += [torch.empty(0, device=device) for _ in some]
+            continue
+        documents = [corpus[x].to(device) for x in known]
+        texts = [queries[start : start + len(some)], documents]
+        if normalize:
+            texts = [[torch.nn.functional.normalize(x.float(), dim=-1, eps=1e-12) for x in y] for y in texts]
+        else:
+            texts = [[x.float() for x in y] for y in texts]
+        (Q, of_queries), (D, of_documents) = (pack_sequences(x) for x in texts)
+        pairs = [(i, known[x]) for i, row in enumerate(some) for x in row]
+        at_q, at_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in zip(*pairs, strict=True))
+        scores = score_pairs_packed(Q, D, of_queries, of_documents, at_q, at_d)
+        found += scores.split([len(row) for row in some])
+    return found

@@ -1,0 +1,198 @@
+"""Hard negatives of texts: :func:`mine_hard_negatives`."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import check_flag, check_positive
+from late_interaction.mining._choice import Choice
+from late_interaction.mining.negatives import HardNegatives, hard_negatives
+
+__all__ = ["mine_hard_negatives"]
+
+FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
+Columns = dict[str, list[Any]]
+
+
+def mine_hard_negatives(
+    dataset: Any,
+    model: Any,
+    anchor_column_name: str | None = None,
+    positive_column_name: str | None = None,
+    corpus: Sequence[str] | None = None,
+    *,
+    num_negatives: int = 3,
+    output_format: str = "triplet",
+    output_scores: bool = False,
+    batch_size: int = 32,
+    **options: Any,
+) -> Any:
+    """Hard negatives for a dataset of (anchor, positive) texts, by a multi-vector model and exact MaxSim over
+    all documents: what Sentence Transformers' ``mine_hard_negatives`` is for models of one vector, with its
+    names.
+
+    Equal texts are one document, and equal anchors are one query, whose positives are those of all its rows.
+    None of them becomes a negative. Each text is encoded once.
+
+    Args:
+        dataset: a ``datasets.Dataset``, or a dict of lists, with a row for each (anchor, positive).
+        model: a ``MultiVectorEncoder`` of Sentence Transformers, or any object whose ``encode_query`` and
+            ``encode_document`` take a list of strings and ``batch_size`` and return a ``[L, d]`` tensor or
+            array for each.
+        anchor_column_name, positive_column_name: the first and second column, by default.
+        corpus: more documents, from which negatives may come, beside all positives.
+        num_negatives: how many for each row.
+        output_format: ``"triplet"``, ``"n-tuple"``, ``"labeled-pair"`` or ``"labeled-list"``.
+        output_scores: a column of scores beside, or of scores instead of labels.
+        batch_size: of the model.
+        options: those of :func:`hard_negatives`: ``range_min``, ``range_max``, ``max_score``, ``min_score``,
+            ``absolute_margin``, ``relative_margin``, ``sampling_strategy``, ``seed``, ``normalize``,
+            ``progress``.
+
+    Returns:
+        A dataset of the kind of ``dataset``. In each format rows follow those of ``dataset``:
+
+        - ``"triplet"``: anchor, positive, ``negative``; a row for each negative;
+        - ``"n-tuple"``: anchor, positive, ``negative_1`` to ``negative_n``; rows with fewer are left out;
+        - ``"labeled-pair"``: anchor, positive (any document), ``label`` 1 or 0; first the positive, then each
+          negative;
+        - ``"labeled-list"``: anchor, positive (a list of documents), ``labels``.
+
+        With ``output_scores`` triplets and tuples have ``scores``, that of the positive first; ``score`` and
+        ``scores`` take the place of labels. Rows without a negative are left out.
+
+    Raises:
+        TypeError, ValueError: arguments of a wrong kind or value; a dataset without rows or two columns.
+
+    Complexity: as :func:`hard_negatives`; the embeddings of all texts stay in memory, which a
+        :class:`late_interaction.corpus.Corpus` and :func:`hard_negatives` avoid.
+
+    Example:
+        >>> from late_interaction.mining import mine_hard_negatives
+        >>> dataset = load_dataset("sentence-transformers/natural-questions", split="train")  # doctest: +SKIP
+        >>> mined = mine_hard_negatives(dataset, model, absolute_margin=0.5)                  # doctest: +SKIP
+        >>> mined.column_names                                                               # doctest: +SKIP
+        ['query', 'answer', 'negative']
+    """
+    if output_format not in FORMATS:
+        raise ValueError(f"output_format must be one of {FORMATS}, got {abbreviate(output_format)}")
+    check_flag("output_scores", output_scores)
+    check_positive("batch_size", batch_size)
+    Choice(num_negatives, **{k: v for k, v in options.items() if k not in ("normalize", "progress")})
+    names, anchors, texts = _columns(dataset, anchor_column_name, positive_column_name)
+    documents = list(dict.fromkeys([*texts, *_strings("corpus", corpus or [])]))
+    queries = list(dict.fromkeys(anchors))
+    place = {text: i for i, text in enumerate(documents)}
+    of_query: dict[str, dict[int, None]] = {query: {} for query in queries}
+    for anchor, text in zip(anchors, texts, strict=True):
+        of_query[anchor][place[text]] = None
+    positives = [list(of_query[query]) for query in queries]
+    with torch.no_grad():
+        Q = _encoded("encode_query", model, queries, batch_size)
+        D = _encoded("encode_document", model, documents, batch_size)
+        found = hard_negatives(Q, D, positives, num_negatives=num_negatives, **options)
+    rows = _Rows(documents, positives, {query: i for i, query in enumerate(queries)}, found)
+    columns = rows.columns(names, list(zip(anchors, texts, strict=True)), output_format, output_scores)
+    if isinstance(dataset, Mapping):
+        return columns
+    return importlib.import_module("datasets").Dataset.from_dict(columns)
+
+
+def _columns(
+    dataset: Any, anchor: str | None, positive: str | None
+) -> tuple[list[str], list[str], list[str]]:
+    there = list(dataset) if isinstance(dataset, Mapping) else getattr(dataset, "column_names", None)
+    if there is None:
+        raise TypeError(f"dataset must be a datasets.Dataset or a dict of lists, got {abbreviate(dataset)}")
+    if len(there) < 2:
+        raise ValueError(f"dataset must have two columns, anchors and positives, got {there}")
+    names = [anchor or there[0], positive or there[1]]
+    for name in names:
+        if name not in there:
+            raise ValueError(f"dataset must have a column {name!r}, got {there}")
+    found = [_strings(name, dataset[name]) for name in names]
+    if len(found[0]) != len(found[1]) or not found[0]:
+        raise ValueError(f"dataset must have rows, got columns of {len(found[0])} and {len(found[1])}")
+    return names, found[0], found[1]
+
+
+def _strings(name: str, texts: Any) -> list[str]:
+    found: list[str] = []
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"{name}[{i}] must be a string, got {type(text).__name__}")
+        found.append(text)
+    return found
+
+
+def _encoded(method: str, model: Any, texts: list[str], batch_size: int) -> list[Tensor]:
+    encode = getattr(model, method, None)
+    if encode is None:
+        raise TypeError(f"model must have {method}, got {type(model).__name__}")
+    found = [torch.as_tensor(x) for x in encode(texts, batch_size=batch_size)]
+    if len(found) != len(texts) or any(x.dim() != 2 for x in found):
+        raise ValueError(f"model.{method} must return [L, d] embeddings of each of {len(texts)} texts")
+    return found
+
+
+class _Rows:
+    """What was mined, as rows of a dataset."""
+
+    def __init__(
+        self, documents: list[str], positives: list[list[int]], queries: dict[str, int], found: HardNegatives
+    ) -> None:
+        self._documents, self._positives, self._queries = documents, positives, queries
+        self._indices, self._scores = found.indices.tolist(), found.scores.tolist()
+        self._positive_scores = [x.tolist() for x in found.positive_scores]
+
+    def _of(self, anchor: str, text: str) -> tuple[list[str], list[float]]:
+        """The negatives of a row, and the scores of its positive and of them."""
+        query = self._queries[anchor]
+        own = [self._documents[x] for x in self._positives[query]].index(text)
+        pairs = zip(self._indices[query], self._scores[query], strict=True)
+        kept = [(self._documents[x], score) for x, score in pairs if x >= 0]
+        scores = [self._positive_scores[query][own], *(score for _, score in kept)]
+        return [x for x, _ in kept], scores
+
+    def columns(
+        self, names: list[str], rows: list[tuple[str, str]], output_format: str, output_scores: bool
+    ) -> Columns:
+        anchor_name, positive_name = names
+        wanted = len(self._indices[0])
+        out: list[dict[str, Any]] = []
+        for anchor, text in rows:
+            negatives, scores = self._of(anchor, text)
+            if not negatives or (output_format == "n-tuple" and len(negatives) < wanted):
+                continue
+            row = {anchor_name: anchor, positive_name: text}
+            every = [text, *negatives]
+            if output_format == "triplet":
+                for negative, score in zip(negatives, scores[1:], strict=True):
+                    more = {"scores": [scores[0], score]} if output_scores else {}
+                    out.append({**row, "negative": negative, **more})
+            elif output_format == "n-tuple":
+                each = {f"negative_{i}": x for i, x in enumerate(negatives, 1)}
+                out.append({**row, **each, **({"scores": scores} if output_scores else {})})
+            elif output_format == "labeled-pair":
+                name, values = ("score", scores) if output_scores else ("label", [1] + [0] * len(negatives))
+                out += [{**row, positive_name: x, name: y} for x, y in zip(every, values, strict=True)]
+            else:
+                name, values = ("scores", scores) if output_scores else ("labels", [1] + [0] * len(negatives))
+                out.append({**row, positive_name: every, name: values})
+        keys = self._keys(names, wanted, output_format, output_scores)
+        return {key: [row[key] for row in out] for key in keys}
+
+    @staticmethod
+    def _keys(names: list[str], wanted: int, output_format: str, output_scores: bool) -> list[str]:
+        scores = ["scores"] if output_scores else []
+        if output_format == "triplet":
+            return [*names, "negative", *scores]
+        if output_format == "n-tuple":
+            return [*names, *(f"negative_{i}" for i in range(1, wanted + 1)), *scores]
+        if output_format == "labeled-pair":
+            return [*names, "score" if output_scores else "label"]
+        return [*names, "scores" if output_scores else "labels"]

@@ -1,0 +1,118 @@
+"""The operators on packed codes, several dims to a byte, the lowest bits of a byte first.
+
+``maxsim_hamming(Q, D, d, q_mask, d_mask) -> scores``
+    ``Q`` and ``D`` hold bits, uint8 of ``ceil(d / 8)`` bytes a token; the bits behind the last dim are 0. A
+    similarity is ``d - 2 * (bits that differ)``.
+``maxsim_asymmetric(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits) -> scores``
+    ``Q`` holds int8 codes, ``D`` codes of ``nbits`` (1: +1 where set, else -1; 4: the value - 8), uint8 of
+    ``ceil(d * nbits / 8)`` bytes a token. Scales as in ``maxsim_quantized``.
+
+Neither is differentiable. A CPU has kernels for both. On a GPU the functions of this module unpack the
+documents to int8, at most 64 MiB at a time, and call ``maxsim_quantized``.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.packed_codes import check_asymmetric, check_hamming
+from late_interaction.ops._library import library, operators
+from late_interaction.ops._registration import register_forward, without_gradients
+from late_interaction.ops.dense import fake_scores
+
+# The int8 copy of some documents takes at most this many bytes (one document always fits).
+_BYTES = 64 << 20
+
+
+def unpack_codes(packed: Tensor, nbits: int, d: int) -> Tensor:
+    """``d`` int8 codes of each token: bits as +1 and -1, four bits as the value - 8."""
+    each = 8 // nbits  # codes of a byte, looked up as one integer
+    codes = _codes_of_bytes(nbits, packed.device).view(torch.int64 if each == 8 else torch.int16)
+    found = codes.flatten().index_select(0, packed.flatten().to(torch.int32))
+    unpacked: Tensor = found.view(torch.int8).view(*packed.shape[:-1], packed.shape[-1] * each)
+    return unpacked[..., :d]
+
+
+def _codes_of_bytes(nbits: int, device: torch.device) -> Tensor:
+    """int8 [256, codes of a byte]."""
+    values = torch.arange(256, dtype=torch.uint8, device=device).unsqueeze(-1)
+    shifts = torch.arange(0, 8, nbits, dtype=torch.uint8, device=device)
+    fields = ((values >> shifts) & (2**nbits - 1)).to(torch.int8)
+    codes: Tensor = fields * 2 - 1 if nbits == 1 else fields - 8
+    return codes
+
+
+def _slices(count: int, bytes_each: int) -> Iterator[slice]:
+    size = max(_BYTES // max(bytes_each, 1), 1)
+    for start in range(0, count, size):
+        yield slice(start, start + size)
+
+
+def _blocks(D: Tensor, d: int) -> Iterator[tuple[slice, slice]]:
+    """Ranges of queries and documents whose copy fits. Every query meets in-batch documents."""
+    document = D.shape[-2] * d
+    if D.dim() == 3:
+        yield from ((slice(None), documents) for documents in _slices(D.shape[0], document))
+        return
+    for queries in _slices(D.shape[0], D.shape[1] * document):
+        for documents in _slices(D.shape[1], document):
+            yield queries, documents
+
+
+def _unpacked(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    nbits: int,
+) -> Tensor:
+    """Scores of int8 queries by way of int8 documents."""
+    d = Q.shape[-1]
+    scores = Q.new_empty((Q.shape[0], D.shape[-3]), dtype=torch.float32)
+    for i, j in _blocks(D, d):
+        at = j if D.dim() == 3 else (i, j)
+        scores[i, j] = operators.maxsim_quantized.default(
+            Q[i],
+            unpack_codes(D[at], nbits, d),
+            scale_Q[i] if scale_Q.dim() else scale_Q,
+            scale_D[at] if scale_D.dim() else scale_D,
+            None if q_mask is None else q_mask[i],
+            None if d_mask is None else d_mask[at],
+        )
+    return scores
+
+
+def _maxsim_hamming(Q: Tensor, D: Tensor, d: int, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
+    Q, D, q_mask, d_mask = check_hamming(Q, D, d, q_mask, d_mask)
+    one = torch.ones((), device=Q.device)
+    return _unpacked(unpack_codes(Q, 1, d), D, one, one, q_mask, d_mask, 1)
+
+
+def _maxsim_asymmetric(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    nbits: int,
+) -> Tensor:
+    for name, scale in (("scale_Q", scale_Q), ("scale_D", scale_D)):
+        if scale.dtype != torch.float32:  # as the CPU's kernel, which reads them where they lie
+            raise TypeError(f"{name} must be float32, got {scale.dtype}")
+    args = check_asymmetric(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits)
+    return _unpacked(*args, nbits)
+
+
+def _fake(Q: Tensor, D: Tensor, *_: object) -> Tensor:
+    return fake_scores(Q, D)
+
+
+def register() -> None:
+    for op in (operators.maxsim_hamming.default, operators.maxsim_asymmetric.default):
+        register_forward(op, _fake, without_gradients(op))
+    library.impl("maxsim_hamming", _maxsim_hamming, "CompositeExplicitAutograd")
+    library.impl("maxsim_asymmetric", _maxsim_asymmetric, "CompositeExplicitAutograd")

@@ -1,0 +1,91 @@
+"""MaxSim of 1-bit and 4-bit codes, by definition: in float64 on what the codes stand for."""
+
+import torch
+from torch import Tensor
+
+from late_interaction._checks.packed_codes import check_asymmetric, check_hamming
+from late_interaction.reference.dense import score_batches
+
+__all__ = ["maxsim_asymmetric_reference", "maxsim_hamming_reference"]
+
+
+def maxsim_hamming_reference(
+    Q: Tensor, D: Tensor, d: int, *, q_mask: Tensor | None = None, d_mask: Tensor | None = None
+) -> Tensor:
+    """What :func:`late_interaction.bits.maxsim_hamming` computes, by definition.
+
+    Args:
+        Q, D, d, q_mask, d_mask: as there.
+
+    Returns:
+        float32 scores of the same shape.
+
+    Raises:
+        TypeError, ValueError: as :func:`late_interaction.bits.maxsim_hamming`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.reference import maxsim_hamming_reference
+        >>> Q, D = torch.tensor([[5]], dtype=torch.uint8), torch.tensor([[7], [4]], dtype=torch.uint8)
+        >>> maxsim_hamming_reference(Q, D, 3)
+        tensor(1.)
+    """
+    Q3, DN, q_mask, d_mask = check_hamming(Q, D, d, q_mask, d_mask)
+    scores, _ = score_batches(_values(Q3, 1, d), _values(DN, 1, d), q_mask, d_mask, False)
+    return _squeezed(scores, Q, D)
+
+
+def maxsim_asymmetric_reference(
+    Q: Tensor,
+    D: Tensor,
+    scale_Q: Tensor,
+    scale_D: Tensor,
+    *,
+    nbits: int,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+) -> Tensor:
+    """What :func:`late_interaction.bits.maxsim_asymmetric` computes, by definition.
+
+    Args:
+        Q: int8 codes, which :func:`late_interaction.bits.maxsim_asymmetric` makes of the embeddings.
+        scale_Q: their scales, 0-dim or the shape of ``Q`` without ``d``.
+        D, scale_D, nbits, q_mask, d_mask: as there. A scale that is negative, infinite or NaN counts as NaN.
+
+    Returns:
+        float32 scores of the same shape.
+
+    Raises:
+        TypeError, ValueError: as :func:`late_interaction.bits.maxsim_asymmetric`.
+
+    Example:
+        >>> import torch
+        >>> from late_interaction.reference import maxsim_asymmetric_reference
+        >>> Q, D = torch.tensor([[2, 1, 1]], dtype=torch.int8), torch.tensor([[5]], dtype=torch.uint8)
+        >>> maxsim_asymmetric_reference(Q, D, torch.tensor(10.0), torch.tensor(0.5), nbits=1)
+        tensor(10.)
+    """
+    checked = check_asymmetric(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits)
+    codes, packed, scale_Q, scale_D, q_mask, d_mask = checked
+    queries = codes.to(torch.float64) * _usable(scale_Q)
+    documents = _values(packed, nbits, codes.shape[-1]) * _usable(scale_D)
+    scores, _ = score_batches(queries, documents, q_mask, d_mask, False)
+    return _squeezed(scores, Q, D)
+
+
+def _values(packed: Tensor, nbits: int, d: int) -> Tensor:
+    """Dim by dim: +1 or -1 of a bit, the value - 8 of four."""
+    each = 8 // nbits
+    fields = [packed[..., k // each] >> k % each * nbits & (2**nbits - 1) for k in range(d)]
+    codes = torch.stack(fields, dim=-1).to(torch.float64)
+    return 2 * codes - 1 if nbits == 1 else codes - 8
+
+
+def _usable(scale: Tensor) -> Tensor:
+    return torch.where((scale >= 0) & scale.isfinite(), scale, torch.nan).to(torch.float64).unsqueeze(-1)
+
+
+def _squeezed(scores: Tensor, Q: Tensor, D: Tensor) -> Tensor:
+    for dim, x in ((1, D), (0, Q)):
+        scores = scores.squeeze(dim) if x.dim() == 2 else scores
+    return scores.to(torch.float32)

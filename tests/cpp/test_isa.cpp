@@ -1,0 +1,118 @@
+// Every table of kernels that this CPU has, against sums in double: the choice of one at load, and one tile
+// of each element type. Needs no PyTorch, so that it runs quickly under an emulator of another CPU too.
+//
+//   test_isa [NAME]    NAME: the table that the library must choose here
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "../../csrc/cpu/kernels.h"
+#include "check.h"
+
+using late_interaction::Dtype;
+using namespace late_interaction::cpu;
+
+namespace {
+
+constexpr int64_t kDims = 37, kTokens = 12;
+
+// Small integers: exact in every element type, and so are the sums of their products.
+int value(int64_t row, int64_t k) { return static_cast<int>((row * 7 + k * 5 + row * k) % 9) - 4; }
+
+template <class T, class Convert>
+std::vector<T> rows(int64_t count, int64_t first, Convert convert) {
+  std::vector<T> x(static_cast<size_t>(count * kDims));
+  for (int64_t n = 0; n < count; ++n) {
+    for (int64_t k = 0; k < kDims; ++k) x[static_cast<size_t>(n * kDims + k)] = convert(value(first + n, k));
+  }
+  return x;
+}
+
+// A panel of query rows against a tile of tokens: maxima and winners.
+template <class Real, class T, class Convert>
+void check_multiplier(const Multiplier& m, Dtype dtype, Convert convert) {
+  using Index = std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>;
+  const int64_t lanes = m.lanes, rows_here = 2 * lanes,
+                count = late_interaction::round_up(kTokens, m.token_step);
+  const int64_t steps = late_interaction::ceil_div(kDims, m.step_dims), bytes = steps * m.step_bytes;
+  const auto Q = rows<T>(rows_here, 0, convert), D = rows<T>(kTokens, 100, convert);
+  std::vector<char> panel(static_cast<size_t>(rows_here * bytes)), row(static_cast<size_t>(bytes));
+  std::vector<char> tokens(static_cast<size_t>(count * bytes));
+  const auto pack_query = m.pack_query ? m.pack_query : m.pack_row;
+  for (int64_t r = 0; r < rows_here; ++r) {
+    pack_query(Q.data() + r * kDims, dtype, 1, kDims, row.data());
+    for (int64_t s = 0; s < steps; ++s) {
+      std::memcpy(panel.data() + (s * rows_here + r) * m.step_bytes, row.data() + s * m.step_bytes,
+                  static_cast<size_t>(m.step_bytes));
+    }
+  }
+  std::vector<int64_t> offsets;
+  std::vector<int32_t> ids, corrections(static_cast<size_t>(count));
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t token = n < kTokens ? n : kTokens - 1;
+    m.pack_row(D.data() + token * kDims, dtype, 1, kDims, tokens.data() + n * bytes);
+    offsets.push_back(n * bytes);
+    ids.push_back(static_cast<int32_t>(token));
+  }
+  if (m.correct) m.correct(tokens.data(), offsets.data(), count, steps, corrections.data());
+  std::vector<Real> best(static_cast<size_t>(rows_here), -Real{1} / Real{0});
+  std::vector<Index> winner(static_cast<size_t>(rows_here), -1);
+  Tile tile{};
+  tile.panel = panel.data(), tile.vectors = 2, tile.steps = steps, tile.count = count, tile.valid = kTokens;
+  tile.tokens = tokens.data(), tile.offsets = offsets.data(), tile.corrections = corrections.data();
+  tile.ids = ids.data(), tile.best = best.data(), tile.winner = winner.data(), tile.ahead = tokens.data();
+  m.score_tile(tile);
+  for (int64_t r = 0; r < rows_here; ++r) {
+    int expected = -1000000;
+    int64_t first = -1;
+    for (int64_t n = 0; n < kTokens; ++n) {
+      int sum = 0;
+      for (int64_t k = 0; k < kDims; ++k) sum += value(r, k) * value(100 + n, k);
+      if (sum > expected) expected = sum, first = n;
+    }
+    EXPECT(best[static_cast<size_t>(r)] == static_cast<Real>(expected));
+    EXPECT(winner[static_cast<size_t>(r)] == static_cast<Index>(first));
+  }
+}
+
+uint16_t bf16(int x) {
+  const auto value = static_cast<float>(x);
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+void check_table(const char* name) {
+  try {
+    force_isa(name);
+  } catch (const std::runtime_error& error) {
+    std::printf("%s: not on this CPU\n", name);
+    return;
+  }
+  const Kernels& k = kernels();
+  check_multiplier<float, float>(k.f32, Dtype::fp32, [](int x) { return static_cast<float>(x); });
+  check_multiplier<double, double>(k.f64, Dtype::fp64, [](int x) { return static_cast<double>(x); });
+  check_multiplier<float, uint16_t>(k.f32, Dtype::bf16, bf16);
+  if (k.has_bf16) check_multiplier<float, uint16_t>(k.bf16, Dtype::bf16, bf16);
+  if (k.has_int8) {
+    check_multiplier<float, int8_t>(k.int8, Dtype::int8, [](int x) { return static_cast<int8_t>(x); });
+  }
+  std::printf("%s: checked%s%s\n", name, k.has_bf16 ? ", bf16" : "", k.has_int8 ? ", int8" : "");
+}
+
+}  // namespace
+
+int main(int count, char** names) {
+  const std::string chosen = force_isa("");
+  std::printf("chosen: %s\n", chosen.c_str());
+  if (count > 1) EXPECT(chosen == names[1]);
+  for (const char* name : {"portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon",
+                           "neon_dotprod", "neon_bf16"}) {
+    check_table(name);
+  }
+  return failures == 0 ? 0 : 1;
+}

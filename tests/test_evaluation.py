@@ -1,0 +1,100 @@
+"""evaluate_recall against a count by definition."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import late_interaction as li
+from late_interaction.corpus import Corpus
+from late_interaction.evaluation import evaluate_recall
+
+
+def by_definition(found, scores, k):
+    """found: a list of a query; scores: of all documents."""
+    ranked = sorted(scores, reverse=True)
+    wanted = min(k, len(scores))
+    if not wanted:
+        return 1.0
+    best = {i for i, x in enumerate(scores) if x >= ranked[wanted - 1]}
+    return min(len(best & {i for i in found[:k] if i >= 0}), wanted) / wanted
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=4),
+    st.lists(st.lists(st.integers(-1, 8), max_size=12), min_size=4, max_size=4),
+    st.integers(1, 12),
+)
+def test_by_definition(all_scores, lists, k):
+    """Few different scores, so that most of them tie."""
+    scores = torch.tensor(all_scores, dtype=torch.float32)
+    exact = scores.sort(dim=-1, descending=True, stable=True)
+    lists = lists[: len(scores)]
+    got = evaluate_recall(lists, tuple(exact), k, per_query=True)[k]
+    wanted = [by_definition(own, row, k) for own, row in zip(lists, all_scores, strict=True)]
+    assert got.tolist() == pytest.approx(wanted)
+    assert evaluate_recall(lists, tuple(exact), [k])[k] == pytest.approx(sum(wanted) / len(wanted))
+
+
+def test_lists_of_many_queries(monkeypatch):
+    torch.manual_seed(0)
+    exact = torch.randn(50, 30).sort(dim=-1, descending=True, stable=True)
+    found = torch.randint(-1, 30, (50, 20))
+    whole = evaluate_recall(found, tuple(exact), (1, 5, 40))
+    monkeypatch.setattr(li.evaluation, "_COMPARED", 3 * 20 * 30)
+    assert evaluate_recall(found, tuple(exact), (1, 5, 40)) == whole and list(whole) == [1, 5, 40]
+
+
+def test_searches_of_all_kinds(device):
+    torch.manual_seed(0)
+    Q, D = torch.randn(5, 4, 8, device=device), torch.randn(60, 6, 8, device=device)
+    exact = li.retrieve(Q, D, 20)
+    assert evaluate_recall(exact[1], exact, (1, 7, 20)) == {1: 1.0, 7: 1.0, 20: 1.0}
+    worst = li.retrieve(Q, D, 20, largest=False)
+    assert evaluate_recall(worst[1], worst, 20) == {20: 1.0}
+    assert evaluate_recall(worst[1], exact, 20) == {20: 0.0}
+    corpus = Corpus.from_packed(D.flatten(0, 1).cpu(), torch.arange(0, 361, 6))
+    of_corpus = corpus.search(Q, 20)
+    assert evaluate_recall(of_corpus[1], exact, 10)[10] > 0.9
+    one = li.retrieve(Q[0], D, 20)
+    assert evaluate_recall(one[1].flip(0), one, 5, per_query=True)[5].tolist() == [0.0]
+
+
+def test_nan_ranks_first_and_nothing_is_found_of_nothing():
+    scores = torch.tensor([[math.nan, math.nan, 3.0, 1.0]])
+    exact = scores, torch.tensor([[2, 5, 0, 1]])
+    assert evaluate_recall([[5, 2]], exact, (1, 2, 3)) == {1: 1.0, 2: 1.0, 3: pytest.approx(2 / 3)}
+    assert evaluate_recall([[7]], (torch.empty(1, 0), torch.empty(1, 0).long()), 3) == {3: 1.0}
+    none = torch.empty(0, 4)
+    assert math.isnan(evaluate_recall(none.long(), (none, none.long()), 3)[3])
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"exact": torch.ones(2, 3)}, TypeError, r"exact must be \(scores, indices\)"),
+        ({"exact": (torch.ones(2, 3), [0])}, TypeError, "indices of exact must be a torch.Tensor, got list"),
+        ({"exact": (torch.ones(2, 3), torch.ones(2, 3))}, TypeError, "and integer indices, got"),
+        ({"exact": (torch.ones(2, 3), torch.ones(2, 2).long())}, ValueError, r"got \[2, 3\] and \[2, 2\]"),
+        (
+            {"exact": (torch.tensor([[1.0, 3.0, 2.0]] * 2), torch.ones(2, 3).long())},
+            ValueError,
+            "exact must be ordered best first",
+        ),
+        ({"found": torch.ones(2, 3)}, TypeError, "found must be integers, got torch.float32"),
+        ({"found": torch.ones(2, 3, 4).long()}, ValueError, r"found must be \[Nq, n\]"),
+        ({"found": 3}, TypeError, "found must be a tensor or a list for each query, got 3"),
+        ({"found": [[1.5], [2]]}, TypeError, "found must be integers, got float"),
+        ({"found": [[1]]}, ValueError, "found must have the 2 queries of exact, got 1"),
+        ({"found": [[1], [-2]]}, ValueError, "found must hold documents from 0 on, or -1, got -2"),
+        ({"k": 0}, ValueError, "k must be at least 1, got 0"),
+        ({"k": [1, 2.0]}, TypeError, "k must be an int, got float"),
+        ({"per_query": 1}, TypeError, "per_query must be True or False, got 1"),
+    ],
+)
+def test_bad_input(change, error, words):
+    good = {"found": [[0], [1]], "exact": (torch.ones(2, 3), torch.arange(3).expand(2, 3)), "k": 1}
+    with pytest.raises(error, match=words):
+        evaluate_recall(**{**good, **change})

@@ -1,0 +1,120 @@
+"""Searches by process groups of gloo and NCCL, against one process that has all documents."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from late_interaction.corpus import Corpus
+from late_interaction.topk import maxsim_topk
+from tests import search_worker
+from tests.search_worker import COUNTS, documents, queries
+from tests.test_contrastive_group import on_ranks
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
+)
+
+
+def same(found, expected):
+    for scores, indices in found:
+        scores = torch.tensor(scores, dtype=torch.float64)
+        torch.testing.assert_close(scores, expected[0], rtol=0, atol=0, equal_nan=True)
+        assert indices == expected[1].tolist()
+
+
+def bits(found):
+    """Scores of float64 hold those of both dtypes."""
+    return found[0].double(), found[1]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_process_has_the_best_of_all(world):
+    """All kinds in one group: each is a search of its own."""
+    found = on_ranks(world, "tests.search_worker.searches")
+    assert all(isinstance(x, dict) for x in found), found
+    for name, (kind, k, options) in search_worker.SEARCHES.items():
+        Q, D, more = search_worker.inputs(kind)
+        if kind == "corpus":
+            wanted = search_worker.whole_corpus().search(Q, k, **options)
+        else:
+            stop = sum(COUNTS[:world])
+            of_documents = {x: more[x][:stop] for x in ("d_mask", "scale_D") if x in more}
+            rest = {x: more[x] for x in ("q_mask", "scale_Q") if x in more}
+            wanted = maxsim_topk(Q, D[:stop], k, **rest, **of_documents, **options)
+        same([x[name] for x in found], bits(wanted))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"k": 4}, "every rank of the group must have the same k, got 3, 4"),
+        ({"largest": False}, "the same largest, got 1, 0"),
+        ({"normalize": True}, "the same normalize, got 0, 1"),
+        ({"precision": "high"}, "the same precision (by number), got 0, 2"),
+        ({"Nq": 1}, "the same number of queries, got 4, 1"),
+        ({"dtype": "float64"}, "the same dtype of scores (by number), got 0, 1"),
+        ({"seed": 9}, "the same queries (by a checksum), got"),
+    ],
+)
+def test_processes_that_differ_all_say_so(change, words):
+    found = on_ranks(2, "tests.search_worker.differing", change=change)
+    for text in found:
+        assert text.startswith("ValueError: maxsim_topk: ") and words in text, text
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_no_process_waits_for_one_that_raised(when):
+    found = on_ranks(3, "tests.search_worker.raising", when=when)
+    what = "refused its arguments" if when == "before" else "failed"
+    error = "ValueError: k must be at least 1, got 0" if when == "before" else "MemoryError: no room"
+    assert found[1].startswith(error), found[1]
+    for text in (found[0], found[2]):
+        assert text.startswith(f"RuntimeError: maxsim_topk: rank 1 of the group {what}"), text
+
+
+def test_a_process_outside_the_group():
+    found = on_ranks(2, "tests.search_worker.outside")
+    assert found[0] == [0] and found[1].startswith("ValueError: group must hold this process, rank 1"), found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus():
+    found = on_ranks(2, "tests.search_worker.on_gpus", backend="nccl")
+    Q, D, _ = search_worker.inputs("padded")
+    wanted = maxsim_topk(Q.cuda(), D[: sum(COUNTS[:2])].cuda(), 7)
+    for scores, indices in found:
+        scores = torch.tensor(scores, dtype=torch.float64)
+        torch.testing.assert_close(scores, wanted[0].double().cpu(), rtol=1e-5, atol=1e-5)
+        assert indices == wanted[1].tolist()
+
+
+# ---- parts of a corpus ----
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
+def test_parts_of_a_corpus(count, tmp_path):
+    docs, Q = documents(dtype=torch.float16), queries()
+    ids = [f"d{i}" for i in range(len(docs))]
+    with Corpus.create(tmp_path / "corpus", d=16, shard_bytes=900) as builder:
+        builder.add(docs, ids=ids)
+    corpus = Corpus.open(tmp_path / "corpus")
+    parts = corpus.parts(count)
+    assert len(parts) == count and sum(map(len, parts)) == len(docs)
+    assert [x for part in parts for x in (part.ids or [])] == ids
+    longest = max(map(len, docs))
+    assert all(abs(part.tokens - corpus.tokens / count) <= longest for part in parts)
+    pieces = [x for part in parts for x in part]
+    assert all(torch.equal(x, y) for x, y in zip(pieces, corpus, strict=True))
+    scores, indices = corpus.search(Q, len(docs))
+    first = 0
+    for part in parts:
+        if len(part):
+            own, places = part.search(Q, len(part))
+            for query in range(len(Q)):
+                mine = (indices[query] >= first) & (indices[query] < first + len(part))
+                assert torch.equal(indices[query][mine], places[query] + first)
+                torch.testing.assert_close(scores[query][mine], own[query], rtol=1e-5, atol=1e-5)
+        first += len(part)
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        corpus.parts(0)

@@ -1,0 +1,267 @@
+"""Hard negatives, against a choice by definition over all scores in float64."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from late_interaction.corpus import Corpus
+from late_interaction.mining import hard_negatives, mine_hard_negatives
+from late_interaction.mining._choice import Choice
+from late_interaction.varlen import pack_sequences
+
+unit = torch.nn.functional.normalize
+
+
+def texts(lengths, d=8):
+    return [torch.randn(n, d) for n in lengths]
+
+
+def scores_of(Q, D, normalize=True):
+    """[Nq, Nd] in float64; 0 for a document without tokens."""
+    rows = []
+    for q in Q:
+        q = unit(q.double(), dim=-1) if normalize else q.double()
+        docs = [unit(x.double(), dim=-1) if normalize else x.double() for x in D]
+        rows.append([float((q @ x.T).amax(1).sum()) if len(x) and len(q) else 0.0 for x in docs])
+    return rows
+
+
+def by_definition(scores, positives, options):
+    """Documents of each query in the order of their scores, those that the options leave."""
+    found = []
+    for row, own in zip(scores, positives, strict=True):
+        order = sorted((i for i in range(len(row)) if i not in own), key=lambda i: (-row[i], i))
+        first = options.get("range_min", 0)
+        order = order[first : options.get("range_max")]
+        lowest = min((row[i] for i in own), default=math.inf)
+        limit = options.get("max_score", math.inf)
+        if own and "absolute_margin" in options:
+            limit = min(limit, lowest - options["absolute_margin"])
+        if own and "relative_margin" in options:
+            limit = min(limit, lowest - options["relative_margin"] * abs(lowest))
+        found.append([i for i in order if options.get("min_score", -math.inf) <= row[i] <= limit])
+    return found
+
+
+LENGTHS = [5, 1, 9, 0, 30, 2, 7, 13, 1, 4, 6, 3, 17, 8, 2, 5, 11, 1, 3, 6]
+
+
+@pytest.mark.parametrize("form", ["list", "corpus", "padded"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_negatives": 1},
+        {"num_negatives": 50, "range_max": 60},
+        {"range_min": 2, "num_negatives": 4},
+        {"range_min": 1, "range_max": 9, "max_score": 2.5},
+        {"min_score": 2.0, "range_max": 20},
+        {"absolute_margin": 0.4, "range_max": 20, "num_negatives": 5},
+        {"relative_margin": 0.1, "range_max": 20, "num_negatives": 5},
+        {"relative_margin": 0.3, "absolute_margin": 0.2, "range_max": 8},
+        {"normalize": False, "absolute_margin": -1.0, "range_max": 20},
+    ],
+)
+def test_by_definition(options, form, device):
+    torch.manual_seed(3)
+    D, Q = texts(LENGTHS), texts([4, 2, 7, 1, 5])
+    positives = [[0], [4, 7], [], [2, 3, 12], [19]]
+    normalize = options.get("normalize", True)
+    wanted = by_definition(scores_of(Q, D, normalize), positives, options)
+    scores = scores_of(Q, D, normalize)
+    given, more = [x.to(device) for x in D], {}
+    if form == "corpus":
+        given = Corpus.from_packed(*pack_sequences(D))
+    elif form == "padded":
+        lengths = torch.tensor(LENGTHS)
+        given = torch.nn.utils.rnn.pad_sequence(D, batch_first=True, padding_value=9.0).to(device)
+        more["d_mask"] = (torch.arange(30) < lengths.unsqueeze(1)).to(device)
+    found = hard_negatives([x.to(device) for x in Q], given, positives, **options, **more)
+    n = options.get("num_negatives", 3)
+    assert found.indices.shape == found.scores.shape == (5, n) and found.indices.device.type == device
+    for i, order in enumerate(wanted):
+        kept = order[:n]
+        assert found.indices[i].tolist() == kept + [-1] * (n - len(kept))
+        expected = torch.tensor([scores[i][x] for x in kept] + [math.nan] * (n - len(kept)))
+        torch.testing.assert_close(found.scores[i].cpu(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+        own = torch.tensor([scores[i][x] for x in positives[i]])
+        torch.testing.assert_close(found.positive_scores[i].cpu(), own, rtol=1e-5, atol=1e-5)
+
+
+def test_random_choice(device):
+    torch.manual_seed(4)
+    D, Q = [x.to(device) for x in texts([6] * 200)], [x.to(device) for x in texts([4] * 30)]
+    positives = [[i] for i in range(30)]
+    options = {"num_negatives": 5, "range_min": 3, "range_max": 60, "sampling_strategy": "random"}
+    found = hard_negatives(Q, D, positives, seed=1, **options)
+    again = hard_negatives(Q, D, positives, seed=1, **options)
+    assert torch.equal(found.indices, again.indices)
+    assert not torch.equal(found.indices, hard_negatives(Q, D, positives, seed=2, **options).indices)
+    ranks = []
+    for i, order in enumerate(by_definition(scores_of(Q, D), positives, {"range_max": 60})):
+        mine = [order.index(x) for x in found.indices[i].tolist()]
+        assert mine == sorted(mine) and len(set(mine)) == 5 and min(mine) >= 3
+        ranks += mine
+    assert len(set(ranks)) > 35 and max(ranks) > 50  # from the whole range
+
+
+def test_ties_go_to_the_lowest_index_and_nan_is_no_negative(device):
+    D = [torch.eye(4)[:1].to(device)] * 6 + [torch.full((1, 4), torch.nan, device=device)]
+    found = hard_negatives([torch.eye(4)[:1].to(device)], D, [[1]], num_negatives=7, range_max=7)
+    assert found.indices.tolist() == [[0, 2, 3, 4, 5, -1, -1]]
+
+
+def test_no_queries():
+    found = hard_negatives([], texts([3]), [], num_negatives=2)
+    assert found.indices.shape == (0, 2) and found.positive_scores == []
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"num_negatives": 0}, ValueError, "num_negatives must be at least 1"),
+        ({"range_min": -1}, ValueError, "range_min must be at least 0, got -1"),
+        ({"range_max": 2}, ValueError, "range_max must leave room for 3 negatives from rank 0 on, got 2"),
+        ({"range_min": 4, "range_max": 6}, ValueError, "range_max must leave room"),
+        ({"max_score": "1"}, TypeError, "max_score must be a number or None, got '1'"),
+        ({"sampling_strategy": "best"}, ValueError, "sampling_strategy must be one of"),
+        ({"positives": [0, 1]}, TypeError, "positives must be a list of documents for each query"),
+        ({"positives": [[0]]}, ValueError, "positives must have a list for each of 2 queries, got 1"),
+        ({"positives": [[0], [7]]}, ValueError, r"positives\[1\] must lie in \[0, 5\), got 7"),
+        ({"positives": [[0], [1.0]]}, TypeError, r"positives\[1\] must hold integers, got 1.0"),
+        ({"Q": torch.ones(2, 8)}, ValueError, r"Q must be \[N, L, d\], or a list of \[L, d\], got \[2, 8\]"),
+        ({"q_mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, "q_mask must be None for a list"),
+        ({"D": []}, ValueError, "D must hold at least one document, got none"),
+        ({"normalize": 1}, TypeError, "normalize must be True or False"),
+    ],
+)
+def test_bad_input(change, error, words):
+    good = {"Q": texts([4, 4]), "D": texts([3] * 5), "positives": [[0], [1]]}
+    with pytest.raises(error, match=words):
+        hard_negatives(**{**good, **change})
+
+
+def test_how_many_candidates_a_search_asks_for():
+    assert Choice(3).most == 3 and Choice(3, range_min=2).most == 5
+    assert Choice(3, absolute_margin=0.1).most == 30 and Choice(3, sampling_strategy="random").most == 30
+    assert Choice(3, range_max=7, max_score=1.0).most == 7
+
+
+# ---- texts ----
+
+
+class Letters:
+    """A model whose tokens are letters: a text matches another by the letters that it has."""
+
+    def __init__(self):
+        self.encoded = []
+
+    def encode(self, texts, batch_size):
+        self.encoded += texts
+        return [torch.eye(26)[[ord(x) - ord("a") for x in text]] for text in texts]
+
+    encode_query = encode_document = encode
+
+
+DATASET = {
+    "question": ["abc", "abd", "abc", "xyz"],
+    "answer": ["abcq", "abdq", "abcr", "xyzq"],
+}
+
+
+def test_triplets():
+    model = Letters()
+    found = mine_hard_negatives(DATASET, model, corpus=["abce", "abq", "abcq"], num_negatives=2)
+    assert list(found) == ["question", "answer", "negative"]
+    rows = list(zip(*found.values(), strict=True))
+    assert rows[:4] == [
+        ("abc", "abcq", "abce"), ("abc", "abcq", "abdq"), ("abd", "abdq", "abcq"), ("abd", "abdq", "abcr"),
+    ]  # fmt: skip
+    assert rows[4:6] == [("abc", "abcr", "abce"), ("abc", "abcr", "abdq")]
+    assert sorted(model.encoded) == sorted(["abc", "abd", "xyz", *DATASET["answer"], "abce", "abq"])
+
+
+@pytest.mark.parametrize("output_scores", [False, True])
+def test_formats(output_scores):
+    options = {"num_negatives": 2, "min_score": 1.0, "range_max": 4, "output_scores": output_scores}
+    mined = {
+        name: mine_hard_negatives(DATASET, Letters(), output_format=name, **options)
+        for name in ("triplet", "n-tuple", "labeled-pair", "labeled-list")
+    }
+    tuples = mined["n-tuple"]
+    assert list(tuples)[:4] == ["question", "answer", "negative_1", "negative_2"]
+    assert tuples["question"] == ["abd"]  # the others have no two negatives that share a letter
+    assert (tuples["negative_1"], tuples["negative_2"]) == (["abcq"], ["abcr"])
+    lists = mined["labeled-list"]
+    assert lists["answer"] == [["abcq", "abdq"], ["abdq", "abcq", "abcr"], ["abcr", "abdq"]]
+    pairs = mined["labeled-pair"]
+    assert pairs["answer"] == [x for row in lists["answer"] for x in row]
+    if output_scores:
+        assert mined["triplet"]["scores"][0] == pytest.approx([3.0, 2.0])
+        assert tuples["scores"] == [pytest.approx([3.0, 2.0, 2.0])]
+        assert lists["scores"][0] == pytest.approx([3.0, 2.0]) and "labels" not in lists
+        assert pairs["score"] == pytest.approx([x for row in lists["scores"] for x in row])
+    else:
+        assert lists["labels"] == [[1, 0], [1, 0, 0], [1, 0]]
+        assert pairs["label"] == [1, 0, 1, 0, 0, 1, 0] and list(mined["triplet"]) == [
+            "question", "answer", "negative"
+        ]  # fmt: skip
+
+
+def test_equal_texts_are_one_document_and_never_a_negative():
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdef", k=4)) for _ in range(30)]
+    dataset = {"a": [x[:2] for x in words], "b": words}
+    found = mine_hard_negatives(dataset, Letters(), corpus=words * 2, num_negatives=4)
+    own = {a: {b for x, b in zip(*dataset.values(), strict=True) if x == a} for a in dataset["a"]}
+    assert len(found["negative"]) > 60
+    seen = set()
+    for anchor, positive, negative in zip(*found.values(), strict=True):
+        assert negative not in own[anchor] and positive in own[anchor]
+        seen.add((anchor, positive, negative))
+    assert len(seen) == len({(a, b) for a, b in zip(*dataset.values(), strict=True)}) * 4
+
+
+def test_a_dataset_of_the_datasets_library(monkeypatch):
+    """A stand-in: the library is not a dependency."""
+    import sys
+    import types
+
+    class Dataset(dict):
+        column_names = ("question", "answer")
+
+        @staticmethod
+        def from_dict(columns):
+            return "made", columns
+
+    class Given:
+        column_names = ("question", "answer")
+
+        def __getitem__(self, name):
+            return DATASET[name]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(Dataset=Dataset))
+    made, columns = mine_hard_negatives(Given(), Letters(), "question", "answer")
+    assert made == "made" and columns == mine_hard_negatives(DATASET, Letters())
+
+
+@pytest.mark.parametrize(
+    "change, error, words",
+    [
+        ({"dataset": 3}, TypeError, "dataset must be a datasets.Dataset or a dict of lists, got 3"),
+        ({"dataset": {"a": ["x"]}}, ValueError, "dataset must have two columns"),
+        ({"dataset": {"a": [], "b": []}}, ValueError, "dataset must have rows, got columns of 0 and 0"),
+        ({"dataset": {"a": ["x"], "b": [1]}}, TypeError, r"b\[0\] must be a string, got int"),
+        ({"anchor_column_name": "text"}, ValueError, "dataset must have a column 'text'"),
+        ({"output_format": "pairs"}, ValueError, "output_format must be one of"),
+        ({"model": object()}, TypeError, "model must have encode_query, got object"),
+        ({"num_negatives": 0}, ValueError, "num_negatives must be at least 1"),
+        ({"margin": 1.0}, TypeError, "margin"),
+        ({"corpus": [2]}, TypeError, r"corpus\[0\] must be a string, got int"),
+    ],
+)
+def test_bad_texts(change, error, words):
+    with pytest.raises(error, match=words):
+        mine_hard_negatives(**{"dataset": DATASET, "model": Letters(), **change})
