@@ -332,6 +332,24 @@ def run_xtr_rounded(name, documents, Ld, k):
                 raise SystemExit(f"{name}: a winner is no token")
 
 
+def run_bits(name, Lq, Ld, d):
+    """Both forms of the layout, words and bytes of tokens, integers and scales."""
+    ops = torch.ops.late_interaction
+    Q = torch.randint(-128, 128, (2, Lq, d), dtype=torch.int8, device="cuda")
+    q_mask = torch.rand(2, Lq, device="cuda") < 0.7
+    for shape in ((5, Ld), (2, 3, Ld)):
+        d_mask, one = torch.rand(shape, device="cuda") < 0.7, torch.ones((), device="cuda")
+        for nbits in (1, 4):
+            D = torch.randint(256, (*shape, -(-d * nbits // 8)), dtype=torch.uint8, device="cuda")
+            for scale in (one, torch.rand(shape, device="cuda")):
+                for masks in ((None, None), (q_mask, d_mask)):
+                    scores = ops.maxsim_asymmetric(Q, D, one, scale, *masks, nbits)
+                    if not bool(scores.isfinite().all()):
+                        raise SystemExit(f"{name}: a score is not finite")
+            if nbits == 1:
+                ops.maxsim_hamming(D[:, 0] if D.dim() == 4 else D[:2], D, d, None, d_mask)
+
+
 def run_ward(name, lengths, divisor):
     offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)
     clusters = torch.tensor([max(n // divisor, 1) for n in lengths], dtype=torch.int32, device="cuda")
@@ -433,6 +451,9 @@ if __name__ == "__main__":
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
+        (run_bits, "bits, words", (32, 70, 128)),
+        (run_bits, "bits, bytes", (33, 31, 13)),
+        (run_bits, "bits, fragments in global memory", (5, 40, 2000)),
         (run_ward, "Ward, one length", ((70, 70, 70), 2)),
         (run_ward, "Ward, many lengths", ((2, 33, 1, 0, 200, 31), 3)),
         (run_xtr_rounded, "XTR, rounded", (64, 70, 256)),

@@ -46,7 +46,7 @@ bool has_bf16() { return has_dotprod() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) !
 // Best first.
 const Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    {"amx", [] { return has_avx512_bf16() && has_amx(); }, fill_amx, permit_amx},
+    {"amx", [] { return has_avx512_bf16() && has_amx(); }, fill_amx, permit_amx, prefers_amx},
     {"avx512_bf16", has_avx512_bf16, fill_avx512_bf16, nullptr, multiplies_bf16_fast},
     {"avx512_vnni", has_avx512_vnni, fill_avx512_vnni},
     {"avx512", has_avx512, fill_avx512},

@@ -122,6 +122,7 @@ void fill_neon_dotprod(Kernels& k);
 void fill_neon_bf16(Kernels& k);
 bool has_amx();
 bool permit_amx();  // asks Linux to let this process use it
+bool prefers_amx();
 
 // The table in use: the best that this CPU runs, unless LATE_INTERACTION_CPU_ISA names another, or one was
 // forced. Throws when the CPU or the build has no table of the variable's name.

@@ -24,6 +24,8 @@ bool has_amx() { return Tiles::available(); }
 
 bool permit_amx() { return Tiles::permitted(); }
 
+bool prefers_amx() { return !Tiles::kEmulated; }
+
 void fill_amx(Kernels& k) {
   fill_avx512_bf16(k);  // every CPU with AMX has it
   use_tiles<TileBf16>(k.bf16);

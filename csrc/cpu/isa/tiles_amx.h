@@ -21,6 +21,8 @@ struct alignas(64) TileConfig {
 };
 
 struct Tiles {
+  static constexpr bool kEmulated = false;
+
   static bool available() {
     return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
            __builtin_cpu_supports("amx-int8");

@@ -1,0 +1,45 @@
+// What the kernels of packed codes are launched with.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../../common/problem.h"
+
+namespace late_interaction {
+
+// Packed documents: codes of d_bits (1 or 4) each. Queries: int8 of d dims, or bits where q_bits is 1.
+struct PackedCodesCall {
+  Sizes sizes;  // d counts codes
+  int q_bits = 8;
+  int d_bits = 1;
+  TokenView Q, D;  // one byte an element
+  MaskView q_mask, d_mask;
+  ScaleView q_scale, d_scale;           // no data: 1
+  const float* shared_scale = nullptr;  // of all documents' tokens, in the place of d_scale
+  float* scores = nullptr;              // [Nq, N]
+};
+
+inline constexpr int kPackedRows = 32;  // query rows in a row tile
+
+// A row tile as the operand of the products. Bytes of the workspace, for each of Nq * row_tiles:
+//   fragments   steps * 4 * 32 uint2: what each lane holds of 8 rows, for 32 dims
+//   start       32 int32: what a row's sums begin with
+//   scale       32 float: of a row's maximum; 0 for a row that does not count
+//   kept        a bit for each row that counts
+// and, where queries have several row tiles, the scores of each tile.
+struct PackedCodesLaunch {
+  int64_t row_tiles = 0;  // of a query
+  int64_t steps = 0;      // of 32 dims
+  int64_t blocks = 0;     // that share the documents of a row tile
+  int64_t workspace_bytes = 0;
+  int64_t fragments = 0, starts = 0, scales = 0, kept = 0, partials = 0;  // where they begin in the workspace
+};
+
+PackedCodesLaunch plan_packed_codes(const PackedCodesCall& call, int multiprocessors);
+
+cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLaunch& launch, void* workspace,
+                                cudaStream_t stream);
+
+}  // namespace late_interaction

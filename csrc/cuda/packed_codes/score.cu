@@ -1,0 +1,131 @@
+// Plans and launches the scores of packed codes.
+#include <algorithm>
+#include <limits>
+
+#include "../../common/arithmetic.h"
+#include "kernel.cuh"
+#include "queries.cuh"
+
+namespace late_interaction {
+
+namespace {
+
+constexpr int64_t kBlocksOfMultiprocessor =
+    8;  // two rounds of those that it holds, so that the ends even out
+constexpr int64_t kAlign = 256;
+
+template <class T>
+T* at(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+}
+
+// Sums of d products of codes, and what they begin with, stay below this.
+int64_t largest_sum(const PackedCodesCall& call) {
+  const int64_t query = call.q_bits == 8 ? 128 : 1, document = call.d_bits == 1 ? 3 : 15 + 8;
+  return query * document * call.sizes.d;
+}
+
+void prepare(const PackedCodesCall& call, const PackedCodesLaunch& launch, void* workspace,
+             cudaStream_t stream) {
+  const PackedQueryArgs args{.Q = call.Q,
+                             .mask = call.q_mask,
+                             .scale = call.q_scale,
+                             .shared_scale = call.shared_scale,
+                             .Lq = static_cast<int32_t>(call.sizes.Lq),
+                             .d = static_cast<int32_t>(call.sizes.d),
+                             .row_tiles = static_cast<int32_t>(launch.row_tiles),
+                             .steps = static_cast<int32_t>(launch.steps),
+                             .fragments = at<uint32_t>(workspace, launch.fragments),
+                             .starts = at<int32_t>(workspace, launch.starts),
+                             .scales = at<float>(workspace, launch.scales),
+                             .kept = at<uint32_t>(workspace, launch.kept)};
+  const auto tiles = static_cast<unsigned>(call.sizes.Nq * launch.row_tiles);
+  if (call.q_bits == 1) {
+    prepare_queries<1, 1><<<tiles, kPackedQueryThreads, 0, stream>>>(args);
+  } else if (call.d_bits == 1) {
+    prepare_queries<8, 1><<<tiles, kPackedQueryThreads, 0, stream>>>(args);
+  } else {
+    prepare_queries<8, 4><<<tiles, kPackedQueryThreads, 0, stream>>>(args);
+  }
+}
+
+template <int kBits, bool kScaled, bool kAligned>
+void score(const PackedCodesArgs& args, unsigned blocks, cudaStream_t stream) {
+  const int smem = args.steps * 128 * static_cast<int>(sizeof(uint2));
+  if (smem <= kMostPackedSmem) {
+    score_packed_codes<kBits, kScaled, kAligned, true><<<blocks, kPackedWarps * 32, smem, stream>>>(args);
+  } else {
+    score_packed_codes<kBits, kScaled, kAligned, false><<<blocks, kPackedWarps * 32, 0, stream>>>(args);
+  }
+}
+
+template <int kBits>
+void score(const PackedCodesArgs& args, bool scaled, bool aligned, unsigned blocks, cudaStream_t stream) {
+  if (aligned) {
+    scaled ? score<kBits, true, true>(args, blocks, stream) : score<kBits, false, true>(args, blocks, stream);
+  } else {
+    scaled ? score<kBits, true, false>(args, blocks, stream)
+           : score<kBits, false, false>(args, blocks, stream);
+  }
+}
+
+}  // namespace
+
+PackedCodesLaunch plan_packed_codes(const PackedCodesCall& call, int multiprocessors) {
+  const Sizes& s = call.sizes;
+  PackedCodesLaunch launch;
+  launch.row_tiles = std::max<int64_t>(ceil_div(s.Lq, kPackedRows), 1);
+  launch.steps = call.d_bits == 1 ? ceil_div(s.d, 128) * 4 : ceil_div(s.d, 32);
+  const int64_t tiles = s.Nq * launch.row_tiles;
+  const int64_t wanted = ceil_div(multiprocessors * kBlocksOfMultiprocessor, std::max<int64_t>(tiles, 1));
+  launch.blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(ceil_div(s.N, kPackedWarps), 1));
+  int64_t bytes = 0;
+  const auto take = [&](int64_t size) {
+    const int64_t offset = bytes;
+    bytes += round_up(size, kAlign);
+    return offset;
+  };
+  launch.fragments = take(tiles * launch.steps * 1024);
+  launch.starts = take(tiles * kPackedRows * 4);
+  launch.scales = take(tiles * kPackedRows * 4);
+  launch.kept = take(tiles * 4);
+  launch.partials = take(launch.row_tiles > 1 ? tiles * s.N * 4 : 0);
+  launch.workspace_bytes = bytes;
+  return launch;
+}
+
+cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLaunch& launch, void* workspace,
+                                cudaStream_t stream) {
+  const Sizes& s = call.sizes;
+  const int64_t bytes = ceil_div(s.d * call.d_bits, 8), tiles = s.Nq * launch.row_tiles;
+  if (tiles * launch.blocks > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidConfiguration;
+  prepare(call, launch, workspace, stream);
+  const PackedCodesArgs args{
+      .D = call.D,
+      .mask = call.d_mask,
+      .scale = call.d_scale,
+      .N = s.N,
+      .Ld = static_cast<int32_t>(s.Ld),
+      .bytes = static_cast<int32_t>(bytes),
+      .row_tiles = static_cast<int32_t>(launch.row_tiles),
+      .steps = static_cast<int32_t>(launch.steps),
+      .blocks = static_cast<uint32_t>(launch.blocks),
+      .small = largest_sum(call) < int64_t{1} << 22,
+      .fragments = at<const uint2>(workspace, launch.fragments),
+      .starts = at<const int32_t>(workspace, launch.starts),
+      .scales = at<const float>(workspace, launch.scales),
+      .kept = at<const uint32_t>(workspace, launch.kept),
+      .out = launch.row_tiles > 1 ? at<float>(workspace, launch.partials) : call.scores};
+  const auto blocks = static_cast<unsigned>(tiles * launch.blocks);
+  const bool scaled = call.d_scale.data != nullptr, aligned = readable_in_vectors(call.D, bytes, 1, 4);
+  call.d_bits == 1 ? score<1>(args, scaled, aligned, blocks, stream)
+                   : score<4>(args, scaled, aligned, blocks, stream);
+  if (launch.row_tiles > 1) {
+    const int64_t pairs = s.Nq * s.N;
+    const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, 256), 1 << 16));
+    add_row_tiles<<<grid, 256, 0, stream>>>(args.out, s.N, pairs, args.row_tiles, call.scores);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace late_interaction
