@@ -1,6 +1,7 @@
 // MaxSim of packed codes: 32 query rows of int8 with documents of 1 or 4 bits a dim, a warp a document.
 //
-//   load      a lane has a word of 4 rows at a time: 32 dims of 1 bit, 8 of 4 bits
+//   load      a lane has 32 dims of 4 tokens: a word of 1-bit codes, four words of 4-bit codes; those of the
+//             next tile while this one multiplies
 //   unpack    a shift and an AND make 4 int8 of a word: a bit as 0 or 2, four bits as 0 to 15
 //   multiply  mma.m16n8k32, 16 tokens by 8 rows; sums begin with what turns 0 and 2 into -1 and 1 (0 to 15
 //             into -8 to 7), which is a multiple of the sum of a row's codes
@@ -21,9 +22,23 @@
 namespace late_interaction {
 
 inline constexpr int kPackedWarps = 4;
-inline constexpr int kPackedTokens = 32;          // that a warp multiplies at a time
-inline constexpr int kMostPackedSmem = 48 << 10;  // of fragments; more of them are read from global memory
-inline constexpr int32_t kFloatOfInteger = 0x4B400000;  // as a float 1.5 * 2^23: + x has x in its last bits
+inline constexpr int kPackedTokens = 32;                // that a warp multiplies at a time
+inline constexpr int32_t kFloatOfInteger = 0x4B400000;  // 1.5 * 2^23 as a float: + x has x in its last bits
+
+// What a kernel is compiled for.
+template <int kBits_, bool kScaled_, bool kAligned_, bool kMasked_, bool kShort_>
+struct PackedKind {
+  static constexpr int kBits = kBits_;       // of a code: 1 or 4; also the words that a lane has of 128 dims
+  static constexpr bool kScaled = kScaled_;  // document tokens have scales of their own
+  static constexpr bool kAligned = kAligned_;  // a lane's words can be loaded at once, at offsets of 32 bits
+  static constexpr bool kMasked = kMasked_;
+  static constexpr bool kShort = kShort_;  // d <= 128: fragments stay in registers
+  // As many as registers allow without spills.
+  static constexpr int kResidentBlocks = !kAligned              ? 2
+                                         : kMasked              ? (kBits == 1 ? 3 : 2)
+                                         : kBits == 1 && kShort ? 4
+                                                                : 3;
+};
 
 struct PackedCodesArgs {
   TokenView D;
@@ -40,116 +55,112 @@ struct PackedCodesArgs {
   float* out;  // [Nq * row_tiles, N]
 };
 
+// Where a lane reads a document: its codes from the first dim that the lane has.
 struct PackedDocument {
   const uint8_t* codes;
   const uint8_t* mask;
   const float* scales;
+
+  __device__ __forceinline__ PackedDocument(const PackedCodesArgs& args, int64_t query, int64_t j)
+      : codes(static_cast<const uint8_t*>(args.D.data) + query * args.D.query_stride +
+              j * args.D.item_stride),
+        mask(args.mask.data == nullptr
+                 ? nullptr
+                 : args.mask.data + query * args.mask.query_stride + j * args.mask.item_stride),
+        scales(args.scale.data == nullptr
+                   ? nullptr
+                   : args.scale.data + query * args.scale.query_stride + j * args.scale.item_stride) {}
+
+  __device__ __forceinline__ void advance(const PackedCodesArgs& args, int64_t documents) {
+    codes += documents * args.D.item_stride;
+    if (mask != nullptr) mask += documents * args.mask.item_stride;
+    if (scales != nullptr) scales += documents * args.scale.item_stride;
+  }
 };
 
-template <bool kAligned>
-__device__ __forceinline__ uint32_t packed_word(const PackedCodesArgs& args, const uint8_t* token,
-                                                int32_t byte) {
-  if constexpr (kAligned) {
-    return byte < args.bytes ? __ldg(reinterpret_cast<const uint32_t*>(token + byte)) : 0;
-  }
-  uint32_t word = 0;
+// The words that a lane has of 4 tokens, 8 apart, and 128 dims.
+template <class Kind>
+struct PackedWords {
+  uint32_t word[4][Kind::kBits];
+
+  // Tokens [first, first + 32) of a document, or its last token where it ends before; dims from 128 * block.
+  __device__ __forceinline__ void load(const PackedCodesArgs& args, const PackedDocument& doc, int32_t first,
+                                       int32_t block) {
+    constexpr int kWordBytes = 4 * Kind::kBits;
+    const int lane = threadIdx.x % 32;
+    const int32_t byte = block * 4 * kWordBytes + lane % 4 * kWordBytes;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (byte + i < args.bytes) {
-      word |= static_cast<uint32_t>(token[(byte + i) * args.D.dim_stride]) << 8 * i;
+    for (int k = 0; k < 4; ++k) {
+      const int32_t token = min(first + lane / 4 + 8 * k, args.Ld - 1);
+      if constexpr (Kind::kAligned) {
+        const uint32_t offset =
+            static_cast<uint32_t>(token) * static_cast<uint32_t>(args.D.token_stride) + byte;
+        load_words(doc.codes + offset, byte < args.bytes, word[k]);
+      } else {
+        load_bytes(args, doc.codes + token * args.D.token_stride, byte, word[k]);
+      }
     }
   }
-  return word;
-}
 
-// Four codes of a word, as kernel.cuh's B has its dims.
+ private:
+  static __device__ __forceinline__ void load_words(const uint8_t* at, bool there, uint32_t (&out)[1]) {
+    out[0] = there ? __ldg(reinterpret_cast<const uint32_t*>(at)) : 0;
+  }
+  static __device__ __forceinline__ void load_words(const uint8_t* at, bool there, uint32_t (&out)[4]) {
+    const uint4 words = there ? __ldg(reinterpret_cast<const uint4*>(at)) : uint4{};
+    out[0] = words.x;
+    out[1] = words.y;
+    out[2] = words.z;
+    out[3] = words.w;
+  }
+  static __device__ __forceinline__ void load_bytes(const PackedCodesArgs& args, const uint8_t* token,
+                                                    int32_t byte, uint32_t (&out)[Kind::kBits]) {
+#pragma unroll
+    for (int i = 0; i < Kind::kBits; ++i) {
+      out[i] = 0;
+      for (int b = 0; b < 4 && byte + 4 * i + b < args.bytes; ++b) {
+        out[i] |= static_cast<uint32_t>(token[(byte + 4 * i + b) * args.D.dim_stride]) << 8 * b;
+      }
+    }
+  }
+};
+
+// Four codes of a word: part 0 to 7 of 1-bit codes, 0 to 1 of 4-bit codes.
 template <int kBits>
 __device__ __forceinline__ uint32_t unpacked(uint32_t word, int part) {
   if constexpr (kBits == 1) return (part == 0 ? word << 1 : word >> (part - 1)) & 0x02020202u;
   return (part == 0 ? word : word >> 4) & 0x0F0F0F0Fu;
 }
 
-// The maxima of the rows n * 8 + lane % 4 * 2 + {0, 1} over the tokens that a lane sees.
-template <bool kScaled>
-struct PackedMaxima {
-  using Value = std::conditional_t<kScaled, float, int32_t>;
-  Value best[4][2];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) best[n][0] = best[n][1] = kScaled ? -INFINITY : INT_MIN;
-  }
-  static __device__ __forceinline__ Value larger(Value a, Value b) {
-    if constexpr (kScaled) return max_keeping_nan(a, b);
-    return max(a, b);
-  }
-  __device__ __forceinline__ void merge_lanes() {
-#pragma unroll
-    for (int offset = 4; offset < 32; offset *= 2) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          best[n][i] = larger(best[n][i], __shfl_xor_sync(kFullWarp, best[n][i], offset));
-        }
-      }
-    }
-  }
-};
-
 // Sums of 32 tokens with 32 rows.
 struct PackedSums {
   int32_t sum[2][4][4];
 
-  __device__ __forceinline__ void begin(const int32_t (&start)[4][2]) {
+  // Adds the products of 128 dims. fragment(step, n): those of a row tile. first: to `start`.
+  template <int kBits, class Fragment>
+  __device__ __forceinline__ void add(const uint32_t (&word)[4][kBits], const Fragment& fragment, bool first,
+                                      const int32_t (&start)[4][2]) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[m][n][e] = start[n][e % 2];
-      }
-    }
-  }
-
-  template <int kBits>
-  __device__ __forceinline__ void add(const uint32_t (&word)[4], const uint2* fragments) {
-#pragma unroll
-    for (int step = 0; step < (kBits == 1 ? 4 : 1); ++step) {
+    for (int step = 0; step < 4; ++step) {
       uint32_t a[2][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = unpacked<kBits>(word[2 * m + i % 2], 2 * step + i / 2);
+        for (int i = 0; i < 4; ++i) {
+          const int part = kBits == 1 ? 2 * step + i / 2 : i / 2;
+          a[m][i] = unpacked<kBits>(word[2 * m + i % 2][kBits == 1 ? 0 : step], part);
+        }
       }
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const uint2 b = fragments[(step * 4 + n) * 32];
+        const uint2 b = fragment(step, n);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) ptx::mma_m16n8k32_s8(sum[m][n], a[m], b.x, b.y);
-      }
-    }
-  }
-
-  // Row k of the four that a lane has of the tokens: 8 apart.
-  template <bool kScaled>
-  __device__ __forceinline__ void fold(PackedMaxima<kScaled>& maxima, const bool (&keep)[4],
-                                       const float (&factor)[4], bool small) const {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (!keep[k]) continue;
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int32_t x = sum[k / 2][n][k % 2 * 2 + i];
-          auto& best = maxima.best[n][i];
-          if constexpr (kScaled) {
-            const float value =
-                small ? __int_as_float(x) - __int_as_float(kFloatOfInteger) : __int2float_rn(x);
-            best = maxima.larger(best, value * factor[k]);
+        for (int m = 0; m < 2; ++m) {
+          if (first && step == 0) {
+            const int32_t begin[4] = {start[n][0], start[n][1], start[n][0], start[n][1]};
+            ptx::mma_m16n8k32_s8(sum[m][n], a[m], b.x, b.y, begin);
           } else {
-            best = maxima.larger(best, x);
+            ptx::mma_m16n8k32_s8(sum[m][n], a[m], b.x, b.y, sum[m][n]);
           }
         }
       }
@@ -157,103 +168,159 @@ struct PackedSums {
   }
 };
 
-// False: the document has no token that counts.
-template <int kBits, bool kScaled, bool kAligned>
-__device__ __forceinline__ bool score_packed_document(const PackedCodesArgs& args, const PackedDocument& doc,
-                                                      const uint2* fragments, const int32_t (&start)[4][2],
-                                                      PackedMaxima<kScaled>& maxima) {
-  constexpr int kStepsOfChunk = kBits == 1 ? 4 : 1;
-  const int lane = threadIdx.x % 32, chunks = args.steps / kStepsOfChunk;
-  bool any = false;
-  uint32_t next[4];
-  const auto load = [&](int32_t first, int chunk) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int64_t token = min(first + lane / 4 + 8 * k, args.Ld - 1);
-      next[k] =
-          packed_word<kAligned>(args, doc.codes + token * args.D.token_stride, chunk * 16 + lane % 4 * 4);
-    }
-  };
-  maxima.clear();
-  if (args.Ld > 0) load(0, 0);
-  for (int32_t first = 0; first < args.Ld; first += kPackedTokens) {
-    bool keep[4];
-    float factor[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int64_t token = min(first + lane / 4 + 8 * k, args.Ld - 1);
-      keep[k] = doc.mask == nullptr || doc.mask[token * args.mask.token_stride] != 0;
-      any |= keep[k];
-      factor[k] = kScaled ? usable_scale(doc.scales[token * args.scale.token_stride]) : 1.0f;
-    }
-    PackedSums sums;
-    sums.begin(start);
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      const uint32_t word[4] = {next[0], next[1], next[2], next[3]};
-      if (chunk + 1 < chunks) {
-        load(first, chunk + 1);
-      } else if (first + kPackedTokens < args.Ld) {
-        load(first + kPackedTokens, 0);
-      }
-      sums.add<kBits>(word, fragments + chunk * kStepsOfChunk * 128 + lane);
-    }
-    sums.fold(maxima, keep, factor, args.small);
-  }
-  maxima.merge_lanes();
-  return __any_sync(kFullWarp, any);
-}
+// The maxima of the rows n * 8 + lane % 4 * 2 + i over the tokens that a lane sees, in best[2 * n + i].
+template <class Kind>
+struct PackedMaxima {
+  using Value = std::conditional_t<Kind::kScaled, float, int32_t>;
+  Value best[8];
 
-// kAligned: words of tokens can be loaded as words. kInSmem: fragments fit there.
-template <int kBits, bool kScaled, bool kAligned, bool kInSmem>
-__global__ void __launch_bounds__(kPackedWarps * 32, kAligned&& kInSmem ? 4 : 3)
-    score_packed_codes(const PackedCodesArgs args) {
-  extern __shared__ uint2 shared[];
-  const int lane = threadIdx.x % 32;
-  const int64_t tile = blockIdx.x / args.blocks;
-  const int64_t query = tile / args.row_tiles;
-  const uint2* fragments = args.fragments + tile * args.steps * 128;
-  if constexpr (kInSmem) {
-    for (int i = threadIdx.x; i < args.steps * 128; i += kPackedWarps * 32) shared[i] = fragments[i];
-    fragments = shared;
-    __syncthreads();
+  __device__ __forceinline__ PackedMaxima() {
+#pragma unroll
+    for (int v = 0; v < 8; ++v) best[v] = Kind::kScaled ? -INFINITY : INT_MIN;
   }
-  const uint32_t kept = args.kept[tile];
-  int32_t start[4][2];
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t row = tile * kPackedRows + n * 8 + lane % 4 * 2 + i;
-      start[n][i] = args.starts[row] + (kScaled && args.small ? kFloatOfInteger : 0);
-    }
+
+  static __device__ __forceinline__ Value larger(Value a, Value b) {
+    if constexpr (Kind::kScaled) return max_keeping_nan(a, b);
+    return max(a, b);
   }
-  const int64_t first = int64_t{blockIdx.x % args.blocks} * kPackedWarps + threadIdx.x / 32;
-  for (int64_t j = first; j < args.N; j += int64_t{args.blocks} * kPackedWarps) {
-    PackedDocument doc{
-        static_cast<const uint8_t*>(args.D.data) + query * args.D.query_stride + j * args.D.item_stride,
-        nullptr, nullptr};
-    if (args.mask.data != nullptr) {
-      doc.mask = args.mask.data + query * args.mask.query_stride + j * args.mask.item_stride;
-    }
-    if constexpr (kScaled) {
-      doc.scales = args.scale.data + query * args.scale.query_stride + j * args.scale.item_stride;
-    }
-    PackedMaxima<kScaled> maxima;
-    const bool scored = score_packed_document<kBits, kScaled, kAligned>(args, doc, fragments, start, maxima);
-    const float* scales = args.scales + tile * kPackedRows + lane % 4 * 2;
-    float sum = 0.0f;
+
+  // Token k of the four that a lane has: its keep and its factor.
+  __device__ __forceinline__ void fold(const PackedSums& sums, const bool (&keep)[4],
+                                       const float (&factor)[4], bool small) {
+    if constexpr (!Kind::kScaled && !Kind::kMasked) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+      for (int v = 0; v < 8; ++v) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (kept >> (n * 8 + lane % 4 * 2 + i) & 1) {
-          sum += static_cast<float>(maxima.best[n][i]) * scales[n * 8 + i];
+        for (int m = 0; m < 2; ++m) {
+          best[v] = __vimax3_s32(best[v], sums.sum[m][v / 2][v % 2], sums.sum[m][v / 2][2 + v % 2]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (!keep[k]) continue;
+#pragma unroll
+        for (int v = 0; v < 8; ++v) {
+          const int32_t x = sums.sum[k / 2][v / 2][k % 2 * 2 + v % 2];
+          if constexpr (Kind::kScaled) {
+            const float value =
+                small ? __int_as_float(x) - __int_as_float(kFloatOfInteger) : __int2float_rn(x);
+            best[v] = larger(best[v], value * factor[k]);
+          } else {
+            best[v] = larger(best[v], x);
+          }
         }
       }
     }
-    sum += __shfl_xor_sync(kFullWarp, sum, 1);
-    sum += __shfl_xor_sync(kFullWarp, sum, 2);
-    if (lane == 0) args.out[tile * args.N + j] = scored ? sum : 0.0f;
+  }
+
+  // The maximum of row_of_lane() over all lanes: each round halves what a lane keeps.
+  __device__ __forceinline__ float merged() {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int round = 0; round < 3; ++round) {
+      const int offset = 16 >> round, half = 4 >> round;
+      const bool upper = lane & offset;
+#pragma unroll
+      for (int v = 0; v < half; ++v) {
+        const Value given = upper ? best[v] : best[v + half], own = upper ? best[v + half] : best[v];
+        best[v] = larger(own, __shfl_xor_sync(kFullWarp, given, offset));
+      }
+    }
+    return static_cast<float>(best[0]);
+  }
+  static __device__ __forceinline__ int row_of_lane() {
+    const int lane = threadIdx.x % 32, group = lane / 4;
+    return group / 2 * 8 + lane % 4 * 2 + group % 2;
+  }
+};
+
+// Fragments of a row tile in registers, or in memory.
+template <bool kShort>
+struct PackedRows {
+  const uint2* fragments;
+  __device__ __forceinline__ explicit PackedRows(const uint2* tile) : fragments(tile + threadIdx.x % 32) {}
+  __device__ __forceinline__ uint2 at(int block, int step, int n) const {
+    return fragments[((block * 4 + step) * 4 + n) * 32];
+  }
+};
+
+template <>
+struct PackedRows<true> {
+  uint2 fragments[4][4];
+  __device__ __forceinline__ explicit PackedRows(const uint2* tile) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) fragments[i / 4][i % 4] = tile[i * 32 + threadIdx.x % 32];
+  }
+  __device__ __forceinline__ uint2 at(int, int step, int n) const { return fragments[step][n]; }
+};
+
+template <class Kind>
+__global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
+    score_packed_codes(const PackedCodesArgs args) {
+  const int lane = threadIdx.x % 32;
+  const int64_t tile = blockIdx.x / args.blocks, query = tile / args.row_tiles;
+  const PackedRows<Kind::kShort> rows(args.fragments + tile * args.steps * 128);
+  int32_t start[4][2];
+#pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int64_t row = tile * kPackedRows + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    start[v / 2][v % 2] = args.starts[row] + (Kind::kScaled && args.small ? kFloatOfInteger : 0);
+  }
+  const int row = PackedMaxima<Kind>::row_of_lane();
+  const bool row_counts = args.kept[tile] >> row & 1;
+  const float row_scale = args.scales[tile * kPackedRows + row];
+  const int32_t blocks_of_dims = Kind::kShort ? 1 : args.steps / 4;
+  const int64_t step = int64_t{args.blocks} * kPackedWarps;
+  int64_t j = int64_t{blockIdx.x % args.blocks} * kPackedWarps + threadIdx.x / 32;
+  if (j >= args.N) return;
+  if (args.Ld == 0) {
+    for (; j < args.N && lane == 0; j += step) args.out[tile * args.N + j] = 0.0f;
+    return;
+  }
+  PackedDocument doc(args, query, j);
+  PackedWords<Kind> next;
+  next.load(args, doc, 0, 0);
+  for (; j < args.N; j += step) {
+    PackedMaxima<Kind> maxima;
+    bool any = !Kind::kMasked;
+    PackedDocument after = doc;
+    if (j + step < args.N) after.advance(args, step);
+    for (int32_t first = 0; first < args.Ld; first += kPackedTokens) {
+      bool keep[4];
+      float factor[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int64_t token = min(first + lane / 4 + 8 * k, args.Ld - 1);
+        keep[k] = !Kind::kMasked || doc.mask == nullptr || doc.mask[token * args.mask.token_stride] != 0;
+        any |= keep[k];
+        factor[k] = Kind::kScaled ? usable_scale(doc.scales[token * args.scale.token_stride]) : 1.0f;
+      }
+      PackedSums sums;
+      for (int32_t block = 0; block < blocks_of_dims; ++block) {
+        const PackedWords<Kind> words = next;
+        if (block + 1 < blocks_of_dims) {
+          next.load(args, doc, first, block + 1);
+        } else {
+          const bool ends = first + kPackedTokens >= args.Ld;
+          next.load(args, ends ? after : doc, ends ? 0 : first + kPackedTokens, 0);
+        }
+        const auto fragment = [&](int its_step, int n) { return rows.at(block, its_step, n); };
+        if (block == 0) {
+          sums.add(words.word, fragment, true, start);
+        } else {
+          sums.add(words.word, fragment, false, start);
+        }
+      }
+      maxima.fold(sums, keep, factor, args.small);
+    }
+    float sum = maxima.merged() * row_scale;
+    if (!row_counts) sum = 0.0f;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kFullWarp, sum, offset);
+    if (Kind::kMasked && !__any_sync(kFullWarp, any)) sum = 0.0f;
+    if (lane == 0) args.out[tile * args.N + j] = sum;
+    doc = after;
   }
 }
 

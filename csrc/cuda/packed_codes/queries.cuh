@@ -1,7 +1,7 @@
 // Row tiles of queries as operand B of mma.m16n8k32 (8 rows, 32 dims), and what their sums begin with.
 //
-// A lane has the words (lane % 4) + 4 * chunk of a document token (kernel.cuh), whatever their dims: the
-// products of a step may come in any order, as long as rows have theirs in the same one.
+// A lane has the dims 32 * (lane % 4) + [0, 32) of each 128 (kernel.cuh): the products of a step may come in
+// any order, as long as tokens and rows have theirs in the same one.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct PackedQueryArgs {
 template <int kDocumentBits>
 __device__ __forceinline__ int32_t packed_dim(int32_t step, int32_t half, int32_t lane, int32_t byte) {
   if constexpr (kDocumentBits == 1) return step / 4 * 128 + lane % 4 * 32 + byte * 8 + step % 4 * 2 + half;
-  return step * 32 + lane % 4 * 8 + byte * 2 + half;
+  return step / 4 * 128 + lane % 4 * 32 + step % 4 * 8 + byte * 2 + half;
 }
 
 template <int kQueryBits>

@@ -49,24 +49,30 @@ void prepare(const PackedCodesCall& call, const PackedCodesLaunch& launch, void*
   }
 }
 
-template <int kBits, bool kScaled, bool kAligned>
+template <class Kind>
 void score(const PackedCodesArgs& args, unsigned blocks, cudaStream_t stream) {
-  const int smem = args.steps * 128 * static_cast<int>(sizeof(uint2));
-  if (smem <= kMostPackedSmem) {
-    score_packed_codes<kBits, kScaled, kAligned, true><<<blocks, kPackedWarps * 32, smem, stream>>>(args);
+  score_packed_codes<Kind><<<blocks, kPackedWarps * 32, 0, stream>>>(args);
+}
+
+template <int kBits, bool kScaled>
+void score(const PackedCodesArgs& args, bool aligned, unsigned blocks, cudaStream_t stream) {
+  const bool masked = args.mask.data != nullptr, is_short = args.steps == 4;
+  if (!aligned) return score<PackedKind<kBits, kScaled, false, true, false>>(args, blocks, stream);
+  if (is_short) {
+    masked ? score<PackedKind<kBits, kScaled, true, true, true>>(args, blocks, stream)
+           : score<PackedKind<kBits, kScaled, true, false, true>>(args, blocks, stream);
   } else {
-    score_packed_codes<kBits, kScaled, kAligned, false><<<blocks, kPackedWarps * 32, 0, stream>>>(args);
+    masked ? score<PackedKind<kBits, kScaled, true, true, false>>(args, blocks, stream)
+           : score<PackedKind<kBits, kScaled, true, false, false>>(args, blocks, stream);
   }
 }
 
-template <int kBits>
-void score(const PackedCodesArgs& args, bool scaled, bool aligned, unsigned blocks, cudaStream_t stream) {
-  if (aligned) {
-    scaled ? score<kBits, true, true>(args, blocks, stream) : score<kBits, false, true>(args, blocks, stream);
-  } else {
-    scaled ? score<kBits, true, false>(args, blocks, stream)
-           : score<kBits, false, false>(args, blocks, stream);
-  }
+// A lane's words of 128 dims can be loaded at once, at offsets of 32 bits from their document.
+bool loads_words(const PackedCodesCall& call, int64_t bytes) {
+  const int64_t at_once = 4 * call.d_bits;
+  const int64_t last = (call.sizes.Ld - 1) * call.D.token_stride + bytes;
+  return readable_in_vectors(call.D, bytes, 1, at_once) && call.D.token_stride >= 0 &&
+         last <= std::numeric_limits<uint32_t>::max();
 }
 
 }  // namespace
@@ -75,7 +81,7 @@ PackedCodesLaunch plan_packed_codes(const PackedCodesCall& call, int multiproces
   const Sizes& s = call.sizes;
   PackedCodesLaunch launch;
   launch.row_tiles = std::max<int64_t>(ceil_div(s.Lq, kPackedRows), 1);
-  launch.steps = call.d_bits == 1 ? ceil_div(s.d, 128) * 4 : ceil_div(s.d, 32);
+  launch.steps = ceil_div(s.d, 128) * 4;
   const int64_t tiles = s.Nq * launch.row_tiles;
   const int64_t wanted = ceil_div(multiprocessors * kBlocksOfMultiprocessor, std::max<int64_t>(tiles, 1));
   launch.blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(ceil_div(s.N, kPackedWarps), 1));
@@ -117,9 +123,12 @@ cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLa
       .kept = at<const uint32_t>(workspace, launch.kept),
       .out = launch.row_tiles > 1 ? at<float>(workspace, launch.partials) : call.scores};
   const auto blocks = static_cast<unsigned>(tiles * launch.blocks);
-  const bool scaled = call.d_scale.data != nullptr, aligned = readable_in_vectors(call.D, bytes, 1, 4);
-  call.d_bits == 1 ? score<1>(args, scaled, aligned, blocks, stream)
-                   : score<4>(args, scaled, aligned, blocks, stream);
+  const bool scaled = call.d_scale.data != nullptr, aligned = loads_words(call, bytes);
+  if (call.d_bits == 1) {
+    scaled ? score<1, true>(args, aligned, blocks, stream) : score<1, false>(args, aligned, blocks, stream);
+  } else {
+    scaled ? score<4, true>(args, aligned, blocks, stream) : score<4, false>(args, aligned, blocks, stream);
+  }
   if (launch.row_tiles > 1) {
     const int64_t pairs = s.Nq * s.N;
     const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, 256), 1 << 16));
