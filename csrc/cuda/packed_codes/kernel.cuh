@@ -1,7 +1,9 @@
 // MaxSim of packed codes: 32 query rows of int8 with documents of 1 or 4 bits a dim, a warp a document.
 //
-//   load      a lane has 32 dims of 4 tokens: a word of 1-bit codes, four words of 4-bit codes; those of the
-//             next tile while this one multiplies
+//   load      a lane has 32 dims of 4 tokens: a word of 1-bit codes, four words of 4-bit codes. cp.async
+//   brings
+//             them to shared memory some tiles ahead, over the ends of documents; a lane waits for its own
+//             alone
 //   unpack    a shift and an AND make 4 int8 of a word: a bit as 0 or 2, four bits as 0 to 15
 //   multiply  mma.m16n8k32, 16 tokens by 8 rows; sums begin with what turns 0 and 2 into -1 and 1 (0 to 15
 //             into -8 to 7), which is a multiple of the sum of a row's codes
@@ -16,6 +18,7 @@
 
 #include "../primitives/argmax.cuh"
 #include "../primitives/token_scales.cuh"
+#include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
 #include "args.h"
 
@@ -34,10 +37,7 @@ struct PackedKind {
   static constexpr bool kMasked = kMasked_;
   static constexpr bool kShort = kShort_;  // d <= 128: fragments stay in registers
   // As many as registers allow without spills.
-  static constexpr int kResidentBlocks = !kAligned              ? 2
-                                         : kMasked              ? (kBits == 1 ? 3 : 2)
-                                         : kBits == 1 && kShort ? 4
-                                                                : 3;
+  static constexpr int kResidentBlocks = kBits == 1 && kShort && !kMasked && !kScaled ? 4 : 3;
 };
 
 struct PackedCodesArgs {
@@ -78,50 +78,119 @@ struct PackedDocument {
   }
 };
 
+// The k-th of the four tokens that a lane has from `first` on.
+__device__ __forceinline__ int32_t packed_token(const PackedCodesArgs& args, int32_t first, int k) {
+  return min(first + static_cast<int32_t>(threadIdx.x % 32) / 4 + 8 * k, args.Ld - 1);
+}
+
+// The first byte that a lane has of 128 dims.
+template <class Kind>
+__device__ __forceinline__ int32_t packed_byte(int32_t block) {
+  return (block * 4 + static_cast<int32_t>(threadIdx.x % 4)) * 4 * Kind::kBits;
+}
+
 // The words that a lane has of 4 tokens, 8 apart, and 128 dims.
 template <class Kind>
 struct PackedWords {
   uint32_t word[4][Kind::kBits];
 
-  // Tokens [first, first + 32) of a document, or its last token where it ends before; dims from 128 * block.
-  __device__ __forceinline__ void load(const PackedCodesArgs& args, const PackedDocument& doc, int32_t first,
-                                       int32_t block) {
-    constexpr int kWordBytes = 4 * Kind::kBits;
-    const int lane = threadIdx.x % 32;
-    const int32_t byte = block * 4 * kWordBytes + lane % 4 * kWordBytes;
+  // Those of tokens [first, first + 32) of a document, or of its last token where it ends before, byte by
+  // byte; dims from 128 * block.
+  __device__ __forceinline__ void load_bytes(const PackedCodesArgs& args, const uint8_t* codes, int32_t first,
+                                             int32_t block) {
+    const int32_t byte = packed_byte<Kind>(block);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int32_t token = min(first + lane / 4 + 8 * k, args.Ld - 1);
-      if constexpr (Kind::kAligned) {
+      const uint8_t* token = codes + packed_token(args, first, k) * args.D.token_stride;
+#pragma unroll
+      for (int i = 0; i < Kind::kBits; ++i) {
+        word[k][i] = 0;
+        for (int b = 0; b < 4 && byte + 4 * i + b < args.bytes; ++b) {
+          word[k][i] |= static_cast<uint32_t>(token[(byte + 4 * i + b) * args.D.dim_stride]) << 8 * b;
+        }
+      }
+    }
+  }
+};
+
+// What comes next, 128 dims of 32 tokens at a time, over all documents of a warp.
+struct PackedCursor {
+  PackedDocument doc;
+  int64_t j;
+  int32_t first = 0, block = 0;
+
+  __device__ __forceinline__ void next(const PackedCodesArgs& args, int32_t blocks_of_dims, int64_t step) {
+    if (++block < blocks_of_dims) return;
+    block = 0;
+    first += kPackedTokens;
+    if (first < args.Ld) return;
+    first = 0;
+    j += step;
+    doc.advance(args, step);
+  }
+};
+
+// Words, and the scales of their tokens, on their way to shared memory.
+template <class Kind>
+struct PackedRing {
+  static constexpr int kDepth = Kind::kAligned ? (Kind::kBits == 1 ? 6 : 4) : 1;
+  using Words = std::conditional_t<Kind::kBits == 1, uint32_t, uint4>;
+  struct Stage {
+    Words words[4][32];
+    float scales[4][Kind::kScaled ? 32 : 1];
+  };
+  Stage* stages;  // of the warp
+
+  // Zeros where there is nothing.
+  template <class T>
+  static __device__ __forceinline__ void copy(T* to, const void* from, bool there) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    if constexpr (sizeof(T) == 16) {
+      ptx::cp_async_16(address, from, there ? 16 : 0);
+    } else {
+      ptx::cp_async_narrow<sizeof(T)>(address, from, there ? sizeof(T) : 0);
+    }
+  }
+  __device__ __forceinline__ void issue(const PackedCodesArgs& args, const PackedCursor& at,
+                                        int stage) const {
+    if (at.j < args.N) {
+      const int lane = threadIdx.x % 32;
+      const int32_t byte = packed_byte<Kind>(at.block);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int32_t token = packed_token(args, at.first, k);
         const uint32_t offset =
             static_cast<uint32_t>(token) * static_cast<uint32_t>(args.D.token_stride) + byte;
-        load_words(doc.codes + offset, byte < args.bytes, word[k]);
-      } else {
-        load_bytes(args, doc.codes + token * args.D.token_stride, byte, word[k]);
+        copy(&stages[stage].words[k][lane], at.doc.codes + offset, byte < args.bytes);
+        if constexpr (Kind::kScaled) {
+          if (at.block == 0) {
+            const float* scale = at.doc.scales + int64_t{token} * args.scale.token_stride;
+            copy(&stages[stage].scales[k][lane], scale, true);
+          }
+        }
       }
     }
+    ptx::cp_async_commit();
   }
 
- private:
-  static __device__ __forceinline__ void load_words(const uint8_t* at, bool there, uint32_t (&out)[1]) {
-    out[0] = there ? __ldg(reinterpret_cast<const uint32_t*>(at)) : 0;
-  }
-  static __device__ __forceinline__ void load_words(const uint8_t* at, bool there, uint32_t (&out)[4]) {
-    const uint4 words = there ? __ldg(reinterpret_cast<const uint4*>(at)) : uint4{};
-    out[0] = words.x;
-    out[1] = words.y;
-    out[2] = words.z;
-    out[3] = words.w;
-  }
-  static __device__ __forceinline__ void load_bytes(const PackedCodesArgs& args, const uint8_t* token,
-                                                    int32_t byte, uint32_t (&out)[Kind::kBits]) {
+  __device__ __forceinline__ PackedWords<Kind> take(int stage, bool first_block, float (&factor)[4]) const {
+    const int lane = threadIdx.x % 32;
+    ptx::cp_async_wait<kDepth - 1>();
+    PackedWords<Kind> out;
 #pragma unroll
-    for (int i = 0; i < Kind::kBits; ++i) {
-      out[i] = 0;
-      for (int b = 0; b < 4 && byte + 4 * i + b < args.bytes; ++b) {
-        out[i] |= static_cast<uint32_t>(token[(byte + 4 * i + b) * args.D.dim_stride]) << 8 * b;
+    for (int k = 0; k < 4; ++k) {
+      const Words words = stages[stage].words[k][lane];
+      if constexpr (Kind::kBits == 1) {
+        out.word[k][0] = words;
+      } else {
+        out.word[k][0] = words.x;
+        out.word[k][1] = words.y;
+        out.word[k][2] = words.z;
+        out.word[k][3] = words.w;
       }
+      if (Kind::kScaled && first_block) factor[k] = usable_scale(stages[stage].scales[k][lane]);
     }
+    return out;
   }
 };
 
@@ -278,32 +347,45 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
     for (; j < args.N && lane == 0; j += step) args.out[tile * args.N + j] = 0.0f;
     return;
   }
-  PackedDocument doc(args, query, j);
-  PackedWords<Kind> next;
-  next.load(args, doc, 0, 0);
-  for (; j < args.N; j += step) {
+  extern __shared__ __align__(16) char shared[];
+  using Ring = PackedRing<Kind>;
+  const Ring ring{reinterpret_cast<typename Ring::Stage*>(shared) + threadIdx.x / 32 * Ring::kDepth};
+  PackedCursor at{PackedDocument(args, query, j), j};
+  PackedCursor ahead = at;
+  if constexpr (Kind::kAligned) {
+#pragma unroll
+    for (int stage = 0; stage < Ring::kDepth; ++stage, ahead.next(args, blocks_of_dims, step)) {
+      ring.issue(args, ahead, stage);
+    }
+  }
+  int stage = 0;
+  while (at.j < args.N) {
+    j = at.j;
     PackedMaxima<Kind> maxima;
     bool any = !Kind::kMasked;
-    PackedDocument after = doc;
-    if (j + step < args.N) after.advance(args, step);
-    for (int32_t first = 0; first < args.Ld; first += kPackedTokens) {
+    do {
       bool keep[4];
       float factor[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int64_t token = min(first + lane / 4 + 8 * k, args.Ld - 1);
-        keep[k] = !Kind::kMasked || doc.mask == nullptr || doc.mask[token * args.mask.token_stride] != 0;
+        const int64_t token = packed_token(args, at.first, k);
+        keep[k] =
+            !Kind::kMasked || at.doc.mask == nullptr || at.doc.mask[token * args.mask.token_stride] != 0;
         any |= keep[k];
-        factor[k] = Kind::kScaled ? usable_scale(doc.scales[token * args.scale.token_stride]) : 1.0f;
+        if constexpr (Kind::kScaled && !Kind::kAligned) {
+          factor[k] = usable_scale(at.doc.scales[token * args.scale.token_stride]);
+        }
       }
       PackedSums sums;
       for (int32_t block = 0; block < blocks_of_dims; ++block) {
-        const PackedWords<Kind> words = next;
-        if (block + 1 < blocks_of_dims) {
-          next.load(args, doc, first, block + 1);
+        PackedWords<Kind> words;
+        if constexpr (Kind::kAligned) {
+          words = ring.take(stage, block == 0, factor);
+          ring.issue(args, ahead, stage);
+          ahead.next(args, blocks_of_dims, step);
+          stage = stage + 1 == Ring::kDepth ? 0 : stage + 1;
         } else {
-          const bool ends = first + kPackedTokens >= args.Ld;
-          next.load(args, ends ? after : doc, ends ? 0 : first + kPackedTokens, 0);
+          words.load_bytes(args, at.doc.codes, at.first, block);
         }
         const auto fragment = [&](int its_step, int n) { return rows.at(block, its_step, n); };
         if (block == 0) {
@@ -313,14 +395,14 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
         }
       }
       maxima.fold(sums, keep, factor, args.small);
-    }
+      at.next(args, 1, step);
+    } while (at.first > 0);
     float sum = maxima.merged() * row_scale;
     if (!row_counts) sum = 0.0f;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kFullWarp, sum, offset);
     if (Kind::kMasked && !__any_sync(kFullWarp, any)) sum = 0.0f;
     if (lane == 0) args.out[tile * args.N + j] = sum;
-    doc = after;
   }
 }
 

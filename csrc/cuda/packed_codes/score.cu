@@ -51,7 +51,10 @@ void prepare(const PackedCodesCall& call, const PackedCodesLaunch& launch, void*
 
 template <class Kind>
 void score(const PackedCodesArgs& args, unsigned blocks, cudaStream_t stream) {
-  score_packed_codes<Kind><<<blocks, kPackedWarps * 32, 0, stream>>>(args);
+  using Ring = PackedRing<Kind>;
+  constexpr int kSmem = Kind::kAligned ? kPackedWarps * Ring::kDepth * int{sizeof(typename Ring::Stage)} : 0;
+  static_assert(kSmem <= 48 << 10, "a kernel has no more shared memory unless it asks");
+  score_packed_codes<Kind><<<blocks, kPackedWarps * 32, kSmem, stream>>>(args);
 }
 
 template <int kBits, bool kScaled>
