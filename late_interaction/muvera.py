@@ -138,9 +138,9 @@ class Muvera:
     def encode_corpus(
         self, D: Tensor, d_mask: Tensor | None = None, *, normalize: bool = True
     ) -> "Encodings":
-        """The :class:`Encodings` of a padded corpus ``[Nd, Ld, d]``, made a part at a time, for the ``coarse=``
-        of :func:`late_interaction.retrieve`. ``normalize``: every token is scaled to unit length first, as the
-        search will; it is to be that of the search."""
+        """The :class:`Encodings` of a padded corpus ``[Nd, Ld, d]``, made a part at a time, for the
+        ``coarse=`` of :func:`late_interaction.retrieve`. ``normalize``: every token is scaled to unit length
+        first; the search is to have the same."""
         check_flag("normalize", normalize)
         check_embeddings("D", D)
         if D.dim() != 3:

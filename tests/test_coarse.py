@@ -113,7 +113,7 @@ def test_a_corpus_on_the_host():
         (
             {"coarse": 1},
             TypeError,
-            r"coarse must be one of .*, Codes of coarse.encode\(D\), or a Muvera .*, got int",
+            r"coarse must be one of .*, Codes of coarse.* Muvera .*, got int",
         ),
         ({"candidates": 20}, ValueError, "candidates must be None without coarse, got 20"),
         ({"coarse": "1bit", "candidates": 2}, ValueError, "candidates must be at least top_k, 3, got 2"),
