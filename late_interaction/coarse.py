@@ -22,11 +22,11 @@ from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._maxsim import maxsim
-from late_interaction._muvera_pass import MuveraPass, check_encodings
 from late_interaction._progress import Progress, reporter
 from late_interaction._selection import MOST_SCORES, select
 from late_interaction._stream import chunks
 from late_interaction.muvera import Encodings, Muvera
+from late_interaction.muvera._first_pass import MuveraPass, check_encodings
 
 __all__ = ["Codes", "encode", "search"]
 

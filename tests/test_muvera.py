@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 import late_interaction as li
-from late_interaction import Muvera, _random_bits
-from late_interaction.muvera import Encodings
+from late_interaction import Muvera
+from late_interaction.muvera import Encodings, _random_bits, encoder
 from late_interaction.ops import muvera as composite
 from late_interaction.reference import muvera_reference
 from late_interaction.varlen import pack_sequences
@@ -320,7 +320,7 @@ def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
     muvera = Muvera(40, 3, 4)
     unit_Q, unit_D = normalize(Q, dim=-1), normalize(D, dim=-1)
     rough = muvera.encode_queries(unit_Q, q_mask) @ muvera.encode_documents(unit_D, d_mask).t()
-    monkeypatch.setattr(li.muvera, "_BYTES", 20000)
+    monkeypatch.setattr(encoder, "_BYTES", 20000)
     encodings = muvera.encode_corpus(D, d_mask)
     torch.testing.assert_close(encodings.documents, muvera.encode_documents(unit_D, d_mask))
     halves = Encodings(muvera, encodings.documents.half())

@@ -16,8 +16,8 @@
 
 #include "../common/arithmetic.h"
 #include "../common/registration.h"
+#include "isa/muvera/rows.h"
 #include "kernels.h"
-#include "muvera_rows.h"
 #include "parallel.h"
 
 namespace late_interaction::cpu {

@@ -2,8 +2,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "../../muvera_rows.h"
 #include "../target.h"
+#include "rows.h"
 
 LI_TARGET_BEGIN("avx2,fma")
 

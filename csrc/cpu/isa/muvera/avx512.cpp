@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "../../muvera_rows.h"
 #include "../target.h"
+#include "rows.h"
 
 LI_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
 

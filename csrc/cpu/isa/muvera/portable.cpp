@@ -1,5 +1,5 @@
 // MUVERA's rows on any CPU: compilers make vectors of four floats of these loops.
-#include "../../muvera_rows.h"
+#include "rows.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// The loops of muvera_rows.h, V::kLanes floats at a time. A tile of kTileRows rows by two vectors of columns
+// The loops of rows.h, V::kLanes floats at a time. A tile of kTileRows rows by two vectors of columns
 // stays in registers while the dims pass by.
 
 namespace {

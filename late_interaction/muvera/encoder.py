@@ -1,9 +1,4 @@
-"""MUVERA's fixed dimensional encodings, by :mod:`late_interaction.ops.muvera`: one vector for each query and
-document, whose inner product approximates their MaxSim (Dhulipala et al., https://arxiv.org/abs/2405.19504).
-
-Any index of inner products finds candidates by them. Exact scores rank these:
-:func:`late_interaction.retrieve` takes :class:`Encodings` of a corpus as ``coarse=``.
-"""
+"""The encoder, :class:`Muvera`, and what it makes of a corpus, :class:`Encodings`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +10,12 @@ from torch._C import _AutoDispatchBelowAutograd
 from torch.nn.functional import normalize as unit_rows
 from torch.nn.functional import pad
 
-from late_interaction import _random_bits, ops
+from late_interaction import ops
 from late_interaction._checks.messages import shape_of
 from late_interaction._checks.muvera import check_parameters, check_tokens
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.tensors import check_embeddings
+from late_interaction.muvera import _random_bits
 from late_interaction.varlen import pack_sequences
 
 __all__ = ["Encodings", "Muvera"]
@@ -99,7 +95,7 @@ class Muvera:
 
     @property
     def _dims_before_sketch(self) -> int:
-        return self.repetitions * 2**self.k_sim * (self.d if self.d_proj is None else self.d_proj)
+        return (self.repetitions << self.k_sim) * (self.d if self.d_proj is None else self.d_proj)
 
     def encode_queries(
         self,
@@ -179,7 +175,8 @@ class Muvera:
         made = cls(d, k_sim, repetitions, d_proj or None, d_final or None, bool(fill_empty), seed)
         for name, x in zip(_MATRICES, made._matrices[torch.device("cpu")], strict=True):
             theirs = state.get(name)
-            if (x is None) != (theirs is None) or (x is not None and not torch.equal(x, theirs.cpu())):
+            same = x is theirs if x is None or theirs is None else torch.equal(x, theirs.cpu())
+            if not same:
                 raise ValueError(f"state must hold the {name} of its parameters, {made!r}")
         return made
 
@@ -194,7 +191,7 @@ class Muvera:
         scale = 1.0 if average else 1.0 / repetitions
         args = x.detach(), mask, offsets, *self._matrices_on(x.device), *sizes
         with torch.no_grad(), _AutoDispatchBelowAutograd():
-            encodings = ops.muvera_encode(*args, average, average and self.fill_empty, scale)
+            encodings: Tensor = ops.muvera_encode(*args, average, average and self.fill_empty, scale)
         return encodings.squeeze(0) if one else encodings
 
     def _matrices_on(self, device: torch.device) -> tuple[Tensor | None, ...]:
