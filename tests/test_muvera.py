@@ -1,7 +1,9 @@
 """MUVERA's fixed dimensional encodings: by definition, in every form of tokens, and as a first pass."""
 
 import itertools
+import re
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -330,6 +332,19 @@ def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
         torch.testing.assert_close(scores, exact.gather(1, documents), rtol=1e-6, atol=1e-6)
         tenth = rough.topk(10).values[:, -1:]
         assert (rough.gather(1, documents) >= tenth - 0.02).all()
+
+
+def test_the_guides_example_with_faiss_finds_what_an_exact_search_finds():
+    pytest.importorskip("faiss", reason='pip install "late-interaction[faiss]" installs it')
+    page = (Path(__file__).resolve().parents[1] / "docs/guide/retrieve.md").read_text()
+    (example,) = re.findall(r"^```python\n(import faiss\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    D = tokens_of(300 * 10, 128).view(300, 10, 128)
+    Q = D[:4, :6] + 0.02 * torch.randn(4, 6, 128)
+    muvera = Muvera(128, k_sim=3, repetitions=10, d_proj=16)
+    names = {"torch": torch, "li": li, "corpus": D, "Q": Q, "muvera": muvera}
+    exec(compile(example, "docs/guide/retrieve.md", "exec"), names)
+    assert torch.equal(names["best"][:, 0], torch.arange(4)) and names["best"].shape == (4, 10)
+    torch.testing.assert_close(names["exact"].amax(1), li.retrieve(Q, D, 1)[0][:, 0])
 
 
 # ---- the operator, and errors ----
