@@ -216,6 +216,17 @@ def test_encodings_are_outside_of_autograd(device):
     assert not Muvera(8).encode_queries(x).requires_grad
 
 
+def test_encodings_are_traced_whole():
+    muvera, x = Muvera(8, 2, 3, 4, 20), tokens_of(10, 8).view(2, 5, 8).requires_grad_()
+    kept = torch.tensor([[True] * 5, [True, False, True, False, False]])
+
+    def both(x, kept):
+        return muvera.encode_queries(x, kept) + muvera.encode_documents(x)
+
+    traced = torch.compile(both, fullgraph=True, backend="eager")
+    assert torch.equal(traced(x, kept), both(x, kept))
+
+
 # ---- the random matrices ----
 
 

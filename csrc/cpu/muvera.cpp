@@ -147,8 +147,8 @@ class Encoder {
     }
   }
 
-  // Of each partition the least (distance, token): a pass for each bit lets partitions that differ in it
-  // exchange what they have found, one further away. A hypercube's distance transform is exact so.
+  // Finds the least (distance, token) of each partition. In a pass for each bit, partitions that differ in it
+  // exchange what they have found, one further away: the distance transform of a hypercube, which is exact.
   void fill_empty(float* block) {
     constexpr uint64_t kFurther = uint64_t{1} << 32, kNone = uint64_t{1} << 62;
     for (int64_t p = 0; p < partitions_; ++p) {

@@ -190,8 +190,12 @@ class Muvera:
         sizes = k_sim, repetitions, self.d_proj or 0, self.d_final or 0
         scale = 1.0 if average else 1.0 / repetitions
         args = x.detach(), mask, offsets, *self._matrices_on(x.device), *sizes
-        with torch.no_grad(), _AutoDispatchBelowAutograd():
-            encodings: Tensor = ops.muvera_encode(*args, average, average and self.fill_empty, scale)
+        args = *args, average, average and self.fill_empty, scale
+        if torch.compiler.is_compiling():
+            encodings: Tensor = ops.muvera_encode(*args)
+        else:
+            with _AutoDispatchBelowAutograd():  # there is nothing to differentiate
+                encodings = ops.muvera_encode(*args)
         return encodings.squeeze(0) if one else encodings
 
     def _matrices_on(self, device: torch.device) -> tuple[Tensor | None, ...]:
