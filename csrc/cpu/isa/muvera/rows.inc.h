@@ -28,9 +28,9 @@ void multiply_tile(const float* x, const float* matrix, int64_t columns, int64_t
 template <class V, class Sink>
 void multiply(const float* x, int64_t rows, const float* matrix, int64_t columns, int64_t d,
               const Sink& sink) {
-  constexpr int64_t kTileColumns = 2 * V::kLanes;
-  for (int64_t column = 0; column < columns; column += kTileColumns) {
-    const bool two = columns - column >= kTileColumns;
+  constexpr int64_t kPairColumns = 2 * V::kLanes;
+  for (int64_t column = 0; column < columns; column += kPairColumns) {
+    const bool two = columns - column >= kPairColumns;
     for (int64_t row = 0; row < rows;) {
       const auto to_sink = [&](int r, int c, const typename V::Vector& sum) {
         sink(row + r, column + c, sum);
