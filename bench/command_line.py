@@ -21,7 +21,7 @@ from bench import recorded_commands
 from bench.harness import merge, recorder
 from bench.report import pages
 from bench.suites import end_to_end, run, sentence_transformers, sweep
-from bench.tuning import first_pass, ncu, plans
+from bench.tuning import first_pass, muvera, ncu, plans
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ COMMANDS: dict[str, Command] = {
         "time first passes over 1-bit and 4-bit codes beside exact scores, and count what they find",
         "seconds; a minute with --demo, which needs what `make demo` needs",
         first_pass.add_arguments, first_pass.run, first_pass.__doc__,
+    ),
+    "muvera": Command(
+        "count what MUVERA's encodings find beside an exact search, and time how they are made",
+        "two minutes; a minute with --demo, which needs what `make demo` needs",
+        muvera.add_arguments, muvera.run, muvera.__doc__,
     ),
     "report": Command(
         "write the plots, README.md and docs/{benchmarks,performance,large_batches}.md from the records",

@@ -175,6 +175,19 @@ LATE_INTERACTION_LIBRARY(m) {
       "ward_cut_(Tensor similarities, Tensor cu_seqlens, Tensor clusters, int longest, Tensor(a!) labels, "
       "Tensor(b!) found) -> ()");
 
+  // MUVERA's fixed dimensional encodings [sequences, dim], float32, of tokens [N, L, d] with a bool mask [N,
+  // L], or of packed tokens [tokens, d] with cu_seqlens, int32 [N + 1]. hyperplanes are [d, columns], of
+  // which repetitions * k_sim count: columns is the least multiple of 16 that holds them, as for the d_proj
+  // columns of projection [repetitions, d, columns]. buckets (int32, in [0, d_final)) and signs (fp32) are
+  // the count sketch, of all dims before it. average, fill_empty: as for documents. scale multiplies the
+  // result. A sequence with a token that is not finite becomes NaN. Not differentiable. Kernels on the CPU;
+  // for other devices written in Python (late_interaction/ops/muvera.py).
+  m.def(
+      "muvera_encode(Tensor tokens, Tensor? mask, Tensor? cu_seqlens, Tensor hyperplanes, Tensor? "
+      "projection, "
+      "Tensor? buckets, Tensor? signs, int k_sim, int repetitions, int d_proj, int d_final, bool average, "
+      "bool fill_empty, float scale) -> Tensor");
+
   // Scores of documents that are hidden states still: D = normalize(H W^T + b), a chunk of documents at a
   // time, with H [Nd, Ld, d_model], W [d, d_model] and b [d]. Q is [Nq, Lq, d] as it is: normalize is for D
   // alone. Differentiable; these are written in Python (late_interaction/ops/from_hidden/).

@@ -27,6 +27,7 @@ from late_interaction.distillation import (
 )
 from late_interaction.losses import PairwiseLoss, SigmoidLoss, pairwise_loss, sigmoid_loss
 from late_interaction.mteb_compat import patch_mteb, unpatch_mteb
+from late_interaction.muvera import Muvera
 from late_interaction.padded import maxsim_padded
 from late_interaction.patches import patch_all, unpatch_all
 from late_interaction.plan import explain_plan
@@ -46,6 +47,7 @@ __all__ = [
     "DistillKLDivLoss",
     "MarginMSELoss",
     "MaxSimScorer",
+    "Muvera",
     "PairwiseLoss",
     "RecallLoss",
     "SigmoidLoss",

@@ -1,4 +1,4 @@
-"""A first pass over codes of a few bits, and the exact scores of the best documents.
+"""A first pass over codes of a few bits or MUVERA's encodings, and the exact scores of the best documents.
 
 ``retrieve(..., coarse=...)`` calls :func:`search`. A corpus that is searched more than once is encoded once::
 
@@ -25,6 +25,8 @@ from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._selection import MOST_SCORES, select
 from late_interaction._stream import chunks
+from late_interaction.muvera import Encodings, Muvera
+from late_interaction.muvera._first_pass import MuveraPass, check_encodings
 
 __all__ = ["Codes", "encode", "search"]
 
@@ -132,7 +134,7 @@ def search(
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     *,
-    coarse: str | Codes,
+    coarse: str | Codes | Muvera | Encodings,
     candidates: int | None = None,
     normalize: bool = True,
     chunk: int | None = None,
@@ -141,11 +143,12 @@ def search(
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`late_interaction.retrieve` with a first pass: the ``candidates`` best documents of each query by
-    their codes, ranked by their scores in :func:`late_interaction.maxsim`.
+    their codes or encodings, ranked by their scores in :func:`late_interaction.maxsim`.
 
     Args:
-        coarse: the :class:`Codes` of ``D``, on the device of ``D``; or a kind of :func:`encode`, whose codes
-            are made on the way and forgotten, which can take longer than an exact search.
+        coarse: the :class:`Codes` of ``D``, or its :class:`late_interaction.muvera.Encodings`, on the device
+            of ``D``; or a kind of :func:`encode`, or a :class:`late_interaction.Muvera`, whose codes are made
+            on the way and forgotten, which can take longer than an exact search.
         candidates: how many documents of each query are scored exactly; at least ``top_k``. None:
             ``max(10 * top_k, 100)``.
         Q, D, top_k, q_mask, d_mask, normalize, chunk, largest, progress, precision: as in
@@ -180,8 +183,9 @@ def search(
     _check_corpus_of(coarse, D)
     candidates = _check_candidates(candidates, top_k)
     with torch.no_grad():
-        first = _FirstPass(Q, q_mask, coarse, normalize)
-        found = first.best(D, d_mask, min(candidates, D.shape[0]), largest, chunk, progress)
+        makes = MuveraPass if isinstance(coarse, (Muvera, Encodings)) else _FirstPass
+        scored = makes(Q, q_mask, coarse, normalize).scored(D, d_mask, chunk)  # type: ignore[arg-type]
+        found = _best(scored, Q, D, min(candidates, D.shape[0]), largest, progress)
         options: dict[str, Any] = {"normalize": normalize, "precision": precision}
         scores = _exact_scores(Q, D, found, q_mask, d_mask, options)
         # Rising indices, so that of equal scores the lowest index comes first.
@@ -222,28 +226,27 @@ class _FirstPass:
             codes = encode(documents, self.kind, normalize=self.normalize)
             yield start, codes.tokens, codes.scale, mask
 
-    def best(
-        self,
-        D: Tensor,
-        d_mask: Tensor | None,
-        count: int,
-        largest: bool,
-        size: int | None,
-        progress: Progress,
-    ) -> Tensor:
-        """The indices of the best documents of each query, rising."""
-        best = self.Q.new_empty((self.Q.shape[0], 0), dtype=torch.float32)
-        places = torch.empty(best.shape, dtype=torch.int64, device=best.device)
-        with reporter(progress, D.shape[0]) as report:
-            for start, tokens, scale, mask in self.chunks(D, d_mask, size):
-                found = self.scores(tokens, scale, mask)
-                stop = start + tokens.shape[0]
-                at = torch.arange(start, stop, device=found.device).expand(found.shape)
-                best = torch.cat((best, found), dim=-1)
-                places = torch.cat((places, at), dim=-1)
-                best, places = select(best, places, count, largest)
-                report(stop)
-        return places.sort(dim=-1).values
+    def scored(self, D: Tensor, d_mask: Tensor | None, size: int | None) -> Iterator[tuple[int, Tensor]]:
+        """Yields the first document's index of each chunk, and scores."""
+        for start, tokens, scale, mask in self.chunks(D, d_mask, size):
+            yield start, self.scores(tokens, scale, mask)
+
+
+def _best(
+    scored: Iterator[tuple[int, Tensor]], Q: Tensor, D: Tensor, count: int, largest: bool, progress: Progress
+) -> Tensor:
+    """The indices of the best documents of each query, rising."""
+    best = Q.new_empty((Q.shape[0], 0), dtype=torch.float32)
+    places = torch.empty(best.shape, dtype=torch.int64, device=best.device)
+    with reporter(progress, D.shape[0]) as report:
+        for start, found in scored:
+            stop = start + found.shape[1]
+            at = torch.arange(start, stop, device=found.device).expand(found.shape)
+            best = torch.cat((best, found), dim=-1)
+            places = torch.cat((places, at), dim=-1)
+            best, places = select(best, places, count, largest)
+            report(stop)
+    return places.sort(dim=-1).values
 
 
 def _exact_scores(
@@ -296,8 +299,11 @@ def _check_kind(name: str, kind: Any) -> None:
 
 
 def check_coarse(
-    coarse: str | Codes | None, candidates: int | None, scale_Q: Tensor | None, scale_D: Tensor | None
-) -> str | Codes:
+    coarse: str | Codes | Muvera | Encodings | None,
+    candidates: int | None,
+    scale_Q: Tensor | None,
+    scale_D: Tensor | None,
+) -> str | Codes | Muvera | Encodings:
     """``coarse``, where the other options of a search go with it."""
     if coarse is None:
         raise ValueError(f"candidates must be None without coarse, got {abbreviate(candidates)}")
@@ -308,11 +314,14 @@ def check_coarse(
 
 
 def _check_corpus_of(coarse: Any, D: Tensor) -> None:
+    if isinstance(coarse, (Muvera, Encodings)):
+        check_encodings(coarse, D)
+        return
     if not isinstance(coarse, Codes):
         if not isinstance(coarse, str):
             raise TypeError(
-                f"coarse must be one of {tuple(KINDS)}, or Codes of coarse.encode(D),"
-                f" got {type(coarse).__name__}"
+                f"coarse must be one of {tuple(KINDS)}, Codes of coarse.encode(D), or a Muvera or its"
+                f" Encodings, got {type(coarse).__name__}"
             )
         _check_kind("coarse", coarse)
         return

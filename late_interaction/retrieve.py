@@ -19,6 +19,7 @@ from late_interaction._checks.tensors import MASK_DTYPES
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress
 from late_interaction.coarse import Codes, check_coarse, search
+from late_interaction.muvera import Encodings, Muvera
 from late_interaction.topk import maxsim_topk
 
 __all__ = ["MaxSimScorer", "retrieve"]
@@ -157,7 +158,7 @@ def retrieve(
     scale_Q: Tensor | None = None,
     scale_D: Tensor | None = None,
     group: Any = None,
-    coarse: str | Codes | None = None,
+    coarse: str | Codes | Muvera | Encodings | None = None,
     candidates: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``top_k`` best documents of each query.
@@ -176,8 +177,9 @@ def retrieve(
         largest, sorted, progress, precision, scale_Q, scale_D, group: as in
             :func:`late_interaction.topk.maxsim_topk`. Codes want ``normalize=False``. With a ``group`` every
             process passes a shard of the documents and has the best of all.
-        coarse, candidates: a first pass over 1-bit or 4-bit codes: ``"hamming"``, ``"1bit"``, ``"4bit"``, or
-            the codes of ``D``; the ``candidates`` best documents of each query are scored exactly
+        coarse, candidates: a first pass over 1-bit or 4-bit codes, ``"hamming"``, ``"1bit"``, ``"4bit"`` or
+            the codes of ``D``, or over single vectors, a :class:`late_interaction.Muvera` or its encodings of
+            ``D``; the ``candidates`` best documents of each query are scored exactly
             (:func:`late_interaction.coarse.search`). Documents that the first pass ranks lower are missed.
 
     Returns:

@@ -614,6 +614,33 @@ def test_tables_of_hidden_states_and_retrieval() -> None:
     assert tables.hidden_table([]) == tables.beside_peer_table([], "retrieve") == tables.host_table([]) == ""
 
 
+def test_what_encodings_of_muvera_find_is_told_and_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = [
+        "--documents",
+        "60",
+        "--Ld",
+        "4",
+        "--Lq",
+        "5",
+        "--d",
+        "16",
+        "--queries",
+        "2",
+        "--candidates",
+        "60",
+    ]
+    kept = tmp_path / "muvera.txt"
+    chosen = ["--configurations", "0", "4", "--speed-documents", "2", "--out", str(kept)]
+    assert main(["muvera", *sizes, *chosen]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert kept.read_text().splitlines()[: len(lines)] == lines
+    found = [line.split("  ") for line in lines if line.startswith("k_sim") and "1.0000" in line]
+    assert len(found) == 2 and all(int(row[-1]) <= 60 for row in found)
+    assert sum("a copy of memory" in line for line in lines) == 1
+
+
 def test_first_passes_are_timed_and_their_recall_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--documents", "40", "--Ld", "8", "--Lq", "5", "--d", "16", "--candidates", "10", "40"]
     assert main(["first-pass", "--device", "cpu", *sizes]) == 0

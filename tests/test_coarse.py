@@ -110,7 +110,11 @@ def test_a_corpus_on_the_host():
     "options, error, message",
     [
         ({"coarse": "2bit"}, ValueError, r"coarse must be one of \('hamming', '1bit', '4bit'\), got '2bit'"),
-        ({"coarse": 1}, TypeError, r"coarse must be one of .*, or Codes of coarse.encode\(D\), got int"),
+        (
+            {"coarse": 1},
+            TypeError,
+            r"coarse must be one of .*, Codes of coarse.* Muvera .*, got int",
+        ),
         ({"candidates": 20}, ValueError, "candidates must be None without coarse, got 20"),
         ({"coarse": "1bit", "candidates": 2}, ValueError, "candidates must be at least top_k, 3, got 2"),
         ({"coarse": "1bit", "candidates": 9.0}, TypeError, "candidates must be an int, got float"),

@@ -125,6 +125,7 @@ def test_signature(path):
 def test_top_level():
     assert set(li.__all__) >= {
         "MaxSimScorer",
+        "Muvera",
         "__version__",
         "explain_plan",
         "maxsim",
@@ -177,6 +178,7 @@ OPERATORS = {
     "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
     "xtr": "xtr_winners",
     "pooling": "ward_labels kmeans_labels",
+    "muvera": "muvera_encode",
     "from_hidden": "maxsim_from_hidden maxsim_from_hidden_winners maxsim_from_hidden_backward",
 }
 
@@ -193,7 +195,9 @@ def test_the_operators_are_documented(module):
 def test_every_operator_has_its_module():
     listed = {op for ops in OPERATORS.values() for op in ops.split()}
     assert {
-        name for name in li.ops.__all__ if name.startswith(("maxsim", "plaid", "xtr", "ward", "kmeans"))
+        name
+        for name in li.ops.__all__
+        if name.startswith(("maxsim", "plaid", "xtr", "ward", "kmeans", "muvera"))
     } == listed
 
 

@@ -26,7 +26,7 @@ import mutation
 CONSTANT = re.compile(
     r"^[ ]*(?:static |inline )*constexpr \w+ (k\w+) = (?:size_t\{)?(\d+(?:\.\d+)?(?:e\d+)?)", re.M
 )
-TESTS = "winners forward varlen score_pairs backward pieces isa quantized_kernels plaid pooling"
+TESTS = "winners forward varlen score_pairs backward pieces isa quantized_kernels plaid pooling muvera"
 LOG = mutation.FOLDER / "constants.log"
 NEUTRAL = {
     "kSumBytes": "how many queries' sums a block of the backward holds",
@@ -44,7 +44,7 @@ NEUTRAL = {
     "kGroup": "document tokens whose accumulators are registers at a time",
     "kChains": "independent sums; the order of additions, within the tolerance of the tests",
     "kAhead": "how early rows are prefetched",
-    "kTileRows": "rows of distances that are mirrored at a time",
+    "kTileRows": "rows of distances that are mirrored at a time, or of tokens that are multiplied",
     "kTileColumns": "columns of them",
     "kLeastCompacted": "rows of distances from which on dead ones are dropped",
     "kKeep": "the memory that a thread keeps for the next call",

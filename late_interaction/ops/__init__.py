@@ -18,6 +18,7 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.xtr`: ``xtr_winners``, ``xtr_select_``, where only the largest similarities of a
   batch count;
 - :mod:`late_interaction.ops.pooling`: ``ward_labels`` and ``kmeans_labels``, clusters of a document's tokens;
+- :mod:`late_interaction.ops.muvera`: ``muvera_encode``, one vector for all tokens of a sequence;
 - :mod:`late_interaction.ops.softmax`: ``softmax_row_sums``, ``softmax_rows_``, ``softmax_sums_`` and
   ``softmax_weights_``, the cross entropy of a matrix of scores: steps of ``contrastive_loss``.
 
@@ -35,7 +36,18 @@ inputs keep their dtype and multiply in the autocast dtype, likewise.
 (tensor([[2.]]), tensor([[[1, 0]]], dtype=torch.int16))
 """
 
-from late_interaction.ops import dense, host_copy, packed_codes, pairs, plaid, pooling, quantized, varlen, xtr
+from late_interaction.ops import (
+    dense,
+    host_copy,
+    muvera,
+    packed_codes,
+    pairs,
+    plaid,
+    pooling,
+    quantized,
+    varlen,
+    xtr,
+)
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
 from late_interaction.ops.softmax import dispatch as _softmax
@@ -52,6 +64,7 @@ for _module in (
     host_copy,
     xtr,
     pooling,
+    muvera,
 ):
     _module.register()
 
@@ -80,6 +93,7 @@ maxsim_from_hidden_backward = operators.maxsim_from_hidden_backward.default
 xtr_winners = operators.xtr_winners.default
 ward_labels = operators.ward_labels.default
 kmeans_labels = operators.kmeans_labels.default
+muvera_encode = operators.muvera_encode.default
 cuda_capability = operators.cuda_capability.default
 forced_plan = operators.forced_plan.default
 explain_plan = operators.explain_plan.default
@@ -115,6 +129,7 @@ __all__ = [
     "maxsim_varlen_backward",
     "maxsim_varlen_winners",
     "maxsim_winners",
+    "muvera_encode",
     "plaid_approx_score",
     "ward_labels",
     "xtr_winners",

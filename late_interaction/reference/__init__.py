@@ -12,6 +12,7 @@ from late_interaction.reference.compressed import (
 )
 from late_interaction.reference.dense import NEG_INF, maxsim_reference, maxsim_with_winners_reference
 from late_interaction.reference.hidden import maxsim_from_hidden_reference
+from late_interaction.reference.muvera import muvera_reference
 from late_interaction.reference.packed import (
     maxsim_padded_reference,
     maxsim_reference_scatter,
@@ -33,6 +34,7 @@ __all__ = [
     "maxsim_residual_reference",
     "maxsim_residual_varlen_reference",
     "maxsim_with_winners_reference",
+    "muvera_reference",
     "plaid_approx_score_reference",
     "unpack_residuals_reference",
     "xtr_scores_reference",

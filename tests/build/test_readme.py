@@ -11,9 +11,16 @@ from late_interaction import _maxsim
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-# Their examples run in tests/test_pylate.py, tests/test_sentence_transformers.py, tests/test_lancedb.py and
-# tests/test_ray.py.
-OTHERS = ("import pylate", "sentence_transformers", "import pyarrow", "import lancedb", "import ray")
+# Their examples run in tests/test_pylate.py, tests/test_sentence_transformers.py, tests/test_lancedb.py,
+# tests/test_ray.py and tests/test_muvera.py.
+OTHERS = (
+    "import pylate",
+    "sentence_transformers",
+    "import pyarrow",
+    "import lancedb",
+    "import ray",
+    "import faiss",
+)
 
 
 def examples(page="README.md"):

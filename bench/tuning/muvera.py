@@ -1,0 +1,169 @@
+"""What MUVERA's encodings find beside an exact search, and how fast they are made.
+
+    python -m bench muvera
+    python -m bench muvera --demo  # the docstrings of `make demo`, by all-MiniLM-L6-v2
+    python -m bench muvera --out bench/results/muvera-cpu.txt
+
+Recall is the share of the ten best documents by exact scores that is among the candidates; `needed` is how
+many candidates hold 95% of them. Planted documents are tokens around a topic of their own; ten documents for
+each query are made of its tokens with growing noise, so that the ten best are not there by chance. Speeds are
+the least of some rounds, beside the rate at which the same threads copy memory; bytes are those of the tokens
+read and of the encodings written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from bench.harness.text import align
+from bench.tuning.first_pass import Texts, demo
+from late_interaction import Muvera
+
+TOP = 10
+ROUNDS = 5
+DEPTH = 1000
+# k_sim, repetitions, d_proj of the configurations; a count sketch of the last.
+CONFIGURATIONS = [(3, 20, 8, None), (4, 20, 8, None), (5, 20, 8, None), (5, 20, 16, None), (5, 20, 16, 2048)]
+
+
+def planted(documents: int, Ld: int, queries: int, Lq: int, d: int) -> tuple[Tensor, Iterator[Tensor]]:
+    """Queries, and chunks of unit documents as float32, of which ten are each query's neighbours."""
+    torch.manual_seed(0)
+    Q = normalize(torch.randn(queries, Lq, d), dim=-1)
+    places = torch.randperm(documents)[: queries * TOP].view(queries, TOP)
+    noise = torch.linspace(0.4, 1.2, TOP) * d**-0.5  # the norm of a query's token is 1
+
+    def chunks(size: int = 50_000) -> Iterator[Tensor]:
+        for start in range(0, documents, size):
+            count = min(size, documents - start)
+            topics = torch.randn(count, 1, d)
+            D = torch.randn(count, Ld, d).add_(topics, alpha=0.5)
+            for query, rank in ((places >= start) & (places < start + count)).nonzero().tolist():
+                own = Q[query, torch.randint(Lq, (Ld,))]
+                D[places[query, rank] - start] = own + noise[rank] * torch.randn(Ld, d)
+            yield normalize(D, dim=-1)
+
+    return Q, chunks()
+
+
+def seconds(call: object) -> float:
+    least = float("inf")
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        call()  # type: ignore[operator]
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+class Searches:
+    """The best documents of each query, exact and by each configuration, chunk by chunk."""
+
+    def __init__(self, Q: Tensor, q_mask: Tensor | None, configurations: list[Muvera]) -> None:
+        self.Q, self.q_mask = Q, q_mask
+        self.exact = li.topk.TopK(Q, TOP, q_mask)
+        self.muveras = configurations
+        self.codes = [m.encode_queries(Q, q_mask) for m in configurations]
+        self.best = [torch.empty(len(Q), 0) for _ in configurations]
+        self.places = [torch.empty(len(Q), 0, dtype=torch.int64) for _ in configurations]
+        self.seen = 0
+
+    def add(self, D: Tensor, d_mask: Tensor | None = None) -> None:
+        self.exact.add(D, d_mask)
+        for i, muvera in enumerate(self.muveras):
+            encodings = muvera.encode_documents(D, d_mask)
+            scores = torch.cat((self.best[i], self.codes[i] @ encodings.t()), 1)
+            at = torch.arange(self.seen, self.seen + len(D)).expand(len(self.Q), -1)
+            places = torch.cat((self.places[i], at), 1)
+            self.best[i], order = scores.topk(min(DEPTH, scores.shape[1]))
+            self.places[i] = places.gather(1, order)
+        self.seen += len(D)
+
+    def rows(self, candidates: list[int]) -> list[list[str]]:
+        rows = []
+        for muvera, places in zip(self.muveras, self.places, strict=True):
+            found = places.unsqueeze(1) == self.exact.indices.unsqueeze(2)  # [Nq, TOP, DEPTH]
+            share = found.any(1).float().cumsum(1).mean(0) / TOP
+            enough = (share >= 0.95).nonzero()
+            needed = str(int(enough[0]) + 1) if len(enough) else f"> {len(share)}"
+            shares = [f"{share[min(n, len(share)) - 1]:.4f}" for n in candidates]
+            rows.append([_name(muvera), str(muvera.dim), *shares, needed])
+        return rows
+
+
+def _name(muvera: Muvera) -> str:
+    name = f"k_sim {muvera.k_sim}, {muvera.repetitions} repetitions, d_proj {muvera.d_proj}"
+    return name if muvera.d_final is None else f"{name}, d_final {muvera.d_final}"
+
+
+def recall_table(title: str, searches: Searches, candidates: list[int]) -> str:
+    head = ["", "dims", *(f"recall@{TOP} of {n}" for n in candidates), "needed"]
+    return title + "\n" + align(head, searches.rows(candidates))
+
+
+def speed_table(x: Texts, d: int) -> str:
+    """Documents a second and GB/s of each configuration; of a copy of as much memory."""
+    documents, Ld = x.D.shape[:2]
+    source = torch.randn(64 << 20)
+    target = torch.empty_like(source)
+    took = seconds(lambda: target.copy_(source))
+    rows = [["a copy of memory", "", "", "", f"{2 * 4 * source.numel() / took * 1e-9:.1f}"]]
+    for k_sim, repetitions, d_proj, d_final in [*CONFIGURATIONS, (5, 20, None, None)]:
+        muvera = Muvera(d, k_sim, repetitions, d_proj, d_final)
+        took = seconds(lambda m=muvera: m.encode_documents(x.D))
+        moved = 4 * (x.D.numel() + documents * muvera.dim)
+        rows.append(
+            [_name(muvera), str(muvera.dim), f"{documents / took:,.0f}", f"{1e6 * took / documents / Ld:.2f}"]
+        )
+        rows[-1].append(f"{moved / took * 1e-9:.2f}")
+    head = ["", "dims", "documents/s", "us a token", "GB/s"]
+    threads = torch.get_num_threads()
+    return f"encoding of documents {list(x.D.shape)}, float32, {threads} threads\n" + align(head, rows)
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
+    p.add_argument("--documents", type=int, default=1_000_000)
+    p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100, 300, 1000])
+    for name, default in (("Ld", 8), ("queries", 20), ("Lq", 16), ("d", 64)):
+        p.add_argument(f"--{name}", type=int, default=default)
+    p.add_argument(
+        "--speed-documents", type=int, default=300, help="of 180 tokens of 128 dims, that are timed"
+    )
+    p.add_argument("--configurations", type=int, nargs="+", help="by number, from 0; all by default")
+    p.add_argument("--out", type=Path, help="a file that the tables are appended to")
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = [CONFIGURATIONS[i] for i in args.configurations or range(len(CONFIGURATIONS))]
+    tables = []
+    if args.demo:
+        x = demo(args.queries, "cpu")
+        searches = Searches(x.Q, x.q_mask, [Muvera(x.Q.shape[-1], *sizes) for sizes in chosen])
+        searches.add(x.D, x.d_mask)
+        title = f"docstrings of make demo: queries {list(x.Q.shape)}, documents {list(x.D.shape)}"
+    else:
+        Q, parts = planted(args.documents, args.Ld, args.queries, args.Lq, args.d)
+        searches = Searches(Q, None, [Muvera(args.d, *sizes) for sizes in chosen])
+        for part in parts:
+            searches.add(part)
+        title = (
+            f"planted neighbours: queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
+        )
+    tables.append(recall_table(title, searches, args.candidates))
+    if args.speed_documents and not args.demo:
+        D = normalize(torch.randn(args.speed_documents, 180, 128), dim=-1)
+        tables.append(speed_table(Texts(D[:1], D), 128))
+    text = "\n\n".join(tables) + "\n"
+    print(text, end="")
+    if args.out is not None:
+        with args.out.open("a") as file:
+            file.write(text + "\n")
+    return 0
