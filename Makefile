@@ -18,7 +18,7 @@
 #   make st-tests   Sentence Transformers' own tests with its patch (downloads 60 MB, and clones its repository)
 #   make pylate   trains with PyLate, in an environment with what it pins (downloads 100 MB)
 #   make fast-plaid   the tests that build and search an index with fast-plaid (downloads 4.7 GB)
-#   make lancedb  the tests with LanceDB, Arrow and Qdrant, in an environment with them (downloads 150 MB)
+#   make lancedb  the tests with LanceDB, Arrow, Qdrant and Faiss, in an environment with them (downloads 150 MB)
 #   make ray      the tests on a local Ray cluster, in an environment with Ray Data (downloads 130 MB)
 #   make aarch64  cross-builds the CPU library for aarch64; its C++ tests under qemu-user (downloads 150 MB)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
@@ -221,7 +221,7 @@ pylate: build $(PYLATE)/.installed
 	$(PY) -m pytest tests/test_example_programs.py -k pylate
 
 lancedb: build $(LANCEDB)/.installed
-	$(LANCEDB)/bin/python -m pytest tests/test_lancedb.py tests/test_corpus_arrow.py
+	$(LANCEDB)/bin/python -m pytest tests/test_lancedb.py tests/test_corpus_arrow.py tests/test_muvera.py
 
 ray: build $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/test_ray.py

@@ -1,5 +1,5 @@
-"""The environments of `make lancedb` (lancedb, pyarrow and qdrant-client beside the packages of .venv) and of
-`make ray` (ray and pyarrow)."""
+"""The environments of `make lancedb` (lancedb, pyarrow, qdrant-client and faiss-cpu beside the packages of
+.venv) and of `make ray` (ray and pyarrow)."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 """LanceDB and Qdrant, embedded in this process: the reranker, and the ranking of theirs and of float64.
 
-make lancedb makes an environment that has both and pyarrow. In another one, one test runs this file and
-tests/test_corpus_arrow.py over there.
+make lancedb makes an environment that has both, pyarrow and Faiss. In another one, one test runs this file,
+tests/test_corpus_arrow.py and a search by Faiss over there.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from tests.build.test_readme import examples
 from tests.lancedb_environment import here, run_there
 
 HERE = here("lancedb", "pyarrow")
+FAISS = "tests/test_muvera.py::test_the_guides_example_with_faiss_finds_what_an_exact_search_finds"
 needs_lancedb = pytest.mark.skipif(not HERE, reason="lancedb is not installed: make lancedb runs these")
 needs_qdrant = pytest.mark.skipif(
     not here("qdrant_client"), reason="qdrant-client is not installed: make lancedb runs these"
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.mark.skipif(HERE, reason="lancedb runs in this environment")
 def test_all_of_these_in_their_environment():
-    run_there("tests/test_lancedb.py", "tests/test_corpus_arrow.py")
+    run_there("tests/test_lancedb.py", "tests/test_corpus_arrow.py", FAISS)
 
 
 @pytest.mark.skipif(HERE, reason="lancedb is installed")

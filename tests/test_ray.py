@@ -1,7 +1,7 @@
 """late_interaction.ray on a local Ray cluster of several processes, of which some are killed.
 
-make ray makes an environment that has ray, and runs all of them there. In another environment, one test runs some
-of them over there, and all of them nightly: each starts processes that import PyTorch.
+make ray makes an environment that has ray, and runs all of them there. In another environment, one test runs
+some of them over there, and all of them nightly: each starts processes that import PyTorch.
 """
 
 from pathlib import Path
