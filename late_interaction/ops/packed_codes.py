@@ -7,8 +7,8 @@
     ``Q`` holds int8 codes, ``D`` codes of ``nbits`` (1: +1 where set, else -1; 4: the value - 8), uint8 of
     ``ceil(d * nbits / 8)`` bytes a token. Scales as in ``maxsim_quantized``.
 
-Neither is differentiable. CPUs and GPUs have kernels for both. Where the CUDA library is missing, the
-functions of this module unpack the documents to int8, at most 64 MiB at a time, and call ``maxsim_quantized``.
+Neither is differentiable. CPUs and GPUs have kernels for both. Where the CUDA library is missing, functions
+of this module unpack the documents to int8, at most 64 MiB at a time, and call ``maxsim_quantized``.
 """
 
 from collections.abc import Iterator
