@@ -152,13 +152,14 @@ demo: $(VENV)/.installed $(VENV)/.demo-requirements
 
 # ---- what a developer runs ----
 
+# Without MAKEFLAGS, in which ninja finds the job server of make test, which is not open to it.
 build: | $(VENV)/.build-requirements
-	$(PY) setup.py --quiet build_ext --inplace
+	MAKEFLAGS= $(PY) setup.py --quiet build_ext --inplace
 
 # pytest last: its summary says what was skipped and why. What comes before it runs two at a time, since some of it
 # has work for one core alone.
 test: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
-	$(MAKE) --no-print-directory -j 2 --output-sync=line \
+	$(MAKE) --no-print-directory -j 2 \
 	  lint build types site ctest $(VENV)/.compat-releases $(VENV)/.engines
 	$(MAKE) --no-print-directory pytest
 
@@ -194,7 +195,7 @@ ctest: | $(VENV)/.dev-requirements
 	$(VENV)/bin/cmake -S . -B $(CMAKE_BUILD) -G Ninja -DLATE_INTERACTION_PYTHON=ON \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
 	  -DCMAKE_PREFIX_PATH=$(TORCH_CMAKE)
-	$(VENV)/bin/cmake --build $(CMAKE_BUILD)
+	MAKEFLAGS= $(VENV)/bin/cmake --build $(CMAKE_BUILD)
 	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 
 pytest: build $(VENV)/.compat-releases $(VENV)/.engines | $(VENV)/.dev-requirements $(VENV)/.demo-requirements

@@ -148,6 +148,7 @@ __device__ __forceinline__ Key multiply_candidates(const SelectArgs<Element>& ar
     for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
       product += __shfl_xor_sync(kFullWarp, product, static_cast<int>(step));
     }
+    __syncwarp();  // all lanes have read the key
     if (exists && lane == 0) smem.candidate_keys[i] = reaches ? cells.key_of(cell, product) : 0;
   }
   __syncthreads();
