@@ -118,14 +118,19 @@ def _rounded(row: Row) -> Row:
 
 
 def records(directory: Path) -> list[Path]:
-    """The records of suites, without sweeps, plans, profiles and parts: whole ones first, the CPU's last."""
+    """The records of suites, without sweeps, plans, profiles and parts: whole ones first, then CPUs."""
     found = [
         p
         for p in directory.glob("*.json")
         if not p.name.startswith(tuple(f"{name}-" for name in (*SEPARATE_SUITES, *OTHER_RECORDS)))
         and not p.name.endswith(".partial.json")
     ]
-    return sorted(found, key=lambda p: (p.stem == "cpu", not is_whole(read(p)), p.name))
+    return sorted(found, key=lambda p: (of_a_cpu(p), not is_whole(read(p)), p.name))
+
+
+def of_a_cpu(path: Path) -> bool:
+    """Records of a GPU have its name. Those of other CPUs than that of cpu.json are named cpu-*.json."""
+    return path.stem == "cpu" or path.stem.startswith("cpu-")
 
 
 def read(path: Path) -> list[Row]:

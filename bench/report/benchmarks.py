@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.harness.results import Row, is_whole, read, records, split
+from bench.harness.results import Row, is_whole, of_a_cpu, read, records, split
 from bench.report import end_to_end, sentence_transformers, tables
 from bench.report.tables import section
 from bench.suites import first_call, pairs, plaid, retrieval, varlen
@@ -72,28 +72,28 @@ def _gpu(record: Sequence[Row]) -> list[str]:
     return [*parts, tables.stamp(headers)] if parts else []
 
 
+def _cpu(rows: Sequence[Row]) -> list[str]:
+    headers, measured = split(rows)
+    of = f"{headers[0]['cpu']}, {headers[0]['threads']} threads"
+    note = "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one"
+    note += " document a call, in one thread. Wrong: scores are off by over 1%."
+    parts = section(f"{of}.", note, tables.cpu_table(measured))
+    each = "GFLOP/s of the forward with each instruction set that the CPU has, one run."
+    parts += section(f"{of}, by instruction set.", each, tables.instruction_set_table(measured))
+    searches = "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of"
+    searches += " 32, d = 128. qdrant-client in its local mode, LanceDB embedded and without an index;"
+    searches += " NumKong scores a document a call and takes one thread."
+    parts += section(f"{of}, search of a corpus.", searches, tables.corpus_table(measured))
+    return [*parts, tables.stamp(headers)] if parts else []
+
+
 def build(directory: Path) -> str:
     """The Markdown between the markers."""
     parts: list[str] = []
     for path in records(directory):
         rows = read(path)
-        if path.stem == "cpu":
-            headers, measured = split(rows)
-            note = "GFLOP/s; implementations take turns, so read each row as ratios. NumKong takes one"
-            note += " document a call, in one thread. Wrong: scores are off by over 1%."
-            if table := tables.cpu_table(measured):
-                parts += section("CPU.", note, table)
-                each = "GFLOP/s of the forward with each instruction set that the CPU has, one run."
-                parts += section("CPU, by instruction set.", each, tables.instruction_set_table(measured))
-                searches = (
-                    "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of"
-                )
-                searches += (
-                    " 32, d = 128. qdrant-client in its local mode, LanceDB embedded and without an index;"
-                )
-                searches += " NumKong scores a document a call and takes one thread."
-                parts += section("CPU, search of a corpus.", searches, tables.corpus_table(measured))
-                parts.append(tables.stamp(headers))
+        if of_a_cpu(path):
+            parts += _cpu(rows)
         elif is_whole(rows):
             parts += _gpu(rows)
     parts += sentence_transformers.build(directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.library import EINSUM, INF_CL, LIK, OURS
-from bench.harness.results import Row, read, records, split
+from bench.harness.results import Row, of_a_cpu, read, records, split
 from bench.harness.text import number
 from bench.peers import losses
 from bench.report import tables
@@ -289,7 +289,7 @@ def _records(directory: Path) -> list[tuple[Row, Rows]]:
     found = []
     for path in records(directory):
         headers, rows = split(read(path))
-        if path.stem != "cpu" and _shapes(rows):
+        if not of_a_cpu(path) and _shapes(rows):
             found.append((_header(headers, rows), rows))
     return found
 

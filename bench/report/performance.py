@@ -9,7 +9,7 @@ from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import EINSUM, LIK, OURS
 from bench.harness.named_shapes import FORWARD, LONG, TRAINING
-from bench.harness.results import Row, best, is_whole, read, records, size_of, split
+from bench.harness.results import Row, best, is_whole, of_a_cpu, read, records, size_of, split
 from bench.harness.text import number
 from bench.report.tables import over_best_other, stamp, table
 from bench.suites import fp32, quantized, steps, sweep_summary, variants
@@ -317,7 +317,7 @@ def build(directory: Path) -> str:
     """The Markdown between the markers of docs/performance.md."""
     parts: list[str] = []
     for path in records(directory):
-        if path.stem == "cpu":
+        if of_a_cpu(path):
             continue
         rows = read(path)
         record = _Record(rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS
-from bench.harness.results import Row, best, is_whole, read, records, split
+from bench.harness.results import Row, best, is_whole, of_a_cpu, read, records, split
 from bench.harness.text import number
 from bench.report import tables
 from bench.suites import plaid
@@ -63,7 +63,7 @@ def build(directory: Path) -> str:
         parts.append(f"![Roofline of the MaxSim forward](bench/results/{PLOT})")
     for path in records(directory):
         rows = read(path)
-        if path.stem != "cpu" and is_whole(rows) and (lines := table(split(rows)[1])):
+        if not of_a_cpu(path) and is_whole(rows) and (lines := table(split(rows)[1])):
             gpu = next((h["gpu"] for h in split(rows)[0] if h.get("gpu")), "one GPU")
             parts += [f"bf16, d = 128, on one {gpu}; `{tables.OVER}` counts PyTorch.", lines]
     if not parts:

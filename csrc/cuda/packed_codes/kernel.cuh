@@ -19,7 +19,7 @@
 #include "../primitives/argmax.cuh"
 #include "../primitives/token_scales.cuh"
 #include "../ptx/cp_async.cuh"
-#include "../ptx/mma.cuh"
+#include "../ptx/mma_int8.cuh"
 #include "args.h"
 
 namespace late_interaction {
