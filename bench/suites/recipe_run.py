@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,9 @@ MAXSIM_UP_TO = 256  # in a step; contrastive_loss keeps the winners too where th
 CHECKED = 128  # queries of the batch whose gradients are compared
 AGAIN = 1.5  # about what GradCache's second forward adds to a step
 LEFT_OUT = "not run"
+# Similarities and scores that are rounded to bfloat16, as PyTorch's are here, move gradients by 0.22 to 0.36
+# on an H200: they are timed all the same, with this error in their rows.
+ROUNDED = (5e-2, 0.5)
 
 
 # ---- the losses ----
@@ -68,7 +71,7 @@ def _has_sentence_transformers() -> bool:
 def methods_of(recipe: Recipe, shape: BatchShape, device: torch.device) -> dict[str, Method]:
     """Who computes the loss here, in the order of VARIANTS."""
     found = {(m.impl, m.variant): m for m in losses.methods(shape)}
-    vanilla = found[EINSUM, losses.SCORED]
+    vanilla = replace(found[EINSUM, losses.SCORED], limits=ROUNDED)
     out = {VANILLA: vanilla}
     if recipe.is_text and _has_sentence_transformers():
         out[ST] = Method(ST, losses.SCORED, _sentence_transformers, vanilla.kept_bytes, vanilla.limits)
