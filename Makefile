@@ -198,8 +198,9 @@ ctest: | $(VENV)/.dev-requirements
 	MAKEFLAGS= $(VENV)/bin/cmake --build $(CMAKE_BUILD)
 	$(VENV)/bin/ctest --test-dir $(CMAKE_BUILD) --output-on-failure
 
+# Some tests wait, so there are three processes on two cores; threads that wait for others leave them the cores.
 pytest: build $(VENV)/.compat-releases $(VENV)/.engines | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
-	$(PY) -m pytest -n 3 --dist worksteal
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -n 3 --dist worksteal
 
 # The library goes to a folder of its own and takes the place of the other one in these processes alone. It has
 # emulated tile registers, so that the kernels of AMX are tested on CPUs without it.

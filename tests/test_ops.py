@@ -11,6 +11,7 @@ from torch.utils.cpp_extension import CUDA_HOME
 
 import late_interaction as li
 from tests import ref
+from tests.selection import NIGHTLY
 
 OPS = torch.ops.late_interaction
 
@@ -287,6 +288,8 @@ torch._inductor.aoti_load_package(path)(x)
 def test_aot_inductor(device, tmp_path):
     if device == "cuda" and CUDA_HOME is None:
         pytest.skip("AOTInductor for a GPU needs the CUDA toolkit")
+    if device == "cpu" and not NIGHTLY:
+        pytest.skip("examples/aot_inductor.py is tested: make nightly runs this too")
     attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), device]
     if subprocess.run(attempt, capture_output=True, timeout=300).returncode != 0:
         pytest.skip(f"AOTInductor cannot load a package of x * 2 for {device} on this machine")

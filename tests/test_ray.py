@@ -24,7 +24,7 @@ SIZES = (9, 4, 0, 7, 12, 1, 8, 11)  # of the blocks
 
 @pytest.mark.skipif(HERE, reason="ray runs in this environment")
 def test_all_of_these_in_their_environment():
-    tests = ["test_equals_one_process", "test_a_worker_that_is_killed[2]", "test_wrong_arguments"]
+    tests = ["test_a_worker_that_is_killed[2]", "test_wrong_arguments"]
     chosen = [""] if NIGHTLY else [f"::{name}" for name in tests]
     run_there(*(f"tests/test_ray.py{name}" for name in chosen), environment="ray")
 
