@@ -1,8 +1,8 @@
 // MaxSim of packed codes: 32 query rows of int8 with documents of 1 or 4 bits a dim, a warp a document.
 //
 //   load      a lane has 32 dims of 4 tokens: a word of 1-bit codes, four words of 4-bit codes. cp.async
-//   copies
-//             them to shared memory some tiles ahead, also over the end of a document; a lane reads its own
+//             copies them to shared memory some tiles ahead, also over the end of a document; a lane reads
+//             its own
 //   unpack    a shift and an AND make 4 int8 of a word: a bit as 0 or 2, four bits as 0 to 15
 //   multiply  mma.m16n8k32, 16 tokens by 8 rows; sums begin with what turns 0 and 2 into -1 and 1 (0 to 15
 //             into -8 to 7), which is a multiple of the sum of a row's codes
