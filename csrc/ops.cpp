@@ -51,6 +51,23 @@ LATE_INTERACTION_LIBRARY(m) {
       "bool normalize=False, str precision='highest', str backward='auto', bool need_grad_Q=True, "
       "bool need_grad_D=True, bool paired=False) -> (Tensor grad_Q, Tensor grad_D)");
 
+  // The three of them with weights of query tokens: the maximum of query token s of query i counts
+  // q_weights[i, s] times. Weights are shaped as Q without d, float32 (float64 for float64 inputs), of any
+  // sign; one that is not finite makes its query's scores NaN. Differentiable in the weights as well, whose
+  // gradient is needed where that of Q is. The backward of the first one finds the winners again, all of them
+  // at once.
+  m.def(
+      "maxsim_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor? q_mask, Tensor? d_mask, "
+      "bool normalize=False, str precision='highest', str backward='auto', bool paired=False) -> Tensor");
+  m.def(
+      "maxsim_weighted_winners(Tensor Q, Tensor D, Tensor q_weights, Tensor? q_mask, Tensor? d_mask, "
+      "bool normalize=False, str precision='highest', str backward='auto', bool paired=False) "
+      "-> (Tensor scores, Tensor winners)");
+  m.def(
+      "maxsim_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor winners, "
+      "bool normalize=False, str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, "
+      "bool paired=False) -> (Tensor grad_Q, Tensor grad_D, Tensor grad_weights)");
+
   // Those three for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
   // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
   // device. Winners are [Nd, tokens of Q], counted from the beginning of their document; int32 where D has
@@ -67,6 +84,19 @@ LATE_INTERACTION_LIBRARY(m) {
       "Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q=True, bool need_grad_D=True) "
       "-> (Tensor grad_Q, Tensor grad_D)");
 
+  // With weights, [tokens of Q], as those of maxsim_weighted.
+  m.def(
+      "maxsim_varlen_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, Tensor "
+      "cu_seqlens_d, "
+      "str precision='highest') -> Tensor");
+  m.def(
+      "maxsim_varlen_weighted_winners(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, "
+      "Tensor cu_seqlens_d, str precision='highest') -> (Tensor scores, Tensor winners)");
+  m.def(
+      "maxsim_varlen_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, "
+      "Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q=True, "
+      "bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D, Tensor grad_weights)");
+
   // Scores [pairs] of listed pairs of those: pair p is query pair_q[p] with document pair_d[p], int32. One
   // that names none, or whose query has more than max_seqlen_q tokens, scores NaN (on the CPU it is an
   // error). Winners are [pairs, max_seqlen_q].
@@ -82,6 +112,20 @@ LATE_INTERACTION_LIBRARY(m) {
       "maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q, "
       "Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d, Tensor winners, bool need_grad_Q=True, "
       "bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D)");
+
+  // With weights, [tokens of Q], as those of maxsim_weighted.
+  m.def(
+      "maxsim_pairs_packed_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, "
+      "Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d, SymInt? max_seqlen_q=None, "
+      "str precision='highest') -> Tensor");
+  m.def(
+      "maxsim_pairs_packed_weighted_winners(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, "
+      "Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d, SymInt max_seqlen_q, str precision='highest') "
+      "-> (Tensor scores, Tensor winners)");
+  m.def(
+      "maxsim_pairs_packed_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, "
+      "Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d, Tensor winners, "
+      "bool need_grad_Q=True, bool need_grad_D=True) -> (Tensor grad_Q, Tensor grad_D, Tensor grad_weights)");
 
   // Scores [documents] of one query, Q [tokens, d], with documents that lie anywhere in D [tokens, d]:
   // document j has lengths[j] tokens from starts[j] on, int32. One that does not lie within D scores NaN (on

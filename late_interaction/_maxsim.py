@@ -4,8 +4,6 @@ A call takes the fast path unless something intercepts it (:func:`_intercepted`)
 refuses the inputs, every argument is checked before the operator is called.
 """
 
-import os
-import warnings
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
 from torch.autograd import forward_ad
 
-from late_interaction import ops
+from late_interaction import _norm_warning, ops
 from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import (
     BACKWARDS,
@@ -24,6 +22,8 @@ from late_interaction._checks.options import (
     check_winners,
 )
 from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
+from late_interaction._checks.weights import check_weights
+from late_interaction._mean import per_token
 from late_interaction._precision import float32_precision
 from late_interaction.ops import _oom
 from late_interaction.ops.dense import apply_step, call_below_autograd
@@ -44,9 +44,10 @@ def _run(
     precision: str | None,
     winners: str | None = None,
     paired: bool = False,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Scores of checked, batched inputs; and winners, if the caller (winners="return") or a backward needs
-    them. paired: D is ``[B, Ld, d]``, and scores are ``[B]``."""
+    them. paired: D is ``[B, Ld, d]``, and scores are ``[B]``. weights: of the query tokens."""
     if normalize is not False:
         check_flag("normalize", normalize)
     strategy = "auto" if backward is None else check_backward(backward)
@@ -56,25 +57,32 @@ def _run(
         check_precision(precision)
         if is_autocasting(Q) and Q.dtype is D.dtype:
             with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
-    return _dispatch(Q, D, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
+                return _dispatch(
+                    Q, D, weights, q_mask, d_mask, (normalize, precision, strategy, paired), winners
+                )
+    return _dispatch(Q, D, weights, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
 
 
 def _dispatch(
     Q: Tensor,
     D: Tensor,
+    weights: Tensor | None,
     q_mask: Tensor | None,
     d_mask: Tensor | None,
     options: tuple[bool, str, str, bool],
     winners: str | None,
 ) -> tuple[Tensor, Tensor | None]:
-    check_no_forward_ad("maxsim", Q, D)
-    differentiable = (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled()
+    check_no_forward_ad("maxsim", Q, D, weights)
+    learned = Q.requires_grad or D.requires_grad or (weights is not None and weights.requires_grad)
+    differentiable = learned and torch.is_grad_enabled()
     found = winners == "return" or (differentiable and winners != "recompute")
     op: Any = ops.maxsim_winners if found else ops.maxsim
     normalize, precision, _, paired = options
     try:
-        if differentiable or torch.compiler.is_compiling() or _intercepted(Q, D):
+        if weights is not None:
+            op = ops.maxsim_weighted_winners if found else ops.maxsim_weighted
+            result = op(Q, D, weights, q_mask, d_mask, *options)
+        elif differentiable or torch.compiler.is_compiling() or _intercepted(Q, D):
             result = op(Q, D, q_mask, d_mask, *options)
         else:
             result = call_below_autograd(op, Q, D, q_mask, d_mask, normalize, precision, paired)
@@ -149,11 +157,14 @@ def maxsim(
     backward: str | None = None,
     precision: str | None = None,
     winners: str | None = None,
+    q_weights: Tensor | None = None,
+    mean: bool = False,
 ) -> Tensor:
-    """Late-interaction scores, differentiable in ``Q`` and ``D``.
+    """Late-interaction scores, differentiable in ``Q``, ``D`` and ``q_weights``.
 
-    ``score = sum_s max_t <Q[s], D[t]>`` over the query tokens ``s`` and document tokens ``t`` that the
-    masks keep, as in ColBERT (https://arxiv.org/abs/2004.12832). The similarities are never stored.
+    ``score = sum_s q_weights[s] * max_t <Q[s], D[t]>`` over the query tokens ``s`` and document tokens ``t``
+    that the masks keep, as in ColBERT (https://arxiv.org/abs/2004.12832), where all weights are 1. The
+    similarities are never stored.
 
     Args:
         Q: queries, ``[Nq, Lq, d]`` or ``[Lq, d]``; bfloat16, float16, float32 or float64.
@@ -178,7 +189,13 @@ def maxsim(
             (query token, document), two bytes each, from the forward to the backward; ``"recompute"`` keeps
             nothing and finds them again, which costs the forward's time once more; ``"auto"`` is
             ``"lowmem"`` then, and on a GPU all beside the gradients takes at most 16 MiB (from 256 MiB of
-            winners on: 128 MiB, and a float32 copy of the gradient of ``Q``).
+            winners on: 128 MiB, and a float32 copy of the gradient of ``Q``). With ``q_weights`` it finds all
+            winners at once.
+        q_weights: ``[Nq, Lq]``, floating point: what the maximum of each query token counts, 1 where None.
+            Of any sign, rounded to the dtype of the scores; one that is not finite makes its query's scores
+            NaN. The weight of a masked token has no effect.
+        mean: divide each score by the number of its query's tokens that count, which ``q_mask`` keeps and
+            whose weight is not 0 (by 1 if there is none).
 
     Returns:
         float32 scores (float64 for float64 inputs), accumulated in that dtype: ``[Nq, Nd]`` or ``[Nq, K]``;
@@ -203,15 +220,21 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    if winners is None and (normalize is True or _NORM_CHECKED):
+    plain = q_weights is None and mean is False
+    if plain and winners is None and (normalize is True or _norm_warning.checked):
         scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, False)
         if scores is not None:
             return scores
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     check_winners(winners)
-    scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners)
-    if not (normalize or _NORM_CHECKED or torch.compiler.is_compiling()):
-        _maybe_warn_unnormalized(Q3, q_mask)
+    check_flag("mean", mean)
+    q_weights = check_weights(q_weights, "Q", Q3)
+    scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners, weights=q_weights)
+    if mean:
+        scores = per_token(scores, Q3, q_mask, q_weights)
+    looks = not (normalize or _norm_warning.checked or torch.compiler.is_compiling())
+    if looks and not _intercepted(Q, Q):
+        _norm_warning.warn_unnormalized(Q3, q_mask)
     return _as_given(scores, Q, D)
 
 
@@ -225,6 +248,8 @@ def maxsim_pairs(
     backward: str | None = None,
     precision: str | None = None,
     winners: str | None = None,
+    q_weights: Tensor | None = None,
+    mean: bool = False,
 ) -> Tensor:
     """Scores of the pairs ``(Q[i], D[i])``: the diagonal of :func:`maxsim`, without the rest.
 
@@ -233,7 +258,7 @@ def maxsim_pairs(
         D: ``[B, Ld, d]``.
         q_mask: ``[B, Lq]``.
         d_mask: ``[B, Ld]``.
-        normalize, backward, precision, winners: as in :func:`maxsim`.
+        normalize, backward, precision, winners, q_weights, mean: as in :func:`maxsim`.
 
     Returns:
         ``[B]`` scores, float32 (float64 for float64 inputs).
@@ -249,13 +274,17 @@ def maxsim_pairs(
         >>> maxsim_pairs(Q, D)
         tensor([2., 3.])
     """
-    if winners is None:
+    if winners is None and q_weights is None and mean is False:
         scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, True)
         if scores is not None:
             return scores
     Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)
     check_winners(winners)
-    return _run(Q, D, q_mask, d_mask, normalize, backward, precision, winners, paired=True)[0]
+    check_flag("mean", mean)
+    q_weights = check_weights(q_weights, "Q", Q)
+    options = (normalize, backward, precision, winners)
+    scores, _ = _run(Q, D, q_mask, d_mask, *options, paired=True, weights=q_weights)
+    return per_token(scores, Q, q_mask, q_weights) if mean else scores
 
 
 def maxsim_with_winners(
@@ -294,49 +323,6 @@ def maxsim_with_winners(
     scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
     assert winners is not None
     return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
-
-
-# Norms are looked at once a process, of so many tokens: that waits for the device.
-_NORM_CHECKED = False
-_NORMS = 4096
-
-
-def _maybe_warn_unnormalized(Q: Tensor, q_mask: Tensor | None) -> None:
-    global _NORM_CHECKED
-    if _NORM_CHECKED:
-        return
-    if os.environ.get("LIK_SUPPRESS_NORM_WARN") == "1":
-        _NORM_CHECKED = True
-        return
-    if _intercepted(Q, Q) or (Q.is_cuda and _must_not_wait()):
-        return
-    _NORM_CHECKED = True
-    norms = _norms_that_count(Q, q_mask)
-    if norms.numel() == 0:
-        return
-    median = norms.median().item()
-    if not 0.9 <= median <= 1.1:
-        warnings.warn(
-            f"maxsim(normalize=False), but the median norm of Q's tokens is {median:.3f}: ColBERT-style"
-            " models score unit vectors. Pass normalize=True, or normalize Q and D first."
-            " LIK_SUPPRESS_NORM_WARN=1 silences this, as it does in late-interaction-kernels.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _norms_that_count(Q: Tensor, q_mask: Tensor | None) -> Tensor:
-    """The norms, on the CPU, of Q's first tokens that are neither masked nor zero. Waits for the device."""
-    queries = -(-_NORMS // max(Q.shape[1], 1))  # cut before anything is copied: Q may be large
-    norms: Tensor = Q.detach()[:queries, :_NORMS].float().norm(dim=-1)
-    if q_mask is not None:
-        norms = norms.where(q_mask[:queries, :_NORMS], 0.0)
-    norms = norms.cpu()
-    return norms[norms > 0]
-
-
-def _must_not_wait() -> bool:
-    return torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode() != 0
 
 
 def _as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:

@@ -125,6 +125,8 @@ def maxsim_padded(
     doc_lengths: Tensor,
     *,
     validate: bool = False,
+    q_weights: Tensor | None = None,
+    mean: bool = False,
 ) -> Tensor:
     """Scores of each query with its own candidates, of whose tokens the first ones count. Differentiable.
 
@@ -133,6 +135,9 @@ def maxsim_padded(
         documents: ``[B, C, Ld, d]``, of the same dtype and device.
         query_lengths, doc_lengths, validate: as in :func:`pack_padded`. A length beyond the padding counts
             the padded tokens there are, none beyond.
+        q_weights: ``[B, Lq]``: what the maximum of each query token counts, as in
+            :func:`late_interaction.maxsim`. Differentiable.
+        mean: divide each score by the number of its query's tokens that count, as there.
 
     Returns:
         ``[B, C]`` scores, float32 (float64 for float64 inputs). An empty query or document scores 0.
@@ -152,4 +157,4 @@ def maxsim_padded(
         tensor([[3., 4.]])
     """
     q_mask, d_mask = check_padded(queries, documents, query_lengths, doc_lengths, validate)
-    return maxsim(queries, documents, q_mask, d_mask)
+    return maxsim(queries, documents, q_mask, d_mask, q_weights=q_weights, mean=mean)

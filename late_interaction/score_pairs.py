@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
+from late_interaction._checks.options import check_flag
 from late_interaction._checks.packed import (
     check_max_length,
     check_packed,
@@ -16,6 +17,8 @@ from late_interaction._checks.packed import (
     check_spans,
 )
 from late_interaction._checks.tensors import check_no_forward_ad, has_values
+from late_interaction._checks.weights import check_weights
+from late_interaction._mean import packed_counts
 from late_interaction._packed_call import call_packed
 from late_interaction.ops import _oom
 
@@ -33,6 +36,8 @@ def score_pairs_packed(
     max_seqlen_q: int | None = None,
     max_seqlen_d: int | None = None,
     precision: str | None = None,
+    q_weights: Tensor | None = None,
+    mean: bool = False,
 ) -> Tensor:
     """Scores of the listed (query, document) pairs of packed batches, differentiable, deterministic.
 
@@ -47,6 +52,7 @@ def score_pairs_packed(
             if each query had all tokens. Queries longer than it score NaN (on a CPU: a ValueError).
         max_seqlen_d: accepted and not needed: every token counts whatever it says.
         precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
+        q_weights, mean: as in :func:`late_interaction.maxsim_varlen`.
 
     Returns:
         ``[pairs]`` scores, float32 (float64 for float64 inputs). An empty query or document scores 0.
@@ -76,19 +82,36 @@ def score_pairs_packed(
     )
     if max_seqlen_q is not None and not torch.compiler.is_compiling():
         max_seqlen_q = min(max_seqlen_q, Q_packed.shape[0])  # no query is longer
-    check_no_forward_ad("score_pairs_packed", Q_packed, D_packed)
-    inputs = (Q_packed, D_packed, cu_q, cu_d, pair_q, pair_d)
-    learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()
+    check_flag("mean", mean)
+    q_weights = check_weights(q_weights, "Q_packed", Q_packed)
+    check_no_forward_ad("score_pairs_packed", Q_packed, D_packed, q_weights)
+    tokens: tuple[Tensor, ...] = (Q_packed, D_packed)
+    if q_weights is not None:
+        tokens += (q_weights,)
+    scores = _score(tokens, (cu_q, cu_d, pair_q, pair_d), max_seqlen_q, precision)
+    if not mean or len(pair_q) == 0:
+        return scores
+    counts = packed_counts(cu_q, q_weights).to(scores.dtype)
+    return scores / counts[pair_q.clamp(0, len(counts) - 1).long()]
+
+
+def _score(
+    tokens: tuple[Tensor, ...], index: tuple[Tensor, ...], max_seqlen_q: int | None, precision: str | None
+) -> Tensor:
+    """tokens: Q, D and, where there are some, the weights of Q. index: offsets, and pairs."""
+    weighted = len(tokens) == 3
     scores: Tensor
-    if not learns:
-        scores = call_packed(ops.maxsim_pairs_packed, (*inputs, max_seqlen_q), precision, False)
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in tokens)):
+        op = ops.maxsim_pairs_packed_weighted if weighted else ops.maxsim_pairs_packed
+        scores = call_packed(op, (*tokens, *index, max_seqlen_q), precision, False)
         return scores
     if max_seqlen_q is None:
-        max_seqlen_q = _longest_query(Q_packed, cu_q)
+        max_seqlen_q = _longest_query(tokens[0], index[0])
+    op = ops.maxsim_pairs_packed_weighted_winners if weighted else ops.maxsim_pairs_packed_winners
     try:
-        scores, _ = call_packed(ops.maxsim_pairs_packed_winners, (*inputs, max_seqlen_q), precision, True)
+        scores, _ = call_packed(op, (*tokens, *index, max_seqlen_q), precision, True)
     except RuntimeError as error:
-        _oom.pairs_failed(error, Q_packed, D_packed, len(pair_q), max_seqlen_q)
+        _oom.pairs_failed(error, tokens[0], tokens[1], len(index[2]), max_seqlen_q)
         raise
     return scores
 

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
+from late_interaction._checks.options import check_flag
 from late_interaction._checks.packed import check_packed, check_sequences
 from late_interaction._checks.tensors import check_no_forward_ad
+from late_interaction._checks.weights import check_weights
+from late_interaction._mean import packed_counts
 from late_interaction._packed_call import call_packed
 from late_interaction.ops import _oom
 
@@ -55,6 +58,8 @@ def maxsim_varlen(
     max_seqlen_d: int | None = None,
     *,
     precision: str | None = None,
+    q_weights: Tensor | None = None,
+    mean: bool = False,
 ) -> Tensor:
     """Scores of every packed query with every packed document, differentiable in both, deterministic.
 
@@ -69,6 +74,10 @@ def maxsim_varlen(
         max_seqlen_q, max_seqlen_d: accepted and not needed: every token counts whatever they say. On a CPU
             one that is smaller than the longest sequence is a ValueError.
         precision: how float32 inputs multiply, as in :func:`late_interaction.maxsim`.
+        q_weights: ``[sum(Lq_i)]``: what the maximum of each query token counts, as in
+            :func:`late_interaction.maxsim`. Differentiable.
+        mean: divide each score by the number of its query's tokens whose weight is not 0 (by 1 if there is
+            none).
 
     Returns:
         ``[Nq, Nd]`` scores, float32 (float64 for float64 inputs). An empty query or document scores 0 and
@@ -91,13 +100,21 @@ def maxsim_varlen(
                 [3., 2.]])
     """
     cu_q, cu_d = check_packed(Q_packed, D_packed, cu_seqlens_q, cu_seqlens_d, max_seqlen_q, max_seqlen_d)
-    check_no_forward_ad("maxsim_varlen", Q_packed, D_packed)
-    learns = (Q_packed.requires_grad or D_packed.requires_grad) and torch.is_grad_enabled()
-    op: Any = ops.maxsim_varlen_winners if learns else ops.maxsim_varlen
+    check_flag("mean", mean)
+    q_weights = check_weights(q_weights, "Q_packed", Q_packed)
+    check_no_forward_ad("maxsim_varlen", Q_packed, D_packed, q_weights)
+    inputs: tuple[Tensor, ...] = (Q_packed, D_packed)
+    op: Any
+    if q_weights is None:
+        op, winners_op = ops.maxsim_varlen, ops.maxsim_varlen_winners
+    else:
+        op, winners_op = ops.maxsim_varlen_weighted, ops.maxsim_varlen_weighted_winners
+        inputs += (q_weights,)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     try:
-        result = call_packed(op, (Q_packed, D_packed, cu_q, cu_d), precision, learns)
+        result = call_packed(winners_op if learns else op, (*inputs, cu_q, cu_d), precision, learns)
     except RuntimeError as error:
         _oom.varlen_failed(error, Q_packed, D_packed, cu_q, cu_d, learns)
         raise
     scores: Tensor = result[0] if learns else result
-    return scores
+    return scores / packed_counts(cu_q, q_weights).to(scores.dtype).unsqueeze(1) if mean else scores

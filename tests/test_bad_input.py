@@ -52,7 +52,7 @@ TOKENS = {
 @pytest.fixture(autouse=True, params=[False, True], ids=["first", "later"])
 def later(request, monkeypatch):
     """The process's first call goes another way: it looks at the norms."""
-    monkeypatch.setattr(li._maxsim, "_NORM_CHECKED", request.param)
+    monkeypatch.setattr(li._norm_warning, "checked", request.param)
 
 
 @pytest.mark.parametrize("function", [li.maxsim, li.maxsim_with_winners, maxsim_forward])

@@ -14,7 +14,7 @@ from demo import corpus, curves, show, steps
 from demo.encode import Tokens, pad, project, unpad
 from demo.evaluate import Quality, quality, same_rankings
 from demo.train import new_head, split, train_head
-from late_interaction import _maxsim, maxsim, maxsim_with_winners, retrieve
+from late_interaction import _norm_warning, maxsim, maxsim_with_winners, retrieve
 from late_interaction.fp8 import maxsim_inference_fp8, quantize_fp8_per_token
 from late_interaction.int8 import maxsim_inference_int8, quantize_int8_per_token
 
@@ -154,7 +154,7 @@ def test_the_steps_after_encoding_run_on_every_device(device, capsys, monkeypatc
     Q, D = project(head, queries), project(head, documents)
     # The queries are padded, and most of the padding comes first: it has no norm to warn of.
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN", raising=False)
-    monkeypatch.setattr(_maxsim, "_NORM_CHECKED", False)
+    monkeypatch.setattr(_norm_warning, "checked", False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "maxsim", UserWarning)
         same, ranking = steps.compare_scorers(TorchEncoder(), Q, D)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import _maxsim
+from late_interaction import _norm_warning
 
 
 @pytest.fixture(autouse=True)
 def first_call(monkeypatch):
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN", raising=False)
-    monkeypatch.setattr(_maxsim, "_NORM_CHECKED", False)
+    monkeypatch.setattr(_norm_warning, "checked", False)
 
 
 def said(*calls):
@@ -25,7 +25,7 @@ def said(*calls):
 
 def said_first(function, *args):
     """What a call says that is the first of its process."""
-    _maxsim._NORM_CHECKED = False
+    _norm_warning.checked = False
     return said(lambda: function(*args))
 
 
@@ -118,7 +118,7 @@ def test_packed_queries_are_not_looked_at(device):
     """They have no padding, and no option to normalize them; the look is left to the first maxsim."""
     Q, cu = (torch.rand(9, 8, device=device) * 7, torch.tensor([0, 4, 9], device=device))
     assert said_first(li.maxsim_varlen, Q, Q, cu, cu) == []
-    assert _maxsim._NORM_CHECKED is False
+    assert _norm_warning.checked is False
 
 
 @pytest.mark.gpu
@@ -133,7 +133,7 @@ def test_the_look_waits_once():
             warnings.simplefilter("always")
             li.maxsim(Q, D, kept)
             assert not any("synchroniz" in str(w.message) for w in caught)
-            _maxsim._norms_that_count(Q, kept).median().item()
+            _norm_warning._norms_that_count(Q, kept).median().item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert sum("synchroniz" in str(w.message) for w in caught) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import _maxsim, plaid
+from late_interaction import _norm_warning, plaid
 from late_interaction.corpus import Corpus
 from late_interaction.score_pairs import rerank_direct
 from tests.test_docs import without
@@ -66,7 +66,7 @@ def without_tqdm(monkeypatch):
 
 def without_norms(monkeypatch):
     monkeypatch.delenv("LIK_SUPPRESS_NORM_WARN", raising=False)
-    monkeypatch.setattr(_maxsim, "_NORM_CHECKED", False)
+    monkeypatch.setattr(_norm_warning, "checked", False)
     scored(10 * ours(2, 3, 8))
 
 

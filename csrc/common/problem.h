@@ -69,6 +69,14 @@ struct ScaleView {
   int64_t token_stride = 0;
 };
 
+// A strided view of what the maximum of each query token counts, in the type of scores; data == nullptr: 1.
+// Weights may have any sign. One that is infinite or NaN makes the scores that it reaches NaN.
+struct WeightView {
+  const void* data = nullptr;
+  int64_t item_stride = 0;
+  int64_t token_stride = 0;
+};
+
 // Winners are [Nq, N, Lq], contiguous. Narrow ones are the unsigned 16-bit index.
 inline constexpr int64_t kMaxNarrowLd = 65534;
 inline constexpr uint16_t kNarrowSentinel = 0xFFFF;

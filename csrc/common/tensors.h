@@ -93,6 +93,7 @@ struct Inputs {
   Dtype dtype = Dtype::fp32;
   TokenView Q, D;
   MaskView q_mask, d_mask;
+  WeightView q_weights;
 };
 
 // paired: x is [Nq, L, d], the only item of each query.
@@ -158,6 +159,17 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
   in.q_mask = view_mask(q_mask);
   in.d_mask = view_mask(d_mask, paired);
   return in;
+}
+
+// Weights are shaped as Q without d.
+inline void take_weights(Inputs& in, const Tensor& weights, const Tensor& Q) {
+  STD_TORCH_CHECK(weights.scalar_type() == score_type(in.dtype),
+                  "late_interaction: q_weights must be float32 (float64 for float64 inputs)");
+  STD_TORCH_CHECK(same_place(weights, Q), "late_interaction: q_weights must be on the device of Q");
+  STD_TORCH_CHECK(one_per_token(weights, Q),
+                  "late_interaction: q_weights must have the shape of Q without d");
+  const int64_t r = weights.dim();
+  in.q_weights = {weights.const_data_ptr(), r == 2 ? weights.stride(0) : 0, weights.stride(r - 1)};
 }
 
 // The scores' shape as the caller sees it: pairs have no dim N.

@@ -23,6 +23,7 @@
 #include "../common/arithmetic.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "weights.h"
 
 namespace late_interaction::cpu {
 namespace {
@@ -42,11 +43,15 @@ struct Context {
   // With normalize: 1 / max(norm, eps) of every query token [Nq, Lq] and document token [documents, Ld].
   const Real* query_inverse_norm = nullptr;
   const Real* document_inverse_norm = nullptr;
+  // [Nq, Lq]: what a query row counts in grad_D; its inverse norm times its weight. Null: 1.
+  const Real* query_scale = nullptr;
   const int64_t* row_queries = nullptr;  // packed: of each query token, -1 for those of no query
 
   // Query and token of a row of Q. A packed token is counted through all queries.
   int64_t query_of(int64_t row) const { return row_queries ? row_queries[row] : row / s.Lq; }
   int64_t token_of(int64_t row) const { return row_queries ? row : row % s.Lq; }
+
+  int64_t row_of(int64_t i, int64_t token) const { return row_queries ? token : i * s.Lq + token; }
 
   // Where a token's row lies, in bytes from Q.data or D.data.
   int64_t query_offset(int64_t i, int64_t token) const {
@@ -73,13 +78,31 @@ struct Context {
   Real grad(int64_t i, int64_t j) const {
     return static_cast<const Real*>(call.grad_scores)[i * call.grad_query_stride + j * call.grad_item_stride];
   }
+  void normalize(Real* sum, const TokenView& x, int64_t offset, const Real* inverse_norm, int64_t row) const {
+    if (!call.normalize) return;
+    rows.through_normalize(sum, inverse_norm[row], static_cast<const char*>(x.data) + offset, call.dtype,
+                           x.dim_stride, s.d);
+  }
+  // The sum of a query row whose weight is 1 becomes row `row` of grad_Q, and the gradient of its weight.
+  // `room` is for d numbers.
+  void write_query(Real* sum, int64_t row, Real* room) const {
+    const int64_t i = query_of(row), token = token_of(row), offset = query_offset(i, token);
+    if (call.grad_weights) {
+      const Real product = product_with_row(rows, sum, call.Q, offset, call.dtype, s.d, room);
+      static_cast<Real*>(call.grad_weights)[row] =
+          call.normalize ? product * query_inverse_norm[row] : product;
+    }
+    normalize(sum, call.Q, offset, query_inverse_norm, row);
+    if (call.q_weights.data) {
+      const Real weight = weight_at<Real>(call.q_weights, i, token);
+      for (int64_t k = 0; k < s.d; ++k) sum[k] *= weight;
+    }
+    rows.write(sum, s.d, call.dtype, static_cast<char*>(call.grad_Q) + row * s.d * element);
+  }
   // The sum, taken through the normalization of its token, becomes row `row` of grad.
   void write(Real* sum, const TokenView& x, int64_t offset, const Real* inverse_norm, void* grad,
              int64_t row) const {
-    if (call.normalize) {
-      rows.through_normalize(sum, inverse_norm[row], static_cast<const char*>(x.data) + offset, call.dtype,
-                             x.dim_stride, s.d);
-    }
+    normalize(sum, x, offset, inverse_norm, row);
     rows.write(sum, s.d, call.dtype, static_cast<char*>(grad) + row * s.d * element);
   }
   // A token that won nothing (or a query token that is masked, whatever it holds).
@@ -99,12 +122,14 @@ class QueryWorker {
     Scratch& memory = thread_scratch();
     memory.reset(Scratch::size_of<Real>(rows_per_item * x_.s.d) + Scratch::size_of<char>(rows_per_item) +
                  2 * Scratch::size_of<Real>(documents_) + Scratch::size_of<int64_t>(documents_) +
-                 Scratch::size_of<Real>(decompressed) + Scratch::size_of<char>(decompressed * x_.element));
+                 Scratch::size_of<Real>(x_.s.d) + Scratch::size_of<Real>(decompressed) +
+                 Scratch::size_of<char>(decompressed * x_.element));
     sums_ = memory.take<Real>(rows_per_item * x_.s.d);
     won_ = memory.take<char>(rows_per_item);
     scales_ = memory.take<Real>(documents_);
     inverse_norms_ = memory.take<Real>(documents_);
     offsets_ = memory.take<int64_t>(documents_);
+    room_ = memory.take<Real>(x_.s.d);
     decompressed_ = memory.take<Real>(decompressed);
     rounded_ = memory.take<char>(decompressed * x_.element);
   }
@@ -131,10 +156,10 @@ class QueryWorker {
     }
     for (int64_t row = first; row < end; ++row) {
       if (won_[row - first]) {
-        x_.write(sums_ + (row - first) * s.d, x_.call.Q, x_.query_offset(x_.query_of(row), x_.token_of(row)),
-                 x_.query_inverse_norm, x_.call.grad_Q, row);
+        x_.write_query(sums_ + (row - first) * s.d, row, room_);
       } else {
         x_.write_zero(x_.call.grad_Q, row);
+        if (x_.call.grad_weights) static_cast<Real*>(x_.call.grad_weights)[row] = 0;
       }
     }
   }
@@ -178,6 +203,7 @@ class QueryWorker {
   char* won_;
   Real* scales_;
   int64_t* offsets_;
+  Real* room_;
   // Residual-compressed documents: the winners of a query token in `documents_` of them.
   Real* inverse_norms_;
   Real* decompressed_;
@@ -234,7 +260,7 @@ class DocumentWorker {
     for_each_winner(i0, j, first, count, [&](int64_t i, int64_t token, uint64_t t) {
       const int64_t n = end_[t]++;
       scales_[n] = x_.grad(i, j);
-      if (x_.call.normalize) scales_[n] *= x_.query_inverse_norm[i * x_.s.Lq + token];
+      if (x_.query_scale) scales_[n] *= x_.query_scale[x_.row_of(i, token)];
       offsets_[n] = x_.query_offset(i, token);
     });
   }
@@ -299,6 +325,17 @@ void run(const BackwardCall& call) {
                                            x.rows, threads);
       x.document_inverse_norm = document_norms.get();
     }
+  }
+
+  x.query_scale = x.query_inverse_norm;
+  std::unique_ptr<Real[]> query_scale;
+  if (call.q_weights.data) {
+    query_scale.reset(new Real[rows]);
+    for (int64_t row = 0; row < rows; ++row) {  // of packed ones, Nq is 1
+      const Real weight = weight_at<Real>(call.q_weights, row / s.Lq, row % s.Lq);
+      query_scale[row] = call.normalize ? weight * x.query_inverse_norm[row] : weight;
+    }
+    x.query_scale = query_scale.get();
   }
 
   std::unique_ptr<int64_t[]> row_queries;

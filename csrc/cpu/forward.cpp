@@ -33,6 +33,7 @@
 #include "kernels.h"
 #include "parallel.h"
 #include "tile_stage.h"
+#include "weights.h"
 
 namespace late_interaction::cpu {
 namespace {
@@ -49,8 +50,9 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   return bf16 && k.has_bf16 ? k.bf16 : k.f32;
 }
 
-// Similarities and maxima are multiplied by a number a token: its inverse norm, or the scale of its code.
-bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data; }
+// Maxima are multiplied by a number a query token: its inverse norm, or the scale of its code; and its
+// weight.
+bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data || call.q_weights.data; }
 
 // Sums the maxima of one query and one document. Four chains, so that additions overlap; a maximum's place
 // among the query's kept tokens decides its chain, so the sum does not depend on how the query was cut.
@@ -92,7 +94,7 @@ template <class Real>
 struct Parts {
   std::unique_ptr<Real[]> best;       // [pairs, token_parts, Lq]
   std::unique_ptr<int32_t[]> winner;  // the same; the sentinel where nothing was scored
-  std::unique_ptr<Real[]> scale;      // [pairs, Lq]: the query tokens' inverse norms or scales
+  std::unique_ptr<Real[]> scale;      // [pairs, Lq]: what the query tokens' maxima are multiplied by
 
   Parts(const Cut& c, const Sizes& s) {
     if (!c.splits_pairs()) return;
@@ -227,12 +229,17 @@ class Worker {
     const auto pack = m_.pack_query ? m_.pack_query : m_.pack_row;
     pack(x, call_.dtype, call_.Q.dim_stride, s_.d, packed_row_);
     scatter_row(rows_, packed_row_);
+    if (!scales(call_)) return;
+    Real& scale = query_scale_[rows_];
+    scale = 1;
     if (call_.normalize) {
       const int64_t here = 0;
-      rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d, query_scale_ + rows_);
+      rows_kernels_.inverse_norms(x, &here, 1, call_.dtype, call_.Q.dim_stride, s_.d, &scale);
     } else if (call_.q_scale.data) {
-      query_scale_[rows_] = checked_scale(*scale_at(call_.q_scale, 0, query, token));
+      scale = checked_scale(*scale_at(call_.q_scale, 0, query, token));
     }
+    const int64_t counted = call_.packed ? call_.packed->q_offsets[query] + token : token;
+    scale = weighted(call_.q_weights, query, counted, scale);
   }
 
   // Rows lie across a panel: [step][row].

@@ -17,6 +17,7 @@ struct ForwardCall {
   TokenView Q, D;
   MaskView q_mask, d_mask;
   ScaleView q_scale, d_scale;  // of quantized tokens: both, or neither
+  WeightView q_weights;        // of packed query tokens: counted through all queries
   void* scores = nullptr;      // [Nq, N] float (double for fp64), contiguous
   // [Nq, N, Lq], packed [N, Lq]; uint16 or int32 (`wide`, or wide_winners), contiguous; null: not wanted
   void* winners = nullptr;

@@ -17,6 +17,7 @@
 #include "forward.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "weights.h"
 
 namespace late_interaction::cpu {
 namespace {
@@ -60,6 +61,7 @@ ForwardCall call_of(const PairInputs& in, Precision precision) {
   call.Q = in.Q;
   call.Q.item_stride = 0;
   call.D = in.D;
+  call.q_weights = in.q_weights;
   return call;
 }
 
@@ -103,6 +105,10 @@ class PairScorer {
     call.sizes = {Layout::in_batch, 1, 1, rows.length, tokens.length, in_.sizes.d};
     call.Q.data = from(in_.Q, rows.first);
     call.D.data = from(in_.D, tokens.first);
+    if (in_.q_weights.data) {
+      call.q_weights.data = static_cast<const char*>(in_.q_weights.data) +
+                            rows.first * in_.q_weights.token_stride * (in_.dtype == Dtype::fp64 ? 8 : 4);
+    }
     call.scores = static_cast<char*>(all_.scores) + pair * (in_.dtype == Dtype::fp64 ? 8 : 4);
     if (all_.winners != nullptr) {
       winners_.resize(rows.length * 4);
@@ -154,7 +160,7 @@ class PairBackward {
 
   void query(const Runs& runs, int64_t i) const {
     const int64_t d = in_.sizes.d, first = p_.q_offsets[i];
-    std::vector<Real> sum(d);
+    std::vector<Real> sum(d), room(d);
     Picked<Real> picked;
     for (int64_t row = first; row < p_.q_offsets[i + 1] && row - first < call_.winner_stride; ++row) {
       picked.scales.clear();
@@ -167,7 +173,14 @@ class PairBackward {
         picked.scales.push_back(grad(pair));
         picked.offsets.push_back((tokens.first + winner) * in_.D.token_stride * element_);
       }
-      write(sum, picked, 0, picked.scales.size(), in_.D, call_.grad_Q, row);
+      if (picked.scales.empty()) continue;  // the gradients are zero already
+      add(sum, picked, 0, picked.scales.size(), in_.D);
+      if (call_.grad_weights != nullptr) {
+        static_cast<Real*>(call_.grad_weights)[row] = product_with_row(
+            rows_, sum.data(), in_.Q, row * in_.Q.token_stride * element_, in_.dtype, d, room.data());
+        for (Real& x : sum) x *= weight_at<Real>(in_.q_weights, 0, row);
+      }
+      write(sum, call_.grad_Q, row);
     }
   }
 
@@ -179,12 +192,14 @@ class PairBackward {
     Picked<Real> picked{std::vector<Real>(ends.back()), std::vector<int64_t>(ends.back())};
     // ends[t] is where the list of token t starts so far; placing a row moves it on.
     for_each_winner(runs, j, tokens, [&](int64_t pair, int64_t row, int32_t t) {
-      picked.scales[ends[t]] = grad(pair);
+      picked.scales[ends[t]] = grad(pair) * weight_at<Real>(in_.q_weights, 0, row);
       picked.offsets[ends[t]++] = row * in_.Q.token_stride * element_;
     });
     std::vector<Real> sum(in_.sizes.d);
     for (int64_t t = 0, begin = 0; t < tokens.length; begin = ends[t++]) {
-      write(sum, picked, begin, ends[t], in_.Q, call_.grad_D, tokens.first + t);
+      if (begin == ends[t]) continue;  // the gradient is zero already
+      add(sum, picked, begin, ends[t], in_.Q);
+      write(sum, call_.grad_D, tokens.first + t);
     }
   }
 
@@ -208,13 +223,14 @@ class PairBackward {
     }
   }
 
-  // Where nothing is to be added up the gradient is zero already.
-  void write(std::vector<Real>& sum, const Picked<Real>& picked, int64_t begin, int64_t end,
-             const TokenView& x, void* grad, int64_t row) const {
-    if (begin == end) return;
+  // The sum of these rows of x.
+  void add(std::vector<Real>& sum, const Picked<Real>& picked, int64_t begin, int64_t end,
+           const TokenView& x) const {
     std::fill(sum.begin(), sum.end(), Real{0});
     rows_.add_rows(sum.data(), picked.scales.data() + begin, picked.offsets.data() + begin, end - begin,
                    x.data, in_.dtype, x.dim_stride, in_.sizes.d);
+  }
+  void write(const std::vector<Real>& sum, void* grad, int64_t row) const {
     rows_.write(sum.data(), in_.sizes.d, in_.dtype, static_cast<char*>(grad) + row * in_.sizes.d * element_);
   }
 
@@ -239,6 +255,7 @@ void run_backward(const PairInputs& in, const PairGradients& call) {
   const int64_t threads = threads_for(work_of(in)), row = in.sizes.d * element_bytes(in.dtype);
   if (call.grad_Q != nullptr) {
     std::memset(call.grad_Q, 0, in.sizes.Lq * row);
+    if (call.grad_weights != nullptr) std::memset(call.grad_weights, 0, in.sizes.Lq * sizeof(Real));
     const Runs runs(p.query, p.count, p.queries);
     for_each_item(p.queries, threads, [&] { return [&](int64_t i) { backward.query(runs, i); }; });
   }

@@ -18,6 +18,7 @@ struct PairGradients {
   int64_t winner_stride;
   void* grad_Q;  // null: not wanted
   void* grad_D;
+  void* grad_weights = nullptr;  // where there are weights and grad_Q is wanted
 };
 
 void backward_pairs(const PairInputs& in, const PairGradients& call);

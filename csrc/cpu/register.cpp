@@ -17,10 +17,13 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const OptionalTensor& q_mask,
-                                 const OptionalTensor& d_mask, bool normalize, const std::string& precision,
-                                 const std::string& backward, bool paired, bool with_winners) {
-  const Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
+// weights: of the query tokens; null: none.
+std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Tensor* weights,
+                                 const OptionalTensor& q_mask, const OptionalTensor& d_mask, bool normalize,
+                                 const std::string& precision, const std::string& backward, bool paired,
+                                 bool with_winners) {
+  Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
+  if (weights != nullptr) take_weights(in, *weights, Q);
   parse_backward(backward);
   ForwardCall call;
   call.sizes = in.sizes;
@@ -29,6 +32,7 @@ std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Optiona
   call.normalize = normalize;
   call.Q = in.Q;
   call.D = in.D;
+  call.q_weights = in.q_weights;
   call.q_mask = in.q_mask;
   call.d_mask = in.d_mask;
   Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
@@ -45,13 +49,25 @@ std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Optiona
 
 Tensor maxsim(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask, bool normalize,
               std::string precision, std::string backward, bool paired) {
-  return std::get<0>(score(Q, D, q_mask, d_mask, normalize, precision, backward, paired, false));
+  return std::get<0>(score(Q, D, nullptr, q_mask, d_mask, normalize, precision, backward, paired, false));
 }
 
 std::tuple<Tensor, Tensor> maxsim_winners(Tensor Q, Tensor D, OptionalTensor q_mask, OptionalTensor d_mask,
                                           bool normalize, std::string precision, std::string backward,
                                           bool paired) {
-  return score(Q, D, q_mask, d_mask, normalize, precision, backward, paired, true);
+  return score(Q, D, nullptr, q_mask, d_mask, normalize, precision, backward, paired, true);
+}
+
+Tensor maxsim_weighted(Tensor Q, Tensor D, Tensor q_weights, OptionalTensor q_mask, OptionalTensor d_mask,
+                       bool normalize, std::string precision, std::string backward, bool paired) {
+  return std::get<0>(score(Q, D, &q_weights, q_mask, d_mask, normalize, precision, backward, paired, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_weighted_winners(Tensor Q, Tensor D, Tensor q_weights,
+                                                   OptionalTensor q_mask, OptionalTensor d_mask,
+                                                   bool normalize, std::string precision,
+                                                   std::string backward, bool paired) {
+  return score(Q, D, &q_weights, q_mask, d_mask, normalize, precision, backward, paired, true);
 }
 
 // Fills winners with the sentinel, all bits set: no call writes those of tokens that belong to no query.
@@ -80,10 +96,11 @@ Inputs parse_checked(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_
   return in;
 }
 
-std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const Tensor& cu_seqlens_q,
-                                        const Tensor& cu_seqlens_d, const std::string& precision,
-                                        bool with_winners) {
-  const Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
+std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const Tensor* weights,
+                                        const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d,
+                                        const std::string& precision, bool with_winners) {
+  Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
+  if (weights != nullptr) take_weights(in, *weights, Q);
   ForwardCall call;
   call.sizes = in.sizes;
   call.sizes.Nq = in.packed->queries;
@@ -93,6 +110,7 @@ std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const 
   call.Q = in.Q;
   call.Q.item_stride = 0;  // offsets say where queries begin
   call.D = in.D;
+  call.q_weights = in.q_weights;
   Tensor scores = new_tensor(Q, {in.packed->queries, in.sizes.N}, score_type(in.dtype));
   call.scores = scores.mutable_data_ptr();
   if (!with_winners) {
@@ -107,12 +125,23 @@ std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const 
 }
 
 Tensor maxsim_varlen(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d, std::string precision) {
-  return std::get<0>(score_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, false));
+  return std::get<0>(score_varlen(Q, D, nullptr, cu_seqlens_q, cu_seqlens_d, precision, false));
 }
 
 std::tuple<Tensor, Tensor> maxsim_varlen_winners(Tensor Q, Tensor D, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
                                                  std::string precision) {
-  return score_varlen(Q, D, cu_seqlens_q, cu_seqlens_d, precision, true);
+  return score_varlen(Q, D, nullptr, cu_seqlens_q, cu_seqlens_d, precision, true);
+}
+
+Tensor maxsim_varlen_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                              std::string precision) {
+  return std::get<0>(score_varlen(Q, D, &q_weights, cu_seqlens_q, cu_seqlens_d, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_varlen_weighted_winners(Tensor Q, Tensor D, Tensor q_weights,
+                                                          Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                          std::string precision) {
+  return score_varlen(Q, D, &q_weights, cu_seqlens_q, cu_seqlens_d, precision, true);
 }
 
 Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
@@ -133,18 +162,26 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   return scores;
 }
 
+// Of Q, D and, where they have some, the weights of Q. With no elements: not needed.
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+
 // Every strategy is the one deterministic kernel of backward.cpp.
-std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
-                                           bool normalize, std::string backward_name, bool need_grad_Q,
-                                           bool need_grad_D, bool paired) {
-  const Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
+Gradients dense_gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
+                          const Tensor& winners, bool normalize, const std::string& backward_name,
+                          bool need_grad_Q, bool need_grad_D, bool paired) {
+  Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
+  if (weights != nullptr) take_weights(in, *weights, Q);
   parse_backward(backward_name);
   check_backward_inputs(grad_scores, Q, winners, in);
-  const std::vector<int64_t> none{0};
+  const std::vector<int64_t> none{0}, tokens{in.sizes.Nq, in.sizes.Lq};
   Tensor grad_Q = new_tensor(Q, need_grad_Q ? shape_of_queries(in) : none, Q.scalar_type());
   Tensor grad_D = new_tensor(Q, need_grad_D ? shape_of_documents(in) : none, Q.scalar_type());
+  const bool need_weights = weights != nullptr && need_grad_Q;
+  Tensor grad_weights = new_tensor(Q, need_weights ? tokens : none, score_type(in.dtype));
 
   BackwardCall call;
+  call.q_weights = in.q_weights;
+  call.grad_weights = need_weights ? grad_weights.mutable_data_ptr() : nullptr;
   call.sizes = in.sizes;
   call.dtype = in.dtype;
   call.normalize = normalize;
@@ -157,21 +194,45 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
   call.grad_Q = need_grad_Q ? grad_Q.mutable_data_ptr() : nullptr;
   call.grad_D = need_grad_D ? grad_D.mutable_data_ptr() : nullptr;
   backward(call);
+  return {grad_Q, grad_D, grad_weights};
+}
+
+std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners,
+                                           bool normalize, std::string backward_name, bool need_grad_Q,
+                                           bool need_grad_D, bool paired) {
+  const auto [grad_Q, grad_D, _] = dense_gradients(grad_scores, Q, D, nullptr, winners, normalize,
+                                                   backward_name, need_grad_Q, need_grad_D, paired);
   return {grad_Q, grad_D};
 }
 
-std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
-                                                  Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q,
-                                                  bool need_grad_D) {
-  const Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
+Gradients maxsim_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor winners,
+                                   bool normalize, std::string backward_name, bool need_grad_Q,
+                                   bool need_grad_D, bool paired) {
+  return dense_gradients(grad_scores, Q, D, &q_weights, winners, normalize, backward_name, need_grad_Q,
+                         need_grad_D, paired);
+}
+
+// New gradients of packed tokens.
+Gradients packed_gradients(const Tensor& Q, const Inputs& in, bool need_grad_Q, bool need_grad_D) {
+  const std::vector<int64_t> none{0}, of_Q{in.sizes.Lq, in.sizes.d}, of_D{in.sizes.Ld, in.sizes.d};
+  const bool need_weights = in.q_weights.data != nullptr && need_grad_Q;
+  return {new_tensor(Q, need_grad_Q ? of_Q : none, Q.scalar_type()),
+          new_tensor(Q, need_grad_D ? of_D : none, Q.scalar_type()),
+          new_tensor(Q, {need_weights ? in.sizes.Lq : 0}, score_type(in.dtype))};
+}
+
+void* data_of(Tensor& x) { return x.numel() > 0 ? x.mutable_data_ptr() : nullptr; }
+
+Gradients varlen_gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
+                           const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& winners,
+                           bool need_grad_Q, bool need_grad_D) {
+  Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
+  if (weights != nullptr) take_weights(in, *weights, Q);
   check_varlen_backward_inputs(grad_scores, Q, winners, in);
-  const auto gradient = [&](bool needed, int64_t tokens) {
-    const std::vector<int64_t> size =
-        needed ? std::vector<int64_t>{tokens, in.sizes.d} : std::vector<int64_t>{0};
-    return new_tensor(Q, size, Q.scalar_type());
-  };
-  Tensor grad_Q = gradient(need_grad_Q, in.sizes.Lq), grad_D = gradient(need_grad_D, in.sizes.Ld);
+  auto [grad_Q, grad_D, grad_weights] = packed_gradients(Q, in, need_grad_Q, need_grad_D);
   BackwardCall call;
+  call.q_weights = in.q_weights;
+  call.grad_weights = data_of(grad_weights);
   call.sizes = in.sizes;
   call.packed = in.packed;
   call.dtype = in.dtype;
@@ -182,10 +243,25 @@ std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, 
   call.grad_query_stride = grad_scores.stride(0);
   call.grad_item_stride = grad_scores.stride(1);
   call.winners = winners.const_data_ptr();
-  call.grad_Q = need_grad_Q ? grad_Q.mutable_data_ptr() : nullptr;
-  call.grad_D = need_grad_D ? grad_D.mutable_data_ptr() : nullptr;
+  call.grad_Q = data_of(grad_Q);
+  call.grad_D = data_of(grad_D);
   backward(call);
+  return {grad_Q, grad_D, grad_weights};
+}
+
+std::tuple<Tensor, Tensor> maxsim_varlen_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor cu_seqlens_q,
+                                                  Tensor cu_seqlens_d, Tensor winners, bool need_grad_Q,
+                                                  bool need_grad_D) {
+  const auto [grad_Q, grad_D, _] = varlen_gradients(grad_scores, Q, D, nullptr, cu_seqlens_q, cu_seqlens_d,
+                                                    winners, need_grad_Q, need_grad_D);
   return {grad_Q, grad_D};
+}
+
+Gradients maxsim_varlen_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights,
+                                          Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor winners,
+                                          bool need_grad_Q, bool need_grad_D) {
+  return varlen_gradients(grad_scores, Q, D, &q_weights, cu_seqlens_q, cu_seqlens_d, winners, need_grad_Q,
+                          need_grad_D);
 }
 
 std::tuple<Tensor, Tensor> score_listed(const PairInputs& in, const Tensor& Q,
@@ -219,28 +295,56 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tenso
   return score_listed(in, Q, max_seqlen_q, precision, true);
 }
 
+Tensor maxsim_pairs_packed_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q,
+                                    Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
+                                    std::optional<int64_t> max_seqlen_q, std::string precision) {
+  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  take_weights(in, q_weights, Q);
+  return std::get<0>(score_listed(in, Q, max_seqlen_q, precision, false));
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_weighted_winners(Tensor Q, Tensor D, Tensor q_weights,
+                                                                Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                                Tensor pair_q, Tensor pair_d,
+                                                                int64_t max_seqlen_q, std::string precision) {
+  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  take_weights(in, q_weights, Q);
+  return score_listed(in, Q, max_seqlen_q, precision, true);
+}
+
+Gradients pair_gradients(const PairInputs& in, const Tensor& grad_scores, const Tensor& Q,
+                         const Tensor& winners, bool need_grad_Q, bool need_grad_D) {
+  check_offsets(in.pairs.q_offsets, in.pairs.queries, in.sizes.Lq, "cu_seqlens_q");
+  check_offsets(in.pairs.d_offsets, in.pairs.documents, in.sizes.Ld, "cu_seqlens_d");
+  check_pairs(in, in.sizes.Lq);
+  check_pair_backward_inputs(grad_scores, Q, winners, in);
+  auto [grad_Q, grad_D, grad_weights] = packed_gradients(Q, in, need_grad_Q, need_grad_D);
+  backward_pairs(in, {.grad_scores = grad_scores.const_data_ptr(),
+                      .grad_stride = grad_scores.stride(0),
+                      .winners = winners.const_data_ptr(),
+                      .winner_stride = winners.size(1),
+                      .grad_Q = data_of(grad_Q),
+                      .grad_D = data_of(grad_D),
+                      .grad_weights = data_of(grad_weights)});
+  return {grad_Q, grad_D, grad_weights};
+}
+
 std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D,
                                                         Tensor cu_seqlens_q, Tensor cu_seqlens_d,
                                                         Tensor pair_q, Tensor pair_d, Tensor winners,
                                                         bool need_grad_Q, bool need_grad_D) {
   const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  check_offsets(in.pairs.q_offsets, in.pairs.queries, in.sizes.Lq, "cu_seqlens_q");
-  check_offsets(in.pairs.d_offsets, in.pairs.documents, in.sizes.Ld, "cu_seqlens_d");
-  check_pairs(in, in.sizes.Lq);
-  check_pair_backward_inputs(grad_scores, Q, winners, in);
-  const auto gradient = [&](bool needed, int64_t tokens) {
-    const std::vector<int64_t> size =
-        needed ? std::vector<int64_t>{tokens, in.sizes.d} : std::vector<int64_t>{0};
-    return new_tensor(Q, size, Q.scalar_type());
-  };
-  Tensor grad_Q = gradient(need_grad_Q, in.sizes.Lq), grad_D = gradient(need_grad_D, in.sizes.Ld);
-  backward_pairs(in, {.grad_scores = grad_scores.const_data_ptr(),
-                      .grad_stride = grad_scores.stride(0),
-                      .winners = winners.const_data_ptr(),
-                      .winner_stride = winners.size(1),
-                      .grad_Q = need_grad_Q ? grad_Q.mutable_data_ptr() : nullptr,
-                      .grad_D = need_grad_D ? grad_D.mutable_data_ptr() : nullptr});
+  const auto [grad_Q, grad_D, _] = pair_gradients(in, grad_scores, Q, winners, need_grad_Q, need_grad_D);
   return {grad_Q, grad_D};
+}
+
+Gradients maxsim_pairs_packed_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights,
+                                                Tensor cu_seqlens_q, Tensor cu_seqlens_d, Tensor pair_q,
+                                                Tensor pair_d, Tensor winners, bool need_grad_Q,
+                                                bool need_grad_D) {
+  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  take_weights(in, q_weights, Q);
+  return pair_gradients(in, grad_scores, Q, winners, need_grad_Q, need_grad_D);
 }
 
 Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision) {
@@ -286,6 +390,18 @@ LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
   m.impl("maxsim_pairs_packed", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed));
   m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_winners));
   m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_backward));
+  m.impl("maxsim_weighted", TORCH_BOX(&late_interaction::cpu::maxsim_weighted));
+  m.impl("maxsim_weighted_winners", TORCH_BOX(&late_interaction::cpu::maxsim_weighted_winners));
+  m.impl("maxsim_weighted_backward", TORCH_BOX(&late_interaction::cpu::maxsim_weighted_backward));
+  m.impl("maxsim_varlen_weighted", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_weighted));
+  m.impl("maxsim_varlen_weighted_winners", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_weighted_winners));
+  m.impl("maxsim_varlen_weighted_backward",
+         TORCH_BOX(&late_interaction::cpu::maxsim_varlen_weighted_backward));
+  m.impl("maxsim_pairs_packed_weighted", TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_weighted));
+  m.impl("maxsim_pairs_packed_weighted_winners",
+         TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_weighted_winners));
+  m.impl("maxsim_pairs_packed_weighted_backward",
+         TORCH_BOX(&late_interaction::cpu::maxsim_pairs_packed_weighted_backward));
   m.impl("maxsim_spans", TORCH_BOX(&late_interaction::cpu::maxsim_spans));
   m.impl("xtr_select_", TORCH_BOX(&late_interaction::cpu::xtr_select_));
   m.impl("ward_cut_", TORCH_BOX(&late_interaction::cpu::ward_cut_));

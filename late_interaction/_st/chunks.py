@@ -50,27 +50,18 @@ def score_pairs(a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | No
     return _chunk("_maxsim_score_pairs", a, b, a_mask, b_mask)
 
 
-_CHUNKS = {
-    "_maxsim_score_documents": (maxsim, weights.weighted_grid),
-    "_maxsim_score_pairs": (maxsim_pairs, weights.weighted_pairs),
-}
-
-
 def _chunk(name: str, a: Tensor, b: Tensor, a_mask: Tensor | None, b_mask: Tensor | None) -> Tensor:
     a_mask, b_mask = each(a_mask, a), each(b_mask, b)
     fits = a.dim() == b.dim() == 3 and mask_fits(a_mask, a) and mask_fits(b_mask, b)
     if not fits or disabled() or not takes(a, b):
         scores: Tensor = own(SIMILARITY, name)(a, b, a_mask, b_mask)
         return scores
-    plain, weighted = _CHUNKS[name]
+    score = maxsim if name == "_maxsim_score_documents" else maxsim_pairs
     d_mask = None if b_mask is None else b_mask.bool()
-    q_mask, factors = weights.split(a_mask)
-    if factors is not None:
-        scores = weighted(a, b, factors, d_mask)
-    else:
-        # The maxima are float32, and the mask multiplies them.
-        dtype = torch.float32 if a_mask is None else torch.promote_types(torch.float32, a_mask.dtype)
-        scores = plain(a, b, q_mask, d_mask).to(dtype)
+    q_mask, q_weights = weights.split(a_mask)
+    # The maxima are float32, and the mask multiplies them.
+    dtype = torch.float32 if a_mask is None else torch.promote_types(torch.float32, a_mask.dtype)
+    scores = score(a, b, q_mask, d_mask, q_weights=q_weights).to(dtype)
     return scores if d_mask is None else fill_empty(scores, ~d_mask.any(dim=-1))
 
 

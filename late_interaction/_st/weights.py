@@ -1,14 +1,9 @@
-"""Query masks that are weights: Sentence Transformers multiplies each query token's maximum by its mask.
-
-The kernels sum the maxima unweighted, so these scores go by the maxima themselves.
-"""
+"""Query masks that are weights: Sentence Transformers multiplies each query token's maximum by its mask."""
 
 import torch
 from torch import Tensor
 
-from late_interaction._maxsim import maxsim, maxsim_with_winners
-
-__all__ = ["split", "weighted_grid", "weighted_pairs"]
+__all__ = ["split"]
 
 
 def split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -20,20 +15,3 @@ def split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     if readable and bool(((mask == 0) | (mask == 1)).all()):
         return mask.bool(), None
     return None, mask
-
-
-def weighted_grid(Q: Tensor, D: Tensor, weights: Tensor, d_mask: Tensor | None) -> Tensor:
-    """``sum_s weights[i, s] * max_t <Q[i, s], D[j, t]>``, ``[Nq, Nd]``: each query token is a query."""
-    Nq, Lq, d = Q.shape
-    maxima = maxsim(Q.reshape(Nq * Lq, 1, d), D, None, d_mask).float().view(Nq, Lq, -1)
-    return (maxima * weights.unsqueeze(-1)).sum(1)
-
-
-def weighted_pairs(Q: Tensor, D: Tensor, weights: Tensor, d_mask: Tensor | None) -> Tensor:
-    """The same of the pairs ``(Q[i], D[i])``, ``[B]``: the winners' products are formed again."""
-    with torch.no_grad():
-        own_mask = None if d_mask is None else d_mask.unsqueeze(1)
-        winners = maxsim_with_winners(Q, D.unsqueeze(1), None, own_mask)[1].squeeze(1).long()
-    matched = D.gather(1, winners.clamp_min(0).unsqueeze(-1).expand(-1, -1, D.shape[-1]))
-    maxima = (Q.float() * matched.float()).sum(-1).masked_fill(winners < 0, 0.0)
-    return (maxima * weights).sum(-1)

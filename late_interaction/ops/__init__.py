@@ -4,10 +4,13 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 
 - :mod:`late_interaction.ops.dense`: ``maxsim``, ``maxsim_winners``, ``maxsim_backward`` and
   ``maxsim_backward_recompute``, on padded tokens;
+- :mod:`late_interaction.ops.weighted`: ``maxsim_weighted``, ``maxsim_weighted_winners`` and
+  ``maxsim_weighted_backward``, the same with weights of query tokens;
 - :mod:`late_interaction.ops.varlen`: ``maxsim_varlen``, ``maxsim_varlen_winners`` and
-  ``maxsim_varlen_backward``, on packed tokens;
+  ``maxsim_varlen_backward``, on packed tokens, and their ``maxsim_varlen_weighted`` forms;
 - :mod:`late_interaction.ops.pairs`: ``maxsim_pairs_packed``, ``maxsim_pairs_packed_winners``,
-  ``maxsim_pairs_packed_backward``, on listed pairs of them, and ``maxsim_spans``;
+  ``maxsim_pairs_packed_backward``, on listed pairs of them, their ``maxsim_pairs_packed_weighted`` forms, and
+  ``maxsim_spans``;
 - :mod:`late_interaction.ops.quantized`: ``maxsim_quantized``, ``maxsim_dequantized``, on codes with scales;
 - :mod:`late_interaction.ops.packed_codes`: ``maxsim_hamming``, ``maxsim_asymmetric``, on 1-bit and
   4-bit codes;
@@ -46,6 +49,7 @@ from late_interaction.ops import (
     pooling,
     quantized,
     varlen,
+    weighted,
     xtr,
 )
 from late_interaction.ops._library import cuda_missing, operators
@@ -54,6 +58,7 @@ from late_interaction.ops.softmax import dispatch as _softmax
 
 for _module in (
     dense,
+    weighted,
     varlen,
     pairs,
     quantized,
@@ -72,12 +77,21 @@ maxsim = operators.maxsim.default
 maxsim_winners = operators.maxsim_winners.default
 maxsim_backward = operators.maxsim_backward.default
 maxsim_backward_recompute = operators.maxsim_backward_recompute.default
+maxsim_weighted = operators.maxsim_weighted.default
+maxsim_weighted_winners = operators.maxsim_weighted_winners.default
+maxsim_weighted_backward = operators.maxsim_weighted_backward.default
 maxsim_varlen = operators.maxsim_varlen.default
 maxsim_varlen_winners = operators.maxsim_varlen_winners.default
 maxsim_varlen_backward = operators.maxsim_varlen_backward.default
+maxsim_varlen_weighted = operators.maxsim_varlen_weighted.default
+maxsim_varlen_weighted_winners = operators.maxsim_varlen_weighted_winners.default
+maxsim_varlen_weighted_backward = operators.maxsim_varlen_weighted_backward.default
 maxsim_pairs_packed = operators.maxsim_pairs_packed.default
 maxsim_pairs_packed_winners = operators.maxsim_pairs_packed_winners.default
 maxsim_pairs_packed_backward = operators.maxsim_pairs_packed_backward.default
+maxsim_pairs_packed_weighted = operators.maxsim_pairs_packed_weighted.default
+maxsim_pairs_packed_weighted_winners = operators.maxsim_pairs_packed_weighted_winners.default
+maxsim_pairs_packed_weighted_backward = operators.maxsim_pairs_packed_weighted_backward.default
 maxsim_spans = operators.maxsim_spans.default
 maxsim_quantized = operators.maxsim_quantized.default
 maxsim_dequantized = operators.maxsim_dequantized.default
@@ -119,6 +133,9 @@ __all__ = [
     "maxsim_hamming",
     "maxsim_pairs_packed",
     "maxsim_pairs_packed_backward",
+    "maxsim_pairs_packed_weighted",
+    "maxsim_pairs_packed_weighted_backward",
+    "maxsim_pairs_packed_weighted_winners",
     "maxsim_pairs_packed_winners",
     "maxsim_quantized",
     "maxsim_residual",
@@ -127,7 +144,13 @@ __all__ = [
     "maxsim_spans",
     "maxsim_varlen",
     "maxsim_varlen_backward",
+    "maxsim_varlen_weighted",
+    "maxsim_varlen_weighted_backward",
+    "maxsim_varlen_weighted_winners",
     "maxsim_varlen_winners",
+    "maxsim_weighted",
+    "maxsim_weighted_backward",
+    "maxsim_weighted_winners",
     "maxsim_winners",
     "muvera_encode",
     "plaid_approx_score",

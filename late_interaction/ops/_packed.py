@@ -33,21 +33,27 @@ def register_packed(
     fake_winners: Kernel,
     inputs: int,
     winners_options: Callable[..., tuple[Any, ...]],
+    weighted: bool = False,
 ) -> None:
     """Registers ``name``, ``name_winners`` and ``name_backward``. inputs: how many tensors they take.
-    winners_options: the options of ``name`` -> those of ``name_winners``."""
+    winners_options: the options of ``name`` -> those of ``name_winners``. weighted: the third input is the
+    weights of Q, which have a gradient as well; the backward operator finds it together with that of Q."""
     scores_op = getattr(operators, name).default
     winners_op = getattr(operators, f"{name}_winners").default
     backward_op = getattr(operators, f"{name}_backward").default
 
-    def fake_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    learned = 3 if weighted else 2
+
+    def fake_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         need_Q, need_D = (*rest[inputs - 1 :], True, True)[:2]  # behind the other inputs and the winners
-        return fake_gradient(Q, need_Q), fake_gradient(D, need_D)
+        grads = fake_gradient(Q, need_Q), fake_gradient(D, need_D)
+        return (*grads, fake_gradient(rest[0], need_Q)) if weighted else grads
 
     def gradients(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
-        need_Q, need_D, *others = ctx.needs_input_grad
-        grad_Q, grad_D = backward_op(grad_scores, *saved, need_Q, need_D)
-        return grad_Q if need_Q else None, grad_D if need_D else None, *[None] * len(others)
+        needs, others = ctx.needs_input_grad[:learned], ctx.needs_input_grad[learned:]
+        need_Q = needs[0] or any(needs[2:])
+        grads = backward_op(grad_scores, *saved, need_Q, needs[1])
+        return *(x if need else None for x, need in zip(grads, needs, strict=True)), *[None] * len(others)
 
     class Winners(Function):
         @staticmethod

@@ -11,6 +11,8 @@ precision="highest") -> (scores, winners)``
 ``maxsim_pairs_packed_backward(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, winners,
 need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
+``maxsim_pairs_packed_weighted``, ``..._winners`` and ``..._backward``
+    The same with ``q_weights``, ``[tokens of Q]``, behind ``D``, as ``maxsim_varlen_weighted``.
 ``maxsim_spans(Q, D, starts, lengths, precision="highest") -> scores``
     One query, ``Q``, with documents that lie anywhere in ``D``: document ``j`` is the ``lengths[j]`` tokens
     from ``starts[j]`` on. Not differentiable.
@@ -59,6 +61,14 @@ def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, lengths: Tensor, precision
     return _scores(Q, D, starts.shape[0])
 
 
+def _fake_weighted(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
+    return _fake(Q, D, *args)
+
+
+def _fake_weighted_winners(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return _fake_winners(Q, D, *args)
+
+
 def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:
     max_seqlen_q, precision = args[-2:]
     return Q.shape[0] if max_seqlen_q is None else max_seqlen_q, precision
@@ -66,5 +76,7 @@ def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:
 
 def register() -> None:
     register_packed("maxsim_pairs_packed", _fake, _fake_winners, 6, _winners_options)
+    weighted = "maxsim_pairs_packed_weighted"
+    register_packed(weighted, _fake_weighted, _fake_weighted_winners, 7, _winners_options, weighted=True)
     spans = operators.maxsim_spans.default
     register_forward(spans, _fake_spans, without_gradients(spans), autocast_pair, packed=True)

@@ -8,7 +8,12 @@
 ``maxsim_varlen_backward(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, winners, need_grad_Q=True,
 need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
+``maxsim_varlen_weighted``, ``..._winners`` and ``..._backward``
+    The same with ``q_weights``, ``[tokens of Q]``, behind ``D``: what the maximum of each query token counts.
+    The backward returns ``(grad_Q, grad_D, grad_weights)``, the last one where ``grad_Q`` is needed.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,5 +38,21 @@ def _fake_winners(
     return scores, Q.new_empty((scores.shape[1], Q.shape[0]), dtype=packed_winner_dtype(D.shape[0]))
 
 
+def _fake_weighted(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
+    return _fake(Q, D, *args)
+
+
+def _fake_weighted_winners(Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return _fake_winners(Q, D, *args)
+
+
 def register() -> None:
     register_packed("maxsim_varlen", _fake, _fake_winners, 4, lambda *args: args[4:])
+    register_packed(
+        "maxsim_varlen_weighted",
+        _fake_weighted,
+        _fake_weighted_winners,
+        5,
+        lambda *args: args[5:],
+        weighted=True,
+    )

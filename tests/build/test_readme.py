@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from late_interaction import _maxsim
+from late_interaction import _norm_warning
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
@@ -39,7 +39,7 @@ def test_examples_run(page, monkeypatch):
     names: dict[str, object] = {}
     for number, block in enumerate(own_examples(page)):
         # Each in a file name of its own: torch.compile wants to find a function's source.
-        monkeypatch.setattr(_maxsim, "_NORM_CHECKED", False)
+        monkeypatch.setattr(_norm_warning, "checked", False)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "maxsim", UserWarning)
             exec(compile(block, f"{page}:{number}", "exec"), names)

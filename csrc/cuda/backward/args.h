@@ -27,7 +27,8 @@ struct BackwardArgs {
   bool packed;
   const Span* spans;
   const int32_t* row_queries;
-  // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization.
+  // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization. Where query
+  // tokens have weights, q_inverse is their product with the inverse norms, and grad_Q is left as sums.
   const void* q_inverse;
   const void* d_inverse;
   bool normalized_documents;  // D holds unit rows already; d_inverse is of the rows that they came from

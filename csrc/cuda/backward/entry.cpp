@@ -1,4 +1,5 @@
-// maxsim_backward on CUDA: check, plan, allocate, launch. Nothing here waits for the device.
+// maxsim_backward and its weighted form on CUDA: check, plan, allocate, launch. Nothing here waits for the
+// device.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/registration.h"
@@ -23,10 +24,29 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
   return {grad_Q, grad_D};
 }
 
+// grad_Q and grad_weights are needed together.
+std::tuple<Tensor, Tensor, Tensor> maxsim_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D,
+                                                            Tensor q_weights, Tensor winners, bool normalize,
+                                                            std::string backward, bool need_grad_Q,
+                                                            bool need_grad_D, bool paired) {
+  Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
+  take_weights(in, q_weights, Q);
+  check_backward_inputs(grad_scores, Q, winners, in);
+  const DeviceGuard guard(Q.get_device_index());
+  const auto [grad_Q, grad_D] = new_gradients(Q, in, need_grad_Q, need_grad_D);
+  const std::vector<int64_t> of_weights =
+      need_grad_Q ? std::vector<int64_t>{in.sizes.Nq, in.sizes.Lq} : std::vector<int64_t>{0};
+  const Tensor grad_weights = new_tensor(Q, of_weights, score_type(in.dtype));
+  backward_into(in, grad_scores, winners, normalize, parse_backward(backward),
+                {.grad_Q = grad_Q, .grad_D = grad_D, .grad_weights = grad_weights});
+  return {grad_Q, grad_D, grad_weights};
+}
+
 }  // namespace
 
 }  // namespace late_interaction
 
 LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+  m.impl("maxsim_weighted_backward", TORCH_BOX(&late_interaction::maxsim_weighted_backward));
 }

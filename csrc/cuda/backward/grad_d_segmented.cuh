@@ -48,7 +48,9 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kNormalized, Args> {
     if constexpr (kListedArgs<Args>) {
       const EntryOfPair entry = entry_of_pair(p, tile, e);
       if (entry.row < 0) return {};
-      return {entry.row * p.Q.token_stride, static_cast<const S*>(p.grad)[entry.pair * p.grad_item_stride]};
+      S scale = static_cast<const S*>(p.grad)[entry.pair * p.grad_item_stride];
+      if (p.q_inverse != nullptr) scale *= static_cast<const S*>(p.q_inverse)[entry.row];
+      return {entry.row * p.Q.token_stride, scale};
     }
     const uint32_t query = p.by_Lq.quotient(e), i = tile.i + query, s = e - query * p.Lq;
     const int32_t whose = p.packed ? max(p.row_queries[e], ~p.row_queries[e]) : static_cast<int32_t>(i);

@@ -59,6 +59,8 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
 
 namespace {
 
+bool has_weights(const Inputs& in) { return in.q_weights.data != nullptr; }
+
 // Where grad_Q is summed before it is rounded: the caller's sums, or new ones. None: grad_Q is written as it
 // is.
 OptionalTensor query_sums(const Destinations& to, const Sizes& s, bool needed, const Tensor& like) {
@@ -90,9 +92,11 @@ BackwardArgs backward_args(const GradientCall& call) {
   return args;
 }
 
-// grad_Q in the dtype of Q, from args.grad_Q_sums.
-void finish_queries(const GradientCall& call, const BackwardArgs& args) {
-  const GradientSums sums{args.grad_Q_sums, args.q_inverse, false, args.grad_Q};
+// grad_Q in the dtype of Q, and the gradient of its weights, from args.grad_Q_sums.
+void finish_queries(const GradientCall& call, const BackwardArgs& args, const OptionalTensor& inverse) {
+  GradientSums sums{args.grad_Q_sums, inverse ? inverse->data_ptr() : nullptr, false, args.grad_Q};
+  sums.weights = call.in.q_weights;
+  if (call.to.grad_weights) sums.grad_weights = call.to.grad_weights->data_ptr();
   check(launch_finish_gradients(query_rows(call.in.Q, call.s), call.s.d, call.in.dtype, sums, call.stream),
         "grad_Q in the dtype of Q");
 }
@@ -110,9 +114,10 @@ void finish_documents(const GradientCall& call, const BackwardArgs& args, const 
   }
 }
 
-// Inverse norms; they must live until the kernels that read them are launched.
+// Inverse norms, those of Q times its weights as well; they must live until the kernels that read them are
+// launched.
 struct InverseNorms {
-  OptionalTensor q, d;
+  OptionalTensor q, d, weighted_q;
 };
 
 InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
@@ -127,6 +132,14 @@ InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
     made.d = norms(document_rows(call.in.D, call.s), "norms of D");
     args.q_inverse = made.q->data_ptr();
     args.d_inverse = made.d->data_ptr();
+  }
+  if (has_weights(call.in)) {
+    const RowsView rows = query_rows(call.in.Q, call.s);
+    made.weighted_q = new_tensor(call.grad_scores, {rows.rows}, score_type(call.in.dtype));
+    check(launch_weighted_scales(rows, call.in.q_weights, args.q_inverse, call.in.dtype,
+                                 made.weighted_q->data_ptr(), call.stream),
+          "weights of Q");
+    args.q_inverse = made.weighted_q->data_ptr();
   }
   if (call.to.unit_inverse) {
     args.d_inverse = call.to.unit_inverse->data_ptr();
@@ -170,8 +183,9 @@ void launch_gradients(const GradientCall& call, const BackwardPlan& plan, const 
 void gradients_at_once(const GradientCall& call) {
   const Destinations& to = call.to;
   const bool need_grad_Q = call.need_grad_Q(), need_grad_D = call.need_grad_D();
-  const BackwardPlan plan = plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in),
-                                          call.normalize || to.unit_inverse, call.method, call.device);
+  const bool scaled = call.normalize || to.unit_inverse || has_weights(call.in);
+  const BackwardPlan plan =
+      plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in), scaled, call.method, call.device);
   STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
                   "late_interaction: more than 2^31 - 1 blocks in one backward");
   BackwardArgs args = backward_args(call);
@@ -197,7 +211,7 @@ void gradients_at_once(const GradientCall& call) {
   launch_gradients(call, plan, args);
   const bool finished =
       call.normalize ? !q_sums : args.grad_Q_sums == nullptr || args.grad_Q_sums == args.grad_Q;
-  if (!finished && to.last) finish_queries(call, args);
+  if (!finished && to.last) finish_queries(call, args, norms.q);
   if (d_sums && to.d_last) finish_documents(call, args, *d_sums);
 }
 
@@ -216,7 +230,7 @@ bool tiled_grad_q(const GradientCall& call) {
     args.adds_to_sums = !call.to.first;
   }
   check(launch_grad_q_tiled(args, in.dtype, *plan, call.stream), "grad_Q");
-  if (call.to.q_sums && call.to.last) finish_queries(call, args);
+  if (call.to.q_sums && call.to.last) finish_queries(call, args, std::nullopt);
   return true;
 }
 
@@ -227,6 +241,11 @@ Inputs part_of(const Inputs& in, int64_t query, int64_t queries, int64_t documen
   part.sizes.N = documents;
   part.Q.data = static_cast<const uint8_t*>(in.Q.data) + query * in.Q.item_stride * element;
   part.D.data = static_cast<const uint8_t*>(in.D.data) + document * in.D.item_stride * element;
+  if (has_weights(in)) {
+    const int64_t weight = in.dtype == Dtype::fp64 ? 8 : 4;
+    part.q_weights.data =
+        static_cast<const uint8_t*>(in.q_weights.data) + query * in.q_weights.item_stride * weight;
+  }
   return part;
 }
 
@@ -242,7 +261,7 @@ void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
   const Sizes& s = call.s;
   const Destinations& to = call.to;
   const ScalarType sum_type = score_type(call.in.dtype);
-  const bool in_place = sum_type == to.grad_Q.scalar_type() && !call.normalize;
+  const bool in_place = sum_type == to.grad_Q.scalar_type() && !call.normalize && !has_weights(call.in);
   const auto new_sums = [&](bool needed, int64_t items, int64_t tokens) {
     return new_tensor(call.grad_scores, {needed ? items : 0, tokens, s.d}, sum_type);
   };
@@ -265,6 +284,7 @@ void gradients_by_parts(const GradientCall& call, const BatchPart& most) {
       const Inputs in = part_of(call.in, i, queries, j, documents);
       const Tensor grads = of_part(call.grad_scores), winners = of_part(call.winners);
       Destinations part{.grad_Q = some_of(to.grad_Q, 0, i, queries), .grad_D = grad_D};
+      if (to.grad_weights) part.grad_weights = some_of(*to.grad_weights, 0, i, queries);
       if (call.need_grad_Q()) part.q_sums = some_of(q_sums, 0, i, queries);
       part.first = to.first && j == 0;
       part.last = to.last && j + documents == s.N;
@@ -288,11 +308,15 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   if (winners.numel() == 0 || s.Ld == 0) {
     fill_zero(to.grad_Q, stream);
     fill_zero(to.grad_D, stream);
+    if (to.grad_weights) fill_zero(*to.grad_weights, stream);
     return;
   }
   const Device device = device_properties(index);
   Destinations rest = to;
-  if (tiled_grad_q({in, s, grad_scores, winners, normalize, method, to, device, stream})) {
+  if (has_weights(in) && to.grad_Q.numel() > 0) {
+    rest.q_sums = new_tensor(grad_scores, shape_of_queries(in), score_type(in.dtype));
+  }
+  if (tiled_grad_q({in, s, grad_scores, winners, normalize, method, rest, device, stream})) {
     rest.grad_Q = new_tensor(grad_scores, {0}, to.grad_Q.scalar_type());
     rest.q_sums = std::nullopt;
     if (rest.grad_D.numel() == 0) return;
@@ -301,9 +325,9 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const BackwardReads reads = rest.grad_Q.numel() > 0 ? BackwardReads::both_sides : BackwardReads::queries;
   const BatchPart part = backward_part(s, in.dtype, device, reads, to.q_sums || to.d_sums);
   const bool whole = part.queries >= s.Nq && part.documents >= s.N;
-  const bool scatter =
-      plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse, method, device).method ==
-      Backward::unified;
+  const bool scatter = plan_backward(s, in.dtype, reads_in_vectors(in),
+                                     normalize || to.unit_inverse || has_weights(in), method, device)
+                           .method == Backward::unified;
   const bool overwrites_D = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
   if (whole || scatter || to.unit_inverse || overwrites_D) return gradients_at_once(call);
   gradients_by_parts(call, part);

@@ -57,6 +57,7 @@ struct ForwardArgs {
   int64_t row_tiles, work_tiles;
   // Inverse norms of query tokens, or their quantization scales (primitives/token_scales.cuh). Null: 1.
   ScaleView q_scales;
+  WeightView q_weights;
   float zeros[4];             // zeros that the compiler does not know to be zeros
   ScaleView d_scales;         // the same of document tokens; wgmma kernels only
   const float* shared_scale;  // one scale of all document tokens; wgmma kernels only

@@ -101,7 +101,7 @@ __device__ __noinline__ Maximum resolve_rare_rows(const ForwardArgs& p, bool rar
 // a place.
 template <class Tile>
 struct LaneRows {
-  // What a row's maximum is multiplied by; negative if it is masked, or does not exist.
+  // What a row's maximum is multiplied by; kMaskedRow if it is masked, or does not exist.
   float scale[Tile::kLaneRows];
   int32_t query[Tile::kLaneRows];   // -1: the row does not exist
   int32_t place[Tile::kLaneRows];   // of the row within its query
@@ -116,12 +116,15 @@ struct LaneRows {
       const bool exists = at < tile.count;
       query[o] = exists ? row / p.Lq : -1;
       place[o] = row - query[o] * p.Lq;
-      scale[o] =
-          exists && keeps_row(p, row) ? row_scale(p.q_scales, p.shared_scale, query[o], place[o]) : -1.0f;
+      scale[o] = kMaskedRow;
+      if (exists && keeps_row(p, row)) {
+        scale[o] = weighted(p.q_weights, query[o], place[o],
+                            row_scale(p.q_scales, p.shared_scale, query[o], place[o]));
+      }
       if (Tile::kPacked && p.packed && exists) {
         const int32_t its = p.row_queries[row];
         query[o] = max(its, ~its);
-        if (its < 0) scale[o] = -1.0f;
+        if (its < 0) scale[o] = kMaskedRow;
       }
     }
     const int32_t first = tile.first + warp_m * Tile::kWarpRows;
@@ -215,7 +218,7 @@ __device__ __forceinline__ void apply_scale_store_argmax(const ForwardArgs& p, c
   for (int o = 0; o < Tile::kLaneRows; ++o) {
     // A masked row adds 0, whatever its maximum is; so does a row without a token, whatever its scale is.
     const bool none = best[o].value == -INFINITY && best[o].token == kSentinel;
-    const bool counts = !none && !(own.scale[o] < 0.0f);
+    const bool counts = !none && own.scale[o] != kMaskedRow;
     best[o].value = counts ? best[o].value * own.scale[o] : 0.0f;
     if constexpr (kWinners) {
       if (own.query[o] >= 0) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ void finish_pair(const PairArgs& p, const RowTile& ti
     Maximum best{maximum[o], token[o]};
     resolve_row<E>(p, tile, at, j, best);
     const bool counts = at < tile.count && !(best.value == -INFINITY && best.token == kSentinel);
-    if (counts) sum += best.value;
+    if (counts) sum += best.value * weighted(p.q_weights, 0, tile.first + at, 1.0f);
     if constexpr (kWinners) {
       if (at < tile.count && begun + at < p.winner_stride) {
         store_winner(p.winners, p.wide_winners, j * int64_t{p.winner_stride} + begun + at,

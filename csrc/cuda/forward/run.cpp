@@ -201,6 +201,7 @@ ForwardArgs forward_args(const ForwardCall& call, const ForwardPlan& plan) {
   args.D = in.D;
   args.q_mask = in.q_mask;
   args.d_mask = in.d_mask;
+  args.q_weights = in.q_weights;
   args.normalize = call.normalize;
   args.q_aligned = aligned(in.Q, in);
   args.d_aligned = aligned(in.D, in);

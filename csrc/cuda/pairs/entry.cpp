@@ -170,6 +170,30 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_winners(Tensor Q, Tensor D, Tenso
   return {out.scores, *out.winners};
 }
 
+Tensor maxsim_pairs_packed_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q,
+                                    Tensor cu_seqlens_d, Tensor pair_q, Tensor pair_d,
+                                    std::optional<int64_t> max_seqlen_q, std::string precision) {
+  const auto parse = [&](const Tensor& q, const Tensor& d) {
+    PairInputs in = parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+    take_weights(in, q_weights, q);
+    return in;
+  };
+  return score(Q, D, parse, max_seqlen_q, std::nullopt, precision).scores;
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_weighted_winners(Tensor Q, Tensor D, Tensor q_weights,
+                                                                Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                                Tensor pair_q, Tensor pair_d,
+                                                                int64_t max_seqlen_q, std::string precision) {
+  const auto parse = [&](const Tensor& q, const Tensor& d) {
+    PairInputs in = parse_pairs(q, d, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+    take_weights(in, q_weights, q);
+    return in;
+  };
+  const Scored out = score(Q, D, parse, max_seqlen_q, max_seqlen_q, precision);
+  return {out.scores, *out.winners};
+}
+
 Tensor maxsim_spans(Tensor Q, Tensor D, Tensor starts, Tensor lengths, std::string precision) {
   const auto parse = [&](const Tensor& q, const Tensor& d) { return parse_spans(q, d, starts, lengths); };
   return score(Q, D, parse, std::nullopt, std::nullopt, precision).scores;
@@ -220,20 +244,13 @@ class Csr {
   }
 };
 
-std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D,
-                                                        Tensor cu_seqlens_q, Tensor cu_seqlens_d,
-                                                        Tensor pair_q, Tensor pair_d, Tensor winners,
-                                                        bool need_grad_Q, bool need_grad_D) {
-  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
-  check_pair_backward_inputs(grad_scores, Q, winners, in);
+void pair_gradients(const PairInputs& in, const Tensor& pair_q, const Tensor& pair_d,
+                    const Tensor& grad_scores, const Tensor& winners, const PackedGradients& grads) {
   const Sizes& s = in.sizes;
-  const int device = Q.get_device_index();
-  const DeviceGuard guard(device);
+  const int device = winners.get_device_index();
   const cudaStream_t stream = current_stream(device);
-  const PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
   if (winners.numel() == 0 || s.Lq == 0 || s.Ld == 0 || s.d == 0 || s.N == 0 || in.pairs.queries == 0) {
-    grads.clear(stream);
-    return {grads.Q, grads.D};
+    return grads.clear(stream);
   }
   const int64_t stride = winners.size(1);
   const BackwardPlan plan = plan_pairs_backward(sizes_of(in, stride), stride, in.dtype, reads_in_vectors(in),
@@ -262,7 +279,32 @@ std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tens
   args.by_document = by_document.places();
   args.document_begins = by_document.first();
   launch_packed(in, plan, args, grads, stream);
+}
+
+std::tuple<Tensor, Tensor> maxsim_pairs_packed_backward(Tensor grad_scores, Tensor Q, Tensor D,
+                                                        Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+                                                        Tensor pair_q, Tensor pair_d, Tensor winners,
+                                                        bool need_grad_Q, bool need_grad_D) {
+  const PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  check_pair_backward_inputs(grad_scores, Q, winners, in);
+  const DeviceGuard guard(Q.get_device_index());
+  const PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
+  pair_gradients(in, pair_q, pair_d, grad_scores, winners, grads);
   return {grads.Q, grads.D};
+}
+
+// grad_Q and grad_weights are needed together.
+std::tuple<Tensor, Tensor, Tensor> maxsim_pairs_packed_weighted_backward(
+    Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor cu_seqlens_q, Tensor cu_seqlens_d,
+    Tensor pair_q, Tensor pair_d, Tensor winners, bool need_grad_Q, bool need_grad_D) {
+  PairInputs in = parse_pairs(Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d);
+  take_weights(in, q_weights, Q);
+  check_pair_backward_inputs(grad_scores, Q, winners, in);
+  const DeviceGuard guard(Q.get_device_index());
+  PackedGradients grads(Q, D, need_grad_Q, need_grad_D);
+  grads.weights = new_tensor(Q, {need_grad_Q ? in.sizes.Lq : 0}, score_type(in.dtype));
+  pair_gradients(in, pair_q, pair_d, grad_scores, winners, grads);
+  return {grads.Q, grads.D, *grads.weights};
 }
 
 }  // namespace
@@ -273,5 +315,10 @@ LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_pairs_packed", TORCH_BOX(&late_interaction::maxsim_pairs_packed));
   m.impl("maxsim_pairs_packed_winners", TORCH_BOX(&late_interaction::maxsim_pairs_packed_winners));
   m.impl("maxsim_pairs_packed_backward", TORCH_BOX(&late_interaction::maxsim_pairs_packed_backward));
+  m.impl("maxsim_pairs_packed_weighted", TORCH_BOX(&late_interaction::maxsim_pairs_packed_weighted));
+  m.impl("maxsim_pairs_packed_weighted_winners",
+         TORCH_BOX(&late_interaction::maxsim_pairs_packed_weighted_winners));
+  m.impl("maxsim_pairs_packed_weighted_backward",
+         TORCH_BOX(&late_interaction::maxsim_pairs_packed_weighted_backward));
   m.impl("maxsim_spans", TORCH_BOX(&late_interaction::maxsim_spans));
 }

@@ -103,34 +103,57 @@ __global__ void __launch_bounds__(kThreads) normalize_rows(T* x, int64_t rows, i
   }
 }
 
+template <class S>
+__device__ __forceinline__ S weight_of(const WeightView& weights, const RowsView::Place& at) {
+  if (weights.data == nullptr) return S(1);
+  return static_cast<const S*>(weights.data)[at.item * weights.item_stride + at.token * weights.token_stride];
+}
+
+template <class S>
+__global__ void __launch_bounds__(kThreads)
+    weighted_scales(const __grid_constant__ RowsView rows, const __grid_constant__ WeightView weights,
+                    const S* inverse, S* scales) {
+  const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (r >= rows.rows) return;
+  const S weight = weight_of<S>(weights, rows.place(r));
+  scales[r] = inverse == nullptr ? weight : weight * inverse[r];
+}
+
 // A warp for each row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    finish_rows(const __grid_constant__ RowsView in, int d, const Sum<T>* sums, const Sum<T>* inverse,
-                bool unit, T* out) {
+    finish_rows(const __grid_constant__ RowsView in, int d, const __grid_constant__ GradientSums to) {
   using S = Sum<T>;
+  const auto* inverse = static_cast<const S*>(to.inverse);
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);
   for (int64_t r = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32; r < in.rows; r += warps) {
-    const T* x = in.template row<T>(r);
-    const S* g = sums + r * d;
+    const RowsView::Place at = in.place(r);
+    const T* x = in.template row<T>(at);
+    const S* g = static_cast<const S*>(to.sums) + r * d;
     S scale = 1, along = 0;
-    bool project = false;
-    if (inverse != nullptr) {
-      bool any = false;  // no gradient stays none, even for a token that holds NaN
+    bool any = false, project = false;  // no gradient stays none, even for a token that holds NaN
+    if (inverse != nullptr || to.grad_weights != nullptr) {
       for (int k = lane; k < d; k += 32) any = any || g[k] != S(0);
-      scale = inverse[r];
-      project = __any_sync(kFullWarp, any) && scale < S(1e12);  // where eps rules nothing is projected out
-      if (project) {
+      any = __any_sync(kFullWarp, any);
+      if (any) {
         for (int k = lane; k < d; k += 32) along = fma(g[k], widen(x[k * in.view.dim_stride]), along);
-        along = warp_sum(along) * (unit ? S(1) : scale * scale);
+        along = warp_sum(along);
       }
     }
+    if (inverse != nullptr) {
+      scale = inverse[r];
+      project = any && scale < S(1e12);  // where eps rules nothing is projected out
+    }
+    if (to.grad_weights != nullptr && lane == 0)
+      static_cast<S*>(to.grad_weights)[r] = any ? along * scale : 0;
+    along *= to.unit ? S(1) : scale * scale;
+    const S weight = weight_of<S>(to.weights, at);
     for (int k = lane; k < d; k += 32) {
       S value = g[k];
       if (project) value -= along * widen(x[k * in.view.dim_stride]);
-      if (inverse != nullptr && value != S(0)) value *= scale;
-      out[r * d + k] = narrow<T>(value);
+      if (value != S(0)) value *= scale * weight;
+      static_cast<T*>(to.gradients)[r * d + k] = narrow<T>(value);
     }
   }
 }
@@ -177,11 +200,21 @@ cudaError_t launch_l2_normalize_rows(Dtype dtype, void* x, int64_t rows, int64_t
 cudaError_t launch_finish_gradients(const RowsView& rows, int64_t d, Dtype dtype, const GradientSums& to,
                                     cudaStream_t stream) {
   return with_element(dtype, [&]<class T>() {
-    finish_rows<T><<<grid_of(rows.rows, kThreads / 32, 65536), kThreads, 0, stream>>>(
-        rows, static_cast<int>(d), static_cast<const Sum<T>*>(to.sums),
-        static_cast<const Sum<T>*>(to.inverse), to.unit, static_cast<T*>(to.gradients));
+    finish_rows<T>
+        <<<grid_of(rows.rows, kThreads / 32, 65536), kThreads, 0, stream>>>(rows, static_cast<int>(d), to);
     return cudaGetLastError();
   });
+}
+
+cudaError_t launch_weighted_scales(const RowsView& rows, const WeightView& weights, const void* inverse,
+                                   Dtype dtype, void* scales, cudaStream_t stream) {
+  const auto launch = [&]<class S>() {
+    const unsigned grid = grid_of(rows.rows, kThreads, INT32_MAX);
+    weighted_scales<S><<<grid, kThreads, 0, stream>>>(rows, weights, static_cast<const S*>(inverse),
+                                                      static_cast<S*>(scales));
+    return cudaGetLastError();
+  };
+  return dtype == Dtype::fp64 ? launch.template operator()<double>() : launch.template operator()<float>();
 }
 
 }  // namespace late_interaction

@@ -1,5 +1,5 @@
-// L2 norms of token rows: their inverses, normalization in place, and the gradient of a normalization. Each
-// launch returns its error and waits for nothing.
+// L2 norms of token rows: their inverses, normalization in place, and the gradient of a normalization; and
+// the weights of rows. Each launch returns its error and waits for nothing.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -58,11 +58,18 @@ cudaError_t launch_inverse_norms(const RowsView& rows, int64_t d, Dtype dtype, v
 cudaError_t launch_l2_normalize_rows(Dtype dtype, void* x, int64_t rows, int64_t d, void* inverse,
                                      cudaStream_t stream);
 
+// scales[row] = the row's weight * inverse[row], in the type of sums. inverse null: the weight.
+cudaError_t launch_weighted_scales(const RowsView& rows, const WeightView& weights, const void* inverse,
+                                   Dtype dtype, void* scales, cudaStream_t stream);
+
+// With weights: `sums` are the gradients of rows whose weight is 1, and grad_weights, [rows], is set.
 struct GradientSums {
   const void* sums;     // [rows, d], in the type of sums: gradients of the rows as they were multiplied
   const void* inverse;  // [rows]; null: the rows were not normalized
   bool unit;            // the view holds normalized rows; `inverse` is of the rows before
   void* gradients;      // [rows, d], in `dtype`
+  WeightView weights{};
+  void* grad_weights = nullptr;
 };
 // Sums to gradients: through the normalization, if any, and into the dtype of the rows.
 cudaError_t launch_finish_gradients(const RowsView& rows, int64_t d, Dtype dtype, const GradientSums& to,

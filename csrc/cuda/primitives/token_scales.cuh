@@ -1,5 +1,6 @@
 // Similarities are multiplied by a scale of their query token and by one of their document token: the inverse
 // norm (normalize), the scale of a quantized token, or the inverse of the power of two in an fp16 operand.
+// The maximum of a query token is multiplied by its weight, too.
 #pragma once
 
 #include <cfloat>
@@ -23,6 +24,21 @@ __device__ __forceinline__ float row_scale(const ScaleView& q_scales, const floa
   }
   if (shared_scale != nullptr) scale *= usable_scale(*shared_scale);
   return scale;
+}
+
+// Stands in the place of the scale of a row that does not count: no other scale is infinite.
+__device__ constexpr float kMaskedRow = -INFINITY;
+
+__device__ __forceinline__ float finite_or_nan(float x) {
+  return fabsf(x) <= FLT_MAX ? x : __int_as_float(0x7FC00000);
+}
+
+// `scale`, times the weight of token `place` of a query. No data: 1.
+__device__ __forceinline__ float weighted(const WeightView& weights, int32_t query, int32_t place,
+                                          float scale) {
+  if (weights.data == nullptr) return scale;
+  const auto* data = static_cast<const float*>(weights.data);
+  return finite_or_nan(scale * data[query * weights.item_stride + place * weights.token_stride]);
 }
 
 // The scales of a document's tokens; null: they have none.

@@ -3,14 +3,16 @@
 
 #include "../backward/launch.h"
 #include "../backward/run.h"
+#include "../primitives/row_norms.h"
 #include "../runtime/stream.h"
 #include "workspace.h"
 
 namespace late_interaction {
 
-// [tokens, d]; with no elements: not needed.
+// [tokens, d], and [tokens] of weights, which are needed where Q is; with no elements: not needed.
 struct PackedGradients {
   Tensor Q, D;
+  OptionalTensor weights;
 
   PackedGradients(const Tensor& of_Q, const Tensor& of_D, bool need_Q, bool need_D)
       : Q(like(of_Q, need_Q)), D(like(of_D, need_D)) {}
@@ -18,6 +20,7 @@ struct PackedGradients {
   void clear(cudaStream_t stream) const {
     fill_zero(Q, stream);
     fill_zero(D, stream);
+    if (weights) fill_zero(*weights, stream);
   }
 
  private:
@@ -44,6 +47,45 @@ void take_packed(Args& args, const Inputs& in, const BackwardPlan& plan, const P
   args.row_queries = index.row_queries;
 }
 
+// The weights of packed query tokens, as the kernels of the backward take them; and the sums that grad_Q and
+// the gradient of the weights are finished from. Without weights there is nothing to do.
+class PackedWeights {
+ public:
+  PackedWeights(const Inputs& in, const PackedGradients& to, cudaStream_t stream)
+      : in_(in), to_(to), stream_(stream) {
+    if (to.weights) scales_ = new_tensor(to.Q, {in.sizes.Lq}, score_type(in.dtype));
+    if (to.weights && to.Q.numel() > 0) {
+      sums_ = new_tensor(to.Q, {in.sizes.Lq, in.sizes.d}, score_type(in.dtype));
+    }
+    if (!scales_) return;
+    check(launch_weighted_scales(rows(), in.q_weights, nullptr, in.dtype, scales_->data_ptr(), stream),
+          "weights of Q");
+  }
+
+  const OptionalTensor& sums() const { return sums_; }
+
+  void add_to(BackwardArgs& args) const {
+    if (scales_) args.q_inverse = scales_->data_ptr();
+    if (sums_) args.grad_Q_sums = sums_->data_ptr();
+  }
+
+  // grad_Q and the gradient of the weights, from the sums.
+  void finish() const {
+    if (!sums_) return;
+    const GradientSums from{sums_->data_ptr(), nullptr,       false,
+                            to_.Q.data_ptr(),  in_.q_weights, to_.weights->data_ptr()};
+    check(launch_finish_gradients(rows(), in_.sizes.d, in_.dtype, from, stream_), "grad_Q in the dtype of Q");
+  }
+
+ private:
+  RowsView rows() const { return query_rows(in_.Q, in_.sizes); }
+
+  const Inputs& in_;
+  const PackedGradients& to_;
+  const cudaStream_t stream_;
+  OptionalTensor scales_, sums_;
+};
+
 // plan: for documents of mean length. args: with the winners and their gradients.
 template <class Args>
 void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedGradients& to,
@@ -60,7 +102,10 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
   args.grad_Q = need_Q ? to.Q.data_ptr() : nullptr;
   args.grad_D = need_D ? to.D.data_ptr() : nullptr;
   args.grad_d_blocks = need_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
+  const PackedWeights weights(in, to, stream);
+  weights.add_to(args);
   check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
+  weights.finish();
 }
 
 }  // namespace late_interaction

@@ -29,13 +29,14 @@ void round_sums(const Tensor& sums, Tensor gradient) {
 
 class Launches {
  public:
-  Launches(const PackedBackward& call, const PackedIndex& index, cudaStream_t stream)
-      : call_(call), index_(index), stream_(stream) {}
+  Launches(const PackedBackward& call, const PackedIndex& index, const PackedWeights& weights,
+           cudaStream_t stream)
+      : call_(call), index_(index), weights_(weights), stream_(stream) {}
 
   void grad_Q(const Tensor& gradient, int64_t most) const {
     const Sizes& s = call_.in.sizes;
-    const bool whole = most >= s.N;
-    const Tensor sums = whole ? gradient : sums_of(gradient);
+    const bool whole = most >= s.N && !weights_.sums();
+    const Tensor sums = whole ? gradient : weights_.sums() ? *weights_.sums() : sums_of(gradient);
     for (int64_t first = 0; first < s.N; first += most) {
       const int64_t documents = std::min(most, s.N - first);
       const BackwardPlan plan = plan_of(documents, s.Lq);
@@ -50,7 +51,11 @@ class Launches {
       args.adds_to_sums = first > 0;
       check(launch_lowmem(args, call_.in.dtype, plan, stream_), "grad_Q");
     }
-    if (!whole) round_sums(sums, gradient);
+    if (weights_.sums()) {
+      weights_.finish();
+    } else if (!whole) {
+      round_sums(sums, gradient);
+    }
   }
 
   void grad_D(const Tensor& gradient, int64_t most) const {
@@ -73,6 +78,9 @@ class Launches {
       args.winners_at_once = winners_at_once(args.winners, rows, s.Ld);
       args.Q.data = advanced(args.Q.data, first * args.Q.token_stride * element_bytes(call_.in.dtype));
       args.row_queries += first;
+      if (args.q_inverse != nullptr) {
+        args.q_inverse = advanced(args.q_inverse, first * int64_t{sizeof(float)});
+      }
       args.grad_D = gradient.data_ptr();
       args.grad_D_sums = whole ? nullptr : sums.data_ptr();
       args.adds_to_d_sums = first > 0;
@@ -90,8 +98,8 @@ class Launches {
     s.N = documents;
     s.Lq = rows;
     s.Ld = mean_document(call_.in.sizes);
-    BackwardPlan plan =
-        plan_backward(s, call_.in.dtype, reads_in_vectors(call_.in), false, Backward::lowmem, call_.device);
+    BackwardPlan plan = plan_backward(s, call_.in.dtype, reads_in_vectors(call_.in),
+                                      call_.in.q_weights.data != nullptr, Backward::lowmem, call_.device);
     plan.grad_d_grid = packed_grad_d_grid(call_.in.sizes, plan);
     return plan;
   }
@@ -101,6 +109,7 @@ class Launches {
     BackwardArgs args{};
     take_winners(args, call_.in.sizes, call_.grad_scores, call_.winners);
     take_packed(args, call_.in, plan, index_);
+    weights_.add_to(args);
     return args;
   }
 
@@ -116,6 +125,7 @@ class Launches {
 
   const PackedBackward& call_;
   const PackedIndex& index_;
+  const PackedWeights& weights_;
   const cudaStream_t stream_;
 };
 
@@ -127,7 +137,8 @@ void packed_gradients_by_parts(const PackedBackward& call, const PackedParts& pa
   const PackedIndexBuffers buffers(call.in, to.Q);
   const PackedIndex index = buffers.index(call.in);
   check(launch_packed_index(index, stream), "index of packed sequences");
-  const Launches launches(call, index, stream);
+  const PackedWeights weights(call.in, to, stream);
+  const Launches launches(call, index, weights, stream);
   if (to.Q.numel() > 0) launches.grad_Q(to.Q, parts.documents);
   if (to.D.numel() > 0) launches.grad_D(to.D, parts.rows);
 }

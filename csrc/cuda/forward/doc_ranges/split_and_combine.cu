@@ -111,8 +111,12 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t at = (query * p.winners_stride + j) * p.Lq + place;
       store_winner(p.winners, p.wide_winners, at, counts ? best.token : kSentinel);
     }
-    const float sum =
-        warp_sum(counts ? best.value * row_scale(p.q_scales, p.shared_scale, query, place) : 0.0f);
+    float value = 0.0f;
+    if (counts) {
+      value = best.value *
+              weighted(p.q_weights, query, place, row_scale(p.q_scales, p.shared_scale, query, place));
+    }
+    const float sum = warp_sum(value);
     if (lane == 0) sums[group] = sum;
   }
   __syncthreads();

@@ -20,6 +20,15 @@ __device__ __forceinline__ double squared_norm(const double* x, int64_t stride, 
   return squares;
 }
 
+// What row `row`'s maximum counts.
+__device__ __forceinline__ double weight_of(const ForwardArgs& p, int32_t row) {
+  if (p.q_weights.data == nullptr) return 1.0;
+  const int32_t query = row / p.Lq;
+  const double weight = static_cast<const double*>(
+      p.q_weights.data)[query * p.q_weights.item_stride + (row - query * p.Lq) * p.q_weights.token_stride];
+  return isfinite(weight) ? weight : __longlong_as_double(0x7FF8000000000000);
+}
+
 // The rows of query i, or of pair j, and where winner s of it goes.
 __device__ __forceinline__ Span query_rows(const ForwardArgs& p, int32_t i, int32_t) {
   return p.packed ? packed_span(p.q_offsets, i, p.Lq) : Span{i * p.Lq, p.Lq};
@@ -76,7 +85,8 @@ __global__ void __launch_bounds__(kFp64Threads, kFp64Blocks)
       }
     }
     if (token != kSentinel) {
-      sum += p.normalize ? best * inverse_norm(squared_norm(q, p.Q.dim_stride, p.d)) : best;
+      const double value = p.normalize ? best * inverse_norm(squared_norm(q, p.Q.dim_stride, p.d)) : best;
+      sum += value * weight_of(p, row);
     }
     if (p.winners != nullptr && lane == 0) {
       store_winner(p.winners, p.wide_winners, winner_place(p, rows, i, j, s), token);

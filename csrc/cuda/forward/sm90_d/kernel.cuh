@@ -352,7 +352,7 @@ __device__ __forceinline__ void normalize_rows(const ForwardArgs& p, uint32_t q,
 #pragma unroll
       for (int k = 0; k < kElements; ++k) squares = fmaf(widen(x.element[k]), widen(x.element[k]), squares);
     }
-    if (own.scale[o] >= 0.0f) own.scale[o] = inverse_norm(squares);
+    if (own.scale[o] != kMaskedRow) own.scale[o] = finite_or_nan(own.scale[o] * inverse_norm(squares));
   }
 }
 

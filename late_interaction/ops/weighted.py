@@ -1,0 +1,125 @@
+"""The operators on dense tokens with weights of query tokens.
+
+``maxsim_weighted(Q, D, q_weights, q_mask, d_mask, normalize=False, precision="highest", backward="auto",
+paired=False) -> scores``
+    ``maxsim``, where the maximum of query token ``s`` of query ``i`` counts ``q_weights[i, s]``.
+    ``q_weights`` is ``[Nq, Lq]``, float32 (float64 for float64 inputs). Differentiable in ``Q``, ``D`` and
+    the weights; the backward finds the winners again, all at once.
+``maxsim_weighted_winners(...the same...) -> (scores, winners)``
+    ``maxsim_winners`` likewise, differentiable in ``scores``.
+``maxsim_weighted_backward(grad_scores, Q, D, q_weights, winners, normalize=False, backward="auto",
+need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, grad_D, grad_weights)``
+    Gradients that are not needed have zero elements; ``grad_weights`` comes with ``grad_Q``. Not
+    differentiable again.
+
+The winners do not depend on the weights. With ``g`` the gradient of ``Q`` for weights of 1, that of a weight
+is ``<g, Q>`` of its token, and that of ``Q`` is the weight times ``g``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from late_interaction._precision import without_autocast
+from late_interaction.ops._library import operators
+from late_interaction.ops._registration import (
+    applied,
+    autocast_pair,
+    call_in_backward,
+    call_in_function,
+    differentiable,
+    fake_gradient,
+    register_backward,
+    register_forward,
+)
+from late_interaction.ops.dense import fake_scores
+from late_interaction.ops.winners import winner_dtype
+
+_scores_op, _winners_op = operators.maxsim_weighted.default, operators.maxsim_weighted_winners.default
+_backward_op = operators.maxsim_weighted_backward.default
+_Grads = tuple[Tensor | None, ...]
+_OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
+
+
+def _fake(
+    Q: Tensor, D: Tensor, q_weights: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
+    normalize: bool = False, precision: str = "highest", backward: str = "auto", paired: bool = False,
+) -> Tensor:  # fmt: skip
+    return fake_scores(Q, D, paired)
+
+
+def _fake_winners(Q: Tensor, D: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    scores = _fake(Q, D, *options)
+    return scores, Q.new_empty((*scores.shape, Q.shape[1]), dtype=winner_dtype(D.shape[-2]))
+
+
+def _fake_backward(
+    grad_scores: Tensor, Q: Tensor, D: Tensor, q_weights: Tensor, winners: Tensor, normalize: bool = False,
+    backward: str = "auto", need_grad_Q: bool = True, need_grad_D: bool = True, paired: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gradients = fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
+    return *gradients, fake_gradient(q_weights, need_grad_Q)
+
+
+def _gradients(ctx: Any, grad_scores: Tensor, winners: Tensor) -> _Grads:
+    Q, D, q_weights = ctx.saved_tensors[:3]
+    normalize, _, backward, paired = ctx.options
+    need_Q, need_D, need_weights = needs = ctx.needs_input_grad[:3]
+    if backward == "auto" and torch.are_deterministic_algorithms_enabled():
+        backward = "lowmem"
+    args = (
+        grad_scores,
+        Q,
+        D,
+        q_weights,
+        winners,
+        normalize,
+        backward,
+        need_Q or need_weights,
+        need_D,
+        paired,
+    )
+    grads = call_in_backward(_backward_op, *args)
+    return *(x if need else None for x, need in zip(grads, needs, strict=True)), *[None] * _OPTIONS
+
+
+class WeightedWinners(Function):
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        scores, winners = call_in_function(_winners_op, Q, D, q_weights, *args)
+        ctx.save_for_backward(Q, D, q_weights, winners)
+        ctx.options = args[2:]
+        ctx.mark_non_differentiable(winners)
+        ctx.set_materialize_grads(False)
+        return scores, winners
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
+        if grad_scores is None:
+            return (None,) * (3 + _OPTIONS)
+        return _gradients(ctx, grad_scores, ctx.saved_tensors[-1])
+
+
+class Weighted(Function):
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
+        scores: Tensor = call_in_function(_scores_op, Q, D, q_weights, *args)
+        ctx.save_for_backward(Q, D, q_weights, *args[:2])
+        ctx.options = args[2:]
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        saved = ctx.saved_tensors
+        # The precision already says what autocast wanted; autocast must not change it here.
+        with torch.no_grad(), without_autocast(saved[0].device.type):
+            _, winners = _winners_op(*saved, *ctx.options)
+        return _gradients(ctx, grad_scores, winners)
+
+
+def register() -> None:
+    for op, fake, function in ((_scores_op, _fake, Weighted), (_winners_op, _fake_winners, WeightedWinners)):
+        register_forward(op, fake, differentiable(op, applied(function)), autocast_pair)
+    register_backward(_backward_op, _fake_backward)
