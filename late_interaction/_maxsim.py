@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
+from torch._C import (
+    _are_functorch_transforms_active,
+    _AutoDispatchBelowAutograd,
+    _is_any_autocast_enabled,
+)
 from torch.autograd import forward_ad
 
 from late_interaction import _norm_warning, ops
@@ -26,7 +30,9 @@ from late_interaction._checks.weights import check_weights
 from late_interaction._mean import per_token
 from late_interaction._precision import float32_precision
 from late_interaction.ops import _oom
+from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.dense import apply_step, call_below_autograd
+from late_interaction.ops.weighted import apply_weighted_step
 from late_interaction.ops.winners import widen
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -101,6 +107,7 @@ def _fast_path(
     backward: str | None,
     precision: str | None,
     paired: bool,
+    weights: Tensor | None = None,
 ) -> Tensor | None:
     """Scores of a call that nothing intercepts on its way to the operator, or None. The operator checks its
     inputs itself. If it refuses them, the checks in Python follow, and say why in the caller's words."""
@@ -111,6 +118,7 @@ def _fast_path(
         or not (backward is None or backward in BACKWARDS)
         or not (precision is None or precision in PRECISIONS)
         or forward_ad._current_level >= 0
+        or not (weights is None or _fits(weights, Q))
     ):
         return None
     Q3, DN = Q, D
@@ -128,13 +136,24 @@ def _fast_path(
             d_mask = check_mask("d_mask", d_mask, "D", DN)
         if precision is None:
             precision = float32_precision(Q.device.type) if Q.dtype is torch.float32 else "highest"
-        if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-            scores = apply_step(Q3, DN, q_mask, d_mask, normalize, precision, backward or "auto", paired)
+        options = (normalize, precision, backward or "auto", paired)
+        if weights is not None:
+            if torch.is_grad_enabled() and any(x.requires_grad for x in (Q, D, weights)):
+                scores = apply_weighted_step(Q3, DN, weights, q_mask, d_mask, *options)
+            else:
+                with _AutoDispatchBelowAutograd():
+                    scores = ops.maxsim_weighted(Q3, DN, weights, q_mask, d_mask, *options)
+        elif (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
+            scores = apply_step(Q3, DN, q_mask, d_mask, *options)
         else:
             scores = call_below_autograd(ops.maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
     except (RuntimeError, TypeError, ValueError):
         return None
     return scores if paired else _as_given(scores, Q, D)
+
+
+def _fits(weights: Tensor, Q: Tensor) -> bool:
+    return type(weights) in _PLAIN and weights.dtype is scores_dtype(Q) and weights.device == Q.device
 
 
 def _intercepted(Q: Tensor, D: Tensor) -> bool:
@@ -220,9 +239,8 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    plain = q_weights is None and mean is False
-    if plain and winners is None and (normalize is True or _norm_warning.checked):
-        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, False)
+    if mean is False and winners is None and (normalize is True or _norm_warning.checked):
+        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, False, q_weights)
         if scores is not None:
             return scores
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
@@ -274,8 +292,8 @@ def maxsim_pairs(
         >>> maxsim_pairs(Q, D)
         tensor([2., 3.])
     """
-    if winners is None and q_weights is None and mean is False:
-        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, True)
+    if mean is False and winners is None:
+        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, True, q_weights)
         if scores is not None:
             return scores
     Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)

@@ -434,6 +434,28 @@ def run_large_packed(name, queries, Lq, documents, Ld, d, dtype):
         raise SystemExit(f"{name}: a result is not finite")
 
 
+def run_weighted(name, Nq, Nd, Lq, Ld, d, dtype):
+    Q, D = torch.randn(Nq, Lq, d, device="cuda").to(dtype), torch.randn(Nd, Ld, d, device="cuda").to(dtype)
+    weights = torch.randn(Lq, Nq, device="cuda").to(torch.float64 if dtype == FP64 else FP32).t()
+    flat, of_flat = (Q.flatten(0, 1), D.flatten(0, 1)), weights.flatten()
+    cu_q, cu_d = (torch.arange(n + 1, device="cuda").int() * length for n, length in ((Nq, Lq), (Nd, Ld)))
+    pairs = torch.arange(9, device="cuda").int() % Nq, torch.arange(9, device="cuda").int() % Nd
+    results = []
+    for normalize in (False, True):
+        scores, winners = ops.maxsim_weighted_winners(Q, D, weights, None, None, normalize)
+        for backward in ("lowmem", "unified"):
+            args = (torch.ones_like(scores), Q, D, weights, winners, normalize, backward)
+            results += [scores, *ops.maxsim_weighted_backward(*args)]
+    scores, winners = ops.maxsim_varlen_weighted_winners(*flat, of_flat, cu_q, cu_d)
+    args = (torch.ones_like(scores), *flat, of_flat, cu_q, cu_d)
+    results += [scores, *ops.maxsim_varlen_weighted_backward(*args, winners)]
+    scores, winners = ops.maxsim_pairs_packed_weighted_winners(*flat, of_flat, cu_q, cu_d, *pairs, Lq)
+    args = (torch.ones_like(scores), *flat, of_flat, cu_q, cu_d, *pairs)
+    results += [scores, *ops.maxsim_pairs_packed_weighted_backward(*args, winners)]
+    if not all(bool(result.isfinite().all()) for result in results):
+        raise SystemExit(f"{name}: a result is not finite")
+
+
 if __name__ == "__main__":
     everything = [
         *((run, name, arguments) for name, arguments in CALLS.items()),
@@ -461,6 +483,11 @@ if __name__ == "__main__":
         (run_one_token, "softmax, one token a side", (70, 70, 24)),
         (run_one_token, "softmax, odd columns", (33, 131, 8)),
         (run_one_token, "softmax, rows longer than shared memory", (5, 40003, 8)),
+        (run_weighted, "weights, documents on the M side", (2, 5, 32, 150, 128, BF16)),
+        (run_weighted, "weights, query rows on the M side", (9, 3, 33, 300, 128, BF16)),
+        (run_weighted, "weights, documents in pieces", (1, 2, 32, 3001, 128, BF16)),
+        (run_weighted, "weights, 3xtf32", (3, 4, 9, 40, 24, FP32)),
+        (run_weighted, "weights, fp64", (2, 3, 9, 40, 24, FP64)),
         (run_hot_tokens, "backward, hot tokens", ()),
         (run_in_parts, "backward in parts", (120, 8)),
         (run_in_parts, "backward in parts of the queries", (64, 120, 8)),

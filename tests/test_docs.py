@@ -14,10 +14,11 @@ import late_interaction as li
 # Names, order and defaults as in late-interaction-kernels 0.4.5, so that code moves over by its import alone.
 # "|" ends the positional arguments; what comes after a second "|" is ours.
 MASKED = "Q D q_mask=None d_mask=None"
+OURS = "precision=None winners=None q_weights=None mean=False"
 PATCHED = "queries_embeddings documents_embeddings queries_mask=None documents_mask=None"
 SIGNATURES = {
-    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
-    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | precision=None winners=None",
+    "autograd.maxsim": f"{MASKED} | normalize=False backward=None | {OURS}",
+    "autograd.maxsim_pairs": f"{MASKED} | normalize=False backward=None | {OURS}",
     "autograd.maxsim_with_winners": f"{MASKED} | normalize=False backward=None | precision=None",
     "forward.maxsim_forward": f"{MASKED} | save_argmax=False normalize=False | precision=None",
     "backward.lowmem.maxsim_backward_lowmem": "grad_scores Q D argmax q_mask=None | kd_layout=False |",
@@ -52,15 +53,18 @@ SIGNATURES = {
     "reference.maxsim_residual_reference": (
         "Q codes residuals doc_lengths centroids bucket_weights nbits | normalize=True |"
     ),
-    "padded.maxsim_padded": "queries documents query_lengths doc_lengths | validate=False |",
+    "padded.maxsim_padded": (
+        "queries documents query_lengths doc_lengths | validate=False | q_weights=None mean=False"
+    ),
     "padded.pack_padded": "queries documents query_lengths doc_lengths | validate=False |",
     "varlen.maxsim_varlen": (
-        "Q_packed D_packed cu_seqlens_q cu_seqlens_d max_seqlen_q=None max_seqlen_d=None | | precision=None"
+        "Q_packed D_packed cu_seqlens_q cu_seqlens_d max_seqlen_q=None max_seqlen_d=None"
+        " | | precision=None q_weights=None mean=False"
     ),
     "varlen.pack_sequences": "sequences | |",
     "score_pairs.score_pairs_packed": (
         "Q_packed D_packed cu_seqlens_q cu_seqlens_d pair_q_idx pair_d_idx"
-        " | max_seqlen_q=None max_seqlen_d=None | precision=None"
+        " | max_seqlen_q=None max_seqlen_d=None | precision=None q_weights=None mean=False"
     ),
     "score_pairs.rerank_direct": (
         "Q batch_tensor doc_offsets doc_lengths max_seqlen_d=None | | precision=None"
@@ -171,8 +175,16 @@ def test_every_public_function_is_documented(name):
 
 OPERATORS = {
     "dense": "maxsim maxsim_winners maxsim_backward maxsim_backward_recompute",
-    "varlen": "maxsim_varlen maxsim_varlen_winners maxsim_varlen_backward",
-    "pairs": "maxsim_pairs_packed maxsim_pairs_packed_winners maxsim_pairs_packed_backward maxsim_spans",
+    "weighted": "maxsim_weighted maxsim_weighted_winners maxsim_weighted_backward",
+    "varlen": (
+        "maxsim_varlen maxsim_varlen_winners maxsim_varlen_backward"
+        " maxsim_varlen_weighted maxsim_varlen_weighted_winners maxsim_varlen_weighted_backward"
+    ),
+    "pairs": (
+        "maxsim_pairs_packed maxsim_pairs_packed_winners maxsim_pairs_packed_backward maxsim_spans"
+        " maxsim_pairs_packed_weighted maxsim_pairs_packed_weighted_winners"
+        " maxsim_pairs_packed_weighted_backward"
+    ),
     "quantized": "maxsim_quantized maxsim_dequantized",
     "packed_codes": "maxsim_hamming maxsim_asymmetric",
     "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",

@@ -14,7 +14,14 @@ from tests.test_score_pairs import draw_pairs, widened
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 MAXSIM = [
-    *walk(44),
+    *walk(34),
+    Case("in-batch", 1, 70, 32, 40, 128, torch.bfloat16, normalize=True),
+    Case("KD", 5, 3, 32, 65, 128, torch.bfloat16, "holes"),
+    Case("pairs", 40, 40, 32, 24, 128, torch.float16),
+    Case("in-batch", 3, 5, 1, 1, 512, torch.float32),
+    Case("in-batch", 2, 30, 9, 7, 1100, torch.float32, normalize=True),
+]
+LARGE = [
     Case("in-batch", 70, 40, 32, 65, 128, torch.bfloat16, "holes"),
     Case("in-batch", 9, 3, 130, 300, 768, torch.float16, normalize=True),
     Case("in-batch", 1, 300, 32, 140, 128, torch.bfloat16, normalize=True),
@@ -22,8 +29,6 @@ MAXSIM = [
     Case("in-batch", 150, 3, 64, 20, 128, torch.bfloat16),
     Case("KD", 64, 8, 32, 300, 128, torch.bfloat16, "holes"),
     Case("pairs", 300, 300, 32, 24, 128, torch.float16),
-    Case("in-batch", 3, 5, 1, 1, 512, torch.float32),
-    Case("in-batch", 2, 70, 9, 7, 1100, torch.float32, normalize=True),
 ]
 
 
@@ -73,9 +78,7 @@ def judged_gradients(grad_scores, Q, D, weights, winners, normalize):
     return grad_Q, grad_D
 
 
-@pytest.mark.parametrize("winners", ["save", "recompute"])
-@pytest.mark.parametrize("case", MAXSIM, ids=str)
-def test_scores_and_gradients(case, winners, device):
+def check(case, winners, device):
     Q, D, q_mask, d_mask = inputs(case, device)
     weights = draw((case.Lq, case.Nq), case.dtype, device).t()
     scores, maxima = judged(Q, D, weights, q_mask, d_mask, case.normalize)
@@ -96,6 +99,18 @@ def test_scores_and_gradients(case, winners, device):
         ref.assert_close(leaf.grad, grad, 4 * limit, name)
     of_weights = (maxima * grad_scores.double().unsqueeze(1)).sum(-1)
     ref.assert_close(leaves[2].grad, of_weights, 2e-4 if case.normalize else 2e-5, "grad of the weights")
+
+
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("case", MAXSIM, ids=str)
+def test_scores_and_gradients(case, winners, device):
+    check(case, winners, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_scores_and_gradients_of_large_batches(case):
+    check(case, "save", "cuda")
 
 
 @pytest.mark.parametrize("backward", ["lowmem", "unified"])
@@ -322,19 +337,30 @@ def arguments(device, grad):
     }
 
 
+OPERATORS = {  # with winners, backward, and the arguments that both share
+    "maxsim_weighted": ("maxsim_weighted_winners", "maxsim_weighted_backward", 3),
+    "maxsim_varlen_weighted": ("maxsim_varlen_weighted_winners", "maxsim_varlen_weighted_backward", 5),
+    "maxsim_pairs_packed_weighted": (
+        "maxsim_pairs_packed_weighted_winners",
+        "maxsim_pairs_packed_weighted_backward",
+        7,
+    ),
+}
+
+
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", list(arguments("cpu", False)))
+@pytest.mark.parametrize("name", list(OPERATORS))
 def test_opcheck(name, grad, device):
     args = arguments(device, grad)[name]
+    with_winners, backward, kept = OPERATORS[name]
     torch.library.opcheck(getattr(ops, name), args)
-    torch.library.opcheck(getattr(ops, f"{name}_winners"), args)
+    torch.library.opcheck(getattr(ops, with_winners), args)
     if grad:
         return
-    scores, winners = getattr(ops, f"{name}_winners")(*args)
-    kept = {"maxsim_weighted": 3, "maxsim_varlen_weighted": 5, "maxsim_pairs_packed_weighted": 7}[name]
+    scores, winners = getattr(ops, with_winners)(*args)
     for needs in ((True, True), (True, False), (False, True)):
         options = (False, "lowmem", *needs) if name == "maxsim_weighted" else needs
-        torch.library.opcheck(getattr(ops, f"{name}_backward"), (scores, *args[:kept], winners, *options))
+        torch.library.opcheck(getattr(ops, backward), (scores, *args[:kept], winners, *options))
 
 
 def test_compile_and_autocast(device):

@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
+#include "isa/pooling/ward_rows.h"
 #include "kernels.h"
 #include "parallel.h"
-#include "ward_rows.h"
 
 namespace late_interaction::cpu {
 

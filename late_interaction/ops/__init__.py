@@ -7,10 +7,12 @@ Each module of this folder documents its operators, and tells PyTorch their shap
 - :mod:`late_interaction.ops.weighted`: ``maxsim_weighted``, ``maxsim_weighted_winners`` and
   ``maxsim_weighted_backward``, the same with weights of query tokens;
 - :mod:`late_interaction.ops.varlen`: ``maxsim_varlen``, ``maxsim_varlen_winners`` and
-  ``maxsim_varlen_backward``, on packed tokens, and their ``maxsim_varlen_weighted`` forms;
+  ``maxsim_varlen_backward``, on packed tokens; ``maxsim_varlen_weighted``,
+  ``maxsim_varlen_weighted_winners``, ``maxsim_varlen_weighted_backward``;
 - :mod:`late_interaction.ops.pairs`: ``maxsim_pairs_packed``, ``maxsim_pairs_packed_winners``,
-  ``maxsim_pairs_packed_backward``, on listed pairs of them, their ``maxsim_pairs_packed_weighted`` forms, and
-  ``maxsim_spans``;
+  ``maxsim_pairs_packed_backward``, on listed pairs of them, and ``maxsim_spans``;
+  ``maxsim_pairs_packed_weighted``, ``maxsim_pairs_packed_weighted_winners``,
+  ``maxsim_pairs_packed_weighted_backward``;
 - :mod:`late_interaction.ops.quantized`: ``maxsim_quantized``, ``maxsim_dequantized``, on codes with scales;
 - :mod:`late_interaction.ops.packed_codes`: ``maxsim_hamming``, ``maxsim_asymmetric``, on 1-bit and
   4-bit codes;

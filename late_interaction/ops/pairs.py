@@ -11,8 +11,15 @@ precision="highest") -> (scores, winners)``
 ``maxsim_pairs_packed_backward(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, winners,
 need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
-``maxsim_pairs_packed_weighted``, ``..._winners`` and ``..._backward``
-    The same with ``q_weights``, ``[tokens of Q]``, behind ``D``, as ``maxsim_varlen_weighted``.
+``maxsim_pairs_packed_weighted(Q, D, q_weights, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d, max_seqlen_q=None,
+precision="highest") -> scores``
+    ``q_weights`` is ``[tokens of Q]``: what the maximum of each query token counts (``maxsim_weighted``).
+``maxsim_pairs_packed_weighted_winners(Q, D, q_weights, cu_seqlens_q, cu_seqlens_d, pair_q, pair_d,
+max_seqlen_q, precision="highest") -> (scores, winners)``
+    Its winners do not depend on the weights.
+``maxsim_pairs_packed_weighted_backward(grad_scores, Q, D, q_weights, cu_seqlens_q, cu_seqlens_d, pair_q,
+pair_d, winners, need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D, grad_weights)``
+    ``grad_weights`` comes with ``grad_Q``.
 ``maxsim_spans(Q, D, starts, lengths, precision="highest") -> scores``
     One query, ``Q``, with documents that lie anywhere in ``D``: document ``j`` is the ``lengths[j]`` tokens
     from ``starts[j]`` on. Not differentiable.

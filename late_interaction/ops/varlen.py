@@ -8,9 +8,13 @@
 ``maxsim_varlen_backward(grad_scores, Q, D, cu_seqlens_q, cu_seqlens_d, winners, need_grad_Q=True,
 need_grad_D=True) -> (grad_Q, grad_D)``
     Deterministic. Not differentiable again.
-``maxsim_varlen_weighted``, ``..._winners`` and ``..._backward``
-    The same with ``q_weights``, ``[tokens of Q]``, behind ``D``: what the maximum of each query token counts.
-    The backward returns ``(grad_Q, grad_D, grad_weights)``, the last one where ``grad_Q`` is needed.
+``maxsim_varlen_weighted(Q, D, q_weights, cu_seqlens_q, cu_seqlens_d, precision="highest") -> scores``
+    ``q_weights`` is ``[tokens of Q]``: what the maximum of each query token counts (``maxsim_weighted``).
+``maxsim_varlen_weighted_winners(...the same...) -> (scores, winners)``
+    Its winners do not depend on the weights.
+``maxsim_varlen_weighted_backward(grad_scores, Q, D, q_weights, cu_seqlens_q, cu_seqlens_d, winners,
+need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D, grad_weights)``
+    ``grad_weights`` comes with ``grad_Q``.
 """
 
 from typing import Any

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
 from late_interaction._precision import without_autocast
@@ -102,6 +103,23 @@ class WeightedWinners(Function):
         return _gradients(ctx, grad_scores, ctx.saved_tensors[-1])
 
 
+class WeightedStep(Function):
+    """``maxsim_weighted_winners`` that returns the scores alone, as ``dense.MaxSimStep``."""
+
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
+        scores: Tensor
+        with _AutoDispatchBelowAutograd():
+            scores, winners = _winners_op(Q, D, q_weights, *args)
+        ctx.save_for_backward(Q, D, q_weights, winners)
+        ctx.options = args[2:]
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        return _gradients(ctx, grad_scores, ctx.saved_tensors[-1])
+
+
 class Weighted(Function):
     @staticmethod
     def forward(ctx: Any, Q: Tensor, D: Tensor, q_weights: Tensor, *args: Any) -> Tensor:
@@ -117,6 +135,10 @@ class Weighted(Function):
         with torch.no_grad(), without_autocast(saved[0].device.type):
             _, winners = _winners_op(*saved, *ctx.options)
         return _gradients(ctx, grad_scores, winners)
+
+
+# Function.apply without its questions about torch.func: only for calls without such a transform.
+apply_weighted_step: Any = super(Function, WeightedStep).apply
 
 
 def register() -> None:

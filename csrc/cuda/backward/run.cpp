@@ -133,11 +133,16 @@ InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
     args.q_inverse = made.q->data_ptr();
     args.d_inverse = made.d->data_ptr();
   }
-  if (has_weights(call.in)) {
+  const WeightView& weights = call.in.q_weights;
+  const bool as_they_lie =
+      weights.token_stride == 1 && (call.s.Nq == 1 || weights.item_stride == call.s.Lq) && !call.normalize;
+  if (has_weights(call.in) && as_they_lie) {
+    args.q_inverse = weights.data;
+  } else if (has_weights(call.in)) {
     const RowsView rows = query_rows(call.in.Q, call.s);
     made.weighted_q = new_tensor(call.grad_scores, {rows.rows}, score_type(call.in.dtype));
-    check(launch_weighted_scales(rows, call.in.q_weights, args.q_inverse, call.in.dtype,
-                                 made.weighted_q->data_ptr(), call.stream),
+    check(launch_weighted_scales(rows, weights, args.q_inverse, call.in.dtype, made.weighted_q->data_ptr(),
+                                 call.stream),
           "weights of Q");
     args.q_inverse = made.weighted_q->data_ptr();
   }

@@ -53,11 +53,12 @@ class PackedWeights {
  public:
   PackedWeights(const Inputs& in, const PackedGradients& to, cudaStream_t stream)
       : in_(in), to_(to), stream_(stream) {
-    if (to.weights) scales_ = new_tensor(to.Q, {in.sizes.Lq}, score_type(in.dtype));
-    if (to.weights && to.Q.numel() > 0) {
-      sums_ = new_tensor(to.Q, {in.sizes.Lq, in.sizes.d}, score_type(in.dtype));
-    }
-    if (!scales_) return;
+    if (!to.weights) return;
+    if (to.Q.numel() > 0) sums_ = new_tensor(to.Q, {in.sizes.Lq, in.sizes.d}, score_type(in.dtype));
+    scales_at_ = in.q_weights.data;
+    if (in.q_weights.token_stride == 1) return;
+    scales_ = new_tensor(to.Q, {in.sizes.Lq}, score_type(in.dtype));
+    scales_at_ = scales_->data_ptr();
     check(launch_weighted_scales(rows(), in.q_weights, nullptr, in.dtype, scales_->data_ptr(), stream),
           "weights of Q");
   }
@@ -65,7 +66,7 @@ class PackedWeights {
   const OptionalTensor& sums() const { return sums_; }
 
   void add_to(BackwardArgs& args) const {
-    if (scales_) args.q_inverse = scales_->data_ptr();
+    args.q_inverse = scales_at_;
     if (sums_) args.grad_Q_sums = sums_->data_ptr();
   }
 
@@ -84,6 +85,7 @@ class PackedWeights {
   const PackedGradients& to_;
   const cudaStream_t stream_;
   OptionalTensor scales_, sums_;
+  const void* scales_at_ = nullptr;  // of all rows, behind each other
 };
 
 // plan: for documents of mean length. args: with the winners and their gradients.

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "../../ward_rows.h"
 #include "../target.h"
+#include "ward_rows.h"
 
 LI_TARGET_BEGIN("avx2")
 

@@ -2,7 +2,7 @@
 // has them (aarch64), unless they are told not to.
 #include <cmath>
 
-#include "../../ward_rows.h"
+#include "ward_rows.h"
 
 #if defined(__clang__)
 #pragma clang fp contract(off)
