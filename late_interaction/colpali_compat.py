@@ -103,15 +103,17 @@ def patched_score_multi_vector(
 def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function's code, where ``torch.einsum`` is :func:`_einsum`."""
     assert inspect.isfunction(function)
+    names = {**function.__globals__, "torch": _TORCH}
+    del names["__name__"]  # torch.compile would look names of an inlined function up in the module of that name
     changed = types.FunctionType(
         function.__code__,
-        {**function.__globals__, "torch": _TORCH},
+        names,
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
     changed.__kwdefaults__ = function.__kwdefaults__
-    changed.__doc__ = function.__doc__
+    changed.__doc__, changed.__module__ = function.__doc__, function.__module__
     return changed
 
 

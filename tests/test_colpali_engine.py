@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import late_interaction as li
 from late_interaction import colpali_compat
@@ -210,6 +211,21 @@ def test_a_smooth_maximum_of_a_subclass_is_its_own(engine, own):
         pytest.skip("this colpali-engine has no smooth maximum")
     mine = type("Mine", (engine.losses.ColbertLoss,), {"_smooth_max": own})
     assert_left_alone(mine(use_smooth_max=True), inputs(engine, "cpu", "ColbertLoss"))
+
+
+def test_a_compiled_head_with_a_smooth_maximum(engine, device):
+    if engine.version != NATIVE[-1]:
+        pytest.skip("compiled once is enough")
+    head = smooth_head(engine, "ColbertNegativeCELoss", device, normalize_scores=False, temperature=1.0)
+    batch = inputs(engine, device, "ColbertNegativeCELoss")
+    li.patch_colpali_engine()
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    mine = measured(torch.compile(head, fullgraph=True, backend=graphs), batch)
+    (graph,) = graphs.graphs
+    assert graph.code.count("late_interaction.smooth_maxsim") == 3 and "einsum" not in graph.code
+    torch.testing.assert_close(mine, measured(head, batch))
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,7 +4,7 @@ A block is some query tokens with all tokens of some documents. A matrix product
 each document's tokens its weights. The greatest similarity and its weight give the log of the sum,
 ``maximum - log(weight)``. The backward computes each block and its weights again, multiplies them by the
 gradients of the scores, and two matrix products add them to the gradients. A block takes a bounded number of
-bytes (:data:`_BLOCK_BYTES`), whatever the batch. All products are of float32 (float64) operands.
+bytes (:data:`_GPU_BLOCK_BYTES`), whatever the batch. All products are of float32 (float64) operands.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from late_interaction._precision import float32_products, without_autocast
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.smooth.operands import Documents, Tokens, queries
 
-# What the similarities of a block take, and their weights as much again; documents' tokens and gradients do
-# likewise, or one document. On a GPU a block fills it; on a CPU it stays in the caches.
-_BLOCK_BYTES = {"cuda": 32 << 20}
-_BLOCK_BYTES_OF_A_CPU = 1 << 20
+# What the similarities of a block take; its weights, its documents and their gradients take as much each (or
+# one document's). A block fills a GPU; what a thread of a CPU has of it stays in the caches.
+_GPU_BLOCK_BYTES = 32 << 20
+_CPU_THREAD_BLOCK_BYTES = 1 << 20
 _WHOLE_TILES = 128  # rows of a block are a multiple of this where they are more
 
 
@@ -74,7 +74,8 @@ class _Problem:
     def block_sizes(self) -> tuple[int, int, int]:
         """How many groups, documents of each and rows of each a block has."""
         (groups, rows, d), (documents, Ld) = self.Q.shape, self.D.shape[1:3]
-        budget = _BLOCK_BYTES.get(self.Q.device.type, _BLOCK_BYTES_OF_A_CPU) // self.dtype.itemsize
+        block = _CPU_THREAD_BLOCK_BYTES * torch.get_num_threads() if self.Q.is_cpu else _GPU_BLOCK_BYTES
+        budget = block // self.dtype.itemsize
         document = Ld * max(rows, d)
         if document * documents <= budget:
             return min(groups, budget // (document * documents)), documents, rows
