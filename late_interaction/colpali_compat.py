@@ -104,7 +104,7 @@ def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function's code, where ``torch.einsum`` is :func:`_einsum`."""
     assert inspect.isfunction(function)
     names = {**function.__globals__, "torch": _TORCH}
-    del names["__name__"]  # torch.compile would look names of an inlined function up in the module of that name
+    del names["__name__"]  # torch.compile would look the names of a nested call up in the module of this name
     changed = types.FunctionType(
         function.__code__,
         names,
