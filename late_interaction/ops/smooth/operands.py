@@ -60,7 +60,7 @@ class Documents:
         source = torch.arange(mask.shape[-1], device=x.device).where(mask, first)
         x = x.gather(-2, source.unsqueeze(-1).expand(x.shape)).masked_fill_(~some.unsqueeze(-1), 0.0)
         bias = torch.zeros(mask.shape, dtype=dtype, device=x.device)
-        bias.masked_fill_(~mask & some, torch.finfo(dtype).min / 2)
+        bias.masked_fill_(~mask, torch.finfo(dtype).min / 2)
         tokens = Tokens.of(x, normalize, dtype)
         return Documents(tokens, bias.flatten(1).unsqueeze(1), some.squeeze(-1).unsqueeze(1))
 
