@@ -59,9 +59,9 @@ def smooth_maxsim(
     matrix products, which follow ``torch.get_float32_matmul_precision()`` for float32 inputs, and under
     autocast multiply in its dtype or TF32. Half precision is multiplied exactly (on a GPU in TF32, so tokens
     that ``normalize`` divided and the weights of gradients are rounded to 11 significant bits). Similarities
-    go by in blocks of at most 32 MiB on a GPU and 1 MiB a thread on a CPU; a block's weights take as much again,
-    its documents and their gradients in float32 likewise (or one document's). Beside them a call takes float32
-    copies of ``Q`` and its gradient. With deterministic matrix products, as PyTorch's are with
+    go by in blocks of at most 32 MiB on a GPU and 1 MiB a thread on a CPU; a block's weights take as much
+    again, its documents and their gradients in float32 likewise (or one document's). Beside them a call takes
+    float32 copies of ``Q`` and its gradient. With deterministic matrix products, as PyTorch's are with
     ``torch.use_deterministic_algorithms(True)``, results have the same bits on every run.
 
     Example:
