@@ -180,6 +180,17 @@ LATE_INTERACTION_LIBRARY(m) {
   // [B, Ld], doc_lengths [B]. Not differentiable.
   m.def("plaid_approx_score(Tensor query_centroid_scores, Tensor codes, Tensor doc_lengths) -> Tensor");
 
+  // The smooth maximum: as maxsim, with tau * logsumexp(similarities / tau) over a document's tokens in place
+  // of their maximum. Differentiable. Written in Python (late_interaction/ops/smooth/).
+  m.def(
+      "smooth_maxsim(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, float tau=0.1, "
+      "bool normalize=False, str precision='highest', bool paired=False) -> Tensor");
+  // Its gradients: similarities and their weights are computed again, a block at a time.
+  m.def(
+      "smooth_maxsim_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, "
+      "float tau=0.1, bool normalize=False, str precision='highest', bool need_grad_Q=True, "
+      "bool need_grad_D=True, bool paired=False) -> (Tensor grad_Q, Tensor grad_D)");
+
   // XTR scores [Nq, Nd] of Q [Nq, Lq, d] and D [Nd, Ld, d] (late_interaction/ops/xtr.py): of a query token's
   // similarities with all tokens of D the k largest count alone. rule: "paper" or "pylate". q_weights [Nq,
   // Lq] is a bool mask, or numbers of the scores' dtype that multiply the maxima. denominators [Nq, Nd] is

@@ -35,6 +35,7 @@ from late_interaction.pooling import pool_tokens
 from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
+from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
 from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
 from late_interaction.transformers_compat import patch_transformers, unpatch_transformers
 from late_interaction.varlen import maxsim_varlen
@@ -80,6 +81,8 @@ __all__ = [
     "reference",
     "retrieve",
     "sigmoid_loss",
+    "smooth_maxsim",
+    "smooth_maxsim_pairs",
     "uninstall_as",
     "unpatch_all",
     "unpatch_colpali_engine",

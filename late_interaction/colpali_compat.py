@@ -2,7 +2,8 @@
 
 The loss heads and ``score_multi_vector`` run their own code, whichever version's, in a namespace where
 ``torch.einsum`` gives similarities that are not computed yet. Asked for their maximum's sum, they are MaxSim;
-asked for anything else (a smooth maximum), they are einsum's. So every option of a head is the head's own.
+asked for the smooth maximum's, :func:`late_interaction.smooth_maxsim`; asked for anything else, they are
+einsum's. So every option of a head is the head's own.
 
 From 0.3.17 on ``COLPALI_SCORES_BACKEND`` selects a backend for each call: ``auto`` and ``lik`` come here.
 
@@ -20,10 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from late_interaction._checks.smooth import is_tau
 from late_interaction._compat import off, package_at_least, served
 from late_interaction._maxsim import maxsim, maxsim_pairs
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, attribute_of, patch_places
+from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
 
 __all__ = ["patch_colpali_engine", "unpatch_colpali_engine"]
 
@@ -41,7 +44,9 @@ def patch_colpali_engine() -> None:
     """Has colpali-engine score by :func:`late_interaction.maxsim`: ``score_multi_vector`` and all loss heads.
 
     The explicit negatives of a head are one call on ``[B, n_neg, Ld, d]``, its positives one of
-    :func:`late_interaction.maxsim_pairs`; no similarity is stored. Losses and gradients stay
+    :func:`late_interaction.maxsim_pairs`; no similarity is stored. Heads with ``use_smooth_max=True`` call
+    :func:`late_interaction.smooth_maxsim` and :func:`late_interaction.smooth_maxsim_pairs` with their
+    ``tau``. Losses and gradients stay
     colpali-engine's to rounding, except that the first of equal similarities takes the gradient that
     ``amax`` shares among them (as padding has, which is zero). Scores are float32. A second call changes
     nothing.
@@ -98,15 +103,17 @@ def patched_score_multi_vector(
 def _with_maxsim(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function's code, where ``torch.einsum`` is :func:`_einsum`."""
     assert inspect.isfunction(function)
+    names = {**function.__globals__, "torch": _TORCH}
+    del names["__name__"]  # torch.compile would look the names of a nested call up in the module of this name
     changed = types.FunctionType(
         function.__code__,
-        {**function.__globals__, "torch": _TORCH},
+        names,
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
     changed.__kwdefaults__ = function.__kwdefaults__
-    changed.__doc__ = function.__doc__
+    changed.__doc__, changed.__module__ = function.__doc__, function.__module__
     return changed
 
 
@@ -161,11 +168,52 @@ def _selected() -> bool:
     return dispatch is None or dispatch._resolve_backend() != "torch"
 
 
-class _Similarities:
-    """``einsum(equation, Q, D)``, whose sum of maxima is MaxSim: what else is asked of it computes it."""
+_SMOOTH = {maxsim: smooth_maxsim, maxsim_pairs: smooth_maxsim_pairs}
+
+
+class _Deferred:
+    """A tensor that is not computed yet. What its class does not know of computes it."""
+
+    def computed(self) -> Tensor:
+        raise NotImplementedError
+
+    def __truediv__(self, other: float | Tensor) -> Any:
+        return self.computed() / other
+
+    def __mul__(self, other: float | Tensor) -> Any:
+        return self.computed() * other
+
+    def __rmul__(self, other: float | Tensor) -> Any:
+        return self * other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.computed(), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Functions of PyTorch come here. The one that is known is a method, too."""
+        first, *others = args or (None,)
+        if function is torch.logsumexp and isinstance(first, _Scaled):
+            return first.logsumexp(*others, **(kwargs or {}))
+        plain = {key: _computed(value) for key, value in (kwargs or {}).items()}
+        return function(*map(_computed, args), **plain)
+
+
+def _computed(value: Any) -> Any:
+    return value.computed() if isinstance(value, _Deferred) else value
+
+
+class _Similarities(_Deferred):
+    """``einsum(equation, Q, D)``, whose sums of maxima are scores of this package."""
 
     def __init__(self, equation: str, Q: Tensor, D: Tensor) -> None:
         self.operands = (equation, Q, D)
+        self.tensor: Tensor | None = None
+
+    def computed(self) -> Tensor:
+        if self.tensor is None:
+            self.tensor = torch.einsum(*self.operands)
+        return self.tensor
 
     def amax(self, dim: int) -> "_Maxima":
         return _Maxima(self, lambda: self.computed().amax(dim), dim)
@@ -173,32 +221,57 @@ class _Similarities:
     def max(self, dim: int) -> tuple["_Maxima", None]:  # nobody reads the indices
         return _Maxima(self, lambda: self.computed().max(dim).values, dim), None
 
+    def __truediv__(self, other: float | Tensor) -> Any:
+        return _Scaled(self, float(other)) if is_tau(other) else self.computed() / other
+
+
+class _Scaled(_Deferred):
+    """Similarities / tau."""
+
+    def __init__(self, similarities: _Similarities, tau: float) -> None:
+        self.similarities, self.tau = similarities, tau
+
     def computed(self) -> Tensor:
-        return torch.einsum(*self.operands)
+        return self.similarities.computed() / self.tau
 
-    def __truediv__(self, other: float | Tensor) -> Tensor:
-        return self.computed() / other
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.computed(), name)
+    def logsumexp(self, dim: int, keepdim: bool = False) -> Any:
+        return torch.logsumexp(self.computed(), dim, keepdim) if keepdim else _LogSums(self, dim)
 
 
-class _Maxima:
-    """The maximum of similarities along one dim."""
+class _LogSums(_Deferred):
+    """The logsumexp of similarities / tau along one dim: tau times it is a smooth maximum."""
 
-    def __init__(self, similarities: _Similarities, computed: Callable[[], Tensor], dim: int) -> None:
-        self.similarities, self.computed, self.dim = similarities, computed, dim
+    def __init__(self, scaled: _Scaled, dim: int) -> None:
+        self.scaled, self.dim = scaled, dim
+
+    def computed(self) -> Tensor:
+        return torch.logsumexp(self.scaled.computed(), self.dim)
+
+    def __mul__(self, other: float | Tensor) -> Any:
+        tau = self.scaled.tau
+        if not is_tau(other) or other != tau:
+            return self.computed() * other
+        return _Maxima(self.scaled.similarities, lambda: self.computed() * tau, self.dim, tau)
+
+
+class _Maxima(_Deferred):
+    """The maximum of similarities along one dim; with a tau the smooth one."""
+
+    def __init__(
+        self, similarities: _Similarities, compute: Callable[[], Tensor], dim: int, tau: float | None = None
+    ) -> None:
+        self.similarities, self.compute, self.dim, self.tau = similarities, compute, dim, tau
+
+    def computed(self) -> Tensor:
+        return self.compute()
 
     def sum(self, dim: int) -> Tensor:
         equation, Q, D = self.similarities.operands
         dims = len(equation.split("->")[1])
         if (self.dim, dim) != (dims - 1, dims - 2):
             return self.computed().sum(dim)
-        scores: Tensor = _SCORED[equation][0](Q, D)
-        return scores
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.computed(), name)
+        score, _ = _SCORED[equation]
+        return score(Q, D) if self.tau is None else _SMOOTH[score](Q, D, tau=self.tau)
 
 
 class _Torch(types.ModuleType):
@@ -223,6 +296,8 @@ def _surface() -> list[Place]:
     ]
     places += [(_LOSSES, f"{head}.forward", _made_by(_with_maxsim)) for head in heads]
     if package_at_least("colpali-engine", "0.3.17"):
+        # The smooth maximum of all heads; the maximum goes to the backend.
+        places.append((_LOSSES, "ColbertModule._inbatch_scores", _made_by(_with_maxsim)))
         places.append((_BACKEND, "maxsim_inbatch_lik", _made_by(_grid_of_backend)))
         places.append((_BACKEND, "maxsim_kd_lik", _made_by(_candidates_of_backend)))
     return places

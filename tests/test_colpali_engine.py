@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import late_interaction as li
 from late_interaction import colpali_compat
@@ -124,11 +125,51 @@ def test_offset(engine, monkeypatch, name):
     assert_unchanged_by_the_patch(monkeypatch, engine.head(name, **options), batch, 2)
 
 
-@pytest.mark.parametrize("name", HEADS + NEGATIVE_HEADS)
-def test_a_smooth_maximum_is_left_alone(engine, name):
+TERMS = [("ColbertLoss", None, 1)] + [
+    (name, in_batch, 3 if in_batch else 2) for name in NEGATIVE_HEADS for in_batch in (0.0, 0.5)
+]
+
+
+@pytest.mark.parametrize(("name", "in_batch", "scored"), TERMS)
+def test_each_term_is_scored_once(engine, name, in_batch, scored):
+    options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
+    head, batch = engine.head(name, **options), inputs(engine, "cpu", name)
+    li.patch_colpali_engine()
+    with side_by_side.Calls() as calls:
+        head(*batch).backward()
+    assert calls.of == {"maxsim_winners": scored, "maxsim_backward": scored}
+
+
+# ---- the smooth maximum ----
+
+
+def smooth_head(engine, name, device="cpu", **options):
     if engine.version == FIRST:
         pytest.skip("this colpali-engine has no smooth maximum")
-    head, batch = engine.head(name, use_smooth_max=True), inputs(engine, "cpu", name)
+    return engine.head(name, device, use_smooth_max=True, **options)
+
+
+@pytest.mark.parametrize("tau", [0.1, 1])
+@pytest.mark.parametrize(
+    "options", [o for o in OPTIONS if o["temperature"] == 1.0], ids=lambda o: "-".join(map(str, o.values()))
+)
+@pytest.mark.parametrize("name", HEADS + NEGATIVE_HEADS)
+def test_a_smooth_maximum(engine, device, monkeypatch, name, options, tau):
+    batch = inputs(engine, device, name)
+    assert_unchanged_by_the_patch(monkeypatch, smooth_head(engine, name, device, tau=tau, **options), batch)
+
+
+@pytest.mark.parametrize(("name", "in_batch", "scored"), TERMS)
+def test_each_term_of_a_smooth_maximum_is_scored_once(engine, name, in_batch, scored):
+    options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
+    head, batch = smooth_head(engine, name, **options), inputs(engine, "cpu", name)
+    li.patch_colpali_engine()
+    with side_by_side.Calls() as calls:
+        head(*batch).backward()
+    assert calls.of == {"smooth_maxsim": scored, "smooth_maxsim_backward": scored}
+
+
+def assert_left_alone(head, batch):
     wanted = measured(head, batch)
     li.patch_colpali_engine()
     with side_by_side.Calls() as calls:
@@ -137,16 +178,66 @@ def test_a_smooth_maximum_is_left_alone(engine, name):
     assert not calls.of
 
 
-@pytest.mark.parametrize(("name", "in_batch", "scored"), [("ColbertLoss", None, 1)] + [
-    (name, in_batch, 3 if in_batch else 2) for name in NEGATIVE_HEADS for in_batch in (0.0, 0.5)
-])  # fmt: skip
-def test_each_term_is_scored_once(engine, name, in_batch, scored):
-    options = {} if in_batch is None else {"in_batch_term_weight": in_batch}
-    head, batch = engine.head(name, **options), inputs(engine, "cpu", name)
+@pytest.mark.parametrize("name", HEADS + NEGATIVE_HEADS)
+def test_a_smooth_maximum_that_is_turned_off(engine, monkeypatch, name):
+    head, batch = smooth_head(engine, name), inputs(engine, "cpu", name)
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "mteb")  # patched, and then turned off
     li.patch_colpali_engine()
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "colpali-engine")
     with side_by_side.Calls() as calls:
-        head(*batch).backward()
-    assert calls.of == {"maxsim_winners": scored, "maxsim_backward": scored}
+        found = measured(head, batch)
+    assert not calls.of
+    li.unpatch_colpali_engine()
+    for one, other in zip(found, measured(head, batch), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("tau", [-0.5, torch.tensor(0.5, dtype=torch.float64)], ids=["negative", "tensor"])
+@pytest.mark.parametrize("name", ["ColbertLoss", "ColbertNegativeCELoss"])
+def test_a_tau_that_is_no_number_above_0_is_left_alone(engine, name, tau):
+    assert_left_alone(smooth_head(engine, name, tau=tau), inputs(engine, "cpu", name))
+
+
+@pytest.mark.parametrize("own", [
+    lambda self, scores, dim: torch.logsumexp(scores / self.tau, dim=dim),
+    lambda self, scores, dim: 2 * self.tau * torch.logsumexp(scores / self.tau, dim=dim),
+    lambda self, scores, dim: self.tau * torch.logsumexp(scores / self.tau, dim, True).squeeze(dim),
+    lambda self, scores, dim: (scores * 7).logsumexp(dim),
+    lambda self, scores, dim: torch.logsumexp(3 * scores, dim),
+    lambda self, scores, dim: (scores / self.tau).softmax(dim).mul(scores).sum(dim),
+])  # fmt: skip
+def test_a_smooth_maximum_of_a_subclass_is_its_own(engine, own):
+    if engine.version == FIRST:
+        pytest.skip("this colpali-engine has no smooth maximum")
+    mine = type("Mine", (engine.losses.ColbertLoss,), {"_smooth_max": own})
+    assert_left_alone(mine(use_smooth_max=True), inputs(engine, "cpu", "ColbertLoss"))
+
+
+def test_a_compiled_head_with_a_smooth_maximum(engine, device):
+    if engine.version != NATIVE[-1]:
+        pytest.skip("compiled once is enough")
+    head = smooth_head(engine, "ColbertNegativeCELoss", device, normalize_scores=False, temperature=1.0)
+    batch = inputs(engine, device, "ColbertNegativeCELoss")
+    li.patch_colpali_engine()
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    mine = measured(torch.compile(head, fullgraph=True, backend=graphs), batch)
+    (graph,) = graphs.graphs
+    assert graph.code.count("late_interaction.smooth_maxsim") == 3 and "einsum" not in graph.code
+    torch.testing.assert_close(mine, measured(head, batch))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_of_a_smooth_maximum(engine, device, monkeypatch, dtype):
+    head = smooth_head(engine, "ColbertNegativeCELoss", device, temperature=1.0)
+    batch = [x.detach().to(dtype) for x in inputs(engine, device, "ColbertNegativeCELoss")]
+    wanted = head(*(x.double() for x in batch))
+    li.patch_colpali_engine()
+    with side_by_side.no_einsum(monkeypatch):
+        loss = head(*batch)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -239,6 +330,10 @@ def test_backends(engine, device, monkeypatch, backend):
     with side_by_side.Calls() as calls:
         head(*inputs(engine, device, "ColbertNegativeCELoss"))
     assert calls.of == ({} if backend == "torch" else {"maxsim_winners": 3})
+    head = smooth_head(engine, "ColbertNegativeCELoss", device)
+    with side_by_side.Calls() as calls:
+        head(*inputs(engine, device, "ColbertNegativeCELoss"))
+    assert calls.of == ({} if backend == "torch" else {"smooth_maxsim": 3})
 
 
 def test_without_colpali_engine(monkeypatch):

@@ -97,6 +97,9 @@ SIGNATURES = {
         "D pool_factor=2 | | method='ward' d_mask=None cu_seqlens=None protected_tokens=1 normalize=False"
         " iterations=10"
     ),
+    "smooth.smooth_maxsim": "Q D q_mask=None d_mask=None | | tau=0.1 normalize=False",
+    "smooth.smooth_maxsim_pairs": "Q D q_mask=None d_mask=None | | tau=0.1 normalize=False",
+    "reference.smooth_maxsim_reference": "Q D q_mask=None d_mask=None | | tau=0.1 normalize=False",
     "reference.xtr_scores_reference": "Q D k q_mask=None d_mask=None | | rule='paper' q_weights=None",
     "topk.maxsim_topk": (
         "Q D k q_mask=None d_mask=None | normalize=False chunk_size=None largest=True sorted=True"
@@ -143,6 +146,8 @@ def test_top_level():
         "pool_tokens",
         "reference",
         "retrieve",
+        "smooth_maxsim",
+        "smooth_maxsim_pairs",
         "unpatch_colpali_engine",
         "unpatch_pylate",
         "unpatch_sentence_transformers",
@@ -188,6 +193,7 @@ OPERATORS = {
     "quantized": "maxsim_quantized maxsim_dequantized",
     "packed_codes": "maxsim_hamming maxsim_asymmetric",
     "plaid": "maxsim_residual maxsim_residual_winners maxsim_residual_backward plaid_approx_score",
+    "smooth": "smooth_maxsim smooth_maxsim_backward",
     "xtr": "xtr_winners",
     "pooling": "ward_labels kmeans_labels",
     "muvera": "muvera_encode",
@@ -209,7 +215,7 @@ def test_every_operator_has_its_module():
     assert {
         name
         for name in li.ops.__all__
-        if name.startswith(("maxsim", "plaid", "xtr", "ward", "kmeans", "muvera"))
+        if name.startswith(("maxsim", "smooth", "plaid", "xtr", "ward", "kmeans", "muvera"))
     } == listed
 
 

@@ -49,6 +49,8 @@ def functions(device):
         "varlen": flat(maxsim_varlen),
         "listed pairs": flat(score_pairs_packed, *pairs),
         "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b),
+        "smooth": lambda Q, D: li.smooth_maxsim(Q, D, None, d_mask, normalize=True),
+        "smooth pairs": lambda Q, D: li.smooth_maxsim_pairs(Q, D[:2]),
         "residual": lambda Q, D: plaid.maxsim_residual(Q, codes, residuals, extents, *tables) * D.sum(),
         "operator": lambda Q, D: OPS.maxsim(Q, D, None, None),
         "operator, winners": lambda Q, D: OPS.maxsim_winners(Q, D, None, None, True)[0],

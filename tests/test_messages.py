@@ -59,6 +59,8 @@ CALLS = {
     topk.TopK: {"Q": Q, "k": 2},
     li.MaxSimScorer: {},
     li.xtr_scores: {"Q": Q, "D": D, "k": 3},
+    li.smooth_maxsim: {"Q": Q, "D": D},
+    li.smooth_maxsim_pairs: {"Q": Q, "D": D},
     li.explain_plan: {"Q": (3, 5, 8), "D": (3, 7, 8)},
     score_pairs.score_pairs_packed: {
         **PACKED, "pair_q_idx": torch.tensor([0, 2]), "pair_d_idx": torch.tensor([1, 1])

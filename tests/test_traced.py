@@ -69,6 +69,9 @@ def calls():
             options(rerank_direct, max_seqlen_d=7), (flat[0].detach(), flat[1].detach(), *lengths[1].int())
         ),
         "maxsim_padded": (li.maxsim_padded, (Q, own, *lengths)),
+        "smooth_maxsim": (options(li.smooth_maxsim, tau=0.3), (Q, D, *masks)),
+        "smooth_maxsim of own": (options(li.smooth_maxsim, normalize=True), (Q, own)),
+        "smooth_maxsim_pairs": (li.smooth_maxsim_pairs, (Q, own[:, 0], masks[0])),
         "xtr_scores": (options(li.xtr_scores, precision="high"), (Q, D, 3, *masks)),
         "xtr_scores of own": (options(li.xtr_scores, rule="pylate"), (Q, own, 3, masks[0])),
         "maxsim_from_hidden": (maxsim_from_hidden, (Q, H, W, b, masks[1])),

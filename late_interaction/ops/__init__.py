@@ -20,6 +20,7 @@ Each module of this folder documents its operators, and tells PyTorch their shap
   ``maxsim_residual_backward``, ``plaid_approx_score``, on compressed documents;
 - :mod:`late_interaction.ops.from_hidden`: ``maxsim_from_hidden``, ``maxsim_from_hidden_winners``,
   ``maxsim_from_hidden_backward``, on hidden states;
+- :mod:`late_interaction.ops.smooth`: ``smooth_maxsim`` and ``smooth_maxsim_backward``, with a smooth maximum;
 - :mod:`late_interaction.ops.xtr`: ``xtr_winners``, ``xtr_select_``, where only the largest similarities of a
   batch count;
 - :mod:`late_interaction.ops.pooling`: ``ward_labels`` and ``kmeans_labels``, clusters of a document's tokens;
@@ -56,6 +57,7 @@ from late_interaction.ops import (
 )
 from late_interaction.ops._library import cuda_missing, operators
 from late_interaction.ops.from_hidden import dispatch as _from_hidden
+from late_interaction.ops.smooth import dispatch as _smooth
 from late_interaction.ops.softmax import dispatch as _softmax
 
 for _module in (
@@ -68,6 +70,7 @@ for _module in (
     plaid,
     _from_hidden,
     _softmax,
+    _smooth,
     host_copy,
     xtr,
     pooling,
@@ -106,6 +109,8 @@ plaid_approx_score = operators.plaid_approx_score.default
 maxsim_from_hidden = operators.maxsim_from_hidden.default
 maxsim_from_hidden_winners = operators.maxsim_from_hidden_winners.default
 maxsim_from_hidden_backward = operators.maxsim_from_hidden_backward.default
+smooth_maxsim = operators.smooth_maxsim.default
+smooth_maxsim_backward = operators.smooth_maxsim_backward.default
 xtr_winners = operators.xtr_winners.default
 ward_labels = operators.ward_labels.default
 kmeans_labels = operators.kmeans_labels.default
@@ -156,6 +161,8 @@ __all__ = [
     "maxsim_winners",
     "muvera_encode",
     "plaid_approx_score",
+    "smooth_maxsim",
+    "smooth_maxsim_backward",
     "ward_labels",
     "xtr_winners",
 ]

@@ -19,6 +19,7 @@ from late_interaction.reference.packed import (
     maxsim_reference_varlen,
 )
 from late_interaction.reference.quantized import maxsim_quantized_reference
+from late_interaction.reference.smooth import smooth_maxsim_reference
 from late_interaction.reference.xtr import xtr_scores_reference
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "maxsim_with_winners_reference",
     "muvera_reference",
     "plaid_approx_score_reference",
+    "smooth_maxsim_reference",
     "unpack_residuals_reference",
     "xtr_scores_reference",
 ]

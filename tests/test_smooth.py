@@ -1,0 +1,540 @@
+"""The smooth maximum against its definition in float64, document by document."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import late_interaction as li
+from late_interaction.ops.smooth import driver
+from late_interaction.reference import smooth_maxsim_reference
+from tests import ref
+from tests.cases import LENGTHS_D, LENGTHS_Q, mask, tokens
+
+OPS = torch.ops.late_interaction
+F64 = torch.float64
+
+
+def judge(Q, D, q_mask=None, d_mask=None, tau=0.1, normalize=False):
+    """Scores in float64, differentiable: each token's sum of exponentials over the tokens that count."""
+    Q, D = (x.double() for x in (Q, ref.per_query(D, len(Q))))
+    if normalize:
+        Q, D = (x / x.norm(dim=-1, keepdim=True).clamp_min(ref.EPS) for x in (Q, D))
+    scores = []
+    for i, j in itertools.product(range(len(Q)), range(D.shape[1])):
+        own = None if d_mask is None else d_mask[i, j] if d_mask.dim() == 3 else d_mask[j]
+        document = D[i, j] if own is None else D[i, j][own]
+        query = Q[i] if q_mask is None else Q[i][q_mask[i]]
+        if 0 in document.shape or 0 in query.shape:
+            scores.append(0.0 * (document.sum() + query.sum()))
+            continue
+        powers = query @ document.t() / tau
+        greatest = powers.detach().amax(1, keepdim=True)
+        scores.append(tau * ((powers - greatest).exp().sum(1).log() + greatest.squeeze(1)).sum())
+    return torch.stack(scores).view(len(Q), -1) if scores else D.new_zeros(len(Q), D.shape[1])
+
+
+def embeddings(layout, Nq, N, Lq, Ld, d, device="cpu", dtype=F64, scale=1.0):
+    """Leaves: D is [N, Ld, d], [Nq, N, Ld, d], or for pairs [Nq, Ld, d]."""
+    documents = {"in-batch": (N,), "KD": (Nq, N), "pairs": (Nq,)}[layout]
+    Q = torch.randn(Nq, Lq, d, device=device, dtype=F64) * scale
+    D = torch.randn(*documents, Ld, d, device=device, dtype=F64)
+    return Q.to(dtype).requires_grad_(), D.to(dtype).requires_grad_()
+
+
+def call(layout, Q, D, *masks, **options):
+    return (li.smooth_maxsim_pairs if layout == "pairs" else li.smooth_maxsim)(Q, D, *masks, **options)
+
+
+def wanted(layout, Q, D, q_mask=None, d_mask=None, **options):
+    if layout != "pairs":
+        return judge(Q, D, q_mask, d_mask, **options)
+    own = None if d_mask is None else d_mask.unsqueeze(1)
+    return judge(Q, D.unsqueeze(1), q_mask, own, **options).squeeze(1)
+
+
+def gradients(scores, inputs):
+    weights = torch.linspace(-1, 2, scores.numel(), dtype=F64, device=scores.device).view(scores.shape)
+    return torch.autograd.grad((scores * weights).sum(), inputs)
+
+
+def both(layout, Q, D, *masks, **options):
+    """((scores, gradients), (the judge's)), the judge's in float64."""
+    scores = call(layout, Q, D, *masks, **options)
+    wide = [x.detach().double().requires_grad_() for x in (Q, D)]
+    expected = wanted(layout, *wide, *masks, **options)
+    return (scores, *gradients(scores, (Q, D))), (expected, *gradients(expected, wide))
+
+
+LAYOUTS = ["in-batch", "KD", "pairs"]
+MASKS = ["none", "holes", "dead"]
+SHAPES = [
+    (2, 3, 4, 5, 6),
+    (1, 1, 1, 1, 1),
+    (3, 2, 1, 7, 8),
+    (2, 5, 3, 1, 4),
+    (1, 7, 5, 33, 3),
+    (4, 1, 2, 70, 2),
+]
+
+
+@pytest.fixture(params=["one block", "small blocks", "tokens apart"])
+def blocks(request, monkeypatch):
+    """How many numbers of a block: all, those of some documents and groups, or of one document and a row."""
+    elements = {"one block": 1 << 18, "small blocks": 200, "tokens apart": 1}[request.param]
+    torch.set_num_threads(1)
+    monkeypatch.setattr(driver, "_GPU_BLOCK_BYTES", 8 * elements)
+    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 8 * elements)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scores_and_gradients(device, blocks, shape, layout, masks, normalize):
+    Q, D = embeddings(layout, *shape, device)
+    given = mask(Q.shape[:-1], device, masks), mask(D.shape[:-1], device, masks)
+    for mine, theirs in zip(*both(layout, Q, D, *given, normalize=normalize), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+def test_the_reference(device, layout, masks):
+    Q, D = embeddings(layout, 3, 2, 5, 7, 8, device)
+    given = mask(Q.shape[:-1], device, masks), mask(D.shape[:-1], device, masks)
+    for options in ({"tau": 0.3}, {"normalize": True}):
+        scores, reference = (f(Q, D, *given, **options) for f in (li.smooth_maxsim, smooth_maxsim_reference))
+        torch.testing.assert_close(scores, reference, rtol=1e-12, atol=1e-12)
+        for mine, theirs in zip(gradients(scores, (Q, D)), gradients(reference, (Q, D)), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("Lq", "Ld"), [*zip(itertools.cycle(LENGTHS_Q), LENGTHS_D, strict=False)])
+def test_lengths(device, Lq, Ld):
+    for layout in LAYOUTS:
+        Q, D = embeddings(layout, 2, 2, Lq, Ld, 16, device)
+        for mine, theirs in zip(*both(layout, Q, D, None, mask(D.shape[:-1], device, "dead")), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("layout", "at"), [(x, i) for x in LAYOUTS for i in range(4) if (x, i) != ("pairs", 1)]
+)
+def test_nothing_to_score(device, layout, at):
+    sizes = [2, 2, 4, 5]
+    sizes[at] = 0
+    Q, D = embeddings(layout, *sizes, 6, device)
+    scores = call(layout, Q, D)
+    assert list(scores.shape) == sizes[: 1 if layout == "pairs" else 2] and not scores.any()
+    grads = torch.autograd.grad(scores.sum(), (Q, D))
+    assert [g.shape for g in grads] == [Q.shape, D.shape] and not any(g.any() for g in grads)
+    if layout != "pairs":
+        assert smooth_maxsim_reference(Q, D).shape == scores.shape
+
+
+@pytest.mark.parametrize("tau", [1, 0.1, 0.01, 1e-4, 50.0])
+def test_tau(device, tau):
+    Q, D = embeddings("in-batch", 3, 4, 5, 6, 7, device)
+    for mine, theirs in zip(*both("in-batch", Q, D, tau=tau), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_tau_towards_0_is_maxsim(device):
+    Q, D = embeddings("in-batch", 3, 4, 5, 6, 7, device, torch.float32)
+    d_mask = mask((4, 6), device, "dead")
+    near, hard = (
+        li.smooth_maxsim(Q, D, None, d_mask, tau=1e-30),
+        li.maxsim(Q, D, None, d_mask, normalize=False),
+    )
+    torch.testing.assert_close(near, hard)
+    for mine, theirs in zip(gradients(near, (Q, D)), gradients(hard, (Q, D)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("tau", "error"),
+    [(0, ValueError), (0.0, ValueError), (-0.1, ValueError), (math.nan, ValueError), (math.inf, ValueError),
+     (-math.inf, ValueError), (1e-40, ValueError), (None, TypeError), ("0.1", TypeError), (True, TypeError),
+     (1j, TypeError), ([0.1], TypeError), (torch.tensor(0.1), TypeError)],
+)  # fmt: skip
+def test_a_tau_that_is_none(tau, error):
+    Q, D = embeddings("pairs", 2, 2, 3, 4, 5)
+    for function in (li.smooth_maxsim, li.smooth_maxsim_pairs, smooth_maxsim_reference):
+        with pytest.raises(error, match=r"^tau must be"):
+            function(Q, D, tau=tau)
+    if error is ValueError and not tau > 0:
+        with pytest.raises(RuntimeError, match="tau must be above 0"):
+            OPS.smooth_maxsim(Q, D, None, None, tau)
+
+
+def test_bad_input():
+    Q, D = torch.rand(3, 5, 8), torch.rand(3, 7, 8)
+    flags = torch.ones(3, 7, dtype=torch.bool)
+    for args, error, words in (
+        ((Q, D[..., :7]), ValueError, "must share an embedding dim"),
+        ((Q, D.double()), TypeError, "must share a dtype"),
+        ((Q, D.long()), TypeError, "D must be bfloat16"),
+        ((Q, None), TypeError, "D must be a torch.Tensor"),
+        ((Q, D, flags), ValueError, "q_mask must be"),
+        ((Q, D, None, flags.float()), TypeError, "d_mask must be"),
+    ):
+        for function in (li.smooth_maxsim, li.smooth_maxsim_pairs):
+            with pytest.raises(error, match=words):
+                function(*args)
+    for function in (li.smooth_maxsim, li.smooth_maxsim_pairs):
+        with pytest.raises(TypeError, match="normalize must be True or False"):
+            function(Q, D, normalize=1)
+    with pytest.raises(ValueError, match="as many documents as queries"):
+        li.smooth_maxsim_pairs(Q, D[:2])
+    with pytest.raises(ValueError, match="documents of each query's own"):
+        li.smooth_maxsim(Q, D[:2, None])
+
+
+def test_bad_input_of_the_operators():
+    Q, D, scores = torch.rand(3, 5, 8), torch.rand(4, 7, 8), torch.rand(3, 4)
+    flags = torch.ones(4, 7, dtype=torch.bool)
+    for args, words in (
+        ((Q, D[..., :7], None, None), "must share dtype, device and d"),
+        ((Q[0], D, None, None), "Q must be"),
+        ((Q, D[0], None, None), "Q must be"),
+        ((Q, D[:, None], None, None), "documents of each query"),
+        ((Q, D, flags, None), "q_mask must be bool"),
+        ((Q, D, None, flags.int()), "d_mask must be bool"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            OPS.smooth_maxsim(*args)
+        with pytest.raises(RuntimeError, match=words):
+            OPS.smooth_maxsim_backward(scores, *args)
+    with pytest.raises(RuntimeError, match=r"grad_scores must be \[3, 4\]"):
+        OPS.smooth_maxsim_backward(scores.t(), Q, D, None, None)
+    with pytest.raises(RuntimeError, match="documents of each query"):
+        OPS.smooth_maxsim(Q, D, None, None, paired=True)
+
+
+# ---- shapes, strides, dtypes ----
+
+
+def test_ranks(device):
+    Q, D = embeddings("in-batch", 3, 4, 5, 6, 7, device)
+    grid = li.smooth_maxsim(Q, D)
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(li.smooth_maxsim(Q[0], D), grid[0], **close)
+    torch.testing.assert_close(li.smooth_maxsim(Q, D[1]), grid[:, 1], **close)
+    torch.testing.assert_close(li.smooth_maxsim(Q[2], D[3]), grid[2, 3], **close)
+    torch.testing.assert_close(li.smooth_maxsim_pairs(Q, D[:3]), grid.diagonal(), **close)
+    own = li.smooth_maxsim(Q, D.expand(3, 4, 6, 7))
+    torch.testing.assert_close(own, grid, **close)
+    q_mask = torch.tensor([1, 0, 2, 0, 1], device=device)
+    torch.testing.assert_close(
+        li.smooth_maxsim(Q[0], D, q_mask), li.smooth_maxsim(Q[:1], D, q_mask[None] != 0)[0], **close
+    )
+
+
+@pytest.mark.parametrize("form", ["transposed", "sliced", "offset", "expanded"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides(device, layout, form):
+    documents = {"in-batch": (4,), "KD": (3, 2), "pairs": (3,)}[layout]
+    Q, D = tokens((3, 5, 8), F64, device, form), tokens((*documents, 6, 8), F64, device, form)
+    d_mask = torch.rand(6, *documents, device=device).lt(0.7).movedim(0, -1)
+    mine, theirs = [], []
+    for found, (q, d) in ((mine, (Q, D)), (theirs, (Q.contiguous(), D.contiguous()))):
+        leaves = q.detach().requires_grad_(), d.detach().requires_grad_()
+        scores = call(layout, *leaves, None, d_mask)
+        found += [scores, *torch.autograd.grad(scores.sum(), leaves)]
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+# What normalize makes of half precision is rounded to TF32 on a GPU.
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dtypes(device, dtype, layout, normalize):
+    Q, D = embeddings(layout, 3, 4, 8, 40, 64, device, dtype, scale=0.1)
+    given = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
+    mine, theirs = both(layout, Q, D, *given, normalize=normalize)
+    assert [x.dtype for x in mine] == [torch.float32, dtype, dtype]
+    ref.assert_close(mine[0], theirs[0], ref.UNIT_SCORE_TOLERANCE if normalize else 1e-5)
+    limit = {torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
+    for a, b in zip(mine[1:], theirs[1:], strict=True):
+        ref.assert_close(a, b, limit, "gradient")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_gradients_beside_large_ones(device, dtype):
+    """Weights of documents' tokens are float32 numbers: none is lost beside larger ones."""
+    Q, D = embeddings("in-batch", 2, 3, 4, 300, 16, device, dtype, scale=0.1)
+    factors = torch.tensor([[1e-3], [1.0]], device=device)
+    wide = [x.detach().double().requires_grad_() for x in (Q, D)]
+    (mine,) = torch.autograd.grad((li.smooth_maxsim(Q, D) * factors).sum(), Q)
+    (theirs,) = torch.autograd.grad((judge(*wide) * factors).sum(), wide[0])
+    for row in range(2):
+        ref.assert_close(mine[row], theirs[row], 4e-3 if dtype == torch.bfloat16 else 1e-3)
+
+
+def test_precision(device):
+    Q, D = embeddings("in-batch", 4, 6, 8, 20, 64, device, torch.float32, scale=0.1)
+    exact = judge(Q, D).detach()
+    for precision, limit in (("highest", 3e-6), ("high", 1e-3), ("medium", 8e-3)):
+        torch.set_float32_matmul_precision(precision)
+        ref.assert_close(li.smooth_maxsim(Q, D), exact, limit)
+        assert torch.get_float32_matmul_precision() == precision
+        half = li.smooth_maxsim(Q.bfloat16(), D.bfloat16())
+        ref.assert_close(half, judge(Q.bfloat16(), D.bfloat16()), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(device, dtype):
+    Q, D = embeddings("in-batch", 4, 6, 8, 20, 64, device, torch.float32, scale=0.1)
+    exact = judge(Q, D)
+    with torch.autocast(device, dtype):
+        scores = li.smooth_maxsim(Q, D)
+        mixed = li.smooth_maxsim(Q.to(dtype), D)
+        wide = li.smooth_maxsim(Q.double(), D.double())
+        grads = gradients(scores, (Q, D))
+    assert scores.dtype == mixed.dtype == torch.float32 and wide.dtype == F64
+    assert [g.dtype for g in grads] == [torch.float32] * 2
+    ref.assert_close(scores, exact, 8e-3)
+    ref.assert_close(mixed, judge(Q.to(dtype), D.to(dtype)), 1e-5)
+    torch.testing.assert_close(wide, exact, rtol=1e-6, atol=1e-6)
+    for mine, theirs in zip(grads, gradients(exact, (Q, D)), strict=True):
+        ref.assert_close(mine, theirs, 5e-2, "gradient")
+    outside = torch.autograd.grad(scores.new_ones(()) * li.smooth_maxsim(Q, D).sum(), Q)[0]
+    assert outside.dtype == torch.float32
+
+
+# ---- NaN, infinity, masked tokens ----
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_masked_tokens_reach_nothing(device, blocks, layout):
+    Q, D = embeddings(layout, 3, 4, 5, 6, 7, device)
+    q_mask, d_mask = mask(Q.shape[:-1], device, "dead"), mask(D.shape[:-1], device, "dead")
+    clean = call(layout, Q, D, q_mask, d_mask)
+    poisons = itertools.cycle([torch.nan, torch.inf, -torch.inf, 1e300])
+    poisoned = []
+    for x, kept in ((Q, q_mask), (D, d_mask)):
+        bad = x.detach().clone()
+        for place in (~kept).nonzero().tolist():
+            bad[tuple(place)] = next(poisons)
+        poisoned.append(bad.requires_grad_())
+    scores = call(layout, *poisoned, q_mask, d_mask)
+    assert torch.equal(scores, clean)
+    assert not clean.view(len(Q), -1)[~q_mask.any(-1)].any() and clean.any()
+    for mine, theirs, kept in zip(
+        gradients(scores, poisoned), gradients(clean, (Q, D)), (q_mask, d_mask), strict=True
+    ):
+        assert torch.equal(mine, theirs) and not mine[~kept].any()
+
+
+@pytest.mark.parametrize("masks", ["none", "holes"])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_nan_and_infinity_are_as_pytorch_has_them(device, dtype, masks):
+    special = [torch.nan, torch.inf, -torch.inf, 1e30, 0.0]
+    seen = set()
+    for trial in range(20):
+        Q, D = (x.detach() for x in embeddings("in-batch", 3, 4, 4, 5, 3, device, dtype))
+        for x in (Q, D):
+            x[torch.rand(x.shape, device=device) < 0.05] = special[trial % 5]
+        if trial == 19:  # every similarity with a document is -inf
+            Q, D[2, :, 0] = Q.abs(), -torch.inf
+        given = mask(Q.shape[:-1], device, masks), mask(D.shape[:-1], device, masks)
+        scores, expected = (f(Q, D, *given) for f in (li.smooth_maxsim, smooth_maxsim_reference))
+        close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
+        torch.testing.assert_close(scores, expected, equal_nan=True, **close)
+        seen |= {str(x) for x in expected[~expected.isfinite()].tolist()}
+    assert seen == {"nan", "inf", "-inf"}
+
+
+def test_nan_in_gradients(device):
+    Q, D = embeddings("in-batch", 2, 3, 4, 5, 6, device)
+    with torch.no_grad():
+        Q[0, 1, 2] = D[1, 3, 0] = torch.nan
+    pairs = [gradients(f(Q, D), (Q, D)) for f in (li.smooth_maxsim, smooth_maxsim_reference)]
+    for mine, theirs in zip(*pairs, strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+    kept = torch.ones(2, 4, dtype=torch.bool, device=device)
+    kept[0, 1] = False
+    d_mask = torch.ones(3, 5, dtype=torch.bool, device=device)
+    d_mask[1, 3] = False
+    scores = li.smooth_maxsim(Q, D, kept, d_mask)
+    assert all(x.isfinite().all() for x in (scores, *gradients(scores, (Q, D))))
+
+
+def test_tokens_of_norm_0_or_next_to_it_have_a_finite_gradient(device):
+    Q, D = embeddings("in-batch", 2, 3, 4, 5, 6, device)
+    with torch.no_grad():
+        Q[0, 1] = D[1, 3] = 0
+        Q[1, 2] *= 1e-14
+        D[2, 0] *= 1e-13
+    pairs = [gradients(f(Q, D, normalize=True), (Q, D)) for f in (li.smooth_maxsim, smooth_maxsim_reference)]
+    for mine, theirs in zip(*pairs, strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+# ---- autograd ----
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradcheck(device, layout, normalize):
+    Q, D = embeddings(layout, 2, 3, 3, 4, 3, device)
+    given = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "dead")
+    assert torch.autograd.gradcheck(
+        lambda Q, D: call(layout, Q, D, *given, tau=0.5, normalize=normalize), (Q, D)
+    )
+
+
+@pytest.mark.parametrize("needed", ["Q", "D", "neither"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_that_nobody_needs(device, layout, needed):
+    Q, D = embeddings(layout, 2, 3, 4, 5, 6, device)
+    full = gradients(call(layout, Q, D), (Q, D))
+    Q, D = Q.detach().requires_grad_(needed == "Q"), D.detach().requires_grad_(needed == "D")
+    scores = call(layout, Q, D)
+    assert scores.requires_grad == (needed != "neither")
+    if needed != "neither":
+        mine, theirs = gradients(scores, (Q, D)[needed == "D"])[0], full[needed == "D"]
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_opcheck_forward(device, layout, grad):
+    Q, D = (x.detach().requires_grad_(grad) for x in embeddings(layout, 3, 2, 5, 7, 8, device, torch.float32))
+    masks = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
+    for given in (masks, (None, None)):
+        args = (Q, D, *given, 0.2, True, "highest", layout == "pairs")
+        torch.library.opcheck(OPS.smooth_maxsim.default, args)
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_opcheck_backward(device, layout, needs):
+    Q, D = (x.detach() for x in embeddings(layout, 3, 2, 5, 7, 8, device, torch.bfloat16))
+    grads = torch.randn(call(layout, Q, D).shape, device=device)
+    masks = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
+    for given in (masks, (None, None)):
+        args = (grads, Q, D, *given, 0.2, True, "highest", *needs, layout == "pairs")
+        torch.library.opcheck(OPS.smooth_maxsim_backward.default, args)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(device, dynamic):
+    torch._dynamo.reset()
+
+    def loss(Q, D, q_mask, d_mask):
+        with torch.autocast(device, torch.bfloat16, enabled=dynamic):
+            return li.smooth_maxsim(Q, D, q_mask, d_mask, tau=0.2, normalize=True).logsumexp(1).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for shape in ((3, 4, 5, 6, 8), (4, 2, 3, 9, 8)):
+        Q, D = embeddings("in-batch", *shape, device, torch.float32)
+        given = mask(Q.shape[:-1], device, "holes"), mask(D.shape[:-1], device, "holes")
+        mine, theirs = (torch.autograd.grad(f(Q, D, *given), (Q, D)) for f in (compiled, loss))
+        torch.testing.assert_close(mine, theirs)
+    torch._dynamo.reset()
+
+
+def test_the_same_bits_every_time(device):
+    Q, D = embeddings("in-batch", 8, 16, 32, 40, 32, device, torch.float32)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    runs = []
+    for _ in range(3):
+        scores = li.smooth_maxsim(Q, D)
+        runs.append((scores, *gradients(scores, (Q, D))))
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+
+
+# ---- memory ----
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("masks", ["none", "holes"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_tensor_grows_with_the_similarities(monkeypatch, layout, masks):
+    """None of a step is larger than a block, a document, or what the inputs and scores take in float32."""
+    torch.set_num_threads(1)
+    block = 1 << 14
+    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", block)
+    for n in (8, 40):
+        Q, D = (x.detach() for x in embeddings(layout, n, n, 9, 31, 8, dtype=torch.float32))
+        given = mask(Q.shape[:-1], "cpu", masks), mask(D.shape[:-1], "cpu", masks)
+        options = (0.1, True, "highest", layout == "pairs")
+        backward_options = (0.1, True, "highest", True, True, layout == "pairs")
+        with Largest() as seen:  # below the operators, whose results it would see alone
+            scores = driver.smooth_maxsim(Q, D, *given, *options)
+            driver.smooth_maxsim_backward(scores, Q, D, *given, *backward_options)
+        assert seen.bytes <= max(block, scores.nbytes, Q.nbytes, D.nbytes)
+        similarities = scores.numel() * 9 * 31 * 4
+        assert layout != "in-batch" or n == 8 or 20 * seen.bytes < similarities
+
+
+def test_a_block_takes_a_mebibyte_a_thread():
+    """Tokens take 0.5 and 0.8 MB, the similarities 26 MB."""
+    torch.set_num_threads(1)
+    Q, D = torch.randn(64, 32, 64), torch.randn(64, 50, 64)
+    with Largest() as seen:
+        driver.smooth_maxsim_backward(torch.ones(64, 64), Q, D, None, None, need_grad_D=False)
+    assert seen.bytes <= 1 << 20
+
+
+def test_a_document_at_a_time_is_the_least(monkeypatch):
+    """Tokens of more than a block: one document and one row."""
+    monkeypatch.setattr(driver, "_CPU_THREAD_BLOCK_BYTES", 64)
+    Q, D = (x.detach() for x in embeddings("in-batch", 5, 6, 7, 100, 16, dtype=torch.float32))
+    with Largest() as seen:
+        driver.smooth_maxsim_backward(torch.ones(5, 6), Q.half(), D.half(), None, None)
+    assert seen.bytes == max(4 * 100 * 16, 4 * 5 * 7 * 16, 2 * 6 * 100 * 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gpu_memory_does_not_grow_with_the_similarities(dtype):
+    """The similarities take 640 MiB and 10 GiB in float32."""
+    for n in (64, 256):
+        Q, D = embeddings("in-batch", n, n, 32, 1280, 64, "cuda", dtype)
+
+        def step(Q=Q, D=D):
+            return torch.autograd.grad(li.smooth_maxsim(Q, D).sum(), (Q, D))
+
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        taken = torch.cuda.max_memory_allocated() - before
+        kept = Q.nbytes + D.nbytes + 8 * Q.numel()
+        assert taken - kept <= 160 << 20, f"{(taken - kept) / 2**20:.0f} MiB"
+
+
+@pytest.mark.gpu
+def test_no_hidden_synchronization():
+    Q, D = embeddings("in-batch", 3, 4, 5, 6, 8, "cuda", torch.bfloat16)
+    given = mask((3, 5), "cuda", "holes"), mask((4, 6), "cuda", "dead")
+    li.smooth_maxsim(Q, D, *given).sum().backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        li.smooth_maxsim(Q, D, *given, normalize=True).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
