@@ -117,12 +117,18 @@ def _rounded(row: Row) -> Row:
     return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
 
 
+def has_own_form(path: Path) -> bool:
+    """Whether a record does not consist of rows with KEYS."""
+    return path.name.startswith(tuple(f"{name}-" for name in OTHER_RECORDS))
+
+
 def records(directory: Path) -> list[Path]:
     """The records of suites, without sweeps, plans, profiles and parts: whole ones first, then CPUs."""
     found = [
         p
         for p in directory.glob("*.json")
-        if not p.name.startswith(tuple(f"{name}-" for name in (*SEPARATE_SUITES, *OTHER_RECORDS)))
+        if not has_own_form(p)
+        and not p.name.startswith(tuple(f"{name}-" for name in SEPARATE_SUITES))
         and not p.name.endswith(".partial.json")
     ]
     return sorted(found, key=lambda p: (of_a_cpu(p), not is_whole(read(p)), p.name))
