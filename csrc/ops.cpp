@@ -208,11 +208,14 @@ LATE_INTERACTION_LIBRARY(m) {
       "xtr_select_(Tensor similarities, Tensor? d_mask, int Ld, int k, bool zero_unless_all, "
       "Tensor(a!) maxima, Tensor(b!) winners) -> ()");
 
-  // The same of similarities of Q [rows, d] with D [documents * Ld, d], all of one half precision, to which
-  // the similarities were rounded: those that could be selected are computed again in fp32. documents * Ld is
-  // even, d a multiple of 8, Q and D are at multiples of 16 bytes. CUDA alone.
+  // The same for embeddings of half precision, in two steps, on CUDA alone. The similarities of Q [rows, d]
+  // with D [documents * Ld, d] are taken in groups of four (common/xtr.h): group_maxima [rows, groups] is the
+  // largest of each, rounded to that half precision, of those that d_mask keeps. Then the similarities of
+  // groups that may hold a selected one are computed again, in fp32. d is a multiple of 8; Q, D and
+  // group_maxima are at multiples of 16 bytes.
+  m.def("xtr_group_maxima_(Tensor Q, Tensor D, Tensor? d_mask, Tensor(a!) group_maxima) -> ()");
   m.def(
-      "xtr_select_rounded_(Tensor similarities, Tensor Q, Tensor D, Tensor? d_mask, int Ld, int k, "
+      "xtr_select_in_groups_(Tensor group_maxima, Tensor Q, Tensor D, Tensor? d_mask, int Ld, int k, "
       "bool zero_unless_all, Tensor(a!) maxima, Tensor(b!) winners) -> ()");
 
   // Pooling. Clusters of the tokens [tokens, d] of packed documents, each document by itself: at most

@@ -319,15 +319,17 @@ def run_xtr(name, documents, Ld, k):
                     raise SystemExit(f"{name}: a winner is no token")
 
 
-def run_xtr_rounded(name, documents, Ld, k):
+def run_xtr_groups(name, documents, Ld, k, d):
+    ops = torch.ops.late_interaction
     d_mask = torch.rand(documents, Ld, device="cuda") < 0.7
     for dtype, factor in ((BF16, 1), (torch.float16, 1), (BF16, 0)):  # many candidates where all are equal
-        Q, D = (factor * torch.randn(n, 40, device="cuda").to(dtype) for n in (5, documents * Ld))
+        Q, D = (factor * torch.randn(n, d, device="cuda").to(dtype) for n in (5, documents * Ld))
+        group_maxima = Q.new_empty(5, -(-len(D) // 64) * 16)
         maxima = torch.empty(5, documents, device="cuda")
         winners = torch.empty(5, documents, device="cuda", dtype=torch.int32)
         for mask, zero_unless_all in ((None, False), (d_mask, False), (d_mask, True)):
-            select = torch.ops.late_interaction.xtr_select_rounded_
-            select(Q @ D.t(), Q, D, mask, Ld, k, zero_unless_all, maxima, winners)
+            ops.xtr_group_maxima_(Q, D, mask, group_maxima)
+            ops.xtr_select_in_groups_(group_maxima, Q, D, mask, Ld, k, zero_unless_all, maxima, winners)
             if not bool((winners < Ld).all()):
                 raise SystemExit(f"{name}: a winner is no token")
 
@@ -478,8 +480,9 @@ if __name__ == "__main__":
         (run_bits, "bits, fragments in global memory", (5, 40, 2000)),
         (run_ward, "Ward, one length", ((70, 70, 70), 2)),
         (run_ward, "Ward, many lengths", ((2, 33, 1, 0, 200, 31), 3)),
-        (run_xtr_rounded, "XTR, rounded", (64, 70, 256)),
-        (run_xtr_rounded, "XTR, rounded, the row", (90, 100, 5000)),
+        (run_xtr_groups, "XTR, groups", (64, 130, 256, 40)),
+        (run_xtr_groups, "XTR, groups, long embeddings", (30, 31, 20, 520)),
+        (run_xtr_groups, "XTR, groups, the row", (90, 100, 5000, 40)),
         (run_one_token, "softmax, one token a side", (70, 70, 24)),
         (run_one_token, "softmax, odd columns", (33, 131, 8)),
         (run_one_token, "softmax, rows longer than shared memory", (5, 40003, 8)),

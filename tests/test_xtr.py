@@ -197,14 +197,14 @@ def test_selection_of_long_rows(device, k):
         assert torch.equal(maxima, wanted[0]) and torch.equal(winners, wanted[1])
 
 
-def rounded_case(kind, documents, Ld, d, dtype):
+def group_case(kind, tokens, d, dtype, rows=5):
     """(Q, D, their similarities) whose products are exact in float32, and of more bits than dtype has."""
     steps = 2 if kind == "coarse" else 16
 
-    def rows(n):
+    def embeddings(n):
         return (torch.randint(-steps, steps + 1, (n, d), device="cuda") / steps).to(dtype)
 
-    Q, D = rows(5), rows(documents * Ld)
+    Q, D = embeddings(rows), embeddings(tokens)
     if kind == "special":
         D[torch.rand(len(D)) < 0.02, 0] = torch.nan
         D[torch.rand(len(D)) < 0.02, 3] = torch.inf
@@ -213,73 +213,140 @@ def rounded_case(kind, documents, Ld, d, dtype):
     return Q, D, (Q.double() @ D.double().t()).float()
 
 
+def group_maxima(Q, D, d_mask=None):
+    panel = Q.new_full((len(Q), -(-len(D) // 64) * 16), 7.0)
+    OPS.xtr_group_maxima_(Q, D, d_mask, panel)
+    return panel
+
+
+def maxima_by_definition(exact, d_mask, dtype):
+    """Groups of a tile of 64 tokens: by pairs of columns of an 8-column block, then by pairs of blocks."""
+    if d_mask is not None:
+        exact = exact.masked_fill(~d_mask.flatten(), -torch.inf)
+    exact = torch.nn.functional.pad(exact, (0, -exact.shape[1] % 64), value=-torch.inf)
+    # [rows, tile, pair of blocks, block, lane, column] -> [rows, tile, lane, pair of blocks, cells]
+    cells = exact.view(len(exact), -1, 4, 2, 4, 2).permute(0, 1, 4, 2, 3, 5)
+    return cells.reshape(len(exact), -1, 4).amax(-1).to(dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["fine", "special"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rows", [1, 255, 700])
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 9001])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_maxima_of_groups(dtype, tokens, rows, masked, kind):
+    for d in (8, 72, 128, 200, 520):  # within a k chunk, in several, and where query tokens pass by
+        Q, D, exact = group_case(kind, tokens, d, dtype, rows)
+        d_mask = mask((1, tokens), "cuda", "holes") if masked else None
+        wanted = maxima_by_definition(exact, d_mask, dtype)
+        torch.testing.assert_close(group_maxima(Q, D, d_mask), wanted, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("zero_unless_all", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", ["fine", "coarse", "special", "equal"])
-@pytest.mark.parametrize(("documents", "Ld"), [(7, 6), (1, 2), (40, 1), (33, 62), (256, 38), (6, 1030)])
+@pytest.mark.parametrize(
+    ("documents", "Ld"), [(7, 6), (1, 2), (1, 1), (40, 1), (33, 62), (256, 37), (6, 1030), (5, 9001)]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_selection_of_rounded_similarities(dtype, documents, Ld, kind, masked, zero_unless_all):
+def test_selection_in_groups(dtype, documents, Ld, kind, masked, zero_unless_all):
     for d in (8, 24, 128):
-        Q, D, exact = rounded_case(kind, documents, Ld, d, dtype)
+        Q, D, exact = group_case(kind, documents * Ld, d, dtype)
         d_mask = mask((documents, Ld), "cuda", "dead") if masked else None
+        panel = group_maxima(Q, D, d_mask)
         for k in sorted({1, 2, 40, 256, 1024, len(D) - 1, len(D)} & {*range(1, len(D) + 1)}):
             maxima = torch.full((5, documents), 7.0, device="cuda")
             winners = torch.full((5, documents), 7, dtype=torch.int32, device="cuda")
             options = (d_mask, Ld, k, zero_unless_all, maxima, winners)
-            OPS.xtr_select_rounded_(exact.to(dtype), Q, D, *options)
+            OPS.xtr_select_in_groups_(panel, Q, D, *options)
             wanted = selection(exact, d_mask, Ld, k, zero_unless_all)
             torch.testing.assert_close(maxima, wanted[0], rtol=0, atol=0, equal_nan=True, msg=f"k = {k}")
             assert torch.equal(winners, wanted[1]), f"k = {k}"
 
 
 @pytest.mark.gpu
-def test_a_gpu_rounds_what_it_then_multiplies_again(monkeypatch):
-    """Both ways select the same and have the same maxima; dims that are no multiple of 8, odd numbers of
-    tokens, many selected cells and addresses that lie anywhere go by one of them."""
+def test_sums_of_another_order_leave_k_candidates():
+    """Sums cancel, so those of tensor cores and of float32 round to different numbers of half precision."""
+    torch.manual_seed(3)
+    Q = torch.randn(64, 128, device="cuda")
+    D = torch.randn(4096, 128, device="cuda")
+    D -= (D @ Q[:32].T) @ torch.linalg.pinv(Q[:32].T)
+    Q, D = Q.bfloat16(), D.bfloat16()
+    exact = Q.double() @ D.double().t()
+    panel = group_maxima(Q, D)
+    for k in (1, 17, 128, 1000):
+        maxima = torch.empty(64, 64, device="cuda")
+        winners = torch.empty(64, 64, dtype=torch.int32, device="cuda")
+        OPS.xtr_select_in_groups_(panel, Q, D, None, 64, k, False, maxima, winners)
+        least = exact.topk(k).values[:, -1:]
+        found = winners >= 0
+        best = exact.view(64, 64, 64).gather(2, winners.clamp_min(0).long().unsqueeze(2)).squeeze(2)
+        torch.testing.assert_close(maxima[found], best[found].float(), rtol=1e-5, atol=1e-5)
+        assert (best >= least - 1e-5)[found].all() and found.any(1).all()
+        missed = exact.view(64, 64, 64).amax(2).masked_fill(found, -torch.inf)
+        assert (missed <= least + 1e-5).all()
+
+
+@pytest.mark.gpu
+def test_a_gpu_selects_in_groups_where_few_are_selected(monkeypatch):
+    """Both ways select the same and have the same maxima; dims that are no multiple of 8, many selected cells
+    and addresses that lie anywhere go by one of them."""
     Q, D = embeddings(9, 12, 8, 50, 64, "cuda", torch.bfloat16)
     d_mask = mask((13, 50), "cuda", "dead")[1:]
     found = []
     for most in (1024, 0):
-        monkeypatch.setattr(driver, "_ROUNDED_K", most)
+        monkeypatch.setattr(driver, "_MOST_IN_GROUPS", most)
         with side_by_side.Calls() as calls:
-            driver._xtr_winners(Q.detach(), D.detach(), None, d_mask, 60)
-        assert [*calls.of] == ["xtr_select_rounded_" if most else "xtr_select_"]
-        found.append(OPS.xtr_winners(Q, D, None, d_mask, 60))
+            driver._xtr_winners(Q.detach(), D.detach(), None, d_mask, 18)
+        names = ["xtr_group_maxima_", "xtr_select_in_groups_"] if most else ["xtr_select_"]
+        assert [*calls.of] == names
+        found.append(OPS.xtr_winners(Q, D, None, d_mask, 18))
     assert torch.equal(found[0][2], found[1][2])
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(driver, "_ROUNDED_K", 1024)
-    for shape, k in (((3, 3, 4, 5, 8), 9), ((3, 4, 4, 5, 12), 9), ((3, 4, 40, 600, 8), 1025)):
+    monkeypatch.setattr(driver, "_MOST_IN_GROUPS", 1024)
+    for shape, k in (((3, 4, 4, 50, 12), 5), ((3, 4, 4, 50, 8), 7), ((3, 40, 4, 900, 8), 1025)):
         q, d = (x.detach() for x in embeddings(*shape, "cuda", torch.bfloat16))
         with side_by_side.Calls() as calls:
             driver._xtr_winners(q, d, None, None, k)
         assert {*calls.of} == {"xtr_select_"}
     q, d = (
         tokens((3, 4, 16), torch.bfloat16, "cuda", "offset"),
-        tokens((6, 5, 16), torch.bfloat16, "cuda", "offset"),
+        tokens((60, 7, 16), torch.bfloat16, "cuda", "offset"),
     )
-    flags = torch.ones(31, dtype=torch.bool, device="cuda")[1:].view(6, 5)
+    flags = torch.ones(421, dtype=torch.bool, device="cuda")[1:].view(60, 7)
     wanted = li.xtr_scores(q.float(), d.float(), 11)
     torch.testing.assert_close(li.xtr_scores(q, d, 11, None, flags), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
-def test_bad_input_of_the_rounded_selection():
-    Q, D, exact = rounded_case("fine", 4, 6, 16, torch.bfloat16)
+def test_bad_input_of_the_selection_in_groups():
+    Q, D, _ = group_case("fine", 24, 16, torch.bfloat16)
+    panel = group_maxima(Q, D)
     out = torch.empty(5, 4, device="cuda"), torch.empty(5, 4, dtype=torch.int32, device="cuda")
-    good = (exact.bfloat16(), Q, D, None, 6, 3, False, *out)
-    torch.library.opcheck(OPS.xtr_select_rounded_.default, good)
+    good = (panel, Q, D, None, 6, 3, False, *out)
+    torch.library.opcheck(OPS.xtr_select_in_groups_.default, good)
+    torch.library.opcheck(OPS.xtr_group_maxima_.default, (Q, D, None, panel))
+    wrong_mask = torch.ones(4, 5, dtype=torch.bool, device="cuda")
     for at, bad, words in (
-        (0, exact, "must be bfloat16 or float16"),
-        (0, exact.bfloat16()[:, :18], "maxima must be"),
-        (1, Q.half(), "Q must be a contiguous"),
+        (0, panel.float(), "group_maxima must be"),
+        (0, panel[:, :8], "group_maxima must be"),
+        (1, Q.half(), "D must be a contiguous"),
+        (1, Q.float(), "Q must be a contiguous"),
         (1, Q[:, :12], "d a multiple of 8"),
-        (2, D[1:], "D must be a contiguous"),
-        (3, torch.ones(4, 5, dtype=torch.bool, device="cuda"), "d_mask must be"),
+        (2, D[1:], "whole documents"),
+        (3, wrong_mask, "d_mask must be"),
         (5, 25, "k must be 1 to 24"),
     ):
         with pytest.raises(RuntimeError, match=words):
-            OPS.xtr_select_rounded_(*good[:at], bad, *good[at + 1 :])
+            OPS.xtr_select_in_groups_(*good[:at], bad, *good[at + 1 :])
+    for args, words in (
+        ((Q, D[:, :8].contiguous(), None), "D must be"),
+        ((Q, D, wrong_mask), "d_mask must be"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            OPS.xtr_group_maxima_(*args, panel)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,4 +1,4 @@
-// xtr_select_'s tensors, checked, as plain terms.
+// The tensors of XTR's operators, checked, as plain terms.
 #pragma once
 
 #include "arithmetic.h"
@@ -7,13 +7,23 @@
 
 namespace late_interaction {
 
+inline void check_xtr_mask(const std::optional<Tensor>& d_mask, int64_t tokens, const Tensor& beside) {
+  STD_TORCH_CHECK(!d_mask || (d_mask->scalar_type() == ScalarType::Bool && d_mask->is_contiguous() &&
+                              d_mask->numel() == tokens && same_place(*d_mask, beside)),
+                  "late_interaction: d_mask must be a contiguous bool [documents, Ld]");
+}
+
+inline const uint8_t* mask_data(const std::optional<Tensor>& mask) {
+  return mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr;
+}
+
 // type: of the maxima.
-inline XtrSelection parse_xtr_cells(const Tensor& similarities, const std::optional<Tensor>& d_mask,
-                                    int64_t Ld, int64_t k, bool zero_unless_all, Tensor& maxima,
-                                    Tensor& winners, ScalarType type) {
+inline XtrSelection parse_xtr_cells(const Tensor& similarities, int64_t tokens,
+                                    const std::optional<Tensor>& d_mask, int64_t Ld, int64_t k,
+                                    bool zero_unless_all, Tensor& maxima, Tensor& winners, ScalarType type) {
   STD_TORCH_CHECK(similarities.dim() == 2 && (similarities.stride(1) == 1 || similarities.size(1) <= 1),
                   "late_interaction: similarities must be [rows, tokens] with contiguous rows");
-  const int64_t rows = similarities.size(0), tokens = similarities.size(1);
+  const int64_t rows = similarities.size(0);
   STD_TORCH_CHECK(Ld >= 1 && tokens >= 1 && tokens % Ld == 0,
                   "late_interaction: similarities must be those of whole documents of Ld tokens");
   STD_TORCH_CHECK(rows <= kMaxTokens && tokens <= kMaxTokens,
@@ -25,9 +35,7 @@ inline XtrSelection parse_xtr_cells(const Tensor& similarities, const std::optio
   STD_TORCH_CHECK(
       has_shape(winners, shape) && winners.scalar_type() == ScalarType::Int && winners.is_contiguous(),
       "late_interaction: winners must be a contiguous int32 [rows, documents]");
-  STD_TORCH_CHECK(!d_mask || (d_mask->scalar_type() == ScalarType::Bool && d_mask->is_contiguous() &&
-                              d_mask->numel() == tokens && same_place(*d_mask, similarities)),
-                  "late_interaction: d_mask must be a contiguous bool [documents, Ld]");
+  check_xtr_mask(d_mask, tokens, similarities);
   STD_TORCH_CHECK(same_place(maxima, similarities) && same_place(winners, similarities),
                   "late_interaction: similarities, maxima and winners must be on one device");
   XtrSelection selection;
@@ -39,7 +47,7 @@ inline XtrSelection parse_xtr_cells(const Tensor& similarities, const std::optio
   selection.zero_unless_all = zero_unless_all;
   selection.similarities = similarities.const_data_ptr();
   selection.row_stride = similarities.stride(0);
-  selection.d_mask = d_mask ? static_cast<const uint8_t*>(d_mask->const_data_ptr()) : nullptr;
+  selection.d_mask = mask_data(d_mask);
   selection.maxima = maxima.mutable_data_ptr();
   selection.winners = static_cast<int32_t*>(winners.mutable_data_ptr());
   return selection;
@@ -51,35 +59,57 @@ inline XtrSelection parse_xtr_selection(const Tensor& similarities, const std::o
   const ScalarType type = similarities.scalar_type();
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double,
                   "late_interaction: similarities must be float32 or float64");
-  return parse_xtr_cells(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners, type);
+  const int64_t tokens = similarities.dim() == 2 ? similarities.size(1) : 0;
+  return parse_xtr_cells(similarities, tokens, d_mask, Ld, k, zero_unless_all, maxima, winners, type);
 }
 
-inline void check_xtr_rows(const Tensor& x, const Tensor& similarities, int64_t rows, int64_t d,
-                           const char* name) {
-  STD_TORCH_CHECK(x.dim() == 2 && x.size(0) == rows && x.size(1) == d && x.is_contiguous() &&
-                      x.scalar_type() == similarities.scalar_type() && same_place(x, similarities) &&
-                      is_aligned(x.const_data_ptr(), 16),
-                  "late_interaction: ", name, " must be a contiguous [", rows, ", ", d,
-                  "] of the dtype of similarities, at a multiple of 16 bytes");
+// Q [rows, d], D [tokens, d] and what xtr_group_maxima_ makes of them.
+inline void check_xtr_groups(const Tensor& Q, const Tensor& D, const Tensor& group_maxima) {
+  const auto is_half = [](const Tensor& x) {
+    return x.scalar_type() == ScalarType::BFloat16 || x.scalar_type() == ScalarType::Half;
+  };
+  const int64_t d = Q.dim() == 2 ? Q.size(1) : 0;
+  STD_TORCH_CHECK(d >= 8 && d % 8 == 0 && d <= kMaxTokens && is_half(Q) && Q.is_contiguous() &&
+                      is_aligned(Q.const_data_ptr(), 16),
+                  "late_interaction: Q must be a contiguous [rows, d] of half precision at a multiple of 16 "
+                  "bytes, with d a multiple of 8");
+  STD_TORCH_CHECK(
+      D.dim() == 2 && D.size(1) == d && D.scalar_type() == Q.scalar_type() && D.is_contiguous() &&
+          is_aligned(D.const_data_ptr(), 16) && same_place(D, Q),
+      "late_interaction: D must be a contiguous [tokens, d] of the dtype of Q at a multiple of 16 "
+      "bytes");
+  STD_TORCH_CHECK(Q.size(0) <= kMaxTokens && D.size(0) <= kMaxTokens,
+                  "late_interaction: Q and D must have at most 2^30 rows");
+  const std::vector<int64_t> shape{Q.size(0), xtr_groups(D.size(0))};
+  STD_TORCH_CHECK(has_shape(group_maxima, shape) && group_maxima.scalar_type() == Q.scalar_type() &&
+                      group_maxima.is_contiguous() && is_aligned(group_maxima.const_data_ptr(), 16) &&
+                      same_place(group_maxima, Q),
+                  "late_interaction: group_maxima must be a contiguous [rows, ", shape[1],
+                  "] of the dtype of Q at a multiple of 16 bytes");
 }
 
-// Similarities of Q [rows, d] with D [tokens, d], rounded to their dtype.
-inline XtrSelection parse_xtr_rounded(const Tensor& similarities, const Tensor& Q, const Tensor& D,
-                                      const std::optional<Tensor>& d_mask, int64_t Ld, int64_t k,
-                                      bool zero_unless_all, Tensor& maxima, Tensor& winners) {
-  const ScalarType type = similarities.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::BFloat16 || type == ScalarType::Half,
-                  "late_interaction: similarities must be bfloat16 or float16");
-  XtrSelection selection =
-      parse_xtr_cells(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners, ScalarType::Float);
-  STD_TORCH_CHECK(selection.tokens() % 2 == 0 && selection.row_stride % 2 == 0 &&
-                      is_aligned(similarities.const_data_ptr(), 4) && is_aligned(selection.d_mask, 2),
-                  "late_interaction: similarities and d_mask must be read two at a time");
-  selection.d = Q.dim() == 2 ? Q.size(1) : 0;
-  STD_TORCH_CHECK(selection.d >= 8 && selection.d % 8 == 0 && selection.d <= kMaxTokens,
-                  "late_interaction: Q must be [rows, d] with d a multiple of 8");
-  check_xtr_rows(Q, similarities, selection.rows, selection.d, "Q");
-  check_xtr_rows(D, similarities, selection.tokens(), selection.d, "D");
+inline XtrGroupMaxima parse_xtr_group_maxima(const Tensor& Q, const Tensor& D,
+                                             const std::optional<Tensor>& d_mask, Tensor& group_maxima) {
+  check_xtr_groups(Q, D, group_maxima);
+  check_xtr_mask(d_mask, D.size(0), Q);
+  return {.dtype = parse_dtype(Q.scalar_type()),
+          .rows = Q.size(0),
+          .tokens = D.size(0),
+          .d = Q.size(1),
+          .queries = Q.const_data_ptr(),
+          .document_tokens = D.const_data_ptr(),
+          .d_mask = mask_data(d_mask),
+          .group_maxima = group_maxima.mutable_data_ptr()};
+}
+
+// The selection from maxima of groups.
+inline XtrSelection parse_xtr_groups(const Tensor& group_maxima, const Tensor& Q, const Tensor& D,
+                                     const std::optional<Tensor>& d_mask, int64_t Ld, int64_t k,
+                                     bool zero_unless_all, Tensor& maxima, Tensor& winners) {
+  check_xtr_groups(Q, D, group_maxima);
+  XtrSelection selection = parse_xtr_cells(group_maxima, D.size(0), d_mask, Ld, k, zero_unless_all, maxima,
+                                           winners, ScalarType::Float);
+  selection.d = Q.size(1);
   selection.queries = Q.const_data_ptr();
   selection.document_tokens = D.const_data_ptr();
   return selection;

@@ -10,13 +10,17 @@
 ``xtr_select_(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners)``
     A step of it, on the similarities ``[rows, Nd * Ld]`` of some query tokens: writes each document's largest
     selected similarity and its token into ``maxima`` and ``winners``, ``[rows, Nd]``.
-``xtr_select_rounded_(similarities, Q, D, d_mask, Ld, k, zero_unless_all, maxima, winners)``
-    The same of the similarities of ``Q`` ``[rows, d]`` with ``D`` ``[Nd * Ld, d]``, rounded to their half
-    precision. CUDA alone.
+``xtr_group_maxima_(Q, D, d_mask, group_maxima)``
+    For half precision, on CUDA alone. Of the similarities of ``Q`` ``[rows, d]`` with ``D`` ``[Nd * Ld, d]``,
+    in groups of four, writes the largest of each that ``d_mask`` keeps, rounded to the dtype of ``Q``, into
+    ``group_maxima`` ``[rows, groups]``.
+``xtr_select_in_groups_(group_maxima, Q, D, d_mask, Ld, k, zero_unless_all, maxima, winners)``
+    What ``xtr_select_`` writes, from these: the similarities of groups that may hold a selected one are
+    computed again, in float32.
 
-One matrix product computes a panel: the similarities of some query tokens with all document tokens. A query
-token's threshold and the maxima that it decides about are read from the same panel, so they are the same
-numbers, and each similarity is computed once. Panels take a bounded number of bytes, whatever the batch.
+One matrix product computes a panel: the similarities of some query tokens with all document tokens, or the
+maxima of their groups. A query token's threshold and the maxima that it decides about come from the same
+numbers. Panels take a bounded number of bytes, whatever the batch.
 """
 
 from collections.abc import Iterator
@@ -43,17 +47,21 @@ from late_interaction.ops._registration import (
 from late_interaction.ops.winners import winner_dtype
 
 _winners_op, _select_op = operators.xtr_winners.default, operators.xtr_select_.default
-_rounded_op = operators.xtr_select_rounded_.default
+_group_maxima_op, _select_in_groups_op = (
+    operators.xtr_group_maxima_.default,
+    operators.xtr_select_in_groups_.default,
+)
 _backward_op = operators.maxsim_backward.default
 
 # What a panel takes at most, but for one of a single row. On a GPU the product and the selection need
 # hundreds of rows to fill it; on a CPU smaller panels stay closer to the caches.
 _PANEL_BYTES = {"cuda": 128 << 20}
 _PANEL_BYTES_OF_A_CPU = 16 << 20
-# Up to so many selected cells the similarities may be rounded: candidates are also those that round to the
-# same as the k-th largest, and a block of a GPU has room for 3072.
-_ROUNDED_K = 1024
-_WHOLE_TILES = 128  # rows of a panel are a multiple of this where they are more
+# Groups serve where few of their maxima are in question: up to so many selected cells, for whose candidates a
+# block of a GPU has room, and up to one for so many tokens.
+_MOST_IN_GROUPS, _TOKENS_OF_A_SELECTED_CELL = 1024, 32
+_GROUPS_OF_A_TILE, _TILE_TOKENS = 16, 64  # csrc/common/xtr.h
+_WHOLE_TILES = 256  # rows of a panel are a multiple of this where they are more
 
 
 # ---- similarities, a panel at a time ----
@@ -63,33 +71,36 @@ _WHOLE_TILES = 128  # rows of a panel are a multiple of this where they are more
 class _Panels:
     """The similarities of rows of Q ``[rows, d]`` with all of D ``[tokens, d]``, some rows at a time.
 
-    Products of half precision are summed in float32. A GPU writes them rounded where few cells are selected,
-    which halves what is written and read: rounding keeps their order, and those that could be selected are
-    computed again, unrounded.
+    Products of half precision are summed in float32. Where few are selected, a GPU writes the maxima of
+    groups of four alone, rounded: an eighth of the bytes. Rounding keeps their order, and similarities that
+    could be selected are computed again, unrounded.
     """
 
     Q: Tensor
     D: Tensor
-    rounded: bool
+    groups: int = 0  # of a row; 0: the panel holds similarities
 
-    def similarities(self, start: int, end: int) -> Tensor:
-        rows, columns = self.Q[start:end], self.D.t()
-        if self.rounded or self.Q.dtype in (torch.float32, torch.float64):
+    def _similarities(self, rows: Tensor) -> Tensor:
+        columns = self.D.t()
+        if self.Q.dtype in (torch.float32, torch.float64):
             return torch.mm(rows, columns)
         return torch.mm(rows, columns, out_dtype=torch.float32)
 
     def select(self, start: int, end: int, d_mask: Tensor | None, options: Any, out: Any) -> None:
         """Writes maxima and winners of these rows. options: Ld, k, zero_unless_all."""
-        panel = self.similarities(start, end)
-        if self.rounded:
-            _rounded_op(panel, self.Q[start:end], self.D, d_mask, *options, *out)
+        rows = self.Q[start:end]
+        if self.groups:
+            panel = rows.new_empty(len(rows), self.groups)
+            _group_maxima_op(rows, self.D, d_mask, panel)
+            _select_in_groups_op(panel, rows, self.D, d_mask, *options, *out)
         else:
-            _select_op(panel, d_mask, *options, *out)
+            _select_op(self._similarities(rows), d_mask, *options, *out)
 
     @property
     def row_bytes(self) -> int:
-        exact = 8 if self.Q.dtype == torch.float64 else 4
-        return len(self.D) * (2 if self.rounded else exact)
+        if self.groups:
+            return self.groups * self.Q.element_size()
+        return len(self.D) * (8 if self.Q.dtype == torch.float64 else 4)
 
 
 def _panels(Q: Tensor, D: Tensor, k: int, precision: str) -> tuple[_Panels, str]:
@@ -99,11 +110,12 @@ def _panels(Q: Tensor, D: Tensor, k: int, precision: str) -> tuple[_Panels, str]
         half = torch.bfloat16 if precision == "medium" else torch.float16
         Q, D = Q.to(half), D.to(half)
     if Q.dtype in (torch.float32, torch.float64):
-        return _Panels(Q, D, False), precision
+        return _Panels(Q, D), precision
     if not Q.is_cuda:  # products of half precision are exact in float32
-        return _Panels(Q.float(), D.float(), False), "highest"
-    rounded = k <= _ROUNDED_K and Q.shape[1] % 8 == 0 and len(D) % 2 == 0
-    return _Panels(_dense(Q, 16), _dense(D, 16), rounded), "highest"
+        return _Panels(Q.float(), D.float()), "highest"
+    few = k <= min(_MOST_IN_GROUPS, len(D) // _TOKENS_OF_A_SELECTED_CELL)
+    groups = -(-len(D) // _TILE_TOKENS) * _GROUPS_OF_A_TILE if few and Q.shape[1] % 8 == 0 else 0
+    return _Panels(_dense(Q, 16), _dense(D, 16), groups), "highest"
 
 
 def _dense(x: Tensor, alignment: int) -> Tensor:
@@ -147,7 +159,7 @@ def _xtr_winners(
     budget = _PANEL_BYTES.get(Q.device.type, _PANEL_BYTES_OF_A_CPU)
     with torch.no_grad(), without_autocast(Q.device.type):
         panels, needed = _panels(Q, D, options[1], precision)
-        mask = None if d_mask is None else _dense(d_mask, 2)  # flags may be read two at a time
+        mask = None if d_mask is None else d_mask.contiguous()
         rows = _rows_of_a_panel(budget, panels.row_bytes)
         with float32_products(Q.device.type, needed):
             for first, last in _ranges(Nq, _queries_at_a_time(budget, Lq * Nd)):
@@ -278,5 +290,6 @@ def register() -> None:
     function = differentiable(_winners_op, applied(XTRWinners))
     register_forward(_winners_op, _fake, function, autocast_pair)
     register_helper(_select_op, _fake_select)
-    register_helper(_rounded_op, _fake_select)
+    register_helper(_group_maxima_op, _fake_select)
+    register_helper(_select_in_groups_op, _fake_select)
     library.impl(_winners_op, _xtr_winners, "CompositeExplicitAutograd")

@@ -9,58 +9,81 @@
 
 namespace late_interaction {
 
-// The panel's row: item i is cell i.
+// The panel's row of cells: item i is cell i.
 template <class Element, bool kMasked>
 struct RowCells {
-  using Real = typename Panel<Element>::Real;
+  using Real = Element;
   using Key = typename OrderedKey<Real>::Key;
-  using Pack = typename Panel<Element>::Pack;
   const Element* row;
   const uint8_t* mask;
   uint32_t count;
 
   __device__ __forceinline__ bool kept(uint32_t cell) const { return !kMasked || mask[cell] != 0; }
-  __device__ __forceinline__ Key key(uint32_t cell) const {
-    return OrderedKey<Real>::of(kept(cell) ? Panel<Element>::widened(row[cell]) : OrderedKey<Real>::kLowest);
+  __device__ __forceinline__ Element pack(uint32_t cell) const {
+    return kept(cell) ? row[cell] : OrderedKey<Real>::kLowest;
   }
+  __device__ __forceinline__ Key key(uint32_t cell) const { return OrderedKey<Real>::of(pack(cell)); }
   __device__ __forceinline__ uint32_t cell(uint32_t item) const { return item; }
   __device__ __forceinline__ bool may_reach_threshold(uint32_t) const { return true; }
+};
+
+// The panel's row of maxima: item i is group i.
+template <class Element>
+struct RowGroups {
+  using Key = OrderedKey<float>::Key;
+  using Pack = typename Panel<Element>::Pack;
+  const Element* row;
+  uint32_t count;
+
+  __device__ __forceinline__ Key key(uint32_t group) const {
+    return OrderedKey<float>::of(Panel<Element>::widened(row[group]));
+  }
   __device__ __forceinline__ Pack pack(uint32_t index) const {
-    const Pack x = reinterpret_cast<const Pack*>(row)[index];
-    if constexpr (kMasked) return Panel<Element>::masked(x, mask + index * Panel<Element>::kCells);
-    return x;
+    return reinterpret_cast<const Pack*>(row)[index];
   }
 };
 
-// Similarities that the panel holds rounded, computed again in float32: item i is cell i. Eight lanes share a
-// product; one that computes it alone adds in the same order, so both have the same bits.
+// Similarities computed in float32 where they are needed: item i is cell i. Eight lanes share a product; one
+// that computes it alone adds in the same order, so both have the same bits.
 template <class Element, bool kMasked>
 struct ExactCells {
   using Real = float;
   using Key = OrderedKey<float>::Key;
-  using Pack = typename Panel<Element>::Pack;
+  using Pair = typename Panel<Element>::Pair;
   static constexpr uint32_t kLanes = 8, kVector = 8;  // elements of 16 bytes
-  RowCells<Element, kMasked> rounded;
+  RowGroups<Element> groups;
+  const uint8_t* mask;
   const Element* query;      // [d]
   const Element* documents;  // [count, d]
   uint32_t d;                // a multiple of kVector
-  Key bound;                 // no cell that is rounded to less reaches the threshold
+  Key bound;                 // no cell of a group with a lesser maximum reaches the threshold
   uint32_t count;
 
-  __device__ __forceinline__ float share(uint32_t cell, uint32_t lane) const {
-    const Element* document = documents + int64_t{cell} * d;
-    float sum = 0;
-    for (uint32_t at = lane * kVector; at < d; at += kLanes * kVector) {
-      const uint4 a = *reinterpret_cast<const uint4*>(query + at);
-      const uint4 b = *reinterpret_cast<const uint4*>(document + at);
-      const Pack* q = reinterpret_cast<const Pack*>(&a);
-      const Pack* t = reinterpret_cast<const Pack*>(&b);
+  // A lane's shares of the products of cells; 0 of one that does not exist.
+  template <uint32_t kCells>
+  __device__ __forceinline__ void share(const uint32_t (&cells)[kCells], uint32_t lane,
+                                        float (&sums)[kCells]) const {
 #pragma unroll
-      for (uint32_t i = 0; i < kVector / 2; ++i) {
-        const float2 x = Panel<Element>::widened(q[i]), y = Panel<Element>::widened(t[i]);
-        sum = fmaf(x.x, y.x, sum);
-        sum = fmaf(x.y, y.y, sum);
+    for (float& sum : sums) sum = 0;
+    for (uint32_t at = lane * kVector; at < d; at += kLanes * kVector) {
+      const uint4 q = *reinterpret_cast<const uint4*>(query + at);
+      uint4 t[kCells] = {};
+#pragma unroll
+      for (uint32_t i = 0; i < kCells; ++i) {
+        if (cells[i] < count) t[i] = *reinterpret_cast<const uint4*>(documents + int64_t{cells[i]} * d + at);
       }
+#pragma unroll
+      for (uint32_t i = 0; i < kCells; ++i) sums[i] = multiply_add(q, t[i], sums[i]);
+    }
+  }
+  static __device__ __forceinline__ float multiply_add(const uint4& a, const uint4& b, float sum) {
+    const Pair* q = reinterpret_cast<const Pair*>(&a);
+    const Pair* t = reinterpret_cast<const Pair*>(&b);
+#pragma unroll
+    for (uint32_t i = 0; i < kVector / 2; ++i) {
+      const float2 x = Panel<Element>::widened(q[i]), y = Panel<Element>::widened(t[i]);
+      sum = fmaf(x.x, y.x, sum);
+      sum = fmaf(x.y, y.y, sum);
     }
     return sum;
   }
@@ -68,16 +91,25 @@ struct ExactCells {
     return OrderedKey<float>::of(kept(cell) ? product : OrderedKey<float>::kLowest);
   }
 
-  __device__ __forceinline__ bool kept(uint32_t cell) const { return rounded.kept(cell); }
+  __device__ __forceinline__ bool kept(uint32_t cell) const { return !kMasked || mask[cell] != 0; }
   __device__ __forceinline__ Key key(uint32_t cell) const {
-    float sums[kLanes / 2];
+    float sums[kLanes];
 #pragma unroll
-    for (uint32_t i = 0; i < kLanes / 2; ++i) sums[i] = share(cell, i) + share(cell, i + kLanes / 2);
-    return key_of(cell, (sums[0] + sums[2]) + (sums[1] + sums[3]));
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      float sum[1];
+      share({cell}, lane, sum);
+      sums[lane] = sum[0];
+    }
+#pragma unroll
+    for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (uint32_t i = 0; i < step; ++i) sums[i] += sums[i + step];
+    }
+    return key_of(cell, sums[0]);
   }
   __device__ __forceinline__ uint32_t cell(uint32_t item) const { return item; }
   __device__ __forceinline__ bool may_reach_threshold(uint32_t cell) const {
-    return rounded.key(cell) >= bound;
+    return groups.key(group_of_cell(cell)) >= bound;
   }
 };
 

@@ -1,10 +1,11 @@
-// The CUDA side of XTR's selection: parse, launch. Nothing here waits for the device.
+// The CUDA side of XTR's operators: parse, launch. Nothing here waits for the device.
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../../common/registration.h"
 #include "../../common/xtr_tensors.h"
 #include "../runtime/check.h"
+#include "../runtime/device.h"
 #include "../runtime/stream.h"
 #include "launch.h"
 
@@ -27,10 +28,18 @@ void xtr_select_(Tensor similarities, OptionalTensor d_mask, int64_t Ld, int64_t
   select(parse_xtr_selection(similarities, d_mask, Ld, k, zero_unless_all, maxima, winners), similarities);
 }
 
-void xtr_select_rounded_(Tensor similarities, Tensor Q, Tensor D, OptionalTensor d_mask, int64_t Ld,
-                         int64_t k, bool zero_unless_all, Tensor maxima, Tensor winners) {
-  select(parse_xtr_rounded(similarities, Q, D, d_mask, Ld, k, zero_unless_all, maxima, winners),
-         similarities);
+void xtr_group_maxima_(Tensor Q, Tensor D, OptionalTensor d_mask, Tensor group_maxima) {
+  const XtrGroupMaxima call = parse_xtr_group_maxima(Q, D, d_mask, group_maxima);
+  if (call.rows == 0 || call.tokens == 0) return;
+  const int device = Q.get_device_index();
+  const DeviceGuard guard(device);
+  check(launch_xtr_group_maxima(call, device_properties(device), current_stream(device)),
+        "XTR's maxima of groups");
+}
+
+void xtr_select_in_groups_(Tensor group_maxima, Tensor Q, Tensor D, OptionalTensor d_mask, int64_t Ld,
+                           int64_t k, bool zero_unless_all, Tensor maxima, Tensor winners) {
+  select(parse_xtr_groups(group_maxima, Q, D, d_mask, Ld, k, zero_unless_all, maxima, winners), group_maxima);
 }
 
 }  // namespace
@@ -39,5 +48,6 @@ void xtr_select_rounded_(Tensor similarities, Tensor Q, Tensor D, OptionalTensor
 
 LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("xtr_select_", TORCH_BOX(&late_interaction::xtr_select_));
-  m.impl("xtr_select_rounded_", TORCH_BOX(&late_interaction::xtr_select_rounded_));
+  m.impl("xtr_group_maxima_", TORCH_BOX(&late_interaction::xtr_group_maxima_));
+  m.impl("xtr_select_in_groups_", TORCH_BOX(&late_interaction::xtr_select_in_groups_));
 }

@@ -3,16 +3,17 @@
 //   row         |......|......|......|   one query token's similarities with the tokens of all documents
 //   segments    |  max |  max |  max |   up to 4096 of them, in shared memory; the k-th largest is a lower
 //                                        bound of the threshold, since at least k cells reach it
-//   candidates   . .      .    . . .     the cells that do, little more than k, in shared memory; of a
-//   rounded
-//                                        panel those that may be selected are multiplied again, in float32
+//   candidates   . .      .    . . .     the cells that do, little more than k, in shared memory
 //   threshold                            their k-th largest, exactly
 //   documents   |max, token|  ...        of those with a selected cell
 //
 // So almost every cell is read once, at one instruction for its maximum; only segments whose maximum reaches
 // the bound are read again. Where k is more than the segments, or the candidates do not fit (many equal
-// cells), the threshold is found in the row itself, which then is read once for each digit; a rounded row's
-// cells are then all multiplied again, each time.
+// cells), the threshold is found in the row itself, which then is read once for each digit.
+//
+// Where the row holds the rounded maxima of groups of cells, groups are the candidates first. The cells of
+// those that reach the bound are multiplied in float32 and take their place. A search in the row itself
+// multiplies all cells, for each digit.
 #pragma once
 
 #include <climits>
@@ -23,7 +24,14 @@
 
 namespace late_interaction {
 
-inline constexpr int kSelectThreads = 512;
+// Threads of a block, and as many blocks as run on a multiprocessor without spilled registers: keys of 64
+// bits and products take more. Rows of groups are short, so more of them at once hide each other's latency.
+template <class Element>
+inline constexpr int kSelectThreads = Panel<Element>::kGroups ? 256 : 512;
+template <class Element>
+inline constexpr int kSelectBlocks = Panel<Element>::kGroups ? 5
+                                     : sizeof(Element) == 8  ? 3
+                                                             : 4;
 
 // Both fit in the 48 KiB of shared memory that a kernel has without asking.
 template <class Key>
@@ -36,10 +44,11 @@ struct SelectArgs {
   const Element* similarities;
   int64_t row_stride;
   const Element* queries;    // [rows, d] and
-  const Element* documents;  // [tokens, d], of a rounded panel
+  const Element* documents;  // [tokens, d], of a panel of groups
   uint32_t d;
   const uint8_t* d_mask;  // with kMasked
   uint32_t document_count, Ld, tokens, k;
+  uint32_t items;       // of a row: cells or groups
   uint32_t lane_packs;  // of a segment: a lane's share of a chunk of 32 * lane_packs consecutive packs
   uint32_t chunks;
   bool zero_unless_all;
@@ -53,6 +62,7 @@ struct SelectSmem {
   Key candidate_keys[kMostCandidates<Key>];
   uint32_t candidate_cells[kMostCandidates<Key>];
   uint32_t candidates;
+  uint32_t listed;  // groups, in place of segments
   DigitHistogram histogram;
 };
 
@@ -61,50 +71,50 @@ struct SelectSmem {
 template <class Key>
 inline constexpr int kBoundDigits = sizeof(Key) == 4 ? 2 : 3;
 
-template <class Element, bool kMasked, class Key>
-__device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& args,
-                                                    const RowCells<Element, kMasked>& cells,
+// items: RowCells or RowGroups.
+template <class Element, class Items, class Key>
+__device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& args, const Items& items,
                                                     SelectSmem<Key>& smem) {
   using Cell = Panel<Element>;
   const uint32_t lane = threadIdx.x % 32, chunk_packs = 32 * args.lane_packs;
-  const uint32_t packs = args.tokens / Cell::kCells;
-  for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads / 32) {
+  const uint32_t packs = args.items / Cell::kPackItems;
+  for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads<Element> / 32) {
     const uint32_t begin = chunk * chunk_packs + lane;
     auto maximum = Cell::none();  // of a lane without a cell, too: it raises no bound
     if (chunk * chunk_packs + chunk_packs <= packs) {
-#pragma unroll(kMasked && !Cell::kRounded ? 4 : 8)
+#pragma unroll(Cell::kGroups ? 3 : 4)
       for (uint32_t i = 0; i < args.lane_packs; ++i) {
-        maximum = Cell::larger(maximum, cells.pack(begin + 32 * i));
+        maximum = Cell::larger(maximum, items.pack(begin + 32 * i));
       }
     } else {
-      for (uint32_t at = begin; at < packs; at += 32) maximum = Cell::larger(maximum, cells.pack(at));
+      for (uint32_t at = begin; at < packs; at += 32) maximum = Cell::larger(maximum, items.pack(at));
     }
     smem.segments[chunk * 32 + lane] = OrderedKey<typename Cell::Real>::of(Cell::largest(maximum));
   }
-  if (threadIdx.x == 0) smem.candidates = 0;
+  if (threadIdx.x == 0) smem.candidates = smem.listed = 0;
   __syncthreads();
 }
 
-// A warp reads a segment at a time: those that reach the bound are few and far between.
-template <class Element, bool kMasked, class Key>
-__device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& args,
-                                                  const RowCells<Element, kMasked>& cells, Key bound,
-                                                  SelectSmem<Key>& smem) {
-  constexpr uint32_t kCells = Panel<Element>::kCells;
-  const uint32_t lane = threadIdx.x % 32, segment_cells = args.lane_packs * kCells;
-  for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads / 32) {
+// A warp reads a segment at a time: those that reach the bound are few and far between. A candidate of
+// RowGroups is a group.
+template <class Element, class Items, class Key>
+__device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& args, const Items& items,
+                                                  Key bound, SelectSmem<Key>& smem) {
+  constexpr uint32_t kPackItems = Panel<Element>::kPackItems;
+  const uint32_t lane = threadIdx.x % 32, segment_items = args.lane_packs * kPackItems;
+  for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads<Element> / 32) {
     unsigned reaching = __ballot_sync(kFullWarp, smem.segments[chunk * 32 + lane] >= bound);
     for (; reaching != 0; reaching &= reaching - 1) {
       const uint32_t begin = chunk * 32 * args.lane_packs + __ffs(reaching) - 1;
-      for (uint32_t i = lane; i < segment_cells; i += 32) {
-        const uint32_t cell = (begin + i / kCells * 32) * kCells + i % kCells;
-        if (cell >= args.tokens) break;
-        const Key key = cells.key(cell);
+      for (uint32_t i = lane; i < segment_items; i += 32) {
+        const uint32_t item = (begin + i / kPackItems * 32) * kPackItems + i % kPackItems;
+        if (item >= args.items) break;
+        const Key key = items.key(item);
         if (key < bound) continue;
         const uint32_t place = atomicAdd(&smem.candidates, 1u);
         if (place < kMostCandidates<Key>) {
           smem.candidate_keys[place] = key;
-          smem.candidate_cells[place] = cell;
+          smem.candidate_cells[place] = item;
         }
       }
     }
@@ -113,46 +123,82 @@ __device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& arg
 }
 
 // Whether the candidates of a row are in shared memory now.
-template <class Element, bool kMasked, class Key>
-__device__ __forceinline__ bool find_candidates(const SelectArgs<Element>& args,
-                                                const RowCells<Element, kMasked>& cells,
+template <class Element, class Items, class Key>
+__device__ __forceinline__ bool find_candidates(const SelectArgs<Element>& args, const Items& items,
                                                 SelectSmem<Key>& smem) {
-  if (args.k > args.chunks * 32 || args.k > kMostCandidates<Key>) return false;
-  find_segment_maxima(args, cells, smem);
+  if (args.k > min(args.chunks * 32, args.items) || args.k > kMostCandidates<Key>) return false;
+  find_segment_maxima(args, items, smem);
   const auto segment = [&](uint32_t i) { return smem.segments[i]; };
-  const auto bound =
-      kth_largest<kSelectThreads, kBoundDigits<Key>, Key>(smem.histogram, args.k, args.chunks * 32, segment);
-  gather_candidates(args, cells, bound.key, smem);
+  const auto bound = kth_largest<kSelectThreads<Element>, kBoundDigits<Key>, Key>(smem.histogram, args.k,
+                                                                                  args.chunks * 32, segment);
+  gather_candidates(args, items, bound.key, smem);
   return smem.candidates <= kMostCandidates<Key>;
 }
 
-// Candidates of a rounded panel get their exact keys; those that are rounded to less than the k-th largest
-// get 0. Returns what that is rounded to, or a little less.
-template <class Element, bool kMasked, class Key>
-__device__ __forceinline__ Key multiply_candidates(const SelectArgs<Element>& args,
-                                                   const ExactCells<Element, kMasked>& cells,
-                                                   SelectSmem<Key>& smem) {
-  constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes;
+// Lists the candidate groups that reach their k-th largest maximum, or a little less. Returns that bound.
+template <class Element>
+__device__ __forceinline__ uint32_t list_groups(const SelectArgs<Element>& args, SelectSmem<uint32_t>& smem) {
   const auto key_at = [&](uint32_t i) { return smem.candidate_keys[i]; };
-  const Key bound =
-      kth_largest<kSelectThreads, kBoundDigits<Key>, Key>(smem.histogram, args.k, smem.candidates, key_at)
-          .key;
-  const uint32_t group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  for (uint32_t first = 0; first < smem.candidates; first += kSelectThreads / kLanes) {
-    const uint32_t i = first + group;
-    const bool exists = i < smem.candidates;
-    const uint32_t cell = exists ? smem.candidate_cells[i] : 0;
-    const bool reaches = exists && smem.candidate_keys[i] >= bound;
-    float product = reaches ? cells.share(cell, lane) : 0.0f;
-#pragma unroll
-    for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
-      product += __shfl_xor_sync(kFullWarp, product, static_cast<int>(step));
+  const uint32_t bound = kth_largest<kSelectThreads<Element>, kBoundDigits<uint32_t>, uint32_t>(
+                             smem.histogram, args.k, smem.candidates, key_at)
+                             .key;
+  for (uint32_t i = threadIdx.x; i < smem.candidates; i += kSelectThreads<Element>) {
+    if (smem.candidate_keys[i] >= bound) {
+      smem.segments[atomicAdd(&smem.listed, 1u)] = smem.candidate_cells[i];
     }
-    __syncwarp();  // all lanes have read the key
-    if (exists && lane == 0) smem.candidate_keys[i] = reaches ? cells.key_of(cell, product) : 0;
   }
   __syncthreads();
+  if (threadIdx.x == 0) smem.candidates = 0;
+  __syncthreads();
   return bound;
+}
+
+// Makes a cell a candidate. Every lane of a warp calls it.
+template <class Element, bool kMasked>
+__device__ __forceinline__ void add_candidate(const ExactCells<Element, kMasked>& cells,
+                                              SelectSmem<uint32_t>& smem, uint32_t cell, float product) {
+  constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes;
+#pragma unroll
+  for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
+    product += __shfl_xor_sync(kFullWarp, product, static_cast<int>(step));
+  }
+  const bool exists = cell < cells.count;
+  const uint32_t key = exists ? cells.key_of(cell, product) : 0;
+  const uint32_t largest = __reduce_max_sync(kFullWarp, key);
+  const float rounded = Panel<Element>::widened(narrow<Element>(OrderedKey<float>::number(key)));
+  const bool reaches = key == largest || OrderedKey<float>::of(rounded) >= cells.bound;
+  if (!exists || !reaches || threadIdx.x % kLanes != 0) return;
+  const uint32_t place = atomicAdd(&smem.candidates, 1u);
+  if (place < kMostCandidates<uint32_t>) {
+    smem.candidate_keys[place] = key;
+    smem.candidate_cells[place] = cell;
+  }
+}
+
+// Makes candidates of the cells of listed groups that round to the bound or more. A warp multiplies the cells
+// of two groups at once, to wait for memory half as often. The largest of a group is a candidate in any case,
+// since sums of another order may round to less: so there are k at least. Whether the candidates fit.
+template <class Element, bool kMasked>
+__device__ __forceinline__ bool multiply_groups(const ExactCells<Element, kMasked>& cells,
+                                                SelectSmem<uint32_t>& smem) {
+  constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes, kAtOnce = 2;
+  constexpr uint32_t kWarps = kSelectThreads<Element> / 32;
+  static_assert(kGroupCells * kLanes == 32);
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t first = threadIdx.x / 32; first < smem.listed; first += kAtOnce * kWarps) {
+    uint32_t own[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t at = first + i * kWarps;
+      own[i] = at < smem.listed ? cell_of_group(smem.segments[at], lane / kLanes) : UINT_MAX;
+    }
+    float shares[kAtOnce];
+    cells.share(own, lane % kLanes, shares);
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) add_candidate(cells, smem, own[i], shares[i]);
+  }
+  __syncthreads();
+  return smem.candidates <= kMostCandidates<uint32_t>;
 }
 
 template <class Element, class Items>
@@ -161,15 +207,16 @@ __device__ __forceinline__ auto find_threshold(const SelectArgs<Element>& args, 
   using Real = typename Panel<Element>::Real;
   using Key = typename OrderedKey<Real>::Key;
   const auto key_at = [&](uint32_t i) { return items.key(i); };
-  const auto found = kth_largest<kSelectThreads, sizeof(Key), Key>(histogram, args.k, items.count, key_at);
+  const auto found =
+      kth_largest<kSelectThreads<Element>, sizeof(Key), Key>(histogram, args.k, items.count, key_at);
   // Without a choice PyTorch's product with the selection makes every NaN count.
   const bool every_tie = args.zero_unless_all && found.key == OrderedKey<Real>::kNaN;
   if (found.rank == found.equal || every_tie) return Threshold<Key>{found.key, UINT_MAX};
   // The last tie is the rank-th of the equal cells from below: the largest complements are theirs, and other
   // cells count as 0 here.
   const auto tie_at = [&](uint32_t i) { return items.key(i) == found.key ? ~items.cell(i) : 0u; };
-  const auto last =
-      kth_largest<kSelectThreads, sizeof(uint32_t), uint32_t>(histogram, found.rank, items.count, tie_at);
+  const auto last = kth_largest<kSelectThreads<Element>, sizeof(uint32_t), uint32_t>(histogram, found.rank,
+                                                                                     items.count, tie_at);
   return Threshold<Key>{found.key, ~last.key};
 }
 
@@ -211,19 +258,19 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args,
                                                 const Threshold<Key>& threshold, int64_t row) {
   Key* best = static_cast<Key*>(args.maxima) + row * args.document_count;
   int32_t* tokens = args.winners + row * args.document_count;
-  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads) {
+  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads<Element>) {
     best[j] = 0;
     tokens[j] = INT_MAX;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < candidates.count; i += kSelectThreads) {
+  for (uint32_t i = threadIdx.x; i < candidates.count; i += kSelectThreads<Element>) {
     const uint32_t cell = candidates.cell(i);
     if (threshold.selects(candidates.key(i), cell) && cells.kept(cell)) {
       atomicMax(&best[cell / args.Ld], candidates.key(i));
     }
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < candidates.count; i += kSelectThreads) {
+  for (uint32_t i = threadIdx.x; i < candidates.count; i += kSelectThreads<Element>) {
     const uint32_t cell = candidates.cell(i), document = cell / args.Ld;
     if (threshold.selects(candidates.key(i), cell) && cells.kept(cell) &&
         __ldcg(&best[document]) == candidates.key(i)) {
@@ -231,7 +278,7 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args,
     }
   }
   __syncthreads();
-  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads) {
+  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads<Element>) {
     store_document(args, cells, threshold, row, j, __ldcg(&best[j]), __ldcg(&tokens[j]));
   }
 }
@@ -241,7 +288,7 @@ template <class Element, class Cells, class Key>
 __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args, const Cells& cells,
                                                 const Threshold<Key>& threshold, int64_t row) {
   const uint32_t lane = threadIdx.x % 32;
-  for (uint32_t j = threadIdx.x / 32; j < args.document_count; j += kSelectThreads / 32) {
+  for (uint32_t j = threadIdx.x / 32; j < args.document_count; j += kSelectThreads<Element> / 32) {
     Key best = 0;
     uint32_t token = UINT_MAX;
     for (uint32_t t = lane; t < args.Ld; t += 32) {
@@ -274,34 +321,40 @@ __device__ __forceinline__ void select_in_row(const SelectArgs<Element>& args, c
   write_documents(args, cells, threshold, row);
 }
 
-// As many as run on a multiprocessor without spilled registers: keys of 64 bits and products take more.
-template <class Element>
-inline constexpr int kSelectBlocks = Panel<Element>::kRounded ? 2
-                                     : sizeof(Element) == 8   ? 3
-                                                              : 4;
-
-template <class Element, bool kMasked>
-__global__ void __launch_bounds__(kSelectThreads, kSelectBlocks<Element>)
-    xtr_select(const SelectArgs<Element> args) {
-  using Key = typename RowCells<Element, kMasked>::Key;
-  __shared__ SelectSmem<Key> smem;
+// From candidates in shared memory, or from all cells.
+template <class Element, class Cells, class Key>
+__device__ __forceinline__ void select_and_write(const SelectArgs<Element>& args, const Cells& cells,
+                                                 SelectSmem<Key>& smem, bool found) {
   const int64_t row = blockIdx.x;
-  const RowCells<Element, kMasked> cells{args.similarities + row * args.row_stride, args.d_mask, args.tokens};
-  const bool found = find_candidates(args, cells, smem);
-  const Candidates<Key> candidates{smem.candidate_keys, smem.candidate_cells, smem.candidates};
-  if constexpr (Panel<Element>::kRounded) {
-    ExactCells<Element, kMasked> exact{cells,      args.queries + row * args.d, args.documents, args.d, 0,
-                                       args.tokens};
-    if (found) {
-      exact.bound = multiply_candidates(args, exact, smem);
-      write_documents(args, exact, candidates, find_threshold(args, candidates, smem.histogram), row);
-    } else {
-      select_in_row(args, exact, smem, row);
-    }
-  } else if (found) {
+  if (found) {
+    const Candidates<Key> candidates{smem.candidate_keys, smem.candidate_cells, smem.candidates};
     write_documents(args, cells, candidates, find_threshold(args, candidates, smem.histogram), row);
   } else {
     select_in_row(args, cells, smem, row);
+  }
+}
+
+template <class Element, bool kMasked>
+__global__ void __launch_bounds__(kSelectThreads<Element>, kSelectBlocks<Element>)
+    xtr_select(const SelectArgs<Element> args) {
+  using Key = typename OrderedKey<typename Panel<Element>::Real>::Key;
+  __shared__ SelectSmem<Key> smem;
+  const int64_t row = blockIdx.x;
+  const Element* items = args.similarities + row * args.row_stride;
+  if constexpr (Panel<Element>::kGroups) {
+    const RowGroups<Element> groups{items, args.items};
+    ExactCells<Element, kMasked> cells{
+        groups, args.d_mask, args.queries + row * args.d, args.documents, args.d, 0, args.tokens};
+    bool found = find_candidates(args, groups, smem);
+    if (found) {
+      cells.bound = list_groups(args, smem);
+      found = multiply_groups(cells, smem);
+      if (!found) cells.bound = 0;
+    }
+    select_and_write(args, cells, smem, found);
+  } else {
+    const RowCells<Element, kMasked> cells{items, args.d_mask, args.tokens};
+    select_and_write(args, cells, smem, find_candidates(args, cells, smem));
   }
 }
 

@@ -1,6 +1,5 @@
-// What a panel of similarities holds: float32 and float64 as they are; or half precision, similarities that
-// were rounded once. Rounding keeps their order, so it says which could be among the largest at half the
-// bytes; two cells are read at a time.
+// What a panel holds: similarities in float32 or float64, a number a cell; or in half precision the largest
+// of each group of cells, of which a lane reads eight at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,6 +7,8 @@
 
 #include <cstdint>
 
+#include "../../common/xtr.h"
+#include "../primitives/element.cuh"
 #include "ordered_key.cuh"
 
 namespace late_interaction {
@@ -16,62 +17,70 @@ template <class Element>
 struct Panel {  // float, double
   using Real = Element;
   using Pack = Element;
-  static constexpr uint32_t kCells = 1;  // of a pack
-  static constexpr bool kRounded = false;
+  static constexpr uint32_t kPackItems = 1;
+  static constexpr bool kGroups = false;
 
   static __device__ __forceinline__ Real widened(Element x) { return x; }
   static __device__ __forceinline__ Pack none() { return -INFINITY; }
   static __device__ __forceinline__ Pack larger(Pack a, Pack b) { return OrderedKey<Real>::larger(a, b); }
   static __device__ __forceinline__ Real largest(Pack x) { return x; }
-  static __device__ __forceinline__ Pack masked(Pack x, const uint8_t* kept) {
-    return *kept != 0 ? x : OrderedKey<Real>::kLowest;
+};
+
+template <class Element, class Pair_>
+struct GroupPanel {
+  using Real = float;
+  using Pair = Pair_;
+  static constexpr uint32_t kPackItems = 8;
+  static constexpr bool kGroups = true;
+  struct alignas(16) Pack {
+    Pair pairs[kPackItems / 2];
+  };
+
+  static __device__ __forceinline__ Pack larger(const Pack& a, const Pack& b) {
+    Pack x;
+#pragma unroll
+    for (uint32_t i = 0; i < kPackItems / 2; ++i) x.pairs[i] = __hmax2_nan(a.pairs[i], b.pairs[i]);
+    return x;
+  }
+  static __device__ __forceinline__ float largest(const Pack& x) {
+    const Pair pair = __hmax2_nan(__hmax2_nan(x.pairs[0], x.pairs[1]), __hmax2_nan(x.pairs[2], x.pairs[3]));
+    return max_keeping_nan(__low2float(pair), __high2float(pair));
   }
 };
 
-// masked: below what a masked cell counts as, which half precision does not hold; so a bound is none too
-// high.
 template <>
-struct Panel<__nv_bfloat16> {
-  using Real = float;
-  using Pack = __nv_bfloat162;
-  static constexpr uint32_t kCells = 2;
-  static constexpr bool kRounded = true;
-
+struct Panel<__nv_bfloat16> : GroupPanel<__nv_bfloat16, __nv_bfloat162> {
   static __device__ __forceinline__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
-  static __device__ __forceinline__ float2 widened(Pack x) { return __bfloat1622float2(x); }
-  static __device__ __forceinline__ Pack none() { return __floats2bfloat162_rn(-INFINITY, -INFINITY); }
-  static __device__ __forceinline__ Pack larger(Pack a, Pack b) { return __hmax2_nan(a, b); }
-  static __device__ __forceinline__ float largest(Pack x) {
-    return max_keeping_nan(__low2float(x), __high2float(x));
-  }
-  static __device__ __forceinline__ Pack masked(Pack x, const uint8_t* kept) {
-    const uint32_t both = *reinterpret_cast<const uint16_t*>(kept);
-    if ((both & 0xFF) == 0) x.x = none().x;
-    if (both >> 8 == 0) x.y = none().y;
-    return x;
+  static __device__ __forceinline__ float2 widened(Pair x) { return __bfloat1622float2(x); }
+  static __device__ __forceinline__ Pair rounded(float a, float b) { return __floats2bfloat162_rn(a, b); }
+  static __device__ __forceinline__ Pack none() {
+    const Pair pair = rounded(-INFINITY, -INFINITY);
+    return {{pair, pair, pair, pair}};
   }
 };
 
 template <>
-struct Panel<__half> {
-  using Real = float;
-  using Pack = __half2;
-  static constexpr uint32_t kCells = 2;
-  static constexpr bool kRounded = true;
-
+struct Panel<__half> : GroupPanel<__half, __half2> {
   static __device__ __forceinline__ float widened(__half x) { return __half2float(x); }
-  static __device__ __forceinline__ float2 widened(Pack x) { return __half22float2(x); }
-  static __device__ __forceinline__ Pack none() { return __floats2half2_rn(-INFINITY, -INFINITY); }
-  static __device__ __forceinline__ Pack larger(Pack a, Pack b) { return __hmax2_nan(a, b); }
-  static __device__ __forceinline__ float largest(Pack x) {
-    return max_keeping_nan(__low2float(x), __high2float(x));
-  }
-  static __device__ __forceinline__ Pack masked(Pack x, const uint8_t* kept) {
-    const uint32_t both = *reinterpret_cast<const uint16_t*>(kept);
-    if ((both & 0xFF) == 0) x.x = none().x;
-    if (both >> 8 == 0) x.y = none().y;
-    return x;
+  static __device__ __forceinline__ float2 widened(Pair x) { return __half22float2(x); }
+  static __device__ __forceinline__ Pair rounded(float a, float b) { return __floats2half2_rn(a, b); }
+  static __device__ __forceinline__ Pack none() {
+    const Pair pair = rounded(-INFINITY, -INFINITY);
+    return {{pair, pair, pair, pair}};
   }
 };
+
+// Cell i of a group, as it lies in the registers of a lane (group_maxima.cuh).
+__device__ __forceinline__ uint32_t cell_of_group(uint32_t group, uint32_t i) {
+  constexpr uint32_t kTileGroups = kGroupsOfATile, kLaneGroups = kTileGroups / 4;
+  const uint32_t lane = group % kTileGroups / kLaneGroups, blocks = group % kLaneGroups;
+  return group / kTileGroups * static_cast<uint32_t>(kGroupTileTokens) + 16 * blocks + 2 * lane + i / 2 * 8 +
+         i % 2;
+}
+__device__ __forceinline__ uint32_t group_of_cell(uint32_t cell) {
+  constexpr uint32_t kTileTokens = kGroupTileTokens, kTileGroups = kGroupsOfATile;
+  const uint32_t column = cell % kTileTokens;
+  return cell / kTileTokens * kTileGroups + column % 8 / 2 * (kTileGroups / 4) + column / 16;
+}
 
 }  // namespace late_interaction

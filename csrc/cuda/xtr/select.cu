@@ -10,8 +10,8 @@ namespace {
 template <class Element>
 cudaError_t launch(const XtrSelection& call, cudaStream_t stream) {
   using Key = typename OrderedKey<typename Panel<Element>::Real>::Key;
-  constexpr int64_t kCells = Panel<Element>::kCells;
-  const int64_t packs = call.tokens() / kCells, lane_packs = ceil_div(packs, kMostSegments<Key>);
+  const int64_t items = Panel<Element>::kGroups ? xtr_groups(call.tokens()) : call.tokens();
+  const int64_t packs = items / Panel<Element>::kPackItems, lane_packs = ceil_div(packs, kMostSegments<Key>);
   const SelectArgs<Element> args{.similarities = static_cast<const Element*>(call.similarities),
                                  .row_stride = call.row_stride,
                                  .queries = static_cast<const Element*>(call.queries),
@@ -22,6 +22,7 @@ cudaError_t launch(const XtrSelection& call, cudaStream_t stream) {
                                  .Ld = static_cast<uint32_t>(call.Ld),
                                  .tokens = static_cast<uint32_t>(call.tokens()),
                                  .k = static_cast<uint32_t>(call.k),
+                                 .items = static_cast<uint32_t>(items),
                                  .lane_packs = static_cast<uint32_t>(lane_packs),
                                  .chunks = static_cast<uint32_t>(ceil_div(packs, 32 * lane_packs)),
                                  .zero_unless_all = call.zero_unless_all,
@@ -29,9 +30,9 @@ cudaError_t launch(const XtrSelection& call, cudaStream_t stream) {
                                  .winners = call.winners};
   const auto rows = static_cast<unsigned>(call.rows);
   if (call.d_mask != nullptr) {
-    xtr_select<Element, true><<<rows, kSelectThreads, 0, stream>>>(args);
+    xtr_select<Element, true><<<rows, kSelectThreads<Element>, 0, stream>>>(args);
   } else {
-    xtr_select<Element, false><<<rows, kSelectThreads, 0, stream>>>(args);
+    xtr_select<Element, false><<<rows, kSelectThreads<Element>, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
