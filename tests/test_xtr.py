@@ -229,13 +229,21 @@ def maxima_by_definition(exact, d_mask, dtype):
     return cells.reshape(len(exact), -1, 4).amax(-1).to(dtype)
 
 
+@pytest.fixture
+def capability(request):
+    OPS.cuda_capability(request.param)
+    yield
+    OPS.cuda_capability(0)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("capability", [0, 80], indirect=True)  # 0: of this GPU
 @pytest.mark.parametrize("kind", ["fine", "special"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [1, 255, 700])
-@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 9001])
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 129, 9001])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_maxima_of_groups(dtype, tokens, rows, masked, kind):
+def test_maxima_of_groups(dtype, tokens, rows, masked, kind, capability):
     for d in (8, 72, 128, 200, 520):  # within a k chunk, in several, and where query tokens pass by
         Q, D, exact = group_case(kind, tokens, d, dtype, rows)
         d_mask = mask((1, tokens), "cuda", "holes") if masked else None

@@ -55,7 +55,7 @@ _backward_op = operators.maxsim_backward.default
 
 # What a panel takes at most, but for one of a single row. On a GPU the product and the selection need
 # hundreds of rows to fill it; on a CPU smaller panels stay closer to the caches.
-_PANEL_BYTES = {"cuda": 128 << 20}
+_PANEL_BYTES = {"cuda": 160 << 20}
 _PANEL_BYTES_OF_A_CPU = 16 << 20
 # Groups serve where few of their maxima are in question: up to so many selected cells, for whose candidates a
 # block of a GPU has room, and up to one for so many tokens.
@@ -129,9 +129,13 @@ def _ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, count)
 
 
-def _rows_of_a_panel(budget: int, row_bytes: int) -> int:
-    rows = max(budget // row_bytes, 1)
-    return rows - rows % _WHOLE_TILES if rows > _WHOLE_TILES else rows
+def _rows_of_a_panel(budget: int, row_bytes: int, count: int) -> int:
+    """Of panels that are as large as each other, but for the last of ``count`` rows."""
+    most = max(budget // row_bytes, 1)
+    if most <= _WHOLE_TILES:
+        return most
+    panels = -(-count // (most - most % _WHOLE_TILES))
+    return -(-count // (panels * _WHOLE_TILES)) * _WHOLE_TILES
 
 
 def _queries_at_a_time(budget: int, maxima: int) -> int:
@@ -157,12 +161,13 @@ def _xtr_winners(
         return scores.zero_(), denominators.fill_(_least_denominator(rule)), winners.fill_(-1)
     options = (Ld, min(k, Nd * Ld), rule == "pylate")
     budget = _PANEL_BYTES.get(Q.device.type, _PANEL_BYTES_OF_A_CPU)
+    queries = _queries_at_a_time(budget, Lq * Nd)
     with torch.no_grad(), without_autocast(Q.device.type):
         panels, needed = _panels(Q, D, options[1], precision)
         mask = None if d_mask is None else d_mask.contiguous()
-        rows = _rows_of_a_panel(budget, panels.row_bytes)
+        rows = _rows_of_a_panel(budget, panels.row_bytes, min(Nq, queries) * Lq)
         with float32_products(Q.device.type, needed):
-            for first, last in _ranges(Nq, _queries_at_a_time(budget, Lq * Nd)):
+            for first, last in _ranges(Nq, queries):
                 maxima = scores.new_empty((last - first) * Lq, Nd)
                 found = torch.empty_like(maxima, dtype=torch.int32)
                 for start, end in _ranges(len(maxima), rows):

@@ -1,6 +1,7 @@
-// What the wgmma forwards share: the pipeline state, and each block's range of work tiles.
+// What the wgmma forwards share: each block's range of work tiles, and what they are built of.
 #pragma once
 
+#include "../primitives/pipeline_state.cuh"
 #include "../ptx/cluster.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../ptx/mbarrier.cuh"
@@ -10,19 +11,6 @@
 #include "epilogue.cuh"
 
 namespace late_interaction {
-
-// A stage of a ring, and the parity of the phase that its mbarriers are in.
-struct PipelineState {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // A block's work tiles: a contiguous range of (row tile, document). Blocks get equally many work tiles; with
 // packed documents, about equally many tokens.

@@ -93,19 +93,27 @@ struct ExactCells {
 
   __device__ __forceinline__ bool kept(uint32_t cell) const { return !kMasked || mask[cell] != 0; }
   __device__ __forceinline__ Key key(uint32_t cell) const {
-    float sums[kLanes];
+    return key_of(cell, multiply(query, documents + int64_t{cell} * d, d));
+  }
+  // Out of line, so that the usual path does not pay for its registers.
+  static __device__ __noinline__ float multiply(const Element* query, const Element* document, uint32_t d) {
+    float sums[kLanes] = {};
+    for (uint32_t first = 0; first < d; first += kLanes * kVector) {
 #pragma unroll
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-      float sum[1];
-      share({cell}, lane, sum);
-      sums[lane] = sum[0];
+      for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        const uint32_t at = first + lane * kVector;
+        if (at < d) {
+          sums[lane] = multiply_add(*reinterpret_cast<const uint4*>(query + at),
+                                    *reinterpret_cast<const uint4*>(document + at), sums[lane]);
+        }
+      }
     }
 #pragma unroll
     for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
 #pragma unroll
       for (uint32_t i = 0; i < step; ++i) sums[i] += sums[i + step];
     }
-    return key_of(cell, sums[0]);
+    return sums[0];
   }
   __device__ __forceinline__ uint32_t cell(uint32_t item) const { return item; }
   __device__ __forceinline__ bool may_reach_threshold(uint32_t cell) const {

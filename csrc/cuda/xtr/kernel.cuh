@@ -29,7 +29,7 @@ namespace late_interaction {
 template <class Element>
 inline constexpr int kSelectThreads = Panel<Element>::kGroups ? 256 : 512;
 template <class Element>
-inline constexpr int kSelectBlocks = Panel<Element>::kGroups ? 5
+inline constexpr int kSelectBlocks = Panel<Element>::kGroups ? 4
                                      : sizeof(Element) == 8  ? 3
                                                              : 4;
 
@@ -76,20 +76,34 @@ template <class Element, class Items, class Key>
 __device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& args, const Items& items,
                                                     SelectSmem<Key>& smem) {
   using Cell = Panel<Element>;
+  constexpr uint32_t kAtOnce = 4, kWarps = kSelectThreads<Element> / 32;
   const uint32_t lane = threadIdx.x % 32, chunk_packs = 32 * args.lane_packs;
   const uint32_t packs = args.items / Cell::kPackItems;
-  for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads<Element> / 32) {
+  const auto store = [&](uint32_t chunk, const auto& maximum) {
+    smem.segments[chunk * 32 + lane] = OrderedKey<typename Cell::Real>::of(Cell::largest(maximum));
+  };
+  uint32_t chunk = threadIdx.x / 32;
+  if (args.lane_packs == 1) {  // several chunks at once, to wait for memory less often
+    for (; chunk + (kAtOnce - 1) * kWarps < packs / 32; chunk += kAtOnce * kWarps) {
+      typename Cell::Pack own[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) own[i] = items.pack((chunk + i * kWarps) * 32 + lane);
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) store(chunk + i * kWarps, own[i]);
+    }
+  }
+  for (; chunk < args.chunks; chunk += kWarps) {
     const uint32_t begin = chunk * chunk_packs + lane;
     auto maximum = Cell::none();  // of a lane without a cell, too: it raises no bound
     if (chunk * chunk_packs + chunk_packs <= packs) {
-#pragma unroll(Cell::kGroups ? 3 : 4)
+#pragma unroll(Cell::kGroups ? 2 : 8)
       for (uint32_t i = 0; i < args.lane_packs; ++i) {
         maximum = Cell::larger(maximum, items.pack(begin + 32 * i));
       }
     } else {
       for (uint32_t at = begin; at < packs; at += 32) maximum = Cell::larger(maximum, items.pack(at));
     }
-    smem.segments[chunk * 32 + lane] = OrderedKey<typename Cell::Real>::of(Cell::largest(maximum));
+    store(chunk, maximum);
   }
   if (threadIdx.x == 0) smem.candidates = smem.listed = 0;
   __syncthreads();
@@ -251,35 +265,48 @@ __device__ __forceinline__ void store_document(const SelectArgs<Element>& args, 
   args.winners[at] = kept ? token : kSentinel;
 }
 
-// From candidates: each goes to its document by atomics on the results, which the block alone uses.
-template <class Element, class Cells, class Key>
+// The best key and token of each document so far, of a block alone: in place of segments, where they fit, or
+// in the results, past L1, in which atomics leave what it held.
+template <class Key, bool kShared>
+struct DocumentBests {
+  Key* keys;
+  int32_t* tokens;
+
+  __device__ __forceinline__ Key key(uint32_t j) const { return kShared ? keys[j] : __ldcg(&keys[j]); }
+  __device__ __forceinline__ int32_t token(uint32_t j) const {
+    return kShared ? tokens[j] : __ldcg(&tokens[j]);
+  }
+};
+
+// From candidates: each goes to its document by atomics.
+template <class Element, class Cells, class Key, bool kShared>
 __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args, const Cells& cells,
                                                 const Candidates<Key>& candidates,
-                                                const Threshold<Key>& threshold, int64_t row) {
-  Key* best = static_cast<Key*>(args.maxima) + row * args.document_count;
-  int32_t* tokens = args.winners + row * args.document_count;
-  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads<Element>) {
-    best[j] = 0;
-    tokens[j] = INT_MAX;
+                                                const Threshold<Key>& threshold, int64_t row,
+                                                const DocumentBests<Key, kShared>& best) {
+  constexpr uint32_t kThreads = kSelectThreads<Element>;
+  for (uint32_t j = threadIdx.x; j < args.document_count; j += kThreads) {
+    best.keys[j] = 0;
+    best.tokens[j] = INT_MAX;
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < candidates.count; i += kSelectThreads<Element>) {
+  for (uint32_t i = threadIdx.x; i < candidates.count; i += kThreads) {
     const uint32_t cell = candidates.cell(i);
     if (threshold.selects(candidates.key(i), cell) && cells.kept(cell)) {
-      atomicMax(&best[cell / args.Ld], candidates.key(i));
+      atomicMax(&best.keys[cell / args.Ld], candidates.key(i));
     }
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < candidates.count; i += kSelectThreads<Element>) {
+  for (uint32_t i = threadIdx.x; i < candidates.count; i += kThreads) {
     const uint32_t cell = candidates.cell(i), document = cell / args.Ld;
     if (threshold.selects(candidates.key(i), cell) && cells.kept(cell) &&
-        __ldcg(&best[document]) == candidates.key(i)) {
-      atomicMin(&tokens[document], static_cast<int32_t>(cell - document * args.Ld));
+        best.key(document) == candidates.key(i)) {
+      atomicMin(&best.tokens[document], static_cast<int32_t>(cell - document * args.Ld));
     }
   }
   __syncthreads();
-  for (uint32_t j = threadIdx.x; j < args.document_count; j += kSelectThreads<Element>) {
-    store_document(args, cells, threshold, row, j, __ldcg(&best[j]), __ldcg(&tokens[j]));
+  for (uint32_t j = threadIdx.x; j < args.document_count; j += kThreads) {
+    store_document(args, cells, threshold, row, j, best.key(j), best.token(j));
   }
 }
 
@@ -328,7 +355,18 @@ __device__ __forceinline__ void select_and_write(const SelectArgs<Element>& args
   const int64_t row = blockIdx.x;
   if (found) {
     const Candidates<Key> candidates{smem.candidate_keys, smem.candidate_cells, smem.candidates};
-    write_documents(args, cells, candidates, find_threshold(args, candidates, smem.histogram), row);
+    const auto threshold = find_threshold(args, candidates, smem.histogram);
+    const uint32_t documents = args.document_count;
+    if (documents <= sizeof(smem.segments) / (sizeof(Key) + sizeof(int32_t))) {
+      auto* tokens = reinterpret_cast<int32_t*>(smem.segments + documents);
+      write_documents(args, cells, candidates, threshold, row,
+                      DocumentBests<Key, true>{smem.segments, tokens});
+    } else {
+      const int64_t first = row * documents;
+      write_documents(
+          args, cells, candidates, threshold, row,
+          DocumentBests<Key, false>{static_cast<Key*>(args.maxima) + first, args.winners + first});
+    }
   } else {
     select_in_row(args, cells, smem, row);
   }

@@ -49,6 +49,21 @@ __device__ __forceinline__ void find_digit(DigitHistogram& histogram, uint32_t r
   histogram.equal = histogram.counts[digit];
 }
 
+// Counts the digits of a warp's keys, of lanes where `counts` holds. Most keys of a row share their upper
+// digits, so the first lane adds what has its digit at once: atomics on one count would wait for each other.
+__device__ __forceinline__ void count_digits(DigitHistogram& histogram, uint32_t digit, bool counts) {
+  const unsigned lanes = __ballot_sync(kFullWarp, counts);
+  if (lanes == 0) return;
+  const int first = __ffs(lanes) - 1;
+  const uint32_t shared = __shfl_sync(kFullWarp, digit, first);
+  const unsigned same = __ballot_sync(kFullWarp, counts && digit == shared);
+  if (threadIdx.x % 32 == first) {
+    atomicAdd(&histogram.counts[shared], static_cast<uint32_t>(__popc(same)));
+  } else if (counts && digit != shared) {
+    atomicAdd(&histogram.counts[digit], 1u);
+  }
+}
+
 // key_at(i) for i in [0, count); 1 <= k <= count. looked: how many digits. All threads call it, and get the
 // same answer. What they wrote to shared memory before is visible to all after it.
 template <int kThreads, int kLooked, class Key, class KeyAt>
@@ -59,11 +74,11 @@ __device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram
   for (int digit = 0; digit < kLooked; ++digit, shift -= kDigitBits) {
     for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram.counts[i] = 0;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
-      const Key key = key_at(i);
-      if (((key ^ found.key) >> shift >> kDigitBits) == 0) {
-        atomicAdd(&histogram.counts[static_cast<uint32_t>(key >> shift) % kDigits], 1u);
-      }
+    for (uint32_t first = 0; first < count; first += kThreads) {
+      const uint32_t i = first + threadIdx.x;
+      const Key key = i < count ? key_at(i) : 0;
+      const bool counts = i < count && ((key ^ found.key) >> shift >> kDigitBits) == 0;
+      count_digits(histogram, static_cast<uint32_t>(key >> shift) % kDigits, counts);
     }
     __syncthreads();
     if (threadIdx.x < 32) find_digit(histogram, found.rank);

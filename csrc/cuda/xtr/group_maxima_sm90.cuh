@@ -1,0 +1,170 @@
+// The maxima of groups by wgmma, on sm_90a, of embeddings of at most two k chunks.
+//
+//   consumers  warpgroups 0 and 1: each 128 of a row tile's rows, as blocks of 64, against each token tile.
+//              A block is folded and stored while the wgmma of the other one, or of the other consumer, run.
+//   producer   one thread of warpgroup 2: TMA loads of row tiles, which stay in shared memory, and of token
+//              tiles, to the stages of a ring.
+//
+// mbarriers: full and empty for each stage, and for the row tile. Each consumer warp arrives once on an empty
+// one.
+#pragma once
+
+#include <cuda.h>
+
+#include "../../plan/kernel_limits.h"
+#include "../primitives/pipeline_state.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "group_maxima.cuh"
+
+namespace late_interaction {
+
+struct GroupTensorMaps {
+  CUtensorMap Q, D;
+};
+
+template <class Type_, class Element_, int kKChunks_>
+struct Sm90GroupTile {
+  using Type = Type_;
+  using Element = Element_;
+  static constexpr int kKChunks = kKChunks_, kKChunkElements = kKChunkBytes / sizeof(Element);
+  static constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1), kStages = 4;
+  static constexpr int kBoxRows = 128, kRows = kBoxRows * kConsumers;
+  static constexpr int kColumns = 128, kGroupTiles = kColumns / kGroupTileTokens;
+  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+  static constexpr uint32_t kQKChunkBytes = kRows * kKChunkBytes, kQBytes = kKChunks * kQKChunkBytes;
+  static constexpr uint32_t kStageKChunkBytes = kColumns * kKChunkBytes;
+  static constexpr uint32_t kStageBytes = kKChunks * kStageKChunkBytes;
+  static constexpr uint32_t kBarrierBytes = 16 * (kStages + 1);
+  static constexpr int kSmemBytes = kQBytes + kStages * kStageBytes + kBarrierBytes;
+};
+
+// Shared memory: the row tile, the ring, mbarriers.
+template <class Tile>
+struct Sm90GroupShared {
+  uint32_t q;
+
+  __device__ __forceinline__ uint32_t stage(int i) const { return q + Tile::kQBytes + i * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t barriers() const { return stage(Tile::kStages); }
+  __device__ __forceinline__ uint32_t q_full() const { return barriers(); }
+  __device__ __forceinline__ uint32_t q_empty() const { return barriers() + 8; }
+  __device__ __forceinline__ uint32_t full(int i) const { return barriers() + 16 + 16 * i; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return barriers() + 24 + 16 * i; }
+};
+
+template <class Tile>
+__device__ __forceinline__ void load_group_tiles(const GroupMaximaArgs& p, const GroupTensorMaps& maps,
+                                                 const Sm90GroupShared<Tile>& at, int64_t work, int64_t end) {
+  PipelineState place;
+  for (uint32_t q_parity = 1; work < end; q_parity ^= 1) {
+    const GroupWork part = GroupWork::take(p, work, end);
+    ptx::mbarrier_wait_parity(at.q_empty(), q_parity);
+    ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kQBytes);
+    for (int chunk = 0; chunk < Tile::kKChunks; ++chunk) {
+      for (int box = 0; box < Tile::kConsumers; ++box) {
+        const uint32_t to = at.q + chunk * Tile::kQKChunkBytes + box * Tile::kBoxRows * kKChunkBytes;
+        ptx::tma_load_4d(to, &maps.Q, at.q_full(), chunk * Tile::kKChunkElements,
+                         part.row_tile * Tile::kRows + box * Tile::kBoxRows, 0, 0);
+      }
+    }
+    for (int32_t tile = part.first; tile < part.end; ++tile, place.advance(Tile::kStages)) {
+      ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+      for (int chunk = 0; chunk < Tile::kKChunks; ++chunk) {
+        ptx::tma_load_4d(at.stage(place.stage) + chunk * Tile::kStageKChunkBytes, &maps.D,
+                         at.full(place.stage), chunk * Tile::kKChunkElements, tile * Tile::kColumns, 0, 0);
+      }
+    }
+  }
+}
+
+template <class Tile>
+struct Sm90GroupConsumer {
+  static constexpr int kAccumulators = Tile::kColumns / 2;
+  const GroupMaximaArgs& p;
+  const Sm90GroupShared<Tile>& at;
+  int consumer;
+
+  // Starts the product of block `block` of this warpgroup's rows with a stage.
+  __device__ __forceinline__ void multiply(float (&c)[kAccumulators], int block, int stage) const {
+    const uint32_t rows = at.q + (2 * consumer + block) * 64 * kKChunkBytes;
+    const uint32_t q = ptx::smem_desc_low(rows), d = ptx::smem_desc_low(at.stage(stage));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4 * Tile::kKChunks; ++k) {
+      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
+          c, ptx::smem_desc_k_major(q + (k / 4 * Tile::kQKChunkBytes + k % 4 * 32) / 16),
+          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageKChunkBytes + k % 4 * 32) / 16), k > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void store(const float (&c)[kAccumulators], int block, int32_t row_tile,
+                                        int32_t tile) const {
+    const int warp = threadIdx.x / 32 % 4, lane_row = threadIdx.x % 32 / 4;
+    const int32_t row =
+        row_tile * Tile::kRows + consumer * Tile::kBoxRows + block * 64 + warp * 16 + lane_row;
+#pragma unroll
+    for (int part = 0; part < Tile::kGroupTiles; ++part) {
+      const int32_t group_tile = tile * Tile::kGroupTiles + part;
+      if (group_tile * kGroupsOfATile >= p.row_stride) break;
+      store_group_maxima<typename Tile::Element, 2>(
+          p, row, group_tile, [](int h) { return 8 * h; },
+          [&](int h, int n, int e) { return c[4 * (8 * part + n) + 2 * h + e]; });
+    }
+  }
+
+  __device__ __forceinline__ void run(int64_t work, int64_t end) const {
+    PipelineState place;
+    for (uint32_t q_parity = 0; work < end; q_parity ^= 1) {
+      const GroupWork part = GroupWork::take(p, work, end);
+      ptx::mbarrier_wait_parity(at.q_full(), q_parity);
+      for (int32_t tile = part.first; tile < part.end; ++tile, place.advance(Tile::kStages)) {
+        float c[2][kAccumulators];
+        ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+        multiply(c[0], 0, place.stage);
+        multiply(c[1], 1, place.stage);
+        ptx::wgmma_wait<1>();
+        store(c[0], 0, part.row_tile, tile);
+        ptx::wgmma_wait<0>();
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
+        store(c[1], 1, part.row_tile, tile);
+      }
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
+    }
+  }
+};
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    xtr_group_maxima_sm90(const __grid_constant__ GroupMaximaArgs p,
+                          const __grid_constant__ GroupTensorMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Sm90GroupShared<Tile> at{ptx::smem_address(shared)};
+  if (threadIdx.x == 0) {
+    constexpr int kConsumerWarps = 4 * Tile::kConsumers;
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      ptx::mbarrier_init(at.full(stage), 1);
+      ptx::mbarrier_init(at.empty(stage), kConsumerWarps);
+    }
+    ptx::mbarrier_init(at.q_full(), 1);
+    ptx::mbarrier_init(at.q_empty(), kConsumerWarps);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int64_t work = GroupWork::begin_of(p, blockIdx.x), end = GroupWork::begin_of(p, blockIdx.x + 1);
+  // From lane 0, so that the compiler knows that a warp takes one branch.
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup == Tile::kConsumers) {
+    ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+    if (threadIdx.x == 128 * Tile::kConsumers) load_group_tiles<Tile>(p, maps, at, work, end);
+  } else {
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    Sm90GroupConsumer<Tile>{p, at, warpgroup}.run(work, end);
+  }
+#endif
+}
+
+}  // namespace late_interaction
