@@ -238,8 +238,8 @@ LATE_INTERACTION_LIBRARY(m) {
   // which repetitions * k_sim count: columns is the least multiple of 16 that holds them, as for the d_proj
   // columns of projection [repetitions, d, columns]. buckets (int32, in [0, d_final)) and signs (fp32) are
   // the count sketch, of all dims before it. average, fill_empty: as for documents. scale multiplies the
-  // result. A sequence with a token that is not finite becomes NaN. Not differentiable. Kernels on the CPU;
-  // for other devices written in Python (late_interaction/ops/muvera.py).
+  // result. A sequence with a token that is not finite becomes NaN. Not differentiable. Wrong cu_seqlens and
+  // buckets are errors on the CPU; on CUDA offsets are clamped, and such buckets take part in nothing.
   m.def(
       "muvera_encode(Tensor tokens, Tensor? mask, Tensor? cu_seqlens, Tensor hyperplanes, Tensor? "
       "projection, "

@@ -364,6 +364,20 @@ def run_ward(name, lengths, divisor):
             raise SystemExit(f"{name}: a token has no cluster")
 
 
+def run_muvera(name, lengths, d, *sizes):
+    """Packed, and padded with a mask: of every dtype, queries and documents."""
+    muvera = li.Muvera(d, *sizes)
+    offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)
+    d_mask = torch.rand(3, max(lengths), device="cuda") < 0.6
+    for dtype in (BF16, torch.float16, FP32, FP64):
+        tokens = torch.randn(sum(lengths), d, device="cuda").to(dtype)
+        padded = torch.randn(3, max(lengths), d, device="cuda").to(dtype)
+        for encode in (muvera.encode_queries, muvera.encode_documents):
+            for encodings in (encode(tokens, None, offsets), encode(padded, d_mask)):
+                if not bool(encodings.isfinite().all()):
+                    raise SystemExit(f"{name}: an encoding is not finite")
+
+
 def run_one_token(name, Nq, Nd, d):
     """contrastive_loss of one token a side: the operators of its softmax, in one pass and in two."""
     for dtype in (BF16, torch.float16, FP32):
@@ -485,6 +499,13 @@ if __name__ == "__main__":
         (run_xtr_groups, "XTR, groups", (64, 130, 256, 40)),
         (run_xtr_groups, "XTR, groups, long embeddings", (30, 31, 20, 520)),
         (run_xtr_groups, "XTR, groups, the row", (90, 100, 5000, 40)),
+        (run_muvera, "MUVERA, projected", ((9, 0, 70, 1), 128, 5, 20, 16)),
+        (run_muvera, "MUVERA, few partitions", ((9, 0, 70, 1), 64, 3, 4, 8)),
+        (run_muvera, "MUVERA, odd dims", ((9, 0, 33, 1), 131, 4, 3, 5)),
+        (run_muvera, "MUVERA, many partitions", ((9, 0, 33, 1), 24, 8, 2)),
+        (run_muvera, "MUVERA, a count sketch", ((9, 0, 33, 1), 48, 4, 5, 20, 64)),
+        (run_muvera, "MUVERA, a bucket of many dims", ((9, 0, 33, 1), 40, 6, 2, None, 1)),
+        (run_muvera, "MUVERA, tokens that shared memory does not hold", ((3000, 0, 700, 1), 128, 5, 2, 16)),
         (run_one_token, "softmax, one token a side", (70, 70, 24)),
         (run_one_token, "softmax, odd columns", (33, 131, 8)),
         (run_one_token, "softmax, rows longer than shared memory", (5, 40003, 8)),

@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 import late_interaction as li
 from late_interaction import Muvera
 from late_interaction.muvera import Encodings, _random_bits, encoder
-from late_interaction.ops import muvera as composite
 from late_interaction.reference import muvera_reference
 from late_interaction.varlen import pack_sequences
 from tests.cases import mask
@@ -67,21 +66,6 @@ def test_encodings_by_definition(shape, fill_empty, device):
             torch.testing.assert_close(found.cpu().double(), wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_operations_of_pytorch_compute_the_same(shape):
-    """What other devices than a CPU run."""
-    d, *sizes = SHAPES[shape]
-    muvera = Muvera(d, *sizes, seed=3)
-    tokens, cu = pack_sequences([tokens_of(n, d) for n in LENGTHS])
-    tokens, cu = torch.cat((tokens[:2], tokens, tokens[:3])), cu + 2
-    numbers = *sizes[:2], sizes[2] or 0, sizes[3] or 0
-    d_mask = mask((3, 9), "cpu", "dead")
-    padded = torch.where(d_mask[..., None], tokens_of(27, d).view(3, 9, d), torch.nan)
-    for average, given in itertools.product((True, False), ((tokens, None, cu), (padded, d_mask, None))):
-        args = *given, *muvera._matrices_on(torch.device("cpu")), *numbers, average, True, 0.5
-        torch.testing.assert_close(composite._muvera_encode(*args), OPS.muvera_encode(*args))
-
-
 def grid_plane(muvera):
     """The muvera with hyperplanes that are axes, so that partitions can be read off the tokens."""
     (own,) = muvera._matrices.values()
@@ -92,18 +76,18 @@ def grid_plane(muvera):
     return muvera
 
 
-def test_partitions_sums_means_and_filled_partitions_by_hand():
+def test_partitions_sums_means_and_filled_partitions_by_hand(device):
     muvera = grid_plane(Muvera(3, k_sim=2, repetitions=2))
-    x = torch.tensor([[1.0, 1, 8], [1, -1, 2], [2, 0, 3], [1, 0, 4]])
+    x = torch.tensor([[1.0, 1, 8], [1, -1, 2], [2, 0, 3], [1, 0, 4]], device=device)
     # Partitions 3, 1, 1 and 1: 0 is not above 0.
-    sums = torch.tensor([[0.0, 0, 0], [4, -1, 9], [0, 0, 0], [1, 1, 8]])
+    sums = torch.tensor([[0.0, 0, 0], [4, -1, 9], [0, 0, 0], [1, 1, 8]], device=device)
     assert torch.equal(muvera.encode_queries(x), sums.flatten().repeat(2) / 2)
     # Partition 0 is one bit away from 1, whose first token is 1; 2 is one bit away from 3.
-    means = torch.stack((x[1], (x[1] + x[2] + x[3]) * torch.tensor(1 / 3), x[0], x[0]))
+    means = torch.stack((x[1], (x[1] + x[2] + x[3]) * torch.tensor(1 / 3, device=device), x[0], x[0]))
     torch.testing.assert_close(muvera.encode_documents(x), means.flatten().repeat(2), atol=1e-6, rtol=0)
     # Equally near: the lowest token, whatever its partition.
     for order in ([0, 1], [1, 0]):
-        a, b = torch.tensor([1.0, -1, 5]), torch.tensor([-1.0, 1, 6])  # partitions 1 and 2
+        a, b = torch.tensor([[1.0, -1, 5], [-1, 1, 6]], device=device)  # partitions 1 and 2
         two = torch.stack((a, b))[order]
         blocks = muvera.encode_documents(two).view(2, 4, 3)
         assert torch.equal(blocks[0, 0], two[0]) and torch.equal(blocks[0, 3], two[0])
@@ -225,6 +209,148 @@ def test_encodings_are_traced_whole():
 
     traced = torch.compile(both, fullgraph=True, backend="eager")
     assert torch.equal(traced(x, kept), both(x, kept))
+
+
+# ---- a GPU ----
+
+
+def operator_arguments(muvera, tokens, d_mask, cu_seqlens, average, fill_empty):
+    sizes = muvera.k_sim, muvera.repetitions, muvera.d_proj or 0, muvera.d_final or 0
+    matrices = muvera._matrices_on(tokens.device)
+    return tokens, d_mask, cu_seqlens, *matrices, *sizes, average, fill_empty, 1.0 if average else 1 / 3
+
+
+def forms(lengths, d, dtype):
+    """Packed tokens with others around them, padded ones with holes, views that no vector can be read of."""
+    tokens, cu = pack_sequences([tokens_of(n, d, dtype) for n in lengths])
+    yield torch.cat((tokens[:2], tokens, tokens[:3])), None, cu + 2
+    yield torch.cat((tokens, tokens), 1)[:, 1 : d + 1], None, cu
+    L = max(lengths)
+    d_mask = mask((3, L), "cpu", "dead")
+    padded = torch.where(d_mask[..., None], tokens_of(3 * L, d, dtype).view(3, L, d), torch.nan)
+    yield padded, d_mask, None
+    yield padded.transpose(0, 1).contiguous().transpose(0, 1), d_mask.t().contiguous().t(), None
+    yield tokens_of(2 * 9, 2 * d, dtype).view(2, 9, 2 * d)[..., ::2], None, None
+    bad = tokens_of(4 * 6, d, dtype).view(4, 6, d)
+    bad[1, 3, -1], bad[3, 0, 0] = torch.inf, torch.nan
+    yield bad, None, None
+
+
+def assert_same_bits_as_the_cpu(muvera, given):
+    for average, fill_empty in ((True, True), (True, False), (False, False)):
+        args = operator_arguments(muvera, *given, average, fill_empty)
+        on_gpu = [x.cuda() if isinstance(x, torch.Tensor) else x for x in args]
+        if not args[0].is_contiguous():  # .cuda() keeps the strides of dense tensors alone
+            x = args[0]
+            extent = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1
+            memory = torch.empty(extent + 1, dtype=x.dtype, device="cuda")
+            on_gpu[0] = memory[1:].as_strided(x.shape, x.stride()).copy_(x)
+        wanted, found = OPS.muvera_encode(*args), OPS.muvera_encode(*on_gpu)
+        torch.testing.assert_close(found.cpu(), wanted, equal_nan=True, rtol=0, atol=0)
+        assert torch.equal(OPS.muvera_encode(*on_gpu).nan_to_num(), found.nan_to_num())
+
+
+with_fma = pytest.mark.skipif(OPS.cpu_isa() == "portable", reason="this CPU has no fused multiply-adds")
+GPU_SHAPES = SHAPES | {
+    "several stages": (301, 6, 2, 40, None),
+    "two sums": (130, 9, 1, None, None),
+    "paper": (128, 5, 20, 16, None),
+    "one bucket": (40, 6, 2, None, 1),
+    "most bits": (3, 16, 1, 2, None),
+}
+
+
+@pytest.mark.gpu
+@with_fma
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
+@pytest.mark.parametrize("shape", GPU_SHAPES)
+def test_a_gpu_has_the_bits_of_the_cpu(shape, dtype):
+    d, *sizes = GPU_SHAPES[shape]
+    muvera = Muvera(d, *sizes, seed=3)
+    for given in forms([0, 1, 2, 33, 5, 0, 70], d, dtype):
+        assert_same_bits_as_the_cpu(muvera, given)
+
+
+@pytest.mark.gpu
+@with_fma
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [[600, 1, 0, 513, 512], [4000, *[2] * 300, 1500], [3, 20_000]])
+def test_a_gpu_has_the_bits_of_the_cpu_of_long_sequences(lengths, dtype):
+    """Longer than a list; than shared memory, beside shorter ones and by themselves."""
+    for d, *sizes in ((128, 5, 4, 16, None), (97, 7, 2, None, 50)):
+        tokens, cu = pack_sequences([tokens_of(n, d, dtype) for n in lengths])
+        assert_same_bits_as_the_cpu(Muvera(d, *sizes), (tokens, None, cu))
+
+
+@pytest.mark.gpu
+def test_a_gpu_stays_inside_of_its_tensors():
+    """Offsets are clamped, and buckets that are none take part in nothing."""
+    x, _, _, *rest = arguments("cuda")
+    cu = torch.tensor([-7, 4, 2, 99], dtype=torch.int32, device="cuda")
+    wanted = [OPS.muvera_encode(part.unsqueeze(0), None, None, *rest)[0] for part in (x[:4], x[:0], x[2:])]
+    assert torch.equal(OPS.muvera_encode(x, None, cu, *rest), torch.stack(wanted))
+    hyperplanes, projection, buckets, signs, *numbers = rest
+    outside = torch.arange(len(buckets), device="cuda") % 3 == 0
+    far = buckets.where(~outside, torch.where(buckets % 2 == 0, -1, 30).int())
+    cu = torch.tensor([0, 4, 10], dtype=torch.int32, device="cuda")
+    found = OPS.muvera_encode(x, None, cu, hyperplanes, projection, far, signs, *numbers)
+    silent = signs.where(~outside, 0)
+    assert torch.equal(
+        found, OPS.muvera_encode(x, None, cu, hyperplanes, projection, buckets, silent, *numbers)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(4, 5, None, None), (5, 20, 16, None), (5, 20, 16, 2048)])
+def test_a_gpu_encodes_on_the_current_stream_and_in_a_graph(sizes):
+    muvera = Muvera(64, *sizes)
+    first, second = tokens_of(2 * 40 * 30, 64, device="cuda").view(2, 40, 30, 64)
+    wanted = [muvera.encode_documents(x) for x in (first, second)]
+    x, graph = first.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # which refuses whatever waits for the device
+        found = muvera.encode_documents(x)
+    for tokens, encodings in zip((second, first), reversed(wanted), strict=True):
+        x.copy_(tokens)
+        graph.replay()
+        assert torch.equal(found, encodings)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    results = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10_000_000)
+            results.append(muvera.encode_documents(second + 0))
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, wanted[1]) for result in results)
+
+
+@pytest.mark.gpu
+def test_more_than_2_31_elements_of_tokens_and_of_encodings():
+    N, L, d = (1 << 18) + 3, 64, 128
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of GPU memory")
+    muvera = Muvera(d, 5, 20, 16)
+    D = torch.empty(N, L, d, dtype=torch.bfloat16, device="cuda").normal_()
+    assert D.numel() > 1 << 31 and N * muvera.dim > 1 << 31
+    encodings = muvera.encode_documents(D)
+    for at in (slice(0, 3), slice(N // 2, N // 2 + 5), slice(N - 2, N)):
+        assert torch.equal(encodings[at], muvera.encode_documents(D[at].clone()))
+    del encodings
+    cu = torch.arange(N + 1, dtype=torch.int32, device="cuda") * L
+    packed = muvera.encode_documents(D.view(-1, d), None, cu)
+    assert torch.equal(packed[-2:], muvera.encode_documents(D[-2:].clone()))
+
+
+@pytest.mark.gpu
+def test_blocks_before_a_sketch_take_bounded_memory():
+    muvera = Muvera(32, 6, 40, None, 64)  # 320 KiB a document before its sketch
+    D = tokens_of(3000 * 4, 32, torch.bfloat16, "cuda").view(3000, 4, 32)
+    one_by_one = torch.stack([muvera.encode_documents(x) for x in D[::500]])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    encodings = muvera.encode_documents(D)
+    assert torch.cuda.max_memory_allocated() - before < 300 << 20
+    assert torch.equal(encodings[::500], one_by_one)
 
 
 # ---- the random matrices ----
@@ -396,10 +522,15 @@ BAD_CALLS = {
 }
 
 
+NOT_READ_ON_A_GPU = {"cu_seqlens must never fall", "buckets must lie in"}
+
+
 @pytest.mark.parametrize("message", BAD_CALLS)
-def test_calls_that_cannot_be(message):
+def test_calls_that_cannot_be(message, device):
+    if device == "cuda" and message in NOT_READ_ON_A_GPU:
+        return  # see test_a_gpu_stays_inside_of_its_tensors
     ((at, change),) = BAD_CALLS[message].items()
-    args = list(arguments())
+    args = list(arguments(device))
     args[at] = change(args[at])
     with pytest.raises(RuntimeError, match=message):
         OPS.muvera_encode(*args)

@@ -19,6 +19,7 @@ struct MuveraCall {
   const int32_t* offsets = nullptr;  // [sequences + 1], packed; or null: each has `length` tokens
   int64_t sequences = 0;
   int64_t length = 0;
+  int64_t packed_tokens = 0;  // of all sequences, with offsets
   int64_t d = 0;
   int64_t k_sim = 0;
   int64_t repetitions = 0;

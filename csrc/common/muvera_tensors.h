@@ -52,6 +52,7 @@ inline void parse_muvera_tokens(MuveraCall& call, const Tensor& tokens, const st
   call.tokens = {tokens.const_data_ptr(), 0, 0, tokens.stride(0), tokens.stride(1)};
   call.offsets = static_cast<const int32_t*>(cu_seqlens->const_data_ptr());
   call.sequences = cu_seqlens->size(0) - 1;
+  call.packed_tokens = tokens.size(0);
 }
 
 inline MuveraCall parse_muvera(const Tensor& tokens, const std::optional<Tensor>& mask,

@@ -215,11 +215,11 @@ void encode(const MuveraCall& call) {
 }
 
 // Nobody is to read or write outside of tensors, whatever these hold.
-void check_values(const MuveraCall& call, int64_t tokens) {
+void check_values(const MuveraCall& call) {
   int64_t before = 0;
   for (int64_t i = 0; call.offsets != nullptr && i <= call.sequences; ++i) {
-    STD_TORCH_CHECK(before <= call.offsets[i] && call.offsets[i] <= tokens,
-                    "late_interaction: cu_seqlens must never fall and lie within [0, ", tokens,
+    STD_TORCH_CHECK(before <= call.offsets[i] && call.offsets[i] <= call.packed_tokens,
+                    "late_interaction: cu_seqlens must never fall and lie within [0, ", call.packed_tokens,
                     "], got cu_seqlens[", i, "] = ", call.offsets[i], " after ", before);
     before = call.offsets[i];
   }
@@ -237,7 +237,7 @@ Tensor muvera_encode(Tensor tokens, OptionalTensor mask, OptionalTensor cu_seqle
                      double scale) {
   MuveraCall call = parse_muvera(tokens, mask, cu_seqlens, hyperplanes, projection, buckets, signs,
                                  {k_sim, repetitions, d_proj, d_final});
-  check_values(call, cu_seqlens ? tokens.size(0) : 0);
+  check_values(call);
   call.average = average;
   call.fill_empty = fill_empty;
   call.scale = static_cast<float>(scale);

@@ -72,6 +72,11 @@ def _register(op: Any, fake: Kernel, autograd: Kernel, vmap: Kernel) -> None:
     torch.library.register_fake(op.name(), fake)
     _register_autograd(op, autograd)
     torch.library.register_vmap(op.name(), vmap)
+    refuse_without_cuda(op)
+
+
+def refuse_without_cuda(op: Any) -> None:
+    """Where the CUDA library is missing, the operator says so of CUDA tensors."""
     if cuda_missing is not None:
         library.impl(op, _no_cuda(cuda_missing), "CUDA")
 

@@ -44,6 +44,7 @@ ALLOWED = {
     "cuda/from_hidden": BELOW_OPERATORS | {"cuda/forward", "cuda/backward"},
     "cuda/xtr": BELOW_OPERATORS,
     "cuda/pooling": BELOW_OPERATORS,
+    "cuda/muvera": BELOW_OPERATORS,
     "cuda/packed_codes": BELOW_OPERATORS,
     "cuda/host_copy": BELOW_OPERATORS,
     "cuda/softmax": BELOW_OPERATORS,

@@ -1,0 +1,117 @@
+// The CUDA side of MUVERA's encodings: parse, partitions, blocks, count sketch. Nothing here waits for the
+// device.
+#include <cuda_runtime.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "../../common/muvera_tensors.h"
+#include "../../common/registration.h"
+#include "../runtime/check.h"
+#include "../runtime/device.h"
+#include "../runtime/stream.h"
+#include "launch.h"
+
+namespace late_interaction {
+
+namespace {
+
+using OptionalTensor = std::optional<Tensor>;
+using torch::stable::accelerator::DeviceGuard;
+
+constexpr int64_t kSketchBytes = int64_t{256} << 20;  // of blocks before the sketch, but for one sequence
+
+void check_sizes(const MuveraCall& call) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  STD_TORCH_CHECK(call.d <= kMaxTokens, "late_interaction: d must be at most 2^30, got ", call.d);
+  STD_TORCH_CHECK(
+      call.buckets == nullptr || (call.dims_before_sketch() <= kMost && call.d_final < kMost),
+      "late_interaction: on CUDA repetitions * 2**k_sim * d (or d_proj) and d_final must be below "
+      "2^31 with buckets");
+}
+
+// The kernel reads projections 16 bytes at a time.
+Tensor align_projection(MuveraCall& call, const Tensor& projection, cudaStream_t stream) {
+  if (is_aligned(call.projection, 16)) return projection;
+  const Tensor copy =
+      new_tensor(projection, {projection.size(0), projection.size(1), projection.size(2)}, ScalarType::Float);
+  const int64_t bytes = projection.numel() * int64_t{sizeof(float)};
+  check(cudaMemcpyAsync(copy.mutable_data_ptr(), call.projection, bytes, cudaMemcpyDeviceToDevice, stream),
+        "MUVERA's projection");
+  call.projection = static_cast<const float*>(copy.const_data_ptr());
+  return copy;
+}
+
+// A part of the sequences at a time, whose blocks lie in a workspace before the sketch.
+void encode_sketched(const MuveraCall& call, const Device& device, const uint16_t* codes, const Tensor& like,
+                     cudaStream_t stream) {
+  const int64_t dims = call.dims_before_sketch();
+  const int64_t most = std::clamp<int64_t>(kSketchBytes / (dims * 4), 1, call.sequences);
+  const Tensor blocks = new_tensor(like, {most, dims}, ScalarType::Float);
+  const Tensor index = new_tensor(like, {2 * dims + 2 * call.d_final + 1 + most}, ScalarType::Int);
+  auto* words = static_cast<int32_t*>(index.mutable_data_ptr());
+  const MuveraSketch sketch{.dims = static_cast<int32_t>(dims),
+                            .d_final = static_cast<int32_t>(call.d_final),
+                            .buckets = call.buckets,
+                            .signs = call.signs,
+                            .counts = words,
+                            .starts = words + call.d_final,
+                            .unordered = words + 2 * call.d_final + 1,
+                            .order = words + 2 * call.d_final + 1 + dims};
+  check(launch_muvera_sketch_order(sketch, stream), "MUVERA's count sketch");
+  auto* out = static_cast<float*>(blocks.mutable_data_ptr());
+  for (int64_t first = 0; first < call.sequences; first += most) {
+    const MuveraBlocks part{codes, first, std::min(most, call.sequences - first), out,
+                            words + 2 * call.d_final + 1 + 2 * dims};
+    check(launch_muvera_blocks(call, device, part, stream), "MUVERA's encodings");
+    check(launch_muvera_sketch(sketch, part, call.encodings + first * call.d_final, stream),
+          "MUVERA's count sketch");
+  }
+}
+
+void encode(MuveraCall& call, const OptionalTensor& projection, const Tensor& tokens, const Device& device,
+            cudaStream_t stream) {
+  OptionalTensor aligned, codes;
+  if (projection) aligned = align_projection(call, *projection, stream);
+  uint16_t* partitions = nullptr;
+  if (call.k_sim > 0) {
+    const int64_t rows = call.offsets != nullptr ? call.packed_tokens : call.sequences * call.length;
+    codes = new_tensor(tokens, {call.repetitions, rows}, ScalarType::Short);
+    partitions = static_cast<uint16_t*>(codes->mutable_data_ptr());
+    check(launch_muvera_partitions(call, device, partitions, stream), "MUVERA's partitions");
+  }
+  if (call.buckets != nullptr) {
+    encode_sketched(call, device, partitions, tokens, stream);
+    return;
+  }
+  const MuveraBlocks all{partitions, 0, call.sequences, call.encodings, nullptr};
+  check(launch_muvera_blocks(call, device, all, stream), "MUVERA's encodings");
+}
+
+Tensor muvera_encode(Tensor tokens, OptionalTensor mask, OptionalTensor cu_seqlens, Tensor hyperplanes,
+                     OptionalTensor projection, OptionalTensor buckets, OptionalTensor signs, int64_t k_sim,
+                     int64_t repetitions, int64_t d_proj, int64_t d_final, bool average, bool fill_empty,
+                     double scale) {
+  MuveraCall call = parse_muvera(tokens, mask, cu_seqlens, hyperplanes, projection, buckets, signs,
+                                 {k_sim, repetitions, d_proj, d_final});
+  check_sizes(call);
+  call.average = average;
+  call.fill_empty = fill_empty;
+  call.scale = static_cast<float>(scale);
+  const int index = tokens.get_device_index();
+  const DeviceGuard guard(index);
+  Tensor encodings = new_tensor(tokens, {call.sequences, call.dim()}, ScalarType::Float);
+  if (call.sequences == 0) return encodings;
+  call.encodings = static_cast<float*>(encodings.mutable_data_ptr());
+  encode(call, projection, tokens, device_properties(index), current_stream(index));
+  return encodings;
+}
+
+}  // namespace
+
+}  // namespace late_interaction
+
+LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
+  m.impl("muvera_encode", TORCH_BOX(&late_interaction::muvera_encode));
+}

@@ -1,0 +1,17 @@
+// The type that tokens have in registers and shared memory: their own, but float32 for float64.
+#pragma once
+
+namespace late_interaction {
+
+template <class T>
+struct StagedOf {
+  using type = T;
+};
+template <>
+struct StagedOf<double> {
+  using type = float;
+};
+template <class T>
+using Staged = typename StagedOf<T>::type;
+
+}  // namespace late_interaction
