@@ -209,7 +209,7 @@ LATE_INTERACTION_LIBRARY(m) {
       "Tensor(a!) maxima, Tensor(b!) winners) -> ()");
 
   // The same for embeddings of half precision, in two steps, on CUDA alone. The similarities of Q [rows, d]
-  // with D [documents * Ld, d] are taken in groups of four (common/xtr.h): group_maxima [rows, groups] is the
+  // with D [documents * Ld, d] are taken in groups of two (common/xtr.h): group_maxima [rows, groups] is the
   // largest of each, rounded to that half precision, of those that d_mask keeps. Then the similarities of
   // groups that may hold a selected one are computed again, in fp32. d is a multiple of 8; Q, D and
   // group_maxima are at multiples of 16 bytes.

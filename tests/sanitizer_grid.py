@@ -324,7 +324,7 @@ def run_xtr_groups(name, documents, Ld, k, d):
     d_mask = torch.rand(documents, Ld, device="cuda") < 0.7
     for dtype, factor in ((BF16, 1), (torch.float16, 1), (BF16, 0)):  # many candidates where all are equal
         Q, D = (factor * torch.randn(n, d, device="cuda").to(dtype) for n in (5, documents * Ld))
-        group_maxima = Q.new_empty(5, -(-len(D) // 64) * 16)
+        group_maxima = Q.new_empty(5, -(-len(D) // 64) * 32)
         maxima = torch.empty(5, documents, device="cuda")
         winners = torch.empty(5, documents, device="cuda", dtype=torch.int32)
         for mask, zero_unless_all in ((None, False), (d_mask, False), (d_mask, True)):

@@ -214,19 +214,19 @@ def group_case(kind, tokens, d, dtype, rows=5):
 
 
 def group_maxima(Q, D, d_mask=None):
-    panel = Q.new_full((len(Q), -(-len(D) // 64) * 16), 7.0)
+    panel = Q.new_full((len(Q), -(-len(D) // 64) * 32), 7.0)
     OPS.xtr_group_maxima_(Q, D, d_mask, panel)
     return panel
 
 
 def maxima_by_definition(exact, d_mask, dtype):
-    """Groups of a tile of 64 tokens: by pairs of columns of an 8-column block, then by pairs of blocks."""
+    """Groups of a tile of 64 tokens: by pairs of columns, then by 8-column blocks."""
     if d_mask is not None:
         exact = exact.masked_fill(~d_mask.flatten(), -torch.inf)
     exact = torch.nn.functional.pad(exact, (0, -exact.shape[1] % 64), value=-torch.inf)
-    # [rows, tile, pair of blocks, block, lane, column] -> [rows, tile, lane, pair of blocks, cells]
-    cells = exact.view(len(exact), -1, 4, 2, 4, 2).permute(0, 1, 4, 2, 3, 5)
-    return cells.reshape(len(exact), -1, 4).amax(-1).to(dtype)
+    # [rows, tile, block, pair, column] -> [rows, tile, pair, block, column]
+    cells = exact.view(len(exact), -1, 8, 4, 2).transpose(2, 3)
+    return cells.reshape(len(exact), -1, 2).amax(-1).to(dtype)
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_a_gpu_selects_in_groups_where_few_are_selected(monkeypatch):
     assert torch.equal(found[0][2], found[1][2])
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=1e-6)
     monkeypatch.setattr(driver, "_MOST_IN_GROUPS", 1024)
-    for shape, k in (((3, 4, 4, 50, 12), 5), ((3, 4, 4, 50, 8), 7), ((3, 40, 4, 900, 8), 1025)):
+    for shape, k in (((3, 4, 4, 50, 12), 5), ((3, 4, 4, 50, 8), 13), ((3, 40, 4, 900, 8), 1025)):
         q, d = (x.detach() for x in embeddings(*shape, "cuda", torch.bfloat16))
         with side_by_side.Calls() as calls:
             driver._xtr_winners(q, d, None, None, k)

@@ -31,9 +31,9 @@ struct XtrSelection {
   int64_t tokens() const { return documents * Ld; }
 };
 
-// The cells of a row in groups of four, of which memory holds the largest alone, rounded to the dtype of the
+// The cells of a row in groups of two, of which memory holds the larger alone, rounded to the dtype of the
 // embeddings. Rounding keeps the order of cells, so these maxima say which groups may hold a selected cell.
-inline constexpr int64_t kGroupCells = 4, kGroupTileTokens = 64;
+inline constexpr int64_t kGroupCells = 2, kGroupTileTokens = 64;
 inline constexpr int64_t kGroupsOfATile = kGroupTileTokens / kGroupCells;
 
 // Maxima of a row: those of whole tiles. A group without a cell has -inf.

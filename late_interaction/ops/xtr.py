@@ -12,7 +12,7 @@
     selected similarity and its token into ``maxima`` and ``winners``, ``[rows, Nd]``.
 ``xtr_group_maxima_(Q, D, d_mask, group_maxima)``
     For half precision, on CUDA alone. Of the similarities of ``Q`` ``[rows, d]`` with ``D`` ``[Nd * Ld, d]``,
-    in groups of four, writes the largest of each that ``d_mask`` keeps, rounded to the dtype of ``Q``, into
+    in groups of two, writes the larger of each that ``d_mask`` keeps, rounded to the dtype of ``Q``, into
     ``group_maxima`` ``[rows, groups]``.
 ``xtr_select_in_groups_(group_maxima, Q, D, d_mask, Ld, k, zero_unless_all, maxima, winners)``
     What ``xtr_select_`` writes, from these: the similarities of groups that may hold a selected one are
@@ -55,12 +55,12 @@ _backward_op = operators.maxsim_backward.default
 
 # What a panel takes at most, but for one of a single row. On a GPU the product and the selection need
 # hundreds of rows to fill it; on a CPU smaller panels stay closer to the caches.
-_PANEL_BYTES = {"cuda": 160 << 20}
+_PANEL_BYTES = {"cuda": 256 << 20}
 _PANEL_BYTES_OF_A_CPU = 16 << 20
 # Groups serve where few of their maxima are in question: up to so many selected cells, for whose candidates a
 # block of a GPU has room, and up to one for so many tokens.
-_MOST_IN_GROUPS, _TOKENS_OF_A_SELECTED_CELL = 1024, 32
-_GROUPS_OF_A_TILE, _TILE_TOKENS = 16, 64  # csrc/common/xtr.h
+_MOST_IN_GROUPS, _TOKENS_OF_A_SELECTED_CELL = 1024, 16
+_GROUPS_OF_A_TILE, _TILE_TOKENS = 32, 64  # csrc/common/xtr.h
 _WHOLE_TILES = 256  # rows of a panel are a multiple of this where they are more
 
 
@@ -72,7 +72,7 @@ class _Panels:
     """The similarities of rows of Q ``[rows, d]`` with all of D ``[tokens, d]``, some rows at a time.
 
     Products of half precision are summed in float32. Where few are selected, a GPU writes the maxima of
-    groups of four alone, rounded: an eighth of the bytes. Rounding keeps their order, and similarities that
+    groups of two alone, rounded: a quarter of the bytes. Rounding keeps their order, and similarities that
     could be selected are computed again, unrounded.
     """
 

@@ -43,14 +43,14 @@ struct RowGroups {
   }
 };
 
-// Similarities computed in float32 where they are needed: item i is cell i. Eight lanes share a product; one
-// that computes it alone adds in the same order, so both have the same bits.
+// Similarities computed in float32 where they are needed: item i is cell i. Sixteen lanes share a product;
+// one that computes it alone adds in the same order, so both have the same bits.
 template <class Element, bool kMasked>
 struct ExactCells {
   using Real = float;
   using Key = OrderedKey<float>::Key;
   using Pair = typename Panel<Element>::Pair;
-  static constexpr uint32_t kLanes = 8, kVector = 8;  // elements of 16 bytes
+  static constexpr uint32_t kLanes = 16, kVector = 8;  // elements of 16 bytes
   RowGroups<Element> groups;
   const uint8_t* mask;
   const Element* query;      // [d]
@@ -65,6 +65,7 @@ struct ExactCells {
                                         float (&sums)[kCells]) const {
 #pragma unroll
     for (float& sum : sums) sum = 0;
+#pragma unroll 1
     for (uint32_t at = lane * kVector; at < d; at += kLanes * kVector) {
       const uint4 q = *reinterpret_cast<const uint4*>(query + at);
       uint4 t[kCells] = {};
@@ -92,28 +93,27 @@ struct ExactCells {
   }
 
   __device__ __forceinline__ bool kept(uint32_t cell) const { return !kMasked || mask[cell] != 0; }
-  __device__ __forceinline__ Key key(uint32_t cell) const {
-    return key_of(cell, multiply(query, documents + int64_t{cell} * d, d));
-  }
-  // Out of line, so that the usual path does not pay for its registers.
-  static __device__ __noinline__ float multiply(const Element* query, const Element* document, uint32_t d) {
-    float sums[kLanes] = {};
-    for (uint32_t first = 0; first < d; first += kLanes * kVector) {
+  __device__ __forceinline__ Key key(uint32_t cell) const { return key_of(cell, multiply(cell)); }
+  // The lanes' shares one after another, in the order in which a tree of shuffles adds them: partial[i] waits
+  // for a sum of as many. Loops keep the registers few.
+  __device__ __forceinline__ float multiply(uint32_t cell) const {
+    static_assert(kLanes == 16);
+    float partial[4] = {}, total = 0;
+#pragma unroll 1
+    for (uint32_t n = 0; n < kLanes; ++n) {
+      float sum[1];
+      share({cell}, __brev(n) >> 28, sum);
+      total = sum[0];
+      bool adds = true;
 #pragma unroll
-      for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        const uint32_t at = first + lane * kVector;
-        if (at < d) {
-          sums[lane] = multiply_add(*reinterpret_cast<const uint4*>(query + at),
-                                    *reinterpret_cast<const uint4*>(document + at), sums[lane]);
-        }
+      for (uint32_t i = 0; i < 4; ++i) {
+        const bool waits = adds && (n >> i & 1) == 0;
+        adds = adds && !waits;
+        total = adds ? partial[i] + total : total;
+        partial[i] = waits ? total : partial[i];
       }
     }
-#pragma unroll
-    for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
-#pragma unroll
-      for (uint32_t i = 0; i < step; ++i) sums[i] += sums[i + step];
-    }
-    return sums[0];
+    return total;
   }
   __device__ __forceinline__ uint32_t cell(uint32_t item) const { return item; }
   __device__ __forceinline__ bool may_reach_threshold(uint32_t cell) const {

@@ -1,5 +1,5 @@
 // XTR's first pass over embeddings of half precision: the similarities of query tokens (rows) with all tokens
-// of documents, of which memory gets the largest of each group of four, rounded. Kernels of mma.sync and of
+// of documents, of which memory gets the larger of each group of two, rounded. Kernels of mma.sync and of
 // wgmma share what is here.
 //
 //                  tokens of a tile: 64 of each group tile
@@ -8,8 +8,8 @@
 //                 | blocks in registers     |
 //                 +-------------------------+
 //
-// The cells of a group lie in one lane: two columns of a 16 x 8 block and the same two of the next one. So a
-// group takes three instructions and no shuffle, and a quad stores 32 bytes of a row.
+// The cells of a group lie in one lane: two columns of a 16 x 8 block. So a group takes one instruction and
+// no shuffle, and a quad stores 64 bytes of a row.
 #pragma once
 
 #include "../../common/xtr.h"
@@ -64,20 +64,21 @@ __device__ __forceinline__ uint64_t counted_tokens(const GroupMaximaArgs& p, int
 // the cells count whose bit 8 * n + e in `counted` is set.
 template <bool kSome, class E, class Cell>
 __device__ __forceinline__ void store_row_maxima(void* to, uint64_t counted, const Cell& cell) {
-  using Pair = typename Panel<E>::Pair;
   constexpr int kBlocks = kGroupTileTokens / 8;
-  float maxima[kBlocks / 2];
+  float maxima[kBlocks];
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float x = cell(n, e);
-      if constexpr (kSome) x = counted >> (n * 8 + e) & 1 ? x : -INFINITY;
-      maxima[n / 2] = n % 2 + e == 0 ? x : max_keeping_nan(maxima[n / 2], x);
+    float x = cell(n, 0), y = cell(n, 1);
+    if constexpr (kSome) {
+      x = counted >> (n * 8) & 1 ? x : -INFINITY;
+      y = counted >> (n * 8 + 1) & 1 ? y : -INFINITY;
     }
+    maxima[n] = max_keeping_nan(x, y);
   }
-  const Pair pairs[2] = {Panel<E>::rounded(maxima[0], maxima[1]), Panel<E>::rounded(maxima[2], maxima[3])};
-  ptx::st_global_vec(to, *reinterpret_cast<const uint2*>(pairs));
+  typename Panel<E>::Pack pack;
+#pragma unroll
+  for (int n = 0; n < kBlocks; n += 2) pack.pairs[n / 2] = Panel<E>::rounded(maxima[n], maxima[n + 1]);
+  ptx::st_global_vec(to, *reinterpret_cast<const uint4*>(&pack));
 }
 
 // A lane's rows and columns of a group tile: rows first_row + row_of(h), h < kRows. cell(h, n, e).

@@ -29,7 +29,7 @@ namespace late_interaction {
 template <class Element>
 inline constexpr int kSelectThreads = Panel<Element>::kGroups ? 256 : 512;
 template <class Element>
-inline constexpr int kSelectBlocks = Panel<Element>::kGroups ? 4
+inline constexpr int kSelectBlocks = Panel<Element>::kGroups ? 5
                                      : sizeof(Element) == 8  ? 3
                                                              : 4;
 
@@ -109,26 +109,31 @@ __device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& a
   __syncthreads();
 }
 
-// A warp reads a segment at a time: those that reach the bound are few and far between. A candidate of
-// RowGroups is a group.
+// Makes items that reach the bound candidates. A lane reads a segment, several of its packs at once. A
+// candidate of RowGroups is a group.
 template <class Element, class Items, class Key>
 __device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& args, const Items& items,
                                                   Key bound, SelectSmem<Key>& smem) {
-  constexpr uint32_t kPackItems = Panel<Element>::kPackItems;
-  const uint32_t lane = threadIdx.x % 32, segment_items = args.lane_packs * kPackItems;
+  using Cell = Panel<Element>;
+  constexpr uint32_t kAtOnce = Cell::kGroups ? 1 : 4, kItems = Cell::kPackItems;
+  const uint32_t lane = threadIdx.x % 32, packs = args.items / kItems;
   for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads<Element> / 32) {
-    unsigned reaching = __ballot_sync(kFullWarp, smem.segments[chunk * 32 + lane] >= bound);
-    for (; reaching != 0; reaching &= reaching - 1) {
-      const uint32_t begin = chunk * 32 * args.lane_packs + __ffs(reaching) - 1;
-      for (uint32_t i = lane; i < segment_items; i += 32) {
-        const uint32_t item = (begin + i / kPackItems * 32) * kPackItems + i % kPackItems;
-        if (item >= args.items) break;
-        const Key key = items.key(item);
-        if (key < bound) continue;
+    if (smem.segments[chunk * 32 + lane] < bound) continue;
+    const uint32_t begin = chunk * 32 * args.lane_packs + lane;
+    const uint32_t end = min(begin + 32 * args.lane_packs, packs);
+    for (uint32_t first = begin; first < end; first += 32 * kAtOnce) {
+      typename Cell::Pack own[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) own[i] = items.pack(min(first + 32 * i, end - 1));
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce * kItems; ++i) {
+        const uint32_t pack = first + i / kItems * 32;
+        const Key key = OrderedKey<typename Cell::Real>::of(Cell::item(own[i / kItems], i % kItems));
+        if (pack >= end || key < bound) continue;
         const uint32_t place = atomicAdd(&smem.candidates, 1u);
         if (place < kMostCandidates<Key>) {
           smem.candidate_keys[place] = key;
-          smem.candidate_cells[place] = item;
+          smem.candidate_cells[place] = pack * kItems + i % kItems;
         }
       }
     }
@@ -190,12 +195,12 @@ __device__ __forceinline__ void add_candidate(const ExactCells<Element, kMasked>
 }
 
 // Makes candidates of the cells of listed groups that round to the bound or more. A warp multiplies the cells
-// of two groups at once, to wait for memory half as often. The largest of a group is a candidate in any case,
+// of several groups at once, to wait for memory less often. The larger of a group is a candidate in any case,
 // since sums of another order may round to less: so there are k at least. Whether the candidates fit.
 template <class Element, bool kMasked>
 __device__ __forceinline__ bool multiply_groups(const ExactCells<Element, kMasked>& cells,
                                                 SelectSmem<uint32_t>& smem) {
-  constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes, kAtOnce = 2;
+  constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes, kAtOnce = 4;
   constexpr uint32_t kWarps = kSelectThreads<Element> / 32;
   static_assert(kGroupCells * kLanes == 32);
   const uint32_t lane = threadIdx.x % 32;

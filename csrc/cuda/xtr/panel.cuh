@@ -24,6 +24,7 @@ struct Panel {  // float, double
   static __device__ __forceinline__ Pack none() { return -INFINITY; }
   static __device__ __forceinline__ Pack larger(Pack a, Pack b) { return OrderedKey<Real>::larger(a, b); }
   static __device__ __forceinline__ Real largest(Pack x) { return x; }
+  static __device__ __forceinline__ Real item(Pack x, uint32_t) { return x; }
 };
 
 template <class Element, class Pair_>
@@ -45,6 +46,9 @@ struct GroupPanel {
   static __device__ __forceinline__ float largest(const Pack& x) {
     const Pair pair = __hmax2_nan(__hmax2_nan(x.pairs[0], x.pairs[1]), __hmax2_nan(x.pairs[2], x.pairs[3]));
     return max_keeping_nan(__low2float(pair), __high2float(pair));
+  }
+  static __device__ __forceinline__ float item(const Pack& x, uint32_t i) {
+    return i % 2 == 0 ? __low2float(x.pairs[i / 2]) : __high2float(x.pairs[i / 2]);
   }
 };
 
@@ -73,14 +77,13 @@ struct Panel<__half> : GroupPanel<__half, __half2> {
 // Cell i of a group, as it lies in the registers of a lane (group_maxima.cuh).
 __device__ __forceinline__ uint32_t cell_of_group(uint32_t group, uint32_t i) {
   constexpr uint32_t kTileGroups = kGroupsOfATile, kLaneGroups = kTileGroups / 4;
-  const uint32_t lane = group % kTileGroups / kLaneGroups, blocks = group % kLaneGroups;
-  return group / kTileGroups * static_cast<uint32_t>(kGroupTileTokens) + 16 * blocks + 2 * lane + i / 2 * 8 +
-         i % 2;
+  const uint32_t lane = group % kTileGroups / kLaneGroups, block = group % kLaneGroups;
+  return group / kTileGroups * static_cast<uint32_t>(kGroupTileTokens) + 8 * block + 2 * lane + i;
 }
 __device__ __forceinline__ uint32_t group_of_cell(uint32_t cell) {
   constexpr uint32_t kTileTokens = kGroupTileTokens, kTileGroups = kGroupsOfATile;
   const uint32_t column = cell % kTileTokens;
-  return cell / kTileTokens * kTileGroups + column % 8 / 2 * (kTileGroups / 4) + column / 16;
+  return cell / kTileTokens * kTileGroups + column % 8 / 2 * (kTileGroups / 4) + column / 8;
 }
 
 }  // namespace late_interaction
