@@ -8,7 +8,7 @@
 //     nearest  of empty partitions, by exchanges between lanes
 //     list     of a segment of tokens: those of partition 0, then of partition 1, ...
 //     sum      partition by partition, two dims a lane: a list's rows are read one after another
-//     project  sums from shared memory; a lane has some columns of one partition in registers
+//     project  sums from shared memory; a lane has four columns of some partitions in registers
 //
 // Tokens are summed before they are projected, so a repetition takes as many products as it has partitions,
 // not tokens. Sums of later dims are added to the products that the output holds already.
@@ -27,9 +27,10 @@ inline constexpr int kJobPartitions = 32;
 inline constexpr int kSumDims = 64;             // that a warp sums at a time
 inline constexpr int kSumPitch = kSumDims + 4;  // lanes that read one column of four dims each meet all banks
 inline constexpr int kListTokens = 512;
+inline constexpr int kListed = 4;  // tokens that are added at a time: each partition's begin at a multiple
 inline constexpr int kMostStageDims = 128;
-inline constexpr int kMostBlockWarps = 16;    // their 128 registers a thread are all of a multiprocessor's
-inline constexpr int kProjectedColumns = 16;  // at a time, of which lanes share those of a partition
+inline constexpr int kMostBlockWarps = 16;  // their 128 registers a thread are all of a multiprocessor's
+inline constexpr int kLaneRows = 8;         // partitions next to each other are those of so many lanes
 inline constexpr uint64_t kFurther = uint64_t{1} << 32;  // a step of Hamming distance, above every token
 inline constexpr uint64_t kNoToken = uint64_t{1} << 62;
 
@@ -42,11 +43,11 @@ struct BlockArgs {
   int64_t length, rows;    // rows of all sequences
   int64_t first, count;    // sequences
   int32_t d, k_sim;
-  int64_t repetitions, chunks;  // of kJobPartitions partitions; jobs are repetitions * chunks
-  int64_t groups;               // of jobs, a block each
-  const uint16_t* codes;        // [repetitions, rows], or null: all are 0
-  const float* projection;      // [repetitions, d, columns] at a multiple of 16 bytes, or null
-  int64_t d_proj, columns;
+  int32_t jobs, chunks;     // jobs of a sequence, and of each repetition
+  int64_t groups;           // of jobs, a block each
+  const uint16_t* codes;    // [repetitions, rows], or null: all are 0
+  const float* projection;  // [repetitions, d, columns] at a multiple of 16 bytes, or null
+  int32_t d_proj, columns;
   bool average, fill_empty;
   float scale;
   bool vectors;  // four elements of a row can be read at once
@@ -59,7 +60,7 @@ struct BlockArgs {
 struct alignas(16) WarpSmem {
   float sums[kJobPartitions * kSumPitch];
   unsigned long long nearest[kJobPartitions];
-  uint16_t list[kListTokens];
+  alignas(8) uint16_t list[kListTokens + kJobPartitions * (kListed - 1)];
 };
 
 template <class T>
@@ -193,20 +194,21 @@ __device__ __forceinline__ bool stage_tokens(const BlockArgs<T>& args, const Seq
 // ---- a job's tokens, by partition ----
 
 struct Job {
-  int64_t repetition;
+  int32_t repetition;
   uint32_t chunk;
   int32_t partitions;
   int64_t offset;  // of its numbers in an encoding
 };
 
 template <class T>
-__device__ __forceinline__ int64_t offset_of_job(const BlockArgs<T>& args, int64_t job) {
+__device__ __forceinline__ int64_t offset_of_job(const BlockArgs<T>& args, int32_t job) {
   const int64_t d_block = args.projection != nullptr ? args.d_proj : args.d;
-  return ((job / args.chunks << args.k_sim) + job % args.chunks * kJobPartitions) * d_block;
+  const int64_t partitions = int64_t{job / args.chunks} << args.k_sim;
+  return (partitions + job % args.chunks * kJobPartitions) * d_block;
 }
 
 template <class T>
-__device__ __forceinline__ Job job_at(const BlockArgs<T>& args, int64_t index) {
+__device__ __forceinline__ Job job_at(const BlockArgs<T>& args, int32_t index) {
   return {index / args.chunks, static_cast<uint32_t>(index % args.chunks),
           min(kJobPartitions, 1 << args.k_sim), offset_of_job(args, index)};
 }
@@ -280,16 +282,17 @@ __device__ __forceinline__ int32_t find_nearest(const BlockArgs<T>& args, const 
   return key >= kNoToken ? -1 : static_cast<int32_t>(key & 0xFFFFFFFFu);
 }
 
-// How many tokens the partitions before this lane's have.
-__device__ __forceinline__ int32_t tokens_before(int32_t tokens) {
+// Where the list of this lane's partition begins.
+__device__ __forceinline__ int32_t place_of_list(int32_t tokens) {
   const int lane = threadIdx.x % 32;
-  int32_t sum = tokens;
+  const int32_t own = (tokens + kListed - 1) / kListed * kListed;
+  int32_t sum = own;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const int32_t other = __shfl_up_sync(kFullWarp, sum, offset);
     if (lane >= offset) sum += other;
   }
-  return sum - tokens;
+  return sum - own;
 }
 
 // Tokens of [begin, end) by partition, counted from begin. `place`: where this lane's partition begins.
@@ -316,15 +319,17 @@ __device__ __forceinline__ void list_tokens(const BlockArgs<T>& args, const Sequ
 template <class Rows>
 __device__ __forceinline__ float2 add_listed(const Rows& rows, const uint16_t* list, int32_t count,
                                              int32_t begin, int32_t dim, bool active, float2 sum) {
-  constexpr int kInFlight = 4;
-  for (int32_t i = 0; i < count; i += kInFlight) {
-    float2 x[kInFlight];
+  for (int32_t i = 0; i < count; i += kListed) {
+    const uint2 words = *reinterpret_cast<const uint2*>(list + i);
+    const uint32_t tokens[kListed] = {words.x & 0xFFFFu, words.x >> 16, words.y & 0xFFFFu, words.y >> 16};
+    float2 x[kListed];
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      x[j] = active && i + j < count ? rows.pair(begin + list[i + j], dim) : float2{0.0f, 0.0f};
+    for (int j = 0; j < kListed; ++j) {
+      x[j] = active && i + j < count ? rows.pair(begin + static_cast<int32_t>(tokens[j]), dim)
+                                     : float2{0.0f, 0.0f};
     }
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {  // adding 0 changes no sum: none is -0
+    for (int j = 0; j < kListed; ++j) {  // adding 0 changes no sum: none is -0
       sum.x += x[j].x;
       sum.y += x[j].y;
     }
@@ -368,9 +373,10 @@ __device__ __forceinline__ void sum_partitions(const BlockArgs<T>& args, const S
     const int32_t end = min(begin + kListTokens, sequence.length);
     const int32_t tokens =
         one_segment ? partition.tokens : count_tokens(args, sequence, job, begin, end).tokens;
-    const int32_t place = tokens_before(tokens);
+    const int32_t place = place_of_list(tokens);
     if (!listed) list_tokens(args, sequence, job, begin, end, place, smem);
     const bool last = end == sequence.length;
+#pragma unroll 1
     for (int p = 0; p < job.partitions; ++p) {
       const int32_t count = __shfl_sync(kFullWarp, tokens, p);
       const uint16_t* list = smem.list + __shfl_sync(kFullWarp, place, p);
@@ -396,50 +402,72 @@ __device__ __forceinline__ void store_sums(const BlockArgs<T>& args, const Job& 
   }
 }
 
-template <int kColumns>
-__device__ __forceinline__ void add_product(float x, const float* matrix, float (&sums)[kColumns]) {
+// Four columns of kRows partitions are a lane's, so that four lanes share a partition's columns and eight a
+// column's partitions. Every number that a lane reads serves kRows or four products.
+template <int kRows, class T>
+__device__ __forceinline__ void project_columns(const BlockArgs<T>& args, const float* matrix, int32_t width,
+                                                const WarpSmem& smem, float (&sums)[kRows][4]) {
+  const float* rows = smem.sums + threadIdx.x % kLaneRows * kSumPitch;
+  const auto add = [&](int row, float x, const float4& m) {
+    sums[row][0] = fmaf(x, m.x, sums[row][0]);
+    sums[row][1] = fmaf(x, m.y, sums[row][1]);
+    sums[row][2] = fmaf(x, m.z, sums[row][2]);
+    sums[row][3] = fmaf(x, m.w, sums[row][3]);
+  };
+  int k = 0;
+#pragma unroll 1  // more numbers on their way would spill registers
+  for (; k + 2 <= width; k += 2) {
+    float4 m[2];
 #pragma unroll
-  for (int c = 0; c < kColumns; c += 4) {
-    const float4 m = __ldg(reinterpret_cast<const float4*>(matrix + c));
-    sums[c] = fmaf(x, m.x, sums[c]);
-    sums[c + 1] = fmaf(x, m.y, sums[c + 1]);
-    sums[c + 2] = fmaf(x, m.z, sums[c + 2]);
-    sums[c + 3] = fmaf(x, m.w, sums[c + 3]);
+    for (int i = 0; i < 2; ++i, matrix += args.columns) m[i] = __ldg(reinterpret_cast<const float4*>(matrix));
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const float2 x = *reinterpret_cast<const float2*>(rows + row * kLaneRows * kSumPitch + k);
+      add(row, x.x, m[0]);
+      add(row, x.y, m[1]);
+    }
+  }
+  if (k < width) {
+    const float4 m = __ldg(reinterpret_cast<const float4*>(matrix));
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) add(row, rows[row * kLaneRows * kSumPitch + k], m);
   }
 }
 
-// kColumns of the kProjectedColumns are a lane's: 2 * kColumns partitions share a warp.
-template <int kColumns, class T>
+// Sums of dims [dim, dim + width) are multiplied, and added to what dims before them have left in the output.
+template <int kRows, class T>
 __device__ __forceinline__ void project(const BlockArgs<T>& args, const Job& job, int32_t dim, int32_t width,
                                         const WarpSmem& smem, float* out) {
-  const int lane = threadIdx.x % 32, p = lane % (2 * kColumns);
-  if (p >= job.partitions) return;
+  const int lane = threadIdx.x % 32;
   const bool fours = args.d_proj % 4 == 0;
-  const float* row = smem.sums + p * kSumPitch;
-  for (int64_t column = lane / (2 * kColumns) * kColumns; column < args.d_proj; column += kProjectedColumns) {
-    const float* matrix = args.projection + (job.repetition * args.d + dim) * args.columns + column;
-    float* to = out + job.offset + p * args.d_proj + column;
-    const int left = static_cast<int>(min(int64_t{kColumns}, args.d_proj - column));
-    float sums[kColumns];
+  const int64_t stride = args.d_proj;
+#pragma unroll 1
+  for (int32_t column = lane / kLaneRows * 4; column < args.d_proj; column += 128 / kLaneRows) {
+    const float* matrix = args.projection + (int64_t{job.repetition} * args.d + dim) * args.columns + column;
+    const int left = min(4, args.d_proj - column);
+    float* const to = out + job.offset + lane % kLaneRows * stride + column;
+    float sums[kRows][4];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) sums[c] = dim > 0 && c < left ? to[c] : 0.0f;
-    int k = 0;
-#pragma unroll 1  // two dims' columns on their way are enough, and more would spill registers
-    for (; k + 2 <= width; k += 2, matrix += 2 * args.columns) {
-      const float2 x = *reinterpret_cast<const float2*>(row + k);
-      add_product(x.x, matrix, sums);
-      add_product(x.y, matrix + args.columns, sums);
-    }
-    if (k < width) add_product(row[k], matrix, sums);
+    for (int row = 0; row < kRows; ++row) {
+      const bool exists = lane % kLaneRows + row * kLaneRows < job.partitions && dim > 0;
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 4) {
-      if (fours && c < left) {
-        *reinterpret_cast<float4*>(to + c) = {sums[c], sums[c + 1], sums[c + 2], sums[c + 3]};
+      for (int c = 0; c < 4; ++c) {
+        sums[row][c] = exists && c < left ? to[row * kLaneRows * stride + c] : 0.0f;
       }
     }
+    project_columns<kRows>(args, matrix, width, smem, sums);
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (!fours && c < left) to[c] = sums[c];
+    for (int row = 0; row < kRows; ++row) {
+      if (lane % kLaneRows + row * kLaneRows >= job.partitions) continue;
+      float* const at = to + row * kLaneRows * stride;
+      if (fours) {
+        *reinterpret_cast<float4*>(at) = {sums[row][0], sums[row][1], sums[row][2], sums[row][3]};
+        continue;
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (c < left) at[c] = sums[row][c];
+      }
     }
   }
 }
@@ -461,11 +489,11 @@ __device__ __forceinline__ void encode_job(const BlockArgs<T>& args, const Seque
     if (args.projection == nullptr) {
       store_sums(args, job, first + sub, part, smem, sequence.out);
     } else if (job.partitions > 16) {
-      project<16>(args, job, first + sub, part, smem, sequence.out);
-    } else if (job.partitions > 8) {
-      project<8>(args, job, first + sub, part, smem, sequence.out);
-    } else {
       project<4>(args, job, first + sub, part, smem, sequence.out);
+    } else if (job.partitions > 8) {
+      project<2>(args, job, first + sub, part, smem, sequence.out);
+    } else {
+      project<1>(args, job, first + sub, part, smem, sequence.out);
     }
     __syncwarp();  // before the sums are overwritten
   }
@@ -473,16 +501,17 @@ __device__ __forceinline__ void encode_job(const BlockArgs<T>& args, const Seque
 
 template <class T, class Rows>
 __device__ __forceinline__ void encode_jobs(const BlockArgs<T>& args, const Sequence<T>& sequence,
-                                            const Rows& rows, int64_t begin, int64_t end, int32_t first,
+                                            const Rows& rows, int32_t begin, int32_t end, int32_t first,
                                             int32_t width, WarpSmem& smem) {
-  for (int64_t job = begin + threadIdx.x / 32; job < end; job += blockDim.x / 32) {
+  const auto warps = static_cast<int32_t>(blockDim.x / 32);
+  for (int32_t job = begin + static_cast<int32_t>(threadIdx.x / 32); job < end; job += warps) {
     encode_job(args, sequence, rows, job_at(args, job), first, width, smem);
   }
 }
 
 template <class T>
-__device__ __forceinline__ void encode_sequence(const BlockArgs<T>& args, int64_t index, int64_t begin,
-                                                int64_t end, WarpSmem& smem, Staged<T>* stage) {
+__device__ __forceinline__ void encode_sequence(const BlockArgs<T>& args, int64_t index, int32_t begin,
+                                                int32_t end, WarpSmem& smem, Staged<T>* stage) {
   const Sequence<T> sequence(args, index);
   const int32_t pitch = (min(args.stage_dims, args.d) + 3) / 4 * 4;
   const bool fits = sequence.length * int64_t{pitch} * int64_t{sizeof(Staged<T>)} <= args.stage_bytes;
@@ -515,11 +544,11 @@ __global__ void __launch_bounds__(kMostBlockWarps * 32)
   extern __shared__ uint4 shared[];
   auto* warps = reinterpret_cast<WarpSmem*>(shared);
   auto* stage = reinterpret_cast<Staged<T>*>(warps + blockDim.x / 32);
-  const int64_t jobs = args.repetitions * args.chunks;
   for (int64_t item = blockIdx.x; item < args.count * args.groups; item += gridDim.x) {
     const int64_t group = item % args.groups;
-    encode_sequence(args, item / args.groups, group * jobs / args.groups, (group + 1) * jobs / args.groups,
-                    warps[threadIdx.x / 32], stage);
+    const auto begin = static_cast<int32_t>(group * args.jobs / args.groups);
+    const auto end = static_cast<int32_t>((group + 1) * args.jobs / args.groups);
+    encode_sequence(args, item / args.groups, begin, end, warps[threadIdx.x / 32], stage);
   }
 }
 

@@ -22,13 +22,16 @@ using torch::stable::accelerator::DeviceGuard;
 
 constexpr int64_t kSketchBytes = int64_t{256} << 20;  // of blocks before the sketch, but for one sequence
 
+// Sequences and tokens may be any number; numbers within one sequence are 32-bit inside the kernels.
 void check_sizes(const MuveraCall& call) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  STD_TORCH_CHECK(call.d <= kMaxTokens, "late_interaction: d must be at most 2^30, got ", call.d);
-  STD_TORCH_CHECK(
-      call.buckets == nullptr || (call.dims_before_sketch() <= kMost && call.d_final < kMost),
-      "late_interaction: on CUDA repetitions * 2**k_sim * d (or d_proj) and d_final must be below "
-      "2^31 with buckets");
+  STD_TORCH_CHECK(call.d <= kMaxTokens && call.d_proj <= kMaxTokens,
+                  "late_interaction: d and d_proj must be at most 2^30 on CUDA, got ", call.d, " and ",
+                  call.d_proj);
+  STD_TORCH_CHECK(call.repetitions * call.partitions() <= kMost,
+                  "late_interaction: repetitions * 2**k_sim must be below 2^31 on CUDA");
+  STD_TORCH_CHECK(call.buckets == nullptr || (call.dims_before_sketch() <= kMost && call.d_final < kMost),
+                  "late_interaction: dims before and after a count sketch must be below 2^31 on CUDA");
 }
 
 // The kernel reads projections 16 bytes at a time.

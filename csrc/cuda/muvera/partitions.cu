@@ -11,7 +11,8 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int kMostWidth = 7;  // of eight the kernel would spill registers
+template <class T>
+constexpr int kMostWidth = sizeof(T) == 8 ? 5 : 7;  // of more the kernel would spill registers
 
 template <class T, int kWidth>
 cudaError_t run(const PartitionArgs<T>& args, cudaStream_t stream) {
@@ -27,7 +28,7 @@ cudaError_t run(const PartitionArgs<T>& args, cudaStream_t stream) {
   if (width <= 2) return run<T, 2>(args, stream);
   if (width <= 4) return run<T, 4>(args, stream);
   if (width <= 5) return run<T, 5>(args, stream);
-  return run<T, kMostWidth>(args, stream);
+  return run<T, kMostWidth<T>>(args, stream);
 }
 
 }  // namespace
@@ -37,12 +38,12 @@ cudaError_t launch_muvera_partitions(const MuveraCall& call, const Device& devic
   const bool packed = call.offsets != nullptr;
   const int64_t rows = packed ? call.packed_tokens : call.sequences * call.length;
   if (rows == 0) return cudaSuccess;
-  // As many repetitions a block as it has columns for, but no fewer blocks than multiprocessors.
-  const int64_t most = kMostWidth * kPartitionColumns / call.k_sim;
-  const int64_t wanted = ceil_div(device.sm_count, ceil_div(rows, kPartitionRows));
-  const int64_t tiles = std::clamp(wanted, ceil_div(call.repetitions, most), call.repetitions);
-  const int64_t tile_repetitions = ceil_div(call.repetitions, tiles);
   return with_element(call.dtype, [&]<class T>() {
+    // As many repetitions a block as it has columns for, but no fewer blocks than multiprocessors.
+    const int64_t most = kMostWidth<T> * kPartitionColumns / call.k_sim;
+    const int64_t wanted = ceil_div(device.sm_count, ceil_div(rows, kPartitionRows));
+    const int64_t tiles = std::clamp(wanted, ceil_div(call.repetitions, most), call.repetitions);
+    const int64_t tile_repetitions = ceil_div(call.repetitions, tiles);
     const TokenView& x = call.tokens;
     const PartitionArgs<T> args{.tokens = static_cast<const T*>(x.data),
                                 .item_stride = packed ? 0 : x.item_stride,

@@ -98,7 +98,7 @@ template <int kWidth>
 __device__ __forceinline__ void multiply_step(const PartitionSmem<kWidth>& smem, int stage,
                                               float (&sums)[8][kWidth]) {
   const int row = threadIdx.x / kPartitionColumns * 8, column = threadIdx.x % kPartitionColumns;
-#pragma unroll
+#pragma unroll 4  // of more the compiler would spill registers
   for (int k = 0; k < kPartitionDims; ++k) {
     float x[8], h[kWidth];
     const float4* from = reinterpret_cast<const float4*>(&smem.x[stage][k][row]);
