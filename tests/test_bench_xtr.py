@@ -107,9 +107,9 @@ def test_the_grid_is_sentence_transformers(k: int, dtype: torch.dtype) -> None:
 # ---- the suite ----
 
 
-def settings(*keys: str) -> Settings:
+def settings(*keys: str, device: torch.device = CPU) -> Settings:
     torch.manual_seed(0)
-    return Settings(CPU, torch.bfloat16, [KEYS[key]() for key in keys], timing.QUICK, Ceilings(), 60)
+    return Settings(device, torch.bfloat16, [KEYS[key]() for key in keys], timing.QUICK, Ceilings(), 60)
 
 
 def test_a_dry_run_takes_the_suite_through(tmp_path: Path) -> None:
@@ -152,6 +152,16 @@ def test_wrong_scores_and_wrong_gradients_are_not_timed(monkeypatch: pytest.Monk
                 assert r.get("error") is None and r["wall_us"] > 0
             else:
                 assert said in r["error"] and r["wall_us"] is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [TINY, *named_shapes.XTR[:2]], ids=lambda s: s.name)
+def test_a_run_on_a_gpu(shape: Shape) -> None:
+    rows = xtr.measure_shape(settings("ours", "einsum", device=torch.device("cuda")), shape)
+    assert len(rows) == 5 and [r.get("error") for r in rows] == [None] * 5
+    assert len({r["gpu_method"] for r in rows}) == 1
+    assert all(r["gpu_us"] > 0 and r["wall_us"] > 0 and r["peak_mib"] > 0 for r in rows)
+    assert all(r["over_maxsim"] > 0 for r in rows[1:])
 
 
 def test_the_shapes_have_names_of_their_own() -> None:
