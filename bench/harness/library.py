@@ -20,6 +20,7 @@ NUMKONG = "NumKong"
 QDRANT = "qdrant-client"  # local mode
 LANCEDB = "LanceDB"  # embedded, a table without an index
 INF_CL = "Inf-CL"
+SENTENCE_TRANSFORMERS = "Sentence Transformers"  # its XTR scores
 GEMM = "torch GEMM"  # the matrix product without the max, on a CPU
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

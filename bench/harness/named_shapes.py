@@ -121,6 +121,14 @@ LARGE_BATCHES = (
     BatchShape("single-65536", 65536, 65536, 1, 1, d=512),
 )
 
+# XTR scores, which select from all document tokens of a batch.
+XTR = (
+    Shape("xtr-32", 32, 32, 32, 300),
+    Shape("xtr-64", 64, 64, 32, 180),
+    Shape("xtr-256", 256, 256, 32, 300),
+    Shape("xtr-128x1024", 128, 1024, 32, 300),
+)
+
 CPU = (
     Shape("cpu-text", 1, 1000, 32, 300),
     Shape("cpu-long", 1, 200, 32, 1024),
@@ -164,6 +172,7 @@ TINY_BATCHES = (
     BatchShape("tiny-packed", 12, 12, 5, 17, d=16, packed=True),
     BatchShape("tiny-single", 12, 12, 1, 1, d=16),
 )
+TINY_XTR = (Shape("tiny-xtr", 12, 40, 5, 17, d=16),)
 
 
 def select(shapes: Iterable[Shape], names: Iterable[str]) -> list[Shape]:

@@ -46,17 +46,25 @@ def _ragged(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return sequence, torch.arange(len(sequence), device=lengths.device) - starts[sequence]
 
 
+def orthogonal_parts(d: int, count: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Orthonormal rows: `count` directions, what queries add to them, and what documents add."""
+    space: torch.Tensor = torch.linalg.qr(torch.randn(d, d, device=device)).Q
+    return tuple(space.split([count, d // 3, d - count - d // 3]))
+
+
+def units(part: torch.Tensor, rows: int) -> torch.Tensor:
+    """Random unit rows in a part of the space."""
+    out: torch.Tensor = F.normalize(torch.randn(rows, len(part), device=part.device), dim=-1) @ part
+    return out
+
+
 def plant(q_lengths: torch.Tensor, d_lengths: torch.Tensor, d: int, dtype: torch.dtype) -> Planted:
     """Queries and documents of these lengths, all at least 1."""
     device = q_lengths.device
     query, place = _ragged(q_lengths)
     count = max(1, min(MAX_DIRECTIONS, d // 3, int(q_lengths.max()), int(d_lengths.min())))
-    space = torch.linalg.qr(torch.randn(d, d, device=device)).Q  # orthonormal rows
-    basis, of_queries, of_documents = space.split([count, d // 3, d - count - d // 3])
+    basis, of_queries, of_documents = orthogonal_parts(d, count, device)
     kind = place % count
-
-    def units(part: torch.Tensor, rows: int) -> torch.Tensor:
-        return F.normalize(torch.randn(rows, len(part), device=device), dim=-1) @ part
 
     def near(which: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         return (0.5**0.5 * (basis[which] + units(part, len(which)))).to(dtype)

@@ -67,6 +67,7 @@ JOBS = (
     Job("backward", 2, 100, _suites("backward")),
     Job("first-call", 2, 230, _suites("first-call")),
     Job("contrastive", 3, 170, _suites("contrastive", limit=60)),
+    Job("xtr", 3, 60, _suites("xtr")),
 )
 
 

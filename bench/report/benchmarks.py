@@ -50,6 +50,14 @@ def _gpu(record: Sequence[Row]) -> list[str]:
         tables.heads_table(rows),
     )
     parts += section(
+        "XTR scores, forward and both gradients.",
+        "GPU / wall microseconds / peak MiB, results included. Each query token selects the k largest of its"
+        ' similarities with all document tokens (`rule="paper"`). `maxsim` is our step on the same inputs;'
+        " Sentence Transformers builds the grid of all similarities, in bfloat16, and is written out here"
+        " without its masks.",
+        tables.xtr_table(rows),
+    )
+    parts += section(
         "Scores from hidden states.",
         "GPU / wall microseconds / peak MiB, results included, of projecting d_model = 768 to d = 128, "
         "normalizing and scoring.",

@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench.harness.ceilings import floor_us
-from bench.harness.library import COMPILED, EINSUM, FLASH, GEMM, LIK, MAXSIM_CPU, NUMKONG, OURS
+from bench.harness.library import (
+    COMPILED,
+    EINSUM,
+    FLASH,
+    GEMM,
+    LIK,
+    MAXSIM_CPU,
+    NUMKONG,
+    OURS,
+    SENTENCE_TRANSFORMERS,
+)
 from bench.harness.results import Row, best, groups, split
 from bench.harness.run_header import todays_command
 from bench.harness.text import number
-from bench.suites import corpus_search, first_call, from_hidden, heads, instruction_sets, plaid, retrieval
+from bench.suites import (
+    corpus_search,
+    first_call,
+    from_hidden,
+    heads,
+    instruction_sets,
+    plaid,
+    retrieval,
+    xtr,
+)
 
 OVER = "over best other"
 
@@ -164,6 +183,22 @@ def heads_table(rows: Sequence[Row]) -> str:
 
 def _variant(group: Sequence[Row], impl: str, variant: str) -> list[Row]:
     return [r for r in group if (r["impl"], r["variant"]) == (impl, variant)]
+
+
+def xtr_table(rows: Sequence[Row]) -> str:
+    """A line for each shape and k: our maxsim step, our XTR step, and the peer's."""
+    body = []
+    for group in groups(r for r in rows if r["suite"] == xtr.SUITE).values():
+        for name in map(xtr.variant, xtr.SELECTED):
+            mine, theirs = (_variant(group, impl, name) for impl in (OURS, SENTENCE_TRANSFORMERS))
+            ours = best(mine)
+            times = f"{ours['over_maxsim']:.2f}" if ours and ours.get("over_maxsim") else "-"
+            clock = "\\*" if ours and ours.get("gpu_method") == "events" else ""
+            cells = [cell(each, us_and_mib) for each in (_variant(group, OURS, xtr.MAXSIM), mine)]
+            faster = over_best_other(ours, theirs)
+            body.append([size(group[0]), name + clock, *cells, times, cell(theirs, us_and_mib), faster])
+    head = ["Nq x Nd, Lq, Ld", "", "`maxsim`", "`xtr_scores`", "times `maxsim`", SENTENCE_TRANSFORMERS]
+    return table([*head, "over the peer"], body, left=2) if body else ""
 
 
 def hidden_table(rows: Sequence[Row]) -> str:

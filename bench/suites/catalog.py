@@ -26,6 +26,7 @@ from bench.suites import (
     steps,
     variants,
     varlen,
+    xtr,
 )
 from bench.suites.side_by_side import WINNER_KINDS
 
@@ -119,6 +120,11 @@ SUITES: dict[str, Suite] = {
         named_shapes.BATCHES, named_shapes.TINY_BATCHES, losses.ALL,
         measure_shape=contrastive.measure_shape, ratio="over_exact", large=named_shapes.LARGE_BATCHES,
         peers=contrastive.PEERS,
+    ),
+    xtr.SUITE: Suite(
+        "training steps of XTR scores beside maxsim's, and beside Sentence Transformers' grid",
+        named_shapes.XTR, named_shapes.TINY_XTR, xtr.ALL,
+        measure_shape=xtr.measure_shape, ratio="over_maxsim", peers=xtr.PEERS,
     ),
     first_call.SUITE: Suite(
         "import and first call in a fresh process",

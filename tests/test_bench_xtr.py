@@ -1,0 +1,228 @@
+"""The suite of XTR scores: exact results, planted selections, the written-out peer, rows and the table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.command_line import main
+from bench.harness import inputs, named_shapes, parity, results, run_header, timing
+from bench.harness import xtr as exact
+from bench.harness.ceilings import Ceilings
+from bench.harness.library import OURS, SENTENCE_TRANSFORMERS, training_step
+from bench.harness.settings import Settings
+from bench.harness.shape import Shape
+from bench.peers.implementations import KEYS
+from bench.peers.xtr import grid_scores
+from bench.recorded_commands import broken_rules
+from bench.report import benchmarks, tables
+from bench.suites import xtr
+from late_interaction.reference import xtr_scores_reference
+
+CPU = torch.device("cpu")
+TINY = named_shapes.TINY_XTR[0]
+SHAPES = [Shape("a", 3, 7, 5, 11, d=16), Shape("b", 1, 1, 2, 13, d=8), Shape("c", 4, 1, 1, 17, d=8), TINY]
+KS = [1, 9, 32, 1000]
+
+
+def drawn(shape: Shape) -> inputs.Inputs:
+    torch.manual_seed(0)
+    return inputs.draw(shape, CPU, torch.float64)
+
+
+def step(score: partial[torch.Tensor], x: inputs.Inputs) -> tuple[torch.Tensor, ...]:
+    leaves = x.Q.detach().requires_grad_(), x.D.detach().requires_grad_()
+    return training_step(score, leaves, x.grad_scores)()
+
+
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_exact_scores_are_by_definition(shape: Shape, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = drawn(shape)
+    wanted = xtr_scores_reference(x.Q, x.D, k)
+    torch.testing.assert_close(exact.exact_scores(x.Q, x.D, k), wanted)
+    monkeypatch.setattr(exact, "_CHUNK_ELEMENTS", 1)  # a query at a time
+    torch.testing.assert_close(exact.exact_scores(x.Q, x.D, k), wanted)
+
+
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_the_results_of_planted_inputs_are_exact_and_no_rounding_moves_them(shape: Shape, k: int) -> None:
+    torch.manual_seed(0)
+    grad = torch.randn(shape.scores_shape, dtype=torch.float64)
+    known = exact.plant_selection(shape, k, grad, torch.float64)
+    assert known.inputs.Q.shape == shape.q_shape and known.inputs.D.shape == shape.d_shape
+    for got, want in zip(known.results, step(partial(xtr_scores_reference, k=k), known.inputs), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    grid = torch.einsum("isd,jtd->isjt", known.inputs.Q, known.inputs.D)
+    ordered = grid.flatten(2).sort(-1, descending=True).values
+    if k < ordered.shape[-1]:
+        assert (ordered[..., k - 1] - ordered[..., k]).min() > 0.1
+    chosen = grid >= ordered[..., min(k, ordered.shape[-1]) - 1, None, None] - 1e-9
+    inside = grid.masked_fill(~chosen, 0.0).topk(2, dim=-1).values
+    assert (inside[..., 0] - inside[..., 1])[chosen.any(-1)].min() > 0.1
+
+
+def test_planted_inputs_select_some_tokens_pass_others_over_and_differ_in_divisors() -> None:
+    torch.manual_seed(0)
+    known = exact.plant_selection(TINY, 32, torch.ones(TINY.scores_shape), torch.bfloat16)
+    grid = torch.einsum("isd,jtd->isjt", known.inputs.Q.double(), known.inputs.D.double()).flatten(2)
+    assert ((grid > 0.45).sum(-1) == 32).all() and ((grid > 0.3).sum(-1) == 64).all()
+    counts = (grid > 0.45).view(*grid.shape[:2], TINY.Nd, TINY.Ld).any(-1).sum(1)
+    assert counts.min() == 0 and len(counts.unique()) > 2
+    assert (known.results[0] == 0).any() and (known.results[2].abs().sum(-1) == 0).any()
+
+
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_the_grid_gives_the_papers_scores(shape: Shape, k: int) -> None:
+    x = drawn(shape)
+    found = step(partial(grid_scores, k=k), x), step(partial(xtr_scores_reference, k=k), x)
+    torch.testing.assert_close(*found, check_dtype=False, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", KS)
+def test_the_grid_is_sentence_transformers(k: int, dtype: torch.dtype) -> None:
+    pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
+    try:
+        theirs = importlib.import_module("sentence_transformers.multi_vector_encoder.scoring.xtr").xtr_scores
+    except ImportError:
+        pytest.skip("this release of Sentence Transformers has no XTR scores")
+    torch.manual_seed(0)
+    x = inputs.draw(TINY, CPU, dtype)
+
+    def score(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = theirs(Q, D.unsqueeze(1), top_k=k)
+        return out
+
+    torch.testing.assert_close(step(partial(grid_scores, k=k), x), step(partial(score), x), rtol=0, atol=0)
+
+
+# ---- the suite ----
+
+
+def settings(*keys: str, device: torch.device = CPU) -> Settings:
+    torch.manual_seed(0)
+    return Settings(device, torch.bfloat16, [KEYS[key]() for key in keys], timing.QUICK, Ceilings(), 60)
+
+
+def test_a_dry_run_takes_the_suite_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    assert main(["run", "--dry-run", "--suite", "xtr", "--impl", "ours,einsum", "--out", str(out)]) == 0
+    _, rows = results.split(results.read(out))
+    assert [(r["impl"], r["variant"]) for r in rows] == [
+        (OURS, xtr.MAXSIM),
+        *((impl, xtr.variant(k)) for k in xtr.SELECTED for impl in (OURS, SENTENCE_TRANSFORMERS)),
+    ]
+    for r in rows:
+        assert r.get("error") is None and r["wall_us"] > 0 and r["op"] == "fwd+bwd"
+        assert r["grad_err"] < parity.GRADIENTS and r["rel_err"] < (1e-5 if r["impl"] == OURS else 5e-2)
+        assert (r.get("over_maxsim") is None) == (r["variant"] == xtr.MAXSIM)
+
+
+def test_the_grid_goes_with_pytorchs_operators() -> None:
+    assert {r["impl"] for r in xtr.measure_shape(settings("ours"), TINY)} == {OURS}
+
+
+def test_wrong_scores_and_wrong_gradients_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_length(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+        return grid_scores(Q, D, k) / 2
+
+    def without_gradient(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+        return grid_scores(Q.detach(), D, k) + 0 * Q.float().sum()
+
+    def too_many(Q: torch.Tensor, D: torch.Tensor, k: int) -> torch.Tensor:
+        return grid_scores(Q, D, k + 1)
+
+    for wrong, said in (
+        (by_length, "relative error 0.5"),
+        (without_gradient, "a score or gradient is off by 1,"),
+        (too_many, "a score or gradient is off"),
+    ):
+        monkeypatch.setattr(xtr, "grid_scores", wrong)
+        rows = xtr.measure_shape(settings("ours", "einsum"), TINY)
+        for r in rows:
+            if r["impl"] == OURS:
+                assert r.get("error") is None and r["wall_us"] > 0
+            else:
+                assert said in r["error"] and r["wall_us"] is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [TINY, *named_shapes.XTR[:2]], ids=lambda s: s.name)
+def test_a_run_on_a_gpu(shape: Shape) -> None:
+    rows = xtr.measure_shape(settings("ours", "einsum", device=torch.device("cuda")), shape)
+    assert len(rows) == 5 and [r.get("error") for r in rows] == [None] * 5
+    assert len({r["gpu_method"] for r in rows}) == 1
+    assert all(r["gpu_us"] > 0 and r["wall_us"] > 0 and r["peak_mib"] > 0 for r in rows)
+    assert all(r["over_maxsim"] > 0 for r in rows[1:])
+
+
+def test_the_shapes_have_names_of_their_own() -> None:
+    assert len({s.name for s in named_shapes.XTR}) == len(named_shapes.XTR)
+    assert all(s.Nd * s.Ld > max(xtr.SELECTED) for s in (*named_shapes.XTR, TINY))
+
+
+# ---- the record ----
+
+
+def record() -> list[results.Row]:
+    header = run_header.new_header(CPU, Ceilings(800.0, 400.0, 4.0, 3.9), ["run", "--suite", "xtr"])
+    shape = named_shapes.XTR[2]
+
+    def row(impl: str, variant: str, us: float | None, mib: float, **more: object) -> results.Row:
+        out = results.new_row(xtr.SUITE, shape, "fwd+bwd", torch.bfloat16, impl, variant=variant)
+        timed = {"gpu_us": us, "wall_us": us and us + 10, "gpu_method": "graph"} if us else {}
+        return out | timed | {"peak_mib": mib, "grad_err": 2e-3, "run": header["run"]} | more
+
+    first, second = map(xtr.variant, xtr.SELECTED)
+    return [
+        header | {"gpu": "Some GPU"},
+        row(OURS, xtr.MAXSIM, 500.0, 25.0),
+        row(OURS, first, 1000.0, 250.0, over_maxsim=2.0),
+        row(SENTENCE_TRANSFORMERS, first, 25_000.0, 5000.0, over_maxsim=50.0),
+        row(OURS, second, 1250.0, 260.0, over_maxsim=2.5),
+        row(SENTENCE_TRANSFORMERS, second, None, 0.0, error="OutOfMemoryError: CUDA out of memory"),
+    ]
+
+
+def test_the_table_has_a_line_for_each_k() -> None:
+    lines = tables.xtr_table(record()[1:]).splitlines()
+    assert lines[0] == (
+        "| Nq x Nd, Lq, Ld |  | `maxsim` | `xtr_scores` | times `maxsim` | Sentence Transformers |"
+        " over the peer |"
+    )
+    assert lines[2:] == [
+        "| 256 x 256, 32, 300 | k = 32 | 500 / 510 / 25.0 | 1,000 / 1,010 / 250 | 2.00 |"
+        " 25,000 / 25,010 / 5,000 | 25.00x |",
+        "| 256 x 256, 32, 300 | k = 256 | 500 / 510 / 25.0 | 1,250 / 1,260 / 260 | 2.50 | fails | - |",
+    ]
+    by_events = [r | {"gpu_method": "events"} for r in record()[1:]]
+    assert "| k = 32\\* |" in tables.xtr_table(by_events)
+    assert tables.xtr_table([]) == ""
+
+
+def test_the_page_has_the_section_where_a_record_has_the_suite(tmp_path: Path) -> None:
+    header, *rows = record()
+    forward = results.new_row("forward", named_shapes.FORWARD[0], "fwd", torch.bfloat16, OURS)
+    forward |= {"gpu_us": 20.0, "wall_us": 30.0, "gpu_method": "graph", "run": header["run"]}
+    path = tmp_path / "some-gpu.json"
+    path.write_text(json.dumps([header, forward]))
+    assert "XTR" not in benchmarks.build(tmp_path)
+    path.write_text(json.dumps([header, forward, *rows]))
+    assert "**XTR scores, forward and both gradients.**" in benchmarks.build(tmp_path)
+
+
+def test_the_record_keeps_to_the_rules() -> None:
+    rows = record()
+    assert broken_rules(rows) == []
+    uncompared = [{k: v for k, v in r.items() if k != "grad_err"} for r in rows]
+    assert any("gradients were not compared" in line for line in broken_rules(uncompared))
+    unknown = [*rows, rows[1] | {"impl": "fast-plaid"}]
+    assert any("does not measure fast-plaid" in line for line in broken_rules(unknown))
