@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _are_functorch_transforms_active,
-    _AutoDispatchBelowAutograd,
-    _is_any_autocast_enabled,
-)
+from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _is_any_autocast_enabled
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from late_interaction import _norm_warning, ops
 from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
@@ -29,6 +26,7 @@ from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is
 from late_interaction._checks.weights import check_weights
 from late_interaction._mean import per_token
 from late_interaction._precision import float32_precision
+from late_interaction._traced import traced_scores
 from late_interaction.ops import _oom
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.dense import apply_step, call_below_autograd
@@ -88,7 +86,7 @@ def _dispatch(
         if weights is not None:
             op = ops.maxsim_weighted_winners if found else ops.maxsim_weighted
             result = op(Q, D, weights, q_mask, d_mask, *options)
-        elif differentiable or torch.compiler.is_compiling() or _intercepted(Q, D):
+        elif differentiable or is_compiling() or _intercepted(Q, D):
             result = op(Q, D, q_mask, d_mask, *options)
         else:
             result = call_below_autograd(op, Q, D, q_mask, d_mask, normalize, precision, paired)
@@ -112,8 +110,7 @@ def _fast_path(
     """Scores of a call that nothing intercepts on its way to the operator, or None. The operator checks its
     inputs itself. If it refuses them, the checks in Python follow, and say why in the caller's words."""
     if (
-        torch.compiler.is_compiling()
-        or _intercepted(Q, D)
+        _intercepted(Q, D)
         or not (normalize is False or normalize is True)
         or not (backward is None or backward in BACKWARDS)
         or not (precision is None or precision in PRECISIONS)
@@ -239,8 +236,10 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    if mean is False and winners is None and (normalize is True or _norm_warning.checked):
-        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, False, q_weights)
+    compiling = is_compiling()  # asked first: a graph that reads _norm_warning.checked compiles twice
+    if mean is False and winners is None and (compiling or normalize is True or _norm_warning.checked):
+        path = traced_scores if compiling else _fast_path
+        scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, False, q_weights)
         if scores is not None:
             return scores
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
@@ -250,8 +249,7 @@ def maxsim(
     scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners, weights=q_weights)
     if mean:
         scores = per_token(scores, Q3, q_mask, q_weights)
-    looks = not (normalize or _norm_warning.checked or torch.compiler.is_compiling())
-    if looks and not _intercepted(Q, Q):
+    if not (compiling or normalize or _norm_warning.checked or _intercepted(Q, Q)):
         _norm_warning.warn_unnormalized(Q3, q_mask)
     return _as_given(scores, Q, D)
 
@@ -293,7 +291,8 @@ def maxsim_pairs(
         tensor([2., 3.])
     """
     if mean is False and winners is None:
-        scores = _fast_path(Q, D, q_mask, d_mask, normalize, backward, precision, True, q_weights)
+        path = traced_scores if is_compiling() else _fast_path
+        scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, True, q_weights)
         if scores is not None:
             return scores
     Q, D, q_mask, d_mask = check_maxsim_pairs(Q, D, q_mask, d_mask)

@@ -19,6 +19,7 @@ from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.shards import Call
+from late_interaction._traced import leave_untraced
 
 __all__ = ["ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"]
 
@@ -150,9 +151,7 @@ def contrastive_loss(
     return _loss(read("contrastive_loss", (tokens, masks, offsets), given))
 
 
-# Dynamo calls what has this mark instead of tracing it. torch.compiler.disable would set it as well, but
-# would import all of torch._dynamo with this package.
-contrastive_loss._torchdynamo_disable = True  # type: ignore[attr-defined]
+leave_untraced(contrastive_loss)
 
 
 def _loss(given: Arguments) -> Tensor:

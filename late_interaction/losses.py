@@ -14,6 +14,7 @@ from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.pairwise import Pairwise
 from late_interaction._contrastive.row_function import row_loss
 from late_interaction._contrastive.sigmoid import Sigmoid
+from late_interaction._traced import leave_untraced
 
 __all__ = ["PairwiseLoss", "SigmoidLoss", "pairwise_loss", "sigmoid_loss"]
 
@@ -157,8 +158,8 @@ def sigmoid_loss(
     return row_loss("sigmoid_loss", arguments, Sigmoid(own.bias, arguments.learns_numbers))
 
 
-for _function in (pairwise_loss, sigmoid_loss):  # see contrastive_loss
-    vars(_function)["_torchdynamo_disable"] = True
+leave_untraced(pairwise_loss)
+leave_untraced(sigmoid_loss)
 
 
 class PairwiseLoss(BatchLoss):

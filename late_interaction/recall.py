@@ -13,6 +13,7 @@ from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
 from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.recall import Recall
 from late_interaction._contrastive.row_function import row_loss
+from late_interaction._traced import leave_untraced
 
 __all__ = ["RecallLoss", "recall_loss"]
 
@@ -94,7 +95,7 @@ def recall_loss(
     return row_loss("recall_loss", arguments, loss, needs_positives=True)
 
 
-vars(recall_loss)["_torchdynamo_disable"] = True  # see contrastive_loss
+leave_untraced(recall_loss)
 
 
 class RecallLoss(BatchLoss):
