@@ -62,8 +62,15 @@ struct SelectSmem {
   Key candidate_keys[kMostCandidates<Key>];
   uint32_t candidate_cells[kMostCandidates<Key>];
   uint32_t candidates;
-  uint32_t listed;  // groups, in place of segments
+  uint32_t listed;  // segments, in place of the histogram; then groups, in place of segments
   DigitHistogram histogram;
+
+  // Segments whose maximum reaches the bound, while no digit is looked for.
+  static constexpr uint32_t kMostListed = sizeof(DigitHistogram::counts) / sizeof(uint16_t);
+  static_assert(kMostSegments<Key> <= 1 << 16);
+  __device__ __forceinline__ uint16_t* listed_segments() {
+    return reinterpret_cast<uint16_t*>(histogram.counts);
+  }
 };
 
 // The upper digits of a bound will do: sign, exponent and some bits let few cells pass that the rest would
@@ -83,15 +90,24 @@ __device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& a
     smem.segments[chunk * 32 + lane] = OrderedKey<typename Cell::Real>::of(Cell::largest(maximum));
   };
   uint32_t chunk = threadIdx.x / 32;
-  if (args.lane_packs == 1) {  // several chunks at once, to wait for memory less often
-    for (; chunk + (kAtOnce - 1) * kWarps < packs / 32; chunk += kAtOnce * kWarps) {
+  const auto several_chunks = [&]<uint32_t kPacks>() {  // at once, to wait for memory less often
+    constexpr uint32_t kChunks = kAtOnce / kPacks;
+    for (; chunk + (kChunks - 1) * kWarps < packs / (32 * kPacks); chunk += kChunks * kWarps) {
       typename Cell::Pack own[kAtOnce];
 #pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) own[i] = items.pack((chunk + i * kWarps) * 32 + lane);
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        own[i] = items.pack(((chunk + i / kPacks * kWarps) * kPacks + i % kPacks) * 32 + lane);
+      }
 #pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) store(chunk + i * kWarps, own[i]);
+      for (uint32_t i = 0; i < kChunks; ++i) {
+        auto maximum = own[i * kPacks];
+        if constexpr (kPacks == 2) maximum = Cell::larger(maximum, own[i * kPacks + 1]);
+        store(chunk + i * kWarps, maximum);
+      }
     }
-  }
+  };
+  if (args.lane_packs == 1) several_chunks.template operator()<1>();
+  if (args.lane_packs == 2) several_chunks.template operator()<2>();
   for (; chunk < args.chunks; chunk += kWarps) {
     const uint32_t begin = chunk * chunk_packs + lane;
     auto maximum = Cell::none();  // of a lane without a cell, too: it raises no bound
@@ -109,18 +125,33 @@ __device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& a
   __syncthreads();
 }
 
-// Makes items that reach the bound candidates. A lane reads a segment, several of its packs at once. A
-// candidate of RowGroups is a group.
+// Lists the segments that reach the bound. Returns how many: more than kMostListed are not all listed.
+template <class Element, class Key>
+__device__ __forceinline__ uint32_t list_segments(const SelectArgs<Element>& args, Key bound,
+                                                  SelectSmem<Key>& smem) {
+  for (uint32_t i = threadIdx.x; i < args.chunks * 32; i += kSelectThreads<Element>) {
+    if (smem.segments[i] < bound) continue;
+    const uint32_t place = atomicAdd(&smem.listed, 1u);
+    if (place < smem.kMostListed) smem.listed_segments()[place] = static_cast<uint16_t>(i);
+  }
+  __syncthreads();
+  return smem.listed;
+}
+
+// Makes items that reach the bound candidates. A thread reads a segment, several of its packs at once; listed
+// segments have a thread each, so that all wait for memory together. A candidate of RowGroups is a group.
 template <class Element, class Items, class Key>
 __device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& args, const Items& items,
                                                   Key bound, SelectSmem<Key>& smem) {
   using Cell = Panel<Element>;
-  constexpr uint32_t kAtOnce = Cell::kGroups ? 1 : 4, kItems = Cell::kPackItems;
-  const uint32_t lane = threadIdx.x % 32, packs = args.items / kItems;
-  for (uint32_t chunk = threadIdx.x / 32; chunk < args.chunks; chunk += kSelectThreads<Element> / 32) {
-    if (smem.segments[chunk * 32 + lane] < bound) continue;
-    const uint32_t begin = chunk * 32 * args.lane_packs + lane;
-    const uint32_t end = min(begin + 32 * args.lane_packs, packs);
+  constexpr uint32_t kAtOnce = 2, kItems = Cell::kPackItems;
+  const uint32_t packs = args.items / kItems, listed = list_segments(args, bound, smem);
+  const bool all_listed = listed <= smem.kMostListed;
+  for (uint32_t n = threadIdx.x; n < (all_listed ? listed : args.chunks * 32); n += kSelectThreads<Element>) {
+    const uint32_t segment = all_listed ? smem.listed_segments()[n] : n;
+    if (smem.segments[segment] < bound) continue;
+    const uint32_t begin = segment / 32 * 32 * args.lane_packs + segment % 32;
+    const uint32_t end = min((segment / 32 + 1) * 32 * args.lane_packs, packs);
     for (uint32_t first = begin; first < end; first += 32 * kAtOnce) {
       typename Cell::Pack own[kAtOnce];
 #pragma unroll
@@ -139,6 +170,7 @@ __device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& arg
     }
   }
   __syncthreads();
+  if (threadIdx.x == 0) smem.listed = 0;
 }
 
 // Whether the candidates of a row are in shared memory now.
@@ -172,21 +204,29 @@ __device__ __forceinline__ uint32_t list_groups(const SelectArgs<Element>& args,
   return bound;
 }
 
-// Makes a cell a candidate. Every lane of a warp calls it.
+// The sums of four numbers over 16 lanes: lane l gets that of number l / 4 % 4. Added as by a tree of
+// shuffles for each number.
+__device__ __forceinline__ float sums_of_lanes(const float (&shares)[4], uint32_t lane) {
+  const auto exchange = [](bool upper, float a, float b, int step) {
+    return (upper ? b : a) + __shfl_xor_sync(kFullWarp, upper ? a : b, step);
+  };
+  const float even = exchange(lane & 8, shares[0], shares[2], 8);
+  const float odd = exchange(lane & 8, shares[1], shares[3], 8);
+  float sum = exchange(lane & 4, even, odd, 4);
+  sum += __shfl_xor_sync(kFullWarp, sum, 2);
+  return sum + __shfl_xor_sync(kFullWarp, sum, 1);
+}
+
+// Makes cells candidates: four lanes have the same, and lane l ^ 16 has the other one of its group.
 template <class Element, bool kMasked>
-__device__ __forceinline__ void add_candidate(const ExactCells<Element, kMasked>& cells,
-                                              SelectSmem<uint32_t>& smem, uint32_t cell, float product) {
-  constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes;
-#pragma unroll
-  for (uint32_t step = kLanes / 2; step > 0; step /= 2) {
-    product += __shfl_xor_sync(kFullWarp, product, static_cast<int>(step));
-  }
+__device__ __forceinline__ void add_candidates(const ExactCells<Element, kMasked>& cells,
+                                               SelectSmem<uint32_t>& smem, uint32_t cell, float product) {
   const bool exists = cell < cells.count;
   const uint32_t key = exists ? cells.key_of(cell, product) : 0;
-  const uint32_t largest = __reduce_max_sync(kFullWarp, key);
+  const uint32_t largest = max(key, __shfl_xor_sync(kFullWarp, key, 16));
   const float rounded = Panel<Element>::widened(narrow<Element>(OrderedKey<float>::number(key)));
   const bool reaches = key == largest || OrderedKey<float>::of(rounded) >= cells.bound;
-  if (!exists || !reaches || threadIdx.x % kLanes != 0) return;
+  if (!exists || !reaches || threadIdx.x % 4 != 0) return;
   const uint32_t place = atomicAdd(&smem.candidates, 1u);
   if (place < kMostCandidates<uint32_t>) {
     smem.candidate_keys[place] = key;
@@ -195,14 +235,14 @@ __device__ __forceinline__ void add_candidate(const ExactCells<Element, kMasked>
 }
 
 // Makes candidates of the cells of listed groups that round to the bound or more. A warp multiplies the cells
-// of several groups at once, to wait for memory less often. The larger of a group is a candidate in any case,
+// of four groups at once, to wait for memory less often. The larger of a group is a candidate in any case,
 // since sums of another order may round to less: so there are k at least. Whether the candidates fit.
 template <class Element, bool kMasked>
 __device__ __forceinline__ bool multiply_groups(const ExactCells<Element, kMasked>& cells,
                                                 SelectSmem<uint32_t>& smem) {
   constexpr uint32_t kLanes = ExactCells<Element, kMasked>::kLanes, kAtOnce = 4;
   constexpr uint32_t kWarps = kSelectThreads<Element> / 32;
-  static_assert(kGroupCells * kLanes == 32);
+  static_assert(kGroupCells == 2 && kLanes == 16);
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t first = threadIdx.x / 32; first < smem.listed; first += kAtOnce * kWarps) {
     uint32_t own[kAtOnce];
@@ -213,8 +253,8 @@ __device__ __forceinline__ bool multiply_groups(const ExactCells<Element, kMaske
     }
     float shares[kAtOnce];
     cells.share(own, lane % kLanes, shares);
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) add_candidate(cells, smem, own[i], shares[i]);
+    const uint32_t even = lane & 8 ? own[2] : own[0], odd = lane & 8 ? own[3] : own[1];
+    add_candidates(cells, smem, lane & 4 ? odd : even, sums_of_lanes(shares, lane));
   }
   __syncthreads();
   return smem.candidates <= kMostCandidates<uint32_t>;

@@ -12,9 +12,8 @@ namespace late_interaction {
 inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 
 struct DigitHistogram {
-  uint32_t counts[kDigits];
-  // The digit that was found. Threads read these three as 16 bytes, which may hold no count: counts are
-  // cleared for the next digit meanwhile.
+  alignas(16) uint32_t counts[2][kDigits];  // of one digit; the other is cleared for the next digit meanwhile
+  // The digit that was found. Threads read these three as 16 bytes, which may hold no count for that reason.
   alignas(16) uint32_t digit;
   uint32_t rank, equal;
 };
@@ -26,41 +25,50 @@ struct KthLargest {
   uint32_t equal;  // how many have these digits
 };
 
-// By one warp: the digit of the rank-th largest of the keys that were counted. Lane 0 has the highest digits.
-__device__ __forceinline__ void find_digit(DigitHistogram& histogram, uint32_t rank) {
-  constexpr int kOwn = kDigits / 32;
-  const int lane = threadIdx.x % 32, highest = kDigits - 1 - lane * kOwn;
-  uint32_t own = 0;
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) own += histogram.counts[highest - i];
-  uint32_t upto = own;  // of this lane's digits and all above
+// A lane's sum of its own number and those of the lanes below.
+__device__ __forceinline__ uint32_t sum_up_to(uint32_t own, int lane) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const uint32_t above = __shfl_up_sync(kFullWarp, upto, step);
-    if (lane >= step) upto += above;
+    const uint32_t below = __shfl_up_sync(kFullWarp, own, step);
+    if (lane >= step) own += below;
   }
-  const uint32_t above = upto - own;
-  if (rank <= above || rank > upto) return;
-  uint32_t left = rank - above;
-  int digit = highest;
-  while (histogram.counts[digit] < left) left -= histogram.counts[digit--];
-  histogram.digit = static_cast<uint32_t>(digit);
-  histogram.rank = left;
-  histogram.equal = histogram.counts[digit];
+  return own;
 }
 
-// Counts the digits of a warp's keys, of lanes where `counts` holds. Most keys of a row share their upper
+// By one warp: the digit of the rank-th largest of the keys that were counted. Lane 0 has the highest eight
+// digits; then eight lanes have a digit each of those that the rank-th largest is among.
+__device__ __forceinline__ void find_digit(DigitHistogram& histogram, const uint32_t (&counts)[kDigits],
+                                           uint32_t rank) {
+  constexpr int kOwn = kDigits / 32;
+  static_assert(kOwn == 8);
+  const int lane = threadIdx.x % 32;
+  const auto* own = reinterpret_cast<const uint4*>(&counts[kDigits - (lane + 1) * kOwn]);
+  uint32_t sum = own[0].x + own[0].y + own[0].z + own[0].w;
+  sum += own[1].x + own[1].y + own[1].z + own[1].w;
+  uint32_t upto = sum_up_to(sum, lane);
+  const int holder = __ffs(__ballot_sync(kFullWarp, rank <= upto)) - 1;
+  rank -= __shfl_sync(kFullWarp, upto - sum, holder);
+  const int digit = kDigits - 1 - holder * kOwn - lane;
+  sum = lane < kOwn ? counts[digit] : 0;
+  upto = sum_up_to(sum, lane);
+  if (rank > upto || rank <= upto - sum) return;
+  histogram.digit = static_cast<uint32_t>(digit);
+  histogram.rank = rank - (upto - sum);
+  histogram.equal = sum;
+}
+
+// Counts the digits of a warp's keys, of lanes where `counted` holds. Most keys of a row share their upper
 // digits, so the first lane adds what has its digit at once: atomics on one count would wait for each other.
-__device__ __forceinline__ void count_digits(DigitHistogram& histogram, uint32_t digit, bool counts) {
-  const unsigned lanes = __ballot_sync(kFullWarp, counts);
+__device__ __forceinline__ void count_digits(uint32_t (&counts)[kDigits], uint32_t digit, bool counted) {
+  const unsigned lanes = __ballot_sync(kFullWarp, counted);
   if (lanes == 0) return;
   const int first = __ffs(lanes) - 1;
   const uint32_t shared = __shfl_sync(kFullWarp, digit, first);
-  const unsigned same = __ballot_sync(kFullWarp, counts && digit == shared);
+  const unsigned same = __ballot_sync(kFullWarp, counted && digit == shared);
   if (threadIdx.x % 32 == first) {
-    atomicAdd(&histogram.counts[shared], static_cast<uint32_t>(__popc(same)));
-  } else if (counts && digit != shared) {
-    atomicAdd(&histogram.counts[digit], 1u);
+    atomicAdd(&counts[shared], static_cast<uint32_t>(__popc(same)));
+  } else if (counted && digit != shared) {
+    atomicAdd(&counts[digit], 1u);
   }
 }
 
@@ -70,18 +78,23 @@ template <int kThreads, int kLooked, class Key, class KeyAt>
 __device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram, uint32_t k, uint32_t count,
                                                        const KeyAt& key_at) {
   KthLargest<Key> found{0, k, count};
+  const auto clear = [&](uint32_t (&counts)[kDigits]) {
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) counts[i] = 0;
+  };
+  clear(histogram.counts[0]);
+  __syncthreads();
   int shift = 8 * static_cast<int>(sizeof(Key)) - kDigitBits;
   for (int digit = 0; digit < kLooked; ++digit, shift -= kDigitBits) {
-    for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram.counts[i] = 0;
-    __syncthreads();
+    auto& counts = histogram.counts[digit % 2];
+    clear(histogram.counts[1 - digit % 2]);
     for (uint32_t first = 0; first < count; first += kThreads) {
       const uint32_t i = first + threadIdx.x;
       const Key key = i < count ? key_at(i) : 0;
-      const bool counts = i < count && ((key ^ found.key) >> shift >> kDigitBits) == 0;
-      count_digits(histogram, static_cast<uint32_t>(key >> shift) % kDigits, counts);
+      const bool counted = i < count && ((key ^ found.key) >> shift >> kDigitBits) == 0;
+      count_digits(counts, static_cast<uint32_t>(key >> shift) % kDigits, counted);
     }
     __syncthreads();
-    if (threadIdx.x < 32) find_digit(histogram, found.rank);
+    if (threadIdx.x < 32) find_digit(histogram, counts, found.rank);
     __syncthreads();
     found = {found.key | static_cast<Key>(histogram.digit) << shift, histogram.rank, histogram.equal};
   }
