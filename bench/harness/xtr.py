@@ -57,7 +57,7 @@ def plant_selection(shape: Shape, k: int, grad_scores: torch.Tensor, dtype: torc
 
     kind = torch.randint(count, (shape.Nq, shape.Lq), device=device)
     Q = near(kind.flatten(), torch.full((kind.numel(),), 0.5**0.5, device=device), of_queries)
-    # Of the tokens near a direction k are selected, and up to k passed over, those in other documents.
+    # Near a direction lie k tokens that are selected and up to k, in other documents, that are passed over.
     near_one = min(2 * k, tokens // count)
     places = torch.randperm(tokens, device=device)[: count * near_one].view(count, near_one)
     ranks = torch.rand(count, shape.Nd, device=device).gather(1, places // shape.Ld)

@@ -130,7 +130,7 @@ def _ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows_of_a_panel(budget: int, row_bytes: int, count: int) -> int:
-    """Of panels that are as large as each other, but for the last of ``count`` rows."""
+    """Rows of each panel: all panels are equally large, but for the last of ``count`` rows."""
     most = max(budget // row_bytes, 1)
     if most <= _WHOLE_TILES:
         return most
