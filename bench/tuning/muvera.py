@@ -3,11 +3,12 @@
     python -m bench muvera
     python -m bench muvera --demo  # the docstrings of `make demo`, by all-MiniLM-L6-v2
     python -m bench muvera --out bench/results/muvera-cpu.txt
+    python -m bench muvera --device cuda --speed-documents 20000  # speeds on a GPU alone
 
 Recall is the share of the ten best documents by exact scores that is among the candidates; `needed` is how
 many candidates hold 95% of them. Planted documents are tokens around a topic of their own; ten documents for
 each query are made of its tokens with growing noise, so that the ten best are not there by chance. Speeds are
-the least of some rounds, beside the rate at which the same threads copy memory; bytes are those of the tokens
+the least of some rounds, beside the rate at which the same threads or GPU copy memory; bytes are those of the tokens
 read and of the encodings written.
 """
 
@@ -59,6 +60,8 @@ def seconds(call: object) -> float:
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()
         call()  # type: ignore[operator]
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         least = min(least, time.perf_counter() - start)
     return least
 
@@ -111,21 +114,22 @@ def recall_table(title: str, searches: Searches, candidates: list[int]) -> str:
 def speed_table(x: Texts, d: int) -> str:
     """Documents a second and GB/s of each configuration; of a copy of as much memory."""
     documents, Ld = x.D.shape[:2]
-    source = torch.randn(64 << 20)
+    source = torch.randn(64 << 20, device=x.D.device)
     target = torch.empty_like(source)
     took = seconds(lambda: target.copy_(source))
     rows = [["a copy of memory", "", "", "", f"{2 * 4 * source.numel() / took * 1e-9:.1f}"]]
     for k_sim, repetitions, d_proj, d_final in [*CONFIGURATIONS, (5, 20, None, None)]:
         muvera = Muvera(d, k_sim, repetitions, d_proj, d_final)
         took = seconds(lambda m=muvera: m.encode_documents(x.D))
-        moved = 4 * (x.D.numel() + documents * muvera.dim)
+        moved = x.D.nbytes + 4 * documents * muvera.dim
         rows.append(
             [_name(muvera), str(muvera.dim), f"{documents / took:,.0f}", f"{1e6 * took / documents / Ld:.2f}"]
         )
         rows[-1].append(f"{moved / took * 1e-9:.2f}")
     head = ["", "dims", "documents/s", "us a token", "GB/s"]
-    threads = torch.get_num_threads()
-    return f"encoding of documents {list(x.D.shape)}, float32, {threads} threads\n" + align(head, rows)
+    who = torch.cuda.get_device_name() if x.D.is_cuda else f"{torch.get_num_threads()} threads"
+    dtype = str(x.D.dtype).removeprefix("torch.")
+    return f"encoding of documents {list(x.D.shape)}, {dtype}, {who}\n" + align(head, rows)
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
@@ -137,30 +141,39 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--speed-documents", type=int, default=300, help="of 180 tokens of 128 dims, that are timed"
     )
+    p.add_argument(
+        "--device", default="cpu", help="not cpu: speeds alone, in float32 and bfloat16; default: cpu"
+    )
     p.add_argument("--configurations", type=int, nargs="+", help="by number, from 0; all by default")
     p.add_argument("--out", type=Path, help="a file that the tables are appended to")
 
 
-def run(args: argparse.Namespace) -> int:
+def speeds(args: argparse.Namespace) -> list[str]:
+    D = normalize(torch.randn(args.speed_documents, 180, 128, device=args.device), dim=-1)
+    dtypes = [torch.float32] if args.device == "cpu" else [torch.float32, torch.bfloat16]
+    return [speed_table(Texts(D[:1], D.to(dtype)), 128) for dtype in dtypes]
+
+
+def recalls(args: argparse.Namespace) -> str:
     chosen = [CONFIGURATIONS[i] for i in args.configurations or range(len(CONFIGURATIONS))]
-    tables = []
     if args.demo:
         x = demo(args.queries, "cpu")
         searches = Searches(x.Q, x.q_mask, [Muvera(x.Q.shape[-1], *sizes) for sizes in chosen])
         searches.add(x.D, x.d_mask)
         title = f"docstrings of make demo: queries {list(x.Q.shape)}, documents {list(x.D.shape)}"
-    else:
-        Q, parts = planted(args.documents, args.Ld, args.queries, args.Lq, args.d)
-        searches = Searches(Q, None, [Muvera(args.d, *sizes) for sizes in chosen])
-        for part in parts:
-            searches.add(part)
-        title = (
-            f"planted neighbours: queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
-        )
-    tables.append(recall_table(title, searches, args.candidates))
+        return recall_table(title, searches, args.candidates)
+    Q, parts = planted(args.documents, args.Ld, args.queries, args.Lq, args.d)
+    searches = Searches(Q, None, [Muvera(args.d, *sizes) for sizes in chosen])
+    for part in parts:
+        searches.add(part)
+    title = f"planted neighbours: queries {list(Q.shape)}, {args.documents:,} documents of {args.Ld} tokens"
+    return recall_table(title, searches, args.candidates)
+
+
+def run(args: argparse.Namespace) -> int:
+    tables = [recalls(args)] if args.device == "cpu" else []
     if args.speed_documents and not args.demo:
-        D = normalize(torch.randn(args.speed_documents, 180, 128), dim=-1)
-        tables.append(speed_table(Texts(D[:1], D), 128))
+        tables += speeds(args)
     text = "\n\n".join(tables) + "\n"
     print(text, end="")
     if args.out is not None:
