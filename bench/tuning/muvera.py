@@ -8,8 +8,8 @@
 Recall is the share of the ten best documents by exact scores that is among the candidates; `needed` is how
 many candidates hold 95% of them. Planted documents are tokens around a topic of their own; ten documents for
 each query are made of its tokens with growing noise, so that the ten best are not there by chance. Speeds are
-the least of some rounds, beside the rate at which the same threads or GPU copy memory; bytes are those of the tokens
-read and of the encodings written.
+the least of some rounds, beside the rate at which the same threads or GPU copy memory; bytes are those of the
+tokens read and of the encodings written.
 """
 
 from __future__ import annotations
