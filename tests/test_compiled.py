@@ -200,7 +200,7 @@ def test_what_the_short_way_leaves_to_the_checks(grad, device):
 
 @needs_compiler
 def test_inductor_adds_one_call_each_way(device):
-    """The operator's; the loss takes as many kernels as without it, on a GPU at most one more."""
+    """The operator's; the loss takes no more kernels than without it."""
     of_tokens, of_scores, shape = LOSSES["in-batch"]
     args = batch(shape, device)
 
@@ -213,8 +213,7 @@ def test_inductor_adds_one_call_each_way(device):
         ours = codes(of_tokens, *args)
     for mine, other, way in zip(ours, theirs, ("_winners", "_backward"), strict=True):
         launches = [re.findall(r"^ +(?:cpp_\w+\(|triton_\w+\.run\()", x, re.MULTILINE) for x in (mine, other)]
-        assert 0 <= len(launches[0]) - len(launches[1]) <= (device == "cuda")
-        assert launches[1]
+        assert 0 < len(launches[0]) <= len(launches[1])
         assert re.findall(r"= torch\.ops\.([\w.]+)\(", mine) == [f"late_interaction.maxsim{way}.default"]
 
 

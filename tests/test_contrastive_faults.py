@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import suppress
 
 import pytest
 import torch
@@ -133,15 +134,23 @@ def test_no_memory_on_a_gpu(tail, kept_bytes):
     def loss():
         return li.contrastive_loss(Q, D, temperature=1.0, normalize=True, tail=tail, kept_bytes=kept_bytes)
 
+    held = []
+
     def limit(more):
+        held.clear()
         torch.cuda.empty_cache()
         total = torch.cuda.mem_get_info()[1]
+        for size in ((1 << 20) + 1, 1 << 16):  # what PyTorch has reserved and not given out, in both pools
+            torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+            with suppress(torch.cuda.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
         torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + more) / total))
 
     wanted = loss()
     wanted_grads = torch.autograd.grad(wanted, (Q, D))
     try:
-        limit(2 << 20)  # no block of scores fits
+        limit(0)  # no block of scores fits
         with pytest.raises(torch.cuda.OutOfMemoryError):
             loss()
         torch.cuda.set_per_process_memory_fraction(1.0)

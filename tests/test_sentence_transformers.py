@@ -81,6 +81,7 @@ def masks(device, n, L):
         "bool": torch.rand(n, L, device=device) < 0.6,
         "all": torch.ones(n, L, dtype=torch.bool, device=device),
         "long": (torch.rand(n, L, device=device) < 0.6).long(),
+        "counts": torch.randint(3, (n, L), device=device),
         "weights": torch.randn(n, L, device=device),
         "zeros": torch.zeros(n, L, device=device),
         "shared": torch.rand(1, L, device=device) < 0.6,
