@@ -123,7 +123,7 @@ def speed_table(x: Texts, d: int) -> str:
         took = seconds(lambda m=muvera: m.encode_documents(x.D))
         moved = x.D.nbytes + 4 * documents * muvera.dim
         rows.append(
-            [_name(muvera), str(muvera.dim), f"{documents / took:,.0f}", f"{1e6 * took / documents / Ld:.2f}"]
+            [_name(muvera), str(muvera.dim), f"{documents / took:,.0f}", f"{1e6 * took / documents / Ld:.2g}"]
         )
         rows[-1].append(f"{moved / took * 1e-9:.2f}")
     head = ["", "dims", "documents/s", "us a token", "GB/s"]
