@@ -21,6 +21,8 @@
 #   make lancedb  the tests with LanceDB, Arrow, Qdrant and Faiss, in an environment with them (downloads 150 MB)
 #   make ray      the tests on a local Ray cluster, in an environment with Ray Data (downloads 130 MB)
 #   make aarch64  cross-builds the CPU library for aarch64; its C++ tests under qemu-user (downloads 150 MB)
+#   make aarch64-wheel   dist/: a wheel for aarch64, built on this machine
+#   make aarch64-tests   its CPU tests from Python under qemu-user, with PyTorch's own wheel (an hour)
 #   make compile_commands   compile_commands.json, for clangd and other editors; builds nothing
 #   make build | lint | types | ctest | pytest | format | test-wheel | clean
 #
@@ -57,7 +59,7 @@ build test quick nightly pytest bench hub: export LATE_INTERACTION_CUDA_ARCHS ?=
 
 .DELETE_ON_ERROR:
 .PHONY: demo quick test nightly bench wheel hub docs site browse build lint ruff clang-format actionlint includes types ctest pytest \
-  asan fast-plaid st-tests pylate lancedb ray aarch64 format compile_commands test-wheel mutants clean
+  asan fast-plaid st-tests pylate lancedb ray aarch64 aarch64-wheel aarch64-tests format compile_commands test-wheel mutants clean
 
 # ---- environments: a stamp for each requirements file ----
 
@@ -124,11 +126,17 @@ $(VENV)/.engines: requirements/lancedb.txt requirements/ray.txt $(VENV)/.dev-req
 	-$(MAKE) --no-print-directory $(LANCEDB)/.installed $(RAY)/.installed
 	@touch $@
 
-# PyTorch for aarch64, to link against and to run under qemu-user: a release whose wheel has no CUDA.
-$(AARCH64)/.installed: | $(PY)
+# Packages for aarch64, among them PyTorch: to link against, and to run under qemu-user.
+$(AARCH64)/.installed: requirements/aarch64.txt | $(PY)
 	@rm -rf $(AARCH64)
-	$(PIP_INSTALL) --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 --python-version 3.11 \
-	  --target $(AARCH64) torch==2.10.0
+	$(PIP_INSTALL) --quiet --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_aarch64 \
+	  --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
+	  --target $(AARCH64) -r $<
+	@touch $@
+
+# The interpreter that has them.
+$(AARCH64)/.python: tools/aarch64_python.py $(AARCH64)/.installed
+	$(PY) $< $(AARCH64)
 	@touch $@
 
 $(SITE)/.browse: requirements/browse.txt $(SITE)/.installed
@@ -234,6 +242,15 @@ aarch64: $(AARCH64)/.installed | $(VENV)/.dev-requirements
 	  -DCMAKE_PREFIX_PATH=$(CURDIR)/$(AARCH64)/torch/share/cmake
 	cmake --build $(AARCH64_BUILD)
 	ctest --test-dir $(AARCH64_BUILD) --output-on-failure -E '^(ops|install|consumer)$$'
+
+# WHEELS=aarch64-cu130: for the CUDA toolkit at hand.
+aarch64-wheel: WHEELS ?= aarch64-cpu
+aarch64-wheel: $(AARCH64)/.python | $(VENV)/.wheel-requirements
+	$(PY) tools/make_wheels.py $(WHEELS)
+
+# TESTS="tests/test_maxsim.py -k masks -n 2": these alone.
+aarch64-tests: aarch64-wheel
+	$(PY) tests/emulated.py $(AARCH64)/root/usr/bin/python dist/late_interaction-*+cpu-*_aarch64.whl $(TESTS)
 
 bench: build | $(VENV)/.bench-requirements
 	$(PY) -m bench run

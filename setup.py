@@ -15,6 +15,7 @@ Environment:
   LATE_INTERACTION_LOCAL_VERSION  local version of a wheel, such as "cu130" or "cpu"
   LATE_INTERACTION_REPOSITORY     URL of the repository that the long description of a wheel links to
   CUDA_HOME or CUDA_PATH          the CUDA toolkit; else nvcc on PATH, else /usr/local/cuda
+  LATE_INTERACTION_CUDART         the folder of libcudart_static.a, for a machine that the toolkit is not for
   MAX_JOBS                        compilers at a time; default: the CPUs this process may use
 """
 
@@ -110,6 +111,10 @@ if NAMESPACE != "late_interaction":
 OBJECTS = "objects" if NAMESPACE == "late_interaction" else f"objects-{NAMESPACE}"
 
 
+# A cross build: nvcc looks for headers of the other machine, which are the same.
+CUDART = os.environ.get("LATE_INTERACTION_CUDART", "")
+
+
 class Toolkit:
     """A CUDA toolkit: its root and its version, both asked of nvcc itself (which may be a wrapper script)."""
 
@@ -136,6 +141,8 @@ class Toolkit:
 
     @property
     def library_dir(self):
+        if CUDART:
+            return CUDART
         for name in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"):
             if (self.root / name / "libcudart_static.a").exists():
                 return str(self.root / name)
@@ -260,6 +267,8 @@ def cuda_extension(toolkit, archs):
     nvcc_flags += ["-Xcompiler=-g0,-fvisibility=hidden,-fvisibility-inlines-hidden", "--Werror=all-warnings"]
     nvcc_flags += [f"-Xcompiler={','.join([*WARNINGS, *prefix_maps()])}", *TORCH_INCLUDES]
     nvcc_flags += [*arch_flags(archs), *build_cost_flags(toolkit)]
+    if CUDART:
+        nvcc_flags += ["-isystem", str(toolkit.root / "include")]
     host_flags = [*HOST_FLAGS, *WARNINGS, *TORCH_INCLUDES, "-isystem", str(toolkit.root / "include")]
     host_flags.append(f"-DLATE_INTERACTION_CUDA_ARCHS={'_'.join(re.split(ARCH_SEPARATORS, archs))}")
     if any("sm_90a" in flag for flag in nvcc_flags):  # else its kernels are empty, and must not be chosen

@@ -1,13 +1,19 @@
 """The CPU kernels of aarch64: cross-compiled, and run on emulated CPUs with and without their instructions.
 
 tests/cpp/test_isa.cpp needs no PyTorch, so that a static program of it runs under qemu-user in a second.
+tests/emulated.py runs the tests from Python.
 """
 
+import os
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+import late_interaction as li
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = "aarch64-linux-gnu-g++"
@@ -37,3 +43,29 @@ def test_kernels_run_on_an_emulated_cpu(program, cpu):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"chosen: {CHOSEN[cpu]}\n" in done.stdout
     assert f"{CHOSEN[cpu]}: checked" in done.stdout
+
+
+SCORES = """
+import sys, torch, late_interaction as li
+Q, D = torch.load(sys.argv[1])
+torch.save((li.maxsim(Q, D), li.maxsim(Q.bfloat16(), D.bfloat16())), sys.argv[2])
+"""
+
+
+def test_the_wheel_scores_as_here(tmp_path):
+    """The wheel for aarch64, in an emulated interpreter with PyTorch's own wheel."""
+    python = ROOT / ".venv/env/aarch64/root/usr/bin/python"
+    wheels = sorted(ROOT.glob("dist/late_interaction-*+cpu-*_aarch64.whl"))
+    if not python.exists() or not wheels:
+        pytest.skip("no wheel for aarch64 is here: make aarch64-wheel")
+    zipfile.ZipFile(wheels[-1]).extractall(tmp_path / "installed")
+    given, told = tmp_path / "given.pt", tmp_path / "told.pt"
+    torch.manual_seed(0)
+    Q, D = torch.randn(3, 7, 40), torch.randn(5, 11, 40)
+    torch.save((Q, D), given)
+    command = [python, "-c", SCORES, given, told]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    wanted = li.maxsim(Q, D), li.maxsim(Q.bfloat16(), D.bfloat16())
+    for theirs, ours in zip(torch.load(told), wanted, strict=True):
+        torch.testing.assert_close(theirs, ours)
