@@ -69,8 +69,8 @@ struct ScaleView {
   int64_t token_stride = 0;
 };
 
-// A strided view of what the maximum of each query token counts, in the type of scores; data == nullptr: 1.
-// Weights may have any sign. One that is infinite or NaN makes the scores that it reaches NaN.
+// A strided view of the weights of query tokens, which multiply their maxima, in the type of scores; data ==
+// nullptr: all are 1. Weights may have any sign. One that is infinite or NaN makes its query's scores NaN.
 struct WeightView {
   const void* data = nullptr;
   int64_t item_stride = 0;

@@ -161,7 +161,7 @@ inline Inputs parse_inputs(const Tensor& Q, const Tensor& D, const std::optional
   return in;
 }
 
-// Weights are shaped as Q without d.
+// Takes weights, which are shaped as Q without d.
 inline void take_weights(Inputs& in, const Tensor& weights, const Tensor& Q) {
   STD_TORCH_CHECK(weights.scalar_type() == score_type(in.dtype),
                   "late_interaction: q_weights must be float32 (float64 for float64 inputs)");

@@ -47,7 +47,8 @@ int32_t choose_warps(const Device& device, int64_t jobs, int64_t stage_bytes) {
   return best;
 }
 
-// Tokens as a whole, or half of their dims; where too few warps are left beside them, none.
+// Shared memory holds whole tokens, or half of their dims, or none where too few warps would have room beside
+// them.
 BlockPlan plan_blocks(const MuveraCall& call, const Device& device, int64_t jobs, int64_t count) {
   BlockPlan plan{.groups = 1, .stage_dims = kMostStageDims, .stage_bytes = 0, .warps = 0};
   const int64_t element = call.dtype == Dtype::fp64 ? 4 : element_bytes(call.dtype);

@@ -57,8 +57,8 @@ struct BlockArgs {
   int64_t dims;
 };
 
-struct alignas(16) WarpSmem {
-  float sums[kJobPartitions * kSumPitch];
+struct WarpSmem {
+  alignas(16) float sums[kJobPartitions * kSumPitch];
   unsigned long long nearest[kJobPartitions];
   alignas(8) uint16_t list[kListTokens + kJobPartitions * (kListed - 1)];
 };

@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kThreads) scatter_dims(const __grid_constant__
   }
 }
 
-// A dim's place is the number of lower ones. Of a bucket with many dims these are found in order instead.
+// A dim's place in its bucket is the number of lower dims there. The dims of a large bucket are searched for
+// in order instead.
 __global__ void __launch_bounds__(kThreads) sort_buckets(const __grid_constant__ MuveraSketch sketch) {
   const int lane = threadIdx.x % 32;
   const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);

@@ -62,7 +62,7 @@ Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opt
   PackedCodesCall call = call_of(in);
   call.d_bits = static_cast<int>(nbits);
   call.q_scale = in.q_scale;
-  // No factor is negative, so one that all documents' tokens share waits until their maximum is found.
+  // Scales are not negative, so one that all documents' tokens share can multiply their maxima instead.
   if (one_for_all(in.d_scale)) {
     call.shared_scale = in.d_scale.data;
   } else {

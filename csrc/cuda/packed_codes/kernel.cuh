@@ -93,8 +93,8 @@ template <class Kind>
 struct PackedWords {
   uint32_t word[4][Kind::kBits];
 
-  // Those of tokens [first, first + 32) of a document, or of its last token where it ends before, byte by
-  // byte; dims from 128 * block.
+  // Loads the dims from 128 * block on of tokens [first, first + 32), byte by byte. Past the document's end
+  // its last token is read again.
   __device__ __forceinline__ void load_bytes(const PackedCodesArgs& args, const uint8_t* codes, int32_t first,
                                              int32_t block) {
     const int32_t byte = packed_byte<Kind>(block);
@@ -112,7 +112,7 @@ struct PackedWords {
   }
 };
 
-// What comes next, 128 dims of 32 tokens at a time, over all documents of a warp.
+// Walks over all documents of a warp, 128 dims of 32 tokens at a time.
 struct PackedCursor {
   PackedDocument doc;
   int64_t j;
@@ -140,7 +140,7 @@ struct PackedRing {
   };
   Stage* stages;  // of the warp
 
-  // Zeros where there is nothing.
+  // Copies an element, or writes zeros where `there` is false.
   template <class T>
   static __device__ __forceinline__ void copy(T* to, const void* from, bool there) {
     const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -204,7 +204,8 @@ __device__ __forceinline__ uint32_t unpacked(uint32_t word, int part) {
 struct PackedSums {
   int32_t sum[2][4][4];
 
-  // Adds the products of 128 dims. fragment(step, n): those of a row tile. first: to `start`.
+  // Adds the products of 128 dims with the row tile's operands fragment(step, n). If `first`, sums begin
+  // with `start`.
   template <int kBits, class Fragment>
   __device__ __forceinline__ void add(const uint32_t (&word)[4][kBits], const Fragment& fragment, bool first,
                                       const int32_t (&start)[4][2]) {
@@ -252,7 +253,7 @@ struct PackedMaxima {
     return max(a, b);
   }
 
-  // Token k of the four that a lane has: its keep and its factor.
+  // Folds the lane's four tokens into its maxima: token k counts if keep[k], and factor[k] is its scale.
   __device__ __forceinline__ void fold(const PackedSums& sums, const bool (&keep)[4],
                                        const float (&factor)[4], bool small) {
     if constexpr (!Kind::kScaled && !Kind::kMasked) {
@@ -282,7 +283,8 @@ struct PackedMaxima {
     }
   }
 
-  // The maximum of row_of_lane() over all lanes: each round halves what a lane keeps.
+  // Merges the lanes' maxima, and returns that of row_of_lane(). Each round halves the rows that a lane
+  // keeps.
   __device__ __forceinline__ float merged() {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -303,7 +305,7 @@ struct PackedMaxima {
   }
 };
 
-// Fragments of a row tile in registers, or in memory.
+// The operands of a row tile: in memory, or in registers where d is short.
 template <bool kShort>
 struct PackedRows {
   const uint2* fragments;
@@ -323,6 +325,18 @@ struct PackedRows<true> {
   __device__ __forceinline__ uint2 at(int, int step, int n) const { return fragments[step][n]; }
 };
 
+// What the sums of a lane's rows of a tile begin with.
+template <class Kind>
+__device__ __forceinline__ void load_starts(const PackedCodesArgs& args, int64_t tile,
+                                            int32_t (&start)[4][2]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int64_t row = tile * kPackedRows + v / 2 * 8 + lane % 4 * 2 + v % 2;
+    start[v / 2][v % 2] = args.starts[row] + (Kind::kScaled && args.small ? kFloatOfInteger : 0);
+  }
+}
+
 template <class Kind>
 __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
     score_packed_codes(const PackedCodesArgs args) {
@@ -330,11 +344,7 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
   const int64_t tile = blockIdx.x / args.blocks, query = tile / args.row_tiles;
   const PackedRows<Kind::kShort> rows(args.fragments + tile * args.steps * 128);
   int32_t start[4][2];
-#pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int64_t row = tile * kPackedRows + v / 2 * 8 + lane % 4 * 2 + v % 2;
-    start[v / 2][v % 2] = args.starts[row] + (Kind::kScaled && args.small ? kFloatOfInteger : 0);
-  }
+  load_starts<Kind>(args, tile, start);
   const int row = PackedMaxima<Kind>::row_of_lane();
   const bool row_counts = args.kept[tile] >> row & 1;
   const float row_scale = args.scales[tile * kPackedRows + row];
@@ -405,7 +415,7 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
   }
 }
 
-// scores[i] = the partial sums of a query's row tiles, in their order.
+// Adds the partial sums of a query's row tiles, in their order, to scores[i].
 static __global__ void add_row_tiles(const float* partials, int64_t N, int64_t pairs, int32_t row_tiles,
                                      float* scores) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < pairs;

@@ -10,8 +10,8 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int64_t kBlocksOfMultiprocessor =
-    8;  // two rounds of those that it holds, so that the ends even out
+// Two rounds of the blocks that a multiprocessor holds, so that their ends even out.
+constexpr int64_t kBlocksOfMultiprocessor = 8;
 constexpr int64_t kAlign = 256;
 
 template <class T>

@@ -37,8 +37,8 @@ struct WeightMatrix {
   float smoothing;
 };
 
-// Sums of rows, and the weights of factor[row] * cross entropy of the row where they are wanted: one pass
-// over the scores, each row read once as far as shared memory holds it.
+// Computes the sums of rows and, where they are wanted, the weights of factor[row] * cross entropy of the
+// row, in one pass over the scores. A row is read once as far as shared memory holds it.
 struct RowPassArgs {
   ScoreMatrix scores;
   float* sums;          // [4, rows]
@@ -47,7 +47,7 @@ struct RowPassArgs {
 };
 cudaError_t launch_softmax_rows(const RowPassArgs& args, cudaStream_t stream);
 
-// Sums of rows, and those of columns, which running sums take up.
+// Computes the sums of rows, and adds those of columns to running sums.
 struct TileSumsArgs {
   ScoreMatrix scores;
   float* row_sums;          // [4, rows]
@@ -58,8 +58,8 @@ struct TileSumsArgs {
 inline constexpr int kTileRows = 128, kTileColumns = 256;
 cudaError_t launch_softmax_tile_sums(const TileSumsArgs& args, cudaStream_t stream);
 
-// Weights from sums that are known: of rows, and where column_terms is not null of columns too, whose labels
-// are the rows that have them as their label. Terms are float32 [3, n]: the maximum, factor / sum of e, and
+// Computes weights from known sums: those of rows and, where column_terms is not null, those of columns,
+// whose labels are the rows that name them. Terms are float32 [3, n]: the maximum, factor / sum of e, and
 // factor; a row or column of factor 0 adds nothing.
 inline constexpr int kWeightRows = 8;  // of a block
 struct WeightsArgs {

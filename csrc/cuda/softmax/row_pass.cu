@@ -26,7 +26,7 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// The sums of all threads, in every thread. They are added in the order of warps.
+// Adds up the sums of all threads, in the order of warps. Every thread has the result.
 __device__ SoftmaxSums sum_over_block(SoftmaxSums mine, float scale) {
   constexpr int kMostWarps = kMostThreads / 32;
   __shared__ float maxima[kMostWarps];

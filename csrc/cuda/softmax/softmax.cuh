@@ -22,7 +22,7 @@ __device__ __forceinline__ float exp_relative(float difference, float scale) {
   return ptx::ex2_approx(difference * scale);
 }
 
-// The sums of kernels.h over some scores.
+// The sums that kernels.h defines, over some scores.
 struct SoftmaxSums {
   float maximum = kBelowAll;
   float weight = 0, moment = 0, total = 0;
@@ -35,7 +35,7 @@ struct SoftmaxSums {
     weight *= keep;
     maximum = new_maximum;
   }
-  // A score that is not above the maximum.
+  // Adds a score that is not above the maximum.
   __device__ __forceinline__ void add(float score, float scale) {
     const float difference = score - maximum;
     const float e = exp_relative(difference, scale);

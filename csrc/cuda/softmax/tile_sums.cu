@@ -8,8 +8,8 @@
 //   16 rows   | warp 7                 |    rows: summed over the lanes, 4 rows at a time
 //             +------------------------+
 //
-// A block leaves partial sums; a second kernel merges them, in the order of tiles, and takes the columns'
-// into the running sums.
+// A block writes partial sums. A second kernel merges them in the order of tiles, and adds those of columns
+// to the running sums.
 #include <algorithm>
 
 #include "softmax.cuh"
@@ -57,7 +57,7 @@ __device__ __forceinline__ SoftmaxSums sum_row(const float (&x)[kColumnsOfLane],
     maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, offset));
   }
   SoftmaxSums sums;
-  sums.maximum = fmaxf(maximum, kBelowAll);  // a row of NaN has one too
+  sums.maximum = fmaxf(maximum, kBelowAll);  // where all scores are NaN, too
 #pragma unroll
   for (int k = 0; k < kColumnsOfLane; ++k) {
     if (column_of(lane, k) < columns) sums.add(x[k], scale);
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 2) softmax_tile_sums(const __grid_co
   args.column_partials[int64_t{blockIdx.y} * in.columns + first_column + column] = all.packed();
 }
 
-// The partial sums `at` of all tiles, merged into `all` in their order.
+// Merges the partial sums `at` of all tiles into `all`, in the order of tiles.
 __device__ __forceinline__ void merge_partials(SoftmaxSums& all, const float4* partials, int tiles, int64_t n,
                                                int64_t at, float scale) {
   for (int first = 0; first < tiles; first += kMergedAhead) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ void merge_partials(SoftmaxSums& all, const float4* p
   }
 }
 
-// A thread for each row, and behind them for each column.
+// One thread for each row; the threads behind them take a column each.
 __global__ void __launch_bounds__(kThreads)
     merge_tile_sums(const __grid_constant__ TileSumsArgs args, int row_tiles, int column_tiles) {
   const ScoreMatrix& in = args.scores;

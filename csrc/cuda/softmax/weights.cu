@@ -20,8 +20,8 @@ struct ColumnTerms {
   float maximum[kVec], scale[kVec], shift[kVec], of_label[kVec];
 };
 
-// The derivatives of one row in kVec scores from column `first` on. A scale of 0 is that of a row or column
-// that is left out, whose scores may be NaN.
+// Computes the derivatives of one row in kVec scores from column `first` on. A row or column whose scale is 0
+// is left out; its scores may be NaN.
 template <int kVec, bool kColumns>
 __device__ __forceinline__ void weigh(float (&weights)[kVec], const ScoreGroup<kVec>& scores, int first,
                                       const RowTerms& row, const ColumnTerms<kVec>& columns, float exponent) {

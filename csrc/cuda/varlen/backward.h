@@ -35,7 +35,7 @@ inline int64_t packed_grad_d_grid(const Sizes& s, const BackwardPlan& plan) {
   return s.Ld / plan.tile_tokens + s.N + 2;
 }
 
-// What the kernels' arguments say of packed sequences, and the plan's numbers.
+// Fills in what the kernels' arguments say of packed sequences, and the plan's numbers.
 template <class Args>
 void take_packed(Args& args, const Inputs& in, const BackwardPlan& plan, const PackedIndex& index) {
   take_plan(args, plan);

@@ -113,7 +113,7 @@ class Launches {
     return args;
   }
 
-  // Those of the rows from `first` on, of all documents: [documents, rows].
+  // Copies the winners of rows [first, first + rows) in all documents to `to`, [documents, rows].
   void copy_winners_of_rows(const Tensor& to, int64_t first, int64_t rows) const {
     const Sizes& s = call_.in.sizes;
     const size_t bytes = rows * winner_bytes();

@@ -43,8 +43,8 @@ struct RowGroups {
   }
 };
 
-// Similarities computed in float32 where they are needed: item i is cell i. Sixteen lanes share a product;
-// one that computes it alone adds in the same order, so both have the same bits.
+// Similarities computed in float32 where they are needed: item i is cell i. Sixteen lanes share a product
+// (share), or one lane computes it alone in the same order of sums (multiply), so both have the same bits.
 template <class Element, bool kMasked>
 struct ExactCells {
   using Real = float;
@@ -59,7 +59,7 @@ struct ExactCells {
   Key bound;                 // no cell of a group with a lesser maximum reaches the threshold
   uint32_t count;
 
-  // A lane's shares of the products of cells; 0 of one that does not exist.
+  // Computes a lane's share of the product of each cell; that of a cell that does not exist is 0.
   template <uint32_t kCells>
   __device__ __forceinline__ void share(const uint32_t (&cells)[kCells], uint32_t lane,
                                         float (&sums)[kCells]) const {
@@ -94,8 +94,8 @@ struct ExactCells {
 
   __device__ __forceinline__ bool kept(uint32_t cell) const { return !kMasked || mask[cell] != 0; }
   __device__ __forceinline__ Key key(uint32_t cell) const { return key_of(cell, multiply(cell)); }
-  // The lanes' shares one after another, in the order in which a tree of shuffles adds them: partial[i] waits
-  // for a sum of as many. Loops keep the registers few.
+  // Adds the shares of all lanes, one after another, in the order of a tree of shuffles: partial[i] holds a
+  // sum of 2^i shares until there is another one. Loops keep the registers few.
   __device__ __forceinline__ float multiply(uint32_t cell) const {
     static_assert(kLanes == 16);
     float partial[4] = {}, total = 0;

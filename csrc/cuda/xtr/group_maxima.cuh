@@ -60,8 +60,8 @@ __device__ __forceinline__ uint64_t counted_tokens(const GroupMaximaArgs& p, int
   return bits;
 }
 
-// The maxima of a lane's groups in a row of a group tile. cell(n, e): its cell e of 8-column block n. kSome:
-// the cells count whose bit 8 * n + e in `counted` is set.
+// Stores the maxima of a lane's groups in one row of a group tile, from cell(n, e), its cell e of 8-column
+// block n. kSome: a cell counts if bit 8 * n + e of `counted` is set.
 template <bool kSome, class E, class Cell>
 __device__ __forceinline__ void store_row_maxima(void* to, uint64_t counted, const Cell& cell) {
   constexpr int kBlocks = kGroupTileTokens / 8;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_row_maxima(void* to, uint64_t counted, con
   ptx::st_global_vec(to, *reinterpret_cast<const uint4*>(&pack));
 }
 
-// A lane's rows and columns of a group tile: rows first_row + row_of(h), h < kRows. cell(h, n, e).
+// Stores the maxima of a lane's groups in rows first_row + row_of(h), h < kRows, from cell(h, n, e).
 template <class E, int kRows, class RowOf, class Cell>
 __device__ __forceinline__ void store_group_maxima(const GroupMaximaArgs& p, int32_t first_row,
                                                    int32_t group_tile, const RowOf& row_of,

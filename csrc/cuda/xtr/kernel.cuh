@@ -110,7 +110,7 @@ __device__ __forceinline__ void find_segment_maxima(const SelectArgs<Element>& a
   if (args.lane_packs == 2) several_chunks.template operator()<2>();
   for (; chunk < args.chunks; chunk += kWarps) {
     const uint32_t begin = chunk * chunk_packs + lane;
-    auto maximum = Cell::none();  // of a lane without a cell, too: it raises no bound
+    auto maximum = Cell::none();  // a lane without a cell keeps it, which raises no bound
     if (chunk * chunk_packs + chunk_packs <= packs) {
 #pragma unroll(Cell::kGroups ? 2 : 8)
       for (uint32_t i = 0; i < args.lane_packs; ++i) {
@@ -138,8 +138,8 @@ __device__ __forceinline__ uint32_t list_segments(const SelectArgs<Element>& arg
   return smem.listed;
 }
 
-// Makes items that reach the bound candidates. A thread reads a segment, several of its packs at once; listed
-// segments have a thread each, so that all wait for memory together. A candidate of RowGroups is a group.
+// Adds items that reach the bound to the candidates (groups, of RowGroups). A thread reads a segment, several
+// of its packs at once; listed segments have a thread each, so that all wait for memory together.
 template <class Element, class Items, class Key>
 __device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& args, const Items& items,
                                                   Key bound, SelectSmem<Key>& smem) {
@@ -173,7 +173,7 @@ __device__ __forceinline__ void gather_candidates(const SelectArgs<Element>& arg
   if (threadIdx.x == 0) smem.listed = 0;
 }
 
-// Whether the candidates of a row are in shared memory now.
+// Finds the candidates of a row. Returns whether shared memory holds them all.
 template <class Element, class Items, class Key>
 __device__ __forceinline__ bool find_candidates(const SelectArgs<Element>& args, const Items& items,
                                                 SelectSmem<Key>& smem) {
@@ -204,8 +204,8 @@ __device__ __forceinline__ uint32_t list_groups(const SelectArgs<Element>& args,
   return bound;
 }
 
-// The sums of four numbers over 16 lanes: lane l gets that of number l / 4 % 4. Added as by a tree of
-// shuffles for each number.
+// Sums four numbers over 16 lanes; lane l returns the sum of number l / 4 % 4. Terms are added in the order
+// of a tree of shuffles for each number.
 __device__ __forceinline__ float sums_of_lanes(const float (&shares)[4], uint32_t lane) {
   const auto exchange = [](bool upper, float a, float b, int step) {
     return (upper ? b : a) + __shfl_xor_sync(kFullWarp, upper ? a : b, step);
@@ -217,7 +217,8 @@ __device__ __forceinline__ float sums_of_lanes(const float (&shares)[4], uint32_
   return sum + __shfl_xor_sync(kFullWarp, sum, 1);
 }
 
-// Makes cells candidates: four lanes have the same, and lane l ^ 16 has the other one of its group.
+// Adds cells to the candidates. Four lanes hold the same cell, and lane l ^ 16 holds the other one of its
+// group.
 template <class Element, bool kMasked>
 __device__ __forceinline__ void add_candidates(const ExactCells<Element, kMasked>& cells,
                                                SelectSmem<uint32_t>& smem, uint32_t cell, float product) {
@@ -234,9 +235,10 @@ __device__ __forceinline__ void add_candidates(const ExactCells<Element, kMasked
   }
 }
 
-// Makes candidates of the cells of listed groups that round to the bound or more. A warp multiplies the cells
-// of four groups at once, to wait for memory less often. The larger of a group is a candidate in any case,
-// since sums of another order may round to less: so there are k at least. Whether the candidates fit.
+// Adds the cells of listed groups that round to the bound or more to the candidates. A warp multiplies the
+// cells of four groups at once, to wait for memory less often. The larger cell of a group is a candidate in
+// any case, since a sum in another order may round to less: so there are at least k. Returns whether they
+// fit.
 template <class Element, bool kMasked>
 __device__ __forceinline__ bool multiply_groups(const ExactCells<Element, kMasked>& cells,
                                                 SelectSmem<uint32_t>& smem) {
@@ -268,11 +270,11 @@ __device__ __forceinline__ auto find_threshold(const SelectArgs<Element>& args, 
   const auto key_at = [&](uint32_t i) { return items.key(i); };
   const auto found =
       kth_largest<kSelectThreads<Element>, sizeof(Key), Key>(histogram, args.k, items.count, key_at);
-  // Without a choice PyTorch's product with the selection makes every NaN count.
+  // PyLate multiplies similarities by the selection, and NaN * 0 is NaN: every NaN counts, selected or not.
   const bool every_tie = args.zero_unless_all && found.key == OrderedKey<Real>::kNaN;
   if (found.rank == found.equal || every_tie) return Threshold<Key>{found.key, UINT_MAX};
-  // The last tie is the rank-th of the equal cells from below: the largest complements are theirs, and other
-  // cells count as 0 here.
+  // The last tie that is selected is the rank-th lowest of the equal cells. The search is for a largest key,
+  // so the key of an equal cell is the complement of its index here, and that of another cell 0.
   const auto tie_at = [&](uint32_t i) { return items.key(i) == found.key ? ~items.cell(i) : 0u; };
   const auto last = kth_largest<kSelectThreads<Element>, sizeof(uint32_t), uint32_t>(histogram, found.rank,
                                                                                      items.count, tie_at);
@@ -288,7 +290,7 @@ __device__ __forceinline__ typename OrderedKey<Real>::Key bits_of(Real x) {
   }
 }
 
-// A document's result. key is 0 where none of its cells that count is selected.
+// Writes a document's result. key is 0 where none of its cells that count is selected.
 template <class Element, class Cells, class Key>
 __device__ __forceinline__ void store_document(const SelectArgs<Element>& args, const Cells& cells,
                                                const Threshold<Key>& threshold, int64_t row,
@@ -306,12 +308,12 @@ __device__ __forceinline__ void store_document(const SelectArgs<Element>& args, 
     kept = kept && all;
   }
   const int64_t at = row * args.document_count + document;
-  static_cast<Key*>(args.maxima)[at] = bits_of(maximum);  // as integers, which this memory held before
+  static_cast<Key*>(args.maxima)[at] = bits_of(maximum);  // this memory may hold keys, so it keeps their type
   args.winners[at] = kept ? token : kSentinel;
 }
 
-// The best key and token of each document so far, of a block alone: in place of segments, where they fit, or
-// in the results, past L1, in which atomics leave what it held.
+// The best key and token of each document so far, which one block alone uses. They take the place of the
+// segments where they fit; else they lie in the results, and are read past L1, which atomics do not update.
 template <class Key, bool kShared>
 struct DocumentBests {
   Key* keys;
@@ -323,7 +325,7 @@ struct DocumentBests {
   }
 };
 
-// From candidates: each goes to its document by atomics.
+// Writes the documents from candidates, each of which goes to its document by atomics.
 template <class Element, class Cells, class Key, bool kShared>
 __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args, const Cells& cells,
                                                 const Candidates<Key>& candidates,
@@ -355,7 +357,7 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args,
   }
 }
 
-// From the row: a warp reads a document at a time.
+// Writes the documents from the row: a warp reads a document at a time.
 template <class Element, class Cells, class Key>
 __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args, const Cells& cells,
                                                 const Threshold<Key>& threshold, int64_t row) {
@@ -387,13 +389,13 @@ __device__ __forceinline__ void write_documents(const SelectArgs<Element>& args,
 template <class Element, class Cells, class Key>
 __device__ __forceinline__ void select_in_row(const SelectArgs<Element>& args, const Cells& cells,
                                               SelectSmem<Key>& smem, int64_t row) {
-  // Where all cells are selected, no threshold is searched for: every key is above 0.
+  // Where all cells are selected, a threshold of 0 will do: every key is above it.
   const auto threshold =
       args.k == args.tokens ? Threshold<Key>{0, UINT_MAX} : find_threshold(args, cells, smem.histogram);
   write_documents(args, cells, threshold, row);
 }
 
-// From candidates in shared memory, or from all cells.
+// Selects among the candidates in shared memory if they were found, else among all cells.
 template <class Element, class Cells, class Key>
 __device__ __forceinline__ void select_and_write(const SelectArgs<Element>& args, const Cells& cells,
                                                  SelectSmem<Key>& smem, bool found) {

@@ -35,8 +35,9 @@ __device__ __forceinline__ uint32_t sum_up_to(uint32_t own, int lane) {
   return own;
 }
 
-// By one warp: the digit of the rank-th largest of the keys that were counted. Lane 0 has the highest eight
-// digits; then eight lanes have a digit each of those that the rank-th largest is among.
+// One warp finds the digit of the rank-th largest of the keys that were counted. First each lane sums the
+// counts of eight digits, lane 0 of the highest; then eight lanes take one each of the eight digits that were
+// found.
 __device__ __forceinline__ void find_digit(DigitHistogram& histogram, const uint32_t (&counts)[kDigits],
                                            uint32_t rank) {
   constexpr int kOwn = kDigits / 32;
@@ -57,8 +58,8 @@ __device__ __forceinline__ void find_digit(DigitHistogram& histogram, const uint
   histogram.equal = sum;
 }
 
-// Counts the digits of a warp's keys, of lanes where `counted` holds. Most keys of a row share their upper
-// digits, so the first lane adds what has its digit at once: atomics on one count would wait for each other.
+// Counts the digits of the keys of lanes where `counted` holds. Most keys of a row share their upper digits,
+// so the first lane adds all keys with its digit at once: atomics on one count would wait for each other.
 __device__ __forceinline__ void count_digits(uint32_t (&counts)[kDigits], uint32_t digit, bool counted) {
   const unsigned lanes = __ballot_sync(kFullWarp, counted);
   if (lanes == 0) return;
@@ -72,8 +73,9 @@ __device__ __forceinline__ void count_digits(uint32_t (&counts)[kDigits], uint32
   }
 }
 
-// key_at(i) for i in [0, count); 1 <= k <= count. looked: how many digits. All threads call it, and get the
-// same answer. What they wrote to shared memory before is visible to all after it.
+// Finds the k-th largest of key_at(i), i in [0, count), 1 <= k <= count, by its upper kLooked digits. All
+// threads call it, and get the same answer. What they wrote to shared memory before is visible to all after
+// it.
 template <int kThreads, int kLooked, class Key, class KeyAt>
 __device__ __forceinline__ KthLargest<Key> kth_largest(DigitHistogram& histogram, uint32_t k, uint32_t count,
                                                        const KeyAt& key_at) {
