@@ -17,7 +17,7 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// weights: of the query tokens; null: none.
+// Its parameters are those of the operators. weights: of the query tokens; null: none.
 std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Tensor* weights,
                                  const OptionalTensor& q_mask, const OptionalTensor& d_mask, bool normalize,
                                  const std::string& precision, const std::string& backward, bool paired,
@@ -162,10 +162,10 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   return scores;
 }
 
-// Of Q, D and, where they have some, the weights of Q. With no elements: not needed.
+// The gradients of Q, D and, where it has some, the weights of Q. One without elements was not asked for.
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-// Every strategy is the one deterministic kernel of backward.cpp.
+// Its parameters are those of the operators. Every strategy is the one deterministic kernel of backward.cpp.
 Gradients dense_gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
                           const Tensor& winners, bool normalize, const std::string& backward_name,
                           bool need_grad_Q, bool need_grad_D, bool paired) {
@@ -212,7 +212,7 @@ Gradients maxsim_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tenso
                          need_grad_D, paired);
 }
 
-// New gradients of packed tokens.
+// Allocates the gradients of packed tokens.
 Gradients packed_gradients(const Tensor& Q, const Inputs& in, bool need_grad_Q, bool need_grad_D) {
   const std::vector<int64_t> none{0}, of_Q{in.sizes.Lq, in.sizes.d}, of_D{in.sizes.Ld, in.sizes.d};
   const bool need_weights = in.q_weights.data != nullptr && need_grad_Q;
@@ -223,6 +223,7 @@ Gradients packed_gradients(const Tensor& Q, const Inputs& in, bool need_grad_Q, 
 
 void* data_of(Tensor& x) { return x.numel() > 0 ? x.mutable_data_ptr() : nullptr; }
 
+// Its parameters are those of the operators.
 Gradients varlen_gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
                            const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_d, const Tensor& winners,
                            bool need_grad_Q, bool need_grad_D) {

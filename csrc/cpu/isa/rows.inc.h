@@ -221,11 +221,13 @@ void add_rows(float* sum, const float* scales, const int64_t* offsets, int64_t c
   }
 }
 
+// These two stand in the table of kernels.h, as plain functions that get all they need one by one.
 void add_rows_f32(float* sum, const float* scales, const int64_t* offsets, int64_t count, const void* x,
                   Dtype dtype, int64_t stride, int64_t d) {
   LI_FOR_ROW_TYPE(dtype, add_rows, sum, scales, offsets, count, static_cast<const char*>(x), stride, d)
 }
 
+// In double. As above.
 void add_rows_f64(double* sum, const double* scales, const int64_t* offsets, int64_t count, const void* x,
                   Dtype, int64_t stride, int64_t d) {
   for (int64_t n = 0; n < count; ++n) {

@@ -22,11 +22,11 @@ __global__ void __launch_bounds__(kThreads) argmax_mask(const void* winners, boo
 
 }  // namespace
 
-cudaError_t launch_argmax_mask(const void* winners, bool wide, int64_t Nq, int64_t Nd, int64_t Lq, int64_t Ld,
-                               uint8_t* mask, cudaStream_t stream) {
-  const int64_t count = Nq * Nd * Lq;
+cudaError_t launch_argmax_mask(const void* winners, bool wide, const Sizes& s, uint8_t* mask,
+                               cudaStream_t stream) {
+  const int64_t count = s.Nq * s.N * s.Lq;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((count + kThreads - 1) / kThreads, 1 << 16));
-  argmax_mask<<<blocks, kThreads, 0, stream>>>(winners, wide, count, Nd, Lq, Ld, mask);
+  argmax_mask<<<blocks, kThreads, 0, stream>>>(winners, wide, count, s.N, s.Lq, s.Ld, mask);
   return cudaGetLastError();
 }
 

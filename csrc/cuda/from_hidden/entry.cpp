@@ -172,10 +172,10 @@ Tensor argmax_mask(Tensor winners, int64_t Ld) {
   const Tensor mask = new_tensor(winners, {winners.size(1) * Ld}, ScalarType::Bool);
   fill_zero(mask, current_stream(device));
   if (mask.numel() > 0 && winners.numel() > 0) {
-    check(
-        launch_argmax_mask(winners.const_data_ptr(), wide, winners.size(0), winners.size(1), winners.size(2),
-                           Ld, static_cast<uint8_t*>(mask.mutable_data_ptr()), current_stream(device)),
-        "argmax mask");
+    const Sizes sizes{.Nq = winners.size(0), .N = winners.size(1), .Lq = winners.size(2), .Ld = Ld};
+    check(launch_argmax_mask(winners.const_data_ptr(), wide, sizes,
+                             static_cast<uint8_t*>(mask.mutable_data_ptr()), current_stream(device)),
+          "argmax mask");
   }
   return mask;
 }

@@ -11,8 +11,7 @@
 
 namespace late_interaction {
 
-// ---- hidden states to embeddings: a linear layer, and rows made unit vectors while they are in registers
-// ----
+// ---- hidden states to embeddings: a linear layer, and rows normalized while they are in registers ----
 
 inline constexpr int kProjectedDims = 128;  // at most, of a row that comes out
 inline constexpr int kHiddenBoxRows = 64;
@@ -79,7 +78,7 @@ cudaError_t launch_weight_grad(Dtype dtype, bool wgmma, const WeightGradArgs& ar
 // ---- which document tokens are the winner of some query token ----
 
 // winners [Nq, Nd, Lq], contiguous, uint16 or (wide) int32; mask [Nd * Ld] holds zeros.
-cudaError_t launch_argmax_mask(const void* winners, bool wide, int64_t Nq, int64_t Nd, int64_t Lq, int64_t Ld,
-                               uint8_t* mask, cudaStream_t stream);
+cudaError_t launch_argmax_mask(const void* winners, bool wide, const Sizes& s, uint8_t* mask,
+                               cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -316,6 +316,11 @@ __device__ __forceinline__ void list_tokens(const BlockArgs<T>& args, const Sequ
 
 // ---- sums ----
 
+// Dims [first, first + width) of a token, or of a stage.
+struct Dims {
+  int32_t first, width;
+};
+
 template <class Rows>
 __device__ __forceinline__ float2 add_listed(const Rows& rows, const uint16_t* list, int32_t count,
                                              int32_t begin, int32_t dim, bool active, float2 sum) {
@@ -360,15 +365,16 @@ __device__ __forceinline__ float2 finish_sum(const BlockArgs<T>& args, const Row
   return {__fmul_rn(sum.x, factor), __fmul_rn(sum.y, factor)};
 }
 
-// Sums of dims [sub, sub + width) of the stage, in shared memory. listed: so are the job's tokens, all of
-// them.
+// Sums the tokens of each partition in shared memory, in the given dims of the stage. The first of them list
+// the job's tokens; the list stays for later ones where it holds all tokens.
 template <class T, class Rows>
 __device__ __forceinline__ void sum_partitions(const BlockArgs<T>& args, const Sequence<T>& sequence,
                                                const Rows& rows, const Job& job, const Partition& partition,
-                                               int32_t sub, int32_t width, bool listed, WarpSmem& smem) {
+                                               const Dims& dims, WarpSmem& smem) {
   const int lane = threadIdx.x % 32;
-  const bool active = 2 * lane < width;
+  const bool active = 2 * lane < dims.width;
   const bool one_segment = sequence.length <= kListTokens;
+  const bool listed = dims.first > 0 && one_segment;
   for (int32_t begin = 0; begin == 0 || begin < sequence.length; begin += kListTokens) {
     const int32_t end = min(begin + kListTokens, sequence.length);
     const int32_t tokens =
@@ -382,8 +388,8 @@ __device__ __forceinline__ void sum_partitions(const BlockArgs<T>& args, const S
       const uint16_t* list = smem.list + __shfl_sync(kFullWarp, place, p);
       float2* const at = reinterpret_cast<float2*>(smem.sums + p * kSumPitch) + lane;
       float2 sum = begin == 0 ? float2{0.0f, 0.0f} : *at;
-      sum = add_listed(rows, list, count, begin, sub + 2 * lane, active, sum);
-      if (last) sum = finish_sum(args, rows, partition, p, sub + 2 * lane, active, sum);
+      sum = add_listed(rows, list, count, begin, dims.first + 2 * lane, active, sum);
+      if (last) sum = finish_sum(args, rows, partition, p, dims.first + 2 * lane, active, sum);
       *at = sum;
     }
   }
@@ -474,26 +480,25 @@ __device__ __forceinline__ void project(const BlockArgs<T>& args, const Job& job
 
 // ---- a job, a sequence ----
 
-// Dims [first, first + width), which the rows begin with.
+// Encodes the dims of a stage, which rows begin with, for one job.
 template <class T, class Rows>
 __device__ __forceinline__ void encode_job(const BlockArgs<T>& args, const Sequence<T>& sequence,
-                                           const Rows& rows, const Job& job, int32_t first, int32_t width,
+                                           const Rows& rows, const Job& job, const Dims& stage,
                                            WarpSmem& smem) {
   const PartitionCount count = count_tokens(args, sequence, job, 0, sequence.length);
   Partition partition{count.tokens, -1};
   if (args.average && args.fill_empty) partition.nearest = find_nearest(args, sequence, job, count, smem);
-  for (int32_t sub = 0; sub < width; sub += kSumDims) {
-    const int32_t part = min(kSumDims, width - sub);
-    const bool listed = sub > 0 && sequence.length <= kListTokens;
-    sum_partitions(args, sequence, rows, job, partition, sub, part, listed, smem);
+  for (int32_t sub = 0; sub < stage.width; sub += kSumDims) {
+    const int32_t dim = stage.first + sub, width = min(kSumDims, stage.width - sub);
+    sum_partitions(args, sequence, rows, job, partition, {sub, width}, smem);
     if (args.projection == nullptr) {
-      store_sums(args, job, first + sub, part, smem, sequence.out);
+      store_sums(args, job, dim, width, smem, sequence.out);
     } else if (job.partitions > 16) {
-      project<4>(args, job, first + sub, part, smem, sequence.out);
+      project<4>(args, job, dim, width, smem, sequence.out);
     } else if (job.partitions > 8) {
-      project<2>(args, job, first + sub, part, smem, sequence.out);
+      project<2>(args, job, dim, width, smem, sequence.out);
     } else {
-      project<1>(args, job, first + sub, part, smem, sequence.out);
+      project<1>(args, job, dim, width, smem, sequence.out);
     }
     __syncwarp();  // before the sums are overwritten
   }
@@ -501,11 +506,11 @@ __device__ __forceinline__ void encode_job(const BlockArgs<T>& args, const Seque
 
 template <class T, class Rows>
 __device__ __forceinline__ void encode_jobs(const BlockArgs<T>& args, const Sequence<T>& sequence,
-                                            const Rows& rows, int32_t begin, int32_t end, int32_t first,
-                                            int32_t width, WarpSmem& smem) {
+                                            const Rows& rows, int32_t begin, int32_t end, const Dims& stage,
+                                            WarpSmem& smem) {
   const auto warps = static_cast<int32_t>(blockDim.x / 32);
   for (int32_t job = begin + static_cast<int32_t>(threadIdx.x / 32); job < end; job += warps) {
-    encode_job(args, sequence, rows, job_at(args, job), first, width, smem);
+    encode_job(args, sequence, rows, job_at(args, job), stage, smem);
   }
 }
 
@@ -523,11 +528,11 @@ __device__ __forceinline__ void encode_sequence(const BlockArgs<T>& args, int64_
     not_finite = __syncthreads_or(not_finite) != 0;
     if (not_finite) break;
     if (fits) {
-      encode_jobs(args, sequence, StagedRows<Staged<T>>{stage, pitch}, begin, end, first, width, smem);
+      encode_jobs(args, sequence, StagedRows<Staged<T>>{stage, pitch}, begin, end, {first, width}, smem);
     } else {
       const GlobalRows<T> rows{sequence.tokens + first * args.dim_stride, args.token_stride, args.dim_stride,
                                width};
-      encode_jobs(args, sequence, rows, begin, end, first, width, smem);
+      encode_jobs(args, sequence, rows, begin, end, {first, width}, smem);
     }
   }
   if (threadIdx.x == 0 && args.not_finite != nullptr) args.not_finite[index] = not_finite;

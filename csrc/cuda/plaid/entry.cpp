@@ -124,6 +124,7 @@ cudaError_t launch_tile(const ResidualArgs& args, const ResidualPlan& plan, cuda
   }
 }
 
+// Its parameters are those of the operators.
 std::tuple<Tensor, OptionalTensor> score(const Tensor& Q, const Tensor& codes, const Tensor& residuals,
                                          const Tensor& extents, const Tensor& centroids,
                                          const Tensor& bucket_weights, int64_t nbits, bool normalize,
