@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from late_interaction.corpus import Corpus, CorpusError, _arrow
+from late_interaction.corpus import Corpus, CorpusError, _parquet
 from late_interaction.varlen import maxsim_varlen, pack_sequences
 from tests.lancedb_environment import here
 
@@ -198,7 +198,7 @@ def write_parquet(path, docs, inner="fixed", ids=None, group=10):
 @pytest.mark.parametrize("inner", ["fixed", "list"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_parquet(inner, dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(_arrow, "_ROWS", 4)
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
     docs = documents(LENGTHS * 4)
     source = write_parquet(tmp_path / "file.parquet", docs, inner)
     seen = []
@@ -212,7 +212,7 @@ def test_parquet(inner, dtype, tmp_path, monkeypatch):
 @needs_pyarrow
 @pytest.mark.parametrize("kept", [3, 10, 17])
 def test_parquet_resumed(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(_arrow, "_ROWS", 4)
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
     docs = documents(LENGTHS * 4)
     source = write_parquet(tmp_path / "file.parquet", docs, ids=[f"d{i}" for i in range(28)])
     with pytest.raises(KeyError), Corpus.create(tmp_path / "corpus", d=4) as builder:
@@ -229,7 +229,7 @@ def test_parquet_resumed(kept, tmp_path, monkeypatch):
 
 @needs_pyarrow
 def test_parquet_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_arrow, "_ROWS", 4)
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
     docs = documents(LENGTHS * 2)
     docs[9][0, 2] = float("nan")
     source = write_parquet(tmp_path / "file.parquet", docs)

@@ -1,6 +1,5 @@
 """Documents packed end to end in shards: their counts, their tokens, and how they come from memory."""
 
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,8 +15,6 @@ from late_interaction.residual_codec import ResidualCodec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from late_interaction.corpus.corpus import Corpus
 
 
 class Documents:
@@ -201,43 +198,3 @@ class Documents:
         if ids is not None:
             shards = _memory.with_ids(shards, ids)
         return cls(shards, {"d": found, "dtype": shards[0].tokens.dtype, "normalized": normalized})
-
-    @classmethod
-    def from_parquet(
-        cls,
-        source: Any,
-        path: str | os.PathLike[str],
-        *,
-        column: str,
-        id_column: str | None = None,
-        **options: Any,
-    ) -> "Corpus":
-        """Writes a column of a parquet file to a folder, a row group at a time, and opens it.
-
-        Args:
-            source: a parquet file: its path, or a file object, as ``pyarrow.parquet.ParquetFile`` takes it.
-            path: the folder to write, as in :meth:`create`.
-            column: the name of the column, of a type that :meth:`from_arrow` takes.
-            id_column: the name of a column of strings or integers that become ids, or None.
-            options: those of :meth:`create`, such as ``dtype``, ``normalize``, ``progress`` or ``resume``;
-                ``resume=True`` reads the file from the first row that is missing in the folder. ``d`` is
-                found in the file, ``total`` too.
-
-        Returns:
-            The corpus, mapped.
-
-        Raises:
-            ImportError: pyarrow is missing.
-            KeyError: the file has no such column.
-            TypeError, ValueError, OSError: as :meth:`from_arrow`, :meth:`create` and
-                :meth:`CorpusBuilder.add`.
-
-        Example:
-            >>> from late_interaction.corpus import Corpus
-            >>> corpus = Corpus.from_parquet(
-            ...     "embeddings.parquet", "corpus", column="vector", progress=True)     # doctest: +SKIP
-        """
-        from late_interaction.corpus.corpus import Corpus
-
-        _arrow.copy_parquet(source, path, column, id_column, options)
-        return Corpus.open(path)

@@ -7,7 +7,7 @@ are copied beside each other and scored by :mod:`late_interaction._quantized`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from late_interaction._checks.tensors import CODES
 from late_interaction._precision import float32_precision
 from late_interaction.corpus import _tokens
 from late_interaction.corpus._chunks import Chunk
+from late_interaction.corpus._documents import Documents
 from late_interaction.residual_codec import ResidualCodec
 from late_interaction.varlen import maxsim_varlen, pack_sequences
-
-if TYPE_CHECKING:
-    from late_interaction.corpus.corpus import Corpus
 
 # A chunk's documents are copied into rows of at most this many lengths between two powers of two, so that
 # padding takes at most a sixteenth of the copy.
@@ -47,7 +45,7 @@ class Queries(ABC):
         """[queries, documents] of a chunk, whose sources are on the device."""
 
 
-def prepare(corpus: "Corpus", Q: list[Tensor], normalize: bool, precision: str | None) -> Queries:
+def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: str | None) -> Queries:
     if corpus.codec is not None:
         return _OfResiduals(Q, corpus.codec, normalize, precision)
     if normalize:

@@ -1,7 +1,7 @@
 """The search of a corpus: its arguments checked, its chunks scored, the best kept."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from late_interaction._checks.tensors import check_embeddings, check_mask
 from late_interaction._progress import reporter
 from late_interaction._selection import MOST_SCORES, select
 from late_interaction.corpus import _chunks, _queries, _tokens
-
-if TYPE_CHECKING:
-    from late_interaction.corpus.corpus import Corpus
+from late_interaction.corpus._documents import Documents
 
 # A search scores chunks of at most this many bytes of tokens; where a CPU makes a copy of each, of fewer, so
 # that the copy stays in its caches and in memory that the process has already.
@@ -23,7 +21,7 @@ _BYTES, _BYTES_COPIED = 256 << 20, 4 << 20
 
 
 def search(
-    corpus: "Corpus", Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None, options: dict[str, Any]
+    corpus: Documents, Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """:meth:`Corpus.search`, whose other arguments are the options."""
     group = options["group"]
@@ -47,7 +45,7 @@ class _Search:
     """A search whose arguments are checked."""
 
     def __init__(
-        self, corpus: "Corpus", Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None,
+        self, corpus: Documents, Q: Tensor | Sequence[Tensor], k: int, q_mask: Tensor | None,
         options: dict[str, Any],
     ) -> None:  # fmt: skip
         check_positive("k", k)
@@ -142,7 +140,7 @@ def _kept_tokens(d: int, Q: Tensor | Sequence[Tensor], q_mask: Tensor | None) ->
     return found
 
 
-def _check_device(corpus: "Corpus", queries: list[Tensor]) -> None:
+def _check_device(corpus: Documents, queries: list[Tensor]) -> None:
     for device in {shard.tokens.device for shard in corpus.shards}:
         if device != queries[0].device and not (queries[0].is_cuda and device.type == "cpu"):
             raise ValueError(

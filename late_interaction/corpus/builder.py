@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,10 @@ from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.packed import check_sequences
 from late_interaction._progress import reporter
 from late_interaction.corpus import _codec_files, _files, _shards, _tokens
+from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._ids import check_ids
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus._shard_files import ShardFiles
-
-if TYPE_CHECKING:
-    from late_interaction.corpus.corpus import Corpus
 
 __all__ = ["CorpusBuilder"]
 
@@ -179,7 +177,7 @@ class CorpusBuilder:
             )
             self._add_shard(_shards.Shard(tokens, offsets, None, ids), "documents", False)
 
-    def extend(self, corpus: "Corpus") -> None:
+    def extend(self, corpus: Documents) -> None:
         """The documents of another corpus, with their ids if it has any. They are encoded anew unless they
         are codes of this corpus's dtype (and normalized, if this corpus is), which are copied as they are.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from late_interaction._checks.options import check_flag
 from late_interaction._progress import Progress
-from late_interaction.corpus import _codec_files, _files, _search, _shards, _tokens
+from late_interaction.corpus import _codec_files, _files, _parquet, _search, _shards, _tokens
 from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._files import CorpusError
 from late_interaction.corpus._options import BuilderOptions
@@ -164,6 +164,49 @@ class Corpus(Documents):
         if verify:
             corpus.verify()
         return corpus
+
+    @classmethod
+    def from_parquet(
+        cls,
+        source: Any,
+        path: str | os.PathLike[str],
+        *,
+        column: str,
+        id_column: str | None = None,
+        **options: Any,
+    ) -> "Corpus":
+        """Writes a column of a parquet file to a folder, a row group at a time, and opens it.
+
+        Args:
+            source: a parquet file: its path, or a file object, as ``pyarrow.parquet.ParquetFile`` takes it.
+            path: the folder to write, as in :meth:`create`.
+            column: the name of the column, of a type that :meth:`from_arrow` takes.
+            id_column: the name of a column of strings or integers that become ids, or None.
+            options: those of :meth:`create`, such as ``dtype``, ``normalize``, ``progress`` or ``resume``;
+                ``resume=True`` reads the file from the first row that is missing in the folder. ``d`` is
+                found in the file, ``total`` too.
+
+        Returns:
+            The corpus, mapped.
+
+        Raises:
+            ImportError: pyarrow is missing.
+            KeyError: the file has no such column.
+            TypeError, ValueError, OSError: as :meth:`from_arrow`, :meth:`create` and
+                :meth:`CorpusBuilder.add`.
+
+        Example:
+            >>> from late_interaction.corpus import Corpus
+            >>> corpus = Corpus.from_parquet(
+            ...     "embeddings.parquet", "corpus", column="vector", progress=True)     # doctest: +SKIP
+        """
+        d = options.pop("d", None)
+
+        def create(**found: int) -> CorpusBuilder:
+            return cls.create(path, **(found | options))
+
+        _parquet.copy(source, column, id_column, create, d)
+        return cls.open(path)
 
     def verify(self) -> None:
         """Compares every file with the checksum that it was written with.
