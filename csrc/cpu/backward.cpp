@@ -83,8 +83,8 @@ struct Context {
     rows.through_normalize(sum, inverse_norm[row], static_cast<const char*>(x.data) + offset, call.dtype,
                            x.dim_stride, s.d);
   }
-  // The sum of a query row whose weight is 1 becomes row `row` of grad_Q, and the gradient of its weight.
-  // `room` is for d numbers.
+  // Writes row `row` of grad_Q and the gradient of its weight, from the gradient at a weight of 1. `room`
+  // holds d numbers.
   void write_query(Real* sum, int64_t row, Real* room) const {
     const int64_t i = query_of(row), token = token_of(row), offset = query_offset(i, token);
     if (call.grad_weights) {
@@ -183,8 +183,8 @@ class QueryWorker {
     return count;
   }
 
-  // Tokens, counted through all documents, at offsets_: decompressed and rounded to the dtype of Q, as the
-  // forward reads them. offsets_ then says where their rows lie.
+  // Decompresses the tokens at offsets_ (counted through all documents), and rounds them to the dtype of Q,
+  // as the forward reads them. offsets_ then says where their rows lie.
   void decompress(int64_t count) {
     const int64_t d = x_.s.d;
     x_.rows.decompress(*x_.call.residual, offsets_, count, d, decompressed_, d);

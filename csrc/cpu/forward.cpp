@@ -50,7 +50,7 @@ const Multiplier& choose_multiplier(const Kernels& k, const ForwardCall& call) {
   return bf16 && k.has_bf16 ? k.bf16 : k.f32;
 }
 
-// Maxima are multiplied by a number a query token: its inverse norm, or the scale of its code; and its
+// Whether the maximum of a query token is multiplied: by its inverse norm or the scale of its code, or by its
 // weight.
 bool scales(const ForwardCall& call) { return call.normalize || call.q_scale.data || call.q_weights.data; }
 
@@ -60,7 +60,7 @@ class ScoreSum {
  public:
   void add(double x) { chain_[count_++ % 4] += x; }
 
-  // x[0], x[1], ... times their scales, if there are some.
+  // Adds x[0], x[1], ..., times their scales if there are some.
   template <class Real>
   void add(const Real* x, const Real* scales, int64_t count) {
     if (scales) {

@@ -79,7 +79,7 @@ class Encoder {
     nearest_ = scratch.take<uint64_t>(partitions_);
   }
 
-  // The tokens that count, as float32. False: one of them is not finite.
+  // Reads the tokens that count, as float32. Returns false if one of them is not finite.
   bool read_tokens(int64_t sequence) {
     const TokenView& x = call_.tokens;
     const int64_t length = length_of(sequence), element = element_bytes(call_.dtype);
@@ -214,7 +214,7 @@ void encode(const MuveraCall& call) {
   for_each_item(call.sequences, threads_for(work), [&] { return Encoder(call); });
 }
 
-// Nobody is to read or write outside of tensors, whatever these hold.
+// Checks what is read as an index, so that nothing is read or written outside of tensors.
 void check_values(const MuveraCall& call) {
   int64_t before = 0;
   for (int64_t i = 0; call.offsets != nullptr && i <= call.sequences; ++i) {

@@ -1,11 +1,10 @@
 // Ward's clustering of documents' tokens on the CPU, a document at a time (D. Müllner, arXiv 1109.2378):
 //
 //   distances   [n, n] doubles: clamp(1 - similarity, 0, 2), both halves, so that a row is contiguous
-//   chain       clusters, each the nearest of the one before it; two that are each other's nearest are
-//   joined,
-//               and the chain goes on from what is left of it
+//   chain       clusters, each the nearest of the one before it; two that are each other's nearest become
+//               one, and the chain goes on from what is left of it
 //   merges      n - 1 of them, in the order in which the chain found them; sorted by distance they are a tree
-//   cut         the largest distance up to which merges are made that leaves at most `clusters` clusters
+//   cut         merges are made in the order of distance until at most `clusters` clusters are left
 //
 // Clusters and their numbers are those of scipy's linkage(method="ward") and fcluster(criterion="maxclust"),
 // ties included: the lowest of equally near clusters is the nearest, unless the one before it in the chain is
@@ -79,8 +78,8 @@ class Tree {
     }
   }
 
-  // From the root down to the clusters, which are numbered as they are met: of a node first its children that
-  // are merges, then those that are tokens.
+  // Walks from the root down, and numbers clusters as it meets them; of a node's children, merges come before
+  // tokens.
   int32_t number_clusters(double cut, int32_t* labels) {
     int32_t count = 0;
     int64_t depth = 0;
@@ -106,7 +105,7 @@ class Tree {
     return count;
   }
 
-  // Merges within a cluster: a parent comes after its children.
+  // Gives the children of merges within a cluster its number; a parent comes after its children.
   void hand_down(double cut, int32_t* labels) {
     for (int32_t m = n_ - 2; m >= 0; --m) {
       if (merges_[m].distance > cut) continue;
@@ -162,7 +161,7 @@ class WardClusterer {
     live_ = scratch.take<int32_t>(2 * n_);
   }
 
-  // A tile above the diagonal at a time, and what mirrors it below. False: there is NaN.
+  // Reads a tile above the diagonal at a time, and writes its mirror image below. Returns false for NaN.
   bool read_distances(const Real* similarities) {
     bool has_nan = false;
     for (int64_t row = 0; row < n_; row += kTileRows) {
@@ -174,7 +173,7 @@ class WardClusterer {
     return !has_nan;
   }
 
-  // True: there is NaN above the diagonal.
+  // Returns true if there is NaN above the diagonal.
   bool read_tile(const Real* similarities, int64_t row, int64_t column) {
     const int64_t rows = std::min(kTileRows, n_ - row), columns = std::min(kTileColumns, n_ - column);
     Real tile[kTileRows][kTileColumns];

@@ -19,7 +19,7 @@ inline bool keeps(const MaskView& mask, int64_t query, int64_t item, int64_t tok
          mask.data[query * mask.query_stride + item * mask.item_stride + token * mask.token_stride];
 }
 
-// What is no scale becomes NaN. Without branches, so that loops over it vectorize.
+// A number that cannot be a scale (below 0, infinite) becomes NaN. Without branches, so that loops vectorize.
 inline float checked_scale(float x) {
   constexpr float kMax = std::numeric_limits<float>::max();
   return (x >= 0) & (x <= kMax) ? x : std::numeric_limits<float>::quiet_NaN();
@@ -103,8 +103,8 @@ class TileStage {
 
   int32_t first_token() const { return ids_[0]; }  // of those that gather found
 
-  // The tile of the `count` tokens that gather found of document j; those after them are looked for from
-  // `next` on.
+  // The tile of the `count` tokens that gather found in document j. The next ones are prefetched from `next`
+  // on.
   Tile& tile(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
     const int64_t padded = round_up(count, m_.token_step);
     tile_.count = padded;
@@ -137,7 +137,7 @@ class TileStage {
     return token_at(call_.D, element_, query, j, token + (call_.packed ? call_.packed->d_offsets[j] : 0));
   }
 
-  // Tokens [token, ...) in a row. A short document's are mostly those of the one before it.
+  // Takes the next tokens without a mask. Short documents mostly have the ids of the one before, which stay.
   int64_t gather_range(int64_t& token, int64_t end) {
     int64_t count = end - token;
     if (count > c_.tile_tokens) {
@@ -176,7 +176,8 @@ class TileStage {
     std::fill(token_scale_ + count, token_scale_ + padded, token_scale_[count - 1]);
   }
 
-  // Tokens ids_ [0, padded) of document j to the tile buffer, rounded to the dtype of Q, and their norms.
+  // Decompresses tokens ids_ [0, padded) of document j to the tile buffer, rounded to the dtype of Q, and
+  // computes their norms.
   void decompress(int64_t j, int64_t padded) {
     const ResidualTokens& residual = *call_.residual;
     constexpr Dtype kReal = sizeof(Real) == 8 ? Dtype::fp64 : Dtype::fp32;
@@ -213,7 +214,8 @@ class TileStage {
     m_.pack_row(codes_, call_.dtype, 1, s_.d, out);
   }
 
-  // Tokens ids_ [0, padded) of document j where they lie, or in the tile buffer.
+  // Lets the tile point at tokens ids_ [0, padded) of document j where they lie, or packs them into its
+  // buffer.
   void stage(int64_t query, int64_t j, int64_t count, int64_t padded) {
     const char* document = document_token(query, j, 0);
     if (call_.normalize) {

@@ -10,7 +10,7 @@
 
 namespace late_interaction::cpu {
 
-// What token `token` of query `item` counts: 1 without weights.
+// The weight of token `token` of query `item`: 1 without weights.
 template <class Real>
 Real weight_at(const WeightView& weights, int64_t item, int64_t token) {
   if (!weights.data) return 1;
@@ -25,8 +25,8 @@ Real weighted(const WeightView& weights, int64_t item, int64_t token, Real scale
   return std::isfinite(product) ? product : std::numeric_limits<Real>::quiet_NaN();
 }
 
-// The product of `sum`, the gradient of a row whose weight is 1, with the row itself, at x + offset bytes.
-// `row` is room for d numbers.
+// The gradient of a row's weight: the inner product of `sum`, the row's gradient at a weight of 1, with the
+// row itself, at x + offset bytes. `row` is room for d numbers.
 template <class Real>
 Real product_with_row(const RowKernels<Real>& rows, const Real* sum, const TokenView& x, int64_t offset,
                       Dtype dtype, int64_t d, Real* row) {

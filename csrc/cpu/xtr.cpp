@@ -1,10 +1,9 @@
 // XTR's selection on the CPU, one row at a time:
 //
 //   cells      |......|......|......|   one query token's similarities with the tokens of all documents
-//   segments   |  max |  max |  max |   the k-th largest maximum is a lower bound of the threshold: at least
-//   k
-//                                       cells reach it
-//   candidates   . .      .    . . .    the cells that do; the k-th largest of them is the threshold
+//   segments   |  max |  max |  max |   the k-th largest maximum is a lower bound of the threshold, since
+//                                       at least k cells reach it
+//   candidates   . .      .    . . .    the cells that reach it; the k-th largest of them is the threshold
 //
 // Almost all cells are read twice and compared once; only candidates, about k of them, are sorted out
 // further.
@@ -101,14 +100,14 @@ class RowSelector {
     return maximum;
   }
 
-  // The threshold, and the last of the cells equal to it that is selected.
+  // Finds the threshold, and the last selected one of the cells equal to it.
   void find_threshold() {
     for (int64_t c = 0; c < count_; ++c) sorted_[c] = cells_[candidates_[c]];
     threshold_ = kth_largest(sorted_, count_, call_.k);
     int64_t left = call_.k;
     for (int64_t c = 0; c < count_; ++c) left -= above(cells_[candidates_[c]], threshold_);
     last_tie_ = tokens_;
-    // Without a choice PyTorch's product with the selection makes every NaN count.
+    // PyLate multiplies similarities by the selection, and NaN * 0 is NaN: every NaN counts, selected or not.
     if (call_.zero_unless_all && std::isnan(threshold_)) return;
     for (int64_t c = 0; c < count_; ++c) {
       const int64_t cell = candidates_[c];
@@ -141,8 +140,8 @@ class RowSelector {
     }
   }
 
-  // Cells that are not selected count as 0, so a maximum that is not positive stands only in a document all
-  // of whose cells are selected. Masked cells are cells.
+  // Cells that are not selected count as 0, so a document keeps a maximum that is not positive only if all of
+  // its cells are selected, masked ones too.
   void count_zeros() {
     for (int64_t document = 0; document < call_.documents; ++document) {
       if (maxima_[document] > 0 || std::isnan(maxima_[document])) continue;

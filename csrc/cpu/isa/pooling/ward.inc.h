@@ -4,7 +4,7 @@
 
 namespace {
 
-// The least of row[i] + dead[i]. NaN, which only dead clusters may hold, is passed over.
+// The least of row[i] + dead[i]. It skips NaN, which only dead clusters may hold.
 template <class V>
 double row_minimum(const double* row, const double* dead, int64_t n) {
   auto least0 = V::set1(INFINITY), least1 = least0;
