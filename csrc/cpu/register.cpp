@@ -1,6 +1,8 @@
 // The CPU side of the operators in csrc/ops.cpp: tensors in, plain calls out.
 #include <cstring>
+#include <type_traits>
 
+#include "../common/packed_codes_tensors.h"
 #include "../common/pooling_tensors.h"
 #include "../common/registration.h"
 #include "../common/tensors.h"
@@ -17,6 +19,24 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
+// What a call takes over from parsed tensors.
+template <class Call>
+Call call_of(const Inputs& in) {
+  Call call;
+  call.sizes = in.sizes;
+  call.packed = in.packed;
+  call.dtype = in.dtype;
+  call.Q = in.Q;
+  if (in.packed) call.Q.item_stride = 0;  // offsets say where queries begin
+  call.D = in.D;
+  call.q_weights = in.q_weights;
+  if constexpr (std::is_same_v<Call, ForwardCall>) {
+    call.q_mask = in.q_mask;
+    call.d_mask = in.d_mask;
+  }
+  return call;
+}
+
 // Its parameters are those of the operators. weights: of the query tokens; null: none.
 std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Tensor* weights,
                                  const OptionalTensor& q_mask, const OptionalTensor& d_mask, bool normalize,
@@ -25,16 +45,9 @@ std::tuple<Tensor, Tensor> score(const Tensor& Q, const Tensor& D, const Tensor*
   Inputs in = parse_inputs(Q, D, q_mask, d_mask, paired);
   if (weights != nullptr) take_weights(in, *weights, Q);
   parse_backward(backward);
-  ForwardCall call;
-  call.sizes = in.sizes;
-  call.dtype = in.dtype;
+  auto call = call_of<ForwardCall>(in);
   call.precision = parse_precision(precision);
   call.normalize = normalize;
-  call.Q = in.Q;
-  call.D = in.D;
-  call.q_weights = in.q_weights;
-  call.q_mask = in.q_mask;
-  call.d_mask = in.d_mask;
   Tensor scores = new_tensor(Q, shape_of_scores(in), score_type(in.dtype));
   call.scores = scores.mutable_data_ptr();
   if (!with_winners) {
@@ -101,16 +114,9 @@ std::tuple<Tensor, Tensor> score_varlen(const Tensor& Q, const Tensor& D, const 
                                         const std::string& precision, bool with_winners) {
   Inputs in = parse_checked(Q, D, cu_seqlens_q, cu_seqlens_d);
   if (weights != nullptr) take_weights(in, *weights, Q);
-  ForwardCall call;
-  call.sizes = in.sizes;
+  auto call = call_of<ForwardCall>(in);
   call.sizes.Nq = in.packed->queries;
-  call.packed = in.packed;
-  call.dtype = in.dtype;
   call.precision = parse_precision(precision);
-  call.Q = in.Q;
-  call.Q.item_stride = 0;  // offsets say where queries begin
-  call.D = in.D;
-  call.q_weights = in.q_weights;
   Tensor scores = new_tensor(Q, {in.packed->queries, in.sizes.N}, score_type(in.dtype));
   call.scores = scores.mutable_data_ptr();
   if (!with_winners) {
@@ -144,22 +150,37 @@ std::tuple<Tensor, Tensor> maxsim_varlen_weighted_winners(Tensor Q, Tensor D, Te
   return score_varlen(Q, D, &q_weights, cu_seqlens_q, cu_seqlens_d, precision, true);
 }
 
-Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
-                        OptionalTensor d_mask) {
-  const QuantizedInputs in = parse_quantized_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask);
-  Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
-  ForwardCall call;
-  call.sizes = in.sizes;
-  call.dtype = in.dtype;
-  call.Q = in.Q;
-  call.D = in.D;
-  call.q_mask = in.q_mask;
-  call.d_mask = in.d_mask;
-  call.q_scale = in.q_scale;
-  call.d_scale = in.d_scale;
+// Scores of integers or 8-bit floats, whose call says how they multiply.
+Tensor score_codes(ForwardCall call, const Tensor& Q) {
+  Tensor scores = new_tensor(Q, {call.sizes.Nq, call.sizes.N}, ScalarType::Float);
   call.scores = scores.mutable_data_ptr();
   forward(call);
   return scores;
+}
+
+Tensor score_scaled_codes(const QuantizedInputs& in, int d_bits, const Tensor& Q) {
+  auto call = call_of<ForwardCall>(in);
+  call.d_bits = d_bits;
+  call.q_scale = in.q_scale;
+  call.d_scale = in.d_scale;
+  return score_codes(call, Q);
+}
+
+Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                        OptionalTensor d_mask) {
+  return score_scaled_codes(parse_quantized_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask), 0, Q);
+}
+
+Tensor maxsim_asymmetric(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, OptionalTensor q_mask,
+                         OptionalTensor d_mask, int64_t nbits) {
+  const QuantizedInputs in = parse_asymmetric_inputs(Q, D, scale_Q, scale_D, q_mask, d_mask, nbits);
+  return score_scaled_codes(in, static_cast<int>(nbits), Q);
+}
+
+Tensor maxsim_hamming(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mask, OptionalTensor d_mask) {
+  auto call = call_of<ForwardCall>(parse_hamming_inputs(Q, D, d, q_mask, d_mask));
+  call.compared_bits = d;
+  return score_codes(call, Q);
 }
 
 // The gradients of Q, D and, where it has some, the weights of Q. One without elements was not asked for.
@@ -179,14 +200,9 @@ Gradients dense_gradients(const Tensor& grad_scores, const Tensor& Q, const Tens
   const bool need_weights = weights != nullptr && need_grad_Q;
   Tensor grad_weights = new_tensor(Q, need_weights ? tokens : none, score_type(in.dtype));
 
-  BackwardCall call;
-  call.q_weights = in.q_weights;
+  auto call = call_of<BackwardCall>(in);
   call.grad_weights = need_weights ? grad_weights.mutable_data_ptr() : nullptr;
-  call.sizes = in.sizes;
-  call.dtype = in.dtype;
   call.normalize = normalize;
-  call.Q = in.Q;
-  call.D = in.D;
   call.grad_scores = grad_scores.const_data_ptr();
   call.grad_query_stride = grad_scores.stride(0);
   call.grad_item_stride = paired ? 0 : grad_scores.stride(1);
@@ -231,15 +247,8 @@ Gradients varlen_gradients(const Tensor& grad_scores, const Tensor& Q, const Ten
   if (weights != nullptr) take_weights(in, *weights, Q);
   check_varlen_backward_inputs(grad_scores, Q, winners, in);
   auto [grad_Q, grad_D, grad_weights] = packed_gradients(Q, in, need_grad_Q, need_grad_D);
-  BackwardCall call;
-  call.q_weights = in.q_weights;
+  auto call = call_of<BackwardCall>(in);
   call.grad_weights = data_of(grad_weights);
-  call.sizes = in.sizes;
-  call.packed = in.packed;
-  call.dtype = in.dtype;
-  call.Q = in.Q;
-  call.Q.item_stride = 0;
-  call.D = in.D;
   call.grad_scores = grad_scores.const_data_ptr();
   call.grad_query_stride = grad_scores.stride(0);
   call.grad_item_stride = grad_scores.stride(1);
@@ -385,6 +394,8 @@ LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::cpu::maxsim_quantized));
+  m.impl("maxsim_asymmetric", TORCH_BOX(&late_interaction::cpu::maxsim_asymmetric));
+  m.impl("maxsim_hamming", TORCH_BOX(&late_interaction::cpu::maxsim_hamming));
   m.impl("maxsim_varlen", TORCH_BOX(&late_interaction::cpu::maxsim_varlen));
   m.impl("maxsim_varlen_winners", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_winners));
   m.impl("maxsim_varlen_backward", TORCH_BOX(&late_interaction::cpu::maxsim_varlen_backward));
