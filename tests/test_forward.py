@@ -65,7 +65,7 @@ def test_large(case):
 
 
 def short():
-    """Documents of up to two tiles, of rows that can and cannot be read in wide pieces."""
+    """Documents of up to two tiles, of rows that can and cannot be read 16 bytes at a time."""
     layouts = [("in-batch", 3, 700, 9), ("KD", 40, 90, 32), ("pairs", 300, 300, 5), ("KD", 3, 7, 70)]
     lengths = [1, 7, 8, 9, 31, 32, 33, 63, 64]
     dims = [128, 100, 8, 96, 99, 64, 24]

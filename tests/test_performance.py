@@ -136,7 +136,7 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     profile.write()
     sweep = results.Results(tmp_path / "sweep-some-gpu.json", header)
     for name, us in (("train-256", 50.0), ("text-long", 90.0)):
-        sweep.add([row("sweep", name, 80.0, plan="wgmma_rows; 256 x 152"), row("sweep", name, us, impl=LIK)])
+        sweep.add([row("sweep", name, 80.0, plan="sm90_q; 256 x 152"), row("sweep", name, us, impl=LIK)])
     choices = results.Results(tmp_path / "plans-some-gpu.json", header)
     for name, best, regret in (("train-256", "mid", 0.25), ("text-long", "rows 152", 0.0)):
         times = {"rows 152": 50.0, "documents 1x3": 50.0, "documents 4x1": 50.0, "mid": 50.0 / (1 + regret)}
@@ -145,7 +145,7 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     text = build(tmp_path)
     profiled = "| train-256 | maxsim_forward_wgmma_rows | 80% | 12% | 40% | 41% | 168 | 1,250 |"
     assert f"{profiled} tensor cores |" in text
-    assert "## Random shapes" in text and "1 of 2" in text and "| 1.60 | wgmma_rows; 256 x 152 |" in text
+    assert "## Random shapes" in text and "1 of 2" in text and "| 1.60 | sm90_q; 256 x 152 |" in text
     assert "| plain | 12.5% | 25.0% | 25.0% | 1 of 2 |" in text
     assert "| plain | rows 152 | 50.0 | mid | 40.0 | 25% |" in text and "| text-long | plain" not in text
     assert [p.name for p in results.records(tmp_path)] == ["some-gpu.json"]

@@ -241,7 +241,7 @@ def row(name: str, impl: str, us: float | None, wall: float = 50.0, layout: str 
         "wall_us": wall,
         "gpu_spread": 0.01,
         "gpu_method": "graph",
-        "plan": "wgmma_rows; 256 x 152",
+        "plan": "sm90_q; 256 x 152",
     }
 
 
@@ -252,7 +252,7 @@ def test_a_loss_is_against_the_better_peer_and_names_the_plan() -> None:
     (loss,) = sweep_summary.losses(rows)
     assert loss[0] == pytest.approx(10 / 9) and loss[2]["impl"] == FLASH
     text = sweep_summary.summary(rows)
-    assert "3 shapes" in text and "on 1 of 3" in text and "worst 0.90x" in text and "wgmma_rows" in text
+    assert "3 shapes" in text and "on 1 of 3" in text and "worst 0.90x" in text and "sm90_q" in text
     figures = sweep_summary.percentiles([0.25, 0.5, 1.0])
     assert figures["worst"] == 1 and figures["p50"] == 2 and figures["geomean"] == pytest.approx(2)
     assert sweep_summary.percentiles([0.5])["p95"] == 2

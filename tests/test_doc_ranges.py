@@ -1,5 +1,5 @@
-"""Documents that a kernel before copies, or deals out by length, or whose masked tokens are left out where
-they are multiplied, on a GPU."""
+"""Documents whose kept tokens are made contiguous before the kernel, that are scheduled longest first (lpt),
+or whose masked tokens are left out where they are multiplied, on a GPU."""
 
 import pytest
 import torch
@@ -122,12 +122,12 @@ def test_quantized_tokens(masked):
     ref.assert_close(OPS.maxsim_quantized(Q, D, scale_Q, scale_D, None, d_mask), expected, 5e-6)
 
 
-# Few and many row tiles: documents are dealt to blocks, or blocks take stretches; copied, or not.
+# Few and many row tiles: documents are scheduled longest first, or blocks take ranges; copied, or not.
 PACKED = {
-    "dealt": ([32, 7, 0, 25] * 40, [20 + 37 * k % 1000 for k in range(128)]),
-    "dealt, and short ones copied": ([31] * 90, [5, 0, 900, 79, 80, 1, 176, 300] * 20),
+    "longest first": ([32, 7, 0, 25] * 40, [20 + 37 * k % 1000 for k in range(128)]),
+    "longest first, and short ones copied": ([31] * 90, [5, 0, 900, 79, 80, 1, 176, 300] * 20),
     "in stretches": ([40] * 400, [3, 150, 700, 0, 64] * 30),
-    "one query, dealt": ([32], [20 + 61 * k % 500 for k in range(700)]),
+    "one query, longest first": ([32], [20 + 61 * k % 500 for k in range(700)]),
     "one query, in stretches": ([32], [20 + 61 * k % 500 for k in range(3000)]),
     "a long query": ([2000], [900, 5, 0, 81] * 12),
 }

@@ -1,4 +1,4 @@
-"""Few long documents, which go to the multiprocessors in pieces: each plan that cuts them, on a GPU."""
+"""Few long documents, each split over several blocks: every plan that splits them, on a GPU."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ OPS = torch.ops.late_interaction
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}
 
 
-def cuts(layout, Nq, N, Lq, Ld, d, dtype=torch.bfloat16, masked=False, scaled=False, sm=90):
-    """The names of the plans that cut documents."""
+def split_plans(layout, Nq, N, Lq, Ld, d, dtype=torch.bfloat16, masked=False, scaled=False, sm=90):
+    """The names of the plans that split documents, which are called `cut`."""
     text = ops.explain_plan(
         layout != "in-batch", Nq, 1 if layout == "pairs" else N, Lq, Ld, d, NAMES[dtype], "highest",
         masked, scaled, "alternatives", "auto", sm, 132,
@@ -21,17 +21,17 @@ def cuts(layout, Nq, N, Lq, Ld, d, dtype=torch.bfloat16, masked=False, scaled=Fa
     return [name for name in text.split("\n") if " cut " in name]
 
 
-def test_which_plans_cut():
-    assert (
-        cuts("in-batch", 1, 1, 32, 1_000_000, 128)[0] == "documents 1x3 cut 132"
-    )  # a piece a multiprocessor
-    assert cuts("in-batch", 64, 4, 32, 1_000_000, 128)[0] == "rows 152 cut 4"
-    assert cuts("KD", 1, 8, 32, 100_000, 128)[0] == "documents 1x3 cut 16"
-    assert "rows 128 cut 3" in cuts("in-batch", 9, 2, 33, 760, 128)  # six tiles
-    assert "rows 104 cut 3" not in cuts("in-batch", 9, 2, 33, 520, 128)  # five: a piece has two at least
-    assert not cuts("in-batch", 1, 1000, 32, 1030, 128)  # documents enough
-    assert not cuts("in-batch", 1, 1, 32, 1_000_000, 128, sm=80)
-    assert not cuts("in-batch", 9, 2, 33, 5000, 1024)
+def test_which_plans_split():
+    # A split for each multiprocessor.
+    assert split_plans("in-batch", 1, 1, 32, 1_000_000, 128)[0] == "documents 1x3 cut 132"
+    assert split_plans("in-batch", 64, 4, 32, 1_000_000, 128)[0] == "rows 152 cut 4"
+    assert split_plans("KD", 1, 8, 32, 100_000, 128)[0] == "documents 1x3 cut 16"
+    assert "rows 128 cut 3" in split_plans("in-batch", 9, 2, 33, 760, 128)  # six tiles
+    # Five tiles, and a split has two at least.
+    assert "rows 104 cut 3" not in split_plans("in-batch", 9, 2, 33, 520, 128)
+    assert not split_plans("in-batch", 1, 1000, 32, 1030, 128)  # documents enough
+    assert not split_plans("in-batch", 1, 1, 32, 1_000_000, 128, sm=80)
+    assert not split_plans("in-batch", 9, 2, 33, 5000, 1024)
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def force():
 
 
 def forced(force, *sizes, **options):
-    names = cuts(*sizes, **options, sm=ops.cuda_capability())
+    names = split_plans(*sizes, **options, sm=ops.cuda_capability())
     assert names
     for name in names:
         force(name)
         yield name
 
 
-# Lengths about the edges of tiles of 64, 80, 128 and 152 tokens and of pieces of them, and primes.
+# Lengths about the edges of tiles of 64, 80, 128 and 152 tokens and of splits, and primes.
 CASES = [
     Case("in-batch", 1, 1, 32, 1217, 128, torch.bfloat16),
     Case("in-batch", 1, 3, 1, 385, 48, torch.float16),
@@ -117,10 +117,10 @@ def codes(Nq, N, Lq, Ld, d, dtype):
     return Q, D, torch.rand(Nq, Lq, device="cuda"), d_mask
 
 
-# What a mask leaves: a part in the middle, one token (at the edge of a piece, too), all but a piece, none.
+# What a mask leaves: a range in the middle, one token (at the edge of a split, too), all but a split, none.
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(2, 9, 32, 1217, 128), (9, 9, 33, 1217, 128)])
-def test_masks_that_leave_whole_pieces_out(shape, force):
+def test_masks_that_leave_whole_splits_out(shape, force):
     Nq, N, Lq, Ld, _ = shape
     Q, D = whole_numbers(*shape)
     at = torch.arange(Ld, device="cuda")
