@@ -304,7 +304,7 @@ def check_coarse(
     scale_Q: Tensor | None,
     scale_D: Tensor | None,
 ) -> str | Codes | Muvera | Encodings:
-    """``coarse``, where the other options of a search go with it."""
+    """Checks that the other options of a search go with ``coarse``, and returns it."""
     if coarse is None:
         raise ValueError(f"candidates must be None without coarse, got {abbreviate(candidates)}")
     for name, scale in (("scale_Q", scale_Q), ("scale_D", scale_D)):

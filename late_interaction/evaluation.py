@@ -77,7 +77,7 @@ def evaluate_recall(
 
 
 def _recall(lists: Tensor, scores: Tensor, indices: Tensor, rank: int) -> Tensor:
-    """[Nq], of lists cut at the rank."""
+    """Recall ``[Nq]`` of lists that are cut at the rank."""
     wanted = min(rank, scores.shape[1])
     if wanted == 0:  # there is nothing to find
         return torch.ones(len(scores), dtype=torch.float64, device="cpu")

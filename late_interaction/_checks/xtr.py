@@ -22,7 +22,7 @@ def check_xtr(
     q_weights: Tensor | None,
     rule: Any,
 ) -> Arguments:
-    """Q, D, masks as bool. 2-D Q or D come back with a leading dim of 1, weights are looked at alone."""
+    """Q and D, 2-D ones with a leading dim of 1, and masks as bool. Weights are checked, too."""
     Q, D, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     check_positive("k", k)
     if rule not in RULES:

@@ -56,7 +56,7 @@ def prepare(corpus: Documents, Q: list[Tensor], normalize: bool, precision: str 
 
 
 class _OfFloats(Queries):
-    """normalize: the documents, which are not normalized yet."""
+    """normalize: divide the tokens of documents by their norms; queries are normalized already."""
 
     def __init__(self, Q: list[Tensor], dtype: torch.dtype, normalize: bool, precision: str | None) -> None:
         super().__init__(Q)
@@ -116,7 +116,7 @@ class _OfCodes(Queries):
     def _of_group(
         self, offsets: Tensor, documents: Tensor, longest: int, codes: Tensor, scales: Tensor
     ) -> Tensor:
-        """Documents that have at most so many tokens each."""
+        """The scores of documents that have at most ``longest`` tokens each."""
         shape, mask = (len(documents), longest), None
         rows = _together(offsets, documents, longest)
         if rows is not None:
@@ -135,7 +135,7 @@ class _OfCodes(Queries):
 
 
 def _together(offsets: Tensor, documents: Tensor, longest: int) -> slice | None:
-    """The tokens of neighbours that all are so long, which lie as they are wanted. None for others."""
+    """The tokens of neighbours that all have ``longest``, which need no copy. None for other documents."""
     first, last = int(documents[0]), int(documents[-1])
     rows = slice(int(offsets[first]), int(offsets[last + 1]))
     neighbours = last - first + 1 == len(documents) and rows.stop - rows.start == len(documents) * longest

@@ -53,7 +53,7 @@ class Shard:
         return self.tokens[rows], None if beside is None else beside[rows]
 
     def floats(self, rows: slice) -> Tensor:
-        """These tokens: a view of floats, else the float32 tokens that are stood for."""
+        """These tokens: a view of floats, or the float32 tokens that codes or residuals stand for."""
         return _tokens.decode(*self.stored(rows), self.codec)
 
     def ranges(self, most_tokens: int, most_documents: int) -> Iterator[tuple[int, int]]:

@@ -69,7 +69,7 @@ class Stored:
 
     @property
     def encoded(self) -> bool:
-        """Whether what is stored stands for other tokens than the ones that came."""
+        """Whether codes or residuals are stored, which stand for tokens that differ a little."""
         return self.beside is not None
 
 
@@ -86,7 +86,7 @@ def encode(tokens: Tensor, stored: Stored, normalize: bool) -> tuple[Tensor, Ten
 
 
 def decode(tokens: Tensor, beside: Tensor | None, codec: ResidualCodec | None = None) -> Tensor:
-    """Floats as they are; else the float32 tokens that are stood for."""
+    """Floats as they are, or the float32 tokens that codes or residuals stand for."""
     if beside is None:
         return tokens
     return codec.decompress(beside, tokens) if codec else tokens.to(torch.float32) * beside.unsqueeze(-1)

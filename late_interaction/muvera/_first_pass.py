@@ -48,7 +48,7 @@ class MuveraPass:
 
 
 def check_encodings(coarse: Muvera | Encodings, D: Tensor) -> None:
-    """That they are of a corpus of this shape, where it lies."""
+    """Checks that encodings are those of a corpus of this shape, and lie on its device."""
     muvera = coarse if isinstance(coarse, Muvera) else coarse.muvera
     if muvera.d != D.shape[2]:
         raise ValueError(f"coarse must be for tokens of D {shape_of(D)}, got one for d = {muvera.d}")
