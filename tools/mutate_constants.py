@@ -26,7 +26,7 @@ import mutation
 CONSTANT = re.compile(
     r"^[ ]*(?:static |inline )*constexpr \w+ (k\w+) = (?:size_t\{)?(\d+(?:\.\d+)?(?:e\d+)?)", re.M
 )
-TESTS = "winners forward varlen score_pairs backward pieces isa quantized_kernels plaid pooling muvera"
+TESTS = "winners forward varlen score_pairs backward splits isa quantized_kernels plaid pooling muvera"
 LOG = mutation.FOLDER / "constants.log"
 NEUTRAL = {
     "kSumBytes": "how many queries' sums a block of the backward holds",
