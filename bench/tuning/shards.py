@@ -3,11 +3,11 @@
     torchrun --nproc-per-node 2 -m bench shards
     torchrun --nproc-per-node 2 -m bench shards --out bench/results/shards-2-nvidia-h200.txt
 
-`alone` is the time of process 0 with the whole corpus, `its shard` that of the slowest process with its own, all
-at once and without an exchange, `together` that of the search of all by their group: medians of rounds that
-begin at a barrier. `of ideal` is alone / (processes * together). `bits` says whether the search of all has the
-scores and documents of the one alone. A corpus in the host's memory is pinned; a copy is that of its bytes
-without a search, by one process or by all at once.
+`alone` is the time of process 0 with the whole corpus, `its shard` that of the slowest process with its own,
+all at once and without an exchange, `together` that of the search of all by their group: medians of rounds
+that begin at a barrier. `of ideal` is alone / (processes * together). `bits` says whether the search of all
+has the scores and documents of the one alone. A corpus in the host's memory is pinned; a copy is that of its
+bytes without a search, by one process or by all at once.
 """
 
 from __future__ import annotations
