@@ -21,7 +21,7 @@ from bench import recorded_commands
 from bench.harness import merge, recorder
 from bench.report import pages
 from bench.suites import end_to_end, run, sentence_transformers, sweep
-from bench.tuning import first_pass, muvera, ncu, plans
+from bench.tuning import first_pass, muvera, ncu, plans, pooling, shards
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,15 @@ COMMANDS: dict[str, Command] = {
         "count what MUVERA's encodings find beside an exact search, and time how they are made",
         "two minutes; a minute with --demo, which needs what `make demo` needs",
         muvera.add_arguments, muvera.run, muvera.__doc__,
+    ),
+    "pooling": Command(
+        "time Ward and k-means pooling of documents, beside scipy's clustering where it is installed",
+        "seconds on a GPU; a minute on a CPU with --documents 50",
+        pooling.add_arguments, pooling.run, pooling.__doc__,
+    ),
+    "shards": Command(
+        "time a search by the processes of torchrun, a shard each, beside one process with all documents",
+        "a minute; one GPU a process", shards.add_arguments, shards.run, shards.__doc__,
     ),
     "report": Command(
         "write the plots, README.md and docs/{benchmarks,performance,large_batches}.md from the records",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -21,12 +20,12 @@ def position(group: Any) -> tuple[int, int]:
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
     """The values of all processes, which have the same shape, in the order of ranks: [processes, ...]."""
-    into = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    into = values.new_empty(dist.get_world_size(group) * values.numel())
     try:
-        dist.all_gather(into, values, group=group)
+        dist.all_gather_into_tensor(into, values.contiguous().view(-1), group=group)
     except RuntimeError as error:
         raise exchange_failed(caller, what, error) from error
-    return torch.stack(into)
+    return into.view(-1, *values.shape)
 
 
 def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:

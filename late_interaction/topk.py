@@ -11,6 +11,7 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
 from late_interaction._checks.search import check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
+from late_interaction._equal_plans import Alike
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._selection import MOST_DOCUMENTS, MOST_SCORES, select
@@ -68,8 +69,8 @@ def maxsim_topk(
             of tokens that were normalized before.
         group: a ``torch.distributed`` process group whose processes have a shard of the documents each, of
             any size, and search for the same queries. All of them call this and have the best of all
-            documents, numbered in the order of ranks: on CPUs the bits of one process that has all of them
-            (the planner of a GPU may choose another kernel for fewer documents). The ``k`` best of each
+            documents, numbered in the order of ranks: the bits of one process that has all of them and the
+            same kind of device, where a mask comes with all shards or with none. The ``k`` best of each
             process travel, by a backend for the device of ``Q``. None: this process alone.
 
     Returns:
@@ -97,13 +98,10 @@ def maxsim_topk(
     def made() -> TopK:
         return TopK(Q, k, q_mask, normalize=normalize, **options)
 
-    def searched(best: TopK) -> TopK:
-        best.add(D, d_mask, chunk_size=chunk_size, progress=progress, scale_D=scale_D)
-        return best
-
-    if group is None:
-        best = searched(made())
-        return best.scores, best.indices
+    def local(documents: int | None = None) -> tuple[Tensor, Tensor]:
+        best = made()
+        best._add(D, d_mask, chunk_size, progress, scale_D, documents)
+        return best._scores, best._indices
 
     def prepared() -> _group_search.Query:
         best = made()
@@ -119,12 +117,9 @@ def maxsim_topk(
             documents=len(corpus[1]),
         )
 
-    def local() -> tuple[Tensor, Tensor]:
-        best = searched(made())
-        return best._scores, best._indices
-
     device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
-    found = _group_search.search("maxsim_topk", group, device, prepared, local)
+    search = _group_search.search
+    found = local() if group is None else search("maxsim_topk", group, device, prepared, local)
     return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
 
 
@@ -215,6 +210,13 @@ class TopK:
         scale_D: Tensor | None = None,
     ) -> None:
         """The next documents of the corpus. Arguments as in :func:`maxsim_topk`."""
+        self._add(D, d_mask, chunk_size, progress, scale_D, None)
+
+    def _add(
+        self, D: Tensor, d_mask: Tensor | None, chunk_size: int | None, progress: Progress,
+        scale_D: Tensor | None, documents: int | None,
+    ) -> None:  # fmt: skip
+        """documents: how many the corpus has of which these are a shard; None: these are all."""
         if chunk_size is not None:
             check_positive("chunk_size", chunk_size)
         Q, D, q_mask, d_mask, scale_Q, scale_D = check_corpus(
@@ -225,19 +227,25 @@ class TopK:
             one, scale_D = scale_D.to(Q.device), None
         _topk_state.joined(self._ranges, self._coming(D.shape[0]))
         size = chunk_size or _default_chunk(Q, D, progress is not False)
+
+        def score(some: Tensor, mask: Tensor | None, scale: Tensor | None) -> Tensor:
+            if scale_Q is None:
+                return maxsim(Q, some, q_mask, mask, **self._options)
+            scale = scale if one is None else one
+            assert scale is not None
+            return _quantized.maxsim(Q, some, scale_Q, scale, q_mask, mask, CODES)
+
+        total = D.shape[0] if documents is None else documents
+        alike = Alike(Q, D, total, d_mask is not None, **self._options)
         with torch.no_grad(), reporter(progress, D.shape[0]) as report:
-            for start, documents, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
-                scale = scales if one is None else one
-                if scale_Q is None or scale is None:
-                    found = maxsim(Q, documents, q_mask, mask, **self._options)
-                else:
-                    found = _quantized.maxsim(Q, documents, scale_Q, scale, q_mask, mask, CODES)
-                stop = self._next + documents.shape[0]
+            for start, some, (mask, scales) in chunks(D, (d_mask, scale_D), size, Q.device):
+                found = alike.scores(score, some, mask, scales)
+                stop = self._next + some.shape[0]
                 places = torch.arange(self._next, stop, device=Q.device).expand(found.shape)
                 rising = not self._ranges or self._ranges[-1][1] <= self._next
                 self._take(found, places, [[self._next, stop]], rising)
                 self._next = stop
-                report(start + documents.shape[0])
+                report(start + some.shape[0])
 
     def _take(self, scores: Tensor, indices: Tensor, ranges: _topk_state.Ranges, rising: bool) -> None:
         """The best of what was found and of these. rising: these documents come after those."""

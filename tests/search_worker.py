@@ -83,6 +83,44 @@ def searches(rank, world):
     return found
 
 
+# Options of searches, and dtypes of tokens, whose bits no number of shards may change.
+SHARDED = {
+    "float32": (torch.float32, {}),
+    "normalized": (torch.float32, {"normalize": True}),
+    "bfloat16, worst first": (torch.bfloat16, {"largest": False, "chunk_size": 3}),
+    "float16, masked": (torch.float16, {"masked": True}),
+    "int8": (torch.int8, {}),
+}
+
+
+def sharded_inputs(dtype, masked=False):
+    """Queries, documents and what comes with them; a document comes several times, and one is NaN."""
+    Q, D, more = queries(), torch.randn(31, 5, 16, generator=torch.Generator().manual_seed(3)), {}
+    D[17:29] = D[2:14]
+    if dtype == torch.int8:
+        (Q, more["scale_Q"]), (D, more["scale_D"]) = quantize_int8_per_token(Q), quantize_int8_per_token(D)
+        return Q, D, more
+    D[5, 1] = torch.nan
+    if masked:
+        more["d_mask"] = torch.rand(31, 5, generator=torch.Generator().manual_seed(4)) < 0.7
+    return Q.to(dtype), D.to(dtype), more
+
+
+def of_shards(rank, world):
+    """`retrieve` of documents that are cut as evenly as they can be."""
+    found = {}
+    for name, (dtype, options) in SHARDED.items():
+        Q, D, more = sharded_inputs(dtype, options.get("masked", False))
+        part = slice(31 * rank // world, 31 * (rank + 1) // world)
+        more = {x: y[part] if x in ("d_mask", "scale_D") else y for x, y in more.items()}
+        given = {"normalize": False, "group": dist.group.WORLD} | options | more
+        given.pop("masked", None)
+        given["chunk"] = given.pop("chunk_size", None)
+        scores, indices = li.retrieve(Q, D[part], 12, **given)
+        found[name] = scores.double().tolist(), indices.tolist()
+    return found
+
+
 def differing(rank, world, change):
     """Rank 1 passes something else."""
     Q, D, _ = inputs("padded")
@@ -102,7 +140,7 @@ def raising(rank, world, when):
     if when == "before":
         li.retrieve(Q, D, 0 if rank == 1 else 3, group=dist.group.WORLD)
     if rank == 1:
-        with mock.patch.object(topk.TopK, "add", side_effect=MemoryError("no room")):
+        with mock.patch.object(topk.TopK, "_add", side_effect=MemoryError("no room")):
             maxsim_topk(Q, D, 3, group=dist.group.WORLD)
     maxsim_topk(Q, D, 3, group=dist.group.WORLD)
 
@@ -110,6 +148,51 @@ def raising(rank, world, when):
 def outside(rank, world):
     group = dist.new_group([0])
     return li.retrieve(torch.eye(4)[:1], torch.eye(4)[None], 1, group=group)[1].tolist()
+
+
+# Queries, documents, tokens of both, dims, dtype, and whether tokens are normalized and masked: few documents
+# a rank, whose calls are planned otherwise than those of all.
+GPU_SHARDS = [
+    (16, 700, 32, 128, 128, "bfloat16", False, False),
+    (1, 900, 32, 128, 128, "bfloat16", True, False),
+    (40, 330, 32, 60, 128, "float16", True, True),
+    (2, 1500, 21, 300, 96, "bfloat16", False, True),
+    (5, 400, 32, 200, 320, "float32", True, False),
+    (64, 2000, 32, 64, 128, "bfloat16", True, False),
+    (3, 800, 7, 16, 64, "float16", False, False),
+    (16, 1200, 32, 128, 128, "float8_e4m3fn", False, False),
+]
+
+
+def gpu_inputs(sizes):
+    Nq, Nd, Lq, Ld, d, dtype, normalize, masked = sizes
+    generator = torch.Generator().manual_seed(11)
+    Q, D = torch.randn(Nq, Lq, d, generator=generator), torch.randn(Nd, Ld, d, generator=generator)
+    more = {"normalize": normalize}
+    if masked:
+        more["d_mask"] = (torch.rand(Nd, Ld, generator=generator) < 0.8).cuda()
+    Q, D = Q.cuda(), D.cuda()
+    if dtype == "float8_e4m3fn":
+        (Q, more["scale_Q"]), (D, more["scale_D"]) = quantize_fp8_per_token(Q), quantize_fp8_per_token(D)
+        return Q, D, more
+    return Q.to(getattr(torch, dtype)), D.to(getattr(torch, dtype)), more
+
+
+def shards_on_gpus(rank, world):
+    """Shards of all sizes, in the GPU's memory and in the host's."""
+    found = []
+    torch.cuda.set_device(rank)
+    for sizes in GPU_SHARDS:
+        Q, D, more = gpu_inputs(sizes)
+        for first in (7, len(D) // 2):
+            part = slice(0, first) if rank == 0 else slice(first, len(D))
+            own = {x: y[part] if x in ("d_mask", "scale_D") else y for x, y in more.items()}
+            for host in (False, True):
+                documents = D[part].cpu() if host else D[part]
+                here = {x: y.cpu() if host and x in ("d_mask", "scale_D") else y for x, y in own.items()}
+                scores, indices = li.retrieve(Q, documents, 20, group=dist.group.WORLD, **here)
+                found.append((scores.double().tolist(), indices.tolist()))
+    return found
 
 
 def on_gpus(rank, world):

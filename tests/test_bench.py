@@ -639,11 +639,3 @@ def test_what_encodings_of_muvera_find_is_told_and_kept(
     found = [line.split("  ") for line in lines if line.startswith("k_sim") and "1.0000" in line]
     assert len(found) == 2 and all(int(row[-1]) <= 60 for row in found)
     assert sum("a copy of memory" in line for line in lines) == 1
-
-
-def test_first_passes_are_timed_and_their_recall_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--documents", "40", "--Ld", "8", "--Lq", "5", "--d", "16", "--candidates", "10", "40"]
-    assert main(["first-pass", "--device", "cpu", *sizes]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows[3:]] == ["bfloat16", "fp8", "int8", "hamming", "1bit", "4bit"]
-    assert all(float(row[1]) > 0 and float(row[-1]) == 1 and 0 < float(row[-2]) <= 1 for row in rows[3:])

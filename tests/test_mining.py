@@ -1,7 +1,11 @@
 """Hard negatives, against a choice by definition over all scores in float64."""
 
+import collections
 import math
 import random
+import sys
+import types
+import zlib
 
 import pytest
 import torch
@@ -34,14 +38,14 @@ def by_definition(scores, positives, options):
     for row, own in zip(scores, positives, strict=True):
         order = sorted((i for i in range(len(row)) if i not in own), key=lambda i: (-row[i], i))
         first = options.get("range_min", 0)
-        order = order[first : options.get("range_max")]
+        order = order[: options.get("range_max")]
         lowest = min((row[i] for i in own), default=math.inf)
         limit = options.get("max_score", math.inf)
         if own and "absolute_margin" in options:
             limit = min(limit, lowest - options["absolute_margin"])
         if own and "relative_margin" in options:
             limit = min(limit, lowest - options["relative_margin"] * abs(lowest))
-        found.append([i for i in order if options.get("min_score", -math.inf) <= row[i] <= limit])
+        found.append([i for i in order if options.get("min_score", -math.inf) <= row[i] <= limit][first:])
     return found
 
 
@@ -177,9 +181,9 @@ def test_triplets():
     assert list(found) == ["question", "answer", "negative"]
     rows = list(zip(*found.values(), strict=True))
     assert rows[:4] == [
-        ("abc", "abcq", "abce"), ("abc", "abcq", "abdq"), ("abd", "abdq", "abcq"), ("abd", "abdq", "abcr"),
+        ("abc", "abcq", "abce"), ("abc", "abcq", "abdq"), ("abc", "abcr", "abce"), ("abc", "abcr", "abdq"),
     ]  # fmt: skip
-    assert rows[4:6] == [("abc", "abcr", "abce"), ("abc", "abcr", "abdq")]
+    assert rows[4:6] == [("abd", "abdq", "abcq"), ("abd", "abdq", "abcr")]
     assert sorted(model.encoded) == sorted(["abc", "abd", "xyz", *DATASET["answer"], "abce", "abq"])
 
 
@@ -195,19 +199,135 @@ def test_formats(output_scores):
     assert tuples["question"] == ["abd"]  # the others have no two negatives that share a letter
     assert (tuples["negative_1"], tuples["negative_2"]) == (["abcq"], ["abcr"])
     lists = mined["labeled-list"]
-    assert lists["answer"] == [["abcq", "abdq"], ["abdq", "abcq", "abcr"], ["abcr", "abdq"]]
+    assert lists["answer"] == [["abcq", "abdq"], ["abcr", "abdq"], ["abdq", "abcq", "abcr"]]
     pairs = mined["labeled-pair"]
-    assert pairs["answer"] == [x for row in lists["answer"] for x in row]
+    assert pairs["question"] == ["abc"] * 3 + ["abd"] * 3 + ["xyz"]
+    assert pairs["answer"] == ["abcq", "abcr", "abdq", "abdq", "abcq", "abcr", "xyzq"]
     if output_scores:
         assert mined["triplet"]["scores"][0] == pytest.approx([3.0, 2.0])
         assert tuples["scores"] == [pytest.approx([3.0, 2.0, 2.0])]
         assert lists["scores"][0] == pytest.approx([3.0, 2.0]) and "labels" not in lists
-        assert pairs["score"] == pytest.approx([x for row in lists["scores"] for x in row])
+        assert pairs["score"] == pytest.approx([3.0, 3.0, 2.0, 3.0, 2.0, 2.0, 3.0])
     else:
-        assert lists["labels"] == [[1, 0], [1, 0, 0], [1, 0]]
-        assert pairs["label"] == [1, 0, 1, 0, 0, 1, 0] and list(mined["triplet"]) == [
+        assert lists["labels"] == [[1, 0], [1, 0], [1, 0, 0]]
+        assert pairs["label"] == [1, 1, 0, 1, 0, 0, 1] and list(mined["triplet"]) == [
             "question", "answer", "negative"
         ]  # fmt: skip
+
+
+def test_positives_in_a_ranking():
+    found = mine_hard_negatives(DATASET, Letters(), include_positives=True, num_negatives=4)
+    assert list(found) == ["question", "answer", *(f"negative_{i}" for i in range(1, 5))]
+    rows = list(zip(*found.values(), strict=True))
+    assert rows[0] == ("abc", "abcq", "abcq", "abcr", "abdq", "xyzq") and len(rows) == 4
+
+
+def test_prompts_go_to_the_model():
+    class Prompted(Letters):
+        def encode_query(self, texts, batch_size, prompt=None):
+            assert prompt == "query: "
+            return self.encode(texts, batch_size)
+
+        def encode_document(self, texts, batch_size, prompt_name=None):
+            assert prompt_name == "document"
+            return self.encode(texts, batch_size)
+
+    given = {"query_prompt": "query: ", "corpus_prompt_name": "document"}
+    assert mine_hard_negatives(DATASET, Prompted(), **given) == mine_hard_negatives(DATASET, Letters())
+
+
+class OneVector:
+    """A model of one vector a text, as Sentence Transformers' function calls it, and as ours does."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def encode(self, texts, **options):
+        generator, known = torch.Generator(), []
+        for text in texts:
+            generator.manual_seed(zlib.crc32(text[:2].encode()))  # texts of one beginning resemble each other
+            topic = torch.randn(16, generator=generator)
+            generator.manual_seed(zlib.crc32(text.encode()))
+            known.append(unit(topic + 0.7 * torch.randn(16, generator=generator), dim=0))
+        return [x.unsqueeze(0) for x in known] if self.tokens else torch.stack(known).numpy()
+
+    encode_query = encode_document = encode
+
+    @staticmethod
+    def similarity(a, b):
+        return torch.as_tensor(a) @ torch.as_tensor(b).T
+
+    @staticmethod
+    def similarity_pairwise(a, b):
+        return (torch.as_tensor(a) * torch.as_tensor(b)).sum(-1)
+
+
+class Rows:
+    """As much of a datasets.Dataset as Sentence Transformers' function looks at."""
+
+    def __init__(self, columns):
+        self.columns, self.column_names = columns, list(columns)
+
+    def __len__(self):
+        return len(self.columns[self.column_names[0]])
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+    def to_pandas(self):
+        return self
+
+    def groupby(self, name):
+        return self
+
+    def count(self):
+        return self
+
+    def to_dict(self):
+        first, second = self.column_names
+        return {second: collections.Counter(self.columns[first])}
+
+
+@pytest.mark.parametrize("output_scores", [False, True])
+@pytest.mark.parametrize("output_format", ["triplet", "n-tuple", "labeled-pair", "labeled-list"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_negatives": 1, "range_min": 2},
+        {"num_negatives": 4, "range_max": 6, "min_score": 0.1},
+        {"max_score": 0.4, "range_max": 30},
+        {"absolute_margin": 0.05, "range_max": 20},
+        {"relative_margin": 0.3, "range_min": 3, "range_max": 25},
+        {"relative_margin": 0.1, "absolute_margin": 0.2, "max_score": 0.5, "range_max": 25},
+        {"include_positives": True, "num_negatives": 5},
+    ],
+)
+def test_rows_are_those_of_sentence_transformers(options, output_format, output_scores, monkeypatch):
+    """With models of one vector a text, whose inner product is MaxSim of one token."""
+    theirs = pytest.importorskip("sentence_transformers.util.hard_negatives")
+    made = types.SimpleNamespace(from_dict=lambda columns: Rows(columns))
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(Dataset=made))
+    monkeypatch.setattr(theirs, "is_datasets_available", lambda: True)
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abc", k=2)) + "".join(rng.choices("xyz", k=5)) for _ in range(60)]
+    anchors = [word[:3] for word in words[:25]]  # some have several positives
+    dataset = {"question": anchors, "answer": words[:25]}
+    options = {**options, "corpus": words, "output_format": output_format, "output_scores": output_scores}
+    wanted = theirs.mine_hard_negatives(Rows(dataset), OneVector(False), verbose=False, **options).columns
+    found = mine_hard_negatives(dataset, OneVector(True), **options)
+    assert list(found) == list(wanted) and len(found["question"]) > 0
+    for name in found:
+        if name.startswith("score"):
+            torch.testing.assert_close(flat(found[name]), flat(wanted[name]), rtol=1e-5, atol=1e-6)
+        else:
+            assert found[name] == wanted[name], name
+
+
+def flat(rows):
+    return torch.tensor([x for row in rows for x in (row if isinstance(row, list) else [row])])
 
 
 def test_equal_texts_are_one_document_and_never_a_negative():
@@ -226,8 +346,6 @@ def test_equal_texts_are_one_document_and_never_a_negative():
 
 def test_a_dataset_of_the_datasets_library(monkeypatch):
     """A stand-in: the library is not a dependency."""
-    import sys
-    import types
 
     class Dataset(dict):
         column_names = ("question", "answer")

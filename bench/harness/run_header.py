@@ -126,3 +126,21 @@ def new_header(device: torch.device, ceilings: Ceilings, arguments: Sequence[str
     }
     header.update(values)
     return header
+
+
+def text_head(device: torch.device, arguments: Sequence[str], program: str = "python") -> str:
+    """The same in one line, for a record that is a text file."""
+    who = f"{cpu_name()}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        who = f"{torch.cuda.get_device_name(device)}, driver {_driver()}"
+    command = shlex.join([*shlex.split(program), "-m", "bench", *_without_out(arguments)])
+    return f"{who}, torch {torch.__version__}, commit {_commit()}: `{command}`"
+
+
+def keep_text(text: str, path: Path | None, head: str) -> None:
+    """Prints tables, and appends them to a text file with their head."""
+    print(text)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{head}\n\n{text}\n\n")

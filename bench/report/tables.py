@@ -290,6 +290,12 @@ def instruction_set_table(rows: Sequence[Row]) -> str:
     return table(["Nq x Nd, Lq, Ld", "", *dtypes], body, left=2) if body else ""
 
 
+def _each(row: Row | None) -> str:
+    if not row or not row["wall_us"]:
+        return "-"
+    return number(row["wall_us"] / row["Nd"]) + (" (wrong)" if row.get("error") else "")
+
+
 def corpus_table(rows: Sequence[Row]) -> str:
     """Microseconds a candidate."""
     stored = {"uint8": "residuals of 2 bits"}
@@ -299,9 +305,6 @@ def corpus_table(rows: Sequence[Row]) -> str:
             lines.setdefault((row["impl"], row["dtype"]), {})[row.get("variant")] = row
     body = []
     for (name, dtype), found in lines.items():
-        cells = [
-            number(row["wall_us"] / row["Nd"]) if row and row["wall_us"] else "-"
-            for row in (found.get(variant) for variant in corpus_search.VARIANTS)
-        ]
+        cells = [_each(found.get(variant)) for variant in corpus_search.VARIANTS]
         body.append([name, stored.get(dtype, dtype), *cells])
     return table(["", "stored as", "all threads", "one thread"], body, left=2) if body else ""

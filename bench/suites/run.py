@@ -166,7 +166,7 @@ def _run_cpu(args: argparse.Namespace, target: Path) -> results.Results:
 def _summary(rows: Sequence[results.Row], device: torch.device) -> str:
     if any(r["suite"] == cpu.SUITE for r in rows):
         return cpu.summary([r for r in rows if r["suite"] == cpu.SUITE])
-    measured = [r for r in rows if SUITES[r["suite"]].op]
+    measured = [r for r in rows if r["suite"] in SUITES and SUITES[r["suite"]].op]
     return (
         side_by_side.summary(measured, "gpu_us" if device.type == "cuda" else "wall_us") if measured else ""
     )

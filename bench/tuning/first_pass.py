@@ -2,10 +2,13 @@
 
     python -m bench first-pass
     python -m bench first-pass --demo  # the docstrings of `make demo`, by all-MiniLM-L6-v2
+    python -m bench first-pass --queries 1 --out bench/results/first-pass-nvidia-h200.txt
 
-Times are the least of some rounds in turn. Recall is the share of the ten best documents by exact scores that
-is among the candidates. Random documents are tokens around a topic of their own; queries are made of their
-tokens, with noise. All but one of the ten best are there by chance: the recall of few bits is low.
+Times are the least of some rounds in turn: `ms` of all scores, with the bytes of documents that they read and
+the rate; `search ms` of the ten best by `retrieve`, which scores the best candidates exactly where a first
+pass has found them. Recall is the share of the ten best documents by exact scores that is among the
+candidates. Random documents are tokens around a topic of their own; queries are made of their tokens, with
+noise. All but one of the ten best are there by chance: the recall of few bits is low.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import late_interaction as li
+from bench.harness.run_header import keep_text, text_head
 from bench.harness.text import align
 from late_interaction import bits, fp8, int8
 from late_interaction.coarse import KINDS, encode
@@ -58,33 +64,51 @@ def demo(queries: int, device: str) -> Texts:
     return Texts(*(x.to(device) for x in (Q.embeddings, D.embeddings, Q.mask, D.mask)))
 
 
-def passes(x: Texts) -> dict[str, tuple[Callable[[], Tensor], int]]:
-    """Each way to score all documents, and the bytes of documents that it reads."""
-    found: dict[str, tuple[Callable[[], Tensor], int]] = {}
-    masks = {"q_mask": x.q_mask, "d_mask": x.d_mask}
+@dataclass
+class Way:
+    """A way to score all documents, the bytes of documents that it reads, and a search by it."""
+
+    scores: Callable[[], Tensor]
+    size: int
+    search: Callable[[], object]
+
+
+def passes(x: Texts, candidates: int) -> dict[str, Way]:
+    found: dict[str, Way] = {}
+    masks: dict[str, Any] = {"q_mask": x.q_mask, "d_mask": x.d_mask}
+    alone: dict[str, Any] = {**masks, "normalize": False}
     Q, D = x.Q.bfloat16(), x.D.bfloat16()
-    found["bfloat16"] = (lambda: li.maxsim(Q, D, **masks), 2 * D.numel())
+    found["bfloat16"] = Way(
+        lambda: li.maxsim(Q, D, **masks), 2 * D.numel(), lambda: li.retrieve(Q, D, TOP, **alone)
+    )
     for name, quantize, score in (
         ("fp8", fp8.quantize_fp8_per_token, fp8.maxsim_inference_fp8),
         ("int8", int8.quantize_int8_per_token, int8.maxsim_inference_int8),
     ):
         (q, s), (c, t) = quantize(x.Q), quantize(x.D)
-        call = lambda q=q, c=c, s=s, t=t, f=score: f(q, c, scale_Q=s, scale_D=t, **masks)  # noqa: E731
-        found[name] = (call, c.numel() + 4 * t.numel())
+        scales = {"scale_Q": s, "scale_D": t}
+        found[name] = Way(
+            lambda q=q, c=c, f=score, scales=scales: f(q, c, **scales, **masks),  # type: ignore[misc]
+            c.numel() + 4 * t.numel(),
+            lambda q=q, c=c, scales=scales: li.retrieve(q, c, TOP, **scales, **alone),  # type: ignore[misc]
+        )
     signs, d = bits.to_bits(x.Q)[0], x.D.shape[-1]
+    coarse = {**alone, "candidates": candidates}
     for kind in KINDS:
         codes = encode(x.D, kind, normalize=False)
         c, t = codes.tokens, codes.scale
         if t is None:
-            found[kind] = (lambda c=c: bits.maxsim_hamming(signs, c, d, **masks), c.numel())
-            continue
-        n = KINDS[kind]
-        call = lambda c=c, t=t, n=n: bits.maxsim_asymmetric(x.Q, c, t, nbits=n, **masks)  # noqa: E731
-        found[kind] = (call, c.numel() + 4 * t.numel())
+            scores = lambda c=c: bits.maxsim_hamming(signs, c, d, **masks)  # noqa: E731
+        else:
+            n = KINDS[kind]
+            scores = lambda c=c, t=t, n=n: bits.maxsim_asymmetric(x.Q, c, t, nbits=n, **masks)  # noqa: E731
+        size = c.numel() + (0 if t is None else 4 * t.numel())
+        search = lambda codes=codes: li.retrieve(Q, D, TOP, coarse=codes, **coarse)  # noqa: E731
+        found[kind] = Way(scores, size, search)
     return found
 
 
-def seconds(calls: dict[str, Callable[[], Tensor]], device: str) -> dict[str, float]:
+def seconds(calls: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
     least = dict.fromkeys(calls, float("inf"))
     for turn in range(ROUNDS + 1):
         for name, call in calls.items():
@@ -102,6 +126,8 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
     p.add_argument("--documents", type=int, default=20000)
     p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
+    p.add_argument("--rescored", type=int, default=30, help="candidates of a whole search; default: 30")
+    p.add_argument("--out", type=Path, help="a file that the table is appended to")
     for name, default in (("Ld", 128), ("queries", 4), ("Lq", 32), ("d", 128)):
         p.add_argument(f"--{name}", type=int, default=default)
 
@@ -112,18 +138,32 @@ def run(args: argparse.Namespace) -> int:
     else:
         x = draw(args.documents, args.Ld, args.queries, args.Lq, args.d, args.device)
     best = li.maxsim(x.Q, x.D, x.q_mask, x.d_mask).topk(TOP).indices
-    ways = passes(x)
-    times = seconds({name: call for name, (call, _) in ways.items()}, args.device)
-    head = ["", "ms", "MB", "GB/s", *(f"recall@{TOP} of {n}" for n in args.candidates)]
+    ways = passes(x, min(args.rescored, len(x.D)))
+    times = seconds({name: way.scores for name, way in ways.items()}, args.device)
+    searches = seconds({name: way.search for name, way in ways.items()}, args.device)
+    head = [
+        "",
+        "ms",
+        "MB",
+        "GB/s",
+        "over fp8",
+        "search ms",
+        *(f"recall@{TOP} of {n}" for n in args.candidates),
+    ]
     rows = []
-    for name, (call, size) in ways.items():
-        scores, row = call(), [name, f"{1e3 * times[name]:.2f}", f"{size / 1e6:.0f}"]
-        row.append(f"{size / times[name] * 1e-9:.1f}")
+    for name, way in ways.items():
+        scores, row = way.scores(), [name, f"{1e3 * times[name]:.3f}", f"{way.size / 1e6:.0f}"]
+        row += [f"{way.size / times[name] * 1e-9:.1f}", f"{times[name] / times['fp8']:.3f}"]
+        row.append(f"{1e3 * searches[name]:.3f}")
         for candidates in args.candidates:
             found = scores.topk(candidates).indices
             hits = (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-2)
             row.append(f"{hits.float().mean():.4f}")
         rows.append(row)
-    print(f"queries {list(x.Q.shape)}, documents {list(x.D.shape)}")
-    print(align(head, rows))
+    what = "docstrings of make demo" if args.demo else "random documents"
+    title = (
+        f"{what}: queries {list(x.Q.shape)}, documents {list(x.D.shape)}, {args.rescored} candidates rescored"
+    )
+    told = text_head(torch.device(args.device), args.arguments)
+    keep_text(f"{title}\n{align(head, rows)}", args.out, told)
     return 0

@@ -36,7 +36,7 @@ def search(
             own.append(_Search(corpus, Q, k, q_mask, options))
             return own[0].as_query()
 
-        found = _group_search.search("Corpus.search", group, device, prepared, lambda: own[0].run())
+        found = _group_search.search("Corpus.search", group, device, prepared, lambda _: own[0].run())
     one = isinstance(Q, Tensor) and Q.dim() == 2
     return (found[0].squeeze(0), found[1].squeeze(0)) if one else found
 

@@ -63,7 +63,7 @@ class Choice:
         order of their ranks; -1 where there are no more. positive: ``[Nq]``, each query's lowest score of a
         positive, NaN where it has none."""
         rank = (~is_positive).cumsum(1) - 1
-        fit = ~is_positive & (rank >= self.range_min) & (rank < self.most) & ~scores.isnan()
+        fit = ~is_positive & (rank < self.most) & ~scores.isnan()
         if self.max_score is not None:
             fit &= scores <= self.max_score
         if self.min_score is not None:
@@ -73,7 +73,7 @@ class Choice:
             fit &= (scores <= limit - self.absolute_margin) | limit.isnan()
         if self.relative_margin is not None:
             fit &= (scores <= limit - self.relative_margin * limit.abs()) | limit.isnan()
-        return self._chosen(fit)
+        return self._chosen(fit & (fit.cumsum(1) > self.range_min))
 
     def _chosen(self, fit: Tensor) -> Tensor:
         n = fit.shape[1]

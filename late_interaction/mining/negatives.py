@@ -59,6 +59,7 @@ def hard_negatives(
     relative_margin: float | None = None,
     sampling_strategy: str = "top",
     seed: int = 0,
+    include_positives: bool = False,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
     normalize: bool = True,
@@ -74,15 +75,16 @@ def hard_negatives(
             :class:`late_interaction.corpus.Corpus`. On the device of ``Q``, or on the CPU.
         positives: for each query the indices of its positive documents; may be empty.
         num_negatives: how many for each query.
-        range_min: skip so many of the best negatives of each query.
-        range_max: no negative from this rank on among those of its query. None: ``range_min +
-            num_negatives``, or ``range_min + 10 * num_negatives`` where a ``max_score`` or a margin may
-            refuse some, or they are drawn at random.
+        range_min: skip so many of the best that scores and margins leave.
+        range_max: no document from this rank on among those that are no positives of the query. None:
+            ``range_min + num_negatives``, or ``range_min + 10 * num_negatives`` where a ``max_score`` or a
+            margin may refuse some, or they are drawn at random.
         max_score, min_score: no negative with a higher or a lower score.
         absolute_margin: a negative scores at least so much less than the lowest-scored positive of its query.
         relative_margin: likewise, as a share of the absolute value of that positive's score.
         sampling_strategy: ``"top"``, the highest scores of what remains, or ``"random"``.
         seed: of the random choice, which is the same on every device.
+        include_positives: whether positives may be among what is found.
         q_mask, d_mask: ``[Nq, Lq]`` and ``[Nd, Ld]``, True = keep. Only for tensors.
         normalize: L2-normalize every token first.
         progress: of the search, as in :func:`late_interaction.retrieve`.
@@ -110,6 +112,7 @@ def hard_negatives(
         sampling_strategy, seed,
     )  # fmt: skip
     check_flag("normalize", normalize)
+    check_flag("include_positives", include_positives)
     queries = _sequences("Q", Q, q_mask)
     corpus = _corpus(D, d_mask)
     rows = _positives(positives, len(queries), len(corpus))
@@ -129,6 +132,8 @@ def hard_negatives(
                 for i, p in zip(indices.split(_QUERIES), padded.split(_QUERIES), strict=True)
             ]
         )
+        if include_positives:
+            is_positive.zero_()
         columns = choice.columns(scores, is_positive, lowest)
         at = columns.clamp_min(0)
         if scores.shape[1] == 0:

@@ -16,6 +16,7 @@ __all__ = ["mine_hard_negatives"]
 
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 Columns = dict[str, list[Any]]
+Scored = tuple[str, float]  # a text and its score
 
 
 def mine_hard_negatives(
@@ -28,12 +29,17 @@ def mine_hard_negatives(
     num_negatives: int = 3,
     output_format: str = "triplet",
     output_scores: bool = False,
+    include_positives: bool = False,
     batch_size: int = 32,
+    query_prompt_name: str | None = None,
+    query_prompt: str | None = None,
+    corpus_prompt_name: str | None = None,
+    corpus_prompt: str | None = None,
     **options: Any,
 ) -> Any:
     """Hard negatives for a dataset of (anchor, positive) texts, by a multi-vector model and exact MaxSim over
-    all documents: what Sentence Transformers' ``mine_hard_negatives`` is for models of one vector, with its
-    names.
+    all documents: what Sentence Transformers' ``mine_hard_negatives`` is for models of one vector. It has the
+    names, the rules and the rows of release 6.2, but no cross-encoder, FAISS or cache.
 
     Equal texts are one document, and equal anchors are one query, whose positives are those of all its rows.
     None of them becomes a negative. Each text is encoded once.
@@ -48,22 +54,28 @@ def mine_hard_negatives(
         num_negatives: how many for each row.
         output_format: ``"triplet"``, ``"n-tuple"``, ``"labeled-pair"`` or ``"labeled-list"``.
         output_scores: a column of scores beside, or of scores instead of labels.
+        include_positives: rank all documents, positives among them, as reranking datasets want it; the format
+            is ``"n-tuple"`` then.
         batch_size: of the model.
+        query_prompt_name, query_prompt, corpus_prompt_name, corpus_prompt: go to the model's
+            ``encode_query`` and ``encode_document`` as ``prompt_name`` and ``prompt``.
         options: those of :func:`hard_negatives`: ``range_min``, ``range_max``, ``max_score``, ``min_score``,
             ``absolute_margin``, ``relative_margin``, ``sampling_strategy``, ``seed``, ``normalize``,
             ``progress``.
 
     Returns:
-        A dataset of the kind of ``dataset``. In each format rows follow those of ``dataset``:
+        A dataset of the kind of ``dataset``, anchor by anchor in the order of their first rows, each with its
+        positives:
 
         - ``"triplet"``: anchor, positive, ``negative``; a row for each negative;
-        - ``"n-tuple"``: anchor, positive, ``negative_1`` to ``negative_n``; rows with fewer are left out;
-        - ``"labeled-pair"``: anchor, positive (any document), ``label`` 1 or 0; first the positive, then each
-          negative;
-        - ``"labeled-list"``: anchor, positive (a list of documents), ``labels``.
+        - ``"n-tuple"``: anchor, positive, ``negative_1`` to ``negative_n``; those with fewer are left out;
+        - ``"labeled-pair"``: anchor, positive (any document), ``label`` 1 or 0; of an anchor first all
+          positives, then all negatives;
+        - ``"labeled-list"``: anchor, positive (a list of documents), ``labels``; those without a negative are
+          left out.
 
         With ``output_scores`` triplets and tuples have ``scores``, that of the positive first; ``score`` and
-        ``scores`` take the place of labels. Rows without a negative are left out.
+        ``scores`` take the place of labels.
 
     Raises:
         TypeError, ValueError: arguments of a wrong kind or value; a dataset without rows or two columns.
@@ -81,6 +93,7 @@ def mine_hard_negatives(
     if output_format not in FORMATS:
         raise ValueError(f"output_format must be one of {FORMATS}, got {abbreviate(output_format)}")
     check_flag("output_scores", output_scores)
+    check_flag("include_positives", include_positives)
     check_positive("batch_size", batch_size)
     Choice(num_negatives, **{k: v for k, v in options.items() if k not in ("normalize", "progress")})
     names, anchors, texts = _columns(dataset, anchor_column_name, positive_column_name)
@@ -91,12 +104,15 @@ def mine_hard_negatives(
     for anchor, text in zip(anchors, texts, strict=True):
         of_query[anchor][place[text]] = None
     positives = [list(of_query[query]) for query in queries]
+    of_queries = {"prompt_name": query_prompt_name, "prompt": query_prompt}
+    of_corpus = {"prompt_name": corpus_prompt_name, "prompt": corpus_prompt}
     with torch.no_grad():
-        Q = _encoded("encode_query", model, queries, batch_size)
-        D = _encoded("encode_document", model, documents, batch_size)
-        found = hard_negatives(Q, D, positives, num_negatives=num_negatives, **options)
-    rows = _Rows(documents, positives, {query: i for i, query in enumerate(queries)}, found)
-    columns = rows.columns(names, list(zip(anchors, texts, strict=True)), output_format, output_scores)
+        Q = _encoded("encode_query", model, queries, batch_size, of_queries)
+        D = _encoded("encode_document", model, documents, batch_size, of_corpus)
+        options |= {"num_negatives": num_negatives, "include_positives": include_positives}
+        found = hard_negatives(Q, D, positives, **options)
+    rows = _Rows(queries, documents, positives, found)
+    columns = rows.columns(names, "n-tuple" if include_positives else output_format, output_scores)
     if isinstance(dataset, Mapping):
         return columns
     return importlib.import_module("datasets").Dataset.from_dict(columns)
@@ -129,11 +145,14 @@ def _strings(name: str, texts: Any) -> list[str]:
     return found
 
 
-def _encoded(method: str, model: Any, texts: list[str], batch_size: int) -> list[Tensor]:
+def _encoded(
+    method: str, model: Any, texts: list[str], batch_size: int, prompts: dict[str, str | None]
+) -> list[Tensor]:
     encode = getattr(model, method, None)
     if encode is None:
         raise TypeError(f"model must have {method}, got {type(model).__name__}")
-    found = [torch.as_tensor(x) for x in encode(texts, batch_size=batch_size)]
+    given = {name: prompt for name, prompt in prompts.items() if prompt is not None}
+    found = [torch.as_tensor(x) for x in encode(texts, batch_size=batch_size, **given)]
     if len(found) != len(texts) or any(x.dim() != 2 for x in found):
         raise ValueError(f"model.{method} must return [L, d] embeddings of each of {len(texts)} texts")
     return found
@@ -143,48 +162,45 @@ class _Rows:
     """What was mined, as rows of a dataset."""
 
     def __init__(
-        self, documents: list[str], positives: list[list[int]], queries: dict[str, int], found: HardNegatives
+        self, queries: list[str], documents: list[str], positives: list[list[int]], found: HardNegatives
     ) -> None:
-        self._documents, self._positives, self._queries = documents, positives, queries
-        self._indices, self._scores = found.indices.tolist(), found.scores.tolist()
-        self._positive_scores = [x.tolist() for x in found.positive_scores]
+        self._queries = queries
+        self._wanted = found.indices.shape[1]
+        # Of each query its positives and its negatives, texts with their scores.
+        self._positives = [
+            [(documents[x], score) for x, score in zip(own, scores.tolist(), strict=True)]
+            for own, scores in zip(positives, found.positive_scores, strict=True)
+        ]
+        self._negatives = [
+            [(documents[x], score) for x, score in zip(own, scores, strict=True) if x >= 0]
+            for own, scores in zip(found.indices.tolist(), found.scores.tolist(), strict=True)
+        ]
 
-    def _of(self, anchor: str, text: str) -> tuple[list[str], list[float]]:
-        """The negatives of a row, and the scores of its positive and of them."""
-        query = self._queries[anchor]
-        own = [self._documents[x] for x in self._positives[query]].index(text)
-        pairs = zip(self._indices[query], self._scores[query], strict=True)
-        kept = [(self._documents[x], score) for x, score in pairs if x >= 0]
-        scores = [self._positive_scores[query][own], *(score for _, score in kept)]
-        return [x for x, _ in kept], scores
-
-    def columns(
-        self, names: list[str], rows: list[tuple[str, str]], output_format: str, output_scores: bool
-    ) -> Columns:
-        anchor_name, positive_name = names
-        wanted = len(self._indices[0])
-        out: list[dict[str, Any]] = []
-        for anchor, text in rows:
-            negatives, scores = self._of(anchor, text)
-            if not negatives or (output_format == "n-tuple" and len(negatives) < wanted):
+    def columns(self, names: list[str], output_format: str, output_scores: bool) -> Columns:
+        out: list[list[Any]] = []
+        for query, own, negatives in zip(self._queries, self._positives, self._negatives, strict=True):
+            if output_format == "labeled-pair":
+                labeled = [*((x, score, 1) for x, score in own), *((x, score, 0) for x, score in negatives)]
+                out += [[query, x, score if output_scores else label] for x, score, label in labeled]
                 continue
-            row = {anchor_name: anchor, positive_name: text}
-            every = [text, *negatives]
-            if output_format == "triplet":
-                for negative, score in zip(negatives, scores[1:], strict=True):
-                    more = {"scores": [scores[0], score]} if output_scores else {}
-                    out.append({**row, "negative": negative, **more})
-            elif output_format == "n-tuple":
-                each = {f"negative_{i}": x for i, x in enumerate(negatives, 1)}
-                out.append({**row, **each, **({"scores": scores} if output_scores else {})})
-            elif output_format == "labeled-pair":
-                name, values = ("score", scores) if output_scores else ("label", [1] + [0] * len(negatives))
-                out += [{**row, positive_name: x, name: y} for x, y in zip(every, values, strict=True)]
-            else:
-                name, values = ("scores", scores) if output_scores else ("labels", [1] + [0] * len(negatives))
-                out.append({**row, positive_name: every, name: values})
-        keys = self._keys(names, wanted, output_format, output_scores)
-        return {key: [row[key] for row in out] for key in keys}
+            for positive in own:
+                out += self._of_positive(query, positive, negatives, output_format, output_scores)
+        keys = self._keys(names, self._wanted, output_format, output_scores)
+        return {key: [row[i] for row in out] for i, key in enumerate(keys)}
+
+    def _of_positive(
+        self, query: str, positive: Scored, negatives: list[Scored], output_format: str, output_scores: bool
+    ) -> list[list[Any]]:
+        """Rows whose scores, which may not be wanted, come last."""
+        text, score = positive
+        if output_format == "triplet":
+            return [[query, text, x, [score, y]] for x, y in negatives]
+        if not negatives or (output_format == "n-tuple" and len(negatives) < self._wanted):
+            return []
+        texts, scores = [x for x, _ in negatives], [score, *(y for _, y in negatives)]
+        if output_format == "n-tuple":
+            return [[query, text, *texts, scores]]
+        return [[query, [text, *texts], scores if output_scores else [1] + [0] * len(texts)]]
 
     @staticmethod
     def _keys(names: list[str], wanted: int, output_format: str, output_scores: bool) -> list[str]:

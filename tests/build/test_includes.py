@@ -173,7 +173,8 @@ def python_level(name: str) -> int:
         return 4
     if parts[0] == "ops":
         return 1
-    if parts[0] in ("_maxsim", "_traced", "_packed_call", "_quantized", "_compat", "_stream", "_contrastive"):
+    callers = ("_maxsim", "_traced", "_packed_call", "_quantized", "_compat", "_stream", "_contrastive")
+    if parts[0] in (*callers, "_equal_plans"):
         return 2
     return 0 if parts[0].startswith("_") and parts[0] not in ("_st", "_patches", "_ray") else 3
 

@@ -1,0 +1,98 @@
+"""How long documents take to be pooled.
+
+    python -m bench pooling
+    python -m bench pooling --out bench/results/pooling-nvidia-h200.txt
+
+Documents are unit tokens around topics of their own, so that some resemble each other. Times are the least of
+some rounds in turn, with what the host does before and after the kernels. Where scipy is installed, it
+clusters some of the documents by Ward's method on a CPU, as PyLate and Sentence Transformers call it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from bench.harness.run_header import keep_text, text_head
+from bench.harness.text import align
+
+ROUNDS = 5
+# Topics of a document, and how far its tokens lie from them.
+TOPICS, NOISE = 64, 1.0
+SCIPY_DOCUMENTS = 4
+
+
+def draw(documents: int, Ld: int, d: int, device: str) -> Tensor:
+    torch.manual_seed(0)
+    topics = torch.randn(documents, TOPICS, d, device=device)
+    chosen = torch.randint(TOPICS, (documents, Ld, 1), device=device).expand(-1, -1, d)
+    return normalize(topics.gather(1, chosen) + NOISE * torch.randn(documents, Ld, d, device=device), dim=-1)
+
+
+def seconds(calls: dict[str, Callable[[], object]], device: str) -> dict[str, float]:
+    least = dict.fromkeys(calls, float("inf"))
+    for turn in range(ROUNDS + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            if turn:  # the first one warms up
+                least[name] = min(least[name], time.perf_counter() - start)
+    return least
+
+
+def by_scipy(D: Tensor, pool_factor: int) -> float:
+    """Seconds a document of the distances and Ward's clusters."""
+    hierarchy = importlib.import_module("scipy.cluster.hierarchy")
+    start = time.perf_counter()
+    for document in D[:SCIPY_DOCUMENTS].float().cpu():
+        distances = (1 - document @ document.T).numpy()
+        upper = distances[torch.triu_indices(*distances.shape, 1).unbind()]
+        hierarchy.fcluster(
+            hierarchy.linkage(upper, "ward"), len(document) // pool_factor, criterion="maxclust"
+        )
+    return (time.perf_counter() - start) / min(SCIPY_DOCUMENTS, len(D))
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--pool-factor", type=int, default=2)
+    for name, default in (("documents", 1000), ("Ld", 1030), ("d", 128)):
+        p.add_argument(f"--{name}", type=int, default=default)
+    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+
+
+def run(args: argparse.Namespace) -> int:
+    D = draw(args.documents, args.Ld, args.d, args.device)
+    calls: dict[str, Callable[[], object]] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for method in ("ward", "kmeans"):
+            tokens = D.to(dtype)
+            calls[f"{method}, {str(dtype).removeprefix('torch.')}"] = lambda x=tokens, m=method: (
+                li.pool_tokens(  # type: ignore[misc]
+                    x, args.pool_factor, method=m, normalize=True
+                )
+            )
+    times = seconds(calls, args.device)
+    rows = [
+        [name, f"{1e3 * s:.1f}", f"{1e6 * s / args.documents:.1f}", f"{args.documents / s:,.0f}"]
+        for name, s in times.items()
+    ]
+    try:
+        s = by_scipy(D, args.pool_factor)
+        rows.append(["ward by scipy, a CPU", "", f"{1e6 * s:,.1f}", f"{1 / s:,.0f}"])
+    except ImportError:
+        rows.append(["ward by scipy, a CPU", "not installed", "", ""])
+    title = f"documents {list(D.shape)}, pool factor {args.pool_factor}"
+    table = align(["", "ms", "us a document", "documents/s"], rows)
+    keep_text(f"{title}\n{table}", args.out, text_head(torch.device(args.device), args.arguments))
+    return 0

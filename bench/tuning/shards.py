@@ -1,0 +1,241 @@
+"""A search by several processes, each with a shard of the documents, beside one process that has all of them.
+
+    torchrun --nproc-per-node 2 -m bench shards
+    torchrun --nproc-per-node 2 -m bench shards --out bench/results/shards-2-nvidia-h200.txt
+
+`alone` is the time of process 0 with the whole corpus, `its shard` that of the slowest process with its own,
+all at once and without an exchange, `together` that of the search of all by their group: medians of rounds
+that begin at a barrier. `of ideal` is alone / (processes * together). `bits` says whether the search of all
+has the scores and documents of the one alone. A corpus in the host's memory is pinned; a copy is that of its
+bytes without a search, by one process or by all at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import late_interaction as li
+from bench.harness.run_header import keep_text, text_head
+from bench.harness.text import align
+from late_interaction import fp8
+
+K = 100
+ROUNDS = 11
+# Documents that one seed draws.
+BLOCK = 10_000
+
+
+@dataclass
+class Here:
+    """This process among all."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def slowest(self, seconds: float) -> float:
+        x = torch.tensor(seconds, dtype=torch.float64, device=self.device)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        return float(x)
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def wait(self) -> None:
+        dist.barrier()
+        self.sync()
+
+
+@dataclass
+class Kind:
+    """How a corpus is stored."""
+
+    name: str
+    documents: int
+    is_fp8: bool = False
+    on_host: bool = False
+
+
+@dataclass
+class Corpus:
+    D: Tensor
+    scale: Tensor | None
+
+
+def joined(kind: str) -> Here:
+    """The processes that torchrun started, or this one alone."""
+    if "RANK" not in os.environ:
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT="29541", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0"
+        )
+    device = torch.device(kind)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Here(dist.get_rank(), dist.get_world_size(), device)
+
+
+def drawn(
+    first: int, stop: int, shape: tuple[int, int], device: torch.device
+) -> Iterator[tuple[int, Tensor]]:
+    """Unit documents first to stop, a block at a time with its place: the same whoever draws them."""
+    for block in range(first // BLOCK, -(-stop // BLOCK)):
+        generator = torch.Generator(device).manual_seed(block)
+        x = torch.randn(BLOCK, *shape, generator=generator, device=device)
+        begin = max(first - block * BLOCK, 0)
+        yield block * BLOCK + begin - first, normalize(x[begin : stop - block * BLOCK], dim=-1)
+
+
+def made(kind: Kind, first: int, stop: int, shape: tuple[int, int], device: torch.device) -> Corpus:
+    at = torch.device("cpu") if kind.on_host else device
+    dtype = torch.float8_e4m3fn if kind.is_fp8 else torch.bfloat16
+    options: dict[str, Any] = {"device": at, "pin_memory": kind.on_host and device.type == "cuda"}
+    D = torch.empty(stop - first, *shape, dtype=dtype, **options)
+    scale = torch.empty(stop - first, shape[0], **options) if kind.is_fp8 else None
+    for place, x in drawn(first, stop, shape, device):
+        rows = slice(place, place + len(x))
+        if scale is None:
+            D[rows] = x.to(dtype)
+        else:
+            codes, scale[rows] = fp8.quantize_fp8_per_token(x)
+            D[rows] = codes
+    return Corpus(D, scale)
+
+
+def searched(Q: Tensor, corpus: Corpus, group: Any = None) -> tuple[Tensor, Tensor]:
+    if corpus.scale is None:
+        return li.retrieve(Q, corpus.D, K, normalize=False, group=group)
+    codes, scale = fp8.quantize_fp8_per_token(Q)
+    scales = {"scale_Q": scale, "scale_D": corpus.scale}
+    return li.retrieve(codes, corpus.D, K, normalize=False, group=group, **scales)
+
+
+def seconds(here: Here, call: Callable[[], object], rounds: int, together: bool = True) -> float:
+    """The median of the slowest process's times; of process 0 alone, or of all at once."""
+    times = []
+    for turn in range(rounds + 1):
+        here.wait()
+        start = time.perf_counter()
+        if together or here.rank == 0:
+            call()
+            here.sync()
+        took = here.slowest(time.perf_counter() - start if together or here.rank == 0 else 0.0)
+        times += [took] if turn else []  # the first one warms up
+    return statistics.median(times)
+
+
+def copying(corpus: Corpus, device: torch.device) -> Callable[[], object]:
+    """Copies the corpus to the device by chunks of 256 MiB, into two buffers in turn."""
+    size = max((256 << 20) // max(corpus.D[0].nbytes, 1), 1)
+    targets = [torch.empty_like(corpus.D[:size], device=device) for _ in range(2)]
+
+    def call() -> None:
+        for i, source in enumerate(corpus.D.split(size)):
+            targets[i % 2][: len(source)].copy_(source, non_blocking=True)
+
+    return call
+
+
+def rate(here: Here, kind: Kind, corpus: Corpus, rounds: int, together: bool) -> str:
+    """GB/s at which the host's memory is copied to the GPUs, without a search."""
+    if not kind.on_host:
+        return ""
+    call = copying(corpus, here.device) if len(corpus.D) else lambda: None
+    took = seconds(here, call, rounds, together)
+    return f"{kind.documents * corpus.D.shape[1] * corpus.D.shape[2] * corpus.D.itemsize / took * 1e-9:.1f}"
+
+
+def one_alone(
+    here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int
+) -> tuple[float, str, Any]:
+    """The seconds of process 0 with all documents, the rate of its bus, and what it found."""
+    whole = made(kind, 0, kind.documents if here.rank == 0 else 0, shape, here.device)
+    took = seconds(here, lambda: searched(Q, whole), rounds, together=False)
+    bus = rate(here, kind, whole, rounds, together=False)
+    return took, bus, searched(Q, whole) if here.rank == 0 else None
+
+
+def difference(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> str:
+    if all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True)):
+        return "same"
+    far = (found[0] - wanted[0]).abs().max() / wanted[0].abs().max()
+    return f"off by {float(far):.1g}, {int((found[1] != wanted[1]).sum())} documents"
+
+
+def measure(here: Here, kind: Kind, Q: Tensor, shape: tuple[int, int], rounds: int) -> list[str]:
+    alone, bus, wanted = one_alone(here, kind, Q, shape, rounds)
+    if here.device.type == "cuda":
+        torch.cuda.empty_cache()
+    first, stop = (kind.documents * i // here.world for i in (here.rank, here.rank + 1))
+    own = made(kind, first, stop, shape, here.device)
+    buses = rate(here, kind, own, rounds, together=True)
+    share = seconds(here, lambda: searched(Q, own), rounds)
+    together = seconds(here, lambda: searched(Q, own, dist.group.WORLD), rounds)
+    found = searched(Q, own, dist.group.WORLD)
+    bits = difference(found, wanted) if wanted is not None else ""
+    times = [f"{1e3 * x:.2f}" for x in (alone, share, together)]
+    ideal = f"{100 * alone / (here.world * together):.1f}%"
+    return [kind.name, f"{kind.documents:,}", *times, ideal, bits, bus, buses]
+
+
+def exchange(here: Here, Q: Tensor, shape: tuple[int, int], rounds: int) -> str:
+    """What the exchange alone takes: a search of so few documents that scoring them takes no time."""
+    own = made(Kind("", 0), here.rank * 200, here.rank * 200 + 200, shape, here.device)
+    times = [seconds(here, lambda g=g: searched(Q, own, g), 5 * rounds) for g in (None, dist.group.WORLD)]
+    return (
+        f"200 documents a process: {1e6 * times[0]:.0f} us without an exchange, {1e6 * times[1]:.0f} us with"
+    )
+
+
+def add_arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--documents", type=int, default=1_000_000)
+    p.add_argument("--host-documents", type=int, default=200_000, help="of the corpus in the host's memory")
+    for name, default in (("queries", 16), ("Lq", 32), ("Ld", 128), ("dims", 128), ("rounds", ROUNDS)):
+        p.add_argument(f"--{name}", type=int, default=default)
+    p.add_argument("--out", type=Path, help="a file that the table is appended to")
+
+
+def run(args: argparse.Namespace) -> int:
+    here = joined(args.device)
+    try:
+        torch.manual_seed(0)
+        shape = args.Ld, args.dims
+        Q = normalize(torch.randn(args.queries, args.Lq, args.dims), dim=-1).to(here.device, torch.bfloat16)
+        kinds = [
+            Kind("fp8 on the GPUs", args.documents, is_fp8=True),
+            Kind("bfloat16 on the GPUs", args.documents),
+            Kind("bfloat16 in pinned memory", args.host_documents, on_host=True),
+        ]
+        rows = []
+        for kind in kinds:
+            rows.append(measure(here, kind, Q, shape, args.rounds))
+            if here.rank == 0:
+                print(*rows[-1], flush=True)
+        line = exchange(here, Q, shape, args.rounds)
+        if here.rank == 0:
+            head = ["", "documents", "alone ms", "its shard ms", "together ms", "of ideal", "bits"]
+            head += ["one copy GB/s", "all copies GB/s"]
+            title = (
+                f"queries {list(Q.shape)}, documents of {list(shape)}, the best {K}, {here.world} processes"
+            )
+            text = f"{title}\n{align(head, rows)}\n{line}"
+            program = f"torchrun --nproc-per-node {here.world}"
+            keep_text(text, args.out, text_head(here.device, args.arguments, program))
+    finally:
+        dist.destroy_process_group()
+    return 0

@@ -1,0 +1,58 @@
+"""Commands of the bench that print tables and append them to a text file, in tiny shapes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.command_line import main
+from bench.harness import results
+
+
+def test_first_passes_are_timed_and_their_recall_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sizes = ["--documents", "40", "--Ld", "8", "--Lq", "5", "--d", "16", "--candidates", "10", "40"]
+    kept = tmp_path / "first-pass.txt"
+    given = ["first-pass", "--device", "cpu", *sizes]
+    assert main([*given, "--out", str(kept)]) == 0
+    told = capsys.readouterr().out.rstrip("\n")
+    rows = [line.split() for line in told.splitlines()]
+    assert [row[0] for row in rows[3:]] == ["bfloat16", "fp8", "int8", "hamming", "1bit", "4bit"]
+    assert all(float(row[1]) > 0 and float(row[-1]) == 1 and 0 < float(row[-2]) <= 1 for row in rows[3:])
+    assert all(float(row[5]) > 0 for row in rows[3:]) and float(rows[4][4]) == 1  # fp8 over fp8
+    head, _, table = kept.read_text().rstrip("\n").partition("\n\n")
+    assert table == told and head.endswith(f"`python -m bench {' '.join(given)}`") and "commit" in head
+
+
+def test_pooling_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pooling", "--device", "cpu", "--documents", "3", "--Ld", "20", "--d", "8"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][:4] == ["documents", "[3,", "20,", "8],"]
+    assert [row[0].rstrip(",") for row in rows[3:]] == ["ward", "kmeans", "ward", "kmeans", "ward"]
+    assert all(float(row[-3]) > 0 for row in rows[3:7])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_search_by_shards_is_timed_and_compared(world: int, tmp_path: Path) -> None:
+    """By torchrun, of processes with gloo. Their results are those of one alone, to the bit."""
+    kept = tmp_path / "shards.txt"
+    sizes = "--documents 301 --host-documents 100 --queries 2 --Lq 5 --Ld 8 --dims 16 --rounds 1"
+    run = ["-m", "bench", "shards", "--device", "cpu", *sizes.split(), "--out", str(kept)]
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *(start if world > 1 else []), *run]
+    done = subprocess.run(
+        command, cwd=results.ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    lines = kept.read_text().splitlines()
+    assert f"torchrun --nproc-per-node {world} -m bench shards" in lines[0]
+    assert f"the best 100, {world} processes" in lines[2]
+    rows = [line for line in lines if " on the GPUs" in line or " in pinned memory" in line]
+    assert len(rows) == 3 and all(" same" in row for row in rows)
+    assert "200 documents a process" in lines[-2]
