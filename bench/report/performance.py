@@ -8,11 +8,11 @@ from pathlib import Path
 from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import EINSUM, LIK, OURS
-from bench.harness.named_shapes import FORWARD, LONG, TRAINING
+from bench.harness.named_shapes import FORWARD, HOST, LONG, TRAINING
 from bench.harness.results import Row, best, is_whole, of_a_cpu, read, records, size_of, split
 from bench.harness.text import number
 from bench.report.tables import over_best_other, stamp, table
-from bench.suites import fp32, quantized, steps, sweep_summary, variants
+from bench.suites import fp32, host, quantized, steps, sweep_summary, variants
 from bench.tuning import kernel_fingerprint, plan_regret
 
 
@@ -70,14 +70,20 @@ def _variants(record: _Record) -> list[str]:
             continue
         winners = record.row(variants.SUITE, shape.name, variants.WINNERS)
         share = record.share(winners)
-        names = (variants.WINNERS, variants.D_MASK, variants.MASKS, variants.NORMALIZE, variants.FP16)
+        names = (
+            variants.WINNERS, variants.D_MASK, variants.MASKS, variants.WEIGHTS, variants.NORMALIZE,
+            variants.FP16,
+        )  # fmt: skip
         ratios = [_times(record.row(variants.SUITE, shape.name, name), plain) for name in names]
         body.append([shape.name, number(plain["gpu_us"]), _percent(share and share[0]), *ratios])
     note = (
         "Each option's time over the plain call, taken in turns in one run; masks drop a fifth of the "
         "tokens at random. `winners reach` is the share of the ceiling with winners saved."
     )
-    head = ["shape", "plain us", "winners reach", "winners", "d_mask", "both masks", "normalize", "fp16"]
+    head = [
+        "shape", "plain us", "winners reach", "winners", "d_mask", "both masks", "q_weights", "normalize",
+        "fp16",
+    ]  # fmt: skip
     return ["## What the options cost", note, table(head, body, 1)] if body else []
 
 
@@ -189,7 +195,7 @@ def _steps(record: _Record) -> list[str]:
         product_us = record.runs[plain["run"]].get("product_step_us")
         gradients = shape.input_bytes(2) / 2**20
         cells = [shape.name, number(plain["gpu_us"])]
-        for name in (steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST):
+        for name in (steps.WEIGHTS, steps.LEARNED, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST):
             cells.append(_times(found.get(name), plain))
         again = found.get(steps.RECOMPUTE)
         cells.append(number(again["peak_mib"] - gradients) if again and again["peak_mib"] else "-")
@@ -198,8 +204,9 @@ def _steps(record: _Record) -> list[str]:
             cells.append(number(row["wall_us"] - plain["gpu_us"]) if row and row["wall_us"] else "-")
         body.append(cells)
     note = (
-        'The bf16 step in the same turns as others: `winners="recompute"`, with the MiB that it takes beside '
-        'the gradients; float32 inputs at "high" and under bf16 autocast, which are twice the bytes. Then '
+        "The bf16 step in the same turns as others: weights of the query tokens, without and with a gradient "
+        'of theirs; `winners="recompute"`, with the MiB that it takes beside the gradients; float32 inputs '
+        'at "high" and under bf16 autocast, which are twice the bytes. Then '
         "wall time above GPU time: eager; eager without autograd's own thread for the device "
         "(`torch.autograd.set_multithreading_enabled(False)`); compiled by `torch.compile`; as a CUDA graph."
     )
@@ -207,10 +214,48 @@ def _steps(record: _Record) -> list[str]:
         eager = f"{number(product_us)} us eager"
         note += f" PyTorch's own product of two small tensors, with both gradients: {eager}."
     head = [
-        "shape", "bf16 us", "recompute", "float32 high", "float32 autocast", "recompute MiB", "host us",
-        "one thread", "torch.compile", "CUDA graph",
+        "shape", "bf16 us", "q_weights", "learned", "recompute", "float32 high", "float32 autocast",
+        "recompute MiB", "host us", "one thread", "torch.compile", "CUDA graph",
     ]  # fmt: skip
     return ["## What a step's options cost", note, table(head, body, 1)] if body else []
+
+
+def _host(record: _Record) -> list[str]:
+    """Wall time of small calls, and how much of it the host takes."""
+    body = []
+    for shape in HOST:
+        found = {
+            (r["op"], r["impl"], r["variant"]): r
+            for r in record.rows
+            if r["suite"] == host.SUITE and r["shape"] == shape.name and r["wall_us"]
+        }
+        forward, step = (found.get((op, OURS, host.EAGER)) for op in ("fwd", "fwd+bwd"))
+        if forward is None or step is None or not forward["gpu_us"]:
+            continue
+        cells = [f"{shape.Nq} x {shape.Nd}"]
+        cells += [number(forward["wall_us"]), number(forward["wall_us"] - forward["gpu_us"])]
+        cells.append(number(_wall(found, "fwd", EINSUM, host.EAGER)))
+        cells += [number(step["wall_us"]), number(_wall(found, "fwd+bwd", EINSUM, host.EAGER))]
+        for impl in (OURS, EINSUM):
+            losses = [_wall(found, "fwd+bwd", impl, v) for v in (host.LOSS, host.COMPILED, host.REDUCED)]
+            cells.append(" / ".join(map(number, losses)))
+        body.append(cells)
+    note = (
+        "Wall microseconds, call and synchronization, taken in turns in one run: maxsim of 32 and 300 tokens,"
+        f" and PyTorch's product `a @ b` of two bf16 matrices of {host.EDGE} x {host.EDGE}, on which the GPU"
+        " spends next to nothing. `above GPU` is wall time less GPU time. A loss is the cross entropy of the"
+        ' scores, or of the product: eager / `torch.compile` / `torch.compile(mode="reduce-overhead")`.'
+    )
+    head = [
+        "queries x documents", "forward", "above GPU", "`a @ b`", "step", "`a @ b`, step", "loss of maxsim",
+        "loss of `a @ b`",
+    ]  # fmt: skip
+    return ["## What the host takes", note, table(head, body, 1)] if body else []
+
+
+def _wall(found: dict[tuple[str, str, str], Row], *key: str) -> float | None:
+    row = found.get(key)  # type: ignore[call-overload]
+    return row and row["wall_us"]
 
 
 def _negatives(record: _Record) -> list[str]:
@@ -322,11 +367,11 @@ def build(directory: Path) -> str:
         rows = read(path)
         record = _Record(rows)
         if not is_whole(rows):
-            if again := _negatives(record):
+            if again := [*_host(record), *_negatives(record)]:
                 parts += [*again, stamp(record.headers)]
             continue
         measured = [*_forward(record), *_variants(record), *_fp32(record)]
-        measured += [*_quantized(record), *_training(record), *_steps(record)]
+        measured += [*_quantized(record), *_training(record), *_steps(record), *_host(record)]
         measured += _negatives(record)
         measured += _profile(directory / f"ncu-{path.name}")
         measured += _sweep(directory / f"sweep-{path.name}")
