@@ -8,11 +8,12 @@ from pathlib import Path
 from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import EINSUM, LIK, OURS
-from bench.harness.named_shapes import FORWARD, HOST, LONG, TRAINING
+from bench.harness.named_shapes import FORWARD, LONG, TRAINING
 from bench.harness.results import Row, best, is_whole, of_a_cpu, read, records, size_of, split
 from bench.harness.text import number
+from bench.report import host
 from bench.report.tables import over_best_other, stamp, table
-from bench.suites import fp32, host, quantized, steps, sweep_summary, variants
+from bench.suites import fp32, quantized, steps, sweep_summary, variants
 from bench.tuning import kernel_fingerprint, plan_regret
 
 
@@ -220,44 +221,6 @@ def _steps(record: _Record) -> list[str]:
     return ["## What a step's options cost", note, table(head, body, 1)] if body else []
 
 
-def _host(record: _Record) -> list[str]:
-    """Wall time of small calls, and how much of it the host takes."""
-    body = []
-    for shape in HOST:
-        found = {
-            (r["op"], r["impl"], r["variant"]): r
-            for r in record.rows
-            if r["suite"] == host.SUITE and r["shape"] == shape.name and r["wall_us"]
-        }
-        forward, step = (found.get((op, OURS, host.EAGER)) for op in ("fwd", "fwd+bwd"))
-        if forward is None or step is None or not forward["gpu_us"]:
-            continue
-        cells = [f"{shape.Nq} x {shape.Nd}"]
-        cells += [number(forward["wall_us"]), number(forward["wall_us"] - forward["gpu_us"])]
-        cells.append(number(_wall(found, "fwd", EINSUM, host.EAGER)))
-        cells += [number(step["wall_us"]), number(_wall(found, "fwd+bwd", EINSUM, host.EAGER))]
-        for impl in (OURS, EINSUM):
-            losses = [_wall(found, "fwd+bwd", impl, v) for v in (host.LOSS, host.COMPILED, host.REDUCED)]
-            cells.append(" / ".join(map(number, losses)))
-        body.append(cells)
-    note = (
-        "Wall microseconds, call and synchronization, taken in turns in one run: maxsim of 32 and 300 tokens,"
-        f" and PyTorch's product `a @ b` of two bf16 matrices of {host.EDGE} x {host.EDGE}, on which the GPU"
-        " spends next to nothing. `above GPU` is wall time less GPU time. A loss is the cross entropy of the"
-        ' scores, or of the product: eager / `torch.compile` / `torch.compile(mode="reduce-overhead")`.'
-    )
-    head = [
-        "queries x documents", "forward", "above GPU", "`a @ b`", "step", "`a @ b`, step", "loss of maxsim",
-        "loss of `a @ b`",
-    ]  # fmt: skip
-    return ["## What the host takes", note, table(head, body, 1)] if body else []
-
-
-def _wall(found: dict[tuple[str, str, str], Row], *key: str) -> float | None:
-    row = found.get(key)  # type: ignore[call-overload]
-    return row and row["wall_us"]
-
-
 def _negatives(record: _Record) -> list[str]:
     """The largest step where each query has its own documents, library by library."""
     shape = next(s for s in TRAINING if s.name == "kd-256x16")
@@ -367,11 +330,11 @@ def build(directory: Path) -> str:
         rows = read(path)
         record = _Record(rows)
         if not is_whole(rows):
-            if again := [*_host(record), *_negatives(record)]:
+            if again := [*host.section(rows), *_negatives(record)]:
                 parts += [*again, stamp(record.headers)]
             continue
         measured = [*_forward(record), *_variants(record), *_fp32(record)]
-        measured += [*_quantized(record), *_training(record), *_steps(record), *_host(record)]
+        measured += [*_quantized(record), *_training(record), *_steps(record), *host.section(rows)]
         measured += _negatives(record)
         measured += _profile(directory / f"ncu-{path.name}")
         measured += _sweep(directory / f"sweep-{path.name}")
