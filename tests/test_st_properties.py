@@ -1,13 +1,13 @@
 """Sentence Transformers' scoring functions and the patched ones give the same of whatever hypothesis makes
 up: scores, dtypes, gradients, and what they refuse.
 
-The numbers are whole and small, so that every dtype and every order of sums gives the same bits. Gradients are
-compared on real ones, whose maxima do not tie.
+The numbers are whole and small, so that every dtype and every order of sums gives the same bits. Gradients
+are compared on real ones, whose maxima do not tie.
 """
 
 import importlib
+from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -36,76 +36,76 @@ def similarity():
     li.unpatch_sentence_transformers()
 
 
+@dataclass
+class Side:
+    """How one side of a call is built."""
+
+    form: str
+    mask: str | None
+    lengths: list[int]
+    padded: bool  # rows of zeros behind each length, in a tensor
+    keep: float  # share of the tokens that a mask keeps
+
+
 @st.composite
-def sides(draw, count, d, dtype):
-    """One side of a call as a function of a generator: (embeddings, mask)."""
-    form, mask = draw(st.sampled_from(FORMS)), draw(st.sampled_from(MASKS))
+def sides(draw, count):
     lengths = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
-    padding, keep = draw(st.booleans()), draw(st.sampled_from([0.0, 0.5, 1.0]))
-    return form, mask, lengths, padding, keep
+    keep = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    return Side(
+        draw(st.sampled_from(FORMS)), draw(st.sampled_from(MASKS)), lengths, draw(st.booleans()), keep
+    )
 
 
-def embeddings(side, d, dtype, make):
-    form, _, lengths, padding, _ = side
-
+def embeddings(side, d, dtype, real, generator):
     def tokens(*shape):
-        if dtype == torch.float64 and make.real:
-            return torch.randn(*shape, generator=make.generator, dtype=dtype)
-        return torch.randint(-2, 3, shape, generator=make.generator).to(dtype)
+        if real:
+            return torch.randn(*shape, generator=generator, dtype=dtype)
+        return torch.randint(-2, 3, shape, generator=generator).to(dtype)
 
-    if form in ("list", "arrays"):
+    lengths = side.lengths
+    if side.form in ("list", "arrays"):
         items = [tokens(n, d) for n in lengths]
-        return items if form == "list" else [x.float().numpy() for x in items]
-    if form == "one":
+        return items if side.form == "list" else [x.float().numpy() for x in items]
+    if side.form == "one":
         return tokens(lengths[0] if lengths else 3, d)
     x = tokens(len(lengths), max(lengths, default=0), d)
-    if padding:
-        for i, n in enumerate(lengths):
-            x[i, n:] = 0
-    return x if form == "tensor" else x.float().numpy()
+    for i, n in enumerate(lengths):
+        x[i, n if side.padded else x.shape[1] :] = 0
+    return x if side.form == "tensor" else x.float().numpy()
 
 
-def mask_of(side, x, make):
-    kind, keep = side[1], side[4]
-    if kind is None:
+def mask_of(side, x, generator):
+    if side.mask is None:
         return None
     if isinstance(x, list):
         rows, width = len(x), max((len(y) for y in x), default=0)
     else:
         rows, width = (1, x.shape[0]) if x.ndim == 2 else x.shape[:2]
-    kept = torch.rand(rows, width, generator=make.generator) < keep
+    kept = torch.rand(rows, width, generator=generator) < side.keep
     made = {
         "bool": kept,
         "long": kept.long(),
-        "counts": torch.randint(0, 3, (rows, width), generator=make.generator),
-        "float": torch.randint(-2, 3, (rows, width), generator=make.generator).float(),
+        "counts": torch.randint(0, 3, (rows, width), generator=generator),
+        "float": torch.randint(-2, 3, (rows, width), generator=generator).float(),
         "shared": kept[:1],
         "list": [*kept.float()],
         "array": kept.numpy(),
     }
-    return made[kind]
-
-
-class Make:
-    def __init__(self, seed, real):
-        self.generator = torch.Generator().manual_seed(seed)
-        self.real = real
+    return made[side.mask]
 
 
 @st.composite
 def calls(draw, real=False):
-    pairwise = draw(st.booleans())
-    count = draw(st.integers(0, 4))
-    d = draw(st.integers(1, 8))
+    """A function's name and what it is called with. real: float64 that is not whole."""
+    pairwise, count, d = draw(st.booleans()), draw(st.integers(0, 4)), draw(st.integers(1, 8))
     dtype = torch.float64 if real else draw(st.sampled_from(NUMBERS))
     other = dtype if real or draw(st.integers(0, 9)) else draw(st.sampled_from(NUMBERS))
-    a = draw(sides(count, d, dtype))
-    b = draw(sides(count if pairwise else draw(st.integers(0, 4)), d, dtype))
-    make = Make(draw(st.integers(0, 2**31)), real)
-    Q, D = embeddings(a, d, dtype, make), embeddings(b, d, other, make)
-    options = {"a_mask": mask_of(a, Q, make), "b_mask": mask_of(b, D, make)}
+    a, b = draw(sides(count)), draw(sides(count if pairwise else draw(st.integers(0, 4))))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    Q, D = embeddings(a, d, dtype, real, generator), embeddings(b, d, other, real, generator)
+    options = {"a_mask": mask_of(a, Q, generator), "b_mask": mask_of(b, D, generator)}
     # Of pairs in chunks it cuts a mask that all share, and raises an error of shapes.
-    cut = not pairwise or "shared" not in (a[1], b[1])
+    cut = not pairwise or "shared" not in (a.mask, b.mask)
     options["chunk_elements"] = draw(st.sampled_from([None, 1, 60, 400])) if cut else None
     name = ("mean_" if draw(st.booleans()) else "") + "maxsim" + ("_pairwise" if pairwise else "")
     return name, Q, D, options
@@ -174,10 +174,3 @@ def gradients(function, Q, D, **options):
 
 def _items(side):
     return side if isinstance(side, list) else [side]
-
-
-def test_arrays_are_of_the_numbers_that_tensors_are_of():
-    """What the strategies build is what they say."""
-    make = Make(0, False)
-    x = embeddings(("array", None, [2, 3], True, 1.0), 4, torch.float32, make)
-    assert isinstance(x, np.ndarray) and x.shape == (2, 3, 4) and not x[0, 2].any()
