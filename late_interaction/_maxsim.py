@@ -29,7 +29,7 @@ from late_interaction._precision import float32_precision
 from late_interaction._traced import traced_scores
 from late_interaction.ops import _oom
 from late_interaction.ops._registration import scores_dtype
-from late_interaction.ops.dense import apply_step, call_below_autograd
+from late_interaction.ops.dense import DEFAULTS, apply_plain_step, apply_step, call_below_autograd
 from late_interaction.ops.weighted import apply_weighted_step
 from late_interaction.ops.winners import widen
 
@@ -141,7 +141,10 @@ def _fast_path(
                 with _AutoDispatchBelowAutograd():
                     scores = ops.maxsim_weighted(Q3, DN, weights, q_mask, d_mask, *options)
         elif (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-            scores = apply_step(Q3, DN, q_mask, d_mask, *options)
+            if options == DEFAULTS:
+                scores = apply_plain_step(Q3, DN, q_mask, d_mask)
+            else:
+                scores = apply_step(Q3, DN, q_mask, d_mask, *options)
         else:
             scores = call_below_autograd(ops.maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
     except (RuntimeError, TypeError, ValueError):

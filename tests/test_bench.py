@@ -28,6 +28,7 @@ from bench.suites import (
     fp32,
     from_hidden,
     heads,
+    host,
     instruction_sets,
     quantized,
     side_by_side,
@@ -386,7 +387,7 @@ def test_dry_run_takes_the_suites_in_turns_through(tmp_path: Path) -> None:
     _, rows = results.split(results.read(out))
     by_suite = {s: [r for r in rows if r["suite"] == s] for s in suites}
     assert {r["variant"] for r in by_suite["variants"]} == {
-        "plain", "winners", "d_mask", "masks", "normalize", "fp16",
+        "plain", "winners", "d_mask", "masks", "q_weights", "normalize", "fp16",
     }  # fmt: skip
     for r in [*by_suite["variants"], *by_suite["fp32"], *by_suite["plaid"]]:
         assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2
@@ -413,7 +414,10 @@ def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
     out = tmp_path / "dry.json"
     assert main(["run", "--dry-run", "--suite", "steps", "--impl", "ours", "--out", str(out)]) == 0
     _, rows = results.split(results.read(out))
-    timed = [steps.PLAIN, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST, steps.ONE_THREAD]
+    timed = [
+        steps.PLAIN, steps.WEIGHTS, steps.LEARNED, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST,
+        steps.ONE_THREAD,
+    ]  # fmt: skip
     assert [r["variant"] for r in rows] == [*3 * timed, steps.COMPILED]
     assert rows[-1]["shape"] in named_shapes.COMPILED_STEPS
     for r in rows:
@@ -425,6 +429,21 @@ def test_dry_run_takes_the_steps_through(tmp_path: Path) -> None:
         )
         host = r["variant"] in (steps.PLAIN, steps.ONE_THREAD, steps.COMPILED)
         assert (r.get("over_plain") is None) == host
+
+
+def test_dry_run_takes_small_calls_through(tmp_path: Path) -> None:
+    out = tmp_path / "dry.json"
+    assert main(["run", "--dry-run", "--suite", "host", "--impl", "ours", "--out", str(out)]) == 0
+    rows = results.split(results.read(out))[1]
+    ways = [("fwd", host.EAGER), *(("fwd+bwd", way) for way in (host.EAGER, host.LOSS, host.COMPILED))]
+    assert [(r["op"], r["variant"], r["impl"]) for r in rows] == [
+        (*way, impl) for way in ways for impl in (OURS, EINSUM)
+    ]
+    for r in rows:
+        assert r.get("error") is None and r["wall_us"] > 0 and r["rel_err"] < 1e-2
+        assert r["op"] == "fwd" or r["grad_err"] < parity.GRADIENTS
+        assert (r.get("over_product") is not None) == (r["variant"] == host.EAGER and r["impl"] == OURS)
+        assert (r.get("over_eager") is not None) == (r["variant"] == host.COMPILED)
 
 
 def test_a_quick_run_compiles_nothing(tmp_path: Path) -> None:

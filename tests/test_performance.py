@@ -93,7 +93,7 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
         [row("quantized", "train-256", 250.0, "bf16"), row("quantized", "train-256", 150.0, "fp8 per token")]
     )
     text = build(tmp_path)
-    assert "| train-256 | 250 | 73% | 1.10x | - | - | - | - |" in text
+    assert "| train-256 | 250 | 73% | 1.10x | - | - | - | - | - |" in text
     assert "| train-256 | 500 | 81% of cuBLAS TF32 | 1,500 | 4,500 | 3.00x |" in text
     assert "| train-256 | 250 | 150 (0.60x) | - | - | - |" in text
 
@@ -115,6 +115,7 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
         return row("steps", "pylate-256", us, name, op="fwd+bwd", **more)
 
     record.add([variant(steps.PLAIN, 400.0, 25.0), variant(steps.RECOMPUTE, 640.0, 26.75)])
+    record.add([variant(steps.WEIGHTS, 404.0, 25.0)])
     record.add([variant(steps.HIGH, 720.0, 46.0), variant(steps.GRAPH, 400.0, 25.0)])
     record.add([variant(steps.COMPILED, 400.0, 25.0) | {"wall_us": 495.0}])
     long = {"winners": "uniform", "backward": "auto", "op": "fwd+bwd"}  # no skewed row of documents so long
@@ -125,7 +126,7 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
         for impl, us in ((LIK, 800.0), (OURS, 640.0))
     ])  # fmt: skip
     text = build(tmp_path)
-    assert "| pylate-256 | 400 | 1.60x | 1.80x | - | 6.00 | 60.0 | - | 95.0 | 60.0 |" in text
+    assert "| pylate-256 | 400 | 1.01x | - | 1.60x | 1.80x | - | 6.00 | 60.0 | - | 95.0 | 60.0 |" in text
     assert "| million-1x1 | 1 x 1, 32, 1000000, d=128 | memory | 128 | 0 | 260 | 49% | - | 269 |" in text
     assert "| million-1x1 | 1 x 1, 32, 1000000, d=128 | reads | 64.0 | 80.0 | 80% |" in text
     assert "with both gradients: 98.0 us eager." in text

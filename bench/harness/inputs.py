@@ -21,12 +21,13 @@ _LARGEST = {FP8: 448.0, INT8: 127.0}
 
 @dataclass
 class Inputs:
-    """One set of tensors for one shape. The backward suite alone has `winners`."""
+    """One set of tensors for one shape. The backward suite alone has `winners`, a weighted step `weights`."""
 
     Q: torch.Tensor
     D: torch.Tensor
     grad_scores: torch.Tensor
     winners: torch.Tensor | None = None  # int32 [Nq, Nd, Lq]
+    weights: torch.Tensor | None = None  # float32 [Nq, Lq], of the query tokens
 
     def require_grad(self) -> None:
         self.Q.requires_grad_(True)

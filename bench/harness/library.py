@@ -61,11 +61,9 @@ class Implementation:
 
 
 def training_step(
-    score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    leaves: tuple[torch.Tensor, torch.Tensor],
-    grad: torch.Tensor,
+    score: Callable[..., torch.Tensor], leaves: tuple[torch.Tensor, ...], grad: torch.Tensor
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """A function that returns the scores and both gradients."""
+    """A function that returns the scores and the gradients of the leaves, which the scores are of."""
 
     def run() -> tuple[torch.Tensor, ...]:
         scores = score(*leaves)

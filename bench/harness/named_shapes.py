@@ -74,6 +74,14 @@ TRAINING = (
 )
 COMPILED_STEPS = ("train-32", "kd-128x8", "pairs-256", "tiny-pairs")  # our training step, for each layout
 
+# Batches whose steps wait for the host, and one that does not.
+HOST = (
+    Shape("host-32", 32, 32, 32, 300),
+    Shape("host-64", 64, 64, 32, 300),
+    Shape("host-128", 128, 128, 32, 300),
+    Shape("host-256", 256, 256, 32, 300),
+)
+
 # Residual-compressed documents; the name ends in the bits of a bucket.
 PLAID = (
     Shape("plaid-2", 1, 10000, 32, 300),
@@ -172,6 +180,7 @@ TINY_BATCHES = (
     BatchShape("tiny-packed", 12, 12, 5, 17, d=16, packed=True),
     BatchShape("tiny-single", 12, 12, 1, 1, d=16),
 )
+TINY_HOST = (Shape("tiny-host", 12, 12, 5, 17, d=16),)
 TINY_XTR = (Shape("tiny-xtr", 12, 40, 5, 17, d=16),)
 
 

@@ -36,7 +36,7 @@ def reference_scores(
     d_mask: torch.Tensor | None = None, normalize: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(scores fp64 [Nq, Nd], winners int64 [Nq, Nd, Lq]), a slice of documents or queries at a time, and of
-    the query tokens that meet one document where it is too long for all.
+    the query tokens that meet one document where it is too long for all. A q_mask of numbers is weights.
 
     Every document must keep a token: the winners of one that does not are not marked.
     """

@@ -68,6 +68,7 @@ JOBS = (
     Job("first-call", 2, 230, _suites("first-call")),
     Job("contrastive", 3, 170, _suites("contrastive", limit=60)),
     Job("xtr", 3, 60, _suites("xtr")),
+    Job("host", 3, 60, _suites("host")),
 )
 
 

@@ -32,6 +32,8 @@ class Effort:
     max_walls: int = 100
 
 
+WALLS_IN_TURN = 5  # calls of a group, before the next group has its turn
+
 QUICK = Effort(gpu_ms=15, min_replays=5, max_replays=15, wall_ms=15, min_walls=5, max_walls=25)
 
 
@@ -200,6 +202,30 @@ def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> fl
     finally:
         gc.enable()
     return 1e6 * statistics.median(times)
+
+
+def wall_times(groups: Sequence[Sequence[Call]], effort: Effort, device: torch.device) -> list[float]:
+    """wall_time of each group, in rounds of a few calls that take turns: what else the machine does meanwhile
+    slows all of them alike."""
+    times: list[list[float]] = [[] for _ in groups]
+    end = time.perf_counter() + effort.wall_ms * 1e-3 * max(len(groups), 1)
+    gc.collect()
+    gc.disable()
+    try:
+        while len(times[0]) < effort.min_walls or (
+            len(times[0]) < effort.max_walls and time.perf_counter() < end
+        ):
+            for calls, mine in zip(groups, times, strict=True):
+                calls[0]()  # after another group's, its code and data are not in the caches
+                _sync(device)
+                for call in [calls[len(mine) % len(calls)] for _ in range(WALLS_IN_TURN)]:
+                    start = time.perf_counter()
+                    call()
+                    _sync(device)
+                    mine.append(time.perf_counter() - start)
+    finally:
+        gc.enable()
+    return [1e6 * statistics.median(mine) for mine in times]
 
 
 def time_few(call: Call, runs: int, device: torch.device) -> tuple[GpuTime | None, float]:

@@ -10,13 +10,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from bench.harness.results import Row
 from bench.harness.text import error_text
-from bench.harness.timing import peak_mib
+from bench.harness.timing import peak_mib, time_limit
 
 WITH, WITHOUT = "with", "without"
 LONG_S = 20.0
@@ -32,9 +32,12 @@ def patched(way: str) -> Iterator[None]:
         os.environ["LATE_INTERACTION_DISABLE"] = "0"
 
 
-def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> Row:
+def interleaved(
+    calls: dict[str, Callable[[], object]], device: torch.device, rounds: int, limit_s: float | None = None
+) -> Row:
     """Median milliseconds and peak MiB of each, or why there is none. The first call of each is warm-up, and
-    tells the memory; of one that takes over LONG_S it is also the only one."""
+    tells the memory; of one that takes over LONG_S it is also the only one. One that takes over limit_s is
+    given up: its error says so, and `<way>_over_ms` has the limit."""
     row: Row = {}
     times: dict[str, list[float]] = {way: [] for way in calls}
     long: set[str] = set()
@@ -43,7 +46,7 @@ def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, ro
             if f"{way}_error" in row or way in long:
                 continue
             try:
-                with patched(way):
+                with patched(way), time_limit(limit_s) if limit_s else nullcontext():
                     start = time.perf_counter()
                     if turn == 0 and device.type == "cuda":
                         row[f"{way}_peak_mib"] = peak_mib(call, device)
@@ -57,6 +60,8 @@ def interleaved(calls: dict[str, Callable[[], object]], device: torch.device, ro
                     times[way].append(1e3 * took)
             except torch.OutOfMemoryError:
                 row[f"{way}_error"] = "out of memory"
+            except TimeoutError:
+                row |= {f"{way}_error": f"over {limit_s:g} s", f"{way}_over_ms": 1e3 * (limit_s or 0.0)}
             except Exception as error:
                 row[f"{way}_error"] = error_text(error)
             _collect(device)

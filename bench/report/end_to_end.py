@@ -233,8 +233,9 @@ def plot(rows: Rows, title: str, target: Path) -> str | None:
 
 
 def _records(directory: Path) -> list[tuple[list[Row], list[Row]]]:
-    """Headers and rows of each record."""
+    """Headers and rows of each record, the longest first."""
     found = [split(read(path)) for path in sorted(directory.glob("end-to-end-*.json"))]
+    found.sort(key=lambda record: -len(record[1]))
     return [(headers, rows) for headers, rows in found if _modes(rows, STEP, CACHED)]
 
 

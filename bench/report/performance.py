@@ -11,6 +11,7 @@ from bench.harness.library import EINSUM, LIK, OURS
 from bench.harness.named_shapes import FORWARD, LONG, TRAINING
 from bench.harness.results import Row, best, is_whole, of_a_cpu, read, records, size_of, split
 from bench.harness.text import number
+from bench.report import host
 from bench.report.tables import over_best_other, stamp, table
 from bench.suites import fp32, quantized, steps, sweep_summary, variants
 from bench.tuning import kernel_fingerprint, plan_regret
@@ -70,14 +71,20 @@ def _variants(record: _Record) -> list[str]:
             continue
         winners = record.row(variants.SUITE, shape.name, variants.WINNERS)
         share = record.share(winners)
-        names = (variants.WINNERS, variants.D_MASK, variants.MASKS, variants.NORMALIZE, variants.FP16)
+        names = (
+            variants.WINNERS, variants.D_MASK, variants.MASKS, variants.WEIGHTS, variants.NORMALIZE,
+            variants.FP16,
+        )  # fmt: skip
         ratios = [_times(record.row(variants.SUITE, shape.name, name), plain) for name in names]
         body.append([shape.name, number(plain["gpu_us"]), _percent(share and share[0]), *ratios])
     note = (
         "Each option's time over the plain call, taken in turns in one run; masks drop a fifth of the "
         "tokens at random. `winners reach` is the share of the ceiling with winners saved."
     )
-    head = ["shape", "plain us", "winners reach", "winners", "d_mask", "both masks", "normalize", "fp16"]
+    head = [
+        "shape", "plain us", "winners reach", "winners", "d_mask", "both masks", "q_weights", "normalize",
+        "fp16",
+    ]  # fmt: skip
     return ["## What the options cost", note, table(head, body, 1)] if body else []
 
 
@@ -189,7 +196,7 @@ def _steps(record: _Record) -> list[str]:
         product_us = record.runs[plain["run"]].get("product_step_us")
         gradients = shape.input_bytes(2) / 2**20
         cells = [shape.name, number(plain["gpu_us"])]
-        for name in (steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST):
+        for name in (steps.WEIGHTS, steps.LEARNED, steps.RECOMPUTE, steps.HIGH, steps.AUTOCAST):
             cells.append(_times(found.get(name), plain))
         again = found.get(steps.RECOMPUTE)
         cells.append(number(again["peak_mib"] - gradients) if again and again["peak_mib"] else "-")
@@ -198,8 +205,9 @@ def _steps(record: _Record) -> list[str]:
             cells.append(number(row["wall_us"] - plain["gpu_us"]) if row and row["wall_us"] else "-")
         body.append(cells)
     note = (
-        'The bf16 step in the same turns as others: `winners="recompute"`, with the MiB that it takes beside '
-        'the gradients; float32 inputs at "high" and under bf16 autocast, which are twice the bytes. Then '
+        "The bf16 step in the same turns as others: weights of the query tokens, without and with a gradient "
+        'of theirs; `winners="recompute"`, with the MiB that it takes beside the gradients; float32 inputs '
+        'at "high" and under bf16 autocast, which are twice the bytes. Then '
         "wall time above GPU time: eager; eager without autograd's own thread for the device "
         "(`torch.autograd.set_multithreading_enabled(False)`); compiled by `torch.compile`; as a CUDA graph."
     )
@@ -207,8 +215,8 @@ def _steps(record: _Record) -> list[str]:
         eager = f"{number(product_us)} us eager"
         note += f" PyTorch's own product of two small tensors, with both gradients: {eager}."
     head = [
-        "shape", "bf16 us", "recompute", "float32 high", "float32 autocast", "recompute MiB", "host us",
-        "one thread", "torch.compile", "CUDA graph",
+        "shape", "bf16 us", "q_weights", "learned", "recompute", "float32 high", "float32 autocast",
+        "recompute MiB", "host us", "one thread", "torch.compile", "CUDA graph",
     ]  # fmt: skip
     return ["## What a step's options cost", note, table(head, body, 1)] if body else []
 
@@ -322,11 +330,11 @@ def build(directory: Path) -> str:
         rows = read(path)
         record = _Record(rows)
         if not is_whole(rows):
-            if again := _negatives(record):
+            if again := [*host.section(rows), *_negatives(record)]:
                 parts += [*again, stamp(record.headers)]
             continue
         measured = [*_forward(record), *_variants(record), *_fp32(record)]
-        measured += [*_quantized(record), *_training(record), *_steps(record)]
+        measured += [*_quantized(record), *_training(record), *_steps(record), *host.section(rows)]
         measured += _negatives(record)
         measured += _profile(directory / f"ncu-{path.name}")
         measured += _sweep(directory / f"sweep-{path.name}")

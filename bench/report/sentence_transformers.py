@@ -16,6 +16,8 @@ def _time(row: Row, way: str) -> str:
 
 def _line(row: Row, memory: bool) -> list[str]:
     ratio = f"{row['without_ms'] / row['with_ms']:.2f}x" if row.get("speedup") else "-"
+    if row.get("speedup_over"):
+        ratio = f"over {row['speedup_over']:.1f}x"
     cells = [str(row["work"]), f"{row['batch']:,}", _time(row, "without"), _time(row, "with"), ratio]
     if memory:
         cells += [number(row.get("without_peak_mib")), number(row.get("with_peak_mib"))]

@@ -18,6 +18,7 @@ from bench.suites import (
     fp32,
     from_hidden,
     heads,
+    host,
     instruction_sets,
     pairs,
     plaid,
@@ -105,6 +106,11 @@ SUITES: dict[str, Suite] = {
         "what each option of our training step costs, and what the host adds",
         named_shapes.TRAINING, named_shapes.TINY_TRAINING, steps.ALL,
         measure_shape=steps.measure_shape, ratio="over_plain",
+    ),
+    host.SUITE: Suite(
+        "what the host's time makes of small calls, eager and compiled, beside a product of PyTorch's",
+        named_shapes.HOST, named_shapes.TINY_HOST, host.ALL,
+        measure_shape=host.measure_shape, ratio="over_product", peers=host.PEERS,
     ),
     "backward": Suite(
         "both gradients alone, from given winners",

@@ -9,11 +9,13 @@ Sentence Transformers' own code), interleaved, in one process:
 
 Before anything is timed, both ways must agree: a step's loss and gradients on the batch's first queries in
 float32, an evaluation's metrics. A time is the median of warm, synchronized calls; of calls that take over 20
-seconds it is that of the first. Peak memory is what a call allocates above what was there (GPUs alone). A way
-that runs out of memory has "out of memory" for a time.
+seconds it is that of the first, and one that takes over `--limit` seconds is given up. Peak memory is what a
+call allocates above what was there (GPUs alone). A way that runs out of memory has "out of memory" for a
+time.
 
     python -m bench st                                     # everything
     python -m bench st --only losses --batches 32 256
+    python -m bench st --only evaluation --corpora nano 5000x100k --limit 60
     python -m bench st --out bench/results/st-nvidia-h200.json     # recorded: `report` makes a table of it
     python -m bench st --dry-run                           # tiny shapes, without a GPU
 """
@@ -142,6 +144,8 @@ def show(row: Row) -> Row:
     for way in (WITHOUT, WITH):
         cells.append(f"{way} {row.get(f'{way}_error') or number(row.get(f'{way}_ms'))} ms")
         cells.append(f"{number(row.get(f'{way}_peak_mib'))} MiB")
+    if row.get("with_ms") and row.get("without_over_ms"):
+        row["speedup_over"] = row["without_over_ms"] / row["with_ms"]
     if row.get("with_ms") and row.get("without_ms"):
         row["speedup"] = row["without_ms"] / row["with_ms"]
         cells.append(f"{row['speedup']:.2f}x")
@@ -169,6 +173,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: by the device")
     parser.add_argument("--only", choices=["losses", "evaluation"])
     parser.add_argument("--batches", type=int, nargs="+", help="queries of a training step")
+    parser.add_argument(
+        "--corpora",
+        choices=[*st_evaluation.NAMES],
+        nargs="+",
+        help="of the evaluation; default: by the device",
+    )
+    parser.add_argument("--limit", type=float, help="seconds that an evaluation may take")
     parser.add_argument("--rounds", type=int, default=5, help="timed calls of each way")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes: whether it runs at all")
     parser.add_argument("--out", type=Path, help="a record, written row by row; others of its rows stay")
@@ -179,11 +190,11 @@ def _shapes(args: argparse.Namespace) -> None:
     on_gpu = torch.device(args.device).type == "cuda"
     args.dtype = getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
     args.query, args.document = QUERY, DOCUMENT
-    args.corpora = st_evaluation.CORPORA if on_gpu else st_evaluation.CPU_CORPORA
+    args.corpora = args.corpora or (st_evaluation.NAMES if on_gpu else st_evaluation.ON_CPU)
     args.batches = args.batches or (BATCHES if on_gpu else CPU_BATCHES)
     if args.dry_run:
         args.query, args.document, args.rounds, args.batches = 4, 9, 1, (4,)
-        args.corpora = {"tiny": (3, 40, 8)}
+        args.corpora = [*st_evaluation.TINY]
 
 
 def measure(args: argparse.Namespace) -> list[Row]:

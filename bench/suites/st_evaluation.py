@@ -1,8 +1,8 @@
 """Retrieval evaluation by Sentence Transformers with and without the patch: scoring and ranking of embeddings
 that are given, ragged as encode() returns them.
 
-Two corpora are random unit tokens with lengths like those of passages. A third is text: known items among
-the docstrings of Python's standard library, as the demo's encoder sees them, where that is installed.
+Corpora are random unit tokens with lengths like those of passages. One is text: known items among the
+docstrings of Python's standard library, as the demo's encoder sees them, where that is installed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,9 +23,26 @@ from bench.harness.with_and_without import WITH, WITHOUT, interleaved
 
 DIM = 128
 DOCSTRINGS = "docstrings"
-# Queries, documents, median tokens of a document: a subset of NanoBEIR, and a synthetic corpus.
-CORPORA = {"NanoBEIR-shaped": (50, 5000, 150), "5,000 x 100,000": (5000, 100_000, 150)}
-CPU_CORPORA = {"NanoBEIR-shaped": (50, 5000, 150)}
+
+
+@dataclass(frozen=True)
+class RandomCorpus:
+    label: str
+    queries: int
+    documents: int
+    median: int  # tokens of a document
+
+
+# NanoBEIR's subsets have some 50 queries and 5,000 documents.
+CORPORA = {
+    "nano": RandomCorpus("NanoBEIR-shaped", 50, 5000, 150),
+    "50x100k": RandomCorpus("50 x 100,000", 50, 100_000, 150),
+    "500x100k": RandomCorpus("500 x 100,000", 500, 100_000, 150),
+    "5000x100k": RandomCorpus("5,000 x 100,000", 5000, 100_000, 150),
+}
+TINY = {"tiny": RandomCorpus("tiny", 3, 40, 8)}
+NAMES = (DOCSTRINGS, *CORPORA)
+ON_CPU = (DOCSTRINGS, "nano")  # of 100,000 documents Sentence Transformers takes ten minutes on two cores
 
 
 class Encoded:
@@ -58,10 +76,9 @@ def texts_of(count: int, median: int, args: argparse.Namespace, device: torch.de
 
 
 def random_corpus(
-    name: str, args: argparse.Namespace, device: torch.device
+    shape: RandomCorpus, args: argparse.Namespace, device: torch.device
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    queries, documents, median = args.corpora[name]
-    return texts_of(queries, 16, args, device), texts_of(documents, median, args, device)
+    return texts_of(shape.queries, 16, args, device), texts_of(shape.documents, shape.median, args, device)
 
 
 def docstrings(
@@ -83,7 +100,11 @@ def has_encoder() -> bool:
 
 
 def evaluate(
-    queries: list[torch.Tensor], documents: list[torch.Tensor], device: torch.device, rounds: int
+    queries: list[torch.Tensor],
+    documents: list[torch.Tensor],
+    device: torch.device,
+    rounds: int,
+    limit_s: float | None,
 ) -> Row:
     """Times of both ways, and by how much their metrics differ. With as many documents as queries, query i
     wants document i."""
@@ -103,7 +124,7 @@ def evaluate(
         found[way] = evaluator(model)
         return found[way]
 
-    row = interleaved({WITH: call, WITHOUT: call}, device, rounds)
+    row = interleaved({WITH: call, WITHOUT: call}, device, rounds, limit_s)
     if len(found) == 2:
         row["disagreement"] = max(abs(found["0"][key] - found["1"][key]) for key in found["0"])
     return row
@@ -115,18 +136,19 @@ def measure(
     show: Callable[[Row], Row],
     keep: Callable[[Row], None],
 ) -> list[Row]:
-    corpora: dict[str, Callable[[], tuple[list[torch.Tensor], list[torch.Tensor]]]] = {
-        name: partial(random_corpus, name, args, device) for name in args.corpora
-    }
-    if has_encoder() and not args.dry_run:
-        corpora = {DOCSTRINGS: partial(docstrings, args, device), **corpora}
+    corpora: dict[str, Callable[[], tuple[list[torch.Tensor], list[torch.Tensor]]]] = {}
+    if DOCSTRINGS in args.corpora and has_encoder():
+        corpora[DOCSTRINGS] = partial(docstrings, args, device)
+    for name, shape in {**CORPORA, **TINY}.items():
+        if name in args.corpora:
+            corpora[shape.label] = partial(random_corpus, shape, args, device)
     rows = []
     for name, encoded in corpora.items():
         row: Row = {"work": f"evaluation, {name}"}
         try:
             queries, documents = encoded()
             row |= {"batch": len(queries), "documents": len(documents)}
-            row |= evaluate(queries, documents, device, max(1, args.rounds // 2))
+            row |= evaluate(queries, documents, device, max(1, args.rounds // 2), args.limit)
             queries, documents = [], []
         except Exception as error:
             row |= {"batch": row.get("batch", 0), "error": error_text(error)}

@@ -1,12 +1,13 @@
-"""What the options of our training step cost: recomputed winners, float32 inputs at "high" and under
-autocast. And what the host adds: eager, in one thread, compiled, as a CUDA graph."""
+"""What the options of our training step cost: weights of query tokens and their gradient, recomputed winners,
+float32 inputs at "high" and under autocast. And what the host adds: eager, in one thread, compiled, as a CUDA
+graph."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,15 +25,21 @@ from bench.harness.timing import Call
 
 SUITE = "steps"
 PLAIN, RECOMPUTE, HIGH, AUTOCAST = "plain", "winners recomputed", "float32, high", "float32, autocast"
+WEIGHTS, LEARNED = "q_weights", "q_weights learned"
 ONE_THREAD, COMPILED, GRAPH = "one thread", "torch.compile", "CUDA graph"
-ALL = (PLAIN, RECOMPUTE, HIGH, AUTOCAST, ONE_THREAD, COMPILED, GRAPH)
+ALL = (PLAIN, WEIGHTS, LEARNED, RECOMPUTE, HIGH, AUTOCAST, ONE_THREAD, COMPILED, GRAPH)
 
 Step = Callable[[Inputs], tuple[torch.Tensor, ...]]
 
 
-def _step(shape: Shape, autocast: bool = False, compiled: bool = False, **options: Any) -> Step:
+def _maxsim(shape: Shape) -> Callable[..., torch.Tensor]:
     lib = importlib.import_module("late_interaction")
-    maxsim = lib.maxsim_pairs if shape.layout == PAIRS else lib.maxsim
+    found: Callable[..., torch.Tensor] = lib.maxsim_pairs if shape.layout == PAIRS else lib.maxsim
+    return found
+
+
+def _step(shape: Shape, autocast: bool = False, compiled: bool = False, **options: Any) -> Step:
+    maxsim = _maxsim(shape)
     if compiled:
         torch.compiler.reset()
         maxsim = torch.compile(maxsim, fullgraph=True, dynamic=False)
@@ -43,6 +50,18 @@ def _step(shape: Shape, autocast: bool = False, compiled: bool = False, **option
         return out
 
     return lambda x: training_step(scores, (x.Q, x.D), x.grad_scores)()
+
+
+def _weighted_step(shape: Shape) -> Step:
+    """With a gradient of the weights where they require one."""
+    maxsim = _maxsim(shape)
+
+    def step(x: Inputs) -> tuple[torch.Tensor, ...]:
+        assert x.weights is not None
+        leaves = (x.Q, x.D, x.weights) if x.weights.requires_grad else (x.Q, x.D)
+        return training_step(lambda Q, D, _=None: maxsim(Q, D, q_weights=x.weights), leaves, x.grad_scores)()
+
+    return step
 
 
 def _calls(step: Step, sets: Sequence[Inputs]) -> list[Call]:
@@ -97,6 +116,29 @@ def _known(settings: Settings, shape: Shape, dtype: torch.dtype) -> _Known:
     return _Known(sets, scores, known, wanted)
 
 
+def _weighted(settings: Settings, shape: Shape, learned: bool) -> _Known:
+    """Inputs with weights of the query tokens."""
+    sets = draw_sets(settings, shape, torch.bfloat16)
+    for x in sets:
+        x.weights = 0.5 + torch.rand(shape.q_shape[:-1], device=settings.device)
+    first = sets[0]
+    assert first.weights is not None
+    scores = reference_scores(shape, first.Q, first.D, first.weights)[0]
+    planted = plant_shape(shape, settings.device, torch.bfloat16)
+    tokens, each = planted.Q.double(), first.weights.double().view(-1, 1)
+    of_weighted, of_D = gradients(replace(planted, Q=tokens * each), every_pair(shape, first.grad_scores))
+    wanted = [of_weighted * each, of_D]
+    if learned:
+        wanted.append((of_weighted * tokens).sum(-1))
+    known = replace(first, Q=planted.Q.view(shape.q_shape), D=planted.D.view(shape.d_shape))
+    known.weights = first.weights.clone()
+    for x in (*sets, known):
+        x.require_grad()
+        assert x.weights is not None
+        x.weights.requires_grad_(learned)
+    return _Known(sets, scores, known, wanted)
+
+
 def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
     halves = _known(settings, shape, torch.bfloat16)
     singles = _known(settings, shape, torch.float32)
@@ -120,9 +162,15 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         """A step whose wall time alone is taken: it shows the share of the host."""
         return timed(variant, step, halves, prepare, on_gpu=False)
 
+    def weighted(variant: str) -> Timed:
+        step, known = _weighted_step(shape), _weighted(settings, shape, variant == LEARNED)
+        return timed(variant, step, known, lambda: _calls(step, known.sets))
+
     plain = _step(shape)
     steps = [
         eager(PLAIN, halves),
+        weighted(WEIGHTS),
+        weighted(LEARNED),
         eager(RECOMPUTE, halves, winners="recompute"),
         eager(HIGH, singles, precision="high"),
         eager(AUTOCAST, singles, autocast=True),
@@ -134,5 +182,6 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         compiled = _step(shape, compiled=True)
         steps.append(host(COMPILED, compiled, lambda: _calls(compiled, halves.sets)))
     rows = measure(settings, steps)
-    set_ratios([r for r in rows[1:] if r["variant"] in (RECOMPUTE, HIGH, AUTOCAST)], "over_plain", rows[0])
+    on_gpu = (WEIGHTS, LEARNED, RECOMPUTE, HIGH, AUTOCAST)
+    set_ratios([r for r in rows[1:] if r["variant"] in on_gpu], "over_plain", rows[0])
     return rows

@@ -1,5 +1,5 @@
 """What each option of a forward costs: our plain bf16 call, and the same call with saved winners, masks,
-normalization and fp16, interleaved on one shape."""
+weights of query tokens, normalization and fp16, interleaved on one shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from bench.harness.timing import Call
 
 SUITE = "variants"
 PLAIN, WINNERS, D_MASK, MASKS, NORMALIZE, FP16 = "plain", "winners", "d_mask", "masks", "normalize", "fp16"
-ALL = (PLAIN, WINNERS, D_MASK, MASKS, NORMALIZE, FP16)
+WEIGHTS = "q_weights"
+ALL = (PLAIN, WINNERS, D_MASK, MASKS, WEIGHTS, NORMALIZE, FP16)
 KEPT = 0.8  # share of tokens that a mask keeps, at random
 
 
@@ -37,6 +38,7 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
     sets = draw_sets(settings, shape, torch.bfloat16)
     halves = draw_sets(settings, shape, torch.float16)
     masks = [(_holes(x.Q.shape[:-1], x.Q.device), _holes(x.D.shape[:-1], x.D.device)) for x in sets]
+    weights = [0.5 + torch.rand(x.Q.shape[:-1], device=x.Q.device) for x in sets]
     first, (q_mask, d_mask) = sets[0], masks[0]
     plain, winners = reference_scores(shape, first.Q, first.D)
 
@@ -52,6 +54,9 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         return lambda: [
             _bound(maxsim, x.Q, x.D, mq if q else None, md) for x, (mq, md) in zip(sets, masks, strict=True)
         ]
+
+    def weighted() -> list[Call]:
+        return [_bound(maxsim, x.Q, x.D, q_weights=w) for x, w in zip(sets, weights, strict=True)]
 
     def timed(
         variant: str,
@@ -71,6 +76,7 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         timed(WINNERS, calls(maxsim_winners, sets, None, None), plain, check=check_winners),
         timed(D_MASK, masked(False), reference_scores(shape, first.Q, first.D, None, d_mask)[0]),
         timed(MASKS, masked(True), reference_scores(shape, first.Q, first.D, q_mask, d_mask)[0]),
+        timed(WEIGHTS, weighted, reference_scores(shape, first.Q, first.D, weights[0])[0]),
         timed(
             NORMALIZE, calls(maxsim, sets, normalize=True),
             reference_scores(shape, first.Q, first.D, normalize=True)[0],

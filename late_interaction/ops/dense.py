@@ -25,9 +25,9 @@ backward="auto", need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, g
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, are_deterministic_algorithms_enabled
 from torch._C import _AutoDispatchBelowAutograd
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from late_interaction.ops import _oom
 from late_interaction.ops._library import library, operators
@@ -50,6 +50,10 @@ _recompute_op = operators.maxsim_backward_recompute.default
 _Grads = tuple[Tensor | None, ...]
 _OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
 _NOTHING: _Grads = (None,) * (2 + _OPTIONS)
+_BOTH = (True, True, False, False)  # inputs of PlainStep that want gradients
+# What an OpOverload's own __call__, a frame in Python, calls.
+_call_winners: Any = getattr(_winners_op, "_op", _winners_op)
+_call_gradients: Any = getattr(_backward_op, "_op", _backward_op)
 
 
 # ---- shapes ----
@@ -182,6 +186,37 @@ class MaxSimStep(Function):
         return _gradients(ctx, grad_scores)
 
 
+class PlainStep(Function):
+    """``MaxSimStep`` with default options: it keeps none of them, and calls the operators in fewer frames."""
+
+    @staticmethod
+    def forward(ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
+        scores: Tensor
+        with _AutoDispatchBelowAutograd():
+            scores, winners = _call_winners(Q, D, q_mask, d_mask)
+        ctx.save_for_backward(Q, D, winners)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
+        Q, D, winners = ctx.saved_tensors
+        if ctx.needs_input_grad != _BOTH or _is_special_backward():
+            ctx.options = False, "auto", False
+            return _gradients(ctx, grad_scores)[:4]
+        try:
+            with _AutoDispatchBelowAutograd():
+                grad_Q, grad_D = _call_gradients(grad_scores, Q, D, winners)
+        except RuntimeError as error:
+            _oom.backward_failed(error, Q, D, True)
+            raise
+        return grad_Q, grad_D, None, None
+
+
+def _is_special_backward() -> bool:
+    """Whether a backward is differentiated itself, or must be deterministic."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0 or are_deterministic_algorithms_enabled()
+
+
 class MaxSim(Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
@@ -201,9 +236,10 @@ class MaxSim(Function):
 
 # Function.apply without its questions about torch.func: only for calls without such a transform.
 apply_step: Any = super(Function, MaxSimStep).apply
+apply_plain_step: Any = super(Function, PlainStep).apply
 _apply_maxsim, _apply_winners = applied(MaxSim), applied(MaxSimWinners)
 # The defaults of normalize, precision, backward and paired: the dispatcher leaves these out.
-_DEFAULTS = (False, "highest", "auto", False)
+DEFAULTS = (False, "highest", "auto", False)
 
 
 # Faster than `differentiable`: of the arguments, these look at Q and D alone.
@@ -211,14 +247,14 @@ _DEFAULTS = (False, "highest", "auto", False)
 
 def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
     if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return _apply_maxsim(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+        return _apply_maxsim(Q, D, q_mask, d_mask, *options, *DEFAULTS[len(options) :])
     with _AutoDispatchBelowAutograd():
         return _maxsim_op(Q, D, q_mask, d_mask, *options)
 
 
 def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
     if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
-        return _apply_winners(Q, D, q_mask, d_mask, *options, *_DEFAULTS[len(options) :])
+        return _apply_winners(Q, D, q_mask, d_mask, *options, *DEFAULTS[len(options) :])
     with _AutoDispatchBelowAutograd():
         return _winners_op(Q, D, q_mask, d_mask, *options)
 
