@@ -25,6 +25,7 @@ from bench.report import pages, plots, tables
 from bench.suites import (
     corpus_search,
     cpu,
+    cpu_threads,
     fp32,
     from_hidden,
     heads,
@@ -324,6 +325,28 @@ def test_every_instruction_set_takes_its_turn() -> None:
     assert torch.ops.late_interaction.cpu_isa("") == before
     shown = tables.instruction_set_table(rows)
     assert shown.count("\n") == len(names) + 1 and "| `portable` |" in shown
+
+
+def test_threads_take_documents_from_memory_and_from_the_caches() -> None:
+    threads = torch.get_num_threads()
+    rows = cpu_threads.measure(Shape("t", 1, 40, 32, 17, d=16), rounds=2)
+    rows += cpu_threads.measure_small(Shape("s", 1, 3, 32, 17, d=16), rounds=1)
+    assert torch.get_num_threads() == threads
+    counts = cpu_threads.thread_counts()
+    assert counts[0] == 1 and counts[-1] == threads and counts == sorted(set(counts))
+    lines = [(r["dtype"], r["variant"]) for r in rows[:: len(counts)]]
+    assert lines == [
+        *((dtype, where) for dtype in ("float32", "bfloat16", "int8") for where in ("memory", "cache")),
+        ("float32", "read"),
+        ("bfloat16", "apart"),
+    ]
+    assert [r["threads"] for r in rows] == counts * len(lines)
+    ours = [r for r in rows if r["impl"] == OURS]
+    assert all(r["gflops"] > 0 and r["rel_err"] < 1e-5 and not r.get("error") for r in ours)
+    assert all(r["gbps"] > 0 for r in rows if r["variant"] in ("memory", "read"))
+    shown = tables.threads_table(rows)
+    assert shown.count("\n") == 8 and "| GB/s of a plain read |" in shown
+    assert tables.small_calls_table(rows).count("\n") == 2
 
 
 def test_searches_take_turns_and_find_the_best() -> None:

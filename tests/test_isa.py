@@ -9,6 +9,7 @@ import torch
 
 import late_interaction as li
 from late_interaction.ops.winners import widen
+from late_interaction.score_pairs import score_pairs_packed
 from tests import ref
 from tests import test_plaid as plaid
 from tests.cases import QUANTIZED, call, inputs, mask, tokens, walk
@@ -71,6 +72,25 @@ def test_tokens_are_widened_while_others_multiply(isa, Lq, d, dtype):
         expected, best = ref.maxsim(Q, D, None, d_mask)
         assert torch.equal(scores.double(), expected.double())
         assert torch.equal(winners.long(), best.long())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_packed_sequences_listed_pairs_and_recomputed_winners(isa, dtype):
+    """Small integers are exact, so each has the scores and gradients of its padded form, to the bit."""
+    q_lengths, d_lengths = torch.tensor([7, 32, 33, 1, 64]), torch.tensor([1, 15, 16, 17, 40, 300, 24])
+    Q, D = (torch.randint(-4, 5, (int(n.sum()), 64)).to(dtype) for n in (q_lengths, d_lengths))
+    cu_q, cu_d = (torch.nn.functional.pad(n.cumsum(0), (1, 0)).int() for n in (q_lengths, d_lengths))
+    queries, documents = Q.split(q_lengths.tolist()), D.split(d_lengths.tolist())
+    expected = torch.stack([torch.stack([ref.maxsim(q[None], d[None])[0][0, 0] for d in documents])
+                            for q in queries])  # fmt: skip
+    assert torch.equal(li.maxsim_varlen(Q, D, cu_q, cu_d).double(), expected.double())
+    pair_q, pair_d = torch.tensor([4, 0, 2, 2, 3, 1]).int(), torch.tensor([5, 0, 3, 6, 5, 2]).int()
+    scores = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d)
+    assert torch.equal(scores.double(), expected[pair_q.long(), pair_d.long()].double())
+    q, d = queries[4][None].requires_grad_(), documents[5].view(5, 60, 64).requires_grad_()
+    saved, recomputed = (li.maxsim(q, d, winners=winners) for winners in ("save", "recompute"))
+    grads = [torch.autograd.grad(scores.sum(), (q, d)) for scores in (saved, recomputed)]
+    assert all(map(torch.equal, *grads))
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])

@@ -148,6 +148,8 @@ CPU = (
 CPU_TRAINING = (Shape("cpu-train", 32, 32, 32, 300),)
 # Weaviate reports its time a candidate for one core in this shape (its pull request 12443).
 CPU_CORPUS = (Shape("cpu-corpus", 1, 2000, 32, 100),)
+CPU_THREADS = tuple(s for s in CPU if s.name in ("cpu-text", "cpu-lq128"))
+CPU_SMALL = tuple(Shape(f"cpu-small-{n}", 1, n, 32, 100) for n in (1, 10, 100, 1000))
 CPU_ISA = tuple(s for s in CPU if s.name in ("cpu-text", "cpu-lq128", "cpu-title"))
 
 # For a dry run: the same code paths in milliseconds.

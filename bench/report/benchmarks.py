@@ -88,6 +88,12 @@ def _cpu(rows: Sequence[Row]) -> list[str]:
     parts = section(f"{of}.", note, tables.cpu_table(measured))
     each = "GFLOP/s of the forward with each instruction set that the CPU has, one run."
     parts += section(f"{of}, by instruction set.", each, tables.instruction_set_table(measured))
+    threads = "GFLOP/s of the forward, called again and again, with documents from memory and with one"
+    threads += " document that all documents are. Bytes are those of the documents, from memory."
+    parts += section(f"{of}, by threads.", threads, tables.threads_table(measured))
+    small = "Microseconds of wall time of a bfloat16 call that comes 5 ms after the one before, when the"
+    small += " threads of PyTorch's pool sleep."
+    parts += section(f"{of}, small calls.", small, tables.small_calls_table(measured))
     searches = "Microseconds a candidate: the ten best of 2,000 documents of 100 tokens for a query of"
     searches += " 32, d = 128. qdrant-client in its local mode, LanceDB embedded and without an index;"
     searches += " NumKong scores a document a call and takes one thread. Wrong: scores are off by over 1%."

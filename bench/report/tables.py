@@ -21,6 +21,7 @@ from bench.harness.run_header import todays_command
 from bench.harness.text import number
 from bench.suites import (
     corpus_search,
+    cpu_threads,
     first_call,
     from_hidden,
     heads,
@@ -294,6 +295,40 @@ def _each(row: Row | None) -> str:
     if not row or not row["wall_us"]:
         return "-"
     return number(row["wall_us"] / row["Nd"]) + (" (wrong)" if row.get("error") else "")
+
+
+def threads_table(rows: Sequence[Row]) -> str:
+    """GFLOP/s by threads; of plain reads GB/s."""
+    where = {cpu_threads.MEMORY: "from memory", cpu_threads.CACHE: "one document, in the caches"}
+    rows = [r for r in rows if r["suite"] == cpu_threads.SUITE and r["variant"] != cpu_threads.APART]
+    counts = sorted({row["threads"] for row in rows})
+    lines: dict[tuple[str, str, str], dict[int, Row]] = {}
+    for row in rows:
+        lines.setdefault((row["shape"], row["dtype"], row["variant"]), {})[row["threads"]] = row
+    body = []
+    for (_, dtype, variant), line in lines.items():
+        read = variant == cpu_threads.READ
+        told = ["GB/s of a plain read", ""] if read else [dtype, where[variant]]
+        figures = [number(line[n]["gbps" if read else "gflops"]) if n in line else "-" for n in counts]
+        last = line.get(counts[-1])
+        gbps = number(last["gbps"]) if last and last.get("gbps") else "-"
+        body.append([size(next(iter(line.values()))), *told, *figures, gbps])
+    head = ["Nq x Nd, Lq, Ld", "", "documents", *(f"{n} threads" for n in counts), "GB/s with all"]
+    return table(head, body, left=3) if body else ""
+
+
+def small_calls_table(rows: Sequence[Row]) -> str:
+    """Microseconds by threads."""
+    rows = [r for r in rows if r["suite"] == cpu_threads.SUITE and r["variant"] == cpu_threads.APART]
+    counts = sorted({row["threads"] for row in rows})
+    lines: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        lines.setdefault(row["shape"], {})[row["threads"]] = row
+    body = [
+        [size(next(iter(line.values()))), *(number(line[n]["wall_us"]) if n in line else "-" for n in counts)]
+        for line in lines.values()
+    ]
+    return table(["Nq x Nd, Lq, Ld", *(f"{n} threads" for n in counts)], body) if body else ""
 
 
 def corpus_table(rows: Sequence[Row]) -> str:

@@ -14,6 +14,7 @@ from bench.suites import (
     contrastive,
     corpus_search,
     cpu,
+    cpu_threads,
     first_call,
     fp32,
     from_hidden,
@@ -145,6 +146,12 @@ ON_CPU: dict[str, Suite] = {
         "our forward on a CPU with each of its instruction sets",
         named_shapes.CPU_ISA,
         variants=instruction_sets.NAMES,
+    ),
+    cpu_threads.SUITE: Suite(
+        "our forward on a CPU by threads, from memory and from the caches, and small calls",
+        (*named_shapes.CPU_THREADS, *named_shapes.CPU_SMALL),
+        variants=cpu_threads.VARIANTS,
+        peers=(cpu_threads.READER,),
     ),
     corpus_search.SUITE: Suite(
         "the ten best documents of a corpus, beside engines that run in this process",

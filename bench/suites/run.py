@@ -23,7 +23,7 @@ from bench.harness.settings import Settings
 from bench.harness.timing import QUICK, Effort
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
-from bench.suites import corpus_search, cpu, first_call, instruction_sets, side_by_side
+from bench.suites import corpus_search, cpu, cpu_threads, first_call, instruction_sets, side_by_side
 from bench.suites.catalog import ON_CPU, SUITES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -158,6 +158,10 @@ def _run_cpu(args: argparse.Namespace, target: Path) -> results.Results:
     cpu.run(out, forward, training, rounds, log)
     each = ON_CPU[instruction_sets.SUITE].shapes
     instruction_sets.run(out, named_shapes.select(each, args.shapes), rounds, log)
+    large, small = (
+        named_shapes.select(s, args.shapes) for s in (named_shapes.CPU_THREADS, named_shapes.CPU_SMALL)
+    )
+    cpu_threads.run(out, large, small, rounds, log)
     each = ON_CPU[corpus_search.SUITE].shapes
     corpus_search.run(out, named_shapes.select(each, args.shapes), rounds, log)
     return out
