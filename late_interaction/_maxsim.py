@@ -34,7 +34,6 @@ from late_interaction.ops.weighted import apply_weighted_step
 from late_interaction.ops.winners import widen
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-
 __all__ = ["maxsim", "maxsim_pairs", "maxsim_with_winners"]
 
 
@@ -61,9 +60,8 @@ def _run(
         check_precision(precision)
         if is_autocasting(Q) and Q.dtype is D.dtype:
             with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-                return _dispatch(
-                    Q, D, weights, q_mask, d_mask, (normalize, precision, strategy, paired), winners
-                )
+                options = (normalize, precision, strategy, paired)
+                return _dispatch(Q, D, weights, q_mask, d_mask, options, winners)
     return _dispatch(Q, D, weights, q_mask, d_mask, (normalize, precision, strategy, paired), winners)
 
 
@@ -77,7 +75,7 @@ def _dispatch(
     winners: str | None,
 ) -> tuple[Tensor, Tensor | None]:
     check_no_forward_ad("maxsim", Q, D, weights)
-    learned = Q.requires_grad or D.requires_grad or (weights is not None and weights.requires_grad)
+    learned = any(x is not None and x.requires_grad for x in (Q, D, weights))
     differentiable = learned and torch.is_grad_enabled()
     found = winners == "return" or (differentiable and winners != "recompute")
     op: Any = ops.maxsim_winners if found else ops.maxsim
