@@ -204,11 +204,11 @@ def wall_time(calls: Sequence[Call], effort: Effort, device: torch.device) -> fl
     return 1e6 * statistics.median(times)
 
 
-def wall_times(groups: Sequence[Sequence[Call]], effort: Effort, device: torch.device) -> list[float]:
-    """wall_time of each group, in rounds of a few calls that take turns: what else the machine does meanwhile
-    slows all of them alike."""
+def wall_times(groups: Sequence[Sequence[Call]], effort: Effort, device: torch.device) -> list[list[float]]:
+    """Microseconds of call + synchronize: of each group, the median of each round. In a round every group
+    makes a few calls, so that what else the machine does meanwhile slows all of them alike."""
     times: list[list[float]] = [[] for _ in groups]
-    end = time.perf_counter() + effort.wall_ms * 1e-3 * max(len(groups), 1)
+    end = time.perf_counter() + effort.wall_ms * 4e-3 * len(groups)
     gc.collect()
     gc.disable()
     try:
@@ -216,16 +216,23 @@ def wall_times(groups: Sequence[Sequence[Call]], effort: Effort, device: torch.d
             len(times[0]) < effort.max_walls and time.perf_counter() < end
         ):
             for calls, mine in zip(groups, times, strict=True):
-                calls[0]()  # after another group's, its code and data are not in the caches
-                _sync(device)
-                for call in [calls[len(mine) % len(calls)] for _ in range(WALLS_IN_TURN)]:
-                    start = time.perf_counter()
-                    call()
-                    _sync(device)
-                    mine.append(time.perf_counter() - start)
+                mine.append(1e6 * statistics.median(_walls(calls, device)))
     finally:
         gc.enable()
-    return [1e6 * statistics.median(mine) for mine in times]
+    return times
+
+
+def _walls(calls: Sequence[Call], device: torch.device) -> list[float]:
+    """Seconds of some calls. One comes before them, since caches hold another group's code and data."""
+    calls[0]()
+    _sync(device)
+    found = []
+    for i in range(WALLS_IN_TURN):
+        start = time.perf_counter()
+        calls[i % len(calls)]()
+        _sync(device)
+        found.append(time.perf_counter() - start)
+    return found
 
 
 def time_few(call: Call, runs: int, device: torch.device) -> tuple[GpuTime | None, float]:

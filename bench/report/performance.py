@@ -330,7 +330,7 @@ def build(directory: Path) -> str:
         rows = read(path)
         record = _Record(rows)
         if not is_whole(rows):
-            if again := [*host.section(rows), *_negatives(record)]:
+            if again := [*_variants(record), *_steps(record), *host.section(rows), *_negatives(record)]:
                 parts += [*again, stamp(record.headers)]
             continue
         measured = [*_forward(record), *_variants(record), *_fp32(record)]

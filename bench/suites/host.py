@@ -9,6 +9,7 @@ their wall time is the host's.
 from __future__ import annotations
 
 import importlib
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -129,39 +130,51 @@ def _theirs(settings: Settings) -> _Side:
 # ---- what is measured ----
 
 
+def _leaves(x: Inputs) -> Inputs:
+    """The same numbers as leaves of their own: a compiled loss may keep its leaves' nodes, on its stream."""
+    own = Inputs(x.Q.detach(), x.D.detach(), x.grad_scores)
+    own.require_grad()
+    return own
+
+
 def _forward(settings: Settings, side: _Side, row: Row) -> Sequence[Call]:
-    known, timed = ((x.Q.detach(), x.D.detach()) for x in (side.known, side.timed))
-    first = Timed(row, lambda: [lambda: side.score(*known)], side.step[0])
-    return [] if judged(settings, first) is None else [lambda: side.score(*timed)]
+    known, timed = side.known, side.timed
+    first = Timed(row, lambda: [lambda: side.score(known.Q, known.D)], side.step[0])
+    return [] if judged(settings, first) is None else [lambda: side.score(timed.Q, timed.D)]
 
 
 def _training(settings: Settings, side: _Side, row: Row, step: Step) -> Sequence[Call]:
+    known, timed = _leaves(side.known), _leaves(side.timed)
     wanted = side.step if row["variant"] == EAGER else side.loss
-    check = check_gradients(lambda: step(side.known), wanted[1:])
-    first = Timed(row, lambda: [lambda: tuple(step(side.known))], wanted[0], check)
-    return [] if judged(settings, first) is None else [lambda: step(side.timed)]
+    check = check_gradients(lambda: step(known), wanted[1:])
+    first = Timed(row, lambda: [lambda: tuple(step(known))], wanted[0], check)
+    return [] if judged(settings, first) is None else [lambda: step(timed)]
 
 
-def _time(settings: Settings, rows: Sequence[Row], calls: Sequence[Sequence[Call]]) -> None:
-    """Calls that are right: wall time in turns, and GPU time of the eager ones."""
+def _gpu(settings: Settings, row: Row, calls: Sequence[Call]) -> Sequence[Call]:
+    """The calls. Eager ones are timed on the GPU before anything is compiled."""
+    if calls and row["variant"] == EAGER and settings.device.type == "cuda":
+        found = gpu_time(calls, settings.effort)
+        row.update(gpu_us=found.us, gpu_spread=found.spread, gpu_method=found.method)
+    return calls
+
+
+def _wall(settings: Settings, rows: Sequence[Row], calls: Sequence[Sequence[Call]]) -> None:
+    """Wall time of what is right, in turns. A ratio is the median of those of the rounds: over_product, of
+    our eager call over the product's; over_eager, of a compiled loss over the eager one."""
     ready = [(row, call) for row, call in zip(rows, calls, strict=True) if call]
     times = wall_times([call for _, call in ready], settings.effort, settings.device)
-    for (row, call), wall in zip(ready, times, strict=True):
-        row["wall_us"] = wall
-        if row["variant"] == EAGER and settings.device.type == "cuda":
-            found = gpu_time(call, settings.effort)
-            row.update(gpu_us=found.us, gpu_spread=found.spread, gpu_method=found.method)
-
-
-def _compare(rows: Sequence[Row]) -> None:
-    """over_product: our eager call over the product's. over_eager: a compiled loss over an eager one."""
-    walls = {(row["op"], row["impl"], row["variant"]): row["wall_us"] for row in rows}
-    for row in rows:
+    found = {
+        (row["op"], row["impl"], row["variant"]): mine for (row, _), mine in zip(ready, times, strict=True)
+    }
+    for row, _ in ready:
+        mine = found[row["op"], row["impl"], row["variant"]]
+        row["wall_us"], row["wall_least_us"] = statistics.median(mine), min(mine)
         eager = row["variant"] == EAGER
-        key = "over_product" if eager else "over_eager"
-        base = (row["op"], EINSUM, EAGER) if eager else (row["op"], row["impl"], LOSS)
-        if row["wall_us"] and walls.get(base) and (row["impl"], row["variant"]) != base[1:]:
-            row[key] = row["wall_us"] / walls[base]
+        base = found.get((row["op"], EINSUM, EAGER) if eager else (row["op"], row["impl"], LOSS))
+        if base is not None and base is not mine:
+            ratio = statistics.median(a / b for a, b in zip(mine, base, strict=True))
+            row["over_product" if eager else "over_eager"] = ratio
 
 
 def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
@@ -174,12 +187,13 @@ def measure_shape(settings: Settings, shape: Shape) -> list[Row]:
         rows.append(new_row(SUITE, shape, op, settings.dtype, side.impl, variant=variant, floor_us=floor))
         return rows[-1]
 
-    calls = [_forward(settings, side, row(side, "fwd", EAGER)) for side in sides]
+    calls = []
     for side in sides:
-        side.timed.require_grad()
-        side.known.require_grad()
+        forward = row(side, "fwd", EAGER)
+        calls.append(_gpu(settings, forward, _forward(settings, side, forward)))
     for variant, way in _ways(settings).items():
-        calls += [_training(settings, side, row(side, "fwd+bwd", variant), way(side.score)) for side in sides]
-    _time(settings, rows, calls)
-    _compare(rows)
+        for side in sides:
+            step = row(side, "fwd+bwd", variant)
+            calls.append(_gpu(settings, step, _training(settings, side, step, way(side.score))))
+    _wall(settings, rows, calls)
     return rows
