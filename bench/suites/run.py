@@ -72,12 +72,23 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 def problem(args: argparse.Namespace) -> str | None:
     """What is wrong with the arguments, in one line."""
-    suites = (*(ON_CPU if args.device == "cpu" and not args.dry_run else SUITES),)
+    suites = (*SUITES, *ON_CPU)
     for flag, given, known in (("--suite", args.suite, suites), ("--impl", args.impl, (*KEYS,))):
         if unknown := [g for g in given if g not in known]:
             return f"{flag} {','.join(unknown)} is none of {','.join(known)}"
     if args.merge and (args.impl or args.dtype != "bf16"):
         return "--merge replaces whole groups, so it takes neither --impl nor --dtype"
+    return None
+
+
+def _missing_here(args: argparse.Namespace) -> str | None:
+    """Why the device cannot do what the arguments ask for."""
+    on_gpu = args.device == "cuda" or args.dry_run
+    known = SUITES if on_gpu else ON_CPU
+    if other := [name for name in args.suite if name not in known]:
+        return f"--suite {','.join(other)} is for a {'CPU' if on_gpu else 'GPU'}"
+    if args.device == "cuda" and not args.dry_run and not torch.cuda.is_available():
+        return "--device cuda, but PyTorch sees no GPU"
     return None
 
 
@@ -182,10 +193,7 @@ def _summary(rows: Sequence[results.Row], device: torch.device) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    wrong = problem(args)
-    if args.device == "cuda" and not args.dry_run and not torch.cuda.is_available():
-        wrong = wrong or "--device cuda, but PyTorch sees no GPU"
-    if wrong:
+    if wrong := problem(args) or _missing_here(args):
         print(wrong, file=sys.stderr)
         return 2
     start = time.perf_counter()
