@@ -63,6 +63,8 @@ class Coverage:
             raise rules.NoSuchCommandError(problem)
         if args.device == "cpu":
             for name, suite in ON_CPU.items():
+                if args.suite and name not in args.suite:
+                    continue
                 self.suites[name] = select(suite.shapes, args.shapes), suite.variants
             self.impls = {OURS, EINSUM, MAXSIM_CPU, NUMKONG, GEMM}
             return

@@ -324,6 +324,18 @@ def test_every_suite_is_in_one_job_and_its_command_exists() -> None:
         assert sum(jobs) <= 2 * 590 and max(jobs) < 590
 
 
+def test_suites_are_measured_where_they_belong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "x.json")
+    assert main(["run", "--device", "cpu", "--suite", "forward", "--out", out]) == 2
+    assert main(["run", "--dry-run", "--suite", "cpu-threads", "--out", out]) == 2
+    said = capsys.readouterr().err
+    assert "--suite forward is for a GPU" in said and "--suite cpu-threads is for a CPU" in said
+    small = ["run", "--device", "cpu", "--quick", "--suite", "cpu-threads", "--shapes", "cpu-small-10"]
+    assert main([*small, "--out", out]) == 0
+    rows = [row for row in json.loads(Path(out).read_text()) if row.get("kind") != "header"]
+    assert {row["shape"] for row in rows} == {"cpu-small-10", "cpu-small-100", "cpu-small-1000"}
+
+
 def test_a_dry_run_records_in_order_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["record", "--dry-run", "--out", str(tmp_path), "--jobs", "backward,plans"]
     assert main([*words, "--seconds", "0"]) == 1 and "to go on" in capsys.readouterr().out

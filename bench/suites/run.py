@@ -20,6 +20,7 @@ from bench.harness import interleaved, named_shapes, results, run_header
 from bench.harness.ceilings import Ceilings, measure_ceilings
 from bench.harness.library import OURS
 from bench.harness.settings import Settings
+from bench.harness.shape import Shape
 from bench.harness.timing import QUICK, Effort
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
@@ -31,6 +32,8 @@ LIMIT_S, FULL_LIMIT_S = 40.0, 240.0
 LISTS = "\n".join([
     "suites:",
     *(f"  {name:13} {suite.about}" for name, suite in SUITES.items()),
+    "\nsuites of a CPU:",
+    *(f"  {name:13} {suite.about}" for name, suite in ON_CPU.items()),
     "\nimplementations:",
     *(f"  {key:13} {implementation.name}" for key, implementation in KEYS.items()),
 ])  # fmt: skip
@@ -46,7 +49,7 @@ def _list(text: str) -> list[str]:
 def add_arguments(p: argparse.ArgumentParser) -> None:
     here = "cuda" if torch.cuda.is_available() else "cpu"
     p.add_argument("--device", choices=["cuda", "cpu"], default=here, help="default: the GPU if there is one")
-    p.add_argument("--suite", type=_list, default=[], help="suites, comma-separated (GPU); default: all")
+    p.add_argument("--suite", type=_list, default=[], help="suites, comma-separated; default: all")
     p.add_argument("--shapes", type=_list, default=[], help="names or parts of names, comma-separated")
     p.add_argument("--impl", type=_list, default=[], help=f"some of {','.join(KEYS)}; default: all")
     p.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of the GPU suites")
@@ -69,11 +72,23 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 def problem(args: argparse.Namespace) -> str | None:
     """What is wrong with the arguments, in one line."""
-    for flag, given, known in (("--suite", args.suite, (*SUITES,)), ("--impl", args.impl, (*KEYS,))):
+    suites = (*SUITES, *ON_CPU)
+    for flag, given, known in (("--suite", args.suite, suites), ("--impl", args.impl, (*KEYS,))):
         if unknown := [g for g in given if g not in known]:
             return f"{flag} {','.join(unknown)} is none of {','.join(known)}"
     if args.merge and (args.impl or args.dtype != "bf16"):
         return "--merge replaces whole groups, so it takes neither --impl nor --dtype"
+    return None
+
+
+def _missing_here(args: argparse.Namespace) -> str | None:
+    """Why the device cannot do what the arguments ask for."""
+    on_gpu = args.device == "cuda" or args.dry_run
+    known = SUITES if on_gpu else ON_CPU
+    if other := [name for name in args.suite if name not in known]:
+        return f"--suite {','.join(other)} is for a {'CPU' if on_gpu else 'GPU'}"
+    if args.device == "cuda" and not args.dry_run and not torch.cuda.is_available():
+        return "--device cuda, but PyTorch sees no GPU"
     return None
 
 
@@ -152,18 +167,19 @@ def _run_cpu(args: argparse.Namespace, target: Path) -> results.Results:
     def log(line: str) -> None:
         print(line, flush=True)
 
-    forward, training = (
-        named_shapes.select(s, args.shapes) for s in (named_shapes.CPU, named_shapes.CPU_TRAINING)
-    )
-    cpu.run(out, forward, training, rounds, log)
-    each = ON_CPU[instruction_sets.SUITE].shapes
-    instruction_sets.run(out, named_shapes.select(each, args.shapes), rounds, log)
-    large, small = (
-        named_shapes.select(s, args.shapes) for s in (named_shapes.CPU_THREADS, named_shapes.CPU_SMALL)
-    )
-    cpu_threads.run(out, large, small, rounds, log)
-    each = ON_CPU[corpus_search.SUITE].shapes
-    corpus_search.run(out, named_shapes.select(each, args.shapes), rounds, log)
+    def select(shapes: Sequence[Shape]) -> list[Shape]:
+        return named_shapes.select(shapes, args.shapes)
+
+    for name in args.suite or ON_CPU:
+        if name == cpu.SUITE:
+            cpu.run(out, select(named_shapes.CPU), select(named_shapes.CPU_TRAINING), rounds, log)
+        elif name == instruction_sets.SUITE:
+            instruction_sets.run(out, select(named_shapes.CPU_ISA), rounds, log)
+        elif name == cpu_threads.SUITE:
+            large, small = select(named_shapes.CPU_THREADS), select(named_shapes.CPU_SMALL)
+            cpu_threads.run(out, large, small, rounds, log)
+        elif name == corpus_search.SUITE:
+            corpus_search.run(out, select(named_shapes.CPU_CORPUS), rounds, log)
     return out
 
 
@@ -177,10 +193,7 @@ def _summary(rows: Sequence[results.Row], device: torch.device) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    wrong = problem(args)
-    if args.device == "cuda" and not args.dry_run and not torch.cuda.is_available():
-        wrong = wrong or "--device cuda, but PyTorch sees no GPU"
-    if wrong:
+    if wrong := problem(args) or _missing_here(args):
         print(wrong, file=sys.stderr)
         return 2
     start = time.perf_counter()

@@ -9,7 +9,9 @@
 // Another number of rows needs another configuration of the tiles, so all halves of a document have one
 // number of tokens, 16 unless the document is shorter, and the last half reaches back over tokens of the one
 // before: a token that comes twice changes neither maximum nor winner, and nothing is read past the document.
-// While the tile unit multiplies a group, the vector units fold the one before: two buffers take turns.
+// While the tile unit multiplies a group, the vector units fold the one before: two buffers take turns. Each
+// part is followed by its share of the folds, so that the next part's tiles are in the reorder buffer in
+// time.
 //
 // Steps come in `parts` of at most 16, all of one length, since another length would need another
 // configuration, which zeros the sums.
@@ -90,11 +92,63 @@ struct Group {
   static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 };
 
-// Sums of NH halves of a group's tokens with NV vectors of rows. `ahead`: `ahead_bytes` to be fetched
-// meanwhile.
+// Folds eight tokens, the first of which is token `first`.
+template <class Element, int NV>
+inline __attribute__((always_inline)) void fold_eight(const char* sums, const Tile& tile, int64_t first) {
+  Column<F32, kFoldTokens> column[NV];
+#pragma GCC unroll 8
+  for (int n = 0; n < kFoldTokens; ++n) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) {
+      column[v].value[n] = Element::value(sums + n * kBufferStride + v * F32::kLanes * 4);
+    }
+  }
+  fold_columns(column, tile, first);
+}
+
+// What goes on beside the products of a group, in as many shares as these have parts.
+template <class Element, int NV>
+class Meanwhile {
+ public:
+  // Fetches `bytes` from `ahead` on.
+  Meanwhile(const Tile& tile, int64_t parts, const char* ahead, int64_t bytes)
+      : tile_(tile), parts_(parts), ahead_(ahead), ahead_share_(round_up(bytes, parts * kLine) / parts) {}
+
+  // And folds the whole group `before`, whose sums are stored.
+  void fold(const Group& before, const char* sums) {
+    before_ = &before;
+    sums_ = sums;
+  }
+
+  void share() {
+    for (const char* end = ahead_ + ahead_share_; ahead_ < end; ahead_ += kLine) {
+      __builtin_prefetch(ahead_, 0, 2);
+    }
+    if (sums_ == nullptr) return;
+    for (due_ += kEights; due_ >= parts_; due_ -= parts_, ++eight_) {
+      const int64_t first = before_->first[eight_ / 2] + eight_ % 2 * kFoldTokens;
+      fold_eight<Element, NV>(sums_ + eight_ * kFoldTokens * kBufferStride, tile_, first);
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64, kEights = kGroupTokens / kFoldTokens;
+
+  static int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+  const Tile& tile_;
+  int64_t parts_;
+  const char* ahead_;
+  int64_t ahead_share_;
+  const Group* before_ = nullptr;
+  const char* sums_ = nullptr;
+  int64_t due_ = 0, eight_ = 0;
+};
+
+// Sums of NH halves of a group's tokens with NV vectors of rows.
 template <class Element, int NH, int NV>
 void multiply_group(const Tile& tile, const Group& group, int64_t token_stride, int64_t parts, int64_t steps,
-                    const char* ahead, int64_t ahead_bytes) {
+                    Meanwhile<Element, NV> meanwhile) {
   const char* tokens = static_cast<const char*>(tile.tokens) + tile.offsets[group.first[0]];
   const char* others = static_cast<const char*>(tile.tokens) + tile.offsets[group.first[1]];
   const char* panel = static_cast<const char*>(tile.panel);
@@ -118,10 +172,7 @@ void multiply_group(const Tile& tile, const Group& group, int64_t token_stride, 
     panel += steps * kBufferStride;
     tokens += steps * 4;
     others += steps * 4;
-    for (int64_t end = ahead_bytes * (part + 1) / parts, at = ahead_bytes * part / parts; at < end;
-         at += 64) {
-      __builtin_prefetch(ahead + at, 0, 2);
-    }
+    meanwhile.share();
   }
 }
 
@@ -146,15 +197,7 @@ void fold_half(char* buffer, const Tile& tile, int64_t first, int64_t count) {
     __builtin_memcpy(buffer + t * kBufferStride, last, NV * F32::kLanes * 4);
   }
   for (int64_t t = 0; t < count; t += kFoldTokens) {
-    Column<F32, kFoldTokens> column[NV];
-#pragma GCC unroll 8
-    for (int n = 0; n < kFoldTokens; ++n) {
-#pragma GCC unroll 2
-      for (int v = 0; v < NV; ++v) {
-        column[v].value[n] = Element::value(buffer + (t + n) * kBufferStride + v * F32::kLanes * 4);
-      }
-    }
-    fold_columns(column, tile, first + t);
+    fold_eight<Element, NV>(buffer + t * kBufferStride, tile, first + t);
   }
 }
 
@@ -175,14 +218,15 @@ void score_panel_in_tiles(const Tile& tile) {
   Group before(0, half, half);
   for (int64_t t = 0, turn = 0; t < tile.valid; t += 2 * half, turn ^= 1) {
     const Group group(t, half, tile.valid);
-    const char* ahead = tile.ahead + t * tile.steps * tile.ahead_step;
-    const int64_t ahead_bytes = Group::least(2 * half, tile.valid - t) * tile.steps * tile.ahead_step;
+    const int64_t ahead_bytes = tile.steps * tile.ahead_step;  // a token
+    Meanwhile<Element, NV> meanwhile(tile, parts, tile.ahead + t * ahead_bytes,
+                                     Group::least(2 * half, tile.valid - t) * ahead_bytes);
+    if (t > 0) meanwhile.fold(before, buffers[turn ^ 1]);
     if (group.halves == 2) {
-      multiply_group<Element, 2, NV>(tile, group, token_stride, parts, steps, ahead, ahead_bytes);
+      multiply_group<Element, 2, NV>(tile, group, token_stride, parts, steps, meanwhile);
     } else {
-      multiply_group<Element, 1, NV>(tile, group, token_stride, parts, steps, ahead, ahead_bytes);
+      multiply_group<Element, 1, NV>(tile, group, token_stride, parts, steps, meanwhile);
     }
-    if (t > 0) fold_group<Element, NV>(buffers[turn ^ 1], tile, before, half);
     if (group.halves == 2) {
       store_sums<2, NV>(buffers[turn]);
     } else {
