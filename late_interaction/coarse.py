@@ -35,8 +35,9 @@ KINDS = {"hamming": 1, "1bit": 1, "4bit": 4}
 
 # Documents that are scored, encoded or gathered at a time have at most so many bytes of codes or embeddings.
 _BYTES = 256 << 20
-# A CPU encodes so many bytes of float32 at a time, which stay in its caches from step to step.
-_CACHED_BYTES = 4 << 20
+# A CPU encodes so many bytes of float32 at a time, which stay in its caches from step to step, and gathers so
+# many of embeddings, for which the process has memory already.
+_CACHED_BYTES, _GATHERED_BYTES = 4 << 20, 8 << 20
 
 
 @dataclass(frozen=True)
@@ -257,24 +258,33 @@ def _exact_scores(
     d_mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Scores of each query with its documents ``found`` [Nq, K]; at most ``_BYTES`` of them at a time."""
+    """Scores of each query with its documents ``found`` [Nq, K], copies of some at a time."""
     Nq, K = found.shape
     dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
     scores = torch.empty(Nq, K, dtype=dtype, device=Q.device)
-    at_once = _fitting(D.shape[1] * D.shape[2] * D.element_size())
+    on_cpu = D.is_cpu and Q.is_cpu
+    at_once = _fitting(D.shape[1] * D.shape[2] * D.element_size(), _GATHERED_BYTES if on_cpu else None)
     queries, documents = max(at_once // max(K, 1), 1), min(at_once, max(K, 1))
     for i in range(0, Nq, queries):
         for j in range(0, K, documents):
             part = slice(i, i + queries), slice(j, j + documents)
             index = found[part].to(D.device)
+            mask = None if d_mask is None else d_mask[index]
+            tokens = D if mask is None or not on_cpu else D[:, : _longest(mask)]
             scores[part] = maxsim(
                 Q[part[0]],
-                D[index].to(Q.device),
+                tokens[index].to(Q.device),
                 None if q_mask is None else q_mask[part[0]],
-                None if d_mask is None else d_mask[index].to(Q.device),
+                None if mask is None else mask[..., : tokens.shape[1]].to(Q.device),
                 **options,
             )
     return scores
+
+
+def _longest(d_mask: Tensor) -> int:
+    """The tokens of these documents up to the last one that is kept."""
+    kept = d_mask.flatten(0, -2).any(0).nonzero()
+    return int(kept[-1]) + 1 if len(kept) else 1
 
 
 def _codes_of(D: Tensor, kind: str, normalize: bool) -> tuple[Tensor, Tensor | None]:
