@@ -239,7 +239,7 @@ def test_tiles_of_gradients_of_any_size(grad_of):
 
 @pytest.mark.gpu
 def test_tiles_add_up_in_float32():
-    """Sums that a caller goes on with, over many documents: off by far less than a half-precision gradient."""
+    """Sums that a caller goes on with, over many documents: off by far less than a bf16 gradient."""
     Q, D = inputs(1024, 2051, 32, 20, 128, BF16)
     _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
     for grad in (torch.randn(1024, 2051, device="cuda"), torch.ones(1024, 2051, device="cuda")):

@@ -1,9 +1,9 @@
 // How a warp adds winners' rows of bf16 by the tensor cores, each scaled by the gradient of its score.
 //
 // 8 rows of a query with one document: the product of a matrix of two diagonals, whose entries are the two
-// bf16 numbers that the gradient is a sum of (off by 2^-17 of it at most), and the rows of 8 winners. ldmatrix
-// gathers these rows from shared memory, one address a row, and so takes the place of a load and a conversion
-// to fp32 an element.
+// bf16 numbers that the gradient is a sum of (off by 2^-17 of it at most), and the rows of 8 winners.
+// ldmatrix gathers these rows from shared memory, one address a row, and so takes the place of a load and a
+// conversion to fp32 an element.
 //
 //        | high           |   | D[winner of row 0]  |        | row 0, by high |
 //        |     high       |   | D[winner of row 1]  |        | row 1          |

@@ -123,9 +123,10 @@ struct WinnerCursor {
 
   __device__ __forceinline__ WinnerCursor(const BackwardArgs& p, const RowGroup& group) {
     const int own = threadIdx.x % 16;
-    winners = static_cast<const uint16_t*>(p.winners) + group.query * p.winners_stride * p.Lq + group.place + own;
-    grads = static_cast<const float*>(p.grad) + group.query * p.grad_query_stride +
-            own % 2 * p.grad_item_stride;
+    winners =
+        static_cast<const uint16_t*>(p.winners) + group.query * p.winners_stride * p.Lq + group.place + own;
+    grads =
+        static_cast<const float*>(p.grad) + group.query * p.grad_query_stride + own % 2 * p.grad_item_stride;
     own_row = own < group.rows;
     any_row = group.rows > 0;
   }
@@ -220,7 +221,7 @@ struct DocumentWalk {
       const auto now = next;
       if (j + 2 < N) next = cursor.next(p, j + 2);
       ptx::cp_async_wait<kStages / 2 - 2>();  // all copies but those of newer pairs have landed
-      __syncthreads();  // and every warp has left the pair that is filled now
+      __syncthreads();                        // and every warp has left the pair that is filled now
       producer.copy(p, j + kStages - 2, filled);
       producer.copy(p, j + kStages - 1, filled + stage_bytes);
       ptx::cp_async_commit();
@@ -243,8 +244,8 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
   const auto new_walk = [&] {
     uint32_t block = blockIdx.x;
     asm volatile("" : "+r"(block));  // so that what follows from it takes no registers during a walk
-    return DocumentWalk<T>{p, block / slices * (kTiledRows / kGroupRows),
-                           static_cast<int>(block % slices), zeros, ring};
+    return DocumentWalk<T>{p, block / slices * (kTiledRows / kGroupRows), static_cast<int>(block % slices),
+                           zeros, ring};
   };
   if constexpr (DocumentWalk<T>::kAfterMma) {
     DiagonalSums sums;
