@@ -26,7 +26,9 @@ import mutation
 CONSTANT = re.compile(
     r"^[ ]*(?:static |inline )*constexpr \w+ (k\w+) = (?:size_t\{)?(\d+(?:\.\d+)?(?:e\d+)?)", re.M
 )
-TESTS = "winners forward varlen score_pairs backward splits isa quantized_kernels plaid pooling muvera"
+TESTS = (
+    "winners forward varlen score_pairs backward splits isa quantized_kernels plaid bits xtr pooling muvera"
+)
 LOG = mutation.FOLDER / "constants.log"
 NEUTRAL = {
     "kSumBytes": "how many queries' sums a block of the backward holds",
@@ -47,6 +49,12 @@ NEUTRAL = {
     "kTileRows": "rows of distances that are mirrored at a time, or of tokens that are multiplied",
     "kTileColumns": "columns of them",
     "kLeastCompacted": "rows of distances from which on dead ones are dropped",
+    "kDocumentsPerItem": "documents of an item of work",
+    "kRowsAhead": "how early rows of a table are prefetched",
+    "kCentroidsAhead": "how early centroids are prefetched",
+    "kLine": "from one prefetch of a row to the next",
+    "kRowsAtOnce": "rows that are decompressed at a time",
+    "kSegment": "cells whose maximum is compared with a bound first",
     "kKeep": "the memory that a thread keeps for the next call",
     "kAlign": "the alignment of scratch memory, of which twice as much is an alignment too",
 }

@@ -183,7 +183,8 @@ Tensor maxsim_hamming(Tensor Q, Tensor D, int64_t d, OptionalTensor q_mask, Opti
   return score_codes(call, Q);
 }
 
-// The gradients of Q, D and, where it has some, the weights of Q. One without elements was not asked for.
+// The gradients of Q, D and the weights of Q; dense Q without weights has no tensor for the last. One without
+// elements was not asked for.
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 // Its parameters are those of the operators. Every strategy is the one deterministic kernel of backward.cpp.
@@ -198,7 +199,8 @@ Gradients dense_gradients(const Tensor& grad_scores, const Tensor& Q, const Tens
   Tensor grad_Q = new_tensor(Q, need_grad_Q ? shape_of_queries(in) : none, Q.scalar_type());
   Tensor grad_D = new_tensor(Q, need_grad_D ? shape_of_documents(in) : none, Q.scalar_type());
   const bool need_weights = weights != nullptr && need_grad_Q;
-  Tensor grad_weights = new_tensor(Q, need_weights ? tokens : none, score_type(in.dtype));
+  Tensor grad_weights;
+  if (weights != nullptr) grad_weights = new_tensor(Q, need_weights ? tokens : none, score_type(in.dtype));
 
   auto call = call_of<BackwardCall>(in);
   call.grad_weights = need_weights ? grad_weights.mutable_data_ptr() : nullptr;

@@ -71,7 +71,7 @@ def _read(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[list[in
 
 
 def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
-    """Labels and found, on the host, as if every token were a cluster. Documents are written over them."""
+    """Every token is a cluster: labels and found, on the host, for documents to be written over."""
     lengths = [end - start for start, end in pairwise(offsets)]
     starts = torch.tensor(offsets[:-1], dtype=torch.int32)
     found = torch.tensor(lengths, dtype=torch.int32)

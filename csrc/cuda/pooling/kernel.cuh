@@ -33,7 +33,7 @@ struct WardArgs {
   int64_t state_bytes;
 };
 
-// The arrays that a document of n tokens needs beside its distances. Some take the place of earlier ones.
+// What a document of n tokens needs beside its distances. Arrays that are done with make room for later ones.
 struct WardState {
   double* merge_distance;  // [n]
   int32_t* merge_x;        // [n] tokens that stand for the clusters; then nodes of the tree, x the lower
@@ -86,8 +86,8 @@ __device__ inline Nearest nearest_of_block(Nearest mine, Nearest (*places)[kWard
   return mine;
 }
 
-// Writes the distances of a document, from the similarities above the diagonal, to both halves of the matrix.
-// Returns false, to every thread, if there is NaN. tile: [32][33] in shared memory.
+// Distances of a document: what lies above the diagonal of its similarities, and what mirrors it. False, to
+// every thread: there is NaN. tile: [32][33] in shared memory.
 template <class Real>
 __device__ bool read_distances(const Real* similarities, double* distances, int64_t n, Real* tile) {
   constexpr int kPitch = kWardTile + 1;
@@ -125,7 +125,7 @@ __device__ inline double joined_distance(double d_x, double d_y, double d_xy, in
   return __dsqrt_rn(__dsub_rn(__dadd_rn(of_x, of_y), between));
 }
 
-// Finds the cluster nearest to x: the one before it in the chain (-1: there is none), if no other is nearer.
+// Cluster x's nearest, the one before it in the chain (or -1) if that is as near.
 __device__ inline Nearest find_nearest(const double* distances, const WardState& state, int32_t n, int32_t x,
                                        int32_t before, Nearest (*places)[kWardThreads / 32], int& turn) {
   const double* row = distances + static_cast<int64_t>(x) * n;
@@ -197,7 +197,7 @@ __device__ inline void find_merges(double* distances, const WardState& state, in
   }
 }
 
-// Sorts merges by distance, equal ones by their turn: order[p] is the merge that p others come before.
+// order[p]: the merge that has p before it, by distance and then by its turn.
 __device__ inline void rank_merges(const WardState& state, int32_t merges) {
   for (int32_t m = threadIdx.x; m < merges; m += kWardThreads) {
     const double distance = state.merge_distance[m];
@@ -218,7 +218,7 @@ __device__ inline int32_t root_of(int32_t* parent, int32_t node) {
   return node;
 }
 
-// By one thread: node n + p of the tree is merge order[p], whose x and y become nodes.
+// One thread: node n + p of the tree is merge order[p], whose x and y become nodes.
 __device__ inline void find_nodes(const WardState& state, int32_t n) {
   for (int32_t p = 0; p < n - 1; ++p) {
     const int32_t m = state.order[p];
@@ -229,7 +229,7 @@ __device__ inline void find_nodes(const WardState& state, int32_t n) {
   }
 }
 
-// By one thread: clusters are numbered from the root down; of a node's children, merges come first.
+// One thread: clusters are numbered from the root down, of a node first its children that are merges.
 __device__ inline int32_t number_clusters(const WardState& state, int32_t n, double cut, int32_t* labels) {
   int32_t count = 0, depth = 0;
   state.stack[depth++] = 2 * n - 2;
@@ -253,7 +253,7 @@ __device__ inline int32_t number_clusters(const WardState& state, int32_t n, dou
   return count;
 }
 
-// By one thread: merges within a cluster hand its number down to their children, which come before them.
+// One thread: merges within a cluster hand its number down; a parent comes after its children.
 __device__ inline void hand_down(const WardState& state, int32_t n, double cut, int32_t* labels) {
   for (int32_t p = n - 2; p >= 0; --p) {
     const int32_t m = state.order[p];
