@@ -218,7 +218,9 @@ class _FirstPass:
         device, most = self.Q.device, max(MOST_SCORES // max(self.Q.shape[0], 1), 1)
         if self.codes is not None:
             tokens, scale = self.codes.tokens, self.codes.scale
-            size = size or min(most, _fitting(tokens.shape[1] * tokens.shape[2]))
+            if size is None:  # what travels goes in small chunks
+                here = tokens.device == device
+                size = most if here else min(most, _fitting(tokens.shape[1] * tokens.shape[2]))
             for start, some, (scales, mask) in chunks(tokens, (scale, d_mask), size, device):
                 yield start, some, scales, mask
             return
