@@ -164,7 +164,7 @@ def _in_the_form_of(D: Any, packed: bool, pooled: Tensor, lengths: list[int]) ->
     if not lengths:
         return D.new_empty(0, 0, D.shape[2]), mask.view(0, 0)
     if lengths == [longest] * len(lengths):
-        return pooled.view(len(lengths), longest, -1), mask
+        return pooled.view(len(lengths), longest, pooled.shape[-1]), mask
     document = torch.arange(len(lengths), device=device).repeat_interleave(each, output_size=len(pooled))
     place = torch.arange(len(pooled), device=device) - (each.cumsum(0) - each)[document]
     padded = pooled.new_zeros(len(lengths), longest, pooled.shape[-1])

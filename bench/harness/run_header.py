@@ -69,7 +69,7 @@ _FILES = ("--out", "--tokens")
 
 
 def _without_files(arguments: Sequence[str]) -> list[str]:
-    """The arguments without --out and the like: a record names no place on the machine that it was made on."""
+    """The arguments without files: a record names no place on the machine that it was made on."""
     out: list[str] = []
     skip = False
     for argument in arguments:

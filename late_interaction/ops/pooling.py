@@ -11,9 +11,9 @@
     A step of the first: from the documents' similarities ``[n, n]``, one after another. ``longest``: no
     document has more tokens.
 
-Similarities are matrix products of PyTorch in float32 (float64 for float64 tokens). On a GPU they take up to
-a sixteenth of its memory at a time, and distances up to an eighth. Where the CUDA library is missing, tokens
-of a GPU are copied to the CPU, and ``labels`` and ``found`` are copied back.
+Similarities are matrix products of PyTorch in float32 (float64 for float64 tokens), of up to 2 GiB at a time
+on a GPU, where distances take up to 4 GiB more. Where the CUDA library is missing, tokens of a GPU are copied
+to the CPU, and ``labels`` and ``found`` are copied back.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _cut_op = operators.ward_cut_.default
 # The similarities that are held at a time, but for those of one document. Documents of a group are clustered
 # in parallel, each by one thread: larger groups even that out, smaller ones stay closer to the caches.
 _WARD_BYTES_A_THREAD = 16 << 20
-_WARD_SHARE = 16  # on a GPU: a share of its memory
+_WARD_BYTES = 2 << 30  # on a GPU
 _KMEANS_BYTES = {"cuda": 512 << 20}
 _KMEANS_BYTES_OF_A_CPU = 16 << 20
 
@@ -110,9 +110,7 @@ def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[
     many = [i for i, length in enumerate(lengths) if counts[i] < length]
     cells = [length * length for length in lengths]
     real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
-    budget = _WARD_BYTES_A_THREAD * torch.get_num_threads()
-    if tokens.is_cuda:
-        budget = torch.cuda.get_device_properties(device).total_memory // _WARD_SHARE
+    budget = _WARD_BYTES if tokens.is_cuda else _WARD_BYTES_A_THREAD * torch.get_num_threads()
     with torch.no_grad(), without_autocast(device.type), _products_for(device):
         groups = list(_groups(many, cells, budget // real.itemsize))
         held = [sum(cells[i] for i in group) for group in groups]

@@ -16,13 +16,8 @@
 namespace late_interaction {
 
 inline constexpr int kWardThreads = 128;
-inline constexpr int kWardTile = 32;  // rows and columns that are mirrored at a time
-// Blocks of a multiprocessor: what shared memory holds at 1030 tokens.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-inline constexpr int kWardBlocks = 6;
-#else
-inline constexpr int kWardBlocks = 8;
-#endif
+inline constexpr int kWardTile = 32;   // rows and columns that are mirrored at a time
+inline constexpr int kWardBlocks = 6;  // of a multiprocessor: what shared memory holds at 1030 tokens
 
 template <class Real>
 struct WardArgs {
@@ -38,25 +33,28 @@ struct WardArgs {
   int64_t state_bytes;
 };
 
-// What a document of n tokens needs beside its distances: 24 bytes a token, so that many blocks fit a
-// multiprocessor. Arrays that are done with make room for later ones. Addresses are computed where they are
-// used, since eight of them would not stay in registers.
+// What a document of n tokens needs beside its distances. Arrays that are done with make room for later ones.
 struct WardState {
-  char* memory;
-  int32_t n;
+  double* merge_distance;  // [n]
+  int32_t* merge_x;        // [n] tokens that stand for the clusters; then nodes of the tree, x the lower
+  int32_t* merge_y;
+  int32_t* order;  // [n] the merges by rising distance
+  int32_t* stack;  // [n]
+  int32_t* size;   // [n] tokens of a cluster; 0: it is dead
+  int32_t* chain;  // [n]
+  int32_t* nodes;  // [2n] in the place of the two above: parents, then clusters
 
-  __host__ __device__ static int64_t bytes(int64_t n) { return 24 * n; }
+  __host__ __device__ static int64_t bytes(int64_t n) { return 32 * n; }
 
-  __device__ double* merge_distance() const { return reinterpret_cast<double*>(memory); }  // [n]
-  // [n] tokens that stand for the clusters; then nodes of the tree, x the lower
-  __device__ int32_t* merge_x() const { return reinterpret_cast<int32_t*>(memory) + 2 * n; }
-  __device__ int32_t* merge_y() const { return reinterpret_cast<int32_t*>(memory) + 3 * n; }
-  __device__ int32_t* size() const { return reinterpret_cast<int32_t*>(memory) + 4 * n; }   // [n] 0: dead
-  __device__ int32_t* chain() const { return reinterpret_cast<int32_t*>(memory) + 5 * n; }  // [n]
-  __device__ int32_t* order() const { return size(); }   // [n] the merges by rising distance
-  __device__ int32_t* stack() const { return chain(); }  // [n]
-  // [2n] parents, then clusters
-  __device__ int32_t* nodes() const { return reinterpret_cast<int32_t*>(memory); }
+  __device__ WardState(char* memory, int32_t n)
+      : merge_distance(reinterpret_cast<double*>(memory)),
+        merge_x(reinterpret_cast<int32_t*>(merge_distance + n)),
+        merge_y(merge_x + n),
+        order(merge_y + n),
+        stack(order + n),
+        size(stack + n),
+        chain(size + n),
+        nodes(size) {}
 };
 
 struct Nearest {
@@ -91,31 +89,27 @@ __device__ inline Nearest nearest_of_block(Nearest mine, Nearest (*places)[kWard
 // Distances of a document: what lies above the diagonal of its similarities, and what mirrors it. False, to
 // every thread: there is NaN. tile: [32][33] in shared memory.
 template <class Real>
-__device__ bool read_distances(const Real* similarities, double* distances, int32_t n, Real* tile) {
+__device__ bool read_distances(const Real* similarities, double* distances, int64_t n, Real* tile) {
   constexpr int kPitch = kWardTile + 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   bool has_nan = false;
-  for (int32_t row = 0; row < n; row += kWardTile) {
-    for (int32_t column = row; column < n; column += kWardTile) {
-      const int32_t j = column + lane;
-#pragma unroll 2  // more would spill
+  for (int64_t row = 0; row < n; row += kWardTile) {
+    for (int64_t column = row; column < n; column += kWardTile) {
+      const int64_t j = column + lane;
       for (int r = warp; r < kWardTile; r += kWardThreads / 32) {
-        const int32_t i = row + r;
+        const int64_t i = row + r;
         if (j >= n || i >= j) continue;
-        const int64_t at = static_cast<int64_t>(i) * n + j;
-        Real distance = Real{1} - similarities[at];
+        Real distance = Real{1} - similarities[i * n + j];
         has_nan |= distance != distance;
         distance = distance < Real{0} ? Real{0} : distance;
         distance = distance > Real{2} ? Real{2} : distance;
-        distances[at] = static_cast<double>(distance);
+        distances[i * n + j] = static_cast<double>(distance);
         tile[r * kPitch + lane] = distance;
       }
       __syncthreads();
-#pragma unroll 2
       for (int c = warp; c < kWardTile; c += kWardThreads / 32) {
-        const int32_t i = row + lane, to = column + c;
-        if (to >= n || i >= to) continue;
-        distances[static_cast<int64_t>(to) * n + i] = static_cast<double>(tile[lane * kPitch + c]);
+        const int64_t i = row + lane, to = column + c;
+        if (to < n && i < to) distances[to * n + i] = static_cast<double>(tile[lane * kPitch + c]);
       }
       __syncthreads();
     }
@@ -139,7 +133,7 @@ __device__ inline Nearest find_nearest(const double* distances, const WardState&
 #pragma unroll 8
   for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
     const double distance = row[i];
-    if (state.size()[i] != 0 && i != x && distance < nearest.distance) nearest = {distance, i};
+    if (state.size[i] != 0 && i != x && distance < nearest.distance) nearest = {distance, i};
   }
   nearest = nearest_of_block(nearest, places, turn);
   if (before >= 0 && row[before] == nearest.distance) nearest.token = before;
@@ -149,21 +143,21 @@ __device__ inline Nearest find_nearest(const double* distances, const WardState&
 // The union of x and y, x the lower, takes the place of y.
 __device__ inline void join(double* distances, const WardState& state, int32_t n, int32_t x, int32_t y,
                             double distance, int32_t merge) {
-  const int32_t size_x = state.size()[x], size_y = state.size()[y];
+  const int32_t size_x = state.size[x], size_y = state.size[y];
   __syncthreads();
   if (threadIdx.x == 0) {
-    state.merge_distance()[merge] = distance;
-    state.merge_x()[merge] = x;
-    state.merge_y()[merge] = y;
-    state.size()[x] = 0;
-    state.size()[y] = size_x + size_y;
+    state.merge_distance[merge] = distance;
+    state.merge_x[merge] = x;
+    state.merge_y[merge] = y;
+    state.size[x] = 0;
+    state.size[y] = size_x + size_y;
   }
   const double* row_x = distances + static_cast<int64_t>(x) * n;
   double* row_y = distances + static_cast<int64_t>(y) * n;
 #pragma unroll 4
   for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
     if (i == x || i == y) continue;
-    const int32_t size = state.size()[i];
+    const int32_t size = state.size[i];
     if (size == 0) continue;
     const double joined = joined_distance(row_x[i], row_y[i], distance, size_x, size_y, size);
     row_y[i] = joined;
@@ -174,26 +168,26 @@ __device__ inline void join(double* distances, const WardState& state, int32_t n
 
 __device__ inline void find_merges(double* distances, const WardState& state, int32_t n,
                                    Nearest (*places)[kWardThreads / 32]) {
-  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) state.size()[i] = 1;
+  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) state.size[i] = 1;
   __syncthreads();
   int32_t length = 0, first = 0;
   int turn = 0;
   for (int32_t merge = 0; merge < n - 1; ++merge) {
     int32_t x, before = -1;
     if (length == 0) {
-      while (state.size()[first] == 0) ++first;
+      while (state.size[first] == 0) ++first;
       x = first;
       length = 1;
-      if (threadIdx.x == 0) state.chain()[0] = x;
+      if (threadIdx.x == 0) state.chain[0] = x;
     } else {
-      x = state.chain()[length - 1];
-      if (length > 1) before = state.chain()[length - 2];
+      x = state.chain[length - 1];
+      if (length > 1) before = state.chain[length - 2];
     }
     Nearest nearest;
     for (;;) {
       nearest = find_nearest(distances, state, n, x, before, places, turn);
       if (nearest.token == before) break;
-      if (threadIdx.x == 0) state.chain()[length] = nearest.token;
+      if (threadIdx.x == 0) state.chain[length] = nearest.token;
       ++length;
       before = x;
       x = nearest.token;
@@ -206,22 +200,14 @@ __device__ inline void find_merges(double* distances, const WardState& state, in
 // order[p]: the merge that has p before it, by distance and then by its turn.
 __device__ inline void rank_merges(const WardState& state, int32_t merges) {
   for (int32_t m = threadIdx.x; m < merges; m += kWardThreads) {
-    const double distance = state.merge_distance()[m];
+    const double distance = state.merge_distance[m];
     int32_t rank = 0;
     for (int32_t k = 0; k < merges; ++k) {
-      const double other = state.merge_distance()[k];
+      const double other = state.merge_distance[k];
       rank += other < distance || (other == distance && k < m);
     }
-    state.order()[rank] = m;
+    state.order[rank] = m;
   }
-}
-
-// How many of the lowest merges are no farther than merge order[last].
-__device__ inline int32_t merges_up_to(const WardState& state, int32_t merges, int32_t last) {
-  const double cut = state.merge_distance()[state.order()[last]];
-  int32_t p = last + 1;
-  while (p < merges && state.merge_distance()[state.order()[p]] <= cut) ++p;
-  return p;
 }
 
 __device__ inline int32_t root_of(int32_t* parent, int32_t node) {
@@ -235,53 +221,53 @@ __device__ inline int32_t root_of(int32_t* parent, int32_t node) {
 // One thread: node n + p of the tree is merge order[p], whose x and y become nodes.
 __device__ inline void find_nodes(const WardState& state, int32_t n) {
   for (int32_t p = 0; p < n - 1; ++p) {
-    const int32_t m = state.order()[p];
-    const int32_t a = root_of(state.nodes(), state.merge_x()[m]),
-                  b = root_of(state.nodes(), state.merge_y()[m]);
-    state.merge_x()[m] = min(a, b);
-    state.merge_y()[m] = max(a, b);
-    state.nodes()[a] = state.nodes()[b] = n + p;
+    const int32_t m = state.order[p];
+    const int32_t a = root_of(state.nodes, state.merge_x[m]), b = root_of(state.nodes, state.merge_y[m]);
+    state.merge_x[m] = min(a, b);
+    state.merge_y[m] = max(a, b);
+    state.nodes[a] = state.nodes[b] = n + p;
   }
 }
 
-// One thread: clusters are numbered from the root down, of a node first its children that are merges. kept:
-// so many of the lowest merges are within clusters.
-__device__ inline int32_t number_clusters(const WardState& state, int32_t n, int32_t kept, int32_t* labels) {
+// One thread: clusters are numbered from the root down, of a node first its children that are merges.
+__device__ inline int32_t number_clusters(const WardState& state, int32_t n, double cut, int32_t* labels) {
   int32_t count = 0, depth = 0;
-  state.stack()[depth++] = 2 * n - 2;
+  state.stack[depth++] = 2 * n - 2;
   while (depth > 0) {
-    const int32_t node = state.stack()[--depth];
+    const int32_t node = state.stack[--depth];
     if (node < n) {
       labels[node] = count++;
       continue;
     }
-    if (node - n < kept) {
-      state.nodes()[node] = count++;
+    const int32_t m = state.order[node - n];
+    if (state.merge_distance[m] <= cut) {
+      state.nodes[node] = count++;
       continue;
     }
-    const int32_t m = state.order()[node - n], x = state.merge_x()[m], y = state.merge_y()[m];
-    if (y < n) state.stack()[depth++] = y;
-    if (x < n) state.stack()[depth++] = x;
-    if (y >= n) state.stack()[depth++] = y;
-    if (x >= n) state.stack()[depth++] = x;
+    const int32_t x = state.merge_x[m], y = state.merge_y[m];
+    if (y < n) state.stack[depth++] = y;
+    if (x < n) state.stack[depth++] = x;
+    if (y >= n) state.stack[depth++] = y;
+    if (x >= n) state.stack[depth++] = x;
   }
   return count;
 }
 
 // One thread: merges within a cluster hand its number down; a parent comes after its children.
-__device__ inline void hand_down(const WardState& state, int32_t n, int32_t kept, int32_t* labels) {
-  for (int32_t p = kept - 1; p >= 0; --p) {
-    const int32_t m = state.order()[p];
-    const int32_t cluster = state.nodes()[n + p], x = state.merge_x()[m], y = state.merge_y()[m];
+__device__ inline void hand_down(const WardState& state, int32_t n, double cut, int32_t* labels) {
+  for (int32_t p = n - 2; p >= 0; --p) {
+    const int32_t m = state.order[p];
+    if (state.merge_distance[m] > cut) continue;
+    const int32_t cluster = state.nodes[n + p], x = state.merge_x[m], y = state.merge_y[m];
     if (x < n) {
       labels[x] = cluster;
     } else {
-      state.nodes()[x] = cluster;
+      state.nodes[x] = cluster;
     }
     if (y < n) {
       labels[y] = cluster;
     } else {
-      state.nodes()[y] = cluster;
+      state.nodes[y] = cluster;
     }
   }
 }
@@ -321,19 +307,16 @@ __global__ void __launch_bounds__(kWardThreads, kWardBlocks) ward_cut(const Ward
       if (threadIdx.x == 0) args.found[document] = -1;
       continue;
     }
-    const WardState state{memory, n};
+    const WardState state(memory, n);
     find_merges(distances, state, n, places);
     rank_merges(state, n - 1);
-    __syncthreads();
-    int32_t kept = 0;
-    if (threadIdx.x == 0) kept = merges_up_to(state, n - 1, n - clusters - 1);
-    __syncthreads();  // the nodes take the place of the distances
-    for (int32_t i = threadIdx.x; i < 2 * n - 1; i += kWardThreads) state.nodes()[i] = i;
+    for (int32_t i = threadIdx.x; i < 2 * n - 1; i += kWardThreads) state.nodes[i] = i;
     __syncthreads();
     if (threadIdx.x == 0) {
       find_nodes(state, n);
-      args.found[document] = number_clusters(state, n, kept, labels);
-      hand_down(state, n, kept, labels);
+      const double cut = state.merge_distance[state.order[n - clusters - 1]];
+      args.found[document] = number_clusters(state, n, cut, labels);
+      hand_down(state, n, cut, labels);
     }
     __syncthreads();
   }

@@ -9,7 +9,7 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int64_t kMemoryShare = 8;  // of the device's memory, a workspace takes one share, or one block's
+constexpr int64_t kWorkspaceBytes = int64_t{4} << 30;  // at most, but for one block
 
 template <class Real>
 cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
@@ -21,8 +21,6 @@ cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&most_smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
-  size_t free = 0, total = 0;
-  if (error == cudaSuccess) error = cudaMemGetInfo(&free, &total);
   if (error != cudaSuccess) return error;
   constexpr int64_t kTileBytes = kWardTile * (kWardTile + 1) * sizeof(Real);
   constexpr int64_t kStaticBytes = 1024;  // no less than what the kernel declares
@@ -37,8 +35,7 @@ cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
                                                         launch.smem_bytes);
   if (error != cudaSuccess) return error;
   const int64_t bytes = longest * longest * int64_t{sizeof(double)} + launch.state_bytes;
-  const int64_t affordable =
-      std::max<int64_t>(static_cast<int64_t>(total) / kMemoryShare / std::max<int64_t>(bytes, 1), 1);
+  const int64_t affordable = std::max<int64_t>(kWorkspaceBytes / std::max<int64_t>(bytes, 1), 1);
   launch.blocks = std::min({call.documents, int64_t{multiprocessors} * std::max(resident, 1), affordable});
   launch.workspace_bytes = launch.blocks * bytes;
   return cudaSuccess;
