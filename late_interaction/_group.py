@@ -20,12 +20,13 @@ def position(group: Any) -> tuple[int, int]:
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
     """The values of all processes, which have the same shape, in the order of ranks: [processes, ...]."""
-    into = values.new_empty(dist.get_world_size(group) * values.numel())
+    world = dist.get_world_size(group)
+    into = values.new_empty(world * values.numel())
     try:
         dist.all_gather_into_tensor(into, values.contiguous().view(-1), group=group)
     except RuntimeError as error:
         raise exchange_failed(caller, what, error) from error
-    return into.view(-1, *values.shape)
+    return into.view(world, *values.shape)
 
 
 def check_refused(caller: str, table: Sequence[Sequence[float]]) -> None:

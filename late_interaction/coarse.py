@@ -27,6 +27,7 @@ from late_interaction._selection import MOST_SCORES, select
 from late_interaction._stream import chunks
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
+from late_interaction.score_pairs import rerank_direct
 
 __all__ = ["Codes", "encode", "search"]
 
@@ -218,7 +219,9 @@ class _FirstPass:
         device, most = self.Q.device, max(MOST_SCORES // max(self.Q.shape[0], 1), 1)
         if self.codes is not None:
             tokens, scale = self.codes.tokens, self.codes.scale
-            size = size or min(most, _fitting(tokens.shape[1] * tokens.shape[2]))
+            if size is None:  # what travels goes in small chunks
+                here = tokens.device == device
+                size = most if here else min(most, _fitting(tokens.shape[1] * tokens.shape[2]))
             for start, some, (scales, mask) in chunks(tokens, (scale, d_mask), size, device):
                 yield start, some, scales, mask
             return
@@ -258,11 +261,20 @@ def _exact_scores(
     d_mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Scores of each query with its documents ``found`` [Nq, K], copies of some at a time."""
+    """Scores of each query with its documents ``found`` [Nq, K]. A CPU scores documents where they lie if
+    their kept tokens come first; others are copied, some at a time."""
     Nq, K = found.shape
     dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
     scores = torch.empty(Nq, K, dtype=dtype, device=Q.device)
     on_cpu = D.is_cpu and Q.is_cpu
+    spans = _spans(D, d_mask) if on_cpu and not options["normalize"] else None
+    if spans is not None:
+        starts, lengths = spans
+        for i, own in enumerate(found):
+            query = Q[i] if q_mask is None else Q[i][q_mask[i]]
+            where = starts[own], lengths[own]
+            scores[i] = rerank_direct(query, D.flatten(0, 1), *where, precision=options["precision"])
+        return scores
     at_once = _fitting(D.shape[1] * D.shape[2] * D.element_size(), _GATHERED_BYTES if on_cpu else None)
     queries, documents = max(at_once // max(K, 1), 1), min(at_once, max(K, 1))
     for i in range(0, Nq, queries):
@@ -279,6 +291,22 @@ def _exact_scores(
                 **options,
             )
     return scores
+
+
+def _spans(D: Tensor, d_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Where the kept tokens of each document begin and how many they are, if they lie together."""
+    Nd, Ld = D.shape[:2]
+    if not D.is_contiguous():
+        return None
+    starts = torch.arange(Nd, device="cpu") * Ld
+    if d_mask is None:
+        return starts, torch.full_like(starts, Ld)
+    lengths = d_mask.sum(1)
+    return (
+        (starts, lengths)
+        if torch.equal(d_mask, torch.arange(Ld, device="cpu") < lengths.unsqueeze(1))
+        else None
+    )
 
 
 def _longest(d_mask: Tensor) -> int:

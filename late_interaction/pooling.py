@@ -156,13 +156,16 @@ def _in_the_form_of(D: Any, packed: bool, pooled: Tensor, lengths: list[int]) ->
     if packed:
         offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=pooled.device)
         return pooled, offsets
-    documents = list(pooled.split(lengths))
     if not isinstance(D, Tensor):
-        return documents
-    longest = max(lengths, default=0)
-    mask = torch.arange(longest, device=D.device) < torch.tensor(
-        lengths, dtype=torch.int64, device=D.device
-    ).unsqueeze(1)
-    if not documents:
+        return list(pooled.split(lengths))
+    longest, device = max(lengths, default=0), D.device
+    each = torch.tensor(lengths, dtype=torch.int64).to(device)
+    mask = torch.arange(longest, device=device) < each.unsqueeze(1)
+    if not lengths:
         return D.new_empty(0, 0, D.shape[2]), mask.view(0, 0)
-    return torch.nn.utils.rnn.pad_sequence(documents, batch_first=True), mask
+    if lengths == [longest] * len(lengths):
+        return pooled.view(len(lengths), longest, pooled.shape[-1]), mask
+    document = torch.arange(len(lengths), device=device).repeat_interleave(each, output_size=len(pooled))
+    place = torch.arange(len(pooled), device=device) - (each.cumsum(0) - each)[document]
+    padded = pooled.new_zeros(len(lengths), longest, pooled.shape[-1])
+    return padded.index_put((document, place), pooled), mask

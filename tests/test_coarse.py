@@ -33,6 +33,27 @@ def test_all_documents_as_candidates_are_the_exact_search(kind, masks, normalize
         assert torch.equal(documents, exact[1])
 
 
+@pytest.mark.parametrize("form", ["padded", "whole", "strided", "float64", "empty query"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_documents_whose_kept_tokens_come_first(form, normalize, corpus):
+    Q, D, q_mask, _ = corpus
+    lengths = torch.arange(120, device=D.device) % 18
+    d_mask = None if form == "whole" else torch.arange(17, device=D.device) < lengths.unsqueeze(1)
+    if form == "strided":
+        D = D.transpose(0, 1).contiguous().transpose(0, 1)
+    if form == "float64":
+        Q, D = Q.double(), D.double()
+    if form == "empty query":
+        q_mask[2] = False
+    D = D.masked_fill(~d_mask.unsqueeze(-1), torch.nan) if d_mask is not None and not normalize else D
+    options = {"normalize": normalize}
+    exact = li.retrieve(Q, D, 6, q_mask, d_mask, **options)
+    codes = encode(D.nan_to_num(), "4bit", normalize=normalize)
+    scores, documents = li.retrieve(Q, D, 6, q_mask, d_mask, coarse=codes, candidates=120, **options)
+    torch.testing.assert_close(scores, exact[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(documents, exact[1])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_candidates_are_the_best_by_their_codes(kind, corpus):
     Q, D, q_mask, d_mask = corpus

@@ -94,10 +94,7 @@ def test_two_gpus():
     found = on_ranks(2, "tests.search_worker.on_gpus", backend="nccl")
     Q, D, _ = search_worker.inputs("padded")
     wanted = maxsim_topk(Q.cuda(), D[: sum(COUNTS[:2])].cuda(), 7)
-    for scores, indices in found:
-        scores = torch.tensor(scores, dtype=torch.float64)
-        torch.testing.assert_close(scores, wanted[0].double().cpu(), rtol=1e-5, atol=1e-5)
-        assert indices == wanted[1].tolist()
+    same(found, (wanted[0].double().cpu(), wanted[1].cpu()))
 
 
 @pytest.mark.gpu

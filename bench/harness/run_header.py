@@ -65,13 +65,16 @@ def _own_version() -> str | None:
     return installed or (file.read_text().strip() if file.exists() else None)
 
 
-def _without_out(arguments: Sequence[str]) -> list[str]:
-    """The arguments without --out: a record names no place on the machine that it was made on."""
+_FILES = ("--out", "--tokens")
+
+
+def _without_files(arguments: Sequence[str]) -> list[str]:
+    """The arguments without files: a record names no place on the machine that it was made on."""
     out: list[str] = []
     skip = False
     for argument in arguments:
-        if not skip and not argument.startswith("--out="):
-            skip = argument == "--out"
+        if not skip and not argument.startswith(tuple(f"{flag}=" for flag in _FILES)):
+            skip = argument in _FILES
             out += [] if skip else [argument]
         else:
             skip = False
@@ -116,7 +119,7 @@ def new_header(device: torch.device, ceilings: Ceilings, arguments: Sequence[str
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
-        "command": shlex.join(["python", "-m", "bench", *_without_out(arguments)]),
+        "command": shlex.join(["python", "-m", "bench", *_without_files(arguments)]),
         "cublas_tflops": ceilings.cublas_tflops,
         "cublas_tf32_tflops": ceilings.cublas_tf32_tflops,
         "read_tbps": ceilings.read_tbps,
@@ -133,7 +136,7 @@ def text_head(device: torch.device, arguments: Sequence[str], program: str = "py
     who = f"{cpu_name()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         who = f"{torch.cuda.get_device_name(device)}, driver {_driver()}"
-    command = shlex.join([*shlex.split(program), "-m", "bench", *_without_out(arguments)])
+    command = shlex.join([*shlex.split(program), "-m", "bench", *_without_files(arguments)])
     return f"{who}, torch {torch.__version__}, commit {_commit()}: `{command}`"
 
 

@@ -54,14 +54,20 @@ def draw(documents: int, Ld: int, queries: int, Lq: int, d: int, device: str) ->
     return Texts(normalize(Q, dim=-1), normalize(D, dim=-1))
 
 
-def demo(queries: int, device: str) -> Texts:
+def demo(queries: int, device: str, kept: Path | None = None) -> Texts:
+    """kept: a file that keeps the tokens, so that they are encoded once."""
+    if kept is not None and kept.exists():
+        return Texts(*(x.to(device) for x in torch.load(kept)))
     from demo.corpus import build_pairs
     from demo.encode import Encoder
 
     pairs = build_pairs()
     encoder = Encoder(torch.device(device))
     Q, D = encoder.encode([p.query for p in pairs[:queries]], [p.document for p in pairs])
-    return Texts(*(x.to(device) for x in (Q.embeddings, D.embeddings, Q.mask, D.mask)))
+    tokens = [x.to(device) for x in (Q.embeddings, D.embeddings, Q.mask, D.mask)]
+    if kept is not None:
+        torch.save([x.cpu() for x in tokens], kept)
+    return Texts(*tokens)
 
 
 @dataclass
@@ -124,6 +130,7 @@ def seconds(calls: dict[str, Callable[[], object]], device: str) -> dict[str, fl
 def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--demo", action="store_true", help="real text in place of random tokens")
+    p.add_argument("--tokens", type=Path, help="a file that keeps the tokens of --demo")
     p.add_argument("--documents", type=int, default=20000)
     p.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 100])
     p.add_argument("--rescored", type=int, default=30, help="candidates of a whole search; default: 30")
@@ -134,7 +141,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.demo:
-        x = demo(args.queries, args.device)
+        x = demo(args.queries, args.device, args.tokens)
     else:
         x = draw(args.documents, args.Ld, args.queries, args.Lq, args.d, args.device)
     best = li.maxsim(x.Q, x.D, x.q_mask, x.d_mask).topk(TOP).indices

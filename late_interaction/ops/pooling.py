@@ -71,12 +71,12 @@ def _read(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[list[in
 
 
 def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
-    """Every token is a cluster: labels and found, on the host, for documents to be written over."""
-    lengths = [end - start for start, end in pairwise(offsets)]
-    starts = torch.tensor(offsets[:-1], dtype=torch.int32)
-    found = torch.tensor(lengths, dtype=torch.int32)
-    labels = torch.arange(len(tokens), dtype=torch.int32) - starts.repeat_interleave(found.long())
-    return labels, found
+    """Every token is a cluster: labels and found, for documents to be written over."""
+    found = torch.tensor([end - start for start, end in pairwise(offsets)], dtype=torch.int32)
+    starts = torch.tensor(offsets[:-1], dtype=torch.int32).to(tokens.device)
+    found = found.to(tokens.device)
+    first = starts.repeat_interleave(found, output_size=len(tokens))
+    return torch.arange(len(tokens), dtype=torch.int32, device=tokens.device) - first, found
 
 
 def _groups(documents: list[int], cells: list[int], budget: int, padded: bool = False) -> Iterator[list[int]]:
@@ -105,7 +105,7 @@ def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[
         labels, found = _ward_op(tokens.cpu(), cu_seqlens.cpu(), clusters.cpu())
         return labels.to(device), found.to(device)
     offsets, counts = _read(tokens, cu_seqlens, clusters)
-    labels, found = (x.to(device) for x in _singles(tokens, offsets))
+    labels, found = _singles(tokens, offsets)
     lengths = [end - start for start, end in pairwise(offsets)]
     many = [i for i, length in enumerate(lengths) if counts[i] < length]
     cells = [length * length for length in lengths]
@@ -152,11 +152,16 @@ def _cut(
     cu_seqlens = torch.zeros(len(group) + 1, dtype=torch.int32)
     torch.cumsum(lengths, 0, dtype=torch.int32, out=cu_seqlens[1:])
     total, longest = int(cu_seqlens[-1]), int(lengths.max())
-    place = torch.arange(total) + (starts - cu_seqlens[:-1]).repeat_interleave(lengths.long())
+    device, first = labels.device, int(starts[0])
+    offsets, wanted = cu_seqlens.to(device), counts.to(device)
+    if group[-1] - group[0] == len(group) - 1:  # neighbours
+        own = labels[first : first + total], found[group[0] : group[-1] + 1]
+        _cut_op(similarities, offsets, wanted, longest, *own)
+        return
     group_labels, group_found = labels.new_empty(total), found.new_empty(len(group))
-    device = labels.device
-    _cut_op(similarities, cu_seqlens.to(device), counts.to(device), longest, group_labels, group_found)
-    labels[place.to(device)] = group_labels
+    _cut_op(similarities, offsets, wanted, longest, group_labels, group_found)
+    shift = (starts - cu_seqlens[:-1]).to(device).repeat_interleave(lengths.to(device), output_size=total)
+    labels[torch.arange(total, device=device) + shift] = group_labels
     found[torch.tensor(group, device=device)] = group_found
 
 
@@ -187,7 +192,7 @@ def _kmeans_labels(
     if iterations < 1:
         raise RuntimeError(f"late_interaction: iterations must be at least 1, got {iterations}")
     offsets, counts = _read(tokens, cu_seqlens, clusters)
-    labels, found = (x.to(tokens.device) for x in _singles(tokens, offsets))
+    labels, found = _singles(tokens, offsets)
     lengths = [end - start for start, end in pairwise(offsets)]
     many = [i for i, length in enumerate(lengths) if counts[i] < length]
     cells = [length * count for length, count in zip(lengths, counts, strict=True)]
