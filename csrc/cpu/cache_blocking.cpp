@@ -11,7 +11,7 @@ constexpr int64_t kPanelBytes = 256 << 10;  // of a row block: stays in L2
 constexpr int64_t kMaxBlockRows = 1024;
 constexpr int64_t kTileBytes = 96 << 10;  // of a tile: in L2 too, its groups in L1; passages stay whole
 constexpr int64_t kMaxTileTokens = 384;
-constexpr int64_t kItemsPerThread = 16;   // enough to even out, though a thread holds two of them
+constexpr int64_t kItemsPerThread = 8;    // enough to even out, few enough to pack Q rarely
 constexpr double kMinItemWork = 1 << 20;  // multiply-adds
 constexpr int64_t kMinPartTokens = 256;
 

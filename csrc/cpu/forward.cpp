@@ -145,9 +145,6 @@ class Worker {
 
   void operator()(int64_t item) { c_.splits_pairs() ? score_part(item) : score_pairs(item); }
 
-  // The item after the next call's; its first document is fetched with the last one of this.
-  void expect(int64_t item) { expected_ = item; }
-
  private:
   void score_pairs(int64_t item) {
     const int64_t i0 = item / c_.document_items * c_.queries;
@@ -156,23 +153,9 @@ class Worker {
     const int64_t j1 = std::min(j0 + c_.documents, s_.N);
     open_sums_.clear();
     for (int64_t query = i0, token = 0; query < i1;) {
-      if (whole_block_of_ == i0) {  // the panels hold these queries
-        query = i1;
-      } else {
-        next_block(query, token, i1, s_.Lq);
-        whole_block_of_ =
-            segments_.front().query == i0 && segments_.front().first_token == 0 && query == i1 ? i0 : -1;
-      }
+      next_block(query, token, i1, s_.Lq);
       if (token > 0) open_sums_.resize(j1 - j0);
       for (int64_t j = j0; j < j1; ++j) {
-        if (j + 1 < j1) {
-          documents_->expect(segments_.front().query, j + 1);
-        } else if (query < i1) {
-          documents_->expect(query, j0);
-        } else {
-          documents_->expect(expected_ / c_.document_items * c_.queries,
-                             expected_ < 0 ? -1 : expected_ % c_.document_items * c_.documents);
-        }
         const bool scored = score_document(j, 0, documents_->document_length(j));
         for (const Segment& segment : segments_) {
           ScoreSum fresh;
@@ -345,10 +328,8 @@ class Worker {
   const Cut& c_;
   const Parts<Real>& parts_;
   int64_t panel_rows_, element_;
-  int64_t expected_ = -1;  // the next item, where there is one
   // The row block.
   int64_t rows_ = 0;
-  int64_t whole_block_of_ = -1;  // it holds all queries of the items whose first one is this
   std::vector<Segment> segments_;
   std::vector<ScoreSum> open_sums_;  // by document, while a query goes on in the next block
   char* panels_;
@@ -413,7 +394,7 @@ void forward(const ForwardCall& call) {
         ceil_div(std::accumulate(call.residual->lengths, call.residual->lengths + s.N, int64_t{0}), s.N);
   }
   const double pairs = double(s.Nq) * double(s.N);
-  const int64_t threads = threads_for(pairs * double(mean.Lq) * double(mean.Ld) * double(s.d), m.thread_work);
+  const int64_t threads = threads_for(pairs * double(mean.Lq) * double(mean.Ld) * double(s.d));
   const Cut c = call.packed || call.residual ? cut_ragged(mean, m, threads) : cut_forward(s, m, threads);
   if (call.dtype == Dtype::fp64) {
     run<double, int64_t>(call, k, m, c, threads);

@@ -70,8 +70,6 @@ struct Multiplier {
   int part_steps = 0;
   // Called by every thread when it is done, or null.
   void (*release)() = nullptr;
-  // Multiply-adds that are worth waking another thread for.
-  double thread_work = 5e5;
 };
 
 // Row arithmetic in Real = float (bf16, fp16 and fp32 inputs) or double (fp64 inputs).

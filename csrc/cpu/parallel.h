@@ -19,31 +19,14 @@ inline int64_t threads_for(double multiply_adds) {
   return multiply_adds < kSerialWork ? 1 : static_cast<int64_t>(torch::stable::get_num_threads());
 }
 
-// Of those at most as many as have so much to do each: waking a thread takes longer than a small share.
-inline int64_t threads_for(double multiply_adds, double for_each) {
-  const double worth = std::max(multiply_adds / for_each, 1.0);
-  const int64_t threads = threads_for(multiply_adds);
-  return worth < static_cast<double>(threads) ? static_cast<int64_t>(worth) : threads;
-}
-
-// make() builds a worker once per thread; worker(item) runs for every item in [0, items). A worker that has
-// expect(item) is told first which one it will be given afterwards, -1 for none.
+// make() builds a worker once per thread; worker(item) runs for every item in [0, items).
 template <class Make>
 void for_each_item(int64_t items, int64_t threads, const Make& make) {
   std::atomic<int64_t> next{0};
   const auto run = [&](int64_t, int64_t) {
     {
       auto worker = make();
-      const auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
-      if constexpr (requires { worker.expect(int64_t{}); }) {
-        for (int64_t item = take(), after; item < items; item = after) {
-          after = take();
-          worker.expect(after < items ? after : -1);
-          worker(item);
-        }
-      } else {
-        for (int64_t item; (item = take()) < items;) worker(item);
-      }
+      for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) worker(item);
     }
     thread_scratch().trim();
   };

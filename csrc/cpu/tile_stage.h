@@ -103,12 +103,6 @@ class TileStage {
 
   int32_t first_token() const { return ids_[0]; }  // of those that gather found
 
-  // The document that comes after the one whose tiles are taken, and its query; -1: none.
-  void expect(int64_t query, int64_t document) {
-    later_query_ = query;
-    later_document_ = document;
-  }
-
   // The tile of the `count` tokens that gather found of document j; those after them are looked for from
   // `next` on.
   Tile& tile(int64_t query, int64_t j, int64_t next, int64_t end, int64_t count) {
@@ -120,11 +114,8 @@ class TileStage {
     } else {
       stage(query, j, count, padded);
       // While the first panel computes, what follows this tile comes nearer.
-      const bool same = next < end, none = !same && later_document_ < 0;
-      tile_.ahead = same || none ? document_token(query, j, same ? next : 0)
-                                 : document_token(later_query_, later_document_, 0);
+      tile_.ahead = next < end ? document_token(query, j, next) : document_token(query, j + 1, 0);
       tile_.ahead_step = call_.d_bits ? ceil_div(m_.step_dims * call_.d_bits, 8) : m_.step_dims * element_;
-      if (none) tile_.ahead_step = 0;
     }
     return tile_;
   }
@@ -263,7 +254,6 @@ class TileStage {
   bool in_place_;
   ScoreTile widening_ = nullptr;  // widens this call's tokens as it goes
   Tile tile_{};
-  int64_t later_query_ = 0, later_document_ = -1;
   int64_t range_first_ = -1, range_count_ = 0;  // of the tokens in ids_, where no mask chose them
   char* buffer_;
   Real* token_scale_;

@@ -26,7 +26,6 @@ constexpr int kTileSteps = 16;  // of 4 bytes
 constexpr int kGroupTokens = 2 * kTileRows;
 constexpr int kFoldTokens = 8;  // similarities of so many tokens are folded at a time
 constexpr int64_t kBufferStride = 2 * F32::kLanes * 4;
-constexpr double kThreadWork = 2e6;
 
 // tmm0 to tmm3: sums, [2 of tokens][2 of rows]. tmm4, tmm5: tokens. tmm6, tmm7: query rows.
 struct TileShape {
@@ -256,7 +255,6 @@ void use_tiles(Multiplier& m) {
   m.group_tokens = kGroupTokens;
   m.part_steps = kTileSteps;
   m.even_tokens = true;
-  m.thread_work = kThreadWork;
   m.pack_query = nullptr;
   m.correct = nullptr;
   m.widening_packed = nullptr;
