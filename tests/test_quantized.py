@@ -271,6 +271,22 @@ def test_per_token_round_trip(dtype, given, shape, size, device):
         assert codes.float().abs().amax(-1).eq(largest).all()
 
 
+def test_a_power_of_two_a_token_rounds_as_one_for_all_tokens_does():
+    """docs/performance.md says so of unit vectors: an fp8 code has an exponent of its own. Codes that are
+    subnormal by the scale for all tokens alone differ."""
+    X = torch.nn.functional.normalize(torch.randn(500, 128, dtype=torch.float64), dim=-1)
+    per_token, for_all = (
+        2.0 ** torch.ceil(torch.log2(largest / 448))
+        for largest in (X.abs().amax(-1, keepdim=True), X.abs().amax())
+    )
+    rounded = [(X / scale).to(E4M3).double() * scale for scale in (per_token, for_all)]
+    assert per_token.max() == for_all and per_token.min() < for_all
+    normal = X.abs() >= for_all * 2**-6
+    assert torch.equal(rounded[0][normal], rounded[1][normal]) and normal.float().mean() > 0.999
+    errors = [(each - X).norm().item() for each in rounded]
+    assert errors[1] < 1.001 * errors[0]
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("shape", [(), (8,), (3, 5, 8)])
 def test_per_tensor_round_trip(dtype, shape, device):
