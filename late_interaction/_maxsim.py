@@ -29,7 +29,13 @@ from late_interaction._precision import float32_precision
 from late_interaction._traced import traced_scores
 from late_interaction.ops import _oom
 from late_interaction.ops._registration import scores_dtype
-from late_interaction.ops.dense import DEFAULTS, apply_plain_step, apply_step, call_below_autograd
+from late_interaction.ops.dense import (
+    DEFAULTS,
+    apply_plain_step,
+    apply_step,
+    call_below_autograd,
+    call_maxsim,
+)
 from late_interaction.ops.weighted import apply_weighted_step
 from late_interaction.ops.winners import widen
 
@@ -144,10 +150,10 @@ def _fast_path(
             else:
                 scores = apply_step(Q3, DN, q_mask, d_mask, *options)
         else:
-            scores = call_below_autograd(ops.maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
+            scores = call_below_autograd(call_maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
     except (RuntimeError, TypeError, ValueError):
         return None
-    return scores if paired else _as_given(scores, Q, D)
+    return scores if Q3 is Q and DN is D else _as_given(scores, Q, D)
 
 
 def _fits(weights: Tensor, Q: Tensor) -> bool:

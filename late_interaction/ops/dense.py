@@ -52,6 +52,7 @@ _OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
 _NOTHING: _Grads = (None,) * (2 + _OPTIONS)
 _BOTH = (True, True, False, False)  # inputs of PlainStep that want gradients
 # What an OpOverload's own __call__, a frame in Python, calls.
+call_maxsim: Any = getattr(_maxsim_op, "_op", _maxsim_op)
 _call_winners: Any = getattr(_winners_op, "_op", _winners_op)
 _call_gradients: Any = getattr(_backward_op, "_op", _backward_op)
 
