@@ -25,6 +25,19 @@ CASES = [
     Case("in-batch", 6, 80, 98, 8, 320, torch.float16),
     Case("KD", 9, 20, 75, 6, 768, torch.bfloat16, "dead"),
     Case("in-batch", 3, 9, 90, 300, 128, torch.bfloat16, "holes"),
+    # Several documents to a tile: the last one of a tile missing, or all but one; spans of whole eights, and
+    # one token less and more; queries that divide the rows of a warp, share them, and span several tiles.
+    Case("in-batch", 16, 13, 16, 24, 128, torch.bfloat16),
+    Case("in-batch", 9, 61, 33, 17, 96, torch.float16),
+    Case("in-batch", 3, 20, 513, 48, 64, torch.bfloat16, "holes"),
+    Case("in-batch", 70, 7, 5, 64, 128, torch.bfloat16),
+    Case("in-batch", 300, 5, 1, 1, 72, torch.float16),
+    Case("in-batch", 21, 33, 20, 9, 40, torch.bfloat16, "dead"),
+    Case("in-batch", 6, 18, 150, 40, 128, torch.float16, "holes"),
+    Case("in-batch", 11, 50, 40, 55, 112, torch.bfloat16),
+    Case("in-batch", 40, 37, 30, 32, 128, torch.bfloat16, "dead"),
+    Case("in-batch", 3, 33, 128, 16, 128, torch.float16),
+    Case("KD", 4, 9, 140, 21, 128, torch.float16, "holes"),
 ]
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -44,7 +57,7 @@ def test_plans_have_names_of_their_own_and_the_chosen_one_comes_first():
         for sm in (80, 90):
             found = alternatives(case, sm=sm)
             assert len(set(found)) == len(found) and {"thin", "mid", "wide"} <= set(found)
-            wgmma = [name for name in found if name.split()[0] in ("documents", "rows", "split")]
+            wgmma = [name for name in found if name.split()[0] in ("documents", "rows", "split", "short")]
             assert bool(wgmma) == (sm == 90 and case.d % 8 == 0)
     assert alternatives(CASES[0])[0] == "documents 1x3"
     assert alternatives(Case("in-batch", 256, 256, 32, 300, 128, torch.bfloat16))[0] == "rows 152"

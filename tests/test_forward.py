@@ -90,6 +90,57 @@ def test_short_documents_of_many_query_rows(masks):
     check(Case("in-batch", 64, 300, 32, 40, 128, torch.bfloat16, masks), "cuda")
 
 
+def several_to_a_tile():
+    """Many query rows against documents of every length about whole eights: the last tile of documents full,
+    short of one, and of one alone; queries that divide the rows of a warp, share them, and span several."""
+    layouts = [
+        ("in-batch", 40, 61, 16), ("in-batch", 9, 300, 33), ("in-batch", 3, 29, 513), ("in-batch", 300, 6, 1),
+        ("in-batch", 70, 7, 5), ("in-batch", 2, 40, 150), ("KD", 4, 19, 140), ("in-batch", 33, 49, 128),
+    ]  # fmt: skip
+    lengths = [1, 5, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 40, 41, 47, 48, 49, 55, 56, 57, 63, 64]
+    dims = [128, 96, 64, 8, 72, 40, 112]
+    walks = map(
+        itertools.cycle, (layouts, lengths, dims, ["contiguous", "sliced", "contiguous", "transposed"])
+    )
+    for index, ((layout, Nq, N, Lq), Ld, d, form) in enumerate(
+        itertools.islice(zip(*walks, strict=True), 69)
+    ):
+        dtype = (torch.bfloat16, torch.float16)[index % 2]
+        yield Case(layout, Nq, N, Lq, Ld, d, dtype, ("none", "holes", "dead")[index // 2 % 3], form)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", list(several_to_a_tile()), ids=str)
+def test_several_short_documents_to_a_tile(case):
+    check(case, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("Ld", [11, 16, 24, 37, 64])
+def test_short_documents_of_a_tile_do_not_meet(Ld):
+    """Of equal similarities the lowest token wins; what one document holds that is no number stays there, and
+    a masked token counts nowhere, whatever it holds."""
+    generator = torch.Generator("cuda").manual_seed(Ld)
+    Q = torch.randint(-2, 3, (40, 30, 64), device="cuda", generator=generator).bfloat16()
+    D = torch.randint(-2, 3, (41, Ld, 64), device="cuda", generator=generator).bfloat16()
+    D[:, Ld // 2 :] = D[:, : Ld - Ld // 2].clone()
+    scores, winners = ref.maxsim(Q, D)
+    found, won = li.maxsim_with_winners(Q, D)
+    assert torch.equal(found.double(), scores) and torch.equal(won.long(), winners)
+    again, won_again = li.maxsim_with_winners(Q, D)
+    assert torch.equal(again, found) and torch.equal(won_again, won) and torch.equal(li.maxsim(Q, D), found)
+    D[7, Ld - 1, 3] = float("nan")
+    D[8, 0, 0] = float("inf")
+    assert li.maxsim(Q, D)[:, 7].isnan().all()
+    others = [j for j in range(41) if j not in (7, 8)]
+    assert torch.equal(li.maxsim(Q, D)[:, others], found[:, others])
+    kept = torch.ones(41, Ld, dtype=torch.bool, device="cuda")
+    kept[7, Ld - 1] = kept[8, 0] = False
+    scores, winners = ref.maxsim(Q, D, None, kept)
+    found, won = li.maxsim_with_winners(Q, D, None, kept)
+    assert torch.equal(found.double(), scores) and torch.equal(won.long(), winners)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_short_documents_hold_that_is_no_number(dtype):

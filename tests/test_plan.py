@@ -66,6 +66,7 @@ def test_every_call_is_explained_on_every_gpu(case):
     [
         ((1, 32, 128), (1000, 300, 128), {}, "sm90_d", "32 query rows meet each document"),
         ((256, 32, 128), (256, 300, 128), {}, "sm90_q", "8192 query rows meet each document"),
+        ((256, 16, 128), (256, 24, 128), {}, "sm90_q_short", "6 documents of up to 24 tokens"),
         ((64, 32, 768), (64, 300, 768), {}, "sm90_q_longd", "embeddings of 12 x 128 bytes"),
         ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32}, "sm90_3xfp16", "2 x 152 tokens"),
         ((256, 32, 128), (256, 300, 128), {"sm": 80}, "sm80", "device"),

@@ -31,6 +31,7 @@ NEEDED = 1.01
 FAMILIES = (
     (r"maxsim_forward_sm90_q", r"(?:E4m3|E5m2|Int8),[^,]*, (\d+)", r"rows \1, 8 bit"),
     (r"maxsim_forward_sm90_q", r"Wgmma\w+,[^,]*, (\d+)", r"rows \1"),
+    (r"maxsim_forward_sm90_q_short", r"Wgmma\w+,[^,]*, (\d+), (\d+)", r"short \1x\2"),
     (r"maxsim_forward_sm90_q_longd", r"Wgmma\w+,[^,]*, (\d+)", r"split \1"),
     (r"maxsim_forward_sm90_d", r"PairsTile", r"documents, listed pairs"),
     (r"maxsim_forward_sm90_d", r"Wgmma\w+,[^,]*, (\d+)", r"documents, \1 query rows"),
@@ -47,7 +48,7 @@ FAMILIES = (
 PLANS = (
     *(f"rows {width}" for width in (160, 152, 144, 128, 112, 104, 80)), "rows .* copied",
     *(f"split {width}" for width in (152, 144, 128, 112, 104, 80)), "split .* paired",
-    "documents", "documents .x4", "documents [234]x", "direct", "direct 8", "direct 32",
+    "short .*", "documents", "documents .x4", "documents [234]x", "direct", "direct 8", "direct 32",
     "thin", "mid", "wide",
 )  # fmt: skip
 

@@ -35,6 +35,22 @@ FORWARD = (
     *LONG,
 )
 
+# Documents of up to 64 tokens: titles, products, questions. The lengths from 1 to 64 lie on both sides of
+# whole eights, which tiles of the kernels are cut to.
+SHORT_TRAINING = (
+    Shape("short-train-24", 256, 256, 16, 24),
+    Shape("short-64x4096", 64, 4096, 16, 24),
+    Shape("short-256x1024", 256, 1024, 32, 48),
+    Shape("short-d96", 64, 2000, 32, 17, d=96),
+    Shape("short-long-queries", 17, 2000, 513, 17, d=96),
+    Shape("short-one-24", 1, 20000, 16, 24),
+    Shape("short-one-64", 1, 20000, 32, 64),
+)
+SHORT = (
+    *SHORT_TRAINING,
+    *(Shape(f"short-{Ld}", 128, 1024, 32, Ld) for Ld in (1, 4, 8, 9, 16, 17, 24, 32, 33, 40, 48, 56, 57, 64)),
+)
+
 # Shapes of FORWARD by what bounds them; the variants, fp32 and quantized suites use some of these.
 COMPUTE_BOUND = (
     "train-128", "train-256", "colpali-128", "colpali-lq128", "longq-64", "rerank-lq1024", "d768",
@@ -161,6 +177,7 @@ TINY_TRAINING = (
 )
 # Too long for winners of two bytes, and for skewed inputs.
 TINY_LONG = Shape("tiny-long", 12, 1, 5, 70_000, d=16)
+TINY_SHORT = (Shape("tiny-short", 24, 20, 5, 3, d=16), Shape("tiny-short-one", 1, 60, 5, 9, d=16))
 TINY_VARLEN = (*TINY_FORWARD, Shape("tiny-own", 3, 4, 5, 7, d=16, layout=KD))
 TINY_PLAID = (Shape("tiny-plaid-2", 1, 6, 5, 7, d=16), Shape("tiny-plaid-4", 1, 6, 5, 7, d=16))
 TINY_FUSED_HEAD = (HiddenShape("tiny-head", 16, 12, 5, 17, d=16, d_model=24),)

@@ -66,6 +66,7 @@ JOBS = (
     Job("plans", 2, 160, ("plans", "--seed", "1", "--count", "200", "--masked", "40", "--others", "60")),
     Job("backward", 2, 100, _suites("backward")),
     Job("first-call", 2, 230, _suites("first-call")),
+    Job("short", 3, 240, _suites("short", "short-steps", warm=60)),
     Job("contrastive", 3, 170, _suites("contrastive", limit=60)),
     Job("xtr", 3, 60, _suites("xtr")),
     Job("host", 3, 60, _suites("host")),

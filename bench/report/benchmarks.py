@@ -44,6 +44,16 @@ def _gpu(record: Sequence[Row]) -> list[str]:
     )
     parts += section("Peak memory of that step.", "MiB above the inputs.", tables.memory_table(rows))
     parts += section(
+        "Short documents, no gradient.",
+        "As the first table, of documents of 1 to 64 tokens.",
+        tables.forward_table(record, "short"),
+    )
+    parts += section(
+        "Short documents, forward and both gradients.",
+        "As the second table.",
+        tables.training_table(record, "short-steps"),
+    )
+    parts += section(
         "Whole losses, forward and backward.",
         "Microseconds of one after another, by events / peak MiB: colpali-engine's explicit-negative heads,"
         " which are the same without an in-batch term, and PyLate's contrastive loss, in chunks of 32 x 32.",

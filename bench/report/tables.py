@@ -113,10 +113,10 @@ def size(row: Row) -> str:
     return shape + (f", d={row['d']}" if row["d"] != 128 else "")
 
 
-def forward_table(record: Sequence[Row]) -> str:
+def forward_table(record: Sequence[Row], suite: str = "forward") -> str:
     headers, rows = split(record)
     body = []
-    for group in groups(r for r in rows if r["suite"] == "forward").values():
+    for group in groups(r for r in rows if r["suite"] == suite).values():
         mine = _of(group, OURS)
         ours = best(mine)
         if ours is None:
@@ -130,9 +130,9 @@ def forward_table(record: Sequence[Row]) -> str:
     return table(head, body, left=2) if body else ""
 
 
-def training_table(record: Sequence[Row]) -> str:
+def training_table(record: Sequence[Row], suite: str = "training") -> str:
     headers, rows = split(record)
-    steps = groups(r for r in rows if r["suite"] == "training")
+    steps = groups(r for r in rows if r["suite"] == suite)
     skewed = {g[0]["shape"]: best(_of(g, OURS)) for g in steps.values() if g[0]["winners"] == "skewed"}
     body = []
     for group in steps.values():

@@ -59,6 +59,14 @@ SUITES: dict[str, Suite] = {
         "scores of dense batches, every library",
         named_shapes.FORWARD, (*named_shapes.TINY_FORWARD, named_shapes.TINY_LONG), op="fwd",
     ),
+    "short": Suite(
+        "scores of documents of 1 to 64 tokens, every library",
+        named_shapes.SHORT, named_shapes.TINY_SHORT, op="fwd",
+    ),
+    "short-steps": Suite(
+        "forward and both gradients of documents of up to 64 tokens, every library",
+        named_shapes.SHORT_TRAINING, named_shapes.TINY_SHORT, op="fwd+bwd", winners=WINNER_KINDS,
+    ),
     variants.SUITE: Suite(
         "what each option of our forward costs: masks, winners, normalize, fp16",
         named_shapes.named(named_shapes.VARIANTS), named_shapes.TINY_FORWARD, variants.ALL,

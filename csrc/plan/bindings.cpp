@@ -46,6 +46,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .finalize();
   py::native_enum<li::ForwardKernel>(m, "ForwardKernel", "enum.Enum")
       .value("sm90_q", li::ForwardKernel::sm90_q)
+      .value("sm90_q_short", li::ForwardKernel::sm90_q_short)
       .value("sm90_q_longd", li::ForwardKernel::sm90_q_longd)
       .value("sm90_3xtf32", li::ForwardKernel::sm90_3xtf32)
       .value("sm90_3xfp16", li::ForwardKernel::sm90_3xfp16)
@@ -78,6 +79,9 @@ PYBIND11_MODULE(late_interaction_plan, m) {
   py::class_<li::Sm90QConfig>(m, "Sm90QConfig")
       .def_readonly("masked", &li::Sm90QConfig::masked)
       .def_readonly("compacted", &li::Sm90QConfig::compacted);
+  py::class_<li::Sm90QShortConfig>(m, "Sm90QShortConfig")
+      .def_readonly("span", &li::Sm90QShortConfig::span)
+      .def_readonly("masked", &li::Sm90QShortConfig::masked);
   py::class_<li::Sm90QLongDConfig>(m, "Sm90QLongDConfig")
       .def_readonly("stream_q", &li::Sm90QLongDConfig::stream_q)
       .def_readonly("cluster", &li::Sm90QLongDConfig::cluster);

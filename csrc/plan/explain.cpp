@@ -13,8 +13,9 @@ namespace {
 // By enumerator, in the order of plan.h.
 constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64", "e4m3", "e5m2", "int8"};
 constexpr const char* kTileNames[] = {"wide", "mid", "thin"};
-constexpr const char* kKernelNames[] = {"sm90_q", "sm90_q_longd",    "sm90_3xtf32", "sm90_3xfp16", "sm90_d",
-                                        "sm80",   "sm80_short_docs", "fp64",        "dequantized"};
+constexpr const char* kKernelNames[] = {"sm90_q",      "sm90_q_short", "sm90_q_longd", "sm90_3xtf32",
+                                        "sm90_3xfp16", "sm90_d",       "sm80",         "sm80_short_docs",
+                                        "fp64",        "dequantized"};
 static_assert(std::size(kComputeNames) == kComputes && std::size(kKernelNames) == kForwardKernels);
 
 }  // namespace
@@ -41,6 +42,11 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
       return "no kernel multiplies " + name_of(plan.compute) + " codes of this d on this device; " + together;
     case ForwardKernel::sm90_d:
       return together + ": as few as fit the narrow side of a tile, so documents take its wide side";
+    case ForwardKernel::sm90_q_short: {
+      const int span = plan.as<Sm90QShortConfig>().span, docs = plan.tokens / span;
+      return together + ": " + std::to_string(plan.rows) + " of them share what is read of it; a tile has " +
+             std::to_string(docs) + " documents of up to " + std::to_string(span) + " tokens";
+    }
     case ForwardKernel::sm80_short_docs:
       return together + ": documents of " + std::to_string(s.Ld) +
              " tokens are read straight into operands, " +
@@ -78,6 +84,8 @@ std::string describe_tile(const ForwardPlan& plan) {
   switch (plan.kernel) {
     case ForwardKernel::sm90_q:
       return "wgmma, query rows on its M side";
+    case ForwardKernel::sm90_q_short:
+      return "wgmma, query rows on its M side, several documents a tile";
     case ForwardKernel::sm90_d:
       return "wgmma, documents on its M side";
     case ForwardKernel::sm80:
@@ -107,6 +115,12 @@ std::string where_q_is(const ForwardPlan& plan) {
          (longd != nullptr && longd->cluster > 1 ? ", half of it from the other block of a cluster" : "");
 }
 
+// What of the documents a work tile has.
+std::string shared_unit(const ForwardPlan& plan) {
+  if (plan.kernel == ForwardKernel::sm90_q_short) return "group of documents";
+  return plan.num_splits > 1 ? "split of a document" : "document";
+}
+
 // A line for each thing that is done to the columns of a tile.
 std::string describe_columns(const Sizes& s, const ForwardPlan& plan) {
   Sm90QConfig how;
@@ -114,6 +128,7 @@ std::string describe_columns(const Sizes& s, const ForwardPlan& plan) {
   if (const auto* longd = std::get_if<Sm90QLongDConfig>(&plan.config)) {
     how = {.masked = longd->masked, .scaled = longd->scaled};
   }
+  if (const auto* tile = std::get_if<Sm90QShortConfig>(&plan.config)) how = {.masked = tile->masked};
   std::string lines;
   if (how.masked) {
     lines += std::string("masked     columns are left out one by one") +
@@ -170,7 +185,7 @@ std::string explain(const Sizes& s, const ForwardPlan& plan) {
       << "memory     " << plan.smem_bytes << " bytes of shared memory a block, " << plan.blocks_per_sm
       << " blocks a multiprocessor\n"
       << describe_columns(s, plan) << "grid       " << plan.grid << " blocks share " << plan.work_tiles
-      << " (row tile, " << (plan.num_splits > 1 ? "split of a document" : "document") << ") work tiles\n"
+      << " (row tile, " << shared_unit(plan) << ") work tiles\n"
       << "sum        " << how_summed(plan) << "\n"
       << reason;
   return out.str();

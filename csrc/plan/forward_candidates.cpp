@@ -199,6 +199,41 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   return plan;
 }
 
+// The host does not know how long packed documents are: half as long again as the mean, most of them, and
+// longer ones have several slots.
+std::optional<ForwardPlan> plan_sm90_q_short(const Sizes& s, const ForwardTraits& traits,
+                                             const Device& device, int span) {
+  constexpr int kFewestStages = 2;
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  const bool halves = compute == Compute::bf16 || compute == Compute::fp16;
+  if (!halves || !serves_wgmma(s, traits, device) || traits.scaled || s.d > kMostShortDims ||
+      s.Ld > kShortTiles.back().span || (traits.packed && s.layout == Layout::per_query)) {
+    return std::nullopt;
+  }
+  const ShortTile tile = short_tile(span != 0 ? span : traits.packed ? 3 * s.Ld / 2 : s.Ld);
+  if (!traits.packed && tile.span != short_tile(s.Ld).span) return std::nullopt;
+  ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm90_q_short;
+  plan.compute = compute;
+  plan.rows = 256;
+  plan.partial_rows = 128;
+  plan.tokens = tile.span * tile.docs;
+  const Sm90QShortConfig config{.span = tile.span, .masked = traits.masked || traits.packed};
+  plan.config = config;
+  plan.k_chunks = static_cast<int>(ceil_div(short_steps(s.d, config.masked), 4));
+  const int64_t beside = plan.k_chunks * plan.rows * kKChunkBytes + short_epilogue_bytes(tile.docs);
+  const int64_t stage = plan.k_chunks * plan.tokens * kKChunkBytes + (config.masked ? 4 * plan.tokens : 0);
+  plan.stages = static_cast<int>(std::min<int64_t>((device.smem_per_block - beside) / stage, kMaxStages));
+  if (plan.stages < kFewestStages) return std::nullopt;
+  plan.smem_bytes = static_cast<int>(beside + plan.stages * stage);
+  share_out(s, plan, device);
+  const int64_t slots = traits.packed ? s.N + s.N * (s.Ld + 1) / tile.span : s.N;
+  plan.work_tiles = plan.row_tiles * ceil_div(slots, tile.docs);
+  plan.grid = std::min<int64_t>(plan.work_tiles, device.sm_count);
+  if (plan.work_tiles > INT32_MAX) return std::nullopt;
+  return plan;
+}
+
 // Query rows on the M side, and their embeddings in chunks. Q stays in shared memory where that leaves a ring
 // deep enough; else it streams, and two blocks that take neighbouring documents bring each other half of it.
 // Full accuracy takes half the rows, since sums take registers too, and two parts of an element.

@@ -32,6 +32,10 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool compacted, int tokens = 0, int num_splits = 1);
 
+// Several short documents to a tile, `span` tokens each.
+std::optional<ForwardPlan> plan_sm90_q_short(const Sizes& s, const ForwardTraits& traits,
+                                             const Device& device, int span = 0);
+
 // Numbers of splits that forward_alternatives() lists, and that forward_select.cpp prefers for it.
 inline constexpr int kSplitCounts[] = {2, 3, 5, 16, 33, 132};
 

@@ -48,6 +48,7 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
     add(plan_sm90_q_longd(s, traits, device, false, tokens));
     add(plan_sm90_q_longd(s, traits, device, true, tokens));
   }
+  for (const ShortTile& tile : kShortTiles) add(plan_sm90_q_short(s, traits, device, tile.span));
   for (const Sm80Tile tile : {Sm80Tile::thin, Sm80Tile::mid, Sm80Tile::wide})
     add(plan_sm80(s, traits, device, tile));
   return plans;
@@ -67,6 +68,10 @@ std::string short_name(const ForwardPlan& plan) {
     case ForwardKernel::sm90_3xtf32:
     case ForwardKernel::sm90_3xfp16:
       return "split " + tokens + (plan.as<Sm90QLongDConfig>().cluster > 1 ? " paired" : "");
+    case ForwardKernel::sm90_q_short: {
+      const int span = plan.as<Sm90QShortConfig>().span;
+      return "short " + std::to_string(span) + "x" + std::to_string(plan.tokens / span);
+    }
     case ForwardKernel::sm80_short_docs:
       return "direct " + tokens;
     case ForwardKernel::sm80:

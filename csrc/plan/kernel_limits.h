@@ -57,6 +57,42 @@ constexpr bool has_tails(int64_t element_bytes, bool masked, bool scaled) {
 // Tokens of a tail: about two thirds of a tile.
 constexpr int tail_width(int columns) { return columns >= 152 ? 104 : columns >= 128 ? 80 : 64; }
 
+// ---- forward/sm90_q_short ----
+
+// A tile of tokens: `docs` documents of up to `span` tokens.
+struct ShortTile {
+  int span, docs;
+};
+inline constexpr std::array kShortTiles = {ShortTile{8, 16}, ShortTile{16, 8}, ShortTile{24, 6},
+                                           ShortTile{32, 4}, ShortTile{48, 3}, ShortTile{64, 2}};
+
+// The tile for documents of up to Ld tokens; the last one for longer ones.
+constexpr ShortTile short_tile(int64_t Ld) {
+  for (const ShortTile tile : kShortTiles) {
+    if (Ld <= tile.span) return tile;
+  }
+  return kShortTiles.back();
+}
+
+// wgmma of 16 elements that an embedding takes, of those that there are instances for, and that all masked
+// and packed documents take.
+inline constexpr std::array kShortSteps = {4, 6, 8};
+constexpr int short_steps(int64_t d, bool masked) {
+  for (const int steps : kShortSteps) {
+    if (!masked && d <= 16 * steps) return steps;
+  }
+  return kShortSteps.back();
+}
+inline constexpr int64_t kMostShortDims = 16 * kShortSteps.back();
+
+// Bytes of shared memory beside the Q tile and the ring: both epilogue buffers of two consumers, their
+// spills, and mbarriers. A document's maxima are 128 numbers, up to 16 that keep documents apart, and a byte
+// a winner.
+constexpr int short_epilogue_bytes(int docs) {
+  const int slots = (docs + 1) / 2 * 2;
+  return 2 * (2 * slots * (4 * (128 + 16) + 128) + 4 * 128) + 256;
+}
+
 // ---- forward/sm80 ----
 
 enum class Sm80Tile {

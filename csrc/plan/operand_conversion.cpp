@@ -32,8 +32,8 @@ bool has_kernel(const Sizes& s, bool masked, const Device& device) {
                              .tma_compatible = s.d % 8 == 0};
   if (s.N == 0 || s.Ld == 0) return false;
   const ForwardKernel kernel = plan_forward(s, traits, device).kernel;
-  return kernel == ForwardKernel::sm90_q || kernel == ForwardKernel::sm90_q_longd ||
-         kernel == ForwardKernel::sm90_d;
+  return kernel == ForwardKernel::sm90_q || kernel == ForwardKernel::sm90_q_short ||
+         kernel == ForwardKernel::sm90_q_longd || kernel == ForwardKernel::sm90_d;
 }
 
 bool may_be_normalized_fp16(const Sizes& s) {

@@ -34,6 +34,7 @@ int64_t element_bytes(Compute compute);
 // The forward kernels. explain_plan shows them by these names.
 enum class ForwardKernel {
   sm90_q,           // wgmma, query rows on its M side
+  sm90_q_short,     // the same with several short documents in a tile
   sm90_q_longd,     // the same for embeddings too long for sm90_q: they are streamed by k chunk
   sm90_3xtf32,      // sm90_q_longd for fp32 at full accuracy: three TF32 products an element
   sm90_3xfp16,      // the same by three fp16 products, of operands converted to two fp16 numbers an element
@@ -43,7 +44,7 @@ enum class ForwardKernel {
   fp64,             // the reference, without tensor cores
   dequantized,      // none takes these quantized tokens: they are converted to float32 and scored as such
 };
-inline constexpr int kForwardKernels = 9, kComputes = 8;
+inline constexpr int kForwardKernels = 10, kComputes = 8;
 
 // What each kernel is told beside the plan's common numbers.
 struct Sm90QConfig {
@@ -51,6 +52,10 @@ struct Sm90QConfig {
   bool scaled = false;     // each column of a tile has a scale
   bool trimmed = false;    // a kernel before finds the first and the last kept token of each document
   bool compacted = false;  // a kernel before copies each document's kept tokens, so that no column is masked
+};
+struct Sm90QShortConfig {
+  int span = 0;         // tokens of a document in a tile, which has plan.tokens / span documents
+  bool masked = false;  // columns of a tile may be masked one by one; of packed documents they are
 };
 struct Sm90QLongDConfig {  // sm90_3xtf32 and sm90_3xfp16 too
   bool masked = false, scaled = false;
@@ -72,7 +77,8 @@ struct Sm80ShortDocsConfig {
 struct ForwardPlan {
   ForwardKernel kernel = ForwardKernel::fp64;
   Compute compute = Compute::bf16;
-  std::variant<std::monostate, Sm90QConfig, Sm90QLongDConfig, Sm90DConfig, Sm80Config, Sm80ShortDocsConfig>
+  std::variant<std::monostate, Sm90QConfig, Sm90QLongDConfig, Sm90DConfig, Sm80Config, Sm80ShortDocsConfig,
+               Sm90QShortConfig>
       config;              // the kernel's
   int rows = 0;            // query rows of a tile
   int tokens = 0;          // document tokens of a tile

@@ -26,6 +26,10 @@ def costs():
         ),
         ("void maxsim_forward_sm90_q<Sm90QTile<ptx::WgmmaInt8, signed char, 80, 2> >(A)", "rows 80, 8 bit"),
         ("void maxsim_forward_sm90_q_longd<Sm90QLongDTile<ptx::WgmmaTf32, float, 80> >(A)", "split 80"),
+        (
+            "void maxsim_forward_sm90_q_short<Sm90QShortTile<ptx::WgmmaFp16, __half, 24, 6, 8, true> >(A)",
+            "short 24x6",
+        ),
         ("void maxsim_forward_sm80<ptx::MmaTf32, MmaTile<2, 2, 4, 8, 2>, true>(A)", "mid"),
         (
             "void maxsim_forward_sm80<ptx::MmaTf32, Listed<MmaTile<1, 4, 2, 4, 3> >, true>(A)",

@@ -143,14 +143,50 @@ def test_short_documents_go_straight_to_registers_where_there_is_little_to_do():
     assert kernel(4, 25, 16, 64, layout=in_batch) == kernel(9, 20, 16, 384, layout=in_batch) == short
     assert kernel(9, 20, 16, 385, layout=in_batch) == kernel(9, 50, 16, 129, layout=in_batch) == "sm90_q"
     assert kernel(9, 50, 16, 512, d=64, layout=in_batch) == short
-    assert kernel(512, 512, 32, 16, layout=in_batch) == short  # however much there is to do
-    assert kernel(145, 1, 274, 20) == kernel(32, 32, 32, 40, layout=in_batch) == short  # little to do
-    assert kernel(512, 512, 32, 40, layout=in_batch) == "sm90_q"
+    assert kernel(512, 512, 32, 16, layout=in_batch, scaled=True) != short
+    assert kernel(145, 1, 274, 20) == kernel(32, 32, 32, 16, layout=in_batch) == short  # little to do
     assert kernel(161, 486, 24, 6, scaled=True) == "sm90_d"
     assert kernel(161, 486, 24, 16, d=1024) == short  # more than a warp holds: piece by piece
     assert kernel(387, 50, 2, 73, d=100, tma_compatible=False) == short
     assert kernel(387, 50, 2, 129, d=100, tma_compatible=False) == "sm80"
     assert kernel(161, 486, 24, 6, packed=True) == "sm90_d"
+
+
+def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
+    def forward(Nq, N, Lq, Ld, d=128, layout=plan.Layout.in_batch, device=H200, **traits):
+        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), device)
+
+    def kernel(*shape, **options):
+        return forward(*shape, **options).kernel.name
+
+    for Ld in range(1, 65):
+        for d in (8, 64, 72, 96, 128):
+            made = forward(256, 1024, 32, Ld, d)
+            assert made.kernel == plan.ForwardKernel.sm90_q_short
+            documents = made.tokens // made.config.span
+            assert made.config.span == next(span for span in (8, 16, 24, 32, 48, 64) if span >= Ld)
+            assert made.tokens == documents * made.config.span in (128, 144) and made.stages >= 3
+            assert made.work_tiles == made.row_tiles * -(-1024 // documents) and not made.config.masked
+    assert forward(256, 1024, 32, 24, masked=True).config.masked
+    several = "sm90_q_short"
+    assert kernel(17, 2000, 513, 17, 96) == kernel(256, 256, 32, 40) == kernel(512, 512, 32, 16) == several
+    assert kernel(4, 300, 300, 20, layout=plan.Layout.per_query) == several
+    assert kernel(256, 1024, 32, 65) == "sm90_q" and kernel(256, 1024, 32, 64, 136) != several
+    assert kernel(300, 1, 300, 24, layout=plan.Layout.per_query) != several  # a tile for one document
+    assert kernel(1, 20000, 32, 24) != several  # few rows
+    for traits in ({"scaled": True}, {"tma_compatible": False}, {"dtype": plan.Dtype.int8}):
+        assert kernel(256, 1024, 32, 24, **traits) != several
+    assert kernel(256, 1024, 32, 24, device=A100) != several
+    # 65 to 128 rows, where a multiprocessor has many documents; and what little there is goes to registers.
+    assert kernel(4, 2000, 32, 24) == kernel(3, 20000, 32, 48) == kernel(8, 200, 32, 24) == several
+    assert kernel(2, 20000, 32, 24) != several and kernel(4, 100, 32, 48) == "sm90_q"
+    assert kernel(32, 32, 32, 32) == kernel(9, 2, 300, 24) == kernel(64, 64, 32, 8) == "sm80_short_docs"
+    # Packed documents of a mean length: most are less than half as long again.
+    packed = forward(1, 1024, 8192, 16, packed=True)
+    assert packed.kernel.name == several and packed.config.span == 24 and packed.config.masked
+    assert forward(1, 1024, 8192, 48, packed=True).config.span == 64
+    assert kernel(1, 1024, 8192, 49, packed=True) == "sm90_q"
 
 
 def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_than_tiles():
@@ -185,8 +221,8 @@ def test_short_documents_come_in_eights_where_all_warps_find_work():
         size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)
         return plan.plan_forward(size, plan.ForwardTraits(**traits), H200).tokens
 
-    assert tokens(8, 4000, 32, 16) == tokens(1, 1, 32, 8) == tokens(1, 264, 32, 32) == 8
-    assert tokens(1, 700, 32, 16) == tokens(8, 3000, 32, 21) == 32
+    assert tokens(2, 4000, 32, 16) == tokens(1, 1, 32, 8) == tokens(1, 264, 32, 32) == 8
+    assert tokens(1, 700, 32, 16) == tokens(2, 3000, 32, 21) == 32
     assert tokens(8, 4000, 32, 40, tma_compatible=False) == 8
 
 

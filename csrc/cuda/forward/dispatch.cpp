@@ -13,6 +13,8 @@ constexpr ForwardInstances<ForwardArgs> kInstances{
     {Kernel::sm90_q, Compute::e4m3, launch_sm90_q<Compute::e4m3>},
     {Kernel::sm90_q, Compute::e5m2, launch_sm90_q<Compute::e5m2>},
     {Kernel::sm90_q, Compute::int8, launch_sm90_q<Compute::int8>},
+    {Kernel::sm90_q_short, Compute::bf16, launch_sm90_q_short<Compute::bf16>},
+    {Kernel::sm90_q_short, Compute::fp16, launch_sm90_q_short<Compute::fp16>},
     {Kernel::sm90_q_longd, Compute::bf16, launch_sm90_q_longd<Compute::bf16>},
     {Kernel::sm90_q_longd, Compute::fp16, launch_sm90_q_longd<Compute::fp16>},
     {Kernel::sm90_q_longd, Compute::tf32, launch_sm90_q_longd<Compute::tf32>},

@@ -31,6 +31,8 @@ struct ForwardLaunch {
 // instantiated in its instances/.
 template <Compute kCompute, class Args>
 cudaError_t launch_sm90_q(const ForwardLaunch<Args>& call);
+template <Compute kCompute>
+cudaError_t launch_sm90_q_short(const ForwardLaunch<ForwardArgs>& call);
 template <Compute kCompute, class Args>
 cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call);
 cudaError_t launch_sm90_3xtf32(const ForwardLaunch<ForwardArgs>& call);
@@ -85,6 +87,20 @@ cudaError_t launch_doc_ranges(const ForwardArgs& args, int64_t documents, const 
 // tiles of tile_tokens each. Tokens that the mask drops at either end of a split are left out.
 cudaError_t launch_split_doc_ranges(const ForwardArgs& args, int tile_tokens, DocRange* doc_ranges,
                                     cudaStream_t stream);
+
+// Slots of packed documents (sm90_q_short/slots.cu).
+struct ShortSlots {
+  const Span* spans;  // [documents]
+  int64_t documents;
+  int32_t span, docs;  // tokens of a slot, slots of a group
+  // Outputs.
+  DocRange* slots;   // [capacity + docs + 1]: argmax_base counts from a document's first token; behind the
+                     // last slot document is -1
+  int64_t capacity;  // slots that there are at most
+  int32_t* work_tile_ends;  // [blocks + 1], in (row tile, group of slots); the last number is that of groups
+  int64_t blocks, row_tiles;
+};
+cudaError_t launch_short_slots(const ShortSlots& slots, cudaStream_t stream);
 
 // Query rows that one block combines. A query with more leaves its score in partials [Nq, args.partials,
 // documents].

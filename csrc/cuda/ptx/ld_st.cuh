@@ -48,6 +48,11 @@ __device__ __forceinline__ void st_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(x) : "memory");
 }
 
+// The lowest byte of x.
+__device__ __forceinline__ void st_shared_b8(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b8 [%0], %1;\n" ::"r"(address), "r"(x) : "memory");
+}
+
 __device__ __forceinline__ void st_shared_v4_f32(uint32_t address, float4 x) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z),
                "f"(x.w)

@@ -66,6 +66,11 @@ CUtensorMap encode(const void* data, CUtensorMapDataType type, int rank, const c
 
 CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens, TmaAxis items,
                            TmaAxis outer, int box_tokens) {
+  return make_grouped_token_map(data, compute, d, tokens, items, outer, box_tokens, 1);
+}
+
+CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens,
+                                   TmaAxis items, TmaAxis outer, int box_tokens, int box_items) {
   // An axis of one has no stride of its own; any multiple of 16 bytes does.
   const int64_t element = element_bytes(compute);
   const auto bytes = [&](TmaAxis axis) {
@@ -75,7 +80,7 @@ CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis
                                static_cast<cuuint64_t>(items.size), static_cast<cuuint64_t>(outer.size)};
   const cuuint64_t strides[3] = {bytes(tokens), bytes(items), bytes(outer)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(kKChunkBytes / element),
-                             static_cast<cuuint32_t>(box_tokens), 1, 1};
+                             static_cast<cuuint32_t>(box_tokens), static_cast<cuuint32_t>(box_items), 1};
   return encode(data, type_of(compute), 4, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }

@@ -17,6 +17,10 @@ inline constexpr TmaAxis kNoAxis{1, 0};
 CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens, TmaAxis items,
                            TmaAxis outer, int box_tokens);
 
+// The same in boxes of box_tokens tokens of each of box_items items.
+CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens,
+                                   TmaAxis items, TmaAxis outer, int box_tokens, int box_items);
+
 // The same for rows [rows, d] that lie `stride` elements apart.
 CUtensorMap make_row_map(const void* data, Compute compute, int64_t rows, int64_t d, int64_t stride,
                          int box_rows);

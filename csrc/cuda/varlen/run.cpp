@@ -40,6 +40,32 @@ struct Shares {
   }
 };
 
+// Slots of documents for sm90_q_short, and how its blocks share them.
+struct Slots {
+  Tensor slots, work_tile_ends;
+  ShortSlots list;
+
+  Slots(const Inputs& in, const ForwardPlan& plan, const PackedIndex& index, const Tensor& like)
+      : slots(new_tensor(like, {capacity(in, plan) + documents_a_tile(plan) + 1, 4}, ScalarType::Int)),
+        work_tile_ends(new_tensor(like, {plan.grid + 1}, ScalarType::Int)),
+        list{.spans = index.spans,
+             .documents = index.documents,
+             .span = plan.as<Sm90QShortConfig>().span,
+             .docs = documents_a_tile(plan),
+             .slots = static_cast<DocRange*>(slots.data_ptr()),
+             .capacity = capacity(in, plan),
+             .work_tile_ends = static_cast<int32_t*>(work_tile_ends.data_ptr()),
+             .blocks = plan.grid,
+             .row_tiles = plan.row_tiles} {}
+
+  static int documents_a_tile(const ForwardPlan& plan) {
+    return plan.tokens / plan.as<Sm90QShortConfig>().span;
+  }
+  static int64_t capacity(const Inputs& in, const ForwardPlan& plan) {
+    return in.sizes.N + in.sizes.Ld / plan.as<Sm90QShortConfig>().span;
+  }
+};
+
 void take_index(ForwardArgs& args, const PackedIndex& index) {
   args.packed = true;
   args.partials = 1;
@@ -76,6 +102,13 @@ PackedScores score_packed(const ForwardCall& call, int64_t mean) {
   }
   check(launch_packed_index(index, stream), "index of packed sequences");
   take_index(made.args, index);
+  std::optional<Slots> slots;
+  if (plan.kernel == ForwardKernel::sm90_q_short) {
+    slots.emplace(in, plan, index, call.scores);
+    check(launch_short_slots(slots->list, stream), "slots of packed documents");
+    made.args.doc_ranges = slots->list.slots;
+    made.args.work_tile_ends = slots->list.work_tile_ends;
+  }
   const bool fp64 = plan.kernel == ForwardKernel::fp64;
   // The fp64 kernel has a block for each query and document, so it skips tokens outside all queries.
   if (fp64 && call.winners) fill_sentinel(*call.winners, stream);

@@ -1,0 +1,392 @@
+// MaxSim forward on Hopper for many query rows against short documents: query rows on the M side of wgmma,
+// several documents in a tile of tokens.
+//
+//                       a stage of the ring: kDocs documents of kSpan tokens each
+//                     +--------+--------+--------+--------+--------+--------+
+//   256 query rows,   | doc j  | j + 1  | j + 2  | j + 3  | j + 4  | j + 5  |  warpgroup 0: rows   0..127
+//   resident in       |        |        |        |        |        |        |  warpgroup 1: rows 128..255
+//   shared memory     +--------+--------+--------+--------+--------+--------+  each as two blocks of 64
+//
+// A span is the least of 8, 16, 24, 32, 48 and 64 tokens that holds every document. One TMA box brings all
+// documents of a stage; it fills with zeros what lies behind a document's end, and those columns are left
+// out. Packed documents come one box each, and a longer one takes several slots (slots.cu). Spans begin at
+// groups of 8 columns, of which each lane of a quad sees two, so the columns of a document lie at the same
+// places in all lanes: a fold knows them when it is compiled.
+//
+// Who owns what
+//   block      one a multiprocessor, persistent: a contiguous range of (row tile, group of kDocs documents).
+//   consumer   each of warpgroups 0 and 1: multiplies both its blocks of 64 rows with every stage, finds the
+//              maximum of each (row, document), and leaves them in its ShortEpilogueBuffer.
+//   producer   one thread of warpgroup 2: TMA loads of Q tiles and of the ring's stages.
+//   mask producer
+//              the next warp of warpgroup 2, where documents have masks (kMasked): it writes for each column
+//              of a stage the largest similarity that counts: infinity, or minus infinity.
+//   epilogue   the other two warps of warpgroup 2, one for each consumer (epilogue_warp.cuh).
+//
+// mbarriers: full and empty for each stage, for the Q tile, and for each epilogue buffer.
+#pragma once
+
+#include "../../primitives/argmax_fold.cuh"
+#include "../sm90_pipeline.cuh"
+#include "epilogue_warp.cuh"
+
+namespace late_interaction {
+
+// whole: all documents have Ld tokens. masked: and some of those may not count. packed: they have lengths of
+// their own, and as many slots as they need.
+enum class ShortDocs { whole, masked, packed };
+
+// kSteps: wgmma of 16 elements that an embedding takes.
+template <class Type_, class Element_, int kSpan_, int kDocs_, int kSteps_, bool kWinners_, ShortDocs kKind_>
+struct Sm90QShortTile {
+  using Type = Type_;
+  using Element = Element_;
+  static constexpr int kSpan = kSpan_, kDocs = kDocs_, kColumns = kSpan * kDocs;
+  static constexpr int kSteps = kSteps_, kKChunks = (kSteps + 3) / 4;
+  static constexpr bool kWinners = kWinners_, kMasked = kKind_ != ShortDocs::whole;
+  static constexpr bool kPacked = kKind_ == ShortDocs::packed;
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kFirstEpilogueWarp = kThreads / 32 - kConsumers;
+  static constexpr int kRows = 128 * kConsumers, kWarpRows = 128;
+  static constexpr int kLaneRows = 4;  // of an epilogue warp's lane
+  static constexpr int kConsumerRegisters = 192, kHelperRegisters = 112;
+  // Documents [0, kHalf) are left by the even lanes of a quad, the others by the odd ones.
+  static constexpr int kHalf = (kDocs + 1) / 2, kSlots = 2 * kHalf;
+  // Groups of 8 columns that may lie behind the end of documents which no narrower tile takes.
+  static constexpr int kTailGroups = kSpan > 32 ? 2 : 1;
+  static constexpr uint32_t kQKChunkBytes = kRows * kKChunkBytes;
+  static constexpr uint32_t kStageKChunkBytes = kColumns * kKChunkBytes;
+  static constexpr uint32_t kStageBytes = kKChunks * kStageKChunkBytes;
+  static constexpr uint32_t kLimitBytes = kMasked ? 4 * kColumns : 0;  // of a stage
+
+  static __device__ __forceinline__ int slot(int warp, int lane, int o) {
+    return kWarpRows * warp + 4 * lane + o;
+  }
+};
+
+// Shared memory of a block, in this order: the Q tile, the ring, the limits of its columns, epilogue buffers,
+// mbarriers.
+template <class Tile>
+struct Sm90QShortShared {
+  // Bytes beside the Q tile, the ring and its limits.
+  static constexpr int kBeside = Tile::kConsumers * ShortEpilogueBuffer<Tile>::kBytes + 256;
+  uint32_t q, ring, limits, buffers, barriers;
+
+  __device__ __forceinline__ Sm90QShortShared(const uint8_t* base, int stages)
+      : q(ptx::smem_address(base)),
+        ring(q + Tile::kKChunks * Tile::kQKChunkBytes),
+        limits(ring + stages * Tile::kStageBytes),
+        buffers(limits + stages * Tile::kLimitBytes),
+        barriers(buffers + Tile::kConsumers * ShortEpilogueBuffer<Tile>::kBytes) {}
+
+  __device__ __forceinline__ uint32_t stage(int i) const { return ring + i * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t limits_of(int i) const { return limits + i * Tile::kLimitBytes; }
+  __device__ __forceinline__ uint32_t q_full() const { return barriers; }
+  __device__ __forceinline__ uint32_t q_empty() const { return barriers + 8; }
+  __device__ __forceinline__ ShortEpilogueBuffer<Tile> epilogue_buffer(int consumer) const {
+    return {buffers + consumer * ShortEpilogueBuffer<Tile>::kBytes, barriers + 16 + 32 * consumer};
+  }
+  __device__ __forceinline__ uint32_t full(int i) const { return barriers + 80 + 16 * i; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return barriers + 88 + 16 * i; }
+};
+
+template <class Tile>
+__device__ __forceinline__ void load_short_rows(const ForwardArgs& p, const TensorMaps& maps,
+                                                const RowTile& tile, const Sm90QShortShared<Tile>& at,
+                                                uint32_t q_parity) {
+  ptx::mbarrier_wait_parity(at.q_empty(), q_parity ^ 1);
+  ptx::mbarrier_arrive_expect_tx(at.q_full(), Tile::kKChunks * Tile::kQKChunkBytes);
+  const int first = first_query_token(p, tile);
+  for (int group = 0; group < Tile::kConsumers; ++group) {
+    for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
+      ptx::tma_load_4d(at.q + k_chunk * Tile::kQKChunkBytes + group * 128 * kKChunkBytes, &maps.Q,
+                       at.q_full(), k_chunk * (kKChunkBytes / 2), first + 128 * group, tile.query, 0);
+    }
+  }
+}
+
+// The producer, one thread: loads Q tiles and the documents' groups.
+template <class Tile>
+__device__ __forceinline__ void load_short_docs(const ForwardArgs& p, const TensorMaps& maps,
+                                                const Sm90QShortShared<Tile>& at) {
+  PipelineState place;
+  uint32_t q_parity = 0;
+  for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_parity ^= 1) {
+    const auto part = DocGroupWork<Tile>::take(p, range);
+    load_short_rows<Tile>(p, maps, part.tile, at, q_parity);
+    for (int32_t group = part.first; group < part.end; ++group) {
+      int32_t first[Tile::kDocs];
+      if constexpr (Tile::kPacked) {
+#pragma unroll
+        for (int g = 0; g < Tile::kDocs; ++g) first[g] = p.doc_ranges[group * Tile::kDocs + g].first;
+      }
+      ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(at.full(place.stage), Tile::kStageBytes);
+      for (int k_chunk = 0; k_chunk < Tile::kKChunks; ++k_chunk) {
+        const uint32_t to = at.stage(place.stage) + k_chunk * Tile::kStageKChunkBytes;
+        const int dim = k_chunk * (kKChunkBytes / 2);
+        if constexpr (Tile::kPacked) {
+#pragma unroll
+          for (int g = 0; g < Tile::kDocs; ++g) {
+            ptx::tma_load_4d(to + g * Tile::kSpan * kKChunkBytes, &maps.D, at.full(place.stage), dim,
+                             first[g], 0, 0);
+          }
+        } else {
+          ptx::tma_load_4d(to, &maps.D, at.full(place.stage), dim, 0, group * Tile::kDocs, part.tile.query);
+        }
+      }
+      place.advance(p.stages);
+    }
+  }
+}
+
+// Whether a token counts of document (packed: slot) j.
+template <class Tile>
+__device__ __forceinline__ bool short_column_counts(const ForwardArgs& p, int32_t query, int32_t j,
+                                                    int token) {
+  if constexpr (Tile::kPacked) return token < p.doc_ranges[j].length;
+  if (j >= p.N || token >= p.Ld) return false;
+  const uint8_t* mask = document_mask(p, query, j);
+  return mask == nullptr || mask[token * p.d_mask.token_stride] != 0;
+}
+
+// One warp: lane l writes the limits of columns l, l + 32, ... of each stage. It loads the mask before it
+// waits for the stage.
+template <class Tile>
+__device__ __forceinline__ void write_short_limits(const ForwardArgs& p, const Sm90QShortShared<Tile>& at) {
+  constexpr int kRounds = (Tile::kColumns + 31) / 32;
+  const int lane = ptx::tid_x() % 32;
+  PipelineState place;
+  for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end;) {
+    const auto part = DocGroupWork<Tile>::take(p, range);
+    for (int32_t group = part.first; group < part.end; ++group) {
+      float limit[kRounds];
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int column = 32 * i + lane, token = column % Tile::kSpan;
+        const int32_t j = group * Tile::kDocs + column / Tile::kSpan;
+        limit[i] = column < Tile::kColumns && short_column_counts<Tile>(p, part.tile.query, j, token)
+                       ? INFINITY
+                       : -INFINITY;
+      }
+      ptx::mbarrier_wait_parity(at.empty(place.stage), place.parity ^ 1);
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int column = 32 * i + lane;
+        if (column < Tile::kColumns)
+          ptx::st_shared(at.limits_of(place.stage) + 4 * column, __float_as_uint(limit[i]));
+      }
+      ptx::mbarrier_arrive(at.full(place.stage));
+      place.advance(p.stages);
+    }
+  }
+}
+
+// Tokens are floats from 2^23 on, whose bits count up with them: RowBest computes them as floats, and yet
+// their low bits are the token.
+inline constexpr float kTokenZero = 8388608.0f;
+
+// As exchange_halves (../epilogue.cuh), whose rule for ties the compiler makes a branch of: lanes of a warp
+// would wait for each other eighteen times a tile.
+template <bool kWinners>
+__device__ __forceinline__ void exchange_rows(float& low, int32_t& low_token, float high, int32_t high_token,
+                                              bool upper, int partner) {
+  const float got = __shfl_xor_sync(kFullWarp, upper ? low : high, partner);
+  low = upper ? high : low;
+  if constexpr (kWinners) {
+    const int32_t got_token = __shfl_xor_sync(kFullWarp, upper ? low_token : high_token, partner);
+    low_token = upper ? high_token : low_token;
+    asm("{\n.reg .pred above, lower, tie;\n"
+        "setp.gt.f32 above, %2, %1;\n"
+        "setp.lt.u32 lower, %3, %0;\n"
+        "setp.eq.and.f32 tie, %2, %1, lower;\n"
+        "or.pred above, above, tie;\n"
+        "selp.b32 %0, %3, %0, above;\n}\n"
+        : "+r"(low_token)
+        : "f"(low), "f"(got), "r"(got_token));
+  }
+  low = max_keeping_nan(low, got);
+}
+
+template <class Tile>
+struct Sm90QShortConsumer {
+  const ForwardArgs& p;
+  const Sm90QShortShared<Tile>& at;
+  const ShortEpilogueBuffer<Tile> epilogue_buffer;
+  uint32_t q_blocks;  // this warpgroup's rows of the Q tile
+  PipelineState place;
+  uint32_t handed;    // groups of documents left to the epilogue warp so far
+  float first_token;  // kTokenZero + the first column of a group of 8 that this lane sees
+  // Of its columns of a document's last groups of 8: 0, or minus infinity behind the document's end.
+  float tail_bias[Tile::kTailGroups][2];
+
+  __device__ __forceinline__ void multiply(float (&c)[Tile::kColumns / 2], int block) const {
+    const uint32_t q = ptx::smem_desc_low(q_blocks + block * 64 * kKChunkBytes),
+                   d = ptx::smem_desc_low(at.stage(place.stage));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Tile::kSteps; ++k) {
+      ptx::WgmmaShape<Tile::kColumns>::template issue<typename Tile::Type>(
+          c, ptx::smem_desc_k_major(q + (k / 4 * Tile::kQKChunkBytes + k % 4 * 32) / 16),
+          ptx::smem_desc_k_major(d + (k / 4 * Tile::kStageKChunkBytes + k % 4 * 32) / 16), k > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Folds a row half's columns of document `doc`. limits: of the lane's columns of the stage.
+  __device__ __forceinline__ void fold_doc(const float (&c)[Tile::kColumns / 2], int doc, int half,
+                                           uint32_t limits, float& value, int32_t& token) const {
+    constexpr int kGroups = Tile::kSpan / 8;
+    RowBest<Tile::kWinners> best;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const int group = doc * kGroups + n;
+      float a = c[4 * group + 2 * half], b = c[4 * group + 2 * half + 1];
+      if constexpr (Tile::kMasked) {
+        // The least of the two numbers, and of NaN and a number the number: a NaN that counts becomes
+        // infinite, and is looked into like it.
+        const float2 limit = ptx::ld_shared_v2_f32(limits + 32 * group);
+        a = fminf(a, limit.x);
+        b = fminf(b, limit.y);
+      } else if (n >= kGroups - Tile::kTailGroups) {
+        a += tail_bias[n - (kGroups - Tile::kTailGroups)][0];
+        b += tail_bias[n - (kGroups - Tile::kTailGroups)][1];
+      }
+      if (n == 0) {
+        best.value = max_keeping_nan(a, b);
+        best.pair = first_token;
+        best.first = a;
+      } else {
+        best.fold(a, b, first_token, 8.0f * n, p.zeros[0]);
+      }
+    }
+    value = best.value;
+    if constexpr (Tile::kWinners) {
+      token = __float_as_int(best.first == best.value ? best.pair : best.pair + 1.0f);
+    }
+  }
+
+  // Finds the maxima of a block of 64 rows and leaves them. Of a quad's lanes, 0 and 1 are left with the rows
+  // lane / 4, and 2 and 3 with the rows 8 below; even ones with the first half of the documents.
+  __device__ __forceinline__ void fold_block(const float (&c)[Tile::kColumns / 2], int block) const {
+    const int lane = ptx::tid_x() % 32, warp = ptx::tid_x() / 32 % 4;
+    const uint32_t limits = at.limits_of(place.stage) + 8 * (lane % 4);
+    const uint32_t buffer = epilogue_buffer.of(handed);
+    const int row = 64 * block + 16 * warp + lane / 4 + (lane & 2) * 4;
+    const uint32_t first_doc = (lane & 1) * Tile::kHalf;
+    const uint32_t value_to = buffer + first_doc * ShortEpilogueBuffer<Tile>::kDocBytes + 4 * row;
+    const uint32_t token_to = buffer + ShortEpilogueBuffer<Tile>::kValueBytes + 128 * first_doc + row;
+    const auto half_rows = [&](int doc, float& value, int32_t& token) {
+      float other;
+      int32_t other_token = 0;
+      token = 0;
+      fold_doc(c, doc, 0, limits, value, token);
+      fold_doc(c, doc, 1, limits, other, other_token);
+      exchange_rows<Tile::kWinners>(value, token, other, other_token, lane & 2, 2);
+    };
+#pragma unroll
+    for (int k = 0; k < Tile::kHalf; ++k) {
+      float value, other;
+      int32_t token, other_token;
+      half_rows(k, value, token);
+      if (k + Tile::kHalf < Tile::kDocs) {
+        half_rows(k + Tile::kHalf, other, other_token);
+      } else {  // no document: what the odd lanes leave is not read
+        other = value;
+        other_token = token;
+      }
+      exchange_rows<Tile::kWinners>(value, token, other, other_token, lane & 1, 1);
+      ptx::st_shared(value_to + k * ShortEpilogueBuffer<Tile>::kDocBytes, __float_as_uint(value));
+      if constexpr (Tile::kWinners) ptx::st_shared_b8(token_to + 128 * k, token);
+    }
+  }
+
+  __device__ __forceinline__ void release() const {
+    __syncwarp();
+    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
+  }
+
+  // The other consumer's wgmma run while this one folds its second block.
+  __device__ __forceinline__ void take_tile() {
+    float c[2][Tile::kColumns / 2];
+    ptx::mbarrier_wait_parity(at.full(place.stage), place.parity);
+    multiply(c[0], 0);
+    multiply(c[1], 1);
+    epilogue_buffer.wait_until_empty(handed);
+    ptx::wgmma_wait<1>();
+    fold_block(c[0], 0);
+    ptx::wgmma_wait<0>();
+    if constexpr (!Tile::kMasked) release();
+    fold_block(c[1], 1);
+    if constexpr (Tile::kMasked) release();
+    place.advance(p.stages);
+    epilogue_buffer.give(handed++);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int quad = ptx::tid_x() % 4;
+    first_token = kTokenZero + 2 * quad + p.zeros[0];
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kTailGroups; ++i) {
+      const int column = Tile::kSpan - 8 * Tile::kTailGroups + i / 2 * 8 + 2 * quad + i % 2;
+      tail_bias[i / 2][i % 2] = column < p.Ld ? 0.0f : -INFINITY;
+    }
+    handed = 0;
+    uint32_t q_parity = 0;
+    for (auto range = DocGroupRange<Tile>::mine(p); range.next < range.end; q_parity ^= 1) {
+      const auto part = DocGroupWork<Tile>::take(p, range);
+      ptx::mbarrier_wait_parity(at.q_full(), q_parity);
+      // From lane 0, so that the compiler knows that all lanes take as many.
+      int32_t left = __shfl_sync(kFullWarp, part.end - part.first, 0);
+      for (; left > 0; --left) take_tile();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(at.q_empty());
+    }
+  }
+};
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    maxsim_forward_sm90_q_short(const __grid_constant__ ForwardArgs p,
+                                const __grid_constant__ TensorMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Sm90QShortShared<Tile> at(shared, p.stages);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < p.stages; ++stage) {
+      ptx::mbarrier_init(at.full(stage), Tile::kMasked ? 1 + 32 : 1);
+      ptx::mbarrier_init(at.empty(stage), 4 * Tile::kConsumers);
+    }
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
+      at.epilogue_buffer(consumer).init_barriers();
+    ptx::mbarrier_init(at.q_full(), 1);
+    ptx::mbarrier_init(at.q_empty(), 4 * Tile::kConsumers);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::pdl_wait();
+
+  // From lane 0, so that the compiler knows that a warp takes one branch.
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / 128, 0);
+  if (warpgroup == Tile::kConsumers) {
+    ptx::setmaxnreg_dec<Tile::kHelperRegisters>();
+    const int helper = threadIdx.x - 128 * Tile::kConsumers;
+    if (helper == 0) {
+      load_short_docs<Tile>(p, maps, at);
+      ptx::pdl_launch_dependents();
+    }
+    if constexpr (Tile::kMasked) {
+      if (helper / 32 == 1) write_short_limits<Tile>(p, at);
+    }
+    const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
+    if (consumer >= 0) run_short_epilogue_warp<Tile>(p, at.epilogue_buffer(consumer), consumer);
+  } else {
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    Sm90QShortConsumer<Tile> consumer{p, at, at.epilogue_buffer(warpgroup),
+                                      at.q + 2 * warpgroup * 64 * kKChunkBytes};
+    consumer.run();
+  }
+#endif
+}
+
+}  // namespace late_interaction
