@@ -12,7 +12,18 @@ from bench.harness.text import number
 from bench.peers.encoders import RECIPES
 from bench.report import tables
 from bench.report.plots import pyplot
-from bench.suites.recipe_run import ALONE, CACHED, EXACT, LEFT_OUT, MAXSIM, PEER, STEP, VANILLA, VARIANTS
+from bench.suites.recipe_run import (
+    ALONE,
+    CACHED,
+    EXACT,
+    LEFT_OUT,
+    MAXSIM,
+    PEER,
+    ST,
+    STEP,
+    VANILLA,
+    VARIANTS,
+)
 from bench.suites.training_steps import ENCODER, LOSS, OUT_OF_MEMORY
 
 PLOT = "end_to_end.png"
@@ -81,7 +92,7 @@ def _name(variant: str) -> str:
 def steps_table(rows: Rows) -> str:
     steps = _modes(rows, STEP, CACHED)
     columns = _columns(steps)
-    shares = [name for name in (VANILLA, PEER, EXACT) if name in columns]
+    shares = [name for name in (VANILLA, ST, PEER, EXACT) if name in columns]
     body = [
         [
             f"{row['batch']:,}" + (", GradCache" if row["mode"] == CACHED else ""),
@@ -150,6 +161,20 @@ def _decides(steps: Rows) -> str | None:
     )
 
 
+def _in_chunks(steps: Rows) -> str | None:
+    """The largest batch at which Sentence Transformers' own maxsim counts."""
+    counts = [r for r in steps if (_share(_values(r, ST)) or 0.0) >= LITTLE and "s" in _values(r, EXACT)]
+    if not counts:
+        return None
+    row = counts[-1]
+    theirs, ours = _values(row, ST), _values(row, EXACT)
+    return (
+        f"Sentence Transformers' `maxsim`, which needs less memory, is {_percent(_share(theirs))} of the step"
+        f" at {row['batch']:,}; with `contrastive_loss` that step is {theirs['s'] / ours['s']:.2f} times as"
+        " fast."
+    )
+
+
 def _encoder_full(steps: Rows) -> str | None:
     for row in steps:
         if row["mode"] == STEP and any(_ran_out(row, name, ENCODER) for name in row["variants"]):
@@ -182,7 +207,9 @@ def _vanilla_full(steps: Rows, alone: Rows) -> str | None:
 def findings(rows: Rows) -> list[str]:
     """Sentences on one recipe: where the loss changes nothing, and where it decides."""
     steps, alone = _modes(rows, STEP, CACHED), _modes(rows, ALONE)
-    found = (_little(steps), _decides(steps), _encoder_full(steps), _vanilla_full(steps, alone))
+    found = (
+        _little(steps), _decides(steps), _encoder_full(steps), _vanilla_full(steps, alone), _in_chunks(steps)
+    )  # fmt: skip
     return [sentence for sentence in found if sentence]
 
 

@@ -153,6 +153,10 @@ def show(row: Row) -> Row:
     return row
 
 
+def _speedup(row: Row) -> str:
+    return f"over {row['speedup_over']:.1f}" if row.get("speedup_over") else number(row.get("speedup"))
+
+
 def table(rows: Sequence[Row]) -> str:
     head = ["work", "batch", "without ms", "with ms", "speedup", "without MiB", "with MiB", "disagreement"]
     body = [
@@ -160,7 +164,7 @@ def table(rows: Sequence[Row]) -> str:
             str(row["work"]), str(row["batch"]),
             row.get("without_error") or row.get("error") or number(row.get("without_ms")),
             row.get("with_error") or row.get("error") or number(row.get("with_ms")),
-            number(row.get("speedup")), number(row.get("without_peak_mib")), number(row.get("with_peak_mib")),
+            _speedup(row), number(row.get("without_peak_mib")), number(row.get("with_peak_mib")),
             f"{row['disagreement']:.1e}" if "disagreement" in row else "-",
         ]
         for row in rows
