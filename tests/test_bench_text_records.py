@@ -26,7 +26,7 @@ def test_first_passes_are_timed_and_their_recall_is_told(
     assert all(float(row[1]) > 0 and float(row[-1]) == 1 and 0 < float(row[-2]) <= 1 for row in rows[3:])
     assert all(float(row[5]) > 0 for row in rows[3:]) and float(rows[4][4]) == 1  # fp8 over fp8
     head, _, table = kept.read_text().rstrip("\n").partition("\n\n")
-    assert table == told and head.endswith(f"`python -m bench {' '.join(given)}`") and "commit" in head
+    assert table == told and head.endswith(f" -m bench {' '.join(given)}`") and "commit" in head
 
 
 def test_pooling_is_timed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The CPU suite of searches: the ten best documents of a corpus, by the engines that hold multi-vector
-documents in this process. All calls take turns, with all threads and in one thread: compare figures within
-one run only. Each corpus and table is there before; a query comes as each engine takes it."""
+documents in this process. All calls take turns, with all threads and in one thread, each after one of its own
+that is not timed: compare figures within one run only. Each corpus and table is there before; a query comes
+as each engine takes it."""
 
 from __future__ import annotations
 
@@ -166,7 +167,7 @@ def measure(shape: Shape, rounds: int) -> list[Row]:
             if name == OURS and key in calls:
                 alone = name, key[1], ONE_THREAD
                 rows[alone], calls[alone] = {**row, "variant": ONE_THREAD}, _in_one_thread(search)
-        for key, seconds in time_interleaved(calls, rounds).items():
+        for key, seconds in time_interleaved(calls, rounds, warm=True).items():
             rows[key]["wall_us"] = 1e6 * seconds
     return list(rows.values())
 

@@ -65,12 +65,14 @@ def _contestants(shape: Shape, x: Inputs) -> dict[str, Callable[[Shape, Inputs],
     return {**all_, EINSUM: _einsum, GEMM: _gemm}
 
 
-def time_interleaved(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Median seconds of each call; every round runs each of them once."""
+def time_interleaved(calls: dict[str, Call], rounds: int, warm: bool = False) -> dict[str, float]:
+    """Median seconds of each call; every round times each of them once. warm: after another one."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
             time.sleep(_REST_S)
+            if warm:
+                call()
             start = time.perf_counter()
             call()
             if i:  # the first round warms up

@@ -2,7 +2,7 @@
 
     python -m bench first-pass
     python -m bench first-pass --demo  # the docstrings of `make demo`, by all-MiniLM-L6-v2
-    python -m bench first-pass --queries 1 --out bench/results/first-pass-nvidia-h200.txt
+    python -m bench first-pass --queries 1 --out bench/results/first-pass-nvidia-h100-80gb-hbm3.txt
 
 Times are the least of some rounds in turn: `ms` of all scores, with the bytes of documents that they read and
 the rate; `search ms` of the ten best by `retrieve`, which scores the best candidates exactly where a first

@@ -1,7 +1,7 @@
 """How long documents take to be pooled.
 
     python -m bench pooling
-    python -m bench pooling --out bench/results/pooling-nvidia-h200.txt
+    python -m bench pooling --out FILE
 
 Documents are unit tokens around topics of their own, so that some resemble each other. Times are the least of
 some rounds in turn, with what the host does before and after the kernels. Where scipy is installed, it

@@ -1,7 +1,7 @@
 """A search by several processes, each with a shard of the documents, beside one process that has all of them.
 
-    torchrun --nproc-per-node 2 -m bench shards
-    torchrun --nproc-per-node 2 -m bench shards --out bench/results/shards-2-nvidia-h200.txt
+    python -m bench shards  # one process
+    torchrun --nproc-per-node 2 -m bench shards --out bench/results/shards-nvidia-h100-80gb-hbm3.txt
 
 `alone` is the time of process 0 with the whole corpus, `its shard` that of the slowest process with its own,
 all at once and without an exchange, `together` that of the search of all by their group: medians of rounds
