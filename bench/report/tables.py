@@ -297,6 +297,10 @@ def _each(row: Row | None) -> str:
     return number(row["wall_us"] / row["Nd"]) + (" (wrong)" if row.get("error") else "")
 
 
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
 def threads_table(rows: Sequence[Row]) -> str:
     """GFLOP/s by threads; of plain reads GB/s."""
     where = {cpu_threads.MEMORY: "from memory", cpu_threads.CACHE: "one document, in the caches"}
@@ -313,7 +317,7 @@ def threads_table(rows: Sequence[Row]) -> str:
         last = line.get(counts[-1])
         gbps = number(last["gbps"]) if last and last.get("gbps") else "-"
         body.append([size(next(iter(line.values()))), *told, *figures, gbps])
-    head = ["Nq x Nd, Lq, Ld", "", "documents", *(f"{n} threads" for n in counts), "GB/s with all"]
+    head = ["Nq x Nd, Lq, Ld", "", "documents", *map(_threads, counts), "GB/s with all"]
     return table(head, body, left=3) if body else ""
 
 
@@ -328,7 +332,7 @@ def small_calls_table(rows: Sequence[Row]) -> str:
         [size(next(iter(line.values()))), *(number(line[n]["wall_us"]) if n in line else "-" for n in counts)]
         for line in lines.values()
     ]
-    return table(["Nq x Nd, Lq, Ld", *(f"{n} threads" for n in counts)], body) if body else ""
+    return table(["Nq x Nd, Lq, Ld", *map(_threads, counts)], body) if body else ""
 
 
 def corpus_table(rows: Sequence[Row]) -> str:

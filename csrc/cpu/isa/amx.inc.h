@@ -26,31 +26,31 @@ constexpr int kTileSteps = 16;  // of 4 bytes
 constexpr int kGroupTokens = 2 * kTileRows;
 constexpr int kFoldTokens = 8;  // similarities of so many tokens are folded at a time
 constexpr int64_t kBufferStride = 2 * F32::kLanes * 4;
+constexpr int64_t kLine = 64;
 
 // tmm0 to tmm3: sums, [2 of tokens][2 of rows]. tmm4, tmm5: tokens. tmm6, tmm7: query rows.
+// Where the panel stays in tiles: tmm0, tmm1: sums, [2 of rows]. tmm2, tmm3: tokens, [part]. tmm4 to tmm7:
+// query rows, [part][2 of rows].
 struct TileShape {
   int64_t tokens = 0;  // of half a group
   int64_t steps = 0;   // of a part
+  bool keeps_panel = false;
 
-  bool operator==(const TileShape& other) const { return tokens == other.tokens && steps == other.steps; }
+  bool operator==(const TileShape& other) const {
+    return tokens == other.tokens && steps == other.steps && keeps_panel == other.keeps_panel;
+  }
 };
 
 thread_local TileShape shape_in_use;
 
 void use_shape(const TileShape& shape) {
   if (shape == shape_in_use) return;
+  const int tokens = shape.keeps_panel ? 2 : 4, query = shape.keeps_panel ? 4 : 6;  // the first tiles of each
   TileConfig config;
-  for (const int sum : {0, 1, 2, 3}) {
-    config.rows[sum] = static_cast<uint8_t>(shape.tokens);
-    config.row_bytes[sum] = F32::kLanes * 4;
-  }
-  for (const int tokens : {4, 5}) {
-    config.rows[tokens] = static_cast<uint8_t>(shape.tokens);
-    config.row_bytes[tokens] = static_cast<uint16_t>(4 * shape.steps);
-  }
-  for (const int query : {6, 7}) {
-    config.rows[query] = static_cast<uint8_t>(shape.steps);
-    config.row_bytes[query] = F32::kLanes * 4;
+  for (int tile = 0; tile < 8; ++tile) {
+    const bool holds_tokens = tile >= tokens && tile < query;
+    config.rows[tile] = static_cast<uint8_t>(tile < query ? shape.tokens : shape.steps);
+    config.row_bytes[tile] = static_cast<uint16_t>(holds_tokens ? 4 * shape.steps : F32::kLanes * 4);
   }
   Tiles::configure(config);
   shape_in_use = shape;
@@ -106,6 +106,11 @@ inline __attribute__((always_inline)) void fold_eight(const char* sums, const Ti
   fold_columns(column, tile, first);
 }
 
+// Fetches so many bytes to L2.
+inline void fetch(const char* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(from + at, 0, 2);
+}
+
 // What goes on beside the products of a group, in as many shares as these have parts.
 template <class Element, int NV>
 class Meanwhile {
@@ -121,9 +126,8 @@ class Meanwhile {
   }
 
   void share() {
-    for (const char* end = ahead_ + ahead_share_; ahead_ < end; ahead_ += kLine) {
-      __builtin_prefetch(ahead_, 0, 2);
-    }
+    fetch(ahead_, ahead_share_);
+    ahead_ += ahead_share_;
     if (sums_ == nullptr) return;
     for (due_ += kEights; due_ >= parts_; due_ -= parts_, ++eight_) {
       const int64_t first = before_->first[eight_ / 2] + eight_ % 2 * kFoldTokens;
@@ -132,7 +136,7 @@ class Meanwhile {
   }
 
  private:
-  static constexpr int64_t kLine = 64, kEights = kGroupTokens / kFoldTokens;
+  static constexpr int64_t kEights = kGroupTokens / kFoldTokens;
 
   static int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
@@ -144,6 +148,24 @@ class Meanwhile {
   const char* sums_ = nullptr;
   int64_t due_ = 0, eight_ = 0;
 };
+
+// The products of a part whose first tokens are in tmm4. First: which rows come first; they take turns, so
+// that a part begins with tiles that the last products of the one before have left.
+template <class Element, int NH, int NV, int First>
+void multiply_part(const char* panel, const char* others, int64_t token_stride) {
+  constexpr int A = NV == 2 ? First : 0, B = NV == 2 ? 1 - First : 0;
+  Tiles::load<6 + A>(panel + A * F32::kLanes * 4, kBufferStride);
+  Element::template multiply_add<A, 4, 6 + A>();
+  if constexpr (NV == 2) {
+    Tiles::load<6 + B>(panel + B * F32::kLanes * 4, kBufferStride);
+    Element::template multiply_add<B, 4, 6 + B>();
+  }
+  if constexpr (NH == 2) {
+    Tiles::load<5>(others, token_stride);
+    Element::template multiply_add<2 + B, 5, 6 + B>();
+    if constexpr (NV == 2) Element::template multiply_add<2 + A, 5, 6 + A>();
+  }
+}
 
 // Sums of NH halves of a group's tokens with NV vectors of rows.
 template <class Element, int NH, int NV>
@@ -157,17 +179,11 @@ void multiply_group(const Tile& tile, const Group& group, int64_t token_stride, 
   if constexpr (NH == 2) Tiles::zero<2>();
   if constexpr (NH == 2 && NV == 2) Tiles::zero<3>();
   for (int64_t part = 0; part < parts; ++part) {
-    Tiles::load<6>(panel, kBufferStride);
     Tiles::load<4>(tokens, token_stride);
-    Element::template multiply_add<0, 4, 6>();
-    if constexpr (NV == 2) {
-      Tiles::load<7>(panel + F32::kLanes * 4, kBufferStride);
-      Element::template multiply_add<1, 4, 7>();
-    }
-    if constexpr (NH == 2) {
-      Tiles::load<5>(others, token_stride);
-      Element::template multiply_add<2, 5, 6>();
-      if constexpr (NV == 2) Element::template multiply_add<3, 5, 7>();
+    if (part % 2 == 0) {
+      multiply_part<Element, NH, NV, 0>(panel, others, token_stride);
+    } else {
+      multiply_part<Element, NH, NV, 1>(panel, others, token_stride);
     }
     panel += steps * kBufferStride;
     tokens += steps * 4;
@@ -237,12 +253,58 @@ void score_panel_in_tiles(const Tile& tile) {
   fold_group<Element, NV>(buffers[(tile.valid - 1) / (2 * half) % 2], tile, before, half);
 }
 
+// As score_panel_in_tiles, with at most two parts: the panel is loaded once, and the tokens of half a group
+// are multiplied at a time, which takes half as many loads.
+template <class Element, int NV>
+void score_kept_panel(const Tile& tile) {
+  alignas(64) char buffers[2][kTileRows * kBufferStride];
+  const int64_t parts = (tile.steps + kTileSteps - 1) / kTileSteps, steps = tile.steps / parts;
+  const int64_t half = Group::least(tile.valid, kTileRows);
+  const int64_t token_stride = tile.valid > 1 ? tile.offsets[1] - tile.offsets[0] : 0;
+  const int64_t ahead_bytes = tile.steps * tile.ahead_step;  // a token
+  const char* panel = static_cast<const char*>(tile.panel);
+  use_shape({half, steps, true});
+  Tiles::load<4>(panel, kBufferStride);
+  if constexpr (NV == 2) Tiles::load<5>(panel + F32::kLanes * 4, kBufferStride);
+  if (parts == 2) Tiles::load<6>(panel + steps * kBufferStride, kBufferStride);
+  if (parts == 2 && NV == 2) Tiles::load<7>(panel + steps * kBufferStride + F32::kLanes * 4, kBufferStride);
+  int64_t before = 0, turn = 0;
+  for (int64_t t = 0; t < tile.valid; t += half, turn ^= 1) {
+    const int64_t first = Group::least(t, tile.valid - half);
+    const char* tokens = static_cast<const char*>(tile.tokens) + tile.offsets[first];
+    Tiles::zero<0>();
+    if constexpr (NV == 2) Tiles::zero<1>();
+    Tiles::load<2>(tokens, token_stride);
+    Element::template multiply_add<0, 2, 4>();
+    if constexpr (NV == 2) Element::template multiply_add<1, 2, 5>();
+    if (parts == 2) {
+      Tiles::load<3>(tokens + steps * 4, token_stride);
+      Element::template multiply_add<0, 3, 6>();
+      if constexpr (NV == 2) Element::template multiply_add<1, 3, 7>();
+    }
+    fetch(tile.ahead + t * ahead_bytes, Group::least(half, tile.valid - t) * ahead_bytes);
+    if (t > 0) fold_half<Element, NV>(buffers[turn ^ 1], tile, before, half);
+    store_sums<1, NV>(buffers[turn]);
+    before = first;
+  }
+  fold_half<Element, NV>(buffers[turn ^ 1], tile, before, half);
+}
+
+template <class Element, int NV>
+void score_panel(const Tile& tile) {
+  if (tile.steps <= 2 * kTileSteps) {
+    score_kept_panel<Element, NV>(tile);
+  } else {
+    score_panel_in_tiles<Element, NV>(tile);
+  }
+}
+
 template <class Element>
 void score_tile_in_tiles(const Tile& tile) {
   if (tile.vectors == 2) {
-    score_panel_in_tiles<Element, 2>(tile);
+    score_panel<Element, 2>(tile);
   } else {
-    score_panel_in_tiles<Element, 1>(tile);
+    score_panel<Element, 1>(tile);
   }
 }
 

@@ -62,14 +62,14 @@ inline __attribute__((always_inline)) void fold_columns(Column<Op, NT> (&column)
     }
   }
 
-  typename Op::M nan = Op::unordered(column[0].value[0], column[0].value[1]);
+  typename Op::M numbers = Op::ordered(column[0].value[0], column[0].value[1]);
 #pragma GCC unroll 16
   for (int t = 0; t < NT; t += 2) {
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v)
-      nan = Op::either(nan, Op::unordered(column[v].value[t], column[v].value[t + 1]));
+      numbers = Op::and_ordered(numbers, column[v].value[t], column[v].value[t + 1]);
   }
-  if (__builtin_expect(Op::any(nan), 0)) {
+  if (__builtin_expect(!Op::all(numbers), 0)) {
     Scalar copy[NT * NV * Op::kLanes];
 #pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {

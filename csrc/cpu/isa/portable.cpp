@@ -42,11 +42,11 @@ struct Vector {
     return total;
   }
   static M greater(V a, V b) { return (M)(a > b); }
-  static M unordered(V a, V b) { return (M)(a != a) | (M)(b != b); }
-  static M either(M a, M b) { return a | b; }
-  static bool any(M m) {
-    Int bits = 0;
-    for (int i = 0; i < kLanes; ++i) bits |= m[i];
+  static M ordered(V a, V b) { return (M)(a == a) & (M)(b == b); }
+  static M and_ordered(M m, V a, V b) { return m & ordered(a, b); }
+  static bool all(M m) {
+    Int bits = -1;
+    for (int i = 0; i < kLanes; ++i) bits &= m[i];
     return bits != 0;
   }
   static V select(M m, V a, V b) { return (V)(((I)a & m) | ((I)b & ~m)); }

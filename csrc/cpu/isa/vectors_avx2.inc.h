@@ -26,8 +26,9 @@ struct F32 {
 
   static M greater(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static M unordered(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
-  static M either(M a, M b) { return _mm256_or_ps(a, b); }
-  static bool any(M m) { return _mm256_movemask_ps(m) != 0; }
+  static M ordered(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_ORD_Q); }
+  static M and_ordered(M m, V a, V b) { return _mm256_and_ps(m, ordered(a, b)); }
+  static bool all(M m) { return _mm256_movemask_ps(m) == 0xFF; }
   static V select(M m, V a, V b) { return _mm256_blendv_ps(b, a, m); }
 
   static I set_index(int32_t i) { return _mm256_set1_epi32(i); }
@@ -116,9 +117,9 @@ struct F64 {
   static V max(V a, V b) { return _mm256_max_pd(a, b); }
   static V multiply_add(V sum, V a, V b) { return _mm256_fmadd_pd(a, b, sum); }
   static M greater(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
-  static M unordered(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_UNORD_Q); }
-  static M either(M a, M b) { return _mm256_or_pd(a, b); }
-  static bool any(M m) { return _mm256_movemask_pd(m) != 0; }
+  static M ordered(V a, V b) { return _mm256_cmp_pd(a, b, _CMP_ORD_Q); }
+  static M and_ordered(M m, V a, V b) { return _mm256_and_pd(m, ordered(a, b)); }
+  static bool all(M m) { return _mm256_movemask_pd(m) == 0xF; }
   static V select(M m, V a, V b) { return _mm256_blendv_pd(b, a, m); }
   static I set_index(int64_t i) { return _mm256_set1_epi64x(i); }
   static I load_index(const int64_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

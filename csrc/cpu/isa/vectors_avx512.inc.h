@@ -22,8 +22,9 @@ struct F32 {
 
   static M greater(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static M unordered(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
-  static M either(M a, M b) { return static_cast<M>(a | b); }
-  static bool any(M m) { return m != 0; }
+  static M ordered(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_ORD_Q); }
+  static M and_ordered(M m, V a, V b) { return _mm512_mask_cmp_ps_mask(m, a, b, _CMP_ORD_Q); }
+  static bool all(M m) { return m == 0xFFFF; }
   static V select(M m, V a, V b) { return _mm512_mask_mov_ps(b, m, a); }
 
   static I set_index(int32_t i) { return _mm512_set1_epi32(i); }
@@ -111,9 +112,9 @@ struct F64 {
   static V max(V a, V b) { return _mm512_max_pd(a, b); }
   static V multiply_add(V sum, V a, V b) { return _mm512_fmadd_pd(a, b, sum); }
   static M greater(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_GT_OQ); }
-  static M unordered(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_UNORD_Q); }
-  static M either(M a, M b) { return static_cast<M>(a | b); }
-  static bool any(M m) { return m != 0; }
+  static M ordered(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_ORD_Q); }
+  static M and_ordered(M m, V a, V b) { return _mm512_mask_cmp_pd_mask(m, a, b, _CMP_ORD_Q); }
+  static bool all(M m) { return m == 0xFF; }
   static V select(M m, V a, V b) { return _mm512_mask_mov_pd(b, m, a); }
   static I set_index(int64_t i) { return _mm512_set1_epi64(i); }
   static I load_index(const int64_t* p) { return _mm512_loadu_si512(p); }

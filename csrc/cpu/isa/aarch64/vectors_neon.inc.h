@@ -22,8 +22,9 @@ struct F32 {
 
   static M greater(V a, V b) { return vcgtq_f32(a, b); }
   static M unordered(V a, V b) { return vmvnq_u32(vandq_u32(vceqq_f32(a, a), vceqq_f32(b, b))); }
-  static M either(M a, M b) { return vorrq_u32(a, b); }
-  static bool any(M m) { return vmaxvq_u32(m) != 0; }
+  static M ordered(V a, V b) { return vandq_u32(vceqq_f32(a, a), vceqq_f32(b, b)); }
+  static M and_ordered(M m, V a, V b) { return vandq_u32(m, ordered(a, b)); }
+  static bool all(M m) { return vminvq_u32(m) != 0; }
   static V select(M m, V a, V b) { return vbslq_f32(m, a, b); }
 
   static I set_index(int32_t i) { return vdupq_n_s32(i); }
@@ -86,12 +87,9 @@ struct F64 {
   static V max(V a, V b) { return vmaxq_f64(a, b); }
   static V multiply_add(V sum, V a, V b) { return vfmaq_f64(sum, a, b); }
   static M greater(V a, V b) { return vcgtq_f64(a, b); }
-  static M unordered(V a, V b) {
-    const M ordered = vandq_u64(vceqq_f64(a, a), vceqq_f64(b, b));
-    return vreinterpretq_u64_u32(vmvnq_u32(vreinterpretq_u32_u64(ordered)));
-  }
-  static M either(M a, M b) { return vorrq_u64(a, b); }
-  static bool any(M m) { return vmaxvq_u32(vreinterpretq_u32_u64(m)) != 0; }
+  static M ordered(V a, V b) { return vandq_u64(vceqq_f64(a, a), vceqq_f64(b, b)); }
+  static M and_ordered(M m, V a, V b) { return vandq_u64(m, ordered(a, b)); }
+  static bool all(M m) { return vminvq_u32(vreinterpretq_u32_u64(m)) != 0; }
   static V select(M m, V a, V b) { return vbslq_f64(m, a, b); }
   static I set_index(int64_t i) { return vdupq_n_s64(i); }
   static I load_index(const int64_t* p) { return vld1q_s64(p); }
