@@ -53,24 +53,6 @@ def test_two_gpus_equal_one_process(kind):
 
 @pytest.mark.gpu
 @two_gpus
-@pytest.mark.parametrize("kind", ["padded", "packed"])
-def test_two_gpus_that_gather_equal_one_process(kind):
-    """One exchange by NCCL instead of a ring, as small batches take it."""
-    options = {"timeout": 120, "backend": "nccl", "function": "gradients", "gathers": True}
-    check(on_ranks(2, "tests.framework_worker.on_gpu", kind=kind, **options), 2, kind)
-
-
-@pytest.mark.gpu
-@two_gpus
-def test_two_gpus_with_a_tail_and_both_scalings():
-    options = {"timeout": 120, "backend": "nccl", "function": "gradients"}
-    for given, scale in (({"scale_by_world": True}, 2.0), ({"tail": 2.0**-30}, 1.0)):
-        ranks = on_ranks(2, "tests.framework_worker.on_gpu", **given, **options)
-        check(ranks, 2, scale=scale, tolerance=1e-8)
-
-
-@pytest.mark.gpu
-@two_gpus
 def test_two_gpus_that_disagree():
     options = {"timeout": 120, "backend": "nccl"}
     for result in on_ranks(2, "tests.framework_worker.on_gpu", function="disagree", what="d", **options):

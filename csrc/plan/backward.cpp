@@ -188,10 +188,7 @@ std::optional<TiledGradQPlan> plan_tiled_grad_q(const Sizes& s, Dtype dtype, boo
   TiledGradQPlan plan;
   plan.slices = static_cast<int>(ceil_div(s.d, kSliceDims));
   plan.grid = ceil_div(s.Nq * groups, kTiledRows / kGroupRows) * plan.slices;
-  // Two are added up while others are on their way: four, where there is memory.
-  const auto bytes = [&](int64_t stages) { return 2 * kSliceDims * (1 + stages * s.Ld); };
-  plan.stages = bytes(kTiledStages + 2) <= device.smem_per_block ? kTiledStages + 2 : kTiledStages;
-  plan.smem_bytes = static_cast<int>(bytes(plan.stages));
+  plan.smem_bytes = static_cast<int>(2 * kSliceDims * (1 + kTiledStages * s.Ld));
   plan.pdl = device.capability >= 90;
   const int64_t waves = ceil_div(plan.grid, device.sm_count);
   // What part of the lanes and of the multiprocessors has work.

@@ -153,7 +153,6 @@ BackwardPlan plan_backward(const Sizes& sizes, Dtype dtype, bool vectors, bool n
 // grad_Q of many query rows, apart from grad_D: documents pass through shared memory.
 struct TiledGradQPlan {
   int slices = 0;  // blocks that share a row tile, each some of the dims
-  int stages = 0;  // documents in shared memory
   int64_t grid = 0;
   int smem_bytes = 0;
   bool pdl = false;  // as in BackwardPlan

@@ -5,7 +5,6 @@ The larger side's gradients are finished a block at a time; of the smaller side'
 exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) both sides have such a copy.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,7 +146,6 @@ class Found:
 
     pairs: Listed
     dense: set[tuple[Block, int]]
-    ends: Sequence[int] | None = None  # as in tail.PairList
 
 
 Given = Found | KeptBlocks | None  # what the forward over a shard hands on to the backward
@@ -158,13 +156,13 @@ def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], gi
     documents_outermost = sums[0].out is None
     found, kept = (given, None) if isinstance(given, Found) else (None, given)
     if found is not None and not found.dense:
-        return _add_listed(weights, grid, sums, found, documents_outermost)
+        return _add_listed(weights, grid, sums, found.pairs, documents_outermost)
     outer_blocks = grid.d_blocks if documents_outermost else grid.q_blocks
     inner_blocks = grid.q_blocks if documents_outermost else grid.d_blocks
     outer = sums[1] if documents_outermost else sums[0]
     listed = None
     if found is not None:
-        listed = _Chunks.of(weights, found, outer_blocks, documents_outermost)
+        listed = _Chunks.of(_counting(weights, found.pairs), outer_blocks, documents_outermost)
     for i, block in enumerate(outer_blocks):
         outer.open(block)
         for j in range(len(inner_blocks)):
@@ -177,7 +175,7 @@ def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], gi
 
 
 def _add_listed(
-    weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], found: Found, by_documents: bool
+    weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], pairs: Listed, by_documents: bool
 ) -> None:
     """The same where every pair that counts is listed: blocks may be larger than what is scored as a
     whole, since little of them is read."""
@@ -186,7 +184,7 @@ def _add_listed(
         outer.tokens.mean_bytes * sum_dtype(outer.tokens.values).itemsize / outer.tokens.values.itemsize
     )
     blocks = outer.tokens.blocks(max(1, int(_LISTED_SUM_BYTES / max(sequence, 1))))
-    listed = _Chunks.of(weights, found, blocks, by_documents)
+    listed = _Chunks.of(_counting(weights, pairs), blocks, by_documents)
     for i, block in enumerate(blocks):
         outer.open(block)
         listed.add(weights.p, grid, sums, block, i)
@@ -220,12 +218,8 @@ class _Chunks:
     by_documents: bool
 
     @staticmethod
-    def of(weights: BlockWeights, found: Found, blocks: list[Block], by_documents: bool) -> "_Chunks":
-        if found.ends is not None and by_documents:  # all of them count, in their order: nothing to wait for
-            rows, columns, logits = found.pairs
-            begins = [0, *(found.ends[end - 1] for _, end in blocks)]
-            return _Chunks((rows, columns, weights.of_pairs(rows, columns, logits)[0]), begins, by_documents)
-        rows, columns, amount = _counting(weights, found.pairs)
+    def of(pairs: Listed, blocks: list[Block], by_documents: bool) -> "_Chunks":
+        rows, columns, amount = pairs
         key = columns if by_documents else rows
         key, order = key.sort(stable=True)
         ends = torch.tensor([end for _, end in blocks], dtype=key.dtype).to(key.device)

@@ -72,20 +72,17 @@ def _forward(
     blocks = None if p.tail else call.kept_blocks(Q)
     for step, (_, documents, _) in enumerate(ring.shards(d)):
         grid = Grid.of(p.kernels, q, documents)
-        found = PairList(alone=ring.world == 1 and grid.one_panel) if p.tail and call.keeps else None
+        found = PairList() if p.tail and call.keeps else None
         to = forward.SoftmaxPass(rows, columns, found, step == 0)
         if found is not None:
             to.starts = forward.label_logits(p, grid, to)
         forward.score_shard(p, grid, to, blocks)
-        for earlier in lists:
-            earlier.finish()
         if found is not None:
+            found.finish()
             lists.append(found)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)
     loss, counts = loss_and_counts(p, call, rows, columns)
-    for found in lists:  # behind the loss, so that the device has that to do while the host waits
-        found.finish()
     return loss, Kept(rows, columns, lists, counts, blocks)
 
 
@@ -119,9 +116,7 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
         return [] if s is None else [put(x) for x in s.tensors()]
 
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
-    lists = [
-        ([put(x) for x in found.tensors(kept.rows.weight)], found.dense, found.ends) for found in kept.lists
-    ]
+    lists = [([put(x) for x in found.tensors(kept.rows.weight)], found.dense) for found in kept.lists]
     keys = None if kept.blocks is None else kept.blocks.keys()
     first_of_blocks = len(tensors)
     if kept.blocks is not None:
@@ -135,8 +130,8 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
             return RunningSoftmax.of([take(place) for place in places], []) if places else None
 
         found = [
-            PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense, ends=ends)
-            for (i, j, k), dense, ends in lists
+            PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense)
+            for (i, j, k), dense in lists
         ]
         blocks = None if keys is None else KeptBlocks.from_saved(keys, saved[first_of_blocks:])
         return Kept(sums(rows), sums(columns), found, saved[0], blocks)
@@ -179,8 +174,7 @@ def _backward(
         weights = backward.Weights(p, rows, of_columns, step == 0)
         if not kept.lists:
             return weights, kept.blocks
-        found = kept.lists[step]
-        return weights, backward.Found(found.tensors(rows.maximum), found.dense, found.ends)
+        return weights, backward.Found(kept.lists[step].tensors(rows.maximum), kept.lists[step].dense)
 
     extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
     grad_D = add_shards(call, p, q_sums, d, needs[1], of_shard, extra)

@@ -9,7 +9,6 @@ backward goes through its blocks as it does without a list.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,41 +25,36 @@ _ROUNDING = 1e-3  # logits of the same pair differ by less from one kernel to an
 
 @dataclass
 class _Marked:
-    """A panel whose marked pairs are counted on the device, document by document, while the host goes on."""
+    """A panel whose marked pairs are counted on the device, while the host goes on."""
 
     marks: Tensor
     logits: Tensor
     rows: Block
     blocks: list[Block]
-    counts: Tensor  # [documents], on the host, valid once the device has reached the event
+    count: Tensor  # on the host, valid once the device has reached the event
     counted: torch.cuda.Event | None
 
     @staticmethod
     def of(marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> "_Marked":
-        counts, counted = marks.sum(0, dtype=torch.int32), None
+        count, counted = marks.count_nonzero(), None
         if marks.is_cuda:
-            counts = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True).copy_(
-                counts, non_blocking=True
-            )
+            count = torch.empty((), dtype=count.dtype, pin_memory=True).copy_(count, non_blocking=True)
             counted = torch.cuda.Event()
             counted.record(torch.cuda.current_stream(marks.device))
-        return _Marked(marks, logits, rows, blocks, counts, counted)
+        return _Marked(marks, logits, rows, blocks, count, counted)
 
-    def wait(self) -> Tensor:
-        """How many of each document are marked."""
+    def wait(self) -> int:
+        """How many are marked."""
         if self.counted is not None:
             self.counted.synchronize()
-        return self.counts
+        return int(self.count)
 
 
 @dataclass
 class PairList:
     """Pairs by row and column of one shard, with their logits; and the panels that were not listed. A panel
     is listed when the next one comes, so that the device scores that one while the host waits for a count.
-    ``finish`` lists the last one.
-
-    One panel alone was marked by the sums of all pairs, so that nothing is to be dropped from its list, and
-    the host knows where each document's pairs lie in it: ``ends``."""
+    ``finish`` lists the last one."""
 
     capacity: int = field(default_factory=lambda: LIST_BYTES // _PAIR_BYTES)
     total: int = 0
@@ -68,8 +62,6 @@ class PairList:
     columns: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     dense: set[tuple[Block, int]] = field(default_factory=set)  # blocks of queries, first documents of blocks
-    ends: Sequence[int] | None = None  # of each document's pairs in the order of documents
-    alone: bool = False  # the shard has one panel, and the batch has one shard
     _last: _Marked | None = None
 
     def add_panel(self, marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> None:
@@ -83,16 +75,11 @@ class PairList:
         if self._last is None:
             return
         at, self._last = self._last, None
-        counts, pairs = at.wait(), at.marks.numel()
-        count = int(counts.sum())
+        count, pairs = at.wait(), at.marks.numel()
         if count > max(_DENSE_SHARE * pairs, at.marks.shape[0]) or self.total + count > self.capacity:
             self.dense.update((at.rows, block[0]) for block in at.blocks)
             return
-        if self.alone:  # documents outermost, as the backward takes them
-            column, row = torch.nonzero_static(at.marks.t().contiguous(), size=count).unbind(1)
-            self.ends = counts.cumsum(0).tolist()
-        else:
-            row, column = torch.nonzero_static(at.marks, size=count).unbind(1)
+        row, column = torch.nonzero_static(at.marks, size=count).unbind(1)
         self.logits.append(at.logits[row, column])
         self.rows.append((row + at.rows[0]).to(torch.int32))
         self.columns.append((column + at.blocks[0][0]).to(torch.int32))

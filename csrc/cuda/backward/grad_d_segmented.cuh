@@ -88,18 +88,15 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kNormalized, Args> {
         // Places behind which rows are complete. What follows the share's last one is for later.
         const unsigned ends = __ballot_sync(kFullWarp, at + 1 < end && starts[mine + 1] == at + 1);
         __syncwarp();
-        // A row's place is taken by a later one as soon as it is added: as many as ever are in flight.
-        RawRow<T, kFragments> rows[kRowsInFlight];
-#pragma unroll
-        for (int u = 0; u < kRowsInFlight; ++u) rows[u] = this->fetch(queue[u], first);
         for (int k0 = 0; k0 < 32 && batch + k0 < end; k0 += kRowsInFlight) {
-          const bool more = k0 + kRowsInFlight < 32;
+          RawRow<T, kFragments> rows[kRowsInFlight];
+#pragma unroll
+          for (int u = 0; u < kRowsInFlight; ++u) rows[u] = this->fetch(queue[k0 + u], first);
           S scale = queue[k0].scale;
 #pragma unroll
           for (int u = 0; u < kRowsInFlight; ++u) {
             const S next_scale = u + 1 < kRowsInFlight ? queue[k0 + u + 1].scale : S(0);  // under way early
             sum.add_scaled(rows[u], scale);
-            if (more) rows[u] = this->fetch(queue[k0 + kRowsInFlight + u], first);
             scale = next_scale;
             if (ends >> (k0 + u) & 1) {
               if (started_here) {

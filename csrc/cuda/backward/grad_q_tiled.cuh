@@ -9,12 +9,8 @@
 //
 // Who owns what
 //   block       a row tile, and a slice of kSliceDims dims of it: so twice as many rows fit
-//   half-warp   kGroupRows neighbouring rows of one query
+//   half-warp   kGroupRows neighbouring rows of one query; of each the sum of four dims a lane
 //   lane        as producer 16 bytes of a token at a time (cp.async); the winner of one row of its half-warp
-//
-// bf16 adds by the tensor cores (grad_q_diagonal.cuh), the two documents of a step at a time. fp16 holds no
-// small gradients, so it adds by fma (TiledSums); so do bf16 blocks whose sums come out as infinite or NaN,
-// once more from the start, since a product with a diagonal matrix carries NaN from one row to the others.
 //
 // Every sum is over documents in their order: the same bits in every run.
 #pragma once
@@ -25,9 +21,24 @@
 #include "../ptx/ld_st.cuh"
 #include "../ptx/pdl.cuh"
 #include "args.h"
-#include "grad_q_diagonal.cuh"
 
 namespace late_interaction {
+
+inline constexpr int kTiledThreads = 32 * kTiledRows / (2 * kGroupRows);
+inline constexpr int kSliceBytes = 2 * kSliceDims;  // of a token in shared memory, of 2-byte elements
+
+// The query rows of a half-warp.
+struct RowGroup {
+  int32_t query, place, rows;  // rows: none past the last query
+
+  __device__ __forceinline__ RowGroup(const BackwardArgs& p, int64_t group) {
+    const int32_t groups = (p.Lq + kGroupRows - 1) / kGroupRows;  // of a query
+    const int64_t whose = group / groups;
+    query = static_cast<int32_t>(min(whose, int64_t{p.Nq} - 1));
+    place = static_cast<int32_t>(group - whose * groups) * kGroupRows;
+    rows = whose < p.Nq ? min(kGroupRows, p.Lq - place) : 0;
+  }
+};
 
 // Copies the slice of one document after another into the ring. A thread has the same 16 bytes of every
 // token, or of every so-many-th.
@@ -51,12 +62,9 @@ struct SliceProducer {
     tokens = p.Ld;
   }
 
-  // Document j, if there is one.
   __device__ __forceinline__ void copy(const BackwardArgs& p, int32_t j, uint32_t stage_offset) const {
-    if (j >= static_cast<int32_t>(p.N)) return;
     const T* x = from + j * p.D.item_stride;
     uint32_t at = to + stage_offset;
-#pragma unroll 1
     for (int32_t t = item; t < tokens; t += kTokensAtOnce, x += row_step, at += kTokensAtOnce * kSliceBytes) {
       ptx::cp_async_16(at, x, valid_bytes);
     }
@@ -109,156 +117,74 @@ struct TiledSums {
   }
 };
 
-// The winners and gradients of a half-warp with two documents, read before they are needed.
+// The winners and gradients of a half-warp with kAtOnce documents, read before they are needed.
 struct GroupWinners {
-  uint32_t winner[2];  // of the lane's own row
-  float grad;          // with document lane % 2 of them
-};
+  static constexpr int kAtOnce = 4;
+  uint32_t winner[kAtOnce];  // of the lane's own row
+  float grad;                // with document lane % kAtOnce of them
 
-// Where a lane reads them, from the first document to the last.
-struct WinnerCursor {
-  const uint16_t* winners;
-  const float* grads;
-  bool own_row, any_row;
-
-  __device__ __forceinline__ WinnerCursor(const BackwardArgs& p, const RowGroup& group) {
+  __device__ __forceinline__ void load(const BackwardArgs& p, const RowGroup& group, int32_t j0) {
     const int own = threadIdx.x % 16;
-    winners =
-        static_cast<const uint16_t*>(p.winners) + group.query * p.winners_stride * p.Lq + group.place + own;
-    grads =
-        static_cast<const float*>(p.grad) + group.query * p.grad_query_stride + own % 2 * p.grad_item_stride;
-    own_row = own < group.rows;
-    any_row = group.rows > 0;
-  }
-
-  // Those from document j on, which follows the ones that were read last.
-  __device__ __forceinline__ GroupWinners next(const BackwardArgs& p, int32_t j) {
-    GroupWinners read;
-    const auto N = static_cast<int32_t>(p.N);
+    const bool exists = own < group.rows;
+    const auto* from = static_cast<const uint16_t*>(p.winners) +
+                       (group.query * p.winners_stride + j0) * p.Lq + group.place + own;
 #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      read.winner[u] = own_row && j + u < N ? winners[int64_t{u} * p.Lq] : uint32_t{kNarrowSentinel};
+    for (int u = 0; u < kAtOnce; ++u) {
+      winner[u] = exists && j0 + u < p.N ? from[int64_t{u} * p.Lq] : uint32_t{kNarrowSentinel};
     }
-    const int32_t whose = j + static_cast<int32_t>(threadIdx.x % 2);
-    read.grad = any_row && whose < N ? *grads : 0.0f;
-    winners += 2 * int64_t{p.Lq};
-    grads += 2 * p.grad_item_stride;
-    return read;
+    const int64_t j = j0 + own % kAtOnce;
+    grad = group.rows > 0 && j < p.N
+               ? static_cast<const float*>(p.grad)[group.query * p.grad_query_stride + j * p.grad_item_stride]
+               : 0.0f;
   }
 };
 
-// A block's way through the documents.
 template <class T>
-struct DocumentWalk {
-  const BackwardArgs& p;
-  const uint32_t first_group;  // of the block
-  const int slice;
-  const uint32_t zeros, ring;  // in shared memory
-
-  static constexpr bool kAfterMma = std::is_same_v<T, __nv_bfloat16>;
-
-  const uint32_t stage_bytes = p.Ld * kSliceBytes;
-  const int32_t N = static_cast<int32_t>(p.N);
-
-  __device__ __forceinline__ bool none(uint32_t winner) const {
-    return winner >= static_cast<uint32_t>(p.Ld);
-  }
-  // Where a winner's row lies, of the document in a stage.
-  __device__ __forceinline__ uint32_t row(uint32_t winner, uint32_t stage) const {
-    return none(winner) ? zeros : ring + stage + winner * kSliceBytes;
-  }
-
-  __device__ __forceinline__ RowGroup own_group() const { return {p, first_group + threadIdx.x / 16}; }
-
-  // One document between two barriers.
-  __device__ __forceinline__ void add_by_fma(TiledSums<T>& sums) const {
-    const uint32_t ring_bytes = kTiledStages * stage_bytes;
-    const SliceProducer<T> producer(p, slice, ring);
-    WinnerCursor cursor(p, own_group());
-    auto next = cursor.next(p, 0);
-    for (int s = 0; s < kTiledStages - 1; ++s) {
-      producer.copy(p, s, s * stage_bytes);
-      ptx::cp_async_commit();
-    }
-    uint32_t stage = 0, filled = (kTiledStages - 1) * stage_bytes;  // offsets of the stages to read and fill
-    for (int32_t j0 = 0; j0 < N; j0 += 2) {
-      const auto now = next;
-      if (j0 + 2 < N) next = cursor.next(p, j0 + 2);
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-        if (j0 + u >= N) break;
-        // All copies but those of the newest documents have landed: this document's have.
-        ptx::cp_async_wait<kTiledStages - 2>();
-        __syncthreads();  // and every warp has left the stage that is filled now
-        producer.copy(p, j0 + u + kTiledStages - 1, filled);
-        ptx::cp_async_commit();
-        const float grad = __shfl_sync(kFullWarp, now.grad, u, 16);
-        if (kAfterMma || __any_sync(kFullWarp, !(fabsf(grad) < INFINITY))) {
-          sums.template add<true>(row(now.winner[u], stage), grad, none(now.winner[u]));
-        } else {
-          sums.template add<false>(row(now.winner[u], stage), grad, false);
-        }
-        stage = stage + stage_bytes == ring_bytes ? 0 : stage + stage_bytes;
-        filled = filled + stage_bytes == ring_bytes ? 0 : filled + stage_bytes;
-      }
-    }
-  }
-
-  // Two documents between two barriers, of kStages in the ring.
-  template <int kStages>
-  __device__ __forceinline__ void add_by_mma(DiagonalSums& sums) const {
-    const uint32_t pair_bytes = 2 * stage_bytes, ring_bytes = kStages * stage_bytes;
-    const SliceProducer<T> producer(p, slice, ring);
-    WinnerCursor cursor(p, own_group());
-    auto next = cursor.next(p, 0);
-    for (int s = 0; s < kStages - 2; s += 2) {
-      producer.copy(p, s, s * stage_bytes);
-      producer.copy(p, s + 1, (s + 1) * stage_bytes);
-      ptx::cp_async_commit();
-    }
-    uint32_t stage = 0, filled = ring_bytes - pair_bytes;  // offsets of the pairs to read and to fill
-    for (int32_t j = 0; j < N; j += 2) {
-      const auto now = next;
-      if (j + 2 < N) next = cursor.next(p, j + 2);
-      ptx::cp_async_wait<kStages / 2 - 2>();  // all copies but those of newer pairs have landed
-      __syncthreads();                        // and every warp has left the pair that is filled now
-      producer.copy(p, j + kStages - 2, filled);
-      producer.copy(p, j + kStages - 1, filled + stage_bytes);
-      ptx::cp_async_commit();
-      sums.add({row(now.winner[0], stage), row(now.winner[1], stage + stage_bytes)}, now.grad);
-      stage = stage + pair_bytes == ring_bytes ? 0 : stage + pair_bytes;
-      filled = filled + pair_bytes == ring_bytes ? 0 : filled + pair_bytes;
-    }
-  }
-};
-
-// kStages: documents in the ring where the tensor cores add.
-template <class T, int kStages>
 __global__ void __launch_bounds__(kTiledThreads, 1)
     grad_q_tiled(const __grid_constant__ BackwardArgs p, int slices) {
   extern __shared__ __align__(128) uint8_t memory[];
   const uint32_t zeros = ptx::smem_address(memory), ring = zeros + kSliceBytes;
+  const uint32_t stage_bytes = p.Ld * kSliceBytes, ring_bytes = kTiledStages * stage_bytes;
   if (threadIdx.x < kSliceBytes / 4) ptx::st_shared(zeros + 4 * threadIdx.x, 0);
+  const int slice = static_cast<int>(blockIdx.x % slices);
+  const RowGroup group(p, int64_t{blockIdx.x / slices} * (kTiledRows / kGroupRows) + threadIdx.x / 16);
+  const SliceProducer<T> producer(p, slice, ring);
+  const auto N = static_cast<int32_t>(p.N);
   ptx::pdl_wait_and_launch_dependents();
 
-  const auto new_walk = [&] {
-    uint32_t block = blockIdx.x;
-    asm volatile("" : "+r"(block));  // so that what follows from it takes no registers during a walk
-    return DocumentWalk<T>{p, block / slices * (kTiledRows / kGroupRows), static_cast<int>(block % slices),
-                           zeros, ring};
-  };
-  if constexpr (DocumentWalk<T>::kAfterMma) {
-    DiagonalSums sums;
-    sums.clear();
-    new_walk().template add_by_mma<kStages>(sums);
-    const auto walk = new_walk();
-    if (!__syncthreads_or(!sums.finite())) return sums.write(p, walk.first_group, walk.slice);
+  GroupWinners next;
+  next.load(p, group, 0);
+  for (int s = 0; s < kTiledStages - 1; ++s) {
+    if (s < N) producer.copy(p, s, s * stage_bytes);
+    ptx::cp_async_commit();
   }
   TiledSums<T> sums;
   sums.clear();
-  new_walk().add_by_fma(sums);
-  const auto walk = new_walk();
-  sums.write(p, walk.own_group(), walk.slice);
+  uint32_t stage = 0, filled = (kTiledStages - 1) * stage_bytes;  // offsets of the stages to read and to fill
+  for (int32_t j0 = 0; j0 < N; j0 += GroupWinners::kAtOnce) {
+    const GroupWinners now = next;
+    if (j0 + GroupWinners::kAtOnce < N) next.load(p, group, j0 + GroupWinners::kAtOnce);
+#pragma unroll
+    for (int u = 0; u < GroupWinners::kAtOnce; ++u) {
+      if (j0 + u >= N) break;
+      // All copies but those of the newest documents have landed: this document's have.
+      ptx::cp_async_wait<kTiledStages - 2>();
+      __syncthreads();  // and every warp has left the stage that is filled now
+      if (j0 + u + kTiledStages - 1 < N) producer.copy(p, j0 + u + kTiledStages - 1, filled);
+      ptx::cp_async_commit();
+      const bool none = now.winner[u] >= static_cast<uint32_t>(p.Ld);
+      const uint32_t row = none ? zeros : ring + stage + now.winner[u] * kSliceBytes;
+      const float grad = __shfl_sync(kFullWarp, now.grad, u, 16);
+      if (__any_sync(kFullWarp, !(fabsf(grad) < INFINITY))) {
+        sums.template add<true>(row, grad, none);
+      } else {
+        sums.template add<false>(row, grad, none);
+      }
+      stage = stage + stage_bytes == ring_bytes ? 0 : stage + stage_bytes;
+      filled = filled + stage_bytes == ring_bytes ? 0 : filled + stage_bytes;
+    }
+  }
+  sums.write(p, group, slice);
 }
 
 }  // namespace late_interaction

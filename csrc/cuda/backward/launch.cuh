@@ -71,10 +71,7 @@ cudaError_t BackwardLauncher<T>::grad_q_tiled(const BackwardArgs& args, const Ti
                                               cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
     const LaunchShape shape{plan.grid, kTiledThreads, plan.smem_bytes, plan.pdl};
-    if (std::is_same_v<T, __nv_bfloat16> && plan.stages > kTiledStages) {
-      return launch(late_interaction::grad_q_tiled<T, kTiledStages + 2>, shape, stream, args, plan.slices);
-    }
-    return launch(late_interaction::grad_q_tiled<T, kTiledStages>, shape, stream, args, plan.slices);
+    return launch(late_interaction::grad_q_tiled<T>, shape, stream, args, plan.slices);
   } else {
     return cudaErrorInvalidValue;  // the planner gives it 2-byte elements alone
   }
