@@ -404,6 +404,7 @@ def run_one_token(name, Nq, Nd, d):
 # Batches with parts, on a GPU with an L2 of 60 MiB or less: (Nq, Nd, Lq, Ld, d).
 LARGE = {
     "large batch, tiles of query rows, queries in parts": (1000, 64, 32, 20, 128),
+    "large batch, tiles of query rows, long documents": (1000, 64, 32, 340, 120),
     "large batch, documents in parts": (270, 620, 32, 200, 128),
 }
 

@@ -75,6 +75,37 @@ def test_parameters_of_the_loss_get_gradients(device):
     torch.testing.assert_close(module.log_temperature.grad, cached)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_hidden_states_are_projected_in_the_loss(device, dropout):
+    """Documents leave the encoder as hidden states: maxsim_from_hidden projects them on the way, and the head
+    gets its gradient from the loss alone."""
+    encoder = Encoder(dropout).double().to(device)
+    parts, head = parts_of(device), nn.Linear(16, 8, bias=False).double().to(device)
+
+    def encode(part):
+        return encoder(part)[0], encoder.layers[:3](part[1])
+
+    def loss(Q, hidden):
+        scores = li.maxsim_from_hidden(Q, hidden, head.weight)
+        return nn.functional.cross_entropy(scores / 0.2, torch.arange(len(Q), device=device))
+
+    def plain(outputs):
+        Q, hidden = (torch.cat(x) for x in zip(*outputs, strict=True))
+        D = nn.functional.normalize(head(hidden), dim=-1)
+        value = li.contrastive_loss(Q, D, temperature=0.2)
+        value.backward()
+        return value.detach()
+
+    torch.manual_seed(3)
+    want = plain([encode(part) for part in parts])
+    wanted = [g.clone() for g in (*grads(encoder), head.weight.grad)]
+    encoder.zero_grad(), head.zero_grad()
+    torch.manual_seed(3)
+    torch.testing.assert_close(li.cached_contrastive_step(encode, parts, loss, module=encoder), want)
+    for got, expected in zip((*grads(encoder), head.weight.grad), wanted, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast(device, dtype):
     """Casts of weights that were cached without a graph must not end the second pass's gradients."""

@@ -53,6 +53,24 @@ def test_two_gpus_equal_one_process(kind):
 
 @pytest.mark.gpu
 @two_gpus
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_two_gpus_that_gather_equal_one_process(kind):
+    """One exchange by NCCL instead of a ring, as small batches take it."""
+    options = {"timeout": 120, "backend": "nccl", "function": "gradients", "gathers": True}
+    check(on_ranks(2, "tests.framework_worker.on_gpu", kind=kind, **options), 2, kind)
+
+
+@pytest.mark.gpu
+@two_gpus
+def test_two_gpus_with_a_tail_and_both_scalings():
+    options = {"timeout": 120, "backend": "nccl", "function": "gradients"}
+    ranks = on_ranks(2, "tests.framework_worker.on_gpu", scale_by_world=True, **options)
+    check(ranks, 2, scale=2.0)
+    check(on_ranks(2, "tests.framework_worker.on_gpu", tail=1e-9, **options), 2, tolerance=1e-7)
+
+
+@pytest.mark.gpu
+@two_gpus
 def test_two_gpus_that_disagree():
     options = {"timeout": 120, "backend": "nccl"}
     for result in on_ranks(2, "tests.framework_worker.on_gpu", function="disagree", what="d", **options):
@@ -91,16 +109,21 @@ class FailingOps:
         return getattr(self.ops, name)
 
 
-@pytest.mark.parametrize(("module", "name", "at", "tail"), [
-    (blocks, "maxsim", 5, 0.0),
-    (blocks, "maxsim_winners", 5, 0.0),
-    (blocks, "maxsim_backward_into_", 5, 0.0),
-    (backward, "maxsim_pairs_packed_winners", 2, 2**-6),
-    (blocks, "maxsim_pairs_packed_backward", 2, 2**-6),
+@pytest.mark.parametrize(("module", "name", "at", "tail", "listed"), [
+    (blocks, "maxsim", 5, 0.0, None),
+    (blocks, "maxsim_winners", 5, 0.0, None),
+    (blocks, "maxsim_backward_into_", 5, 0.0, None),
+    (backward, "maxsim_pairs_packed_winners", 1, 2**-6, None),
+    (blocks, "maxsim_pairs_packed_backward", 1, 2**-6, None),
+    (backward, "maxsim_pairs_packed_winners", 2, 2**-6, 1),
+    (blocks, "maxsim_pairs_packed_backward", 2, 2**-6, 1),
 ])  # fmt: skip
-def test_no_memory_halfway(module, name, at, tail, monkeypatch):
-    """The error comes through, nothing of the call stays, and the next call has the same bits as ever."""
+def test_no_memory_halfway(module, name, at, tail, listed, monkeypatch):
+    """The error comes through, nothing of the call stays, and the next call has the same bits as ever.
+    listed: bytes of winners of one call on listed pairs."""
     Q, D = batch(20, 24, planted=3.0)
+    if listed is not None:
+        monkeypatch.setattr(backward, "_WINNER_BYTES", listed)
 
     def step(q, d):
         with small_blocks(4):

@@ -5,26 +5,33 @@ import torch
 import torch.nn.functional as F
 
 import late_interaction as li
-from late_interaction._contrastive import function
+from late_interaction._contrastive import backward, function
 from tests.contrast import assert_close, batch, gradients, logits, reference, small_blocks
 
 T = 0.1
 TAIL = 2**-4
 
 
-def thresholded(Q, D, tail, labels, symmetric=False, H=None, masks=(None, None, None)):
+@pytest.fixture(autouse=True, params=[None, 5], ids=["one-call", "five-pairs-a-call"])
+def pairs_of_a_call(request, monkeypatch):
+    """A list whose pairs fit one call has gradients of its own way."""
+    if request.param:
+        monkeypatch.setattr(backward, "_WINNER_BYTES", 4 * 4 * request.param)
+
+
+def thresholded(Q, D, share, labels, symmetric=False, H=None, masks=(None, None, None)):
     """The loss, and gradients of Q and D without the pairs whose weight is below the threshold."""
     S = logits(Q, D, 1.0, H, masks)
     own = labels >= 0
     classes = S.shape[1]
     weights = (S / T).softmax(1).detach()
     target = F.one_hot(labels.clamp_min(0), classes).bool() & own[:, None]
-    counts = (weights >= tail / classes) | target
+    counts = (weights >= share / classes) | target
     counts[:, len(D) :] = True  # hard negatives are never left out
     if symmetric:
         columns = (S[own][:, : len(D)] / T).softmax(0).detach() if own.all() else None
         assert columns is not None
-        both = counts | (columns >= tail / len(Q))
+        both = counts | (columns >= share / len(Q))
         grad = (both * (weights - target.double()) + both * (columns - target.double())) / 2 / len(Q)
     else:
         grad = counts * (weights - target.double()) * own[:, None] / own.sum()
@@ -52,6 +59,34 @@ def test_exactly_the_pairs_above_the_threshold(device, monkeypatch, planted, sym
     assert not lists[0].dense and 30 <= lists[0].total < 30 * 30
     wanted = reference(Q, D, T, symmetric=symmetric).detach()
     assert_close(ours, (wanted, thresholded(Q, D, TAIL, labels, symmetric)))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("H", [False, True])
+def test_one_panel(device, monkeypatch, symmetric, H):
+    """All scores pass at once: the list waits for the backward, twice where that runs twice, and what was
+    marked is what counts."""
+    monkeypatch.setattr("late_interaction._contrastive.tail._DENSE_SHARE", 1.0)
+    Q, D = batch(30, 30, 4, 6, 16, device=device, planted=1.0)
+    leaves, given = [Q, D], {}
+    if H:
+        leaves.append(torch.randn(30, 2, 5, 16, dtype=Q.dtype, device=device).requires_grad_())
+        given["hard_negatives"] = leaves[2]
+    lists = counted(monkeypatch)
+    loss = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, symmetric=symmetric, kept_bytes=0, **given)
+    assert lists[0].alone and lists[0].last is not None and not lists[0].rows
+    found = torch.autograd.grad(loss, leaves, retain_graph=True)
+    assert all(map(torch.equal, found, torch.autograd.grad(loss, leaves)))
+    labels = torch.arange(30, device=device)
+    hard = leaves[2] if H else None
+    if H and symmetric:  # by the same list in several panels
+        with small_blocks(4):
+            again = li.contrastive_loss(Q, D, temperature=T, tail=TAIL, symmetric=True, **given)
+            wanted = torch.autograd.grad(again, leaves)
+    else:
+        wanted = thresholded(Q, D, TAIL, labels, symmetric, hard)
+    exact = reference(Q, D, T, H=hard, symmetric=symmetric).detach()
+    assert_close((loss.detach(), found), (exact, wanted))
 
 
 def test_labels_and_queries_left_out(device):
@@ -171,8 +206,6 @@ def test_a_list_that_is_full(device, monkeypatch, listed, many_queries):
 
 
 def test_long_lists_go_in_parts(device, monkeypatch):
-    from late_interaction._contrastive import backward
-
     Q, D = batch(30, 30, 4, 6, 16, device=device, planted=0.3)
     with small_blocks(16):
         whole = gradients(li.contrastive_loss(Q, D, temperature=T, tail=TAIL), (Q, D))

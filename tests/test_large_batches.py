@@ -202,6 +202,55 @@ def test_tiles_keep_a_gradient_that_is_not_finite_to_rows_with_a_winner(bad):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_tiles_keep_a_document_that_is_not_finite_to_rows_that_chose_it(bad):
+    """A product with zeros in place of a choice would carry it to other rows."""
+    Q, D = inputs(2048, 70, 32, 64, 128, BF16)
+    _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
+    grad = torch.randn(2048, 70, device="cuda")
+    want, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
+    D[3, 40, 7] = bad
+    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
+    chose = winners[:, 3] == 40
+    assert 0 < chose.sum() < chose.numel() / 8
+    assert not grad_Q[chose][:, 7].isfinite().any()
+    others = grad_Q[~chose]
+    torch.testing.assert_close(others, want[~chose], rtol=2**-7, atol=1e-3)
+    rest = [k for k in range(128) if k != 7]
+    torch.testing.assert_close(grad_Q[chose][:, rest], want[chose][:, rest], rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("grad_of", ["tiny", "huge", "one query"])
+def test_tiles_of_gradients_of_any_size(grad_of):
+    """Softmax weights span many powers of two."""
+    Q, D = inputs(2048, 129, 32, 100, 128, BF16)
+    _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
+    grad = torch.randn(2048, 129, device="cuda")
+    if grad_of == "one query":
+        grad[:1000] = 0
+        grad[1001:] = 0
+    else:
+        grad *= 2.0 ** (-100 if grad_of == "tiny" else 100)
+        grad *= torch.rand_like(grad).mul(-60).exp2()
+    grad_Q, _ = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, False)
+    close(grad_Q, gradients_of(winners, grad, Q, D)[0], BF16)
+
+
+@pytest.mark.gpu
+def test_tiles_add_up_in_float32():
+    """Sums that a caller goes on with, over many documents: off by far less than a bf16 gradient."""
+    Q, D = inputs(1024, 2051, 32, 20, 128, BF16)
+    _, winners = ops.maxsim_winners(Q, D, None, None, False, "highest", "auto", False)
+    for grad in (torch.randn(1024, 2051, device="cuda"), torch.ones(1024, 2051, device="cuda")):
+        want = gradients_of(winners, grad, Q, D)[0]
+        sums = torch.zeros(Q.shape, device="cuda")
+        none = Q.new_empty(0)
+        ops.maxsim_backward_into_(grad, Q, D, None, winners, torch.empty_like(Q), none, sums, False, False)
+        assert (sums.double() - want).norm() < 2e-5 * want.norm()
+
+
+@pytest.mark.gpu
 def test_tiles_read_nothing_for_winners_that_no_forward_wrote():
     Q, D = inputs(2048, 70, 32, 64, 128, BF16)
     winners = torch.randint(-32768, 32767, (2048, 70, 32), dtype=torch.int16, device="cuda")

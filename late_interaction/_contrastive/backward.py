@@ -5,8 +5,9 @@ The larger side's gradients are finished a block at a time; of the smaller side'
 exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) both sides have such a copy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,38 +23,63 @@ _WINNER_BYTES = 32 << 20  # of one call on listed pairs
 _LISTED_SUM_BYTES = 64 << 20  # of a block's sums, where every pair is listed
 
 
-@dataclass
 class Sums:
-    """Where one side's gradient adds up: ``whole`` in the sums' dtype, or a block at a time, each written to
-    ``out`` when it is finished. Neither: the gradient is not needed."""
+    """Where one side's gradient adds up: as a ``whole`` in the sums' dtype, or a block at a time, each
+    written to the result when it is finished; or all of it comes at once (``take``). Memory for it is taken
+    when something is added. With neither the gradient is not needed."""
 
-    tokens: Tokens
-    whole: Tensor | None = None
-    out: Tensor | None = None
-    _block: Tensor | None = None
+    def __init__(self, tokens: Tokens, way: str = "none", whole: Tensor | None = None) -> None:
+        self.tokens, self._way = tokens, way
+        self._whole = whole
+        self._out: Tensor | None = None
+        self._block: Tensor | None = None
+        self._taken: Tensor | None = None
 
     @staticmethod
     def zeros(tokens: Tokens) -> "Sums":
-        zeros = torch.zeros(tokens.values.shape, dtype=sum_dtype(tokens.values), device=tokens.values.device)
-        return Sums(tokens, zeros)
+        return Sums(tokens, "whole")
 
     @staticmethod
     def by_blocks(tokens: Tokens) -> "Sums":
-        # Tokens of no sequence get a gradient of zero.
-        return Sums(tokens, None, torch.zeros_like(tokens.values, memory_format=torch.contiguous_format))
+        return Sums(tokens, "blocks")
 
     @property
     def needed(self) -> bool:
-        return self.whole is not None or self.out is not None
+        return self._way != "none"
+
+    @property
+    def in_blocks(self) -> bool:
+        return self._way == "blocks"
+
+    @property
+    def begun(self) -> bool:
+        return not (self._whole is None and self._out is None and self._taken is None)
+
+    @property
+    def whole(self) -> Tensor | None:
+        if self._whole is None and self._way == "whole":
+            values = self.tokens.values
+            if self._taken is not None:
+                self._whole, self._taken = self._taken.to(sum_dtype(values)), None
+            else:
+                self._whole = torch.zeros(values.shape, dtype=sum_dtype(values), device=values.device)
+        return self._whole
+
+    def take(self, gradient: Tensor) -> None:
+        """All of it, in the dtype of the tokens, where nothing has been added."""
+        self._taken = gradient.view(self.tokens.values.shape)
 
     def open(self, block: Block) -> None:
-        if self.out is not None:
-            part = self.out[self.tokens.rows(block)]
+        if self.in_blocks:
+            if self._out is None:  # tokens of no sequence get a gradient of zero
+                values = self.tokens.values
+                self._out = torch.zeros_like(values, memory_format=torch.contiguous_format)
+            part = self._out[self.tokens.rows(block)]
             self._block = torch.zeros_like(part, dtype=sum_dtype(part))
 
     def close(self, block: Block) -> None:
-        if self.out is not None and self._block is not None:
-            self.out[self.tokens.rows(block)] = self._block
+        if self._out is not None and self._block is not None:
+            self._out[self.tokens.rows(block)] = self._block
             self._block = None
 
     def of(self, block: Block) -> Tensor | None:
@@ -61,9 +87,14 @@ class Sums:
         return self._block if self.whole is None else self.whole[self.tokens.rows(block)]
 
     def finished(self) -> Tensor | None:
-        if self.whole is None:
-            return self.out
-        return self.whole.to(self.tokens.values.dtype)
+        values = self.tokens.values
+        if self._taken is not None:
+            return self._taken
+        if self._whole is not None:
+            return self._whole.to(values.dtype)
+        if self._out is None and self.needed:
+            return torch.zeros_like(values, memory_format=torch.contiguous_format)
+        return self._out
 
 
 Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits (or what a loss keeps instead) of pairs
@@ -146,6 +177,7 @@ class Found:
 
     pairs: Listed
     dense: set[tuple[Block, int]]
+    final: bool = False  # all that are listed count
 
 
 Given = Found | KeptBlocks | None  # what the forward over a shard hands on to the backward
@@ -153,16 +185,16 @@ Given = Found | KeptBlocks | None  # what the forward over a shard hands on to t
 
 def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], given: Given) -> None:
     """Adds the gradients of all pairs of the shard. A side that adds up by blocks is walked outermost."""
-    documents_outermost = sums[0].out is None
+    documents_outermost = not sums[0].in_blocks
     found, kept = (given, None) if isinstance(given, Found) else (None, given)
     if found is not None and not found.dense:
-        return _add_listed(weights, grid, sums, found.pairs, documents_outermost)
+        return _add_listed(weights, grid, sums, _counting(weights, found), documents_outermost)
     outer_blocks = grid.d_blocks if documents_outermost else grid.q_blocks
     inner_blocks = grid.q_blocks if documents_outermost else grid.d_blocks
     outer = sums[1] if documents_outermost else sums[0]
     listed = None
     if found is not None:
-        listed = _Chunks.of(_counting(weights, found.pairs), outer_blocks, documents_outermost)
+        listed = _Chunks.of(_counting(weights, found), outer_blocks, documents_outermost)
     for i, block in enumerate(outer_blocks):
         outer.open(block)
         for j in range(len(inner_blocks)):
@@ -177,23 +209,45 @@ def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], gi
 def _add_listed(
     weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], pairs: Listed, by_documents: bool
 ) -> None:
-    """The same where every pair that counts is listed: blocks may be larger than what is scored as a
-    whole, since little of them is read."""
+    """The same where every pair that counts is listed: at once where one call takes all of them. Else blocks
+    may be larger than what is scored as a whole, since little of them is read."""
+    every = (grid.packed_q, grid.packed_d)
+    fits = len(pairs[0]) <= _pairs_of_call(grid) and all(x.is_all for x in every)
+    if fits and not (sums[0].begun or sums[1].begun):
+        return _take_listed(weights.p, every, sums, pairs)
     outer = sums[1] if by_documents else sums[0]
     sequence = (
         outer.tokens.mean_bytes * sum_dtype(outer.tokens.values).itemsize / outer.tokens.values.itemsize
     )
     blocks = outer.tokens.blocks(max(1, int(_LISTED_SUM_BYTES / max(sequence, 1))))
-    listed = _Chunks.of(_counting(weights, pairs), blocks, by_documents)
+    listed = _Chunks.of(pairs, blocks, by_documents)
     for i, block in enumerate(blocks):
         outer.open(block)
         listed.add(weights.p, grid, sums, block, i)
         outer.close(block)
 
 
-def _counting(weights: BlockWeights, pairs: Listed) -> Listed:
-    """Rows, columns and amounts of the listed pairs that count. The host waits for the device."""
+def _pairs_of_call(grid: Grid) -> int:
+    """How many listed pairs one call takes, by what their winners take."""
+    return max(1, _WINNER_BYTES // max(1, 4 * grid.q.longest))
+
+
+def _take_listed(p: Problem, both: tuple[Tokens, Tokens], sums: tuple[Sums, Sums], pairs: Listed) -> None:
+    """Hands over the gradients of listed pairs, which are all that there are."""
+    inputs, winners = _listed_winners(p, both, pairs)
+    needs = [x.needed for x in sums]
+    for to, part in zip(sums, p.kernels.listed_gradients(pairs[2], inputs, winners, needs), strict=True):
+        if to.needed:
+            to.take(part)
+
+
+def _counting(weights: BlockWeights, found: Found) -> Listed:
+    """Rows, columns and amounts of the listed pairs that count. The host waits for the device, unless all of
+    them do."""
+    pairs = found.pairs
     amount, counts = weights.of_pairs(*pairs)
+    if found.final:
+        return pairs[0], pairs[1], amount
     kept = counts.nonzero().squeeze(1)
     return pairs[0][kept], pairs[1][kept], amount[kept]
 
@@ -230,7 +284,7 @@ class _Chunks:
         """Adds the gradients of the pairs of outermost block ``i``."""
         whole_q, whole_d = (0, len(grid.q)), (0, len(grid.d))
         q_block, d_block = (whole_q, block) if self.by_documents else (block, whole_d)
-        step = max(1, _WINNER_BYTES // max(1, 4 * grid.q.longest))
+        step = _pairs_of_call(grid)
         for begin in range(self.begins[i], self.begins[i + 1], step):
             part = slice(begin, min(begin + step, self.begins[i + 1]))
             rows, columns, amount = (x[part] for x in self.pairs)
@@ -242,10 +296,16 @@ def _add_pairs(
 ) -> None:
     q, d = (x.part(block) for x, block in zip((grid.packed_q, grid.packed_d), blocks, strict=True))
     to = [x.of(block) for x, block in zip(sums, blocks, strict=True)]
-    indices = tuple(x.to(torch.int32) for x in pairs[:2])
+    inputs, winners = _listed_winners(p, (q, d), pairs)
+    p.kernels.add_listed_gradients(pairs[2], inputs, winners, to)
+
+
+def _listed_winners(p: Problem, both: tuple[Tokens, Tokens], pairs: Listed) -> tuple[Sequence[Any], Tensor]:
+    """What the operators on packed pairs take, and the winners of listed pairs."""
+    (q, d), indices = both, (x.to(torch.int32) for x in pairs[:2])
     inputs = (q.values, d.values, q.offsets, d.offsets, *indices)
     _, winners = _ops.maxsim_pairs_packed_winners.default(*inputs, q.longest, p.kernels.precision)
-    p.kernels.add_listed_gradients(pairs[2], inputs, winners, to)
+    return inputs, winners
 
 
 def add_own_gradients(

@@ -113,6 +113,16 @@ class Kernels:
             if to is not None:
                 _add(to.view(part.shape), part, peak)
 
+    def listed_gradients(
+        self, grad: Tensor, inputs: Sequence[Any], winners: Tensor, needs: Sequence[bool]
+    ) -> list[Tensor]:
+        """The gradients of listed pairs, finished."""
+        grad, peak = _within_range(grad, inputs[0].dtype)
+        parts = _ops.maxsim_pairs_packed_backward.default(grad, *inputs, winners, *needs)
+        if peak is None:
+            return list(parts)
+        return [part.to(peak.dtype).mul_(peak).to(part.dtype) for part in parts]
+
     # ---- one token a sequence ----
 
     def _product(self, q: Tokens, d: Tokens) -> Tensor:

@@ -67,7 +67,10 @@ class SoftmaxPass:
     columns: RunningSoftmax | None
     found: tail.PairList | None
     own: bool  # the documents are those that labels speak of
-    starts: tuple[Tensor, Tensor | None] | None = None  # logits of the labels, where pairs are listed
+    # Logits of the labels, where pairs are listed. They are found behind the first panel's scores: a device
+    # has these to do meanwhile.
+    find_starts: Callable[[], tuple[Tensor, Tensor | None]] | None = None
+    starts: tuple[Tensor, Tensor | None] | None = None
 
     def take(self, p: Problem, logits: Tensor, rows: Block, run: list[Block]) -> None:
         columns = (run[0][0], run[-1][1])
@@ -78,6 +81,8 @@ class SoftmaxPass:
             self.columns.add(columns[0], logits.t())
             if self.own and p.column_labels is not None:
                 p.column_labels.read(self.columns.target, logits.t(), columns, rows)
+        if self.starts is None and self.find_starts is not None:
+            self.starts = self.find_starts()
         if self.found is not None and self.starts is not None:
             sums = (self.rows, self.columns)
             marks = tail.mark(p, logits, sums, self.starts, (rows, columns), self.own)

@@ -1,6 +1,8 @@
 """The autograd function of the cross entropy: both passes over all shards of documents."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,17 +74,21 @@ def _forward(
     blocks = None if p.tail else call.kept_blocks(Q)
     for step, (_, documents, _) in enumerate(ring.shards(d)):
         grid = Grid.of(p.kernels, q, documents)
-        found = PairList() if p.tail and call.keeps else None
+        found = PairList(alone=ring.world == 1 and grid.one_panel) if p.tail and call.keeps else None
         to = forward.SoftmaxPass(rows, columns, found, step == 0)
         if found is not None:
-            to.starts = forward.label_logits(p, grid, to)
+            to.find_starts = partial(forward.label_logits, p, grid, to)
         forward.score_shard(p, grid, to, blocks)
+        for earlier in lists:  # behind this shard's scores: the device has them to do while the host waits
+            earlier.finish()
         if found is not None:
-            found.finish()
             lists.append(found)
         if columns is not None and ring.world > 1:
             columns = _pass_columns(ring, step, columns)
     loss, counts = loss_and_counts(p, call, rows, columns)
+    for found in lists:
+        if not found.alone:
+            found.finish()
     return loss, Kept(rows, columns, lists, counts, blocks)
 
 
@@ -116,7 +122,7 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
         return [] if s is None else [put(x) for x in s.tensors()]
 
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
-    lists = [([put(x) for x in found.tensors(kept.rows.weight)], found.dense) for found in kept.lists]
+    lists = [_flatten_list(found, kept.rows.weight, put) for found in kept.lists]
     keys = None if kept.blocks is None else kept.blocks.keys()
     first_of_blocks = len(tensors)
     if kept.blocks is not None:
@@ -129,14 +135,26 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
         def sums(places: list[int]) -> Any:
             return RunningSoftmax.of([take(place) for place in places], []) if places else None
 
-        found = [
-            PairList(rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense)
-            for (i, j, k), dense in lists
-        ]
+        found = [of_list(saved) for of_list in lists]
         blocks = None if keys is None else KeptBlocks.from_saved(keys, saved[first_of_blocks:])
         return Kept(sums(rows), sums(columns), found, saved[0], blocks)
 
     return tensors, rebuild
+
+
+def _flatten_list(
+    found: PairList, like: Tensor, put: Callable[[Tensor | None], int]
+) -> Callable[[list[Tensor]], PairList]:
+    """Puts the tensors of a list, and returns what takes them back."""
+    dense, alone = found.dense, found.alone
+    if found.last is not None:
+        i, j = (put(x) for x in found.last.tensors())
+        again = found.last.with_tensors()
+        return lambda saved: PairList(dense=set(dense), alone=alone, last=again(saved[i], saved[j]))
+    i, j, k = (put(x) for x in found.tensors(like))
+    return lambda saved: PairList(
+        rows=[saved[i]], columns=[saved[j]], logits=[saved[k]], dense=dense, alone=alone
+    )
 
 
 # ---- backward ----
@@ -174,7 +192,9 @@ def _backward(
         weights = backward.Weights(p, rows, of_columns, step == 0)
         if not kept.lists:
             return weights, kept.blocks
-        return weights, backward.Found(kept.lists[step].tensors(rows.maximum), kept.lists[step].dense)
+        found = kept.lists[step]
+        found.finish()
+        return weights, backward.Found(found.tensors(rows.maximum), found.dense, found.alone)
 
     extra = None if columns is None else torch.stack((columns.maximum, columns.scale, columns.factor))
     grad_D = add_shards(call, p, q_sums, d, needs[1], of_shard, extra)

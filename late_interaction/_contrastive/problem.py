@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.blocks import Kernels, block_sizes
+from late_interaction._contrastive.blocks import Kernels, block_sizes, panels
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.tokens import Block, Tokens
 
@@ -58,6 +58,12 @@ class Grid:
         blocks = q.blocks(queries), d.blocks(documents)
         parts = [[x.part(block) for block in found] for x, found in zip((q, d), blocks, strict=True)]
         return Grid(q, d, *blocks, *parts)
+
+    @property
+    def one_panel(self) -> bool:
+        """Whether all pairs pass as one panel."""
+        queries = self.q_blocks[-1][1] - self.q_blocks[-1][0] if self.q_blocks else 0
+        return len(self.q_blocks) == 1 and len(panels(self.d_blocks, queries)) == 1
 
     @cached_property
     def packed_q(self) -> Tokens:

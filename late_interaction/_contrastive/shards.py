@@ -145,12 +145,12 @@ def add_shards(
         return None
     wants = needs_d if alone else ring.needs_gradient
     for step, (_, documents, travelled) in enumerate(ring.shards(d, extra)):
-        d_sums = _sums(documents, wants, not alone or q_sums.out is not None)
+        d_sums = _sums(documents, wants, not alone or q_sums.in_blocks)
         weights, given = of_shard(step, travelled)
         backward.add_gradients(weights, Grid.of(p.kernels, q_sums.tokens, documents), (q_sums, d_sums), given)
         under_way = _pass_on(ring, step, d_sums, under_way)
     if under_way is not None:
-        d_sums = backward.Sums(d, under_way.wait()[0])
+        d_sums = backward.Sums(d, "whole", under_way.wait()[0])
     return d_sums.finished() if needs_d else None
 
 
@@ -162,7 +162,7 @@ def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
 
 def _pass_on(ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None) -> Exchange | None:
     """Adds what other processes found for this shard, and sends the sum on with the documents."""
-    if ring.world == 1 or sums.whole is None:
+    if ring.world == 1 or not sums.needed or sums.whole is None:
         return None
     if under_way is not None:
         sums.whole.add_(under_way.wait()[0])

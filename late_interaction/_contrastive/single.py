@@ -95,9 +95,8 @@ def _with_gradients(
     target = batch.no_target()
     share = _share(call, index, target)
     # Half-precision weights of fp16 hold no small numbers: theirs are of a factor of 1.
-    after = share * batch.inverse if batch.Q.dtype is torch.float16 else None
-    each = torch.ones_like(share) if after is not None else share * batch.inverse
-    factor = row_factor(each, index, target).contiguous()
+    after = batch.inverse * share if batch.Q.dtype is torch.float16 else None
+    factor = _factor(batch, share, index, target, after is None)
     of_rows = []
 
     def weigh(block: Block, scores: Tensor, weights: Tensor) -> None:
@@ -106,24 +105,45 @@ def _with_gradients(
         of_rows.append(_ops.softmax_rows_.default(scores, batch.inverse, *given))
 
     sums = add_panels(batch, needs, Q.dtype, weigh, None)
+    if isinstance(share, float) and not (isinstance(temperature, Tensor) or p.smoothing):
+        return _loss_of_rows(_joined(of_rows), target, temperature, share), [sums.q, sums.d, None], after
     running = batch.running(_joined(of_rows), target, len(batch.D))
     result, counts = loss_and_counts(p, call, running, None)
     of_temperature = None
     if needs[2]:
         kept = Kept(running, None, [], counts)
         of_temperature = temperature_gradient(
-            p, temperature, kept, factors(torch.ones_like(share), p, call, kept)
+            p, temperature, kept, factors(torch.ones_like(result), p, call, kept)
         )
     return result, [sums.q, sums.d, of_temperature], after
 
 
-def _share(call: Call, index: Tensor | None, like: Tensor) -> Tensor:
-    """The derivative of the loss in the cross entropy of a row that counts."""
-    share = torch.full_like(like[:0].sum(), call.scale)
-    if call.reduction == "mean":
-        left_out = ignored(index)
-        share = share / (len(like) if left_out is None else len(like) - left_out.sum())
-    return share
+def _share(call: Call, index: Tensor | None, like: Tensor) -> Tensor | float:
+    """The derivative of the loss in the cross entropy of a row that counts: a number, unless labels on the
+    device say how many do."""
+    if call.reduction != "mean":
+        return float(call.scale)
+    left_out = ignored(index)
+    if left_out is None:
+        return call.scale / len(like)
+    return call.scale / (len(like) - left_out.sum(dtype=like.dtype))
+
+
+def _factor(batch: Batch, share: Tensor | float, index: Tensor | None, like: Tensor, scaled: bool) -> Tensor:
+    """The derivative of the loss in each row's cross entropy over the temperature, or where it is scaled
+    later 1; 0 where there is no label."""
+    temperature = batch.p.temperature
+    if index is None and isinstance(share, float) and not isinstance(temperature, Tensor):
+        return torch.full_like(like, share / temperature if scaled else 1.0)
+    each = batch.inverse * share if scaled else torch.ones_like(batch.inverse)
+    return row_factor(each.reshape(()), index, like).contiguous()
+
+
+def _loss_of_rows(sums: Tensor, target: Tensor, temperature: float, share: float) -> Tensor:
+    """The sum of the rows' cross entropies times ``share``. As by :mod:`.reduction`, whose numbers on the
+    device and whose reductions over processes it spares: a small batch waits for the host."""
+    losses = sums[1].log().sub_(target - sums[0], alpha=1 / temperature)
+    return losses.sum().mul_(share)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ backward goes through its blocks as it does without a list.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -49,12 +50,23 @@ class _Marked:
             self.counted.synchronize()
         return int(self.count)
 
+    # ---- for autograd ----
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.marks, self.logits
+
+    def with_tensors(self) -> Callable[[Tensor, Tensor], "_Marked"]:
+        """What makes the same of its tensors, without keeping them."""
+        rest = self.rows, self.blocks, self.count, self.counted
+        return lambda marks, logits: _Marked(marks, logits, *rest)
+
 
 @dataclass
 class PairList:
     """Pairs by row and column of one shard, with their logits; and the panels that were not listed. A panel
     is listed when the next one comes, so that the device scores that one while the host waits for a count.
-    ``finish`` lists the last one."""
+    ``finish`` lists the last one, in the backward where it is the only one: the host waits for nothing
+    before that."""
 
     capacity: int = field(default_factory=lambda: LIST_BYTES // _PAIR_BYTES)
     total: int = 0
@@ -62,27 +74,29 @@ class PairList:
     columns: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     dense: set[tuple[Block, int]] = field(default_factory=set)  # blocks of queries, first documents of blocks
-    _last: _Marked | None = None
+    # The batch has one panel alone. It was marked by the sums of all pairs, so all that are listed count.
+    alone: bool = False
+    last: _Marked | None = None  # not listed yet
 
     def add_panel(self, marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> None:
         """Takes the marked pairs of a panel, blocks of documents of a block of queries."""
         marked = _Marked.of(marks, logits, rows, blocks)
         self.finish()
-        self._last = marked
+        self.last = marked
 
     def finish(self) -> None:
         """Lists what was taken last. Waits for the device, to learn how many pairs there are."""
-        if self._last is None:
+        if self.last is None:
             return
-        at, self._last = self._last, None
+        at, self.last = self.last, None
         count, pairs = at.wait(), at.marks.numel()
         if count > max(_DENSE_SHARE * pairs, at.marks.shape[0]) or self.total + count > self.capacity:
             self.dense.update((at.rows, block[0]) for block in at.blocks)
             return
         row, column = torch.nonzero_static(at.marks, size=count).unbind(1)
         self.logits.append(at.logits[row, column])
-        self.rows.append((row + at.rows[0]).to(torch.int32))
-        self.columns.append((column + at.blocks[0][0]).to(torch.int32))
+        self.rows.append(_shifted(row, at.rows[0]))
+        self.columns.append(_shifted(column, at.blocks[0][0]))
         self.total += count
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,7 +104,15 @@ class PairList:
         none = torch.empty(0, dtype=torch.int32, device=like.device)
         if not self.rows:
             return none, none, like.new_empty(0)
-        return torch.cat(self.rows), torch.cat(self.columns), torch.cat(self.logits)
+        rows, columns, logits = (
+            parts[0] if len(parts) == 1 else torch.cat(parts)
+            for parts in (self.rows, self.columns, self.logits)
+        )
+        return rows, columns, logits
+
+
+def _shifted(places: Tensor, by: int) -> Tensor:
+    return (places + by if by else places).to(torch.int32)
 
 
 def mark(

@@ -39,6 +39,11 @@ class Tokens:
         return self.values.shape[1]
 
     @property
+    def is_all(self) -> bool:
+        """Whether every token belongs to a sequence."""
+        return self.rows((0, len(self))) == slice(0, self.values.shape[0])
+
+    @property
     def mean_bytes(self) -> float:
         """Bytes of a sequence of mean length."""
         return self.values.numel() * self.values.itemsize / max(len(self), 1)
@@ -46,7 +51,7 @@ class Tokens:
     def part(self, block: Block) -> "Tokens":
         """The sequences of a block. A view; the offsets of packed ones begin at 0 again."""
         begin, end = block
-        if block == (0, len(self)) and self.rows(block) == slice(0, self.values.shape[0]):
+        if block == (0, len(self)) and self.is_all:
             return self
         if self.offsets is not None:
             first, last = self.bounds[begin], self.bounds[end]
