@@ -24,6 +24,7 @@
 #include "plan/operand_conversion.h"
 #include "plan/plaid.h"
 #include "plan/plan.h"
+#include "plan/short_docs_backward.h"
 
 LATE_INTERACTION_LIBRARY(m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.
@@ -414,8 +415,12 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   STD_TORCH_CHECK(!is_quantized(type), "late_interaction: quantized tokens have no backward");
   const bool vectors = d % (type == Dtype::fp64 ? 2 : 4) == 0;
   const Sizes own = with_own_documents(sizes);
-  const BackwardPlan plan = plan_backward(own, type, vectors, normalize, parse_backward(backward), device);
+  const Backward method = parse_backward(backward);
+  const ShortDocsPlans shorts = plan_short_docs(own, type, d % 8 == 0, normalize, method, device);
+  if (shorts.serve_both()) return explain(shorts);
+  const BackwardPlan plan = plan_backward(own, type, vectors, normalize, method, device);
   if (plan.method == Backward::unified) return explain(own, plan);
+  if (shorts.serve_any()) return explain(own, plan) + explain(shorts);
   const auto tiled = normalize ? std::nullopt : plan_tiled_grad_q(own, type, d % 8 == 0, device);
   const BackwardReads reads = tiled ? BackwardReads::queries : BackwardReads::both_sides;
   return explain(own, plan) + explain(tiled) + explain(own, backward_part(own, type, device, reads, false));

@@ -59,6 +59,29 @@ CALLS = {
     "fp64, long rows": (2, 2, 5, 30, 520, FP64, "highest"),
 }
 
+# Short documents, whose backward has kernels of its own: (Nq, Nd, Lq, Ld, d).
+SHORT_DOCS = {
+    "short documents' gradients, one query": (1, 2100, 32, 60, 64),
+    "short documents' gradients, one query of 9 tokens": (1, 6000, 9, 20, 72),
+    "short documents' gradients, 8 tokens": (66, 1000, 16, 8, 40),
+    "short documents' gradients, 13 tokens": (34, 1000, 31, 13, 96),
+    "short documents' gradients, 24 tokens": (64, 1000, 16, 24, 128),
+    "short documents' gradients, 30 tokens": (300, 1000, 15, 30, 40),
+    "short documents' gradients, 41 tokens": (140, 1000, 30, 41, 64),
+    "short documents' gradients, 64 tokens": (280, 1000, 16, 64, 64),
+}
+
+
+def run_short_docs(name, Nq, Nd, Lq, Ld, d):
+    for dtype in (BF16, FP16):
+        Q, D = (torch.randn(*size, d, device="cuda").to(dtype) for size in ((Nq, Lq), (Nd, Ld)))
+        winners = torch.randint(-1, Ld, (Nq, Nd, Lq), device="cuda").to(torch.int16)
+        grad = torch.randn(Nq, Nd, device="cuda")
+        for poison in (0.0, float("nan")):  # one that is not finite takes other ways
+            grad[0, 1] += poison
+            ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
+
+
 # (lengths of queries, lengths of documents, d, dtype, precision).
 PACKED = {
     "packed, documents on the M side": ([32, 0, 9], [150, 0, 1, 64, 70] * 40, 128, BF16, "highest"),
@@ -491,6 +514,7 @@ if __name__ == "__main__":
         *((run_large, name, arguments) for name, arguments in LARGE.items()),
         *((run_large_packed, name, arguments) for name, arguments in LARGE_PACKED.items()),
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
+        *((run_short_docs, name, arguments) for name, arguments in SHORT_DOCS.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "plan.h"
+#include "short_docs_backward.h"
 
 namespace py = pybind11;
 namespace li = late_interaction;
@@ -135,6 +136,37 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("gather_smem_bytes", &li::BackwardPlan::gather_smem_bytes)
       .def_readonly("lowmem_smem_bytes", &li::BackwardPlan::lowmem_smem_bytes);
   m.def("plan_backward", &li::plan_backward, py::arg("sizes"), py::arg("dtype"), py::arg("vectors"),
+        py::arg("normalize"), py::arg("method"), py::arg("device"));
+
+  py::class_<li::LoneQueryPlan>(m, "LoneQueryPlan")
+      .def_readonly("slices", &li::LoneQueryPlan::slices)
+      .def_readonly("slice_dims", &li::LoneQueryPlan::slice_dims)
+      .def_readonly("grid", &li::LoneQueryPlan::grid)
+      .def_readonly("smem_bytes", &li::LoneQueryPlan::smem_bytes);
+  py::class_<li::ShortGradQPlan>(m, "ShortGradQPlan")
+      .def_readonly("slices", &li::ShortGradQPlan::slices)
+      .def_readonly("slice_dims", &li::ShortGradQPlan::slice_dims)
+      .def_readonly("groups", &li::ShortGradQPlan::groups)
+      .def_readonly("cluster", &li::ShortGradQPlan::cluster)
+      .def_readonly("stage_docs", &li::ShortGradQPlan::stage_docs)
+      .def_readonly("rows", &li::ShortGradQPlan::rows)
+      .def_readonly("grid", &li::ShortGradQPlan::grid)
+      .def_readonly("smem_bytes", &li::ShortGradQPlan::smem_bytes);
+  py::class_<li::ShortGradDPlan>(m, "ShortGradDPlan")
+      .def_readonly("docs", &li::ShortGradDPlan::docs)
+      .def_readonly("blocks", &li::ShortGradDPlan::blocks)
+      .def_readonly("slices", &li::ShortGradDPlan::slices)
+      .def_readonly("slice_dims", &li::ShortGradDPlan::slice_dims)
+      .def_readonly("block_docs", &li::ShortGradDPlan::block_docs)
+      .def_readonly("cluster", &li::ShortGradDPlan::cluster)
+      .def_readonly("row_bytes", &li::ShortGradDPlan::row_bytes)
+      .def_readonly("grid", &li::ShortGradDPlan::grid)
+      .def_readonly("smem_bytes", &li::ShortGradDPlan::smem_bytes);
+  py::class_<li::ShortDocsPlans>(m, "ShortDocsPlans")
+      .def_readonly("lone", &li::ShortDocsPlans::lone)
+      .def_readonly("grad_q", &li::ShortDocsPlans::grad_q)
+      .def_readonly("grad_d", &li::ShortDocsPlans::grad_d);
+  m.def("plan_short_docs", &li::plan_short_docs, py::arg("sizes"), py::arg("dtype"), py::arg("aligned"),
         py::arg("normalize"), py::arg("method"), py::arg("device"));
 
   m.def("explain", py::overload_cast<const li::Sizes&, const li::ForwardPlan&>(&li::explain));

@@ -70,6 +70,41 @@ def test_a_backward_fits_the_device_and_obeys(size, dtype, vectors, normalize, m
     assert backward.method.name in plan.explain(size, backward)
 
 
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    st.builds(
+        plan.Sizes,
+        st.sampled_from(list(plan.Layout)),
+        st.integers(1, 4096),
+        st.integers(1, 100_000),
+        st.integers(1, 1200),
+        st.integers(1, 70),
+        st.integers(1, 80).map(lambda vectors: 8 * vectors),
+    ),
+    st.sampled_from([plan.Dtype.bf16, plan.Dtype.fp16, plan.Dtype.fp32]),
+    devices,
+)
+def test_the_backward_of_short_documents_fits_the_device(size, dtype, device):
+    plans = plan.plan_short_docs(size, dtype, True, False, plan.Backward.automatic, device)
+    chosen = [made for made in (plans.lone, plans.grad_q, plans.grad_d) if made]
+    if device.capability < 90 or dtype == plan.Dtype.fp32:
+        assert chosen == []
+    for made in chosen:
+        assert 0 < made.smem_bytes <= device.smem_per_block
+        assert made.grid >= 1 and made.slice_dims <= 64
+    assert not (plans.lone and (plans.grad_q or plans.grad_d))
+    if rows := plans.grad_q:
+        assert rows.stage_docs % rows.groups == 0 and rows.rows * rows.groups == 256
+        assert 2 * (rows.smem_bytes + 8 * 1024 + 1024) <= device.smem_per_sm
+    if products := plans.grad_d:
+        assert products.docs * 8 * products.blocks * 4 <= 256 and 8 * products.blocks >= size.Ld
+        assert 2 * products.slices * products.slice_dims <= products.row_bytes
+    for other in (plan.Backward.unified, plan.Backward.lowmem):
+        normalized = other == plan.Backward.lowmem
+        none = plan.plan_short_docs(size, dtype, True, normalized, other, device)
+        assert not (none.lone or none.grad_q or none.grad_d)
+
+
 @pytest.mark.parametrize("Nq, N, Lq, Ld", [(256, 256, 32, 300), (512, 512, 32, 300), (128, 128, 128, 1024)])
 def test_owned_documents_leave_l1_to_the_rows_in_flight(Nq, N, Lq, Ld):
     size = plan.Sizes(plan.Layout.in_batch, Nq, N, Lq, Ld, 128)

@@ -11,6 +11,7 @@
 #include "../runtime/device.h"
 #include "../runtime/stream.h"
 #include "launch.h"
+#include "short_docs/run.h"
 
 namespace late_interaction {
 
@@ -317,14 +318,25 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     return;
   }
   const Device device = device_properties(index);
+  const bool sums_go_on = to.q_sums || to.d_sums || to.unit_inverse;
+  const bool plain = !normalize && !has_weights(in) && !sums_go_on && method != Backward::unified;
+  if (plain && lone_query_gradients(in, s, grad_scores, winners, to, device, stream)) return;
   Destinations rest = to;
   if (has_weights(in) && to.grad_Q.numel() > 0) {
     rest.q_sums = new_tensor(grad_scores, shape_of_queries(in), score_type(in.dtype));
   }
-  if (tiled_grad_q({in, s, grad_scores, winners, normalize, method, rest, device, stream})) {
+  if ((plain && short_docs_grad_q(in, s, grad_scores, winners, to, device, stream)) ||
+      tiled_grad_q({in, s, grad_scores, winners, normalize, method, rest, device, stream})) {
     rest.grad_Q = new_tensor(grad_scores, {0}, to.grad_Q.scalar_type());
     rest.q_sums = std::nullopt;
     if (rest.grad_D.numel() == 0) return;
+  }
+  // Where grad_D takes the place of D, grad_Q must have been read from it.
+  const bool overwrites_D = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
+  const bool free_to_write = rest.grad_Q.numel() == 0 || !overwrites_D;
+  if (plain && free_to_write && short_docs_grad_d(in, s, grad_scores, winners, to, device, stream)) {
+    rest.grad_D = new_tensor(grad_scores, {0}, to.grad_D.scalar_type());
+    if (rest.grad_Q.numel() == 0) return;
   }
   const GradientCall call{in, s, grad_scores, winners, normalize, method, rest, device, stream};
   const BackwardReads reads = rest.grad_Q.numel() > 0 ? BackwardReads::both_sides : BackwardReads::queries;
@@ -333,7 +345,6 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const bool scatter = plan_backward(s, in.dtype, reads_in_vectors(in),
                                      normalize || to.unit_inverse || has_weights(in), method, device)
                            .method == Backward::unified;
-  const bool overwrites_D = to.grad_D.numel() > 0 && to.grad_D.data_ptr() == in.D.data;
   if (whole || scatter || to.unit_inverse || overwrites_D) return gradients_at_once(call);
   gradients_by_parts(call, part);
 }

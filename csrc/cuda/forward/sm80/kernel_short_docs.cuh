@@ -43,6 +43,7 @@ struct DirectTile {
   using Element = typename Mma::Element;
   static constexpr int kRowBlocks = 2, kColumnBlocks = kColumnBlocks_, kSteps = kSteps_;
   static constexpr bool kWhole = kWhole_, kLong = kLong_, kPacked = false;
+  static constexpr bool kAhead = kWhole && !kLong;  // a tile is loaded while the one before is folded
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kBlocksPerSm = short_docs_blocks(8 * kColumnBlocks, kSteps / 2);
   static constexpr int kRows = 16 * kRowBlocks, kWarpRows = kRows, kColumns = 8 * kColumnBlocks;
@@ -119,6 +120,30 @@ __device__ __forceinline__ void multiply_shares(
   }
 }
 
+// A tile of tokens in registers.
+template <class Tile, class E = typename Tile::Element>
+struct TokenShares {
+  Share<E> x[Tile::kColumnBlocks][Tile::kSteps];
+
+  // Those of a document from token `first` on, from element `k_first` of each on.
+  __device__ __forceinline__ void load(const ForwardArgs& p, const E* document, int32_t first, int width,
+                                       int k_first) {
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+      const int32_t at = first + 8 * n + threadIdx.x % 32 / 4;
+      const bool exists = at < p.Ld;
+      load_shares<Tile>(x[n], exists, document + (exists ? at * p.D.token_stride : 0), p.D, width, p.d,
+                        k_first);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
+                                           const Share<E> (&q)[Tile::kHeld][Tile::kSteps]) const {
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) multiply_shares<Tile>(acc, n, q, x[n]);
+  }
+};
+
 // Bit c: token first + c counts.
 template <class Tile>
 __device__ __forceinline__ uint64_t valid_tokens(const ForwardArgs& p, const uint8_t* mask, int32_t first) {
@@ -132,9 +157,9 @@ __device__ __forceinline__ uint64_t valid_tokens(const ForwardArgs& p, const uin
 
 // Prefetches the warp's next document to L2.
 __device__ __forceinline__ void prefetch_document(const ForwardArgs& p, const void* document) {
-  constexpr int64_t kLine = 128;
-  const int64_t bytes = 2 * ((p.Ld - 1) * p.D.token_stride + p.d);
-  for (int64_t at = threadIdx.x % 32 * kLine; at < bytes; at += 32 * kLine) {
+  constexpr int32_t kLine = 128;
+  const auto bytes = static_cast<int32_t>(2 * ((p.Ld - 1) * p.D.token_stride + p.d));
+  for (int32_t at = threadIdx.x % 32 * kLine; at < bytes; at += 32 * kLine) {
     ptx::prefetch_l2(static_cast<const uint8_t*>(document) + at);
   }
 }
@@ -186,7 +211,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
   using E = typename Tile::Element;
   const auto* D = static_cast<const E*>(p.D.data);
   const int q_width = copy_width<E>(p.Q, p.q_aligned, p.d), d_width = copy_width<E>(p.D, p.d_aligned, p.d);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32;
   const int workers_of_block = Tile::kWarps / p.members;
   const int64_t worker = p.members > 1 ? blockIdx.x : int64_t{blockIdx.x} * Tile::kWarps + warp;
   const int64_t workers = int64_t{gridDim.x} * workers_of_block;
@@ -207,6 +232,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
     LaneRows<Tile> own;
     own.take(p, tile, 0);
 
+    const int32_t step = p.members * Tile::kColumns;
+    TokenShares<Tile> tokens;
+    if constexpr (Tile::kAhead) tokens.load(p, D + dense_offset(p, tile.query, j), first_token, d_width, 0);
     for (; j < end_j; ++j) {
       const E* document = D + dense_offset(p, tile.query, j);
       const uint8_t* mask = document_mask(p, tile.query, j);
@@ -216,25 +244,30 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
       float maximum[Tile::kHeld];
       int32_t token[Tile::kHeld];
       clear_maxima(maximum, token);
-      for (int32_t t = first_token; t < p.Ld; t += p.members * Tile::kColumns) {
+      for (int32_t t = first_token; t < p.Ld; t += step) {
         ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
         uint64_t valid = 0;
-        int k_first = 0;
-        do {
-          Share<E> tokens[Tile::kColumnBlocks][Tile::kSteps];
-#pragma unroll
-          for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-            const int32_t at = t + 8 * n + lane / 4;
-            const bool exists = at < p.Ld;
-            load_shares<Tile>(tokens[n], exists, document + (exists ? at * p.D.token_stride : 0), p.D,
-                              d_width, p.d, k_first);
+        if constexpr (Tile::kLong) {
+          for (int k_first = 0; k_first < p.d; k_first += Tile::kPassElements) {
+            tokens.load(p, document, t, d_width, k_first);
+            rows.load(p, q, q_width, k_first);
+            if (k_first == 0) valid = valid_tokens<Tile>(p, mask, t);  // which waits: all loads are under way
+            tokens.multiply(acc, q);
           }
-          if constexpr (Tile::kLong) rows.load(p, q, q_width, k_first);
-          if (k_first == 0) valid = valid_tokens<Tile>(p, mask, t);  // which waits: all loads are under way
-#pragma unroll
-          for (int n = 0; n < Tile::kColumnBlocks; ++n) multiply_shares<Tile>(acc, n, q, tokens[n]);
-          k_first += Tile::kPassElements;
-        } while (Tile::kLong && k_first < p.d);
+        } else if constexpr (!Tile::kAhead) {
+          tokens.load(p, document, t, d_width, 0);
+          valid = valid_tokens<Tile>(p, mask, t);
+          tokens.multiply(acc, q);
+        } else {
+          valid = valid_tokens<Tile>(p, mask, t);
+          tokens.multiply(acc, q);
+          // The next tile's loads are under way while this one's maxima are folded.
+          const bool more = t + step < p.Ld;
+          if (more || j + 1 < end_j) {
+            tokens.load(p, more ? document : document + p.D.item_stride, more ? t + step : first_token,
+                        d_width, 0);
+          }
+        }
         fold_tile<Tile, kWinners>(acc, maximum, token, t, valid);
       }
       reduce_quad<Tile::kHeld, kWinners>(maximum, token);

@@ -1,0 +1,87 @@
+// Operands of mma.sync that hold 1 where a query row's winner is a certain token, and 0 elsewhere.
+//
+// A product with such a matrix selects rows and adds them up, exactly: products are by 1, sums are fp32. What
+// rows count (the gradients of scores) is multiplied to the sums.
+//
+// set.eq compares two pairs of 16-bit numbers, and its result is the operand: 1.0 or 0.0 in their type.
+// Tokens are compared as the numbers that their index | 0x4000 means in that type: all different, normal and
+// finite. The sentinel stays 0xFFFF, a NaN, which equals nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "../../ptx/mma.cuh"
+
+namespace late_interaction {
+
+inline constexpr uint32_t kNoWinner = 0xFFFF;
+
+// winner: below Ld, or kNoWinner.
+__device__ __forceinline__ uint32_t token_code(uint32_t winner) { return winner | 0x4000; }
+__device__ __forceinline__ uint32_t pair_of(uint32_t code) { return code | code << 16; }
+
+template <class T>
+struct IncidenceWords;
+
+template <>
+struct IncidenceWords<__nv_bfloat16> : ptx::MmaBf16 {
+  static __device__ __forceinline__ uint32_t equal(uint32_t a, uint32_t b) {
+    union {
+      uint32_t word;
+      __nv_bfloat162 pair;
+    } x{a}, y{b}, result;
+    result.pair = __heq2(x.pair, y.pair);
+    return result.word;
+  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    union {
+      __nv_bfloat162 pair;
+      uint32_t word;
+    } packed{__floats2bfloat162_rn(low, high)};
+    return packed.word;
+  }
+  // One instruction an element: the compiler takes two for the upper one.
+  static __device__ __forceinline__ float2 unpack(uint32_t word) {
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000)};
+  }
+};
+
+template <>
+struct IncidenceWords<__half> : ptx::MmaFp16 {
+  static __device__ __forceinline__ uint32_t equal(uint32_t a, uint32_t b) {
+    union {
+      uint32_t word;
+      __half2 pair;
+    } x{a}, y{b}, result;
+    result.pair = __heq2(x.pair, y.pair);
+    return result.word;
+  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    union {
+      __half2 pair;
+      uint32_t word;
+    } packed{__floats2half2_rn(low, high)};
+    return packed.word;
+  }
+  static __device__ __forceinline__ float2 unpack(uint32_t word) {
+    union {
+      uint32_t word;
+      __half2 pair;
+    } packed{word};
+    return __half22float2(packed.pair);
+  }
+};
+
+// sums += scale * the eight elements of a vector.
+template <class T>
+__device__ __forceinline__ void add_scaled_vec(float (&sums)[8], float scale, const uint4& vec) {
+  const uint32_t words[4] = {vec.x, vec.y, vec.z, vec.w};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float2 x = IncidenceWords<T>::unpack(words[k]);
+    sums[2 * k] = fmaf(scale, x.x, sums[2 * k]);
+    sums[2 * k + 1] = fmaf(scale, x.y, sums[2 * k + 1]);
+  }
+}
+
+}  // namespace late_interaction

@@ -1,0 +1,21 @@
+// The backward kernels of short documents, as the host calls them. Each launch returns its error and waits
+// for nothing.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../../../plan/short_docs_backward.h"
+#include "args.h"
+
+namespace late_interaction {
+
+// Those of one 2-byte element type: defined in launch.cuh, instantiated in instances/.
+template <class T>
+struct ShortDocsLauncher {
+  // grad_D, unless args.grad_D is null, and, unless args.grad_Q is, args.partials and grad_Q from them.
+  static cudaError_t lone_query(const LoneQueryArgs& args, const LoneQueryPlan& plan, cudaStream_t stream);
+  static cudaError_t grad_q(const ShortGradQArgs& args, const ShortGradQPlan& plan, cudaStream_t stream);
+  static cudaError_t grad_d(const ShortGradDArgs& args, const ShortGradDPlan& plan, cudaStream_t stream);
+};
+
+}  // namespace late_interaction

@@ -1,0 +1,20 @@
+// The backward of short documents: ways of their own to gradients, where the planner has one.
+#pragma once
+
+#include "../run.h"
+
+namespace late_interaction {
+
+// Both gradients of one query with many documents, those that `to` wants. Returns whether it was the way.
+bool lone_query_gradients(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
+                          const Destinations& to, const Device& device, cudaStream_t stream);
+
+// grad_Q where many queries share short documents; grad_D is left to others.
+bool short_docs_grad_q(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
+                       const Destinations& to, const Device& device, cudaStream_t stream);
+
+// grad_D of the same, which reads neither D nor grad_Q.
+bool short_docs_grad_d(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
+                       const Destinations& to, const Device& device, cudaStream_t stream);
+
+}  // namespace late_interaction
