@@ -21,24 +21,22 @@ from late_interaction._checks.packed_codes import check_packed
 from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus
 from late_interaction._checks.tensors import check_embeddings
-from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
+from late_interaction._rescore import exact_scores, fitting
 from late_interaction._selection import MOST_SCORES, select
 from late_interaction._stream import chunks
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
-from late_interaction.score_pairs import rerank_direct
 
 __all__ = ["Codes", "encode", "search"]
 
 # What each kind keeps of a dim, in bits.
 KINDS = {"hamming": 1, "1bit": 1, "4bit": 4}
 
-# Documents that are scored, encoded or gathered at a time have at most so many bytes of codes or embeddings.
+# Documents that are scored or encoded at a time have at most so many bytes of codes or embeddings.
 _BYTES = 256 << 20
-# A CPU encodes so many bytes of float32 at a time, which stay in its caches from step to step, and gathers so
-# many of embeddings, for which the process has memory already.
-_CACHED_BYTES, _GATHERED_BYTES = 4 << 20, 8 << 20
+# A CPU encodes so many bytes of float32 at a time, which stay in its caches from step to step.
+_CACHED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def encode(D: Tensor, kind: str, *, normalize: bool = True) -> Codes:
     Nd, Ld, d = D.shape
     tokens = torch.empty(Nd, Ld, -(-d * KINDS[kind] // 8), dtype=torch.uint8, device=D.device)
     scale = None if kind == "hamming" else torch.empty(Nd, Ld, device=D.device)
-    size = _fitting(4 * Ld * d, _CACHED_BYTES if D.is_cpu else _BYTES)
+    size = fitting(4 * Ld * d, _CACHED_BYTES if D.is_cpu else _BYTES)
     for start in range(0, Nd, size):
         at = slice(start, start + size)
         tokens[at], scales = _codes_of(D[at], kind, normalize)
@@ -189,7 +187,7 @@ def search(
         scored = makes(Q, q_mask, coarse, normalize).scored(D, d_mask, chunk)  # type: ignore[arg-type]
         found = _best(scored, Q, D, min(candidates, D.shape[0]), largest, progress)
         options: dict[str, Any] = {"normalize": normalize, "precision": precision}
-        scores = _exact_scores(Q, D, found, q_mask, d_mask, options)
+        scores = exact_scores(Q, D, found, q_mask, d_mask, options)
         # Rising indices, so that of equal scores the lowest index comes first.
         best = select(scores, found, top_k, largest)
     return (best[0].squeeze(0), best[1].squeeze(0)) if one_query else best
@@ -221,11 +219,11 @@ class _FirstPass:
             tokens, scale = self.codes.tokens, self.codes.scale
             if size is None:  # what travels goes in small chunks
                 here = tokens.device == device
-                size = most if here else min(most, _fitting(tokens.shape[1] * tokens.shape[2]))
+                size = most if here else min(most, fitting(tokens.shape[1] * tokens.shape[2], _BYTES))
             for start, some, (scales, mask) in chunks(tokens, (scale, d_mask), size, device):
                 yield start, some, scales, mask
             return
-        size = size or min(most, _fitting(4 * D.shape[1] * D.shape[2]))
+        size = size or min(most, fitting(4 * D.shape[1] * D.shape[2], _BYTES))
         for start, documents, (mask,) in chunks(D, (d_mask,), size, device):
             codes = encode(documents, self.kind, normalize=self.normalize)
             yield start, codes.tokens, codes.scale, mask
@@ -253,68 +251,6 @@ def _best(
     return places.sort(dim=-1).values
 
 
-def _exact_scores(
-    Q: Tensor,
-    D: Tensor,
-    found: Tensor,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    options: dict[str, Any],
-) -> Tensor:
-    """Scores of each query with its documents ``found`` [Nq, K]. A CPU scores documents where they lie if
-    their kept tokens come first; others are copied, some at a time."""
-    Nq, K = found.shape
-    dtype = torch.float64 if Q.dtype == torch.float64 else torch.float32
-    scores = torch.empty(Nq, K, dtype=dtype, device=Q.device)
-    on_cpu = D.is_cpu and Q.is_cpu
-    spans = _spans(D, d_mask) if on_cpu and not options["normalize"] else None
-    if spans is not None:
-        starts, lengths = spans
-        for i, own in enumerate(found):
-            query = Q[i] if q_mask is None else Q[i][q_mask[i]]
-            where = starts[own], lengths[own]
-            scores[i] = rerank_direct(query, D.flatten(0, 1), *where, precision=options["precision"])
-        return scores
-    at_once = _fitting(D.shape[1] * D.shape[2] * D.element_size(), _GATHERED_BYTES if on_cpu else None)
-    queries, documents = max(at_once // max(K, 1), 1), min(at_once, max(K, 1))
-    for i in range(0, Nq, queries):
-        for j in range(0, K, documents):
-            part = slice(i, i + queries), slice(j, j + documents)
-            index = found[part].to(D.device)
-            mask = None if d_mask is None else d_mask[index]
-            tokens = D if mask is None or not on_cpu else D[:, : _longest(mask)]
-            scores[part] = maxsim(
-                Q[part[0]],
-                tokens[index].to(Q.device),
-                None if q_mask is None else q_mask[part[0]],
-                None if mask is None else mask[..., : tokens.shape[1]].to(Q.device),
-                **options,
-            )
-    return scores
-
-
-def _spans(D: Tensor, d_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Where the kept tokens of each document begin and how many they are, if they lie together."""
-    Nd, Ld = D.shape[:2]
-    if not D.is_contiguous():
-        return None
-    starts = torch.arange(Nd, device="cpu") * Ld
-    if d_mask is None:
-        return starts, torch.full_like(starts, Ld)
-    lengths = d_mask.sum(1)
-    return (
-        (starts, lengths)
-        if torch.equal(d_mask, torch.arange(Ld, device="cpu") < lengths.unsqueeze(1))
-        else None
-    )
-
-
-def _longest(d_mask: Tensor) -> int:
-    """The tokens of these documents up to the last one that is kept."""
-    kept = d_mask.flatten(0, -2).any(0).nonzero()
-    return int(kept[-1]) + 1 if len(kept) else 1
-
-
 def _codes_of(D: Tensor, kind: str, normalize: bool) -> tuple[Tensor, Tensor | None]:
     D = _as_float(D, normalize and kind != "hamming")  # a norm changes no sign
     if kind == "4bit":
@@ -325,10 +261,6 @@ def _codes_of(D: Tensor, kind: str, normalize: bool) -> tuple[Tensor, Tensor | N
 
 def _as_float(x: Tensor, normalize: bool) -> Tensor:
     return unit_rows(x.to(torch.float32), dim=-1, eps=1e-12) if normalize else x
-
-
-def _fitting(bytes_each: int, most: int | None = None) -> int:
-    return max((most or _BYTES) // max(bytes_each, 1), 1)
 
 
 def _check_kind(name: str, kind: Any) -> None:

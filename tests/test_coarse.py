@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import bits, coarse
+from late_interaction import _rescore, bits, coarse
 from late_interaction.coarse import KINDS, Codes, encode
 from tests.cases import mask
 
@@ -90,7 +90,8 @@ def test_gathered_in_any_pieces(kind, corpus, monkeypatch):
     expected = li.retrieve(Q, D, 6, *masks, coarse=kind, candidates=12)
     for size in (1, 17 * 72 * 4 * 5, 17 * 72 * 4 * 30):
         monkeypatch.setattr(coarse, "_BYTES", size)
-        monkeypatch.setattr(coarse, "_GATHERED_BYTES", size)
+        monkeypatch.setattr(_rescore, "_BYTES", size)
+        monkeypatch.setattr(_rescore, "_GATHERED_BYTES", size)
         monkeypatch.setattr(coarse, "_CACHED_BYTES", size)
         found = li.retrieve(Q, D, 6, *masks, coarse=encode(D, kind), candidates=12)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
@@ -99,8 +100,8 @@ def test_gathered_in_any_pieces(kind, corpus, monkeypatch):
 
 def test_a_cpu_gathers_tokens_up_to_the_last_one_that_is_kept():
     kept = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
-    assert coarse._longest(kept.unsqueeze(0)) == 2 and coarse._longest(torch.zeros_like(kept)) == 1
-    assert coarse._longest(~kept) == 4
+    assert _rescore.longest(kept.unsqueeze(0)) == 2 and _rescore.longest(torch.zeros_like(kept)) == 1
+    assert _rescore.longest(~kept) == 4
 
 
 def test_shapes_and_dtypes(device):

@@ -176,7 +176,7 @@ def python_level(name: str) -> int:
     callers = ("_maxsim", "_traced", "_packed_call", "_quantized", "_compat", "_stream", "_contrastive")
     if parts[0] in (*callers, "_equal_plans"):
         return 2
-    return 0 if parts[0].startswith("_") and parts[0] not in ("_st", "_patches", "_ray") else 3
+    return 0 if parts[0].startswith("_") and parts[0] not in ("_st", "_patches", "_ray", "_rescore") else 3
 
 
 def python_arrows() -> set[tuple[str, str]]:
