@@ -187,8 +187,8 @@ def draw(path: Path, before: float, found: dict[str, list[Trained]]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.set_xlabel(f"batch, in parts of {batches[0]} ({BUDGET // MIB} MiB of activations)")
-    axes.set_ylabel(f"held-out MRR@{TOP}" + (f", mean and range of {seeds} seeds" if seeds > 1 else ""))
-    axes.legend(frameon=False)
+    axes.set_ylabel(f"held-out MRR@{TOP}" + (f" ({seeds} seeds: mean, range)" if seeds > 1 else ""))
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.07))  # above the dotted line
     axes.set_title("The demo's head by the size of its contrastive batch", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import late_interaction as li
+from late_interaction.fused_head import maxsim_from_hidden
 
 
 class Encoder(nn.Module):
@@ -86,7 +87,7 @@ def test_hidden_states_are_projected_in_the_loss(device, dropout):
         return encoder(part)[0], encoder.layers[:3](part[1])
 
     def loss(Q, hidden):
-        scores = li.maxsim_from_hidden(Q, hidden, head.weight)
+        scores = maxsim_from_hidden(Q, hidden, head.weight)
         return nn.functional.cross_entropy(scores / 0.2, torch.arange(len(Q), device=device))
 
     def plain(outputs):
