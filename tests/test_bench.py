@@ -141,7 +141,7 @@ def test_dry_run_takes_every_suite_through_and_records_every_key(tmp_path: Path)
         "run",
         "--dry-run",
         "--suite",
-        "forward,training,backward",
+        "forward,training,backward,short,short-steps",
         "--impl",
         "ours,einsum",
         "--out",
@@ -150,7 +150,7 @@ def test_dry_run_takes_every_suite_through_and_records_every_key(tmp_path: Path)
     assert main(arguments) == 0
     headers, rows = results.split(results.read(out))
     assert len(headers) == 1 and {"versions", "gpu", "driver", "commit", "command"} <= headers[0].keys()
-    assert {r["suite"] for r in rows} == {"forward", "training", "backward"}
+    assert {r["suite"] for r in rows} == {"forward", "training", "backward", "short", "short-steps"}
     for row in rows:
         assert tuple(row)[: len(results.KEYS)] == results.KEYS
         assert row.get("error") is None and row["wall_us"] > 0 and row["rel_err"] < 0.1

@@ -118,8 +118,8 @@ def test_several_short_documents_to_a_tile(case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("Ld", [11, 16, 24, 37, 64])
 def test_short_documents_of_a_tile_do_not_meet(Ld):
-    """Of equal similarities the lowest token wins; what one document holds that is no number stays there, and
-    a masked token counts nowhere, whatever it holds."""
+    """The lowest token wins among equal similarities; what one document holds that is no number stays there,
+    and a masked token counts nowhere, whatever it holds."""
     generator = torch.Generator("cuda").manual_seed(Ld)
     Q = torch.randint(-2, 3, (40, 30, 64), device="cuda", generator=generator).bfloat16()
     D = torch.randint(-2, 3, (41, Ld, 64), device="cuda", generator=generator).bfloat16()

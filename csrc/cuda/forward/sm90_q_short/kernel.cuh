@@ -218,7 +218,7 @@ struct Sm90QShortConsumer {
   PipelineState place;
   uint32_t handed;    // groups of documents left to the epilogue warp so far
   float first_token;  // kTokenZero + the first column of a group of 8 that this lane sees
-  // Of its columns of a document's last groups of 8: 0, or minus infinity behind the document's end.
+  // Added to its columns of a document's last groups of 8: 0, or minus infinity behind the document's end.
   float tail_bias[Tile::kTailGroups][2];
 
   __device__ __forceinline__ void multiply(float (&c)[Tile::kColumns / 2], int block) const {
