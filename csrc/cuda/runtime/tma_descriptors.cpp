@@ -69,6 +69,7 @@ CUtensorMap make_token_map(const void* data, Compute compute, int64_t d, TmaAxis
   return make_grouped_token_map(data, compute, d, tokens, items, outer, box_tokens, 1);
 }
 
+// Eight parameters: the tensor's three axes and the two sizes of a box are what cuTensorMapEncodeTiled wants.
 CUtensorMap make_grouped_token_map(const void* data, Compute compute, int64_t d, TmaAxis tokens,
                                    TmaAxis items, TmaAxis outer, int box_tokens, int box_items) {
   // An axis of one has no stride of its own; any multiple of 16 bytes does.

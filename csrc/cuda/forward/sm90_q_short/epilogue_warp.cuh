@@ -46,7 +46,8 @@ struct DocGroupWork {
   }
 };
 
-// Two buffers, which a consumer and its epilogue warp take in turn.
+// Two buffers, which a consumer and its epilogue warp take in turn. Each lane arrives on a buffer's
+// mbarriers, as each has written and read values of its own.
 template <class Tile>
 struct ShortEpilogueBuffer {
   // Bytes from one document's values to the next, so that lanes that store at once use different banks.
@@ -66,8 +67,8 @@ struct ShortEpilogueBuffer {
 
   __device__ __forceinline__ void init_barriers() const {
     for (uint32_t i = 0; i < 2; ++i) {
-      ptx::mbarrier_init(full(i), 4);
-      ptx::mbarrier_init(empty(i), 1);
+      ptx::mbarrier_init(full(i), 128);
+      ptx::mbarrier_init(empty(i), 32);
     }
   }
 
@@ -75,19 +76,13 @@ struct ShortEpilogueBuffer {
   __device__ __forceinline__ void wait_until_empty(uint32_t group) const {
     ptx::mbarrier_wait_parity(empty(group), (group / 2 & 1) ^ 1);
   }
-  __device__ __forceinline__ void give(uint32_t group) const {
-    __syncwarp();
-    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(full(group));
-  }
+  __device__ __forceinline__ void give(uint32_t group) const { ptx::mbarrier_arrive(full(group)); }
 
   // The epilogue warp's side.
   __device__ __forceinline__ void wait_until_full(uint32_t group) const {
     ptx::mbarrier_wait_parity(full(group), group / 2 & 1);
   }
-  __device__ __forceinline__ void taken(uint32_t group) const {
-    __syncwarp();
-    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(empty(group));
-  }
+  __device__ __forceinline__ void taken(uint32_t group) const { ptx::mbarrier_arrive(empty(group)); }
 };
 
 // What an epilogue warp does with a group of documents of one row tile. A lane has four neighbouring rows.

@@ -302,9 +302,9 @@ struct Sm90QShortConsumer {
     }
   }
 
+  // Where columns have limits, each lane arrives, since each reads its own.
   __device__ __forceinline__ void release() const {
-    __syncwarp();
-    if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
+    if (Tile::kMasked || ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(at.empty(place.stage));
   }
 
   // The other consumer's wgmma run while this one folds its second block.
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
       ptx::mbarrier_init(at.full(stage), Tile::kMasked ? 1 + 32 : 1);
-      ptx::mbarrier_init(at.empty(stage), 4 * Tile::kConsumers);
+      ptx::mbarrier_init(at.empty(stage), (Tile::kMasked ? 128 : 4) * Tile::kConsumers);
     }
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
       at.epilogue_buffer(consumer).init_barriers();
