@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from late_interaction import _norm_warning, ops
-from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
+from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import (
     BACKWARDS,
     PRECISIONS,
@@ -153,7 +153,7 @@ def _fast_path(
             scores = call_below_autograd(call_maxsim, Q3, DN, q_mask, d_mask, normalize, precision, paired)
     except (RuntimeError, TypeError, ValueError):
         return None
-    return scores if Q3 is Q and DN is D else _as_given(scores, Q, D)
+    return scores if Q3 is Q and DN is D else as_given(scores, Q, D)
 
 
 def _fits(weights: Tensor, Q: Tensor) -> bool:
@@ -258,7 +258,7 @@ def maxsim(
         scores = per_token(scores, Q3, q_mask, q_weights)
     if not (compiling or normalize or _norm_warning.checked or _intercepted(Q, Q)):
         _norm_warning.warn_unnormalized(Q3, q_mask)
-    return _as_given(scores, Q, D)
+    return as_given(scores, Q, D)
 
 
 def maxsim_pairs(
@@ -346,11 +346,4 @@ def maxsim_with_winners(
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     scores, winners = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, "return")
     assert winners is not None
-    return _as_given(scores, Q, D), _as_given(widen(winners, D.shape[-2]), Q, D)
-
-
-def _as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:
-    """Drops the dims that a 2-D Q (first) or a 2-D D (second) does not have."""
-    if D.dim() == 2:
-        result = result.squeeze(1)
-    return result.squeeze(0) if Q.dim() == 2 else result
+    return as_given(scores, Q, D), as_given(widen(winners, D.shape[-2]), Q, D)

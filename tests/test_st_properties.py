@@ -104,7 +104,7 @@ def calls(draw, real=False):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     Q, D = embeddings(a, d, dtype, real, generator), embeddings(b, d, other, real, generator)
     options = {"a_mask": mask_of(a, Q, generator), "b_mask": mask_of(b, D, generator)}
-    # Of pairs in chunks it cuts a mask that all share, and raises an error of shapes.
+    # It cuts a mask that all share where pairs go in chunks, and raises an error of shapes.
     cut = not pairwise or "shared" not in (a.mask, b.mask)
     options["chunk_elements"] = draw(st.sampled_from([None, 1, 60, 400])) if cut else None
     name = ("mean_" if draw(st.booleans()) else "") + "maxsim" + ("_pairwise" if pairwise else "")
@@ -159,7 +159,7 @@ def test_gradients(similarity, call):
 
 
 def gradients(function, Q, D, **options):
-    """Of all embeddings that are tensors."""
+    """The gradients of all embeddings that are tensors."""
     sides, leaves = [], []
     for side in (Q, D):
         made = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in _items(side)]

@@ -48,3 +48,10 @@ def check_maxsim_pairs(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tens
             f" got {shape_of(Q)} and {shape_of(D)}"
         )
     return Q, D, check_mask("q_mask", q_mask, "Q", Q), check_mask("d_mask", d_mask, "D", D)
+
+
+def as_given(result: Tensor, Q: Tensor, D: Tensor) -> Tensor:
+    """Drops the dims that a 2-D Q (first) or a 2-D D (second) does not have."""
+    if D.dim() == 2:
+        result = result.squeeze(1)
+    return result.squeeze(0) if Q.dim() == 2 else result

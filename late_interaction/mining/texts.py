@@ -166,7 +166,7 @@ class _Rows:
     ) -> None:
         self._queries = queries
         self._wanted = found.indices.shape[1]
-        # Of each query its positives and its negatives, texts with their scores.
+        # The positives and the negatives of each query, texts with their scores.
         self._positives = [
             [(documents[x], score) for x, score in zip(own, scores.tolist(), strict=True)]
             for own, scores in zip(positives, found.positive_scores, strict=True)
