@@ -82,7 +82,8 @@ def runs_here(operator: str) -> bool:
 
 
 class CalledOperators:
-    """The names of the library's operators that Python calls from :meth:`watch` on."""
+    """The names of the library's operators that Python calls from :meth:`watch` on. Not seen is the fast path
+    of ``maxsim``, which calls what is beneath an overload's own ``__call__``."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
