@@ -1,5 +1,5 @@
-// What the tile unit of AMX, its loads and the memory of a machine give, without the library. Needs no
-// PyTorch:
+// Measures the rates of AMX's tile unit, of tile loads and of reads of memory, without the library and
+// without PyTorch:
 //
 //   g++ -std=c++20 -O3 -mavx512f -mamx-tile -mamx-bf16 -mamx-int8 -pthread bench/tuning/tile_unit.cpp -o tu
 //   ./tu
@@ -79,8 +79,8 @@ void use_whole_tiles() {
   _tile_loadconfig(&config);
 }
 
-// What a sequence works on: 32 tokens and 32 query rows of 128 dims in bf16 as the library's kernel has them,
-// and 32 x 32 sums. One part is 32 of the dims: four products.
+// The operands of a measured loop: 32 tokens and 32 query rows of 128 dims in bf16, laid out as in the
+// library's kernel, and 32 x 32 sums. One part is 32 of the dims: four products.
 struct Operands {
   alignas(64) char tokens[32 * 256];
   alignas(64) char panel[64 * 128];

@@ -19,7 +19,7 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// What a call takes over from parsed tensors.
+// Fills a call with the sizes, views and masks of parsed tensors.
 template <class Call>
 Call call_of(const Inputs& in) {
   Call call;

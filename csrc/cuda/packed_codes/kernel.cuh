@@ -325,7 +325,7 @@ struct PackedRows<true> {
   __device__ __forceinline__ uint2 at(int, int step, int n) const { return fragments[step][n]; }
 };
 
-// What the sums of a lane's rows of a tile begin with.
+// The initial values of the accumulators of a lane's rows.
 template <class Kind>
 __device__ __forceinline__ void load_starts(const PackedCodesArgs& args, int64_t tile,
                                             int32_t (&start)[4][2]) {

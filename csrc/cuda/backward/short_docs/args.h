@@ -1,4 +1,4 @@
-// What the backward kernels of short documents are launched with.
+// The arguments of the backward kernels of short documents.
 #pragma once
 
 #include <cstdint>
