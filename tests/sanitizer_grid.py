@@ -4,12 +4,14 @@
     compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
     python -m tests.sanitizer_grid quantized fp64     # calls with one of these in their names
 
-Words after it choose the calls whose names hold one of them.
+Words after it choose the calls whose names hold one of them. The seconds of each call are printed: racecheck
+slows some kernels down far more than others, and no call should take much longer than the rest.
 
 Not a test of results (those are next door): it checks only that they are finite.
 """
 
 import sys
+import time
 
 import torch
 
@@ -549,6 +551,8 @@ if __name__ == "__main__":
     words = sys.argv[1:] or [""]
     wanted = [call for call in everything if any(word in call[1] for word in words)]
     for function, name, arguments in wanted:
+        began = time.perf_counter()
         function(name, *arguments)
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        print(f"{time.perf_counter() - began:6.1f} s  {name}", flush=True)
     print(f"{len(wanted)} calls ran")
