@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import FLOATS
-from late_interaction._precision import float32_products, without_autocast
+from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._library import cuda_missing, library, operators
 from late_interaction.ops._registration import register_helper
 
