@@ -48,6 +48,9 @@ CXX_FILES = $$(find csrc tests/cpp bench examples -name '*.cpp' -o -name '*.h' -
 # Modules are compiled to bytecode when they are first imported: most never are.
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --no-warn-script-location --no-compile
 
+# Container images often turn bytecode off, and each of the many processes of the tests would compile PyTorch's modules
+# again: 3.7 s of CPU time an import, not 1.4. It lies in .venv alone.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/cache/python
 export MYPY_CACHE_DIR := $(VENV)/cache/mypy
 export RUFF_CACHE_DIR := $(VENV)/cache/ruff

@@ -8,7 +8,8 @@
 #include <iostream>
 #include <vector>
 
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 int main(int argc, char** argv) {

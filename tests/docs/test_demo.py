@@ -221,17 +221,18 @@ def encoded():
     from demo.encode import Encoder
 
     pairs = corpus.build_pairs()[:300]
-    return Encoder(torch.device("cpu")).encode([p.query for p in pairs], [p.document for p in pairs])
+    return Encoder(torch.device("cpu")).encode([p.query for p in pairs[:60]], [p.document for p in pairs])
 
 
 @needs_model
-@pytest.mark.parametrize("kind", ["hamming", "1bit", "4bit"])
-def test_a_first_pass_over_a_few_bits_keeps_the_documents_to_find(kind, encoded):
+def test_a_first_pass_over_a_few_bits_keeps_the_documents_to_find(encoded):
+    """All kinds in one test: another process would encode the documents again."""
     Q, D = encoded
-    args = Q.embeddings[:60], D.embeddings, 10, Q.mask[:60], D.mask
+    args = Q.embeddings, D.embeddings, 10, Q.mask, D.mask
     best = retrieve(*args)[1]
-    found = retrieve(*args, coarse=kind, candidates=30)[1]
-    assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99
+    for kind in ("hamming", "1bit", "4bit"):
+        found = retrieve(*args, coarse=kind, candidates=30)[1]
+        assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99, kind
 
 
 @needs_model
@@ -249,10 +250,12 @@ def test_fp8_and_int8_find_the_documents_that_bfloat16_finds(encoded):
         assert (found.unsqueeze(-1) == best.unsqueeze(-2)).any(-1).float().mean() >= 0.99
 
 
-@needs_model
 def test_ctrl_c_in_a_step_is_one_line_and_status_130():
+    """The step does not come to the model; without its library the process begins 4 s earlier."""
     code = (
+        "import sys, types\n"
         "import demo.__main__, demo.steps\n"
+        "sys.modules['sentence_transformers'] = types.ModuleType('sentence_transformers')\n"
         "def interrupted(): raise KeyboardInterrupt\n"
         "demo.steps.run = interrupted\n"
         "raise SystemExit(demo.__main__.main())"

@@ -40,15 +40,21 @@ class Engine:
         return getattr(self.losses, name)(**options).to(device)
 
 
-@pytest.fixture(params=side_by_side.releases("colpali-engine"))
-def engine(request):
+@pytest.fixture(scope="module", params=side_by_side.releases("colpali-engine"))
+def release(request):
     with side_by_side.release("colpali-engine", "colpali_engine", request.param) as folder:
         # Its __init__ imports every model there is.
         package = side_by_side.without_its_init("colpali_engine", folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "colpali_engine", package)
             yield Engine(request.param)
-            li.unpatch_colpali_engine()
+
+
+@pytest.fixture
+def engine(release):
+    assert not colpali_compat._EXCHANGES
+    yield release
+    li.unpatch_colpali_engine()
 
 
 def tokens(device, *shape, padded=0, dtype=torch.float64):
@@ -337,7 +343,8 @@ def test_backends(engine, device, monkeypatch, backend):
 
 
 def test_without_colpali_engine(monkeypatch):
-    monkeypatch.setattr(colpali_compat, "_LOSSES", "no_such_engine")
+    for name in ("_LOSSES", "_BACKEND"):
+        monkeypatch.setattr(colpali_compat, name, "no_such_engine")
     monkeypatch.setattr(colpali_compat, "_SCORE_MULTI_VECTOR", ("no_such_engine", "x.y"))
     with pytest.raises(ImportError, match=r"colpali-engine 0\.3\.10 to 0\.3\.18"):
         li.patch_colpali_engine()

@@ -15,15 +15,21 @@ NATIVE = ("1.5.1", "1.6.0")  # those that select a backend
 PAD = 3
 
 
-@pytest.fixture(params=side_by_side.releases("pylate"))
-def pylate(request):
+@pytest.fixture(scope="module", params=side_by_side.releases("pylate"))
+def release(request):
     stand_ins = [side_by_side.anything("datasets")]  # for loading data, which nothing here does
     with side_by_side.release("pylate", "pylate", request.param, stand_ins):
         module = importlib.import_module("pylate")
         for name in ("losses", "rank", "scores"):
             importlib.import_module(f"pylate.{name}")
         yield module
-        li.unpatch_pylate()
+
+
+@pytest.fixture
+def pylate(release):
+    assert not pylate_compat._ORIGINAL
+    yield release
+    li.unpatch_pylate()
 
 
 class Encoder(torch.nn.Module):

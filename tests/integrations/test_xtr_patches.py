@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import late_interaction as li
+from late_interaction import pylate_compat
 from late_interaction import sentence_transformers as ours
 from late_interaction._st import originals
 from tests import side_by_side
@@ -19,26 +20,38 @@ INSTALLED = "installed"  # what requirements/demo.txt names
 XTR_PYLATE = [v for v in side_by_side.releases("pylate") if tuple(map(int, v.split("."))) >= (1, 5)]
 
 
-@pytest.fixture(params=[*side_by_side.releases("sentence-transformers"), INSTALLED])
-def st(request):
+@pytest.fixture(scope="module", params=[*side_by_side.releases("sentence-transformers"), INSTALLED])
+def st_release(request):
     pytest.importorskip("sentence_transformers", reason="make pytest installs it (requirements/demo.txt)")
     with contextlib.ExitStack() as stack:
         if request.param != INSTALLED:
             args = ("sentence-transformers", "sentence_transformers", request.param)
             stack.enter_context(side_by_side.release(*args))
         yield importlib.import_module(originals.XTR)
-        li.unpatch_sentence_transformers()
 
 
-@pytest.fixture(params=XTR_PYLATE)
-def pylate(request):
+@pytest.fixture
+def st(st_release):
+    assert not originals.exchanged()
+    yield st_release
+    li.unpatch_sentence_transformers()
+
+
+@pytest.fixture(scope="module", params=XTR_PYLATE)
+def pylate_release(request):
     stand_ins = [side_by_side.anything("datasets")]
     with side_by_side.release("pylate", "pylate", request.param, stand_ins):
         module = importlib.import_module("pylate")
         for name in ("losses", "scores"):
             importlib.import_module(f"pylate.{name}")
         yield module
-        li.unpatch_pylate()
+
+
+@pytest.fixture
+def pylate(pylate_release):
+    assert not pylate_compat._ORIGINAL
+    yield pylate_release
+    li.unpatch_pylate()
 
 
 @contextlib.contextmanager

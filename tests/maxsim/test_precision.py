@@ -22,6 +22,8 @@ def problem(device, d=128, dtype=torch.float32, queries=9, documents=7):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])
 def test_error_level(precision, normalize, d, queries, device):
+    if device == "cpu" and queries == 70 and precision != "high":
+        pytest.skip("more queries are the same to the CPU's levels")
     Q, D = problem(device, d, queries=queries)
     scores, winners = ref.maxsim(Q, D, normalize=normalize)
     out, kept = OPS.maxsim_winners(Q, D, None, None, normalize, precision)

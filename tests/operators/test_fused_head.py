@@ -336,8 +336,11 @@ def test_opcheck_backward(dtype, needs, device):
     torch.library.opcheck(op, (scores, Q, H, W, b, winners, True, "highest", *needs))
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_opcheck_steps(dtype, device):
+@pytest.mark.parametrize("turn", range(4))
+def test_opcheck_steps(turn, device):
+    """A dtype a turn. Which gradients are wanted, how they are summed and whether norms are given are
+    independent: the turns meet every two of them together."""
+    dtype = list(TOLERANCE)[turn]
     x = torch.randn(50, 24, device=device).to(dtype)
     torch.library.opcheck(OPS.l2_normalize_rows_.default, (x.clone(),))
     hidden, W, b = (torch.randn(*size, device=device).to(dtype) for size in ((50, 40), (24, 40), (24,)))
@@ -353,12 +356,12 @@ def test_opcheck_steps(dtype, device):
     scores, winners = OPS.maxsim_winners(Q, D, None, None)
     torch.library.opcheck(OPS.argmax_mask.default, (winners, 10))
     sums = torch.zeros(Q.shape, device=device, dtype=inverse.dtype)
-    for need_grad_Q, need_grad_D in ((True, True), (True, False), (False, True)):
+    orders = (None, True, True), (sums, False, False), (sums, False, True)
+    for i, (need_grad_Q, need_grad_D) in enumerate(((True, True), (True, False), (False, True))):
         grad_Q, grad_D = torch.zeros_like(Q)[: 2 * need_grad_Q], torch.zeros_like(D)[: 5 * need_grad_D]
-        for order in ((None, True, True), (sums, False, False), (sums, False, True)):
-            for norms in (inverse, None):
-                args = (scores, Q, D, norms, winners, grad_Q, grad_D, *order)
-                torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
+        norms = (inverse, None)[(i + turn) % 2]
+        args = (scores, Q, D, norms, winners, grad_Q, grad_D, *orders[(i + turn) % 3])
+        torch.library.opcheck(OPS.maxsim_backward_into_.default, args)
     if dtype.itemsize == 2:
         parts, hidden = torch.zeros(3, 24, 40, device=device), torch.randn(50, 40, device=device).to(dtype)
         wanted = torch.rand(50, device=device) < 0.5

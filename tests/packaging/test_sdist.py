@@ -78,7 +78,7 @@ def test_its_tests_are_all_found(unpacked):
     for library in Path(late_interaction.__file__).parent.glob("*.abi3.so"):
         shutil.copy(library, unpacked / "late_interaction" / library.name)
     collected = run(
-        *(sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"),
+        *(sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--assert=plain"),
         *("--override-ini", "testpaths=tests"),
         cwd=unpacked,
     )
