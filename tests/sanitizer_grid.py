@@ -379,7 +379,8 @@ def run_bits(name, Lq, Ld, d):
                     if not bool(scores.isfinite().all()):
                         raise SystemExit(f"{name}: a score is not finite")
             if nbits == 1:
-                ops.maxsim_hamming(D[:, 0] if D.dim() == 4 else D[:2], D, d, None, d_mask)
+                for mask in (None, d_mask):
+                    ops.maxsim_hamming(D[:, 0] if D.dim() == 4 else D[:2], D, d, None, mask)
 
 
 def run_ward(name, lengths, divisor):
@@ -522,6 +523,7 @@ if __name__ == "__main__":
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_bits, "bits, words", (32, 70, 128)),
+        (run_bits, "bits, some words", (5, 20, 64)),
         (run_bits, "bits, bytes", (33, 31, 13)),
         (run_bits, "bits, fragments in global memory", (5, 40, 2000)),
         (run_ward, "Ward, one length", ((70, 70, 70), 2)),

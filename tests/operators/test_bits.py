@@ -92,6 +92,38 @@ def test_hamming(way, device):
         assert torch.equal(maxsim_hamming_reference(Q, D, d, q_mask=q_mask, d_mask=d_mask), scores), case
 
 
+def sums_of_maxima(Q, D, q_mask, d_mask):
+    """Scores in float64, of all documents at once."""
+    S = torch.einsum("qsd,ntd->qnst", Q, D)
+    if d_mask is not None:
+        S = S.masked_fill(~d_mask[None, :, None], -torch.inf)
+    best = S.amax(-1)
+    counts = best > -torch.inf if q_mask is None else (best > -torch.inf) & q_mask[:, None]
+    return torch.where(counts, best, 0.0).sum(-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [128, 64, 100])
+def test_a_gpu_walks_over_many_documents(d):
+    """More documents than it has warps, so that copies run ahead from one to the next; row tiles that share a
+    warp, and one alone."""
+    for (Nq, Lq), Ld, masks in (
+        ((1, 32), 96, "none"),
+        ((3, 20), 33, "holes"),
+        ((5, 7), 31, "none"),
+        ((1, 70), 1, "dead"),
+    ):
+        q_mask, d_mask = mask((Nq, Lq), "cuda", masks), mask((12000, Ld), "cuda", masks)
+        Q, D = packed((Nq, Lq), d, 1, "cuda"), packed((12000, Ld), d, 1, "cuda")
+        expected = sums_of_maxima(values(Q, 1, d), values(D, 1, d), q_mask, d_mask)
+        assert torch.equal(OPS.maxsim_hamming(Q, D, d, q_mask, d_mask).double(), expected)
+        codes, one = int8_codes((Nq, Lq, d), "cuda"), torch.ones((), device="cuda")
+        scale = torch.randint(1, 9, (12000, Ld), device="cuda") / 8
+        found = OPS.maxsim_asymmetric(codes, D, one, scale, q_mask, d_mask, 1)
+        wanted = sums_of_maxima(codes.double(), values(D, 1, d) * scale[..., None], q_mask, d_mask)
+        assert torch.equal(found.double(), wanted)
+
+
 @pytest.mark.parametrize("nbits", [1, 4])
 def test_asymmetric(way, nbits, device):
     cases, _, op = way
