@@ -19,24 +19,24 @@ def pairs_of_a_call(request, monkeypatch):
         monkeypatch.setattr(backward, "_WINNER_BYTES", 4 * 4 * request.param)
 
 
-def thresholded(Q, D, share, labels, symmetric=False, H=None, masks=(None, None, None)):
+def thresholded(Q, D, share, labels, symmetric=False, H=None, masks=(None, None, None), temperature=T):
     """The loss, and gradients of Q and D without the pairs whose weight is below the threshold."""
     S = logits(Q, D, 1.0, H, masks)
     own = labels >= 0
     classes = S.shape[1]
-    weights = (S / T).softmax(1).detach()
+    weights = (S / temperature).softmax(1).detach()
     target = F.one_hot(labels.clamp_min(0), classes).bool() & own[:, None]
     counts = (weights >= share / classes) | target
     counts[:, len(D) :] = True  # hard negatives are never left out
     if symmetric:
-        columns = (S[own][:, : len(D)] / T).softmax(0).detach() if own.all() else None
+        columns = (S[own][:, : len(D)] / temperature).softmax(0).detach() if own.all() else None
         assert columns is not None
         both = counts | (columns >= share / len(Q))
         grad = (both * (weights - target.double()) + both * (columns - target.double())) / 2 / len(Q)
     else:
         grad = counts * (weights - target.double()) * own[:, None] / own.sum()
     leaves = [Q, D] if H is None else [Q, D, H]
-    return torch.autograd.grad((grad / T * S).sum(), leaves)
+    return torch.autograd.grad((grad / temperature * S).sum(), leaves)
 
 
 def counted(monkeypatch):
