@@ -6,7 +6,7 @@ import torch
 
 import late_interaction as li
 from tests.contrast import assert_close, batch, gradients, reference, small_blocks
-from tests.test_contrastive_tail import thresholded
+from tests.training.test_contrastive_tail import thresholded
 
 T = 0.2
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
