@@ -141,13 +141,16 @@ def loss_and_gradient(loss, *batch):
 # ---- Sentence Transformers ----
 
 ST_NAMES = ["xtr_scores", "xtr_kd_scores", "xtr_scores_pairwise"]
+KINDS = [None, "bool", "long", "weights", "documents", "shared"]
+TOP_K = [1, 9, 40, 84, 256]
 
 
-@pytest.mark.parametrize("top_k", [1, 9, 40, 84, 256])
-@pytest.mark.parametrize("kind", [None, "bool", "long", "weights", "documents", "shared"])
+@pytest.mark.parametrize("top_k", TOP_K)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ST_NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_sentence_transformers(st, device, monkeypatch, dtype, name, kind, top_k):
+def test_sentence_transformers(st, device, monkeypatch, name, kind, top_k):
+    """In both dtypes by turns: each meets every two of a function, a kind of masks and top_k."""
+    dtype = (torch.float32, F64)[(ST_NAMES.index(name) + KINDS.index(kind) + TOP_K.index(top_k)) % 2]
     Q, D = grouped(device, dtype, padded=kind is None)
     options = masks(device, kind)
     if name == "xtr_scores_pairwise":
@@ -276,12 +279,13 @@ def pylate_masks(device, kind):
     return options
 
 
-@pytest.mark.parametrize("k", [1, 9, 40, 84])
-@pytest.mark.parametrize("kind", [None, "bool", "long", "weights", "documents"])
+@pytest.mark.parametrize("k", TOP_K[:-1])
+@pytest.mark.parametrize("kind", KINDS[:-1])
 @pytest.mark.parametrize("name", ["XTRScores", "XTRKDScores"])
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_pylate(pylate, device, monkeypatch, dtype, name, kind, k):
-    """Of 84 tokens; no document has a masked token where all are selected, which would score -inf."""
+def test_pylate(pylate, device, monkeypatch, name, kind, k):
+    """Of 84 tokens; no document has a masked token where all are selected, which would score -inf. Dtypes by
+    turns, as above."""
+    dtype = (torch.float32, F64)[((name == "XTRScores") + KINDS.index(kind) + TOP_K.index(k)) % 2]
     Q, D = grouped(device, dtype, padded=False)
     options = pylate_masks(device, kind)
     if k > 30:

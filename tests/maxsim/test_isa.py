@@ -1,6 +1,7 @@
 """Every instruction set that the CPU kernels are written for, where this CPU has it."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -17,8 +18,11 @@ from tests.operators import test_plaid as plaid
 CASES = list(walk(150))[3::5]
 
 
-ISAS = ["portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
-ISAS += ["neon", "neon_dotprod", "neon_bf16"]
+ISAS = ["portable"]
+if platform.machine() in ("x86_64", "AMD64"):
+    ISAS += ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"]
+else:
+    ISAS += ["neon", "neon_dotprod", "neon_bf16"]
 
 
 @pytest.fixture(params=ISAS)
