@@ -524,6 +524,8 @@ if __name__ == "__main__":
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_bits, "bits, words", (32, 70, 128)),
         (run_bits, "bits, some words", (5, 20, 64)),
+        (run_bits, "bits, 384 dims", (33, 40, 384)),
+        (run_bits, "bits, 160 dims", (5, 20, 160)),
         (run_bits, "bits, bytes", (33, 31, 13)),
         (run_bits, "bits, fragments in global memory", (5, 40, 2000)),
         (run_ward, "Ward, one length", ((70, 70, 70), 2)),

@@ -103,7 +103,7 @@ def sums_of_maxima(Q, D, q_mask, d_mask):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("d", [128, 64, 100])
+@pytest.mark.parametrize("d", [128, 64, 100, 384, 160])
 def test_a_gpu_walks_over_many_documents(d):
     """More documents than it has warps, so that copies run ahead from one to the next; row tiles that share a
     warp, and one alone."""

@@ -39,7 +39,7 @@ struct PackedCodesLaunch {
 
 PackedCodesLaunch plan_packed_codes(const PackedCodesCall& call, int multiprocessors);
 
-// Bits with bits, up to 128 dims: hamming.cuh.
+// Bits with bits: hamming.cuh.
 struct HammingLaunch {
   int64_t row_tiles = 0;      // of a query
   int64_t tiles = 0;          // row tiles that share their documents, a set

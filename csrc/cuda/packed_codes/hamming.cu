@@ -1,4 +1,4 @@
-// Plans and launches the scores of bits of up to 128 dims.
+// Plans and launches the scores of bits.
 #include <algorithm>
 #include <limits>
 
@@ -9,6 +9,7 @@ namespace late_interaction {
 
 namespace {
 
+constexpr int64_t kMostDims = 2048;  // of which a row tile takes 16 KiB of shared memory
 constexpr int kSharedTiles =
     4;  // row tiles that a warp multiplies its documents with, where queries share them
 
@@ -16,17 +17,17 @@ bool shares_documents(const PackedCodesCall& call) {
   return call.D.query_stride == 0 && call.d_mask.query_stride == 0;
 }
 
-template <int kTiles, bool kMasked>
+template <int kTiles, bool kLong>
 void score(const HammingArgs& args, bool wide, unsigned blocks, cudaStream_t stream) {
   constexpr int kThreads = kHammingWarps * 32;
-  wide ? score_hamming<kTiles, kMasked, true><<<blocks, kThreads, 0, stream>>>(args)
-       : score_hamming<kTiles, kMasked, false><<<blocks, kThreads, 0, stream>>>(args);
-}
-
-template <int kTiles>
-void score(const HammingArgs& args, bool wide, unsigned blocks, cudaStream_t stream) {
-  args.d_mask.data == nullptr ? score<kTiles, false>(args, wide, blocks, stream)
-                              : score<kTiles, true>(args, wide, blocks, stream);
+  const size_t smem = kLong ? args.dim_blocks * 4 * 32 * sizeof(uint2) : 0;
+  if (args.d_mask.data == nullptr) {
+    wide ? score_hamming<kTiles, false, true, kLong><<<blocks, kThreads, smem, stream>>>(args)
+         : score_hamming<kTiles, false, false, kLong><<<blocks, kThreads, smem, stream>>>(args);
+  } else {
+    wide ? score_hamming<kTiles, true, true, kLong><<<blocks, kThreads, smem, stream>>>(args)
+         : score_hamming<kTiles, true, false, kLong><<<blocks, kThreads, smem, stream>>>(args);
+  }
 }
 
 }  // namespace
@@ -34,7 +35,7 @@ void score(const HammingArgs& args, bool wide, unsigned blocks, cudaStream_t str
 bool takes_hamming(const PackedCodesCall& call) {
   const int64_t bytes = ceil_div(call.sizes.d, 8);
   const int64_t last = (call.sizes.Ld - 1) * call.D.token_stride + bytes;
-  return call.q_bits == 1 && call.d_bits == 1 && call.sizes.d <= 128 && call.sizes.Ld > 0 &&
+  return call.q_bits == 1 && call.d_bits == 1 && call.sizes.d <= kMostDims && call.sizes.Ld > 0 &&
          readable_in_vectors(call.D, bytes, 1, 4) && call.D.token_stride >= 0 &&
          last <= std::numeric_limits<uint32_t>::max();
 }
@@ -44,7 +45,7 @@ HammingLaunch plan_hamming(const PackedCodesCall& call, int multiprocessors) {
   HammingLaunch launch;
   launch.row_tiles = std::max<int64_t>(ceil_div(s.Lq, kPackedRows), 1);
   launch.tiles = launch.row_tiles * (shares_documents(call) ? s.Nq : 1);
-  launch.tiles_of_warp = launch.tiles > 2 ? kSharedTiles : 1;
+  launch.tiles_of_warp = launch.tiles > 2 && s.d <= 128 ? kSharedTiles : 1;
   launch.groups = ceil_div(launch.tiles, launch.tiles_of_warp);
   launch.sets = s.Nq * launch.row_tiles / launch.tiles;
   const int64_t resident = int64_t{multiprocessors} * hamming_resident_blocks(launch.tiles_of_warp);
@@ -71,15 +72,21 @@ cudaError_t launch_hamming(const PackedCodesCall& call, const HammingLaunch& lau
                          .Ld = static_cast<int32_t>(s.Ld),
                          .d = static_cast<int32_t>(s.d),
                          .bytes = static_cast<int32_t>(bytes),
+                         .dim_blocks = static_cast<int32_t>(ceil_div(s.d, 128)),
                          .row_tiles = static_cast<int32_t>(launch.row_tiles),
                          .tiles = static_cast<int32_t>(launch.tiles),
                          .groups = static_cast<int32_t>(launch.groups),
                          .blocks = static_cast<uint32_t>(launch.blocks),
                          .out = launch.row_tiles > 1 ? static_cast<float*>(workspace) : call.scores};
-  const bool wide = bytes == 16 && readable_in_vectors(call.D, bytes, 1, 16);
+  const bool wide = readable_in_vectors(call.D, bytes, 1, 16);
   const auto grid = static_cast<unsigned>(blocks);
-  launch.tiles_of_warp == 1 ? score<1>(args, wide, grid, stream)
-                            : score<kSharedTiles>(args, wide, grid, stream);
+  if (s.d > 128) {
+    score<1, true>(args, wide, grid, stream);
+  } else if (launch.tiles_of_warp == 1) {
+    score<1, false>(args, wide, grid, stream);
+  } else {
+    score<kSharedTiles, false>(args, wide, grid, stream);
+  }
   if (launch.row_tiles > 1) {
     add_row_tiles(args.out, s.N, s.Nq * s.N, launch.row_tiles, call.scores, stream);
   }
