@@ -55,7 +55,7 @@ LATE_INTERACTION_LIBRARY(m) {
   // The three of them with weights of query tokens: the maximum of query token s of query i counts
   // q_weights[i, s] times. Weights are shaped as Q without d, float32 (float64 for float64 inputs), of any
   // sign; one that is not finite makes its query's scores NaN. Differentiable in the weights as well, whose
-  // gradient is needed where that of Q is. The backward of the first one finds the winners again, all of them
+  // gradient comes with that of Q alone. The backward of the first one finds the winners again, all of them
   // at once.
   m.def(
       "maxsim_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor? q_mask, Tensor? d_mask, "
@@ -67,7 +67,8 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def(
       "maxsim_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor winners, "
       "bool normalize=False, str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, "
-      "bool paired=False) -> (Tensor grad_Q, Tensor grad_D, Tensor grad_weights)");
+      "bool paired=False, bool need_grad_weights=True) -> (Tensor grad_Q, Tensor grad_D, Tensor "
+      "grad_weights)");
 
   // Those three for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
   // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the
