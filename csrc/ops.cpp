@@ -44,6 +44,20 @@ LATE_INTERACTION_LIBRARY(m) {
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, bool paired=False) "
       "-> (Tensor grad_Q, Tensor grad_D)");
 
+  // These three without a kernel of the Autograd key, which is written in Python: autograd functions and
+  // compiled graphs call them.
+  m.def(
+      "maxsim_no_autograd(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, bool normalize=False, "
+      "str precision='highest', str backward='auto', bool paired=False) -> Tensor");
+  m.def(
+      "maxsim_winners_no_autograd(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, bool normalize=False, "
+      "str precision='highest', str backward='auto', bool paired=False) -> (Tensor scores, Tensor winners)");
+  m.def(
+      "maxsim_backward_no_autograd(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool "
+      "normalize=False, "
+      "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, bool paired=False) "
+      "-> (Tensor grad_Q, Tensor grad_D)");
+
   // The same, with winners found again as a forward with these masks and this precision finds them, a part at
   // a time where those of all would take over 16 MiB. "auto" is "lowmem" here. On the CPU written in Python
   // (late_interaction/ops/dense.py), all winners at once.

@@ -393,8 +393,11 @@ std::string cpu_isa(std::string force) { return force_isa(force); }
 
 LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::cpu::maxsim));
+  m.impl("maxsim_no_autograd", TORCH_BOX(&late_interaction::cpu::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
+  m.impl("maxsim_winners_no_autograd", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
+  m.impl("maxsim_backward_no_autograd", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::cpu::maxsim_quantized));
   m.impl("maxsim_asymmetric", TORCH_BOX(&late_interaction::cpu::maxsim_asymmetric));
   m.impl("maxsim_hamming", TORCH_BOX(&late_interaction::cpu::maxsim_hamming));

@@ -51,5 +51,6 @@ std::tuple<Tensor, Tensor, Tensor> maxsim_weighted_backward(Tensor grad_scores, 
 
 LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::maxsim_backward));
+  m.impl("maxsim_backward_no_autograd", TORCH_BOX(&late_interaction::maxsim_backward));
   m.impl("maxsim_weighted_backward", TORCH_BOX(&late_interaction::maxsim_weighted_backward));
 }
