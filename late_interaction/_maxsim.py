@@ -32,6 +32,7 @@ from late_interaction.ops import _oom
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.dense import (
     DEFAULTS,
+    PLAIN,
     apply_plain_step,
     apply_step,
     call_below_autograd,
@@ -94,7 +95,7 @@ def _dispatch(
         elif differentiable or is_compiling() or _intercepted(Q, D):
             result = op(Q, D, q_mask, d_mask, *options)
         else:
-            result = call_below_autograd(op, Q, D, q_mask, d_mask, normalize, precision, paired)
+            result = call_below_autograd(PLAIN[found], Q, D, q_mask, d_mask, normalize, precision, paired)
     except RuntimeError as error:
         _oom.forward_failed(error, Q, D.unsqueeze(1) if paired else D, found)
         raise

@@ -181,7 +181,7 @@ class Strategies(TorchDispatchMode):
         self.seen = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.late_interaction.maxsim_backward.default:
+        if func is torch.ops.late_interaction.maxsim_backward_no_autograd.default:
             options = {a.name: a.default_value for a in func._schema.arguments}
             options |= dict(zip(options, args, strict=False)) | (kwargs or {})
             self.seen.append(options["backward"])

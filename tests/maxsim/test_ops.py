@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.cpp_extension import CUDA_HOME
 
 import late_interaction as li
+from late_interaction.ops import dense
 from tests import ref
 from tests.selection import NIGHTLY
 
@@ -53,6 +54,51 @@ def test_opcheck_backward_recompute(layout, needs, device):
     grads = torch.randn(3, D.shape[-3], device=device)
     args = (grads, Q, D, q_mask, d_mask, True, "high", "lowmem", *needs)
     torch.library.opcheck(OPS.maxsim_backward_recompute.default, args)
+
+
+# ---- without a kernel of the Autograd key ----
+
+
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+def test_operators_without_autograd(layout, device):
+    """They compute what those with autograd do, and record nothing."""
+    args = arguments(device, layout)
+    options = (True, "highest", "lowmem")
+    with torch.no_grad():
+        scores, winners = OPS.maxsim_winners(*args, *options)
+    found = OPS.maxsim_winners_no_autograd(*args, *options)
+    assert torch.equal(found[0], scores) and torch.equal(found[1], winners)
+    assert torch.equal(OPS.maxsim_no_autograd(*args, *options), scores)
+    wanted = OPS.maxsim_backward(scores, *(x.detach() for x in args[:2]), winners, True, "lowmem")
+    gradients = OPS.maxsim_backward_no_autograd(scores, *args[:2], winners, True, "lowmem")
+    assert all(map(torch.equal, gradients, wanted))
+    assert not any(x.requires_grad for x in (*found, *gradients))
+    constants = arguments(device, layout, grad=False)
+    torch.library.opcheck(OPS.maxsim_no_autograd.default, (*constants, *options))
+    torch.library.opcheck(OPS.maxsim_winners_no_autograd.default, (*constants, *options))
+    backward = (scores, *constants[:2], winners, True, "lowmem", True, False)
+    torch.library.opcheck(OPS.maxsim_backward_no_autograd.default, backward)
+
+
+def test_a_compiled_graph_calls_no_kernel_in_python(monkeypatch, device):
+    """Of the Autograd key, in a forward and in a backward."""
+    Q, D, _, _ = arguments(device, masks=False)
+    wanted = torch.autograd.grad(li.maxsim(Q, D).square().sum(), (Q, D))
+    loss = torch.compile(lambda Q, D: li.maxsim(Q, D).square().sum(), backend="aot_eager", fullgraph=True)
+    for grad in (True, False):  # a graph each
+        with torch.set_grad_enabled(grad):
+            scored = loss(Q, D)
+        if grad:
+            torch.autograd.grad(scored, (Q, D))
+
+    def refuse(*args):
+        raise AssertionError("a kernel of the Autograd key ran")
+
+    for name in ("call_without_gradients", "_apply_maxsim", "_apply_winners", "once"):
+        monkeypatch.setattr(dense, name, refuse)
+    torch.testing.assert_close(torch.autograd.grad(loss(Q, D), (Q, D)), wanted)
+    with torch.no_grad():
+        loss(Q, D)
 
 
 # ---- pairs: the dim N is left out ----

@@ -27,6 +27,13 @@ LARGE = [
     Case("in-batch", 1, 300, 32, 140, 128, torch.bfloat16, normalize=True),
     Case("in-batch", 1, 2, 32, 3001, 128, torch.bfloat16, "dead"),
     Case("in-batch", 150, 3, 64, 20, 128, torch.bfloat16),
+    Case("in-batch", 256, 70, 16, 33, 64, torch.float16),
+    Case("in-batch", 128, 128, 32, 65, 160, torch.bfloat16),
+    Case("in-batch", 128, 70, 32, 65, 200, torch.bfloat16),
+    Case("in-batch", 3, 5, 7, 11, 1100, torch.bfloat16),
+    Case("KD", 5, 3, 7, 11, 1100, torch.bfloat16),
+    Case("pairs", 41, 41, 13, 67, 1100, torch.bfloat16),
+    Case("pairs", 41, 41, 13, 67, 2056, torch.float32),
     Case("KD", 64, 8, 32, 300, 128, torch.bfloat16, "holes"),
     Case("pairs", 300, 300, 32, 24, 128, torch.float16),
 ]
@@ -127,6 +134,75 @@ def test_each_gradient_alone(needs, backward, device):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-5)
         else:
             assert one.grad is None
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("layout", ["in-batch", "KD", "one document", "pairs"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_constant_weights_have_the_gradients_of_learned_ones(dtype, layout, normalize, device):
+    many = {"in-batch": (70,), "KD": (9, 3), "one document": (9, 1), "pairs": (9,)}[layout]
+    score = li.maxsim_pairs if layout == "pairs" else li.maxsim
+    Q, D = (torch.randn(*n, 40, device=device).to(dtype) for n in ((9, 13), (*many, 21)))
+    weights = draw((9, 13), dtype, device)
+    found = []
+    for learned in (False, True):
+        leaves = [x.detach().requires_grad_(learned or x is not weights) for x in (Q, D, weights)]
+        score(*leaves[:2], q_weights=leaves[2], normalize=normalize).square().sum().backward()
+        assert (leaves[2].grad is not None) == learned
+        found.append(leaves)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(found[0][:2], found[1][:2], strict=True))
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_gradients_of_weights_that_are_not_needed_have_no_elements(needs, device):
+    Q, D = torch.randn(3, 5, 32, device=device), torch.randn(4, 9, 32, device=device)
+    weights = draw((3, 5), torch.float32, device)
+    scores, winners = ops.maxsim_weighted_winners(Q, D, weights, None, None)
+    every = ops.maxsim_weighted_backward(scores, Q, D, weights, winners)
+    args = (scores, Q, D, weights, winners, False, "auto", *needs, False, False)
+    torch.library.opcheck(ops.maxsim_weighted_backward, args)
+    *gradients, of_weights = ops.maxsim_weighted_backward(*args)
+    assert of_weights.shape == (0,)
+    for gradient, whole, need in zip(gradients, every, needs, strict=False):
+        assert torch.equal(gradient, whole) if need else gradient.numel() == 0
+
+
+@pytest.mark.parametrize("weight", [torch.nan, torch.inf])
+def test_a_token_without_a_gradient_keeps_none(weight, device):
+    """Whatever it and its weight hold."""
+    for shape in ((2, 3, 64), (70, 3, 64), (2, 1, 3, 64)):
+        Q, D = torch.randn(2, 5, 64, device=device).bfloat16(), torch.randn(*shape, device=device).bfloat16()
+        Q[1, 2] = torch.nan
+        weights = torch.ones(2, 5, device=device)
+        weights[1, 3] = weight
+        keep = torch.ones(2, 5, dtype=torch.bool, device=device)
+        keep[1, 2:4] = False
+        leaves = [x.requires_grad_() for x in (Q, D, weights)]
+        li.maxsim(*leaves[:2], keep, q_weights=weights).sum().backward()
+        assert all(x.grad.isfinite().all() for x in leaves)
+        assert (Q.grad[1, 2:4] == 0).all() and (weights.grad[1, 2:4] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(32, 32, 300), (128, 128, 300), (64, 4, 200), (64, 1, 200)])
+def test_constant_weights_start_no_kernel_of_their_own(shape):
+    (Nq, N, Ld), Lq = shape, 32
+    Q = torch.randn(Nq, Lq, 128, device="cuda").bfloat16()
+    D = torch.randn(*((Nq, N) if N < 32 else (N,)), Ld, 128, device="cuda").bfloat16()
+    scores, winners = ops.maxsim_winners(Q, D, None, None)
+    weights = torch.rand(Nq, Lq, device="cuda")
+
+    def kernels(call):
+        call()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+    plain = kernels(lambda: ops.maxsim_backward(scores, Q, D, winners))
+    args = (scores, Q, D, weights, winners, False, "auto", True, True, False, False)
+    assert 0 < plain == kernels(lambda: ops.maxsim_weighted_backward(*args))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

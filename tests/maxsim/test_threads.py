@@ -57,6 +57,26 @@ def test_two_threads_on_two_streams():
 
 
 @pytest.mark.gpu
+def test_threads_whose_kernels_want_more_and_less_shared_memory():
+    """Of one kernel: what one thread lets it have must not take from another what that one needs."""
+    problems = [problem(seed, "cuda") for seed in (0, 400, 30, 900)]
+    for Q, _ in problems:
+        assert Q.shape == problems[0][0].shape
+    start = threading.Barrier(4)
+
+    def work(index):
+        start.wait()
+        return [step(*problems[(index + k) % 4]) for k in range(12)]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, range(4)))
+    expected = [step(*p) for p in problems]
+    for index, found in enumerate(results):
+        for k, got in enumerate(found):
+            assert all(map(torch.equal, got, expected[(index + k) % 4]))
+
+
+@pytest.mark.gpu
 def test_work_on_a_side_stream_is_ordered_with_it():
     # The inputs arrive on the stream just before the call; a launch on another stream would read zeros.
     Q, D = problem(3, "cuda")
