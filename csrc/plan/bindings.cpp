@@ -70,7 +70,8 @@ PYBIND11_MODULE(late_interaction_plan, m) {
            }),
            py::arg("layout"), py::arg("Nq"), py::arg("N"), py::arg("Lq"), py::arg("Ld"), py::arg("d"))
       .def_readonly("Lq", &li::Sizes::Lq)
-      .def_readonly("Ld", &li::Sizes::Ld);
+      .def_readonly("Ld", &li::Sizes::Ld)
+      .def_readonly("d", &li::Sizes::d);
 
   py::class_<li::Device>(m, "Device")
       .def_readonly("capability", &li::Device::capability)
