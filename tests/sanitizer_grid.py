@@ -69,6 +69,7 @@ SHORT_DOCS = {
     "short documents' gradients, 13 tokens": (34, 1000, 31, 13, 96),
     "short documents' gradients, 24 tokens": (64, 1000, 16, 24, 128),
     "short documents' gradients, 30 tokens": (300, 1000, 15, 30, 40),
+    "short documents' gradients, 40 tokens": (32, 1000, 32, 40, 128),
     "short documents' gradients, 41 tokens": (140, 1000, 30, 41, 64),
     "short documents' gradients, 64 tokens": (280, 1000, 16, 64, 64),
 }
@@ -82,6 +83,29 @@ def run_short_docs(name, Nq, Nd, Lq, Ld, d):
         for poison in (0.0, float("nan")):  # one that is not finite takes other ways
             grad[0, 1] += poison
             ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
+
+
+# One query and documents that the planner streams where L2 does not hold them: (plan, Nd, Lq, Ld, d).
+STREAMS = {
+    "stream, 8 tokens a tile": ("stream 8", 3000, 32, 5, 64),
+    "stream, 16 tokens a tile": ("stream 16", 2000, 9, 16, 128),
+    "stream, 24 tokens a tile": ("stream 24", 1700, 16, 40, 96),
+    "stream, 32 tokens a tile": ("stream 32", 1300, 32, 61, 128),
+    "stream, more warps than documents": ("stream 24", 7, 20, 17, 72),
+}
+
+
+def run_streams(name, plan, N, Lq, Ld, d):
+    ops.forced_plan(plan)
+    for dtype in (BF16, FP16):
+        Q = torch.randn(1, Lq, d, device="cuda").to(dtype)
+        spaced = torch.randn(N, Ld + 1, d + 8, device="cuda").to(dtype)
+        mask = torch.rand(N, Ld, device="cuda") < 0.7
+        for D in (spaced[:, :Ld, :d], spaced[:, :Ld, :d].contiguous()):
+            results = (*li.maxsim_with_winners(Q, D), li.maxsim(Q, D, None, mask))
+            if not all(bool(result.isfinite().all()) for result in results):
+                raise SystemExit(f"{name}: a result is not finite")
+    ops.forced_plan("")
 
 
 # (lengths of queries, lengths of documents, d, dtype, precision).
@@ -518,6 +542,7 @@ if __name__ == "__main__":
         *((run_large_packed, name, arguments) for name, arguments in LARGE_PACKED.items()),
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_short_docs, name, arguments) for name, arguments in SHORT_DOCS.items()),
+        *((run_streams, name, arguments) for name, arguments in STREAMS.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),

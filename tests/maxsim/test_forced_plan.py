@@ -38,6 +38,16 @@ CASES = [
     Case("in-batch", 40, 37, 30, 32, 128, torch.bfloat16, "dead"),
     Case("in-batch", 3, 33, 128, 16, 128, torch.float16),
     Case("KD", 4, 9, 140, 21, 128, torch.float16, "holes"),
+    # A warp a document, in tiles of 8 to 32 tokens: one or several a document, the last one cut or not;
+    # documents for many rounds, and for some warps alone; several short queries that share the rows.
+    Case("in-batch", 1, 5000, 32, 24, 128, torch.bfloat16),
+    Case("in-batch", 1, 3, 16, 64, 128, torch.float16),
+    Case("in-batch", 1, 1700, 5, 1, 72, torch.bfloat16),
+    Case("in-batch", 2, 3000, 16, 33, 96, torch.float16, "holes"),
+    Case("in-batch", 1, 2000, 31, 17, 40, torch.bfloat16, "dead"),
+    Case("in-batch", 1, 4001, 32, 65, 128, torch.float16),
+    Case("in-batch", 4, 1601, 8, 8, 64, torch.bfloat16, "holes"),
+    Case("in-batch", 1, 2500, 1, 48, 8, torch.float16),
 ]
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -57,7 +67,9 @@ def test_plans_have_names_of_their_own_and_the_chosen_one_comes_first():
         for sm in (80, 90):
             found = alternatives(case, sm=sm)
             assert len(set(found)) == len(found) and {"thin", "mid", "wide"} <= set(found)
-            wgmma = [name for name in found if name.split()[0] in ("documents", "rows", "split", "short")]
+            wgmma = [
+                name for name in found if name.split()[0] in ("documents", "rows", "split", "short", "stream")
+            ]
             assert bool(wgmma) == (sm == 90 and case.d % 8 == 0)
     assert alternatives(CASES[0])[0] == "documents 1x3"
     assert alternatives(Case("in-batch", 256, 256, 32, 300, 128, torch.bfloat16))[0] == "rows 152"

@@ -21,7 +21,8 @@ LONE = [
     (1, 800, 32, 127, 104),
     (1, 63000, 3, 1, 128),
 ]
-# Many queries: each width of a document, rows of a query that fill no step, slices of 48 and 64 dims.
+# Many queries: units of one to four steps, rows of a query that fill no step or take several units, slices of
+# 64, 96 and 128 dims, fewer documents than a block has room for.
 MANY = [
     (64, 1000, 16, 24, 128),
     (2, 1003, 513, 17, 96),
@@ -34,6 +35,10 @@ MANY = [
     (130, 1003, 32, 64, 64),
     (300, 1000, 15, 30, 40),
     (140, 1001, 30, 33, 8),
+    (128, 128, 32, 32, 128),
+    (700, 50, 16, 5, 128),
+    (40, 230, 61, 48, 104),
+    (260, 63, 32, 40, 96),
 ]
 
 
@@ -175,8 +180,13 @@ def test_plans_of_short_documents():
     lone = plan((1, 32, 128), (20_000, 64, 128))
     assert "grad_Q     added up in registers by 132 blocks of 8 warps, 2 warps to a document" in lone
     many = plan((64, 16, 128), (4096, 24, 128))
-    assert "query rows and 64 dims each, in clusters of" in many
-    assert "512 blocks of 8 documents each, with all queries" in many
+    assert (
+        "grad_Q     as products of 0 and 1 with documents, by 96 blocks of up to 192 rows and 64 dims" in many
+    )
+    assert "in clusters of 8 that share out documents" in many
+    assert (
+        "grad_D     as products of 0 and 1 with queries, by 512 blocks of up to 192 rows and 128 dims" in many
+    )
     # Where auto else adds atomically, they are faster and deterministic.
     assert "method     lowmem" in plan((17, 513, 96), (2000, 17, 96))
 
