@@ -65,13 +65,13 @@ CALLS = {
 SHORT_DOCS = {
     "short documents' gradients, one query": (1, 2100, 32, 60, 64),
     "short documents' gradients, one query of 9 tokens": (1, 6000, 9, 20, 72),
-    "short documents' gradients, 8 tokens": (66, 1000, 16, 8, 40),
-    "short documents' gradients, 13 tokens": (34, 1000, 31, 13, 96),
-    "short documents' gradients, 24 tokens": (64, 1000, 16, 24, 128),
-    "short documents' gradients, 30 tokens": (300, 1000, 15, 30, 40),
-    "short documents' gradients, 40 tokens": (32, 1000, 32, 40, 128),
-    "short documents' gradients, 41 tokens": (140, 1000, 30, 41, 64),
-    "short documents' gradients, 64 tokens": (280, 1000, 16, 64, 64),
+    "short documents' gradients, 8 tokens": (66, 480, 16, 8, 40),
+    "short documents' gradients, 13 tokens": (34, 480, 31, 13, 96),
+    "short documents' gradients, 24 tokens": (64, 490, 16, 24, 128),
+    "short documents' gradients, 30 tokens": (80, 420, 15, 30, 40),
+    "short documents' gradients, 40 tokens": (32, 490, 32, 40, 128),
+    "short documents' gradients, 41 tokens": (36, 470, 30, 41, 64),
+    "short documents' gradients, 64 tokens": (256, 1000, 16, 64, 64),
 }
 
 
@@ -80,7 +80,8 @@ def run_short_docs(name, Nq, Nd, Lq, Ld, d):
         Q, D = (torch.randn(*size, d, device="cuda").to(dtype) for size in ((Nq, Lq), (Nd, Ld)))
         winners = torch.randint(-1, Ld, (Nq, Nd, Lq), device="cuda").to(torch.int16)
         grad = torch.randn(Nq, Nd, device="cuda")
-        for poison in (0.0, float("nan")):  # one that is not finite takes other ways
+        # One that is not finite takes other ways. Once is enough: racecheck takes half a minute for each.
+        for poison in (0.0, float("nan"))[: 2 if dtype == BF16 else 1]:
             grad[0, 1] += poison
             ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
 
