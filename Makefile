@@ -224,20 +224,20 @@ asan: | $(VENV)/.dev-requirements $(VENV)/.demo-requirements
 	$(PY) tests/sanitized.py $(ASAN_BUILD)/liblate_interaction.so -n 2
 
 fast-plaid: build $(FAST_PLAID)/.installed
-	$(FAST_PLAID)/bin/python -m pytest tests/test_fast_plaid.py
+	$(FAST_PLAID)/bin/python -m pytest tests/search/test_fast_plaid.py
 
 # CHECKOUT: a clone of its repository that is there already.
 st-tests: build $(ST_TESTS)/.installed
 	$(ST_TESTS)/bin/python tools/st_own_tests.py $(CHECKOUT)
 
 pylate: build $(PYLATE)/.installed
-	$(PY) -m pytest tests/test_example_programs.py -k pylate
+	$(PY) -m pytest tests/docs/test_example_programs.py -k pylate
 
 lancedb: build $(LANCEDB)/.installed
-	$(LANCEDB)/bin/python -m pytest tests/test_lancedb.py tests/test_corpus_arrow.py tests/test_muvera.py
+	$(LANCEDB)/bin/python -m pytest tests/search/test_lancedb.py tests/search/test_corpus_arrow.py tests/search/test_muvera.py
 
 ray: build $(RAY)/.installed
-	$(RAY)/bin/python -m pytest tests/test_ray.py
+	$(RAY)/bin/python -m pytest tests/search/test_ray.py
 
 # Not run: ops, which loads PyTorch, whose libraries want a zlib that the cross compiler does not bring.
 aarch64: $(AARCH64)/.installed | $(VENV)/.dev-requirements
@@ -251,7 +251,7 @@ aarch64-wheel: WHEELS ?= aarch64-cpu
 aarch64-wheel: $(AARCH64)/.python | $(VENV)/.wheel-requirements
 	$(PY) tools/make_wheels.py $(WHEELS)
 
-# TESTS="tests/test_maxsim.py -k masks -n 2": these alone.
+# TESTS="tests/maxsim/test_forward.py -k masks -n 2": these alone.
 aarch64-tests: aarch64-wheel
 	$(PY) tests/emulated.py $(AARCH64)/root/usr/bin/python dist/late_interaction-*+cpu-*_aarch64.whl $(TESTS)
 

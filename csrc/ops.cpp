@@ -44,6 +44,20 @@ LATE_INTERACTION_LIBRARY(m) {
       "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, bool paired=False) "
       "-> (Tensor grad_Q, Tensor grad_D)");
 
+  // These three without a kernel of the Autograd key, which is written in Python: autograd functions and
+  // compiled graphs call them.
+  m.def(
+      "maxsim_no_autograd(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, bool normalize=False, "
+      "str precision='highest', str backward='auto', bool paired=False) -> Tensor");
+  m.def(
+      "maxsim_winners_no_autograd(Tensor Q, Tensor D, Tensor? q_mask, Tensor? d_mask, bool normalize=False, "
+      "str precision='highest', str backward='auto', bool paired=False) -> (Tensor scores, Tensor winners)");
+  m.def(
+      "maxsim_backward_no_autograd(Tensor grad_scores, Tensor Q, Tensor D, Tensor winners, bool "
+      "normalize=False, "
+      "str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, bool paired=False) "
+      "-> (Tensor grad_Q, Tensor grad_D)");
+
   // The same, with winners found again as a forward with these masks and this precision finds them, a part at
   // a time where those of all would take over 16 MiB. "auto" is "lowmem" here. On the CPU written in Python
   // (late_interaction/ops/dense.py), all winners at once.
@@ -55,7 +69,7 @@ LATE_INTERACTION_LIBRARY(m) {
   // The three of them with weights of query tokens: the maximum of query token s of query i counts
   // q_weights[i, s] times. Weights are shaped as Q without d, float32 (float64 for float64 inputs), of any
   // sign; one that is not finite makes its query's scores NaN. Differentiable in the weights as well, whose
-  // gradient is needed where that of Q is. The backward of the first one finds the winners again, all of them
+  // gradient comes with that of Q alone. The backward of the first one finds the winners again, all of them
   // at once.
   m.def(
       "maxsim_weighted(Tensor Q, Tensor D, Tensor q_weights, Tensor? q_mask, Tensor? d_mask, "
@@ -67,7 +81,8 @@ LATE_INTERACTION_LIBRARY(m) {
   m.def(
       "maxsim_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor winners, "
       "bool normalize=False, str backward='auto', bool need_grad_Q=True, bool need_grad_D=True, "
-      "bool paired=False) -> (Tensor grad_Q, Tensor grad_D, Tensor grad_weights)");
+      "bool paired=False, bool need_grad_weights=True) -> (Tensor grad_Q, Tensor grad_D, Tensor "
+      "grad_weights)");
 
   // Those three for packed tokens, Q and D [tokens, d]: query i is tokens [cu_seqlens_q[i], cu_seqlens_q[i +
   // 1]), and every query meets every document. Offsets are int32, [Nq + 1] and [Nd + 1]; they are read on the

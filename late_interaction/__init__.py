@@ -15,8 +15,8 @@ from late_interaction._maxsim import maxsim, maxsim_pairs, maxsim_with_winners
 from late_interaction._version import __version__
 from late_interaction.alias import install_as, uninstall_as
 from late_interaction.alignment import Alignment, explain
-from late_interaction.alignment_plaid import explain_residual
-from late_interaction.alignment_plot import plot_alignment
+from late_interaction.alignment.plaid import explain_residual
+from late_interaction.alignment.plot import plot_alignment
 from late_interaction.colpali_compat import patch_colpali_engine, unpatch_colpali_engine
 from late_interaction.contrastive import ContrastiveLoss, cached_contrastive_step, contrastive_loss
 from late_interaction.distillation import (
@@ -36,7 +36,10 @@ from late_interaction.pylate_compat import patch_pylate, unpatch_pylate
 from late_interaction.recall import RecallLoss, recall_loss
 from late_interaction.retrieve import MaxSimScorer, retrieve
 from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs
-from late_interaction.st_compat import patch_sentence_transformers, unpatch_sentence_transformers
+from late_interaction.st_compat import (
+    patch_sentence_transformers,
+    unpatch_sentence_transformers,
+)
 from late_interaction.transformers_compat import patch_transformers, unpatch_transformers
 from late_interaction.varlen import maxsim_varlen
 from late_interaction.vllm_compat import patch_vllm, unpatch_vllm

@@ -12,7 +12,7 @@ from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutogra
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from late_interaction import _norm_warning, ops
+from late_interaction import ops
 from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import (
     BACKWARDS,
@@ -24,13 +24,15 @@ from late_interaction._checks.options import (
 )
 from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
-from late_interaction._mean import per_token
-from late_interaction._precision import float32_precision
-from late_interaction._traced import traced_scores
+from late_interaction._scoring import norm_warning
+from late_interaction._scoring.mean import per_token
+from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.traced import traced_scores
 from late_interaction.ops import _oom
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.dense import (
     DEFAULTS,
+    PLAIN,
     apply_plain_step,
     apply_step,
     call_below_autograd,
@@ -93,7 +95,7 @@ def _dispatch(
         elif differentiable or is_compiling() or _intercepted(Q, D):
             result = op(Q, D, q_mask, d_mask, *options)
         else:
-            result = call_below_autograd(op, Q, D, q_mask, d_mask, normalize, precision, paired)
+            result = call_below_autograd(PLAIN[found], Q, D, q_mask, d_mask, normalize, precision, paired)
     except RuntimeError as error:
         _oom.forward_failed(error, Q, D.unsqueeze(1) if paired else D, found)
         raise
@@ -243,8 +245,8 @@ def maxsim(
         >>> maxsim(Q, D, d_mask=torch.tensor([[True, False], [False, False]]))
         tensor([[2., 0.]])
     """
-    compiling = is_compiling()  # asked first: a graph that reads _norm_warning.checked compiles twice
-    if mean is False and winners is None and (compiling or normalize is True or _norm_warning.checked):
+    compiling = is_compiling()  # asked first: a graph that reads norm_warning.checked compiles twice
+    if mean is False and winners is None and (compiling or normalize is True or norm_warning.checked):
         path = traced_scores if compiling else _fast_path
         scores = path(Q, D, q_mask, d_mask, normalize, backward, precision, False, q_weights)
         if scores is not None:
@@ -256,8 +258,8 @@ def maxsim(
     scores, _ = _run(Q3, DN, q_mask, d_mask, normalize, backward, precision, winners, weights=q_weights)
     if mean:
         scores = per_token(scores, Q3, q_mask, q_weights)
-    if not (compiling or normalize or _norm_warning.checked or _intercepted(Q, Q)):
-        _norm_warning.warn_unnormalized(Q3, q_mask)
+    if not (compiling or normalize or norm_warning.checked or _intercepted(Q, Q)):
+        norm_warning.warn_unnormalized(Q3, q_mask)
     return as_given(scores, Q, D)
 
 

@@ -12,7 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from late_interaction._compat import off
+from late_interaction._patches.compat import off
 
 __all__ = ["install_as", "uninstall_as"]
 

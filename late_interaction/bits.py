@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 
-from late_interaction import _quantized, ops
+from late_interaction import ops
 from late_interaction._checks.options import check_positive
 from late_interaction._checks.packed_codes import check_asymmetric, check_hamming, check_packed
 from late_interaction._checks.tensors import check_rows
+from late_interaction._scoring import quantized
 from late_interaction.int8 import quantize_int8_per_token
 from late_interaction.ops.packed_codes import unpack_codes
 
@@ -111,7 +112,7 @@ def to_int4(X: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_rows("X", X)
     with torch.no_grad():
-        scale = _quantized.scale_for(X.abs().amax(-1), _LARGEST)
+        scale = quantized.scale_for(X.abs().amax(-1), _LARGEST)
         codes = (X.to(torch.float32) / scale.unsqueeze(-1)).nan_to_num_(0.0).round_()
         return _pack(codes.clamp_(-_LARGEST, _LARGEST) + 8, 4), scale
 

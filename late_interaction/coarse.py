@@ -22,9 +22,9 @@ from late_interaction._checks.quantized import check_scale
 from late_interaction._checks.search import check_corpus
 from late_interaction._checks.tensors import check_embeddings
 from late_interaction._progress import Progress, reporter
-from late_interaction._rescore import exact_scores, fitting
-from late_interaction._selection import MOST_SCORES, select
-from late_interaction._stream import chunks
+from late_interaction._search.rescore import exact_scores, fitting
+from late_interaction._search.selection import MOST_SCORES, select
+from late_interaction._search.stream import chunks
 from late_interaction.muvera import Encodings, Muvera
 from late_interaction.muvera._first_pass import MuveraPass, check_encodings
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.smooth import is_tau
-from late_interaction._compat import off, package_at_least, served
 from late_interaction._maxsim import maxsim, maxsim_pairs
+from late_interaction._patches.compat import off, package_at_least, served
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, attribute_of, patch_places
 from late_interaction.smooth import smooth_maxsim, smooth_maxsim_pairs

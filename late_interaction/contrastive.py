@@ -19,7 +19,7 @@ from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.module import BatchLoss
 from late_interaction._contrastive.problem import Problem
 from late_interaction._contrastive.shards import Call
-from late_interaction._traced import leave_untraced
+from late_interaction._scoring.traced import leave_untraced
 
 __all__ = ["ContrastiveLoss", "cached_contrastive_step", "contrastive_loss"]
 

@@ -1,4 +1,4 @@
-"""MaxSim of fp8 tokens, for inference; :mod:`late_interaction._quantized` scores them.
+"""MaxSim of fp8 tokens, for inference; :mod:`late_interaction._scoring.quantized` scores them.
 
 fp8 takes a quarter of float32's memory, and half of bfloat16's.
 
@@ -14,9 +14,9 @@ they are and accumulate in float32::
 import torch
 from torch import Tensor
 
-from late_interaction import _quantized
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.tensors import check_embeddings, check_rows
+from late_interaction._scoring import quantized
 
 __all__ = [
     "dequantize_fp8_per_tensor",
@@ -67,7 +67,7 @@ def quantize_fp8_per_tensor(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn)
     with torch.no_grad():
         if X.numel() == 0:
             return X.to(dtype).contiguous(), torch.ones((), dtype=torch.float32, device=X.device)
-        scale = _quantized.scale_for(X.abs().amax(), torch.finfo(dtype).max)
+        scale = quantized.scale_for(X.abs().amax(), torch.finfo(dtype).max)
         return _codes(X, scale, dtype), scale
 
 
@@ -100,7 +100,7 @@ def quantize_fp8_per_token(X: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) 
     check_rows("X", X)
     _check_dtype(dtype)
     with torch.no_grad():
-        scale = _quantized.scale_for(X.abs().amax(-1), torch.finfo(dtype).max)
+        scale = quantized.scale_for(X.abs().amax(-1), torch.finfo(dtype).max)
         return _codes(X, scale.unsqueeze(-1), dtype), scale
 
 
@@ -190,4 +190,4 @@ def maxsim_inference_fp8(
         >>> maxsim_inference_fp8(Q, D, scale_Q=scale_Q, scale_D=scale_D)
         tensor([[147.]])
     """
-    return _quantized.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, _DTYPES)
+    return quantized.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, _DTYPES)

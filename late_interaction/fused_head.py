@@ -8,7 +8,7 @@ from late_interaction import ops
 from late_interaction._checks.from_hidden import check_from_hidden
 from late_interaction._checks.options import check_flag, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
-from late_interaction._precision import float32_precision
+from late_interaction._scoring.precision import float32_precision
 from late_interaction.ops.from_hidden.dtypes import working_dtype
 
 __all__ = ["maxsim_from_hidden"]

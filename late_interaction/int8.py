@@ -1,4 +1,4 @@
-"""MaxSim of int8 tokens, for inference; :mod:`late_interaction._quantized` scores them.
+"""MaxSim of int8 tokens, for inference; :mod:`late_interaction._scoring.quantized` scores them.
 
 int8 takes the memory of fp8 and has a finer grid.
 
@@ -13,8 +13,8 @@ https://arxiv.org/abs/2004.09602); a token is ``code * scale``::
 import torch
 from torch import Tensor
 
-from late_interaction import _quantized
 from late_interaction._checks.tensors import check_rows
+from late_interaction._scoring import quantized
 
 __all__ = ["dequantize_int8_per_token", "maxsim_inference_int8", "quantize_int8_per_token"]
 
@@ -46,7 +46,7 @@ def quantize_int8_per_token(X: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_rows("X", X)
     with torch.no_grad():
-        scale = _quantized.scale_for(X.abs().amax(-1), _LARGEST)
+        scale = quantized.scale_for(X.abs().amax(-1), _LARGEST)
         codes = (X.to(torch.float32) / scale.unsqueeze(-1)).nan_to_num_(0.0).round_()
         return codes.clamp_(-_LARGEST, _LARGEST).to(torch.int8).contiguous(), scale
 
@@ -101,4 +101,4 @@ def maxsim_inference_int8(
         >>> maxsim_inference_int8(Q, D, scale_Q=scale_Q, scale_D=scale_D)
         tensor([[5.]])
     """
-    return _quantized.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, (torch.int8,))
+    return quantized.maxsim(Q, D, scale_Q, scale_D, q_mask, d_mask, (torch.int8,))

@@ -11,10 +11,10 @@ from torch import Tensor
 from late_interaction._contrastive import own_options
 from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
 from late_interaction._contrastive.module import BatchLoss
-from late_interaction._contrastive.pairwise import Pairwise
-from late_interaction._contrastive.row_function import row_loss
-from late_interaction._contrastive.sigmoid import Sigmoid
-from late_interaction._traced import leave_untraced
+from late_interaction._contrastive.row_losses.pairwise import Pairwise
+from late_interaction._contrastive.row_losses.row_function import row_loss
+from late_interaction._contrastive.row_losses.sigmoid import Sigmoid
+from late_interaction._scoring.traced import leave_untraced
 
 __all__ = ["PairwiseLoss", "SigmoidLoss", "pairwise_loss", "sigmoid_loss"]
 

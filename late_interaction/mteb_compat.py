@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._compat import disabled, has_kernels, off, served
 from late_interaction._maxsim import maxsim_pairs
 from late_interaction._patches import zero_padded
+from late_interaction._patches.compat import disabled, has_kernels, off, served
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, code_of, patch_places
 from late_interaction.score_pairs import score_pairs_packed

@@ -19,7 +19,7 @@ from late_interaction import (
     transformers_compat,
     vllm_compat,
 )
-from late_interaction._compat import DISABLE, disabled, installed_release
+from late_interaction._patches.compat import DISABLE, disabled, installed_release
 from late_interaction._st import originals
 
 __all__ = ["patch_all", "unpatch_all"]

@@ -23,7 +23,7 @@ from late_interaction import ops
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.plaid import check_approx_score, check_compressed
 from late_interaction._checks.tensors import has_values, is_autocasting
-from late_interaction._precision import float32_precision
+from late_interaction._scoring.precision import float32_precision
 from late_interaction.ops import _oom
 from late_interaction.reference import maxsim_residual_reference, plaid_approx_score_reference
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _compat
-from late_interaction._compat import nothing_to_patch, off, package_at_least
 from late_interaction._maxsim import maxsim, maxsim_pairs
+from late_interaction._patches import compat as _compat
+from late_interaction._patches.compat import nothing_to_patch, off, package_at_least
 from late_interaction.xtr import xtr_scores
 
 __all__ = ["patch_pylate", "unpatch_pylate"]

@@ -11,9 +11,9 @@ from torch import Tensor
 from late_interaction._contrastive import own_options
 from late_interaction._contrastive.arguments import OF_CROSS_ENTROPY, read
 from late_interaction._contrastive.module import BatchLoss
-from late_interaction._contrastive.recall import Recall
-from late_interaction._contrastive.row_function import row_loss
-from late_interaction._traced import leave_untraced
+from late_interaction._contrastive.row_losses.recall import Recall
+from late_interaction._contrastive.row_losses.row_function import row_loss
+from late_interaction._scoring.traced import leave_untraced
 
 __all__ = ["RecallLoss", "recall_loss"]
 

@@ -18,8 +18,8 @@ from late_interaction._checks.packed import (
 )
 from late_interaction._checks.tensors import check_no_forward_ad, has_values
 from late_interaction._checks.weights import check_weights
-from late_interaction._mean import packed_counts
-from late_interaction._packed_call import call_packed
+from late_interaction._scoring.mean import packed_counts
+from late_interaction._scoring.packed_call import call_packed
 from late_interaction.ops import _oom
 
 __all__ = ["rerank_direct", "score_pairs_packed"]

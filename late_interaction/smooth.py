@@ -10,7 +10,7 @@ from late_interaction._checks.dense import check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.smooth import check_tau
 from late_interaction._checks.tensors import check_no_forward_ad
-from late_interaction._precision import float32_precision
+from late_interaction._scoring.precision import float32_precision
 
 __all__ = ["smooth_maxsim", "smooth_maxsim_pairs"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from late_interaction._compat import off
+from late_interaction._patches.compat import off
 from late_interaction._patches.places import Library, Place, code_of, patch_places
 from late_interaction._st import losses, ranking
 from late_interaction._st.originals import COLBERT, EXCHANGES, SIMILARITY, XTR

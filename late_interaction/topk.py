@@ -6,16 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _group_search, _quantized, _topk_state
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
 from late_interaction._checks.search import check_corpus, check_tokens_or_codes
 from late_interaction._checks.tensors import CODES, has_values
-from late_interaction._equal_plans import Alike
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
-from late_interaction._selection import MOST_DOCUMENTS, MOST_SCORES, select
-from late_interaction._stream import chunks
+from late_interaction._scoring import quantized
+from late_interaction._search import group_search, topk_state
+from late_interaction._search.equal_plans import Alike
+from late_interaction._search.selection import MOST_DOCUMENTS, MOST_SCORES, select
+from late_interaction._search.stream import chunks
 
 __all__ = ["TopK", "maxsim_topk"]
 
@@ -103,10 +104,10 @@ def maxsim_topk(
         best._add(D, d_mask, chunk_size, progress, scale_D, documents)
         return best._scores, best._indices
 
-    def prepared() -> _group_search.Query:
+    def prepared() -> group_search.Query:
         best = made()
         corpus = check_corpus(Q, D, q_mask, d_mask, scale_Q, scale_D)
-        return _group_search.Query(
+        return group_search.Query(
             tensors=[corpus[i] for i in (0, 2, 4)],
             count=best._scores.shape[0],
             k=k,
@@ -118,7 +119,7 @@ def maxsim_topk(
         )
 
     device = Q.device if isinstance(Q, Tensor) else torch.device("cpu")
-    search = _group_search.search
+    search = group_search.search
     found = local() if group is None else search("maxsim_topk", group, device, prepared, local)
     return (found[0].squeeze(0), found[1].squeeze(0)) if Q.dim() == 2 else found
 
@@ -183,7 +184,7 @@ class TopK:
             raise ValueError(f"Q must be [Nq, Lq, d] or [Lq, d], got {list(Q.shape)}")
         self.k, self.seen = k, 0
         self._next = int(first)
-        self._ranges: _topk_state.Ranges = []
+        self._ranges: topk_state.Ranges = []
         self._Q, self._q_mask, self._scale_Q = Q, q_mask, scale_Q
         self._largest = largest
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
@@ -225,7 +226,7 @@ class TopK:
         one = None  # for all tokens, which does not travel in chunks
         if scale_D is not None and scale_D.dim() == 0:
             one, scale_D = scale_D.to(Q.device), None
-        _topk_state.joined(self._ranges, self._coming(D.shape[0]))
+        topk_state.joined(self._ranges, self._coming(D.shape[0]))
         size = chunk_size or _default_chunk(Q, D, progress is not False)
 
         def score(some: Tensor, mask: Tensor | None, scale: Tensor | None) -> Tensor:
@@ -233,7 +234,7 @@ class TopK:
                 return maxsim(Q, some, q_mask, mask, **self._options)
             scale = scale if one is None else one
             assert scale is not None
-            return _quantized.maxsim(Q, some, scale_Q, scale, q_mask, mask, CODES)
+            return quantized.maxsim(Q, some, scale_Q, scale, q_mask, mask, CODES)
 
         total = D.shape[0] if documents is None else documents
         alike = Alike(Q, D, total, d_mask is not None, **self._options)
@@ -247,18 +248,18 @@ class TopK:
                 self._next = stop
                 report(start + some.shape[0])
 
-    def _take(self, scores: Tensor, indices: Tensor, ranges: _topk_state.Ranges, rising: bool) -> None:
+    def _take(self, scores: Tensor, indices: Tensor, ranges: topk_state.Ranges, rising: bool) -> None:
         """The best of what was found and of these. rising: these documents come after those."""
         if self.seen:
             scores = torch.cat((self._scores, scores), dim=-1)
             indices = torch.cat((self._indices, indices), dim=-1)
         if not rising:
-            scores, indices = _topk_state.by_index(scores, indices)
+            scores, indices = topk_state.by_index(scores, indices)
         self._scores, self._indices = select(scores, indices, self.k, self._largest)
-        self._ranges = _topk_state.joined(self._ranges, ranges)
+        self._ranges = topk_state.joined(self._ranges, ranges)
         self.seen = sum(stop - first for first, stop in self._ranges)
 
-    def _coming(self, count: int) -> _topk_state.Ranges:
+    def _coming(self, count: int) -> topk_state.Ranges:
         if self._next + count > MOST_DOCUMENTS:
             raise ValueError(f"D must bring the documents to at most 2**32, got {self._next} + {count}")
         return [[self._next, self._next + count]] if count else []
@@ -296,7 +297,7 @@ class TopK:
                 if got != mine[name]:
                     wanted = f"must be {mine[name]!r}, as in this search"
                     raise ValueError(f"{name} of a search to merge {wanted}, got {got!r}")
-            ranges = _topk_state.joined(ranges, other._ranges)
+            ranges = topk_state.joined(ranges, other._ranges)
         with torch.no_grad():
             device, every = self._Q.device, [x for x in others if x.seen]
             if every:
@@ -330,11 +331,11 @@ class TopK:
             ValueError: ``state`` misses an entry or has another one, was searched otherwise, or holds
                 tensors that no such search finds. What was found so far stays as it is then.
         """
-        state = _topk_state.checked_state(state, self._search())
-        _topk_state.check_found(state, self._scores.shape[0], self._scores.dtype, self.k)
+        state = topk_state.checked_state(state, self._search())
+        topk_state.check_found(state, self._scores.shape[0], self._scores.dtype, self.k)
         scores, indices = state["scores"], state["indices"]
         if has_values(scores) and scores.device.type == "cpu":
-            _topk_state.check_order(state, self.k, self._largest)
+            topk_state.check_order(state, self.k, self._largest)
         self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))
         self.seen, self._next = state["seen"], state["next"]
         self._ranges = [list(entry) for entry in state["ranges"]]

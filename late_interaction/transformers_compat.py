@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._compat import off, served
 from late_interaction._patches import zero_padded
+from late_interaction._patches.compat import off, served
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, attribute_of, patch_places
 

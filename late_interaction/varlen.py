@@ -16,8 +16,8 @@ from late_interaction._checks.options import check_flag
 from late_interaction._checks.packed import check_packed, check_sequences
 from late_interaction._checks.tensors import check_no_forward_ad
 from late_interaction._checks.weights import check_weights
-from late_interaction._mean import packed_counts
-from late_interaction._packed_call import call_packed
+from late_interaction._scoring.mean import packed_counts
+from late_interaction._scoring.packed_call import call_packed
 from late_interaction.ops import _oom
 
 __all__ = ["maxsim_varlen", "pack_sequences"]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
-from late_interaction._compat import disabled, off, served
+from late_interaction._patches.compat import disabled, off, served
 from late_interaction._patches.exchange import Exchanges
 from late_interaction._patches.places import Library, Place, code_of, patch_places
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed

@@ -13,7 +13,7 @@ from late_interaction import ops
 from late_interaction._checks.options import check_backward, check_precision
 from late_interaction._checks.tensors import check_no_forward_ad, is_autocasting
 from late_interaction._checks.xtr import check_xtr
-from late_interaction._precision import float32_precision
+from late_interaction._scoring.precision import float32_precision
 
 __all__ = ["xtr_scores"]
 

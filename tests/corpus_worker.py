@@ -1,4 +1,4 @@
-"""Processes of tests/test_corpus.py and tests/test_corpus_files.py.
+"""Processes of tests/search/test_corpus.py and tests/search/test_corpus_files.py.
 
 `python -m tests.corpus_worker search FOLDER`: searches corpora in chunks in a process that may take little
 memory, and shows that a search without chunks is refused it.

@@ -15,17 +15,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / ".venv" / "build" / "emulated"
 LIBRARY = "late_interaction/_C.abi3.so"
-RUNS = [["tests", "--quick", "--ignore=tests/test_isa.py"], ["tests/test_isa.py"]]
+RUNS = [["tests", "--quick", "--ignore=tests/maxsim/test_isa.py"], ["tests/maxsim/test_isa.py"]]
 
 # What is not run, and why.
 EXCLUDED = {
     "tests/build": "reads the files of the build",
     "tests/packaging": "is for installed wheels",
-    "tests/test_demo.py": "runs the installed package",
-    "tests/test_docs.py": "is about documents",
-    "tests/test_performance.py": "takes times",
-    "tests/test_contrastive_group.py": "starts processes, slower than their timeouts allow",
-    "tests/test_compiled.py::test_inductor_adds_one_call_each_way": "needs a C++ compiler under emulation",
+    "tests/docs/test_demo.py": "runs the installed package",
+    "tests/docs/test_docs.py": "is about documents",
+    "tests/bench/test_performance.py": "takes times",
+    "tests/training/test_contrastive_group.py": "starts processes, slower than their timeouts allow",
+    "tests/maxsim/test_compiled.py::test_inductor_adds_one_call_each_way": "needs a C++ compiler there",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the processes of tests/test_contrastive_frameworks.py and tests/test_contrastive_faults.py run."""
+"""What the processes of tests/training/test_contrastive_frameworks.py and ..._faults.py run."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Scorers of tests/test_ray.py whose processes are killed while they search, and a slow reader."""
+"""Scorers of tests/search/test_ray.py whose processes are killed while they search, and a slow reader."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the processes of tests/test_contrastive_group.py run, one a rank, on gloo or NCCL."""
+"""What the processes of tests/training/test_contrastive_group.py run, one a rank, on gloo or NCCL."""
 
 import datetime
 import importlib

@@ -35,12 +35,12 @@ OPTIONS = {
 EXCLUDED = {
     "tests/build": "reads the files of the build, and the ordinary library",
     "tests/packaging": "is for installed wheels",
-    "tests/test_demo.py": "runs the installed package",
-    "tests/test_bench.py": "calls no operator in a way that other tests do not",
-    "tests/test_bench_plans.py": "is about figures",
-    "tests/test_sweep.py": "is about figures",
-    "tests/test_docs.py": "is about documents",
-    "tests/test_performance.py": "takes times, which the sanitizers change",
+    "tests/docs/test_demo.py": "runs the installed package",
+    "tests/bench/test_bench.py": "calls no operator in a way that other tests do not",
+    "tests/bench/test_bench_plans.py": "is about figures",
+    "tests/bench/test_sweep.py": "is about figures",
+    "tests/docs/test_docs.py": "is about documents",
+    "tests/bench/test_performance.py": "takes times, which the sanitizers change",
 }
 
 

@@ -4,12 +4,14 @@
     compute-sanitizer --tool racecheck python -m tests.sanitizer_grid     # and synccheck, initcheck
     python -m tests.sanitizer_grid quantized fp64     # calls with one of these in their names
 
-Words after it choose the calls whose names hold one of them.
+Words after it choose the calls whose names hold one of them. The seconds of each call are printed: racecheck
+slows some kernels down far more than others, and no call should take much longer than the rest.
 
 Not a test of results (those are next door): it checks only that they are finite.
 """
 
 import sys
+import time
 
 import torch
 
@@ -67,6 +69,7 @@ SHORT_DOCS = {
     "short documents' gradients, 13 tokens": (34, 1000, 31, 13, 96),
     "short documents' gradients, 24 tokens": (64, 1000, 16, 24, 128),
     "short documents' gradients, 30 tokens": (300, 1000, 15, 30, 40),
+    "short documents' gradients, 40 tokens": (32, 1000, 32, 40, 128),
     "short documents' gradients, 41 tokens": (140, 1000, 30, 41, 64),
     "short documents' gradients, 64 tokens": (280, 1000, 16, 64, 64),
 }
@@ -80,6 +83,29 @@ def run_short_docs(name, Nq, Nd, Lq, Ld, d):
         for poison in (0.0, float("nan")):  # one that is not finite takes other ways
             grad[0, 1] += poison
             ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", True, True)
+
+
+# One query and documents that the planner streams where L2 does not hold them: (plan, Nd, Lq, Ld, d).
+STREAMS = {
+    "stream, 8 tokens a tile": ("stream 8", 3000, 32, 5, 64),
+    "stream, 16 tokens a tile": ("stream 16", 2000, 9, 16, 128),
+    "stream, 24 tokens a tile": ("stream 24", 1700, 16, 40, 96),
+    "stream, 32 tokens a tile": ("stream 32", 1300, 32, 61, 128),
+    "stream, more warps than documents": ("stream 24", 7, 20, 17, 72),
+}
+
+
+def run_streams(name, plan, N, Lq, Ld, d):
+    ops.forced_plan(plan)
+    for dtype in (BF16, FP16):
+        Q = torch.randn(1, Lq, d, device="cuda").to(dtype)
+        spaced = torch.randn(N, Ld + 1, d + 8, device="cuda").to(dtype)
+        mask = torch.rand(N, Ld, device="cuda") < 0.7
+        for D in (spaced[:, :Ld, :d], spaced[:, :Ld, :d].contiguous()):
+            results = (*li.maxsim_with_winners(Q, D), li.maxsim(Q, D, None, mask))
+            if not all(bool(result.isfinite().all()) for result in results):
+                raise SystemExit(f"{name}: a result is not finite")
+    ops.forced_plan("")
 
 
 # (lengths of queries, lengths of documents, d, dtype, precision).
@@ -377,7 +403,8 @@ def run_bits(name, Lq, Ld, d):
                     if not bool(scores.isfinite().all()):
                         raise SystemExit(f"{name}: a score is not finite")
             if nbits == 1:
-                ops.maxsim_hamming(D[:, 0] if D.dim() == 4 else D[:2], D, d, None, d_mask)
+                for mask in (None, d_mask):
+                    ops.maxsim_hamming(D[:, 0] if D.dim() == 4 else D[:2], D, d, None, mask)
 
 
 def run_ward(name, lengths, divisor):
@@ -515,11 +542,15 @@ if __name__ == "__main__":
         *((run_large_packed, name, arguments) for name, arguments in LARGE_PACKED.items()),
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_short_docs, name, arguments) for name, arguments in SHORT_DOCS.items()),
+        *((run_streams, name, arguments) for name, arguments in STREAMS.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_bits, "bits, words", (32, 70, 128)),
+        (run_bits, "bits, some words", (5, 20, 64)),
+        (run_bits, "bits, 384 dims", (33, 40, 384)),
+        (run_bits, "bits, 160 dims", (5, 20, 160)),
         (run_bits, "bits, bytes", (33, 31, 13)),
         (run_bits, "bits, fragments in global memory", (5, 40, 2000)),
         (run_ward, "Ward, one length", ((70, 70, 70), 2)),
@@ -549,6 +580,8 @@ if __name__ == "__main__":
     words = sys.argv[1:] or [""]
     wanted = [call for call in everything if any(word in call[1] for word in words)]
     for function, name, arguments in wanted:
+        began = time.perf_counter()
         function(name, *arguments)
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        print(f"{time.perf_counter() - began:6.1f} s  {name}", flush=True)
     print(f"{len(wanted)} calls ran")

@@ -1,4 +1,4 @@
-"""What the processes of tests/test_group_search.py run, one a rank."""
+"""What the processes of tests/search/test_group_search.py run, one a rank."""
 
 from unittest import mock
 

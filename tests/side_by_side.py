@@ -81,7 +81,8 @@ class Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "late_interaction":
-            self.of[func._opname] = self.of.get(func._opname, 0) + 1
+            name = func._opname.removesuffix("_no_autograd")
+            self.of[name] = self.of.get(name, 0) + 1
         return func(*args, **(kwargs or {}))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 WIDTHS = (32, 64, 80, 96, 104, 112, 128, 144, 152, 160)
 TRANSPOSED_WIDTHS = (256,)
+REGISTER_WIDTHS = (64, 96, 128)
 TARGET = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "ptx" / "wgmma_shapes.inc.h"
 
 HEADER = """\
@@ -62,6 +63,40 @@ struct TransposedWgmmaShape<{n}> {{
 #undef LATE_INTERACTION_WGMMA_{n}
 """
 
+# Operand A lies in registers; the last digit says that B is transposed.
+REGISTER_WRAPPER = """
+template <>
+struct RegisterWgmmaShape<{n}> {{
+  template <class Type>
+  static __device__ __forceinline__ void issue(float (&c)[{regs}], const uint32_t (&a)[4], uint64_t b,
+                                               int accumulate) {{
+    if constexpr (std::is_same_v<Type, WgmmaBf16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.bf16.bf16");
+    }} else if constexpr (std::is_same_v<Type, WgmmaFp16>) {{
+      LATE_INTERACTION_WGMMA_{n}("k16.f32.f16.f16");
+    }}
+  }}
+}};
+#undef LATE_INTERACTION_WGMMA_{n}
+"""
+
+
+def register_wrapper(n: int) -> str:
+    regs = n // 2
+    registers = ", ".join(f"%{i}" for i in range(regs))
+    outputs = ", ".join(f'"+f"(c[{i}])' for i in range(regs))
+    words = ", ".join(f"%{regs + i}" for i in range(4))
+    macro = (
+        f"#define LATE_INTERACTION_WGMMA_{n}(TYPES) \\\n"
+        f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{regs + 5}, 0;\\n" \\\n'
+        f'               "wgmma.mma_async.sync.aligned.m64n{n}" TYPES " " \\\n'
+        f'               "{{{registers}}}, " \\\n'
+        f'               "{{{words}}}, %{regs + 4}, p, 1, 1, 1;\\n}}\\n" \\\n'
+        f"               : {outputs} \\\n"
+        f'               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))\n'
+    )
+    return macro + REGISTER_WRAPPER.format(n=n, regs=regs)
+
 
 def wrapper(n: int, template: str = WRAPPER) -> str:
     regs = n // 2
@@ -82,4 +117,5 @@ def wrapper(n: int, template: str = WRAPPER) -> str:
 
 if __name__ == "__main__":
     transposed = [wrapper(n, TRANSPOSED_WRAPPER) for n in TRANSPOSED_WIDTHS]
-    TARGET.write_text(HEADER + "\n".join([*map(wrapper, WIDTHS), *transposed]))
+    register_a = map(register_wrapper, REGISTER_WIDTHS)
+    TARGET.write_text(HEADER + "\n".join([*map(wrapper, WIDTHS), *transposed, *register_a]))

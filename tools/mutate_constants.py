@@ -80,7 +80,7 @@ def build(tree):
 
 def seconds_of_tests(tree, tests):
     """{test: seconds} of files of tests, of the library as it is. Kept for the next run."""
-    files, found = [f"tests/test_{name}.py" for name in tests], {}
+    files, found = [mutation.file_of_test(name) for name in tests], {}
     sources = sorted(path for path in (tree / "csrc").rglob("*") if path.is_file())
     version = mutation.digest(*sources, *(tree / file for file in files))
     path = mutation.FOLDER / f"seconds-of-tests.{version}.json"

@@ -40,12 +40,12 @@ TESTS = {
     "_checks/quantized.py": "argument_edges quantized_bad_input messages",
     "_checks/search.py": "argument_edges quantized_bad_input retrieve messages",
     "_checks/tensors.py": "argument_edges messages bad_input padded varlen retrieve fused_head",
-    "_compat.py": "compat",
+    "_patches/compat.py": "compat",
     "_maxsim.py": "norm_warning forward bad_input precision backward",
-    "_packed_call.py": "call_edges varlen score_pairs precision",
-    "_precision.py": "precision",
+    "_scoring/packed_call.py": "call_edges varlen score_pairs precision",
+    "_scoring/precision.py": "precision",
     "_progress.py": "retrieve",
-    "_quantized.py": "quantized_bad_input quantized",
+    "_scoring/quantized.py": "quantized_bad_input quantized",
     "forward.py": "forward bad_input",
     "fp8.py": "quantized quantized_bad_input",
     "fused_head.py": "fused_head messages",
@@ -57,13 +57,13 @@ TESTS = {
     "retrieve.py": "call_edges retrieve messages",
     "score_pairs.py": "argument_edges call_edges oom score_pairs messages",
     "topk.py": "call_edges retrieve messages",
-    "_selection.py": "retrieve",
+    "_search/selection.py": "retrieve",
     "evaluation.py": "evaluation",
     "mining/_choice.py": "mining",
     "mining/negatives.py": "mining",
     "mining/texts.py": "mining",
-    "_topk_state.py": "retrieve",
-    "_group_search.py": "group_search",
+    "_search/topk_state.py": "retrieve",
+    "_search/group_search.py": "group_search",
     "varlen.py": "argument_edges call_edges oom varlen messages",
     "backward/_saved.py": "backward bad_input",
     "backward/lowmem.py": "backward",
@@ -88,8 +88,9 @@ TESTS = {
     "reference/packed.py": "reference messages",
     "reference/quantized.py": "reference",
 }
-# Not mutated: __init__ files, autograd.py and ops/_library.py, which hold names and sentences; _stream.py and
-# ops/host_copy.py, which are about a GPU; the patches, whose tests need releases of requirements/compat.txt.
+# Not mutated: __init__ files, autograd.py and ops/_library.py, which hold names and sentences;
+# _search/stream.py and ops/host_copy.py, which are about a GPU; the patches, whose tests need releases of
+# requirements/compat.txt.
 
 # Boundaries and negations of comparisons, and the operation that is most like another. The other replacements
 # of cosmic-ray fail at once (`x << 2.5`) or do what one of these does (`is` for `==` on small integers).
@@ -358,7 +359,7 @@ def record(collected, tree, tests, out):
 
 def run(tree, modules, seconds):
     log, found = mutation.FOLDER / "last.log", mutation.FOLDER / "collected.json"
-    tests = sorted({f"tests/test_{test}.py" for module in modules for test in TESTS[module.name].split()})
+    tests = sorted({mutation.file_of_test(test) for module in modules for test in TESTS[module.name].split()})
     out = os.fdopen(os.dup(1), "w")
     found.unlink(missing_ok=True)
 

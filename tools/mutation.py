@@ -35,6 +35,12 @@ def fresh_copy(name):
     return tree
 
 
+def file_of_test(name):
+    """Where tests/<folder>/test_<name>.py is, from the root; a name that no file has, in tests itself."""
+    found = sorted((ROOT / "tests").rglob(f"test_{name}.py"))
+    return found[0].relative_to(ROOT).as_posix() if found else f"tests/test_{name}.py"
+
+
 def digest(*files):
     """A short name for what files hold."""
     found = hashlib.sha256()

@@ -123,7 +123,8 @@ def has_own_form(path: Path) -> bool:
 
 
 def records(directory: Path) -> list[Path]:
-    """The records of suites, without sweeps, plans, profiles and parts: whole ones first, then CPUs."""
+    """The records of suites, without sweeps, plans, profiles and parts: whole ones, the newest first, then
+    parts of other GPUs, then CPUs."""
     found = [
         p
         for p in directory.glob("*.json")
@@ -131,7 +132,9 @@ def records(directory: Path) -> list[Path]:
         and not p.name.startswith(tuple(f"{name}-" for name in SEPARATE_SUITES))
         and not p.name.endswith(".partial.json")
     ]
-    return sorted(found, key=lambda p: (of_a_cpu(p), not is_whole(read(p)), p.name))
+    found.sort(key=lambda p: p.name)
+    found.sort(key=lambda p: newest_run(read(p)) if not of_a_cpu(p) else "", reverse=True)
+    return sorted(found, key=lambda p: (of_a_cpu(p), not is_whole(read(p))))
 
 
 def of_a_cpu(path: Path) -> bool:
@@ -160,6 +163,21 @@ def is_whole(rows: Iterable[Row]) -> bool:
     """Whether a record has the forward suite. If not, a few tables were measured again on another GPU, and
     docs/performance.md alone shows them."""
     return any(r.get("suite") == "forward" for r in rows)
+
+
+def newest_run(rows: Iterable[Row]) -> str:
+    """When the forward suite of a record was measured; "" if it has none."""
+    return max((str(r["run"]) for r in rows if r.get("suite") == "forward"), default="")
+
+
+def whole_record(directory: Path) -> Path | None:
+    """The newest record of a GPU that has the forward suite."""
+    return next((p for p in records(directory) if not of_a_cpu(p) and is_whole(read(p))), None)
+
+
+def device_of(headers: Iterable[Row]) -> str:
+    """The name of the GPU that a record is of."""
+    return next((str(h["gpu"]) for h in headers if h.get("gpu")), "GPU")
 
 
 def best(rows: Iterable[Row], key: str = "gpu_us") -> Row | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.harness.results import Row, is_whole, of_a_cpu, read, records, split
+from bench.harness.results import Row, device_of, is_whole, of_a_cpu, read, records, split
 from bench.report import end_to_end, sentence_transformers, tables
 from bench.report.tables import section
 from bench.suites import first_call, pairs, plaid, retrieval, varlen
@@ -87,7 +87,7 @@ def _gpu(record: Sequence[Row]) -> list[str]:
         f"(warm). The median of {first_call.SAMPLES} processes, of cold caches one.",
         tables.first_call_table(rows),
     )
-    return [*parts, tables.stamp(headers)] if parts else []
+    return [f"## On one {device_of(headers)}", *parts, tables.stamp(headers)] if parts else []
 
 
 def _cpu(rows: Sequence[Row]) -> list[str]:

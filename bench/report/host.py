@@ -45,4 +45,4 @@ def section(rows: Iterable[Row]) -> list[str]:
         steps = [number(wall("fwd+bwd", impl)) for impl in (OURS, EINSUM)]
         size = f"{shape.Nq} x {shape.Nd}"
         body.append([size, number(forward["wall_us"]), above, number(wall("fwd", EINSUM)), *steps, *losses])
-    return ["## What the host takes", _NOTE, table([*_HEAD], body, 1)] if body else []
+    return ["### What the host takes", _NOTE, table([*_HEAD], body, 1)] if body else []

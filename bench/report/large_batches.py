@@ -306,7 +306,9 @@ def draw(directory: Path, target: Path) -> list[str]:
 def build(directory: Path) -> str:
     """The Markdown between the markers."""
     parts: list[str] = []
+    drawn = False
     for header, rows in _records(directory):
+        parts.append(f"### On one {header['gpu']}")
         figures = "Milliseconds of a step, forward and both gradients / MiB at its peak, without these."
         parts += tables.section("Batches of token embeddings.", figures, steps_table(rows, single=False))
         parts += tables.section("One vector a side.", "The same.", steps_table(rows, single=True))
@@ -322,6 +324,8 @@ def build(directory: Path) -> str:
                 " hosts; nothing here was measured."
             )
             parts += tables.section("Simulated.", note, simulated_table(device))
-            parts.append(f"![Time and memory of a step, simulated and measured]({PLOT})")
+            if not drawn:
+                parts.append(f"![Time and memory of a step, simulated and measured]({PLOT})")
+            drawn = True
         parts.append(tables.stamp([header]))
     return "\n\n".join(parts) if parts else "No run is recorded yet."

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.harness.results import DIRECTORY, ROOT, SEPARATE_SUITES, Row, is_whole, of_a_cpu, read, records
+from bench.harness.results import DIRECTORY, ROOT, SEPARATE_SUITES, Row, read, records, whole_record
 from bench.report import benchmarks, end_to_end, large_batches, performance, plots, readme
 from bench.suites import end_to_end as end_to_end_suite
 
@@ -33,11 +33,9 @@ def fill(text: str, generated: str) -> str:
 
 
 def _draw(directory: Path, docs: Path) -> None:
-    for path in records(directory):
-        rows = read(path)
-        target = directory / readme.PLOT
-        if not of_a_cpu(path) and is_whole(rows) and (problem := plots.roofline(rows, target)):
-            print(f"{path.name}: {problem}")
+    path = whole_record(directory)
+    if path and (problem := plots.roofline(read(path), directory / readme.PLOT)):
+        print(f"{path.name}: {problem}")
     for path in sorted(directory.glob("sweep-*.json")):
         if problem := plots.sweep(read(path), path.with_suffix(".png")):
             print(f"{path.name}: {problem}")

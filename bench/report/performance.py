@@ -9,7 +9,7 @@ from bench.harness.ceilings import NAMES, floor_us, reached
 from bench.harness.inputs import SKEWED, SKEWED_UP_TO, UNIFORM
 from bench.harness.library import EINSUM, LIK, OURS
 from bench.harness.named_shapes import FORWARD, LONG, TRAINING
-from bench.harness.results import Row, best, is_whole, of_a_cpu, read, records, size_of, split
+from bench.harness.results import Row, best, device_of, is_whole, of_a_cpu, read, records, size_of, split
 from bench.harness.text import number
 from bench.report import host
 from bench.report.tables import over_best_other, stamp, table
@@ -60,7 +60,7 @@ def _forward(record: _Record) -> list[str]:
     if not body:
         return []
     head = ["shape", "Nq x Nd, Lq, Ld", "bound by", "ceiling us", "GPU us", "reached"]
-    return ["## Scores alone, bf16", table(head, body, 3)]
+    return ["### Scores alone, bf16", table(head, body, 3)]
 
 
 def _variants(record: _Record) -> list[str]:
@@ -85,7 +85,7 @@ def _variants(record: _Record) -> list[str]:
         "shape", "plain us", "winners reach", "winners", "d_mask", "both masks", "q_weights", "normalize",
         "fp16",
     ]  # fmt: skip
-    return ["## What the options cost", note, table(head, body, 1)] if body else []
+    return ["### What the options cost", note, table(head, body, 1)] if body else []
 
 
 def _fp32(record: _Record) -> list[str]:
@@ -116,7 +116,7 @@ def _fp32(record: _Record) -> list[str]:
         "highest err",
         "einsum err",
     ]
-    return ["## float32 inputs", note, table(head, body, 1)] if body else []
+    return ["### float32 inputs", note, table(head, body, 1)] if body else []
 
 
 def _quantized(record: _Record) -> list[str]:
@@ -139,7 +139,7 @@ def _quantized(record: _Record) -> list[str]:
         *(quantized.PER_TOKEN, quantized.PER_TENSOR, quantized.INT8_PER_TOKEN),
         "LIK fp8 per token",
     ]
-    return ["## 8-bit inputs", note, table(head, body, 1)] if body else []
+    return ["### 8-bit inputs", note, table(head, body, 1)] if body else []
 
 
 def _training(record: _Record) -> list[str]:
@@ -180,7 +180,7 @@ def _training(record: _Record) -> list[str]:
         "shape", "Nq x Nd, Lq, Ld", "floor by", "floor us", "rows MiB", "GPU us", "reached", "skewed us",
         "wall us", "peak MiB", "best other us", "other / ours",
     ]  # fmt: skip
-    return ["## Training step, bf16", note, table(head, body, 3)] if body else []
+    return ["### Training step, bf16", note, table(head, body, 3)] if body else []
 
 
 def _steps(record: _Record) -> list[str]:
@@ -218,7 +218,7 @@ def _steps(record: _Record) -> list[str]:
         "shape", "bf16 us", "q_weights", "learned", "recompute", "float32 high", "float32 autocast",
         "recompute MiB", "host us", "one thread", "torch.compile", "CUDA graph",
     ]  # fmt: skip
-    return ["## What a step's options cost", note, table(head, body, 1)] if body else []
+    return ["### What a step's options cost", note, table(head, body, 1)] if body else []
 
 
 def _negatives(record: _Record) -> list[str]:
@@ -235,13 +235,12 @@ def _negatives(record: _Record) -> list[str]:
         name = row["impl"] + (f", {row['backward']}" if row["backward"] else "")
         total = (row["peak_mib"] * 2**20 + shape.input_bytes(2)) * 1e-9
         body.append([name, f"{row['gpu_us'] * 1e-3:.2f}", f"{total:.1f}", number(row["peak_mib"])])
-    gpu = next((h["gpu"] for h in record.headers if h.get("gpu")), "GPU")
     note = (
         f"Forward and both gradients of {_size(wanted[0])}, bf16: GPU time, the peak of allocated memory "
         "with the inputs, and MiB above them."
     )
     head = ["library", "ms", "GB with inputs", "MiB above"]
-    return [f"## Sixteen negatives a query, on one {gpu}", note, table(head, body, 1)]
+    return ["### Sixteen negatives a query", note, table(head, body, 1)]
 
 
 def _profile(path: Path) -> list[str]:
@@ -263,7 +262,7 @@ def _profile(path: Path) -> list[str]:
         "and cold, so its time is longer than above."
     )
     head = ["shape", "kernel", *shares, "registers", "us", "bound by"]
-    return ["## Nsight Compute", note, table(head, body, 2)] if body else []
+    return ["### Nsight Compute", note, table(head, body, 2)] if body else []
 
 
 def _sweep(path: Path) -> list[str]:
@@ -282,7 +281,7 @@ def _sweep(path: Path) -> list[str]:
         *sweep_summary.PERCENTILES,
         f"slower by over {100 * (sweep_summary.LOSS - 1):.0f}%",
     ]
-    parts = ["## Random shapes"]
+    parts = ["### Random shapes"]
     if path.with_suffix(".png").exists():
         parts.append(f"![Our time over the best other's](../bench/results/{path.stem}.png)")
     others = dict.fromkeys(r["impl"] for group in groups.values() for r in group if r["impl"] != OURS)
@@ -315,7 +314,7 @@ def _plans(path: Path) -> list[str]:
     )
     if any(kernel_fingerprint.are_older(header) for header in headers):
         note += " These times are older than the kernels of this checkout."
-    parts = ["## The planner's choices", note, table(["shapes", *plan_regret.FIGURES], body, 1)]
+    parts = ["### The planner's choices", note, table(["shapes", *plan_regret.FIGURES], body, 1)]
     if missed := plan_regret.missed(rows):
         parts.append(table(plan_regret.MISSED, missed, 3))
     return parts
@@ -329,9 +328,10 @@ def build(directory: Path) -> str:
             continue
         rows = read(path)
         record = _Record(rows)
+        device = f"## On one {device_of(record.headers)}"
         if not is_whole(rows):
             if again := [*_variants(record), *_steps(record), *host.section(rows), *_negatives(record)]:
-                parts += [*again, stamp(record.headers)]
+                parts += [device, *again, stamp(record.headers)]
             continue
         measured = [*_forward(record), *_variants(record), *_fp32(record)]
         measured += [*_quantized(record), *_training(record), *_steps(record), *host.section(rows)]
@@ -340,5 +340,5 @@ def build(directory: Path) -> str:
         measured += _sweep(directory / f"sweep-{path.name}")
         measured += _plans(directory / f"plans-{path.name}")
         if measured:
-            parts += [*measured, stamp(record.headers)]
+            parts += [device, *measured, stamp(record.headers)]
     return "\n\n".join(parts) if parts else "No run on a GPU is recorded yet."

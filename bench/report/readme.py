@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.library import COMPILED, EINSUM, FLASH, LIK, OURS
-from bench.harness.results import Row, best, is_whole, of_a_cpu, read, records, split
+from bench.harness.results import Row, best, device_of, read, split, whole_record
 from bench.harness.text import number
 from bench.report import tables
 from bench.suites import plaid
@@ -61,11 +61,11 @@ def build(directory: Path) -> str:
     parts: list[str] = []
     if (directory / PLOT).exists():
         parts.append(f"![Roofline of the MaxSim forward](bench/results/{PLOT})")
-    for path in records(directory):
-        rows = read(path)
-        if not of_a_cpu(path) and is_whole(rows) and (lines := table(split(rows)[1])):
-            gpu = next((h["gpu"] for h in split(rows)[0] if h.get("gpu")), "one GPU")
-            parts += [f"bf16, d = 128, on one {gpu}; `{tables.OVER}` counts PyTorch.", lines]
+    if (path := whole_record(directory)) is not None:
+        headers, rows = split(read(path))
+        if lines := table(rows):
+            note = f"bf16, d = 128, on one {device_of(headers)}; `{tables.OVER}` counts PyTorch."
+            parts += [note, lines]
     if not parts:
         parts = ["No run is recorded yet: `make bench` on a GPU writes bench/results."]
     return "\n\n".join(parts)

@@ -19,17 +19,9 @@ from bench.harness.library import (
 from bench.harness.results import Row, best, groups, split
 from bench.harness.run_header import todays_command
 from bench.harness.text import number
-from bench.suites import (
-    corpus_search,
-    cpu_threads,
-    first_call,
-    from_hidden,
-    heads,
-    instruction_sets,
-    plaid,
-    retrieval,
-    xtr,
-)
+from bench.suites import first_call, from_hidden, heads, plaid, retrieval, xtr
+from bench.suites.cpu import corpus_search, instruction_sets
+from bench.suites.cpu import threads as cpu_threads
 
 OVER = "over best other"
 

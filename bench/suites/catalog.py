@@ -12,15 +12,11 @@ from bench.harness.shape import Shape
 from bench.peers import losses
 from bench.suites import (
     contrastive,
-    corpus_search,
-    cpu,
-    cpu_threads,
     first_call,
     fp32,
     from_hidden,
     heads,
     host,
-    instruction_sets,
     pairs,
     plaid,
     quantized,
@@ -30,6 +26,9 @@ from bench.suites import (
     varlen,
     xtr,
 )
+from bench.suites.cpu import calls as cpu
+from bench.suites.cpu import corpus_search, instruction_sets
+from bench.suites.cpu import threads as cpu_threads
 from bench.suites.side_by_side import WINNER_KINDS
 
 MeasureShape = Callable[[Settings, Shape], list[Row]]

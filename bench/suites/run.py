@@ -24,8 +24,11 @@ from bench.harness.shape import Shape
 from bench.harness.timing import QUICK, Effort
 from bench.peers import triton_tuning
 from bench.peers.implementations import KEYS, load
-from bench.suites import corpus_search, cpu, cpu_threads, first_call, instruction_sets, side_by_side
+from bench.suites import first_call, side_by_side
 from bench.suites.catalog import ON_CPU, SUITES
+from bench.suites.cpu import calls as cpu
+from bench.suites.cpu import corpus_search, instruction_sets
+from bench.suites.cpu import threads as cpu_threads
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LIMIT_S, FULL_LIMIT_S = 40.0, 240.0

@@ -190,7 +190,7 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 // Its parameters are those of the operators. Every strategy is the one deterministic kernel of backward.cpp.
 Gradients dense_gradients(const Tensor& grad_scores, const Tensor& Q, const Tensor& D, const Tensor* weights,
                           const Tensor& winners, bool normalize, const std::string& backward_name,
-                          bool need_grad_Q, bool need_grad_D, bool paired) {
+                          bool need_grad_Q, bool need_grad_D, bool paired, bool need_grad_weights = true) {
   Inputs in = parse_inputs(Q, D, std::nullopt, std::nullopt, paired);
   if (weights != nullptr) take_weights(in, *weights, Q);
   parse_backward(backward_name);
@@ -198,7 +198,7 @@ Gradients dense_gradients(const Tensor& grad_scores, const Tensor& Q, const Tens
   const std::vector<int64_t> none{0}, tokens{in.sizes.Nq, in.sizes.Lq};
   Tensor grad_Q = new_tensor(Q, need_grad_Q ? shape_of_queries(in) : none, Q.scalar_type());
   Tensor grad_D = new_tensor(Q, need_grad_D ? shape_of_documents(in) : none, Q.scalar_type());
-  const bool need_weights = weights != nullptr && need_grad_Q;
+  const bool need_weights = weights != nullptr && need_grad_Q && need_grad_weights;
   Tensor grad_weights;
   if (weights != nullptr) grad_weights = new_tensor(Q, need_weights ? tokens : none, score_type(in.dtype));
 
@@ -225,9 +225,9 @@ std::tuple<Tensor, Tensor> maxsim_backward(Tensor grad_scores, Tensor Q, Tensor 
 
 Gradients maxsim_weighted_backward(Tensor grad_scores, Tensor Q, Tensor D, Tensor q_weights, Tensor winners,
                                    bool normalize, std::string backward_name, bool need_grad_Q,
-                                   bool need_grad_D, bool paired) {
+                                   bool need_grad_D, bool paired, bool need_grad_weights) {
   return dense_gradients(grad_scores, Q, D, &q_weights, winners, normalize, backward_name, need_grad_Q,
-                         need_grad_D, paired);
+                         need_grad_D, paired, need_grad_weights);
 }
 
 // Allocates the gradients of packed tokens.
@@ -393,8 +393,11 @@ std::string cpu_isa(std::string force) { return force_isa(force); }
 
 LATE_INTERACTION_LIBRARY_IMPL(CPU, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::cpu::maxsim));
+  m.impl("maxsim_no_autograd", TORCH_BOX(&late_interaction::cpu::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
+  m.impl("maxsim_winners_no_autograd", TORCH_BOX(&late_interaction::cpu::maxsim_winners));
   m.impl("maxsim_backward", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
+  m.impl("maxsim_backward_no_autograd", TORCH_BOX(&late_interaction::cpu::maxsim_backward));
   m.impl("maxsim_quantized", TORCH_BOX(&late_interaction::cpu::maxsim_quantized));
   m.impl("maxsim_asymmetric", TORCH_BOX(&late_interaction::cpu::maxsim_asymmetric));
   m.impl("maxsim_hamming", TORCH_BOX(&late_interaction::cpu::maxsim_hamming));

@@ -56,6 +56,7 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .value("sm80_short_docs", li::ForwardKernel::sm80_short_docs)
       .value("fp64", li::ForwardKernel::fp64)
       .value("dequantized", li::ForwardKernel::dequantized)
+      .value("sm90_stream", li::ForwardKernel::sm90_stream)
       .finalize();
   py::native_enum<li::Sm80Tile>(m, "Sm80Tile", "enum.Enum")
       .value("wide", li::Sm80Tile::wide)
@@ -68,7 +69,9 @@ PYBIND11_MODULE(late_interaction_plan, m) {
              return li::Sizes{layout, Nq, N, Lq, Ld, d};
            }),
            py::arg("layout"), py::arg("Nq"), py::arg("N"), py::arg("Lq"), py::arg("Ld"), py::arg("d"))
-      .def_readonly("Ld", &li::Sizes::Ld);
+      .def_readonly("Lq", &li::Sizes::Lq)
+      .def_readonly("Ld", &li::Sizes::Ld)
+      .def_readonly("d", &li::Sizes::d);
 
   py::class_<li::Device>(m, "Device")
       .def_readonly("capability", &li::Device::capability)
@@ -143,25 +146,18 @@ PYBIND11_MODULE(late_interaction_plan, m) {
       .def_readonly("slice_dims", &li::LoneQueryPlan::slice_dims)
       .def_readonly("grid", &li::LoneQueryPlan::grid)
       .def_readonly("smem_bytes", &li::LoneQueryPlan::smem_bytes);
-  py::class_<li::ShortGradQPlan>(m, "ShortGradQPlan")
-      .def_readonly("slices", &li::ShortGradQPlan::slices)
-      .def_readonly("slice_dims", &li::ShortGradQPlan::slice_dims)
-      .def_readonly("groups", &li::ShortGradQPlan::groups)
-      .def_readonly("cluster", &li::ShortGradQPlan::cluster)
-      .def_readonly("stage_docs", &li::ShortGradQPlan::stage_docs)
-      .def_readonly("rows", &li::ShortGradQPlan::rows)
-      .def_readonly("grid", &li::ShortGradQPlan::grid)
-      .def_readonly("smem_bytes", &li::ShortGradQPlan::smem_bytes);
-  py::class_<li::ShortGradDPlan>(m, "ShortGradDPlan")
-      .def_readonly("docs", &li::ShortGradDPlan::docs)
-      .def_readonly("blocks", &li::ShortGradDPlan::blocks)
-      .def_readonly("slices", &li::ShortGradDPlan::slices)
-      .def_readonly("slice_dims", &li::ShortGradDPlan::slice_dims)
-      .def_readonly("block_docs", &li::ShortGradDPlan::block_docs)
-      .def_readonly("cluster", &li::ShortGradDPlan::cluster)
-      .def_readonly("row_bytes", &li::ShortGradDPlan::row_bytes)
-      .def_readonly("grid", &li::ShortGradDPlan::grid)
-      .def_readonly("smem_bytes", &li::ShortGradDPlan::smem_bytes);
+  py::class_<li::IncidencePlan>(m, "IncidencePlan")
+      .def_readonly("steps", &li::IncidencePlan::steps)
+      .def_readonly("units", &li::IncidencePlan::units)
+      .def_readonly("slices", &li::IncidencePlan::slices)
+      .def_readonly("slice_dims", &li::IncidencePlan::slice_dims)
+      .def_readonly("block_docs", &li::IncidencePlan::block_docs)
+      .def_readonly("block_rows", &li::IncidencePlan::block_rows)
+      .def_readonly("rows", &li::IncidencePlan::rows)
+      .def_readonly("cluster", &li::IncidencePlan::cluster)
+      .def_readonly("stages", &li::IncidencePlan::stages)
+      .def_readonly("grid", &li::IncidencePlan::grid)
+      .def_readonly("smem_bytes", &li::IncidencePlan::smem_bytes);
   py::class_<li::ShortDocsPlans>(m, "ShortDocsPlans")
       .def_readonly("lone", &li::ShortDocsPlans::lone)
       .def_readonly("grad_q", &li::ShortDocsPlans::grad_q)

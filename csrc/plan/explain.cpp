@@ -15,7 +15,7 @@ constexpr const char* kComputeNames[] = {"bf16", "fp16", "tf32", "3xtf32", "fp64
 constexpr const char* kTileNames[] = {"wide", "mid", "thin"};
 constexpr const char* kKernelNames[] = {"sm90_q",      "sm90_q_short", "sm90_q_longd", "sm90_3xtf32",
                                         "sm90_3xfp16", "sm90_d",       "sm80",         "sm80_short_docs",
-                                        "fp64",        "dequantized"};
+                                        "fp64",        "dequantized",  "sm90_stream"};
 static_assert(std::size(kComputeNames) == kComputes && std::size(kKernelNames) == kForwardKernels);
 
 }  // namespace
@@ -51,6 +51,8 @@ std::string why(const Sizes& s, const ForwardPlan& plan) {
       return together + ": documents of " + std::to_string(s.Ld) +
              " tokens are read straight into operands, " +
              (plan.as<Sm80ShortDocsConfig>().members > 1 ? "a block" : "a warp") + " a document";
+    case ForwardKernel::sm90_stream:
+      return together + ": as many as a warp holds, and more documents than L2 does, which each warp streams";
     case ForwardKernel::sm80: {
       const bool whole = s.d * element_bytes(plan.compute) % 16 == 0;
       const std::string portable = !whole ? "d is no whole number of 16 bytes, which wgmma needs: mma.sync"
@@ -90,6 +92,8 @@ std::string describe_tile(const ForwardPlan& plan) {
       return "wgmma, documents on its M side";
     case ForwardKernel::sm80:
       return name_of(plan.as<Sm80Config>().tile);
+    case ForwardKernel::sm90_stream:
+      return "thin";
     case ForwardKernel::sm80_short_docs:
       return "thin";
     default:
@@ -105,6 +109,7 @@ std::string describe_ring(const ForwardPlan& plan) {
 }
 
 std::string where_q_is(const ForwardPlan& plan) {
+  if (plan.kernel == ForwardKernel::sm90_stream) return "stays in registers";
   if (plan.kernel == ForwardKernel::sm80_short_docs) {
     return plan.k_chunks > 2 ? "comes from L1, slice by slice" : "stays in registers";
   }

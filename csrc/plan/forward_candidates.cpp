@@ -157,6 +157,33 @@ std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTra
   return plan;
 }
 
+// A ring for each warp, of tiles of up to 32 tokens.
+std::optional<ForwardPlan> plan_sm90_stream(const Sizes& s, const ForwardTraits& traits,
+                                            const Device& device) {
+  constexpr int kWidest = 32;
+  const Compute compute = compute_for(traits.dtype, traits.precision);
+  if ((compute != Compute::bf16 && compute != Compute::fp16) || traits.packed || traits.scaled ||
+      !serves_wgmma(s, traits, device) || s.d > kKChunkBytes || s.d % 8 != 0 || s.Ld == 0 ||
+      s.N > INT32_MAX / 2 || rows_per_document(s) > 32 || (s.layout == Layout::per_query && s.Nq > 1)) {
+    return std::nullopt;
+  }
+  ForwardPlan plan;
+  plan.kernel = ForwardKernel::sm90_stream;
+  plan.compute = compute;
+  plan.k_chunks = static_cast<int>(ceil_div(2 * s.d, kKChunkBytes));
+  plan.rows = plan.partial_rows = 32;
+  plan.tokens = static_cast<int>(8 * ceil_div(ceil_div(s.Ld, ceil_div(s.Ld, kWidest)), 8));
+  const int64_t stage = int64_t{plan.k_chunks} * plan.tokens * kKChunkBytes;
+  const int warps = stream_warps(plan.tokens, plan.k_chunks);
+  plan.stages = kStreamStages;
+  plan.smem_bytes = static_cast<int>(warps * plan.stages * stage);
+  plan.blocks_per_sm = 1;
+  plan.row_tiles = 1;
+  plan.work_tiles = s.N;
+  plan.grid = std::min<int64_t>(device.sm_count, ceil_div(s.N, warps));
+  return plan;
+}
+
 // Query rows on the M side. The tile's width is fitted to Ld: least padding first, then the wider one.
 std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                        bool compacted, int tokens, int num_splits) {

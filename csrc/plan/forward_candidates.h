@@ -19,6 +19,9 @@ inline double operations(const Sizes& s) { return 2.0 * s.d * similarities(s); }
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
                                                 const Device& device, int tokens = 0);
 
+std::optional<ForwardPlan> plan_sm90_stream(const Sizes& s, const ForwardTraits& traits,
+                                            const Device& device);
+
 std::optional<ForwardPlan> plan_sm80(const Sizes& s, const ForwardTraits& traits, const Device& device,
                                      Sm80Tile tile);
 

@@ -31,6 +31,7 @@ std::vector<ForwardPlan> forward_alternatives(const Sizes& s, const ForwardTrait
     if (std::none_of(plans.begin(), plans.end(), same)) plans.push_back(*plan);
   };
   if (plans[0].compute == Compute::fp64) return plans;
+  if (s.Ld <= kLongestDirect) add(plan_sm90_stream(s, traits, device));
   if (s.Ld <= kLongestDirect) add(plan_sm80_short_docs(s, traits, device, 32));
   if (s.Ld <= kLongestDirectInEights) add(plan_sm80_short_docs(s, traits, device, 8));
   for (const int members : {1, 2, 3, 4}) add(plan_sm90_d(s, traits, device, members));
@@ -74,6 +75,8 @@ std::string short_name(const ForwardPlan& plan) {
     }
     case ForwardKernel::sm80_short_docs:
       return "direct " + tokens;
+    case ForwardKernel::sm90_stream:
+      return "stream " + tokens;
     case ForwardKernel::sm80:
       return name_of(plan.as<Sm80Config>().tile);
     case ForwardKernel::dequantized:

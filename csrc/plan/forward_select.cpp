@@ -63,6 +63,13 @@ bool worth_direct(const Sizes& s, const ForwardTraits& traits, const Device& dev
          (s.Ld <= 64 && operations(s) <= kLittle);
 }
 
+// Documents that L2 does not hold are a stream of memory, and sm90_stream keeps more of it under way; from
+// L2, sm80_short_docs begins sooner.
+bool worth_stream(const Sizes& s, const Device& device) {
+  constexpr int64_t kLongest = 80;
+  return s.Ld <= kLongest && 2 * s.N * s.Ld * s.d >= device.l2_bytes;
+}
+
 // Embeddings that are not held. A warp takes 1.2 us a slice, its loads' latency, however many there are, if
 // L2 holds the rows of all that are under way: how many slices the busiest warp takes one after the other.
 int64_t pieces_in_turn(const Sizes& s, const ForwardPlan& direct) {
@@ -348,6 +355,9 @@ ForwardPlan plan_forward(const Sizes& s, const ForwardTraits& traits, const Devi
   }
   const auto shorts = plan_sm90_q_short(s, traits, device);
   if (shorts && worth_short(s, traits, *shorts, device)) return *shorts;
+  if (worth_stream(s, device)) {
+    if (const auto stream = plan_sm90_stream(s, traits, device)) return *stream;
+  }
   if (worth_direct(s, traits, device)) {
     const int tokens = short_docs_tokens(s, traits, device);
     if (const auto direct = plan_sm80_short_docs(s, traits, device, tokens)) return *direct;

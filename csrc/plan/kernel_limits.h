@@ -122,6 +122,13 @@ constexpr int short_docs_blocks(int columns, int k_chunks) {
   return (columns == 8 ? 3 : 2) + (k_chunks == 1 ? 1 : 0);
 }
 
+// ---- forward/sm90_stream ----
+
+// Warps of a block, each with a ring: as registers allow, and so that not much more than what hides the
+// latency of memory is under way, which then is read in better order.
+constexpr int stream_warps(int tokens, int k_chunks) { return tokens * k_chunks > 48 ? 8 : 12; }
+inline constexpr int kStreamStages = 2;
+
 // ---- backward ----
 
 // Where a block of the backward that owns document tokens (backward/grad_d_segmented.cuh) keeps what, in

@@ -43,8 +43,9 @@ enum class ForwardKernel {
   sm80_short_docs,  // mma.sync for documents of a few tokens, which need no ring
   fp64,             // the reference, without tensor cores
   dequantized,      // none takes these quantized tokens: they are converted to float32 and scored as such
+  sm90_stream,      // mma.sync for few query rows: a ring of documents for each warp (TMA)
 };
-inline constexpr int kForwardKernels = 10, kComputes = 8;
+inline constexpr int kForwardKernels = 11, kComputes = 8;
 
 // What each kernel is told beside the plan's common numbers.
 struct Sm90QConfig {

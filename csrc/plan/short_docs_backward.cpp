@@ -1,6 +1,7 @@
 #include "short_docs_backward.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace late_interaction {
 
@@ -21,27 +22,15 @@ int64_t blocks_at_once(int cluster, int per_sm, const Device& device) {
   return std::max<int64_t>(blocks * device.sm_count / 132, cluster);
 }
 
-// Measured on an H100, where the gather and the sort of plan_backward are slower than these kernels:
-// documents enough for all blocks, of tokens or of dims so few that products cost little, and units full of
-// query rows.
+// Measured on an H100, where the gather and the sort of plan_backward are slower than these kernels: many
+// winners, of documents of so few tokens or dims that products cost little, and units full of query rows.
 bool is_faster_by_products(const Sizes& s) {
-  constexpr int64_t kDocuments = 1000, kFewTokens = 24, kFewDims = 64, kRows = 1024, kManyRows = 4096;
+  constexpr int64_t kFewTokens = 48, kRows = 1024, kWinners = 500'000;
+  constexpr int64_t kFewDims = 64, kManyRows = 4096, kDocuments = 1000;
   const int64_t rows = s.Nq * s.Lq, unit = s.Lq <= 16 ? 16 : 32;
   const bool full = 10 * s.Lq >= 9 * round_up(s.Lq, unit);
-  return s.N >= kDocuments && full &&
-         ((s.Ld <= kFewTokens && rows >= kRows) || (s.d <= kFewDims && rows >= kManyRows));
-}
-
-// Documents of a warp, and blocks of tokens, so that its sums fill its registers and no more.
-void cut_tokens(int64_t Ld, ShortGradDPlan& plan) {
-  constexpr struct {
-    int docs, blocks;
-  } kShapes[] = {{4, 1}, {2, 2}, {2, 3}, {2, 4}, {1, 6}, {1, 8}};
-  for (const auto& shape : kShapes) {
-    plan.docs = shape.docs;
-    plan.blocks = shape.blocks;
-    if (Ld <= 8 * shape.blocks) return;
-  }
+  return full && ((s.Ld <= kFewTokens && rows >= kRows && rows * s.N >= kWinners) ||
+                  (s.d <= kFewDims && rows >= kManyRows && s.N >= kDocuments));
 }
 
 }  // namespace
@@ -65,77 +54,49 @@ std::optional<LoneQueryPlan> plan_lone_query(const Sizes& s, Dtype dtype, bool a
   return plan;
 }
 
-// Shares out documents among groups and the blocks of a cluster as ends first. A document takes a block a
-// time by its rows, or, of many tokens, by what it reads of it; and a block some documents' time besides.
-std::optional<ShortGradQPlan> plan_short_grad_q(const Sizes& s, Dtype dtype, bool aligned,
-                                                const Device& device) {
-  constexpr int64_t kRowsClocks = 1200, kTokenClocks = 10, kBlockClocks = 9000;
-  const int64_t rows = s.Nq * s.Lq;
-  const bool served = is_served(s, dtype, aligned, device) && s.layout == Layout::in_batch && s.Ld > 0 &&
-                      s.Ld <= kShortDocTokens && is_faster_by_products(s) && rows < INT32_MAX;
+// Shares out units among the blocks of a cluster as ends first.
+std::optional<IncidencePlan> plan_incidence(const Sizes& s, Dtype dtype, bool aligned, bool grad_q,
+                                            const Device& device) {
+  constexpr int64_t kOverhead = 16, kMbarriers = 1024;
+  constexpr struct {
+    int dims;
+    double clocks;  // of a unit, in those of 128 dims
+  } kIncidenceSlices[] = {{128, 1.0}, {96, 0.8}, {64, 0.6}};
+  const int64_t length = grad_q ? s.Ld : s.Lq;  // of an item
+  const bool served = is_served(s, dtype, aligned, device) && device.wgmma && is_faster_by_products(s) &&
+                      s.layout == Layout::in_batch && s.Ld > 0 && s.Ld <= kShortDocTokens && s.Lq > 0 &&
+                      4 * s.Nq * s.Lq < INT32_MAX && 4 * s.N * s.Ld < INT32_MAX;
   if (!served) return std::nullopt;
-  ShortGradQPlan plan;
-  plan.slices = static_cast<int>(ceil_div(s.d, kShortSliceDims));
-  plan.slice_dims = static_cast<int>(round_up(ceil_div(s.d, plan.slices), 8));
-  int64_t least = INT64_MAX;
-  for (int groups = 1; groups <= 4; groups *= 2) {
-    const int64_t tiles = ceil_div(rows, 32 * kShortWarps / groups) * plan.slices;
-    const int64_t document = std::max(kRowsClocks / groups, kTokenClocks * s.Ld);
+  IncidencePlan plan;
+  plan.grad_q = grad_q;
+  const int64_t most_rows = grad_q ? kIncidenceStageRows : 16 * kMostIncidenceQuerySteps;
+  const int64_t least_units = ceil_div(length, most_rows);
+  plan.steps = static_cast<int>(ceil_div(length, 16 * least_units));
+  plan.units = static_cast<int>(ceil_div(length, 16 * plan.steps));
+  plan.block_docs = static_cast<int>(std::min<int64_t>(kIncidenceRows / s.Ld, kMostIncidenceDocs));
+  plan.block_rows = grad_q ? kIncidenceRows : static_cast<int>(plan.block_docs * s.Ld);
+  plan.rows = grad_q ? s.Nq * s.Lq : s.N * s.Ld;
+  plan.all_units = (grad_q ? s.N : s.Nq) * plan.units;
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& [dims, clocks] : kIncidenceSlices) {
+    const int64_t slices = ceil_div(s.d, dims), tiles = ceil_div(plan.rows, plan.block_rows) * slices;
     for (int cluster = 1; cluster <= 8; ++cluster) {
-      const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, kShortBlocksPerSm, device));
-      const int64_t time = waves * (ceil_div(s.N, cluster) * document + kBlockClocks);
+      const int64_t waves = ceil_div(tiles * cluster, blocks_at_once(cluster, 1, device));
+      const double time = waves * (ceil_div(plan.all_units, cluster) + kOverhead) * clocks;
       if (time >= least) continue;
       least = time;
-      plan.groups = groups;
+      plan.slices = static_cast<int>(slices);
+      plan.slice_dims = dims;
       plan.cluster = cluster;
       plan.grid = tiles * cluster;
     }
   }
-  plan.rows = 32 * kShortWarps / plan.groups;
-  const int64_t row_bytes = 2 * kShortSliceDims;
-  // The ring gets what a block has beside looked-up rows, and what the device takes.
-  const int64_t most = device.smem_per_sm / kShortBlocksPerSm - 9 * 1024 - 512;
-  int each = kShortDocsAtOnce;
-  while (each > 1 && kShortStages * each * plan.groups * s.Ld * row_bytes > most) each /= 2;
-  plan.stage_docs = each * plan.groups;
-  const int64_t sums = 4 * 32 * kShortWarps * kShortSliceDims;
-  plan.smem_bytes = static_cast<int>(std::max(sums, row_bytes * (1 + kShortStages * plan.stage_docs * s.Ld)));
-  if (plan.smem_bytes > most) return std::nullopt;
-  plan.pdl = device.capability >= 90;
-  return plan;
-}
-
-std::optional<ShortGradDPlan> plan_short_grad_d(const Sizes& s, Dtype dtype, bool aligned,
-                                                const Device& device) {
-  constexpr int64_t kOverhead = 16;
-  const int64_t rows = s.Nq * s.Lq;
-  const bool served = is_served(s, dtype, aligned, device) && s.layout == Layout::in_batch && s.Ld > 0 &&
-                      s.Ld <= kShortDocTokens && s.d <= kMostSlices * kProductSliceDims &&
-                      is_faster_by_products(s) && 2 * rows < INT32_MAX;
-  if (!served) return std::nullopt;
-  ShortGradDPlan plan;
-  cut_tokens(s.Ld, plan);
-  plan.row_steps = s.Lq <= 16 || (plan.docs == 2 && plan.blocks == 4) ? 1 : 2;  // as registers allow
-  plan.units = static_cast<int>(ceil_div(s.Lq, 16 * plan.row_steps));
-  plan.slices = static_cast<int>(ceil_div(s.d, kProductSliceDims));
-  plan.slice_dims = ceil_div(s.d, plan.slices) <= 48 ? 48 : kProductSliceDims;
-  plan.block_docs = kProductWarps / plan.slices * plan.docs;
-  plan.row_bytes = static_cast<int>(round_up(2 * s.d, 128));
-  plan.sum_width = plan.slices * plan.slice_dims + 4;  // four more: rows of sums start at different banks
-  const int64_t tiles = ceil_div(s.N, plan.block_docs), all = s.Nq * plan.units;
-  int64_t least = INT64_MAX;
-  for (int cluster = 1; cluster <= 8; ++cluster) {
-    const int64_t time =
-        ceil_div(tiles * cluster, blocks_at_once(cluster, 1, device)) * (ceil_div(all, cluster) + kOverhead);
-    if (time >= least) continue;
-    least = time;
-    plan.cluster = cluster;
-  }
-  plan.grid = tiles * plan.cluster;
-  const int64_t ring = int64_t{kProductStages} * kProductStageRows * plan.row_bytes;
-  plan.smem_bytes = static_cast<int>(std::max(ring, 4 * plan.block_docs * s.Ld * plan.sum_width));
-  if (plan.smem_bytes > device.smem_per_block) return std::nullopt;
-  plan.pdl = device.capability >= 90;
+  const int64_t unit_rows = 16 * plan.steps, stage_rows = kIncidenceStageRows / unit_rows * unit_rows;
+  const int64_t stage = stage_rows * 128 * ceil_div(plan.slice_dims, 64) + kIncidenceSideBytes;
+  plan.stages =
+      static_cast<int>(std::min<int64_t>((device.smem_per_block - kMbarriers) / stage, kMostIncidenceStages));
+  plan.smem_bytes =
+      static_cast<int>(std::max<int64_t>(plan.stages * stage, 4 * kIncidenceRows * (plan.slice_dims + 4)));
   return plan;
 }
 
@@ -145,8 +106,8 @@ ShortDocsPlans plan_short_docs(const Sizes& s, Dtype dtype, bool aligned, bool n
   if (normalize || method == Backward::unified) return plans;
   plans.lone = plan_lone_query(s, dtype, aligned, device);
   if (plans.lone) return plans;
-  plans.grad_q = plan_short_grad_q(s, dtype, aligned, device);
-  plans.grad_d = plan_short_grad_d(s, dtype, aligned, device);
+  plans.grad_q = plan_incidence(s, dtype, aligned, true, device);
+  plans.grad_d = plan_incidence(s, dtype, aligned, false, device);
   return plans;
 }
 
@@ -159,20 +120,14 @@ std::string explain(const LoneQueryPlan& plan) {
          " to a document\ngrad_D     by the same warps, as products of 0 and 1 with Q\n";
 }
 
-std::string explain(const ShortGradQPlan& plan) {
-  return "grad_Q     by " + std::to_string(plan.grid) + " blocks, " + std::to_string(plan.rows) +
-         " query rows and " + std::to_string(plan.slice_dims) + " dims each, " +
+std::string explain(const IncidencePlan& plan) {
+  const std::string items = plan.grad_q ? "documents" : "queries";
+  return std::string(plan.grad_q ? "grad_Q" : "grad_D") + "     as products of 0 and 1 with " + items +
+         ", by " + std::to_string(plan.grid) + " blocks of up to " + std::to_string(plan.block_rows) +
+         " rows and " + std::to_string(plan.slice_dims) + " dims" +
          (plan.cluster == 1
-              ? std::string("with all documents")
-              : "in clusters of " + std::to_string(plan.cluster) + " that share out documents") +
-         ", which pass through shared memory\n";
-}
-
-std::string explain(const ShortGradDPlan& plan) {
-  return "products   of 0 and 1 with Q give grad_D, by " + std::to_string(plan.grid) + " blocks of " +
-         std::to_string(plan.block_docs) + " documents each, " +
-         (plan.cluster == 1 ? std::string("with all queries")
-                            : "in clusters of " + std::to_string(plan.cluster) + " that share out queries") +
+              ? std::string(", each with all ") + items
+              : ", in clusters of " + std::to_string(plan.cluster) + " that share out " + items) +
          "\n";
 }
 

@@ -32,61 +32,40 @@ struct LoneQueryPlan {
 std::optional<LoneQueryPlan> plan_lone_query(const Sizes& sizes, Dtype dtype, bool aligned,
                                              const Device& device);
 
-// ---- many queries with many documents: grad_Q ----
+// ---- many queries with many documents: each gradient as products of 0 and 1 (wgmma) ----
 
-inline constexpr int kShortWarps = 8;  // of a block, each with 32 query rows
-inline constexpr int kShortBlocksPerSm = 2;
-inline constexpr int kShortSliceDims = 64;  // dims of an embedding that a block has, at most
-inline constexpr int kShortDocsAtOnce = 4;  // documents of a stage that a warp has, at most
-inline constexpr int kShortStages = 3;
 inline constexpr int64_t kShortDocTokens = 64;  // of a document, at most
 
-struct ShortGradQPlan {
-  int slices = 1;      // blocks that share a row tile, each some dims
-  int slice_dims = 0;  // a multiple of 8
-  int groups = 1;      // of warps, that share the documents of a block
-  int cluster = 1;     // blocks that share the documents
-  int stage_docs = 0;  // documents of a stage, of all groups
-  int rows = 0;        // query rows of a block
-  int64_t grid = 0;
+inline constexpr int kIncidenceRows = 192;  // rows of a block, at most: tokens of documents, or of queries
+inline constexpr int kIncidenceStageRows = 64;    // tokens of items in a stage, at most
+inline constexpr int kIncidenceSideBytes = 6144;  // winners and gradients of a stage
+inline constexpr int kMostIncidenceDocs = 32;     // documents of a block of grad_D
+inline constexpr int kMostIncidenceStages = 8;
+inline constexpr int kMostIncidenceQuerySteps = 2;  // of a unit of grad_D, as registers allow
+inline constexpr int kMostIncidenceDims = 128;      // of a block
+
+struct IncidencePlan {
+  bool grad_q = false;  // else grad_D
+  int steps = 1;        // of 16 tokens of an item, which a gradient is multiplied to at once: a unit
+  int units = 1;        // of an item
+  int slices = 1;       // blocks that share rows, each some dims
+  int slice_dims = 0;   // 64, 96 or 128
+  int block_docs = 0;   // grad_D: documents of a block
+  int block_rows = 0;
+  int cluster = 1;  // blocks that share rows, each some units
+  int stages = 0;   // of the ring
+  int64_t rows = 0, all_units = 0, grid = 0;
   int smem_bytes = 0;
-  bool pdl = false;
 };
 
-std::optional<ShortGradQPlan> plan_short_grad_q(const Sizes& sizes, Dtype dtype, bool aligned,
-                                                const Device& device);
-
-// ---- the same: grad_D ----
-
-inline constexpr int kProductWarps = 8;       // of a block
-inline constexpr int kProductSliceDims = 64;  // dims of an embedding that a warp has, at most
-inline constexpr int kProductStageRows = 64;  // query rows of a stage
-inline constexpr int kProductStages = 3;
-
-struct ShortGradDPlan {
-  int docs = 1, blocks = 1;  // documents of a warp; and tokens of each, in blocks of eight
-  int row_steps = 1;         // of 16 rows of a query that a gradient is multiplied to at once
-  int units = 1;             // such steps of a query
-  int slices = 1;            // warps that share documents, each some dims
-  int slice_dims = 0;        // 48 or 64
-  int block_docs = 0;        // documents of a block
-  int cluster = 1;           // blocks that share documents, each a range of the queries
-  int row_bytes = 0;         // of a query row in shared memory
-  int sum_width = 0;         // floats of a row of sums there
-  int64_t grid = 0;
-  int smem_bytes = 0;
-  bool pdl = false;
-};
-
-// aligned: rows of Q can be read 16 bytes at a time.
-std::optional<ShortGradDPlan> plan_short_grad_d(const Sizes& sizes, Dtype dtype, bool aligned,
-                                                const Device& device);
+// aligned: rows of what the items are, D for grad_Q and Q for grad_D, can be read 16 bytes at a time.
+std::optional<IncidencePlan> plan_incidence(const Sizes& sizes, Dtype dtype, bool aligned, bool grad_q,
+                                            const Device& device);
 
 // Which of these a backward takes, whose sums all end with it.
 struct ShortDocsPlans {
   std::optional<LoneQueryPlan> lone;
-  std::optional<ShortGradQPlan> grad_q;
-  std::optional<ShortGradDPlan> grad_d;
+  std::optional<IncidencePlan> grad_q, grad_d;
 
   bool serve_any() const { return lone || grad_q || grad_d; }
   bool serve_both() const { return lone || (grad_q && grad_d); }

@@ -24,7 +24,7 @@ The cross entropy:
 ``whole``         the loss of a batch that is small enough to keep all scores and winners
 ``single``        the loss of a batch with one token a side, and ``panels``, the parts that it passes in
 
-Losses of each query that follow from sums over its logits:
+``row_losses``, losses of each query that follow from sums over its logits:
 
 ``rows``          what such a loss is: two methods over a panel of logits
 ``pairwise``      the hardest negative

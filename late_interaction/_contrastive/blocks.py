@@ -17,7 +17,7 @@ from torch import Tensor
 
 from late_interaction._contrastive.products import product
 from late_interaction._contrastive.tokens import Block, Tokens
-from late_interaction._precision import float32_precision
+from late_interaction._scoring.precision import float32_precision
 from late_interaction.ops import _oom
 from late_interaction.ops._library import operators as _ops
 

@@ -21,7 +21,7 @@ from late_interaction._checks.tensors import (
 from late_interaction._contrastive.labels import IGNORED
 from late_interaction._contrastive.own_options import OwnOptions, read_own_options
 from late_interaction._contrastive.tokens import Tokens, pack_kept
-from late_interaction._precision import float32_precision
+from late_interaction._scoring.precision import float32_precision
 
 REDUCTIONS = ("mean", "sum", "none")
 _OF_AUTOCAST = {torch.bfloat16: "medium", torch.float16: "fp16"}

@@ -23,7 +23,7 @@ from late_interaction._contrastive.shards import (
 )
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 from late_interaction._contrastive.tail import PairList
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 
 
 class ContrastiveFunction(Function):

@@ -33,7 +33,7 @@ from late_interaction._contrastive.reduction import (
 from late_interaction._contrastive.shards import Call, Gradients, once, row_factor
 from late_interaction._contrastive.softmax import RunningSoftmax
 from late_interaction._contrastive.tokens import Block
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops._library import operators as _ops
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from late_interaction._contrastive.blocks import Kernels
 from late_interaction._contrastive.problem import KEPT_BYTES, KEPT_BYTES_WITH_LIST, Problem
 from late_interaction._contrastive.tokens import Tokens
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 
 
 def fits(kernels: Kernels, q: Tokens, d: Tokens, keeps: bool, kept_bytes: int | None, listed: bool) -> bool:

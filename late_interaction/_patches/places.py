@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from late_interaction._compat import brief_cause, nothing_to_patch
+from late_interaction._patches.compat import brief_cause, nothing_to_patch
 from late_interaction._patches.exchange import Exchanges
 
 __all__ = ["Library", "Place", "attribute_of", "code_of", "patch_places"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.autograd import forward_ad
 
-from late_interaction import _compat
+from late_interaction._patches import compat as _compat
 from late_interaction._patches.ragged import Ragged, blocks
 from late_interaction._st.originals import SIMILARITY, module
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from late_interaction import _compat
+from late_interaction._patches import compat as _compat
 from late_interaction._patches.exchange import Exchanges
 
 __all__ = ["COLBERT", "EXCHANGES", "SIMILARITY", "XTR", "disabled", "exchanged", "module", "own"]

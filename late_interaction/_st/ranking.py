@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._selection import MOST_SCORES, select
+from late_interaction._search.selection import MOST_SCORES, select
 from late_interaction._st import similarity as ours
 from late_interaction._st.originals import SIMILARITY, disabled, module
 

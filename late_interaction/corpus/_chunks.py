@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from late_interaction import _stream
+from late_interaction._search import stream
 from late_interaction.corpus._shards import Shard
 
 # The operators' offsets are int32.
@@ -57,5 +57,5 @@ def on_device(chunks: list[Chunk], device: torch.device) -> Iterator[tuple[Chunk
             yield chunk, chunk.sources()
         return
     rows = max(chunk.tokens for chunk in chunks)
-    copies = _stream.copied(lambda i: chunks[i].sources(), len(chunks), rows, device)
+    copies = stream.copied(lambda i: chunks[i].sources(), len(chunks), rows, device)
     yield from zip(chunks, copies, strict=True)

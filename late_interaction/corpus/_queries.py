@@ -2,7 +2,7 @@
 
 Floats go to :func:`late_interaction.maxsim_varlen`, residuals to the packed operator of
 :mod:`late_interaction.plaid`. Codes have no packed operator: documents of a chunk that are about equally long
-are copied beside each other and scored by :mod:`late_interaction._quantized`.
+are copied beside each other and scored by :mod:`late_interaction._scoring.quantized`.
 """
 
 from abc import ABC, abstractmethod
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from late_interaction import _quantized, ops
+from late_interaction import ops
 from late_interaction._checks.tensors import CODES
-from late_interaction._precision import float32_precision
+from late_interaction._scoring import quantized
+from late_interaction._scoring.precision import float32_precision
 from late_interaction.corpus import _tokens
 from late_interaction.corpus._chunks import Chunk
 from late_interaction.corpus._documents import Documents
@@ -131,7 +132,7 @@ class _OfCodes(Queries):
             codes = bits.index_select(0, places).view(codes.dtype)
             scales = scales.index_select(0, places)
         tokens = codes.view(*shape, -1), scales.view(shape)
-        return _quantized.maxsim(self._tokens, tokens[0], self._scales, tokens[1], self._mask, mask, CODES)
+        return quantized.maxsim(self._tokens, tokens[0], self._scales, tokens[1], self._mask, mask, CODES)
 
 
 def _together(offsets: Tensor, documents: Tensor, longest: int) -> slice | None:

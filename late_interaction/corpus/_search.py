@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction import _group_search
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_positive, check_precision
 from late_interaction._checks.tensors import check_embeddings, check_mask
 from late_interaction._progress import reporter
-from late_interaction._selection import MOST_SCORES, select
+from late_interaction._search import group_search
+from late_interaction._search.selection import MOST_SCORES, select
 from late_interaction.corpus import _chunks, _queries, _tokens
 from late_interaction.corpus._documents import Documents
 
@@ -32,11 +32,11 @@ def search(
         device = x.device if isinstance(x, Tensor) else torch.device("cpu")
         own: list[_Search] = []
 
-        def prepared() -> _group_search.Query:
+        def prepared() -> group_search.Query:
             own.append(_Search(corpus, Q, k, q_mask, options))
             return own[0].as_query()
 
-        found = _group_search.search("Corpus.search", group, device, prepared, lambda _: own[0].run())
+        found = group_search.search("Corpus.search", group, device, prepared, lambda _: own[0].run())
     one = isinstance(Q, Tensor) and Q.dim() == 2
     return (found[0].squeeze(0), found[1].squeeze(0)) if one else found
 
@@ -67,9 +67,9 @@ class _Search:
         if self._found:
             _check_device(corpus, self._found)
 
-    def as_query(self) -> _group_search.Query:
+    def as_query(self) -> group_search.Query:
         lengths = torch.tensor([len(x) for x in self._found], device="cpu")
-        return _group_search.Query(
+        return group_search.Query(
             tensors=[lengths, *self._found],
             count=len(self._found),
             k=self._k,

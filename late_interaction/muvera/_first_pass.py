@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
 from late_interaction._checks.messages import shape_of
-from late_interaction._precision import without_autocast
-from late_interaction._selection import MOST_SCORES
-from late_interaction._stream import chunks
+from late_interaction._scoring.precision import without_autocast
+from late_interaction._search.selection import MOST_SCORES
+from late_interaction._search.stream import chunks
 from late_interaction.muvera.encoder import Encodings, Muvera
 
 # Encodings that are scored, or embeddings that are encoded, at a time have at most so many bytes.

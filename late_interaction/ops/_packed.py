@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
     Kernel,

@@ -35,7 +35,7 @@ from torch._C._functorch import set_single_level_autograd_function_allowed
 from torch.autograd import Function, forward_ad
 
 from late_interaction._checks.tensors import check_no_forward_ad
-from late_interaction.ops._library import cuda_missing, library, qualified
+from late_interaction.ops._library import cuda_missing, library, operators, qualified
 
 Kernel = Callable[..., Any]
 
@@ -60,6 +60,20 @@ def register_forward(
 def register_backward(op: Any, fake: Kernel, autograd: Kernel | None = None) -> None:
     """An operator that returns gradients, which has none of its own."""
     _register(op, fake, autograd or differentiable(op, partial(once, op)), _vmap_one_by_one(op))
+
+
+_no_autograd: dict[Any, Any] = {}
+
+
+def register_no_autograd(op: Any, name: str, fake: Kernel) -> None:
+    """Registers the operator ``name``, which does what ``op`` does and has no kernel of the Autograd key. It
+    is called where ``op`` would be called below autograd: compiled graphs then hold it, and run no kernel in
+    Python before the one in C++."""
+    other = getattr(operators, name).default
+    torch.library.register_fake(other.name(), fake)
+    library.impl(other, torch.library.fallthrough_kernel, "Autograd")
+    refuse_without_cuda(other)
+    _no_autograd[op] = other
 
 
 def register_helper(op: Any, fake: Kernel) -> None:
@@ -136,6 +150,22 @@ def call_in_function(op: Any, *args: Any) -> Any:
     if _are_functorch_transforms_active():
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
             return op(*args)
+    return _call_below_autograd(op, args)
+
+
+def _call_below_autograd(op: Any, args: tuple[Any, ...]) -> Any:
+    other = _no_autograd.get(op)
+    if other is not None:
+        return other(*args)
+    with _AutoDispatchBelowAutograd():
+        return op(*args)
+
+
+def call_without_gradients(op: Any, *args: Any) -> Any:
+    """Calls ``op`` below autograd in a kernel of its Autograd key, where nothing requires a gradient: at this
+    level of ``torch.func``, where there are several."""
+    if not _are_functorch_transforms_active():
+        return _call_below_autograd(op, args)
     with _AutoDispatchBelowAutograd():
         return op(*args)
 
@@ -145,8 +175,7 @@ def call_in_backward(op: Any, *args: Any) -> Any:
     torch.func or dual tensors."""
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return op(*args)
-    with _AutoDispatchBelowAutograd():
-        return op(*args)
+    return _call_below_autograd(op, args)
 
 
 class Once(Function):

@@ -20,13 +20,16 @@ need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
 backward="auto", need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, grad_D)``
     The same without winners, which it finds again as a forward with these options does; on a GPU in parts
     that take at most 16 MiB (one document's, if those take more). ``"auto"`` is ``"lowmem"`` here.
+
+``maxsim_no_autograd``, ``maxsim_winners_no_autograd`` and ``maxsim_backward_no_autograd`` are the first three
+without gradients: no kernel of the Autograd key, which is Python, runs before theirs. Autograd functions call
+them, and so a compiled graph has them.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, are_deterministic_algorithms_enabled
-from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function, forward_ad
 
 from late_interaction.ops import _oom
@@ -36,10 +39,12 @@ from late_interaction.ops._registration import (
     autocast_pair,
     call_in_backward,
     call_in_function,
+    call_without_gradients,
     fake_gradient,
     once,
     register_backward,
     register_forward,
+    register_no_autograd,
     scores_dtype,
 )
 from late_interaction.ops.winners import winner_dtype
@@ -51,10 +56,13 @@ _Grads = tuple[Tensor | None, ...]
 _OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
 _NOTHING: _Grads = (None,) * (2 + _OPTIONS)
 _BOTH = (True, True, False, False)  # inputs of PlainStep that want gradients
+# What is called below autograd, without winners and with: nothing in Python runs before the kernel.
+PLAIN = operators.maxsim_no_autograd.default, operators.maxsim_winners_no_autograd.default
+_plain_backward = operators.maxsim_backward_no_autograd.default
 # What an OpOverload's own __call__, a frame in Python, calls.
-call_maxsim: Any = getattr(_maxsim_op, "_op", _maxsim_op)
-_call_winners: Any = getattr(_winners_op, "_op", _winners_op)
-_call_gradients: Any = getattr(_backward_op, "_op", _backward_op)
+call_maxsim: Any = getattr(PLAIN[False], "_op", PLAIN[False])
+_call_winners: Any = getattr(PLAIN[True], "_op", PLAIN[True])
+_call_gradients: Any = getattr(_plain_backward, "_op", _plain_backward)
 
 
 # ---- shapes ----
@@ -118,11 +126,10 @@ def call_below_autograd(
     op: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None,
     normalize: bool, precision: str, paired: bool,
 ) -> Any:  # fmt: skip
-    """Calls ``op``, which is ``maxsim`` or ``maxsim_winners``, below the Autograd key."""
-    with _AutoDispatchBelowAutograd():
-        if paired or precision != "highest":
-            return op(Q, D, q_mask, d_mask, normalize, precision, "auto", paired)
-        return op(Q, D, q_mask, d_mask, normalize)  # the dispatcher takes 0.3 us for defaults that are passed
+    """Calls ``op``, which is one of ``PLAIN`` or what such an overload calls itself."""
+    if paired or precision != "highest":
+        return op(Q, D, q_mask, d_mask, normalize, precision, "auto", paired)
+    return op(Q, D, q_mask, d_mask, normalize)  # the dispatcher takes 0.3 us for defaults that are passed
 
 
 def _gradients(ctx: Any, grad_scores: Tensor) -> _Grads:
@@ -177,7 +184,8 @@ class MaxSimStep(Function):
         precision: str, backward: str, paired: bool,
     ) -> Tensor:  # fmt: skip
         scores: Tensor
-        scores, winners = call_below_autograd(_winners_op, Q, D, q_mask, d_mask, normalize, precision, paired)
+        options = (normalize, precision, paired)
+        scores, winners = call_below_autograd(PLAIN[True], Q, D, q_mask, d_mask, *options)
         ctx.save_for_backward(Q, D, winners)
         ctx.options = normalize, backward, paired
         return scores
@@ -193,8 +201,7 @@ class PlainStep(Function):
     @staticmethod
     def forward(ctx: Any, Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> Tensor:
         scores: Tensor
-        with _AutoDispatchBelowAutograd():
-            scores, winners = _call_winners(Q, D, q_mask, d_mask)
+        scores, winners = _call_winners(Q, D, q_mask, d_mask)
         ctx.save_for_backward(Q, D, winners)
         return scores
 
@@ -205,8 +212,7 @@ class PlainStep(Function):
             ctx.options = False, "auto", False
             return _gradients(ctx, grad_scores)[:4]
         try:
-            with _AutoDispatchBelowAutograd():
-                grad_Q, grad_D = _call_gradients(grad_scores, Q, D, winners)
+            grad_Q, grad_D = _call_gradients(grad_scores, Q, D, winners)
         except RuntimeError as error:
             _oom.backward_failed(error, Q, D, True)
             raise
@@ -249,22 +255,19 @@ DEFAULTS = (False, "highest", "auto", False)
 def _maxsim(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
     if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
         return _apply_maxsim(Q, D, q_mask, d_mask, *options, *DEFAULTS[len(options) :])
-    with _AutoDispatchBelowAutograd():
-        return _maxsim_op(Q, D, q_mask, d_mask, *options)
+    return call_without_gradients(_maxsim_op, Q, D, q_mask, d_mask, *options)
 
 
 def _maxsim_winners(Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, *options: Any) -> Any:
     if (Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
         return _apply_winners(Q, D, q_mask, d_mask, *options, *DEFAULTS[len(options) :])
-    with _AutoDispatchBelowAutograd():
-        return _winners_op(Q, D, q_mask, d_mask, *options)
+    return call_without_gradients(_winners_op, Q, D, q_mask, d_mask, *options)
 
 
 def _maxsim_backward(grad_scores: Tensor, Q: Tensor, D: Tensor, *args: Any) -> Any:
     if (grad_scores.requires_grad or Q.requires_grad or D.requires_grad) and torch.is_grad_enabled():
         return once(_backward_op, grad_scores, Q, D, *args)
-    with _AutoDispatchBelowAutograd():
-        return _backward_op(grad_scores, Q, D, *args)
+    return call_without_gradients(_backward_op, grad_scores, Q, D, *args)
 
 
 # ---- gradients without kept winners, on the CPU: all winners are found again at once ----
@@ -297,4 +300,7 @@ def register() -> None:
     register_forward(_winners_op, _fake_winners, _maxsim_winners, autocast_pair)
     register_backward(_backward_op, _fake_backward, _maxsim_backward)
     register_backward(_recompute_op, _fake_recompute)
+    register_no_autograd(_maxsim_op, "maxsim_no_autograd", _fake_maxsim)
+    register_no_autograd(_winners_op, "maxsim_winners_no_autograd", _fake_winners)
+    register_no_autograd(_backward_op, "maxsim_backward_no_autograd", _fake_backward)
     library.impl(_recompute_op, _maxsim_backward_recompute, "CPU")

@@ -11,8 +11,8 @@
     A step of the first: from the documents' similarities ``[n, n]``, one after another. ``longest``: no
     document has more tokens.
 
-Similarities are matrix products of PyTorch in float32 (float64 for float64 tokens), of up to 2 GiB at a time
-on a GPU, where distances take up to 4 GiB more. Where the CUDA library is missing, tokens of a GPU are copied
+Similarities are matrix products of PyTorch in float32 (float64 for float64 tokens), of up to 5 GiB at a time
+on a GPU, where distances take up to 6 GiB more. Where the CUDA library is missing, tokens of a GPU are copied
 to the CPU, and ``labels`` and ``found`` are copied back.
 """
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import FLOATS
-from late_interaction._precision import float32_products, without_autocast
+from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._library import cuda_missing, library, operators
 from late_interaction.ops._registration import register_helper
 
@@ -35,7 +35,9 @@ _cut_op = operators.ward_cut_.default
 # The similarities that are held at a time, but for those of one document. Documents of a group are clustered
 # in parallel, each by one thread: larger groups even that out, smaller ones stay closer to the caches.
 _WARD_BYTES_A_THREAD = 16 << 20
-_WARD_BYTES = 2 << 30  # on a GPU
+_WARD_BYTES = 5 << 30  # on a GPU
+# Products of documents of one length are computed in so many ranges of rows.
+_PARTS = 4
 _KMEANS_BYTES = {"cuda": 512 << 20}
 _KMEANS_BYTES_OF_A_CPU = 16 << 20
 
@@ -134,7 +136,10 @@ def _similarities(tokens: Tensor, starts: list[int], lengths: list[int], out: Te
     length, total = lengths[0], sum(lengths)
     if tokens.is_cuda and lengths == [length] * len(lengths) and starts[-1] - starts[0] == total - length:
         rows = tokens[starts[0] : starts[0] + total].to(out.dtype).view(len(lengths), length, -1)
-        torch.bmm(rows, rows.transpose(1, 2), out=out.view(len(lengths), length, length))
+        square, step = out.view(len(lengths), length, length), -(-length // _PARTS)
+        for first in range(0, length, step):  # what lies above the diagonal is read
+            some = rows[:, first : first + step]
+            torch.bmm(some, rows[:, first:].transpose(1, 2), out=square[:, first : first + step, first:])
         return
     first = 0
     for start, n in zip(starts, lengths, strict=True):

@@ -8,8 +8,8 @@ paired=False) -> scores``
 ``maxsim_weighted_winners(...the same...) -> (scores, winners)``
     ``maxsim_winners`` likewise, differentiable in ``scores``.
 ``maxsim_weighted_backward(grad_scores, Q, D, q_weights, winners, normalize=False, backward="auto",
-need_grad_Q=True, need_grad_D=True, paired=False) -> (grad_Q, grad_D, grad_weights)``
-    Gradients that are not needed have zero elements; ``grad_weights`` comes with ``grad_Q``. Not
+need_grad_Q=True, need_grad_D=True, paired=False, need_grad_weights=True) -> (grad_Q, grad_D, grad_weights)``
+    Gradients that are not needed have zero elements; ``grad_weights`` comes with ``grad_Q`` alone. Not
     differentiable again.
 
 The winners do not depend on the weights. With ``g`` the gradient of ``Q`` for weights of 1, that of a weight
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import Function
 
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
     applied,
@@ -59,9 +59,10 @@ def _fake_winners(Q: Tensor, D: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
 def _fake_backward(
     grad_scores: Tensor, Q: Tensor, D: Tensor, q_weights: Tensor, winners: Tensor, normalize: bool = False,
     backward: str = "auto", need_grad_Q: bool = True, need_grad_D: bool = True, paired: bool = False,
+    need_grad_weights: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     gradients = fake_gradient(Q, need_grad_Q), fake_gradient(D, need_grad_D)
-    return *gradients, fake_gradient(q_weights, need_grad_Q)
+    return *gradients, fake_gradient(q_weights, need_grad_Q and need_grad_weights)
 
 
 def _gradients(ctx: Any, grad_scores: Tensor, winners: Tensor) -> _Grads:
@@ -81,6 +82,7 @@ def _gradients(ctx: Any, grad_scores: Tensor, winners: Tensor) -> _Grads:
         need_Q or need_weights,
         need_D,
         paired,
+        need_weights,
     )
     grads = call_in_backward(_backward_op, *args)
     return *(x if need else None for x, need in zip(grads, needs, strict=True)), *[None] * _OPTIONS

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from late_interaction._checks.xtr import RULES
-from late_interaction._precision import float32_products, without_autocast
+from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
     applied,

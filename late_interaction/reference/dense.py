@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.dense import check_maxsim
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["maxsim_reference", "maxsim_with_winners_reference"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 from late_interaction.reference.dense import maxsim_reference, working_dtype
 
 __all__ = ["maxsim_from_hidden_reference"]

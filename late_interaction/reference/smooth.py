@@ -6,7 +6,7 @@ from torch import Tensor
 from late_interaction._checks.dense import check_maxsim
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.smooth import check_tau
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["smooth_maxsim_reference"]
 

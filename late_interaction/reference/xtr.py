@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.xtr import check_xtr
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 
 __all__ = ["xtr_scores_reference"]
 

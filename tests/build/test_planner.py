@@ -91,14 +91,19 @@ def test_the_backward_of_short_documents_fits_the_device(size, dtype, device):
         assert chosen == []
     for made in chosen:
         assert 0 < made.smem_bytes <= device.smem_per_block
-        assert made.grid >= 1 and made.slice_dims <= 64
+        assert made.grid >= 1 and made.slice_dims * made.slices >= size.d
     assert not (plans.lone and (plans.grad_q or plans.grad_d))
-    if rows := plans.grad_q:
-        assert rows.stage_docs % rows.groups == 0 and rows.rows * rows.groups == 256
-        assert 2 * (rows.smem_bytes + 8 * 1024 + 1024) <= device.smem_per_sm
-    if products := plans.grad_d:
-        assert products.docs * 8 * products.blocks * 4 <= 256 and 8 * products.blocks >= size.Ld
-        assert 2 * products.slices * products.slice_dims <= products.row_bytes
+    assert bool(plans.grad_q) == bool(plans.grad_d)
+    for made, length in ((plans.grad_q, size.Ld), (plans.grad_d, size.Lq)):
+        if not made:
+            continue
+        assert device.capability == 90 and made.slice_dims in (64, 96, 128)
+        assert 16 * made.steps * (made.units - 1) < length <= 16 * made.steps * made.units
+        assert made.stages >= 4 and made.cluster <= 8 and made.grid % (made.cluster * made.slices) == 0
+        tiles = made.grid // (made.cluster * made.slices)
+        assert made.block_rows <= 192 and (tiles - 1) * made.block_rows < made.rows <= tiles * made.block_rows
+    if made := plans.grad_d:
+        assert made.steps <= 2 and made.block_rows == made.block_docs * size.Ld and made.block_docs <= 32
     for other in (plan.Backward.unified, plan.Backward.lowmem):
         normalized = other == plan.Backward.lowmem
         none = plan.plan_short_docs(size, dtype, True, normalized, other, device)
@@ -222,6 +227,31 @@ def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
     assert packed.kernel.name == several and packed.config.span == 24 and packed.config.masked
     assert forward(1, 1024, 8192, 48, packed=True).config.span == 64
     assert kernel(1, 1024, 8192, 49, packed=True) == "sm90_q"
+
+
+def test_one_query_and_more_short_documents_than_l2_holds_are_a_stream():
+    def forward(N, Lq, Ld, d=128, Nq=1, layout=plan.Layout.in_batch, device=H200, **traits):
+        size = plan.Sizes(layout, Nq, N, Lq, Ld, d)
+        return plan.plan_forward(size, plan.ForwardTraits(**traits), device)
+
+    def kernel(*shape, **options):
+        return forward(*shape, **options).kernel.name
+
+    stream = "sm90_stream"
+    for Ld in range(1, 81):
+        made = forward(600_000 // Ld, 32, Ld)
+        assert made.kernel.name == stream and made.tokens in (8, 16, 24, 32)
+        assert -(-Ld // made.tokens) == -(-Ld // 32) and made.smem_bytes <= 227 * 1024
+    assert (
+        kernel(20_000, 16, 24) == kernel(20_000, 32, 24, masked=True) == kernel(20_000, 8, 64, Nq=4) == stream
+    )
+    assert kernel(3000, 32, 24) != stream and kernel(20_000, 33, 24) != stream
+    assert kernel(20_000, 32, 24, layout=plan.Layout.per_query) == stream
+    assert kernel(20_000, 32, 24, Nq=2, layout=plan.Layout.per_query) != stream
+    assert kernel(20_000, 32, 81) != stream and kernel(20_000, 32, 24, 136) != stream
+    for traits in ({"scaled": True}, {"tma_compatible": False}, {"dtype": plan.Dtype.fp32}):
+        assert kernel(20_000, 32, 24, **traits) != stream
+    assert kernel(20_000, 32, 24, device=A100) != stream
 
 
 def test_long_embeddings_go_straight_to_registers_where_their_pieces_take_less_than_tiles():

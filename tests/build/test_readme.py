@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from late_interaction import _norm_warning
+from late_interaction._scoring import norm_warning
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-# Their examples run in tests/test_pylate.py, tests/test_sentence_transformers.py, tests/test_lancedb.py,
-# tests/test_ray.py and tests/test_muvera.py.
+# Their examples run in test_pylate.py and test_sentence_transformers.py of tests/integrations, and in
+# test_lancedb.py, test_ray.py and test_muvera.py of tests/search.
 OTHERS = (
     "import pylate",
     "sentence_transformers",
@@ -39,7 +39,7 @@ def test_examples_run(page, monkeypatch):
     names: dict[str, object] = {}
     for number, block in enumerate(own_examples(page)):
         # Each in a file name of its own: torch.compile wants to find a function's source.
-        monkeypatch.setattr(_norm_warning, "checked", False)
+        monkeypatch.setattr(norm_warning, "checked", False)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "maxsim", UserWarning)
             exec(compile(block, f"{page}:{number}", "exec"), names)

@@ -82,7 +82,7 @@ def test_its_tests_are_all_found(unpacked):
         *("--override-ini", "testpaths=tests"),
         cwd=unpacked,
     )
-    assert "tests/test_forward.py::" in collected and "tests/build/test_libraries.py::" in collected
+    assert "tests/maxsim/test_forward.py::" in collected and "tests/build/test_libraries.py::" in collected
 
 
 def description(folder):

@@ -28,7 +28,8 @@ struct BackwardArgs {
   const Span* spans;
   const int32_t* row_queries;
   // Inverse norms, [Nq * Lq] and [documents * Ld], in the type of sums; null: no normalization. Where query
-  // tokens have weights, q_inverse is their product with the inverse norms, and grad_Q is left as sums.
+  // tokens have weights, q_inverse is their product with the inverse norms; with d_inverse, grad_Q is left as
+  // sums then.
   const void* q_inverse;
   const void* d_inverse;
   bool normalized_documents;  // D holds unit rows already; d_inverse is of the rows that they came from
@@ -57,6 +58,9 @@ struct BackwardArgs {
   bool narrow_list;       // their numbers fit 16 bits
   SegmentedSmem memory;
   int32_t grads_kept;  // gradients of scores that a block keeps in shared memory; 0: read where they lie
+  // [Nq * Lq], of weights that q_inverse holds, in the type of sums; null: not needed. grad_q_tiled writes
+  // those of each slice of dims, [slices, Nq * Lq].
+  void* grad_weights;
 };
 
 // Listed pairs of packed queries and documents (incidence.cuh): grad is [pairs], strided by

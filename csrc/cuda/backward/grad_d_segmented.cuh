@@ -28,9 +28,9 @@
 
 namespace late_interaction {
 
-template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
-struct SegmentedRows : TileRows<T, kFragments, kVectors, kNormalized, Args> {
-  using Base = TileRows<T, kFragments, kVectors, kNormalized, Args>;
+template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>
+struct SegmentedRows : TileRows<T, kFragments, kVectors, kScales, Args> {
+  using Base = TileRows<T, kFragments, kVectors, kScales, Args>;
   using Base::kRowsInFlight, Base::lane, Base::p, Base::shared, Base::warp;
   using typename Base::Row;
   using typename Base::S;
@@ -43,7 +43,7 @@ struct SegmentedRows : TileRows<T, kFragments, kVectors, kNormalized, Args> {
     return static_cast<uint32_t>(static_cast<uint64_t>(count) * part / kBackwardWarps);
   }
 
-  // The row of Q of an entry, and what it counts: grad, times its inverse norm if normalized.
+  // The row of Q of an entry, and what it counts: grad, times its weight or its inverse norm.
   __device__ __forceinline__ GatherEntry<S> pick(uint32_t e) const {
     if constexpr (kListedArgs<Args>) {
       const EntryOfPair entry = entry_of_pair(p, tile, e);
@@ -235,9 +235,9 @@ __device__ __forceinline__ SegmentedTile packed_tile(const Args& p, int64_t bloc
 }
 
 // What a block of the grid owns, and where it works.
-template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
+template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>
 __device__ __forceinline__ void grad_d_segmented(const Args& p, int64_t block, uint8_t* memory) {
-  using Kernel = SegmentedRows<T, kFragments, kVectors, kNormalized, Args>;
+  using Kernel = SegmentedRows<T, kFragments, kVectors, kScales, Args>;
   using Shared = typename Kernel::Shared;
   using S = typename Kernel::S;
   __shared__ uint32_t warp_totals[kBackwardWarps];

@@ -24,9 +24,9 @@
 
 namespace late_interaction {
 
-template <class T, int kFragments, bool kVectors, bool kNormalized>
-struct SingleQueryRows : TileRows<T, kFragments, kVectors, kNormalized, BackwardArgs> {
-  using Base = TileRows<T, kFragments, kVectors, kNormalized, BackwardArgs>;
+template <class T, int kFragments, bool kVectors, RowScales kScales>
+struct SingleQueryRows : TileRows<T, kFragments, kVectors, kScales, BackwardArgs> {
+  using Base = TileRows<T, kFragments, kVectors, kScales, BackwardArgs>;
   using Base::lane, Base::p, Base::shared, Base::warp;
   using typename Base::Row;
   using typename Base::S;
@@ -142,11 +142,12 @@ struct SingleQueryRows : TileRows<T, kFragments, kVectors, kNormalized, Backward
 
 // grad_Q where each query token met one document: a row of D, as often as its score counts. A warp has as
 // many of them as it has rows in flight.
-template <class T, int kFragments, bool kVectors, bool kNormalized>
+template <class T, int kFragments, bool kVectors, RowScales kScales>
 __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t block) {
   using Row = RowVector<T, kFragments, kVectors>;
   using S = typename Row::S;
   constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
+  constexpr bool kNormalized = kScales == RowScales::norms;
   const bool normalizes_Q = kNormalized && p.q_inverse != nullptr,
              normalizes_D = kNormalized && p.d_inverse != nullptr;
   ptx::pdl_wait_and_launch_dependents();
@@ -181,12 +182,15 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
         gradient.store(static_cast<S*>(p.grad_Q_sums) + row * p.d, first, p.d);
         continue;
       }
-      if (normalizes_Q) {
+      const auto query_token = [&] {
         const int32_t i = p.by_Lq.quotient(static_cast<uint32_t>(row));
+        return static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + (row - i * p.Lq) * p.Q.token_stride;
+      };
+      if constexpr (kScales == RowScales::weights) weigh_gradient(p, row, query_token(), first, gradient);
+      if (normalizes_Q) {
         const S inverse = static_cast<const S*>(p.q_inverse)[row];
         Row own;
-        own.load(static_cast<const T*>(p.Q.data) + i * p.Q.item_stride + (row - i * p.Lq) * p.Q.token_stride,
-                 p.Q.dim_stride, first, p.d);
+        own.load(query_token(), p.Q.dim_stride, first, p.d);
         gradient.through_normalization(own, inverse, inverse);
       }
       gradient.store(static_cast<T*>(p.grad_Q) + row * p.d, first, p.d);
@@ -194,9 +198,9 @@ __device__ __forceinline__ void copy_winners(const BackwardArgs& p, int64_t bloc
   }
 }
 
-template <class T, int kFragments, bool kVectors, bool kNormalized>
+template <class T, int kFragments, bool kVectors, RowScales kScales>
 __device__ __forceinline__ void grad_d_single_query(const BackwardArgs& p, uint32_t block, uint8_t* memory) {
-  using Rows = SingleQueryRows<T, kFragments, kVectors, kNormalized>;
+  using Rows = SingleQueryRows<T, kFragments, kVectors, kScales>;
   const Rows rows{{p, *reinterpret_cast<typename Rows::Shared*>(memory)},
                   reinterpret_cast<uint16_t*>(memory + p.memory.staged),
                   reinterpret_cast<uint32_t*>(memory + p.memory.starts)};

@@ -111,10 +111,11 @@ __device__ __forceinline__ void write_grad_q(const BackwardArgs& p, int32_t row,
   }
 }
 
-template <class T, int kFragments, bool kVectors, bool kNormalized, bool kScatter, class Args>
+template <class T, int kFragments, bool kVectors, RowScales kScales, bool kScatter, class Args>
 __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uint8_t* memory) {
   using Row = RowVector<T, kFragments, kVectors>;
   using S = typename Row::S;
+  constexpr bool kNormalized = kScales == RowScales::norms;
   auto& shared = *reinterpret_cast<GatherShared<T, kFragments, kVectors, kScatter>*>(memory);
 
   ptx::pdl_wait_and_launch_dependents();
@@ -159,6 +160,7 @@ __device__ __forceinline__ void gather_winners(const Args& p, int64_t block, uin
       __syncthreads();  // before the next block of dims is put
     }
     if (share != 0 || !exists) continue;
+    if constexpr (kScales == RowScales::weights) weigh_gradient(p, row, q, first, sum);
     write_grad_q(p, row, q, norms, first, sum, own);
   }
 }

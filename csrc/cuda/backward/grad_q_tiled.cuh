@@ -95,6 +95,37 @@ struct TiledSums {
     }
   }
 
+  // Multiplies the rows by their weights; zeros stay zeros. Where p.grad_weights wants them, writes the
+  // products of the rows before that with those of Q, of this slice's dims.
+  __device__ __forceinline__ void weigh(const BackwardArgs& p, const RowGroup& group, int slice) {
+    const int lane = threadIdx.x % 32, dim = slice * kSliceDims + threadIdx.x % 16 * 4;
+    const int64_t first = int64_t{group.query} * p.Lq + group.place;
+    const T* q = static_cast<const T*>(p.Q.data) + group.query * p.Q.item_stride +
+                 group.place * p.Q.token_stride + dim * p.Q.dim_stride;
+#pragma unroll
+    for (int r = 0; r < kGroupRows; ++r) {
+      const bool exists = r < group.rows, any = x[r][0] != 0 || x[r][1] != 0 || x[r][2] != 0 || x[r][3] != 0;
+      if (p.grad_weights != nullptr) {
+        const bool none = (__ballot_sync(kFullWarp, any) >> (lane & 16) & 0xFFFF) == 0;
+        float product = 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (!exists || none || dim + k >= p.d) continue;  // no gradient stays none, even where Q holds NaN
+          product = fmaf(x[r][k], widen(q[r * p.Q.token_stride + k * p.Q.dim_stride]), product);
+        }
+#pragma unroll
+        for (int offset = 8; offset > 0; offset /= 2) product += __shfl_xor_sync(kFullWarp, product, offset);
+        if (exists && lane % 16 == 0) {
+          static_cast<float*>(p.grad_weights)[int64_t{slice} * p.Nq * p.Lq + first + r] = product;
+        }
+      }
+      if (!any || !exists) continue;
+      const float weight = static_cast<const float*>(p.q_inverse)[first + r];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[r][k] = x[r][k] == 0 ? 0.0f : x[r][k] * weight;
+    }
+  }
+
   __device__ __forceinline__ void write(const BackwardArgs& p, const RowGroup& group, int slice) const {
     const int dim = slice * kSliceDims + threadIdx.x % 16 * 4;
     if (dim >= p.d) return;
@@ -139,7 +170,8 @@ struct GroupWinners {
   }
 };
 
-template <class T>
+// kWeighted: p.q_inverse holds the weights of rows.
+template <class T, bool kWeighted>
 __global__ void __launch_bounds__(kTiledThreads, 1)
     grad_q_tiled(const __grid_constant__ BackwardArgs p, int slices) {
   extern __shared__ __align__(128) uint8_t memory[];
@@ -184,6 +216,7 @@ __global__ void __launch_bounds__(kTiledThreads, 1)
       filled = filled + stage_bytes == ring_bytes ? 0 : filled + stage_bytes;
     }
   }
+  if constexpr (kWeighted) sums.weigh(p, group, slice);
   sums.write(p, group, slice);
 }
 

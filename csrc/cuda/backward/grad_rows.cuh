@@ -38,14 +38,39 @@ template <class T, int kFragments, bool kVectors>
 inline constexpr int kUnroll =
     !kVectors ? 1 : std::max(2, 16 / static_cast<int>(sizeof(RawRow<T, kFragments>) / 4));
 
-// kNormalized: Q's rows count by their inverse norms, and gradients of unit rows become those of the rows
-// that they came from. (Without it the code is half as long, and small calls are faster.)
-template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
+// Turns dims from `first` on of the gradient of query token `row`, which is q, at a weight of 1 into those at
+// its weight. Their product with q goes to p.grad_weights, or is added to that of the dims before. No
+// gradient stays none, even for a token that holds NaN or a weight that is not finite.
+template <class T, class Row, class S = typename Row::S>
+__device__ __forceinline__ void weigh_gradient(const BackwardArgs& p, int64_t row, const T* q, int first,
+                                               Row& gradient) {
+  const bool any = gradient.any();
+  if (p.grad_weights != nullptr) {
+    S product = 0;
+    if (any) {
+      Row own;
+      own.load(q, p.Q.dim_stride, first, p.d);
+      product = gradient.dot(own);
+    }
+    auto* to = static_cast<S*>(p.grad_weights) + row;
+    if (threadIdx.x % 32 == 0) *to = first == 0 ? product : *to + product;
+  }
+  if (any) gradient.scale(static_cast<const S*>(p.q_inverse)[row]);
+}
+
+// What rows of Q count beside the gradients of scores (BackwardArgs::q_inverse): nothing; their weights; or
+// their inverse norms, where gradients of unit rows become those of the rows that they came from. Code for
+// norms serves weights too, and leaves grad_Q as sums then. (Without norms the code is half as long, and
+// small calls are faster.)
+enum class RowScales { none, weights, norms };
+
+template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>
 struct TileRows {
   using Shared = BackwardShared<T, kFragments, kVectors>;
   using Row = typename Shared::Row;
   using S = typename Shared::S;
   static constexpr int kRowsInFlight = kUnroll<T, kFragments, kVectors>;
+  static constexpr bool kNormalized = kScales == RowScales::norms;
   // Whether rows may be left as sums: they are longer than a warp holds and normalized later, or other
   // queries add to them.
   static constexpr bool kSums = kNormalized;
@@ -57,6 +82,7 @@ struct TileRows {
 
   // What row `row` of Q, counted over all queries, counts beside its gradient.
   __device__ __forceinline__ S q_scale(int64_t row) const {
+    if constexpr (kScales == RowScales::weights) return static_cast<const S*>(p.q_inverse)[row];
     if constexpr (kNormalized) {
       if (p.q_inverse != nullptr) return static_cast<const S*>(p.q_inverse)[row];
     }

@@ -13,9 +13,10 @@
 //   unified                   2            1      1   1      it holds the row of Q as well
 //   single_query              5 (*)        2      1   1, 2   bound by writing zeros: many small blocks
 //
-//   (*) 4 with kNormalized, and before sm_90, where 48 registers a thread are too few.
+//   (*) 4 but for RowScales::none, and before sm_90, where 48 registers a thread are too few.
 //   rows in flight (kUnroll, grad_rows.cuh): 16 registers of them, two at least; one where elements are read
-//   one by one. kNormalized = false: for bf16, fp16 and fp32 rows in vectors alone; others are rare.
+//   one by one. RowScales::none, weights: for bf16, fp16 and fp32 rows in vectors alone; others are
+//   rare.
 #pragma once
 
 #include "grad_d_segmented.cuh"
@@ -27,40 +28,40 @@ namespace late_interaction {
 template <class T, int kFragments>
 inline constexpr int kBackwardBlocks = kFragments > 1 || sizeof(T) == 8 ? 1 : 3;
 #if __CUDA_ARCH__ >= 900
-template <bool kNormalized>
-inline constexpr int kMostSingleQueryBlocks = kNormalized ? 4 : 5;
+template <RowScales kScales>
+inline constexpr int kMostSingleQueryBlocks = kScales == RowScales::none ? 5 : 4;
 #else
-template <bool kNormalized>
+template <RowScales kScales>
 inline constexpr int kMostSingleQueryBlocks = 4;
 #endif
-template <class T, int kFragments, bool kNormalized>
+template <class T, int kFragments, RowScales kScales>
 inline constexpr int kSingleQueryBlocks = kFragments == 8 ? 1
                                           : kFragments > 1 || sizeof(T) == 8
                                               ? 2
-                                              : kMostSingleQueryBlocks<kNormalized>;
+                                              : kMostSingleQueryBlocks<kScales>;
 
 // Args: BackwardArgs, or PairBackwardArgs for listed pairs.
-template <class T, int kFragments, bool kVectors, bool kNormalized, class Args>
+template <class T, int kFragments, bool kVectors, RowScales kScales, class Args>
 __global__ void __launch_bounds__(kBackwardThreads, (kBackwardBlocks<T, kFragments>))
     backward_lowmem(const __grid_constant__ Args p) {
   extern __shared__ __align__(16) uint8_t shared[];
   if (blockIdx.x < p.grad_d_blocks) {
-    grad_d_segmented<T, kFragments, kVectors, kNormalized>(p, blockIdx.x, shared);
+    grad_d_segmented<T, kFragments, kVectors, kScales>(p, blockIdx.x, shared);
   } else {
-    gather_winners<T, kFragments, kVectors, kNormalized, false>(p, blockIdx.x - p.grad_d_blocks, shared);
+    gather_winners<T, kFragments, kVectors, kScales, false>(p, blockIdx.x - p.grad_d_blocks, shared);
   }
 }
 
-template <class T, int kFragments, bool kVectors, bool kNormalized>
-__global__ void __launch_bounds__(kBackwardThreads, (kSingleQueryBlocks<T, kFragments, kNormalized>))
+template <class T, int kFragments, bool kVectors, RowScales kScales>
+__global__ void __launch_bounds__(kBackwardThreads, (kSingleQueryBlocks<T, kFragments, kScales>))
     backward_single_query(const __grid_constant__ BackwardArgs p) {
   extern __shared__ __align__(16) uint8_t shared[];
   if (blockIdx.x < p.grad_d_blocks) {
-    grad_d_single_query<T, kFragments, kVectors, kNormalized>(p, blockIdx.x, shared);
+    grad_d_single_query<T, kFragments, kVectors, kScales>(p, blockIdx.x, shared);
   } else if (p.N == 1) {
-    copy_winners<T, kFragments, kVectors, kNormalized>(p, blockIdx.x - p.grad_d_blocks);
+    copy_winners<T, kFragments, kVectors, kScales>(p, blockIdx.x - p.grad_d_blocks);
   } else {
-    gather_winners<T, kFragments, kVectors, kNormalized, false>(p, blockIdx.x - p.grad_d_blocks, shared);
+    gather_winners<T, kFragments, kVectors, kScales, false>(p, blockIdx.x - p.grad_d_blocks, shared);
   }
 }
 
@@ -68,7 +69,7 @@ template <class T, int kFragments, bool kVectors>
 __global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks<T, kFragments> == 1 ? 1 : 2)
     backward_unified(const __grid_constant__ BackwardArgs p) {
   extern __shared__ __align__(16) uint8_t shared[];
-  gather_winners<T, kFragments, kVectors, true, true>(p, blockIdx.x, shared);
+  gather_winners<T, kFragments, kVectors, RowScales::norms, true>(p, blockIdx.x, shared);
 }
 
 }  // namespace late_interaction

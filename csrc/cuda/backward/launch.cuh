@@ -35,25 +35,32 @@ inline LaunchShape lowmem_shape(const BackwardArgs& args, const BackwardPlan& pl
   return {args.grad_d_blocks + gather_blocks, kBackwardThreads, smem, plan.pdl};
 }
 
+// Weights whose rows are left as sums take the code for norms.
+inline RowScales row_scales(const BackwardArgs& args) {
+  if (args.d_inverse != nullptr || args.grad_D_sums != nullptr) return RowScales::norms;
+  if (args.q_inverse == nullptr) return RowScales::none;
+  return args.grad_Q_sums != nullptr ? RowScales::norms : RowScales::weights;
+}
+
 template <class T>
 cudaError_t BackwardLauncher<T>::lowmem(const BackwardArgs& args, const BackwardPlan& plan,
                                         cudaStream_t stream) {
-  const bool normalized =
-      args.q_inverse != nullptr || args.d_inverse != nullptr || args.grad_D_sums != nullptr;
+  const RowScales scales = row_scales(args);
   return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
-    const auto launch_rows = [&]<bool kNormalized>() {
+    const auto launch_rows = [&]<RowScales kScales>() {
       if (plan.single_query) {
         const int rows = args.N == 1 ? kUnroll<T, kFragments, kVectors> : 1;
-        return launch(backward_single_query<T, kFragments, kVectors, kNormalized>,
-                      lowmem_shape(args, plan, rows), stream, args);
+        return launch(backward_single_query<T, kFragments, kVectors, kScales>, lowmem_shape(args, plan, rows),
+                      stream, args);
       }
-      return launch(backward_lowmem<T, kFragments, kVectors, kNormalized, BackwardArgs>,
-                    lowmem_shape(args, plan), stream, args);
+      return launch(backward_lowmem<T, kFragments, kVectors, kScales, BackwardArgs>, lowmem_shape(args, plan),
+                    stream, args);
     };
     if constexpr (kVectors && sizeof(T) < 8) {  // what is rare takes the one that can normalize
-      if (!normalized) return launch_rows.template operator()<false>();
+      if (scales == RowScales::none) return launch_rows.template operator()<RowScales::none>();
+      if (scales == RowScales::weights) return launch_rows.template operator()<RowScales::weights>();
     }
-    return launch_rows.template operator()<true>();
+    return launch_rows.template operator()<RowScales::norms>();
   });
 }
 
@@ -61,8 +68,15 @@ template <class T>
 cudaError_t BackwardLauncher<T>::lowmem(const PairBackwardArgs& args, const BackwardPlan& plan,
                                         cudaStream_t stream) {
   return with_rows<T>(plan, [&]<int kFragments, bool kVectors>() {
-    return launch(backward_lowmem<T, kFragments, kVectors, false, PairBackwardArgs>, lowmem_shape(args, plan),
-                  stream, args);
+    const auto launch_rows = [&]<RowScales kScales>() {
+      return launch(backward_lowmem<T, kFragments, kVectors, kScales, PairBackwardArgs>,
+                    lowmem_shape(args, plan), stream, args);
+    };
+    if constexpr (kVectors && sizeof(T) < 8) {
+      if (row_scales(args) == RowScales::weights)
+        return launch_rows.template operator()<RowScales::weights>();
+    }
+    return launch_rows.template operator()<RowScales::none>();
   });
 }
 
@@ -71,7 +85,9 @@ cudaError_t BackwardLauncher<T>::grad_q_tiled(const BackwardArgs& args, const Ti
                                               cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
     const LaunchShape shape{plan.grid, kTiledThreads, plan.smem_bytes, plan.pdl};
-    return launch(late_interaction::grad_q_tiled<T>, shape, stream, args, plan.slices);
+    const auto kernel = args.q_inverse != nullptr ? late_interaction::grad_q_tiled<T, true>
+                                                  : late_interaction::grad_q_tiled<T, false>;
+    return launch(kernel, shape, stream, args, plan.slices);
   } else {
     return cudaErrorInvalidValue;  // the planner gives it 2-byte elements alone
   }

@@ -16,6 +16,12 @@ struct BackwardLauncher {
   static cudaError_t unified(const BackwardArgs& args, const BackwardPlan& plan, cudaStream_t stream);
 };
 
+// Whether the kernels finish grad_Q of rows with weights, and the gradients of weights: rows in vectors, of
+// elements of 2 and 4 bytes. Other rows are left as sums.
+inline bool finishes_weighted_rows(const BackwardPlan& plan, Dtype dtype) {
+  return plan.vectors && dtype != Dtype::fp64;
+}
+
 // In one launch: grad_D by args.grad_d_blocks blocks, grad_Q unless args.grad_Q is null.
 template <class Args>
 cudaError_t launch_lowmem(const Args& args, Dtype dtype, const BackwardPlan& plan, cudaStream_t stream) {

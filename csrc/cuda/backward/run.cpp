@@ -115,6 +115,25 @@ void finish_documents(const GradientCall& call, const BackwardArgs& args, const 
   }
 }
 
+// Puts the weights of all rows, behind each other, into args.q_inverse: times the inverse norms that it
+// holds. What is returned must live until the kernels that read it are launched.
+OptionalTensor take_weights(const GradientCall& call, BackwardArgs& args) {
+  const WeightView& weights = call.in.q_weights;
+  if (!has_weights(call.in)) return std::nullopt;
+  const bool behind_each_other =
+      weights.token_stride == 1 && (call.s.Nq == 1 || weights.item_stride == call.s.Lq);
+  if (behind_each_other && args.q_inverse == nullptr) {
+    args.q_inverse = weights.data;
+    return std::nullopt;
+  }
+  const RowsView rows = query_rows(call.in.Q, call.s);
+  const Tensor scales = new_tensor(call.grad_scores, {rows.rows}, score_type(call.in.dtype));
+  check(launch_weighted_scales(rows, weights, args.q_inverse, call.in.dtype, scales.data_ptr(), call.stream),
+        "weights of Q");
+  args.q_inverse = scales.data_ptr();
+  return scales;
+}
+
 // Inverse norms, those of Q times its weights as well; they must live until the kernels that read them are
 // launched.
 struct InverseNorms {
@@ -134,19 +153,7 @@ InverseNorms find_norms(const GradientCall& call, BackwardArgs& args) {
     args.q_inverse = made.q->data_ptr();
     args.d_inverse = made.d->data_ptr();
   }
-  const WeightView& weights = call.in.q_weights;
-  const bool as_they_lie =
-      weights.token_stride == 1 && (call.s.Nq == 1 || weights.item_stride == call.s.Lq) && !call.normalize;
-  if (has_weights(call.in) && as_they_lie) {
-    args.q_inverse = weights.data;
-  } else if (has_weights(call.in)) {
-    const RowsView rows = query_rows(call.in.Q, call.s);
-    made.weighted_q = new_tensor(call.grad_scores, {rows.rows}, score_type(call.in.dtype));
-    check(launch_weighted_scales(rows, weights, args.q_inverse, call.in.dtype, made.weighted_q->data_ptr(),
-                                 call.stream),
-          "weights of Q");
-    args.q_inverse = made.weighted_q->data_ptr();
-  }
+  made.weighted_q = take_weights(call, args);
   if (call.to.unit_inverse) {
     args.d_inverse = call.to.unit_inverse->data_ptr();
     args.normalized_documents = true;
@@ -186,10 +193,17 @@ void launch_gradients(const GradientCall& call, const BackwardPlan& plan, const 
   launch(need_grad_Q && !in_place, need_grad_D);
 }
 
+// Whether the kernels finish grad_Q of rows with weights. Else it is left as sums.
+bool finishes_weighted_rows(const GradientCall& call, const BackwardPlan& plan) {
+  const Destinations& to = call.to;
+  return has_weights(call.in) && !call.normalize && !to.unit_inverse && !to.q_sums && !to.d_sums &&
+         plan.method == Backward::lowmem && finishes_weighted_rows(plan, call.in.dtype);
+}
+
 void gradients_at_once(const GradientCall& call) {
   const Destinations& to = call.to;
   const bool need_grad_Q = call.need_grad_Q(), need_grad_D = call.need_grad_D();
-  const bool scaled = call.normalize || to.unit_inverse || has_weights(call.in);
+  const bool scaled = call.normalize || to.unit_inverse;
   const BackwardPlan plan =
       plan_backward(call.s, call.in.dtype, reads_in_vectors(call.in), scaled, call.method, call.device);
   STD_TORCH_CHECK(plan.gather_grid + plan.grad_d_grid <= INT32_MAX,
@@ -204,7 +218,10 @@ void gradients_at_once(const GradientCall& call) {
   args.grad_Q = need_grad_Q ? to.grad_Q.data_ptr() : nullptr;
   args.grad_D = need_grad_D ? to.grad_D.data_ptr() : nullptr;
   const InverseNorms norms = find_norms(call, args);
-  const OptionalTensor q_sums = query_sums(to, call.s, need_grad_Q && plan.finish_later, call.grad_scores);
+  const bool weighs_rows = finishes_weighted_rows(call, plan);
+  const bool sums_needed = need_grad_Q && (plan.finish_later || (has_weights(call.in) && !weighs_rows));
+  const OptionalTensor q_sums = query_sums(to, call.s, sums_needed, call.grad_scores);
+  if (weighs_rows && to.grad_weights) args.grad_weights = to.grad_weights->data_ptr();
   if (q_sums) {
     args.grad_Q_sums = q_sums->data_ptr();
     args.adds_to_sums = !to.first;
@@ -221,6 +238,20 @@ void gradients_at_once(const GradientCall& call) {
   if (d_sums && to.d_last) finish_documents(call, args, *d_sums);
 }
 
+// Says where tiles leave the gradients of weights, if they are needed: of several slices of dims, in
+// partials, which are returned.
+OptionalTensor weight_partials(const GradientCall& call, const TiledGradQPlan& plan, BackwardArgs& args) {
+  if (!call.to.grad_weights) return std::nullopt;
+  if (plan.slices == 1) {
+    args.grad_weights = call.to.grad_weights->data_ptr();
+    return std::nullopt;
+  }
+  const Tensor partials =
+      new_tensor(call.grad_scores, {plan.slices, call.s.Nq * call.s.Lq}, ScalarType::Float);
+  args.grad_weights = partials.data_ptr();
+  return partials;
+}
+
 // grad_Q by tiles of query rows, where that is faster. Returns whether it was.
 bool tiled_grad_q(const GradientCall& call) {
   if (!call.need_grad_Q() || call.normalize || call.method == Backward::unified) return false;
@@ -235,8 +266,16 @@ bool tiled_grad_q(const GradientCall& call) {
     args.grad_Q_sums = call.to.q_sums->data_ptr();
     args.adds_to_sums = !call.to.first;
   }
+  const OptionalTensor weights = take_weights(call, args);
+  const OptionalTensor partials = weight_partials(call, *plan, args);
   check(launch_grad_q_tiled(args, in.dtype, *plan, call.stream), "grad_Q");
   if (call.to.q_sums && call.to.last) finish_queries(call, args, std::nullopt);
+  if (partials) {
+    check(launch_sum_slices(static_cast<const float*>(partials->data_ptr()), plan->slices,
+                            call.s.Nq * call.s.Lq, static_cast<float*>(call.to.grad_weights->data_ptr()),
+                            call.stream),
+          "gradients of weights");
+  }
   return true;
 }
 
@@ -322,9 +361,6 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const bool plain = !normalize && !has_weights(in) && !sums_go_on && method != Backward::unified;
   if (plain && lone_query_gradients(in, s, grad_scores, winners, to, device, stream)) return;
   Destinations rest = to;
-  if (has_weights(in) && to.grad_Q.numel() > 0) {
-    rest.q_sums = new_tensor(grad_scores, shape_of_queries(in), score_type(in.dtype));
-  }
   if ((plain && short_docs_grad_q(in, s, grad_scores, winners, to, device, stream)) ||
       tiled_grad_q({in, s, grad_scores, winners, normalize, method, rest, device, stream})) {
     rest.grad_Q = new_tensor(grad_scores, {0}, to.grad_Q.scalar_type());
@@ -342,9 +378,9 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
   const BackwardReads reads = rest.grad_Q.numel() > 0 ? BackwardReads::both_sides : BackwardReads::queries;
   const BatchPart part = backward_part(s, in.dtype, device, reads, to.q_sums || to.d_sums);
   const bool whole = part.queries >= s.Nq && part.documents >= s.N;
-  const bool scatter = plan_backward(s, in.dtype, reads_in_vectors(in),
-                                     normalize || to.unit_inverse || has_weights(in), method, device)
-                           .method == Backward::unified;
+  const bool scatter =
+      plan_backward(s, in.dtype, reads_in_vectors(in), normalize || to.unit_inverse, method, device).method ==
+      Backward::unified;
   if (whole || scatter || to.unit_inverse || overwrites_D) return gradients_at_once(call);
   gradients_by_parts(call, part);
 }

@@ -28,9 +28,8 @@ void take_winners(BackwardArgs& args, const Sizes& s, const Tensor& grad_scores,
 
 // Where the gradients of a backward go.
 struct Destinations {
-  Tensor grad_Q, grad_D;  // with zero elements: not needed
-  OptionalTensor grad_weights =
-      std::nullopt;  // [Nq, Lq], where query tokens have weights and grad_Q is needed
+  Tensor grad_Q, grad_D;                       // with zero elements: not needed
+  OptionalTensor grad_weights = std::nullopt;  // [Nq, Lq], where they are needed; grad_Q is needed then
   OptionalTensor unit_inverse = std::nullopt;  // D holds unit rows, these are the inverse norms that they had
   // grad_Q of several calls with documents of their own: summed up here, and finished by the last one.
   OptionalTensor q_sums = std::nullopt;

@@ -63,7 +63,9 @@ std::tuple<Tensor, Tensor> maxsim_weighted_winners(Tensor Q, Tensor D, Tensor q_
 
 LATE_INTERACTION_LIBRARY_IMPL(CUDA, m) {
   m.impl("maxsim", TORCH_BOX(&late_interaction::maxsim));
+  m.impl("maxsim_no_autograd", TORCH_BOX(&late_interaction::maxsim));
   m.impl("maxsim_winners", TORCH_BOX(&late_interaction::maxsim_winners));
+  m.impl("maxsim_winners_no_autograd", TORCH_BOX(&late_interaction::maxsim_winners));
   m.impl("maxsim_weighted", TORCH_BOX(&late_interaction::maxsim_weighted));
   m.impl("maxsim_weighted_winners", TORCH_BOX(&late_interaction::maxsim_weighted_winners));
 }

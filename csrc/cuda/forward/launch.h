@@ -37,6 +37,8 @@ template <Compute kCompute, class Args>
 cudaError_t launch_sm90_q_longd(const ForwardLaunch<Args>& call);
 cudaError_t launch_sm90_3xtf32(const ForwardLaunch<ForwardArgs>& call);
 cudaError_t launch_sm90_3xfp16(const ForwardLaunch<ForwardArgs>& call);
+template <Compute kCompute>
+cudaError_t launch_sm90_stream(const ForwardLaunch<ForwardArgs>& call);
 template <Compute kCompute, class Args>
 cudaError_t launch_sm90_d(const ForwardLaunch<Args>& call);
 template <Compute kCompute, class Args>

@@ -39,6 +39,28 @@ struct PackedCodesLaunch {
 
 PackedCodesLaunch plan_packed_codes(const PackedCodesCall& call, int multiprocessors);
 
+// Bits with bits: hamming.cuh.
+struct HammingLaunch {
+  int64_t row_tiles = 0;      // of a query
+  int64_t tiles = 0;          // row tiles that share their documents, a set
+  int64_t tiles_of_warp = 0;  // that it multiplies each document with
+  int64_t groups = 0;         // of so many, in a set
+  int64_t sets = 0;
+  int64_t blocks = 0;           // that share the documents of a group
+  int64_t workspace_bytes = 0;  // where queries have several row tiles, the scores of each
+};
+
+bool takes_hamming(const PackedCodesCall& call);
+
+HammingLaunch plan_hamming(const PackedCodesCall& call, int multiprocessors);
+
+cudaError_t launch_hamming(const PackedCodesCall& call, const HammingLaunch& launch, void* workspace,
+                           cudaStream_t stream);
+
+// Adds the partial sums [Nq * row_tiles, N] of a query's row tiles, in their order, to scores[Nq, N].
+void add_row_tiles(const float* partials, int64_t N, int64_t pairs, int64_t row_tiles, float* scores,
+                   cudaStream_t stream);
+
 cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLaunch& launch, void* workspace,
                                 cudaStream_t stream);
 

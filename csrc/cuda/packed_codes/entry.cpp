@@ -37,7 +37,14 @@ Tensor score(PackedCodesCall& call, const Tensor& like) {
   const Tensor scores = new_tensor(like, {call.sizes.Nq, call.sizes.N}, ScalarType::Float);
   if (call.sizes.Nq == 0 || call.sizes.N == 0) return scores;
   call.scores = static_cast<float*>(scores.mutable_data_ptr());
-  const PackedCodesLaunch launch = plan_packed_codes(call, device_properties(device).sm_count);
+  const int multiprocessors = device_properties(device).sm_count;
+  if (takes_hamming(call)) {
+    const HammingLaunch launch = plan_hamming(call, multiprocessors);
+    const Tensor workspace = new_tensor(like, {launch.workspace_bytes}, ScalarType::Byte);
+    check(launch_hamming(call, launch, workspace.mutable_data_ptr(), current_stream(device)), "packed codes");
+    return scores;
+  }
+  const PackedCodesLaunch launch = plan_packed_codes(call, multiprocessors);
   const Tensor workspace = new_tensor(like, {launch.workspace_bytes}, ScalarType::Byte);
   check(launch_packed_codes(call, launch, workspace.mutable_data_ptr(), current_stream(device)),
         "packed codes");

@@ -20,6 +20,7 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma_int8.cuh"
 #include "args.h"
+#include "row_maxima.cuh"
 
 namespace late_interaction {
 
@@ -283,25 +284,9 @@ struct PackedMaxima {
     }
   }
 
-  // Merges the lanes' maxima, and returns that of row_of_lane(). Each round halves the rows that a lane
-  // keeps.
+  // Merges the lanes' maxima, and returns that of packed_row_of_lane().
   __device__ __forceinline__ float merged() {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int round = 0; round < 3; ++round) {
-      const int offset = 16 >> round, half = 4 >> round;
-      const bool upper = lane & offset;
-#pragma unroll
-      for (int v = 0; v < half; ++v) {
-        const Value given = upper ? best[v] : best[v + half], own = upper ? best[v + half] : best[v];
-        best[v] = larger(own, __shfl_xor_sync(kFullWarp, given, offset));
-      }
-    }
-    return static_cast<float>(best[0]);
-  }
-  static __device__ __forceinline__ int row_of_lane() {
-    const int lane = threadIdx.x % 32, group = lane / 4;
-    return group / 2 * 8 + lane % 4 * 2 + group % 2;
+    return static_cast<float>(merge_row_maxima(best, [](Value a, Value b) { return larger(a, b); }));
   }
 };
 
@@ -345,7 +330,7 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
   const PackedRows<Kind::kShort> rows(args.fragments + tile * args.steps * 128);
   int32_t start[4][2];
   load_starts<Kind>(args, tile, start);
-  const int row = PackedMaxima<Kind>::row_of_lane();
+  const int row = packed_row_of_lane();
   const bool row_counts = args.kept[tile] >> row & 1;
   const float row_scale = args.scales[tile * kPackedRows + row];
   const int32_t blocks_of_dims = Kind::kShort ? 1 : args.steps / 4;
@@ -416,8 +401,8 @@ __global__ void __launch_bounds__(kPackedWarps * 32, Kind::kResidentBlocks)
 }
 
 // Adds the partial sums of a query's row tiles, in their order, to scores[i].
-static __global__ void add_row_tiles(const float* partials, int64_t N, int64_t pairs, int32_t row_tiles,
-                                     float* scores) {
+static __global__ void add_partials(const float* partials, int64_t N, int64_t pairs, int32_t row_tiles,
+                                    float* scores) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < pairs;
        i += int64_t{gridDim.x} * blockDim.x) {
     const float* partial = partials + i / N * row_tiles * N + i % N;

@@ -80,6 +80,12 @@ bool loads_words(const PackedCodesCall& call, int64_t bytes) {
 
 }  // namespace
 
+void add_row_tiles(const float* partials, int64_t N, int64_t pairs, int64_t row_tiles, float* scores,
+                   cudaStream_t stream) {
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, 256), 1 << 16));
+  add_partials<<<grid, 256, 0, stream>>>(partials, N, pairs, static_cast<int32_t>(row_tiles), scores);
+}
+
 PackedCodesLaunch plan_packed_codes(const PackedCodesCall& call, int multiprocessors) {
   const Sizes& s = call.sizes;
   PackedCodesLaunch launch;
@@ -133,9 +139,7 @@ cudaError_t launch_packed_codes(const PackedCodesCall& call, const PackedCodesLa
     scaled ? score<4, true>(args, aligned, blocks, stream) : score<4, false>(args, aligned, blocks, stream);
   }
   if (launch.row_tiles > 1) {
-    const int64_t pairs = s.Nq * s.N;
-    const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, 256), 1 << 16));
-    add_row_tiles<<<grid, 256, 0, stream>>>(args.out, s.N, pairs, args.row_tiles, call.scores);
+    add_row_tiles(args.out, s.N, s.Nq * s.N, launch.row_tiles, call.scores, stream);
   }
   return cudaGetLastError();
 }

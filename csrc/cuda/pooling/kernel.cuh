@@ -1,14 +1,22 @@
 // Ward's clustering of documents' tokens on a GPU, a block a document (D. Müllner, arXiv 1109.2378). The
 // steps, and the rules for ties, are those of csrc/cpu/pooling.cpp:
 //
-//   distances   [n, n] doubles in the workspace of the block, both halves, so that a row is contiguous
-//   chain       a row's minimum by all threads: a scan of n doubles, one barrier
-//   join        the union's row and column by all threads: two barriers
+//   distances   [n, n] doubles in the workspace of the block; at first both halves, so a row is contiguous
+//   chain       a row's minimum by all threads: a scan, one barrier. A cluster keeps its nearest until that
+//               is joined to another, and is scanned again when the chain comes to it
+//   join        the union's row by all threads: three barriers
 //   cut         merges ranked by all threads; the tree, of n nodes, by one
 //
-// A document takes about 2 n scans and n joins one after another, each a round trip to L2 or memory, so
-// several blocks share a multiprocessor. Products and sums are rounded one by one: fused multiply-adds would
-// find other clusters than scipy.
+// A join writes the union's row, and no column: of the two places of a distance counts the one in the row
+// that was written last, as the rows' stamps say. A scan gathers what younger rows have of its own, and
+// writes it to its row, which is the youngest then.
+//
+//              x        y                 A cluster x that is scanned after y has been written reads its
+//        x  [  .  ...  old  ... ]         distance from y in row y.
+//        y  [ new ...   .   ... ]
+//
+// Some 2 or 3 n scans and n joins follow one another, and the distances of all documents do not fit into L2.
+// Products and sums are rounded one by one: fused multiply-adds would find other clusters than scipy.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +24,9 @@
 namespace late_interaction {
 
 inline constexpr int kWardThreads = 128;
+inline constexpr int kWardBatch = 9;   // loads that a thread has in flight: with 128 threads, a row of 1,152
+inline constexpr int kWardBlocks = 4;  // of a multiprocessor, without spills
 inline constexpr int kWardTile = 32;   // rows and columns that are mirrored at a time
-inline constexpr int kWardBlocks = 6;  // of a multiprocessor: what shared memory holds at 1030 tokens
 
 template <class Real>
 struct WardArgs {
@@ -27,24 +36,47 @@ struct WardArgs {
   int32_t* labels;
   int32_t* found;  // [documents] -1: there is NaN
   int32_t documents;
-  double* distances;  // [blocks, longest * longest]
-  char* state;        // [blocks, state_bytes], or null: in shared memory
+  double* distances;         // [blocks, longest * longest]
+  struct WardMerge* merges;  // [blocks, longest]
+  char* state;               // [blocks, state_bytes], or null: in shared memory
   int64_t longest;
   int64_t state_bytes;
 };
 
-// What a document of n tokens needs beside its distances. Arrays that are done with make room for later ones.
+struct WardMerge {
+  double distance;
+  int32_t x, y;  // tokens that stand for the two clusters, x the lower
+};
+
+// What a document of n tokens needs beside its distances.
+inline __host__ __device__ int64_t ward_state_bytes(int64_t n) { return 32 * n; }
+
+// The clusters while merges are found.
+struct WardClusters {
+  double* nearest_distance;  // [n]
+  double* chain_distance;    // [n] from a cluster of the chain to the one before it
+  int32_t* nearest;          // [n] the nearest cluster; -1: not known
+  int32_t* stamp;            // [n] of a cluster's row: of two rows the one with the higher stamp is younger
+  int32_t* size;             // [n] tokens of a cluster; 0: it is dead
+  int32_t* chain;            // [n]
+
+  __device__ WardClusters(char* memory, int32_t n)
+      : nearest_distance(reinterpret_cast<double*>(memory)),
+        chain_distance(nearest_distance + n),
+        nearest(reinterpret_cast<int32_t*>(chain_distance + n)),
+        stamp(nearest + n),
+        size(stamp + n),
+        chain(size + n) {}
+};
+
+// The tree of merges while it is cut, in the same place.
 struct WardState {
   double* merge_distance;  // [n]
-  int32_t* merge_x;        // [n] tokens that stand for the clusters; then nodes of the tree, x the lower
+  int32_t* merge_x;        // [n] nodes of the tree, x the lower
   int32_t* merge_y;
   int32_t* order;  // [n] the merges by rising distance
   int32_t* stack;  // [n]
-  int32_t* size;   // [n] tokens of a cluster; 0: it is dead
-  int32_t* chain;  // [n]
-  int32_t* nodes;  // [2n] in the place of the two above: parents, then clusters
-
-  __host__ __device__ static int64_t bytes(int64_t n) { return 32 * n; }
+  int32_t* nodes;  // [2n] parents, then clusters
 
   __device__ WardState(char* memory, int32_t n)
       : merge_distance(reinterpret_cast<double*>(memory)),
@@ -52,9 +84,7 @@ struct WardState {
         merge_y(merge_x + n),
         order(merge_y + n),
         stack(order + n),
-        size(stack + n),
-        chain(size + n),
-        nodes(size) {}
+        nodes(stack + n) {}
 };
 
 struct Nearest {
@@ -125,77 +155,150 @@ __device__ inline double joined_distance(double d_x, double d_y, double d_xy, in
   return __dsqrt_rn(__dsub_rn(__dadd_rn(of_x, of_y), between));
 }
 
-// Cluster x's nearest, the one before it in the chain (or -1) if that is as near.
-__device__ inline Nearest find_nearest(const double* distances, const WardState& state, int32_t n, int32_t x,
-                                       int32_t before, Nearest (*places)[kWardThreads / 32], int& turn) {
-  const double* row = distances + static_cast<int64_t>(x) * n;
-  Nearest nearest{__longlong_as_double(0x7FF0000000000000), INT32_MAX};
-#pragma unroll 8
-  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
-    const double distance = row[i];
-    if (state.size[i] != 0 && i != x && distance < nearest.distance) nearest = {distance, i};
-  }
-  nearest = nearest_of_block(nearest, places, turn);
-  if (before >= 0 && row[before] == nearest.distance) nearest.token = before;
-  return nearest;
-}
-
-// The union of x and y, x the lower, takes the place of y.
-__device__ inline void join(double* distances, const WardState& state, int32_t n, int32_t x, int32_t y,
-                            double distance, int32_t merge) {
-  const int32_t size_x = state.size[x], size_y = state.size[y];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    state.merge_distance[merge] = distance;
-    state.merge_x[merge] = x;
-    state.merge_y[merge] = y;
-    state.size[x] = 0;
-    state.size[y] = size_x + size_y;
-  }
-  const double* row_x = distances + static_cast<int64_t>(x) * n;
-  double* row_y = distances + static_cast<int64_t>(y) * n;
-#pragma unroll 4
-  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
-    if (i == x || i == y) continue;
-    const int32_t size = state.size[i];
-    if (size == 0) continue;
-    const double joined = joined_distance(row_x[i], row_y[i], distance, size_x, size_y, size);
-    row_y[i] = joined;
-    distances[static_cast<int64_t>(i) * n + y] = joined;
-  }
-  __syncthreads();
-}
-
-__device__ inline void find_merges(double* distances, const WardState& state, int32_t n,
-                                   Nearest (*places)[kWardThreads / 32]) {
-  for (int32_t i = threadIdx.x; i < n; i += kWardThreads) state.size[i] = 1;
-  __syncthreads();
-  int32_t length = 0, first = 0;
+// Finds the merges of a document. All threads of the block call all of its functions.
+struct WardChain {
+  double* distances;
+  WardClusters state;
+  int32_t n;
+  Nearest (*places)[kWardThreads / 32];
   int turn = 0;
-  for (int32_t merge = 0; merge < n - 1; ++merge) {
-    int32_t x, before = -1;
-    if (length == 0) {
-      while (state.size[first] == 0) ++first;
-      x = first;
-      length = 1;
-      if (threadIdx.x == 0) state.chain[0] = x;
-    } else {
-      x = state.chain[length - 1];
-      if (length > 1) before = state.chain[length - 2];
+  int32_t clock = 0;
+
+  __device__ WardChain(double* distances_, char* memory, int32_t n_, Nearest (*places_)[kWardThreads / 32])
+      : distances(distances_), state(memory, n_), n(n_), places(places_) {
+    for (int32_t i = threadIdx.x; i < n; i += kWardThreads) {
+      state.size[i] = 1;
+      state.stamp[i] = 0;
+      state.nearest[i] = -1;
     }
-    Nearest nearest;
-    for (;;) {
-      nearest = find_nearest(distances, state, n, x, before, places, turn);
-      if (nearest.token == before) break;
-      if (threadIdx.x == 0) state.chain[length] = nearest.token;
-      ++length;
-      before = x;
-      x = nearest.token;
-    }
-    length -= 2;
-    join(distances, state, n, min(x, before), max(x, before), nearest.distance, merge);
+    __syncthreads();
   }
-}
+
+  __device__ double* row(int32_t x) const { return distances + static_cast<int64_t>(x) * n; }
+
+  // Cluster x's nearest, the lowest of equals.
+  __device__ Nearest scan(int32_t x) {
+    double* own = row(x);
+    const int32_t stamp = state.stamp[x];
+    Nearest nearest{__longlong_as_double(0x7FF0000000000000), INT32_MAX};
+    for (int32_t base = threadIdx.x; base < n; base += kWardThreads * kWardBatch) {
+      double distance[kWardBatch];
+      bool lives[kWardBatch], younger[kWardBatch];
+#pragma unroll
+      for (int b = 0; b < kWardBatch; ++b) {
+        const int32_t i = base + b * kWardThreads;
+        lives[b] = i < n && i != x && state.size[i] != 0;
+        younger[b] = lives[b] && state.stamp[i] > stamp;
+        if (lives[b]) distance[b] = *(younger[b] ? row(i) + x : own + i);
+      }
+#pragma unroll
+      for (int b = 0; b < kWardBatch; ++b) {
+        const int32_t i = base + b * kWardThreads;
+        if (lives[b] && distance[b] < nearest.distance) nearest = {distance[b], i};
+        if (younger[b]) own[i] = distance[b];
+      }
+    }
+    nearest = nearest_of_block(nearest, places, turn);
+    ++clock;
+    if (static_cast<int32_t>(threadIdx.x) ==
+        x % kWardThreads) {  // who alone reads the stamp before a barrier
+      state.stamp[x] = clock;
+      state.nearest[x] = nearest.token;
+      state.nearest_distance[x] = nearest.distance;
+    }
+    return nearest;
+  }
+
+  // Keeps cluster i's nearest. joined: its distance from the union of x and y, in the place of y.
+  __device__ void keep_nearest(int32_t i, int32_t x, int32_t y, double joined) {
+    const int32_t nearest = state.nearest[i];
+    if (nearest < 0) return;
+    if (Nearest{joined, y} < Nearest{state.nearest_distance[i], nearest + 1}) {
+      state.nearest[i] = y;
+      state.nearest_distance[i] = joined;
+    } else if (nearest == x || nearest == y) {
+      state.nearest[i] = -1;
+    }
+  }
+
+  // The union of x and y, x the lower, takes the place of y.
+  __device__ void join(int32_t x, int32_t y, double distance) {
+    __syncthreads();
+    const int32_t size_x = state.size[x], size_y = state.size[y];
+    const int32_t stamp_x = state.stamp[x], stamp_y = state.stamp[y];
+    Nearest nearest{__longlong_as_double(0x7FF0000000000000), INT32_MAX};
+    for (int32_t base = threadIdx.x; base < n; base += kWardThreads * kWardBatch) {
+      double to_x[kWardBatch], to_y[kWardBatch];
+      int32_t size[kWardBatch];
+#pragma unroll
+      for (int b = 0; b < kWardBatch; ++b) {
+        const int32_t i = base + b * kWardThreads;
+        size[b] = i < n && i != x && i != y ? state.size[i] : 0;
+        if (size[b] == 0) continue;
+        to_x[b] = *(state.stamp[i] > stamp_x ? row(i) + x : row(x) + i);
+        to_y[b] = *(state.stamp[i] > stamp_y ? row(i) + y : row(y) + i);
+      }
+#pragma unroll
+      for (int b = 0; b < kWardBatch; ++b) {
+        const int32_t i = base + b * kWardThreads;
+        if (size[b] == 0) continue;
+        const double joined = joined_distance(to_x[b], to_y[b], distance, size_x, size_y, size[b]);
+        row(y)[i] = joined;
+        if (joined < nearest.distance) nearest = {joined, i};
+        keep_nearest(i, x, y, joined);
+      }
+    }
+    nearest = nearest_of_block(nearest, places, turn);
+    ++clock;
+    if (threadIdx.x == 0) {
+      state.size[x] = 0;
+      state.size[y] = size_x + size_y;
+      state.stamp[y] = clock;
+      state.nearest[y] = nearest.token < n ? nearest.token : -1;
+      state.nearest_distance[y] = nearest.distance;
+    }
+    __syncthreads();
+  }
+
+  __device__ void find_merges(WardMerge* merges) {
+    int32_t length = 0, first = 0;
+    for (int32_t merge = 0; merge < n - 1; ++merge) {
+      int32_t x, before = -1;  // the last of the chain, and the one before it, which is as far as `between`
+      double between = 0.0;
+      if (length == 0) {
+        while (state.size[first] == 0) ++first;
+        x = first;
+        length = 1;
+        if (threadIdx.x == 0) state.chain[0] = x;
+      } else {
+        x = state.chain[length - 1];
+        if (length > 1) {
+          before = state.chain[length - 2];
+          between = state.chain_distance[length - 1];
+        }
+      }
+      Nearest nearest;
+      for (;;) {
+        nearest = {state.nearest_distance[x], state.nearest[x]};
+        if (nearest.token < 0) nearest = scan(x);
+        if (before >= 0 && between == nearest.distance) nearest.token = before;
+        if (nearest.token == before) break;
+        if (threadIdx.x == 0) {
+          state.chain[length] = nearest.token;
+          state.chain_distance[length] = nearest.distance;
+        }
+        ++length;
+        before = x;
+        between = nearest.distance;
+        x = nearest.token;
+      }
+      length -= 2;
+      join(min(x, before), max(x, before), nearest.distance);
+      if (threadIdx.x == 0) merges[merge] = {nearest.distance, min(x, before), max(x, before)};
+    }
+    __syncthreads();
+  }
+};
 
 // order[p]: the merge that has p before it, by distance and then by its turn.
 __device__ inline void rank_merges(const WardState& state, int32_t merges) {
@@ -307,8 +410,15 @@ __global__ void __launch_bounds__(kWardThreads, kWardBlocks) ward_cut(const Ward
       if (threadIdx.x == 0) args.found[document] = -1;
       continue;
     }
+    WardMerge* merges = args.merges + blockIdx.x * args.longest;
+    WardChain(distances, memory, n, places).find_merges(merges);
     const WardState state(memory, n);
-    find_merges(distances, state, n, places);
+    for (int32_t m = threadIdx.x; m < n - 1; m += kWardThreads) {
+      state.merge_distance[m] = merges[m].distance;
+      state.merge_x[m] = merges[m].x;
+      state.merge_y[m] = merges[m].y;
+    }
+    __syncthreads();
     rank_merges(state, n - 1);
     for (int32_t i = threadIdx.x; i < 2 * n - 1; i += kWardThreads) state.nodes[i] = i;
     __syncthreads();

@@ -9,7 +9,7 @@ namespace late_interaction {
 
 namespace {
 
-constexpr int64_t kWorkspaceBytes = int64_t{4} << 30;  // at most, but for one block
+constexpr int64_t kWorkspaceBytes = int64_t{6} << 30;  // at most, but for one block
 
 template <class Real>
 cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
@@ -24,7 +24,7 @@ cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
   if (error != cudaSuccess) return error;
   constexpr int64_t kTileBytes = kWardTile * (kWardTile + 1) * sizeof(Real);
   constexpr int64_t kStaticBytes = 1024;  // no less than what the kernel declares
-  const int64_t state = WardState::bytes(longest);
+  const int64_t state = ward_state_bytes(longest);
   const bool fits = state + kStaticBytes <= most_smem;
   launch.state_bytes = fits ? 0 : state;
   launch.smem_bytes = static_cast<int>(std::max(kTileBytes, fits ? state : 0));
@@ -34,7 +34,8 @@ cudaError_t plan(const WardCut& call, int64_t longest, WardLaunch& launch) {
   error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, ward_cut<Real>, kWardThreads,
                                                         launch.smem_bytes);
   if (error != cudaSuccess) return error;
-  const int64_t bytes = longest * longest * int64_t{sizeof(double)} + launch.state_bytes;
+  const int64_t bytes =
+      longest * (longest * int64_t{sizeof(double)} + int64_t{sizeof(WardMerge)}) + launch.state_bytes;
   const int64_t affordable = std::max<int64_t>(kWorkspaceBytes / std::max<int64_t>(bytes, 1), 1);
   launch.blocks = std::min({call.documents, int64_t{multiprocessors} * std::max(resident, 1), affordable});
   launch.workspace_bytes = launch.blocks * bytes;
@@ -45,7 +46,8 @@ template <class Real>
 cudaError_t run(const WardCut& call, int64_t longest, const WardLaunch& launch, void* workspace,
                 cudaStream_t stream) {
   double* distances = static_cast<double*>(workspace);
-  char* state = reinterpret_cast<char*>(distances + launch.blocks * longest * longest);
+  auto* merges = reinterpret_cast<WardMerge*>(distances + launch.blocks * longest * longest);
+  char* state = reinterpret_cast<char*>(merges + launch.blocks * longest);
   const WardArgs<Real> args{.similarities = static_cast<const Real*>(call.similarities),
                             .offsets = call.offsets,
                             .clusters = call.clusters,
@@ -53,6 +55,7 @@ cudaError_t run(const WardCut& call, int64_t longest, const WardLaunch& launch, 
                             .found = call.found,
                             .documents = static_cast<int32_t>(call.documents),
                             .distances = distances,
+                            .merges = merges,
                             .state = launch.state_bytes == 0 ? nullptr : state,
                             .longest = longest,
                             .state_bytes = launch.state_bytes};

@@ -119,6 +119,15 @@ __global__ void __launch_bounds__(kThreads)
   scales[r] = inverse == nullptr ? weight : weight * inverse[r];
 }
 
+__global__ void __launch_bounds__(kThreads)
+    sum_slices(const float* partials, int slices, int64_t rows, float* sums) {
+  const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (r >= rows) return;
+  float sum = 0;
+  for (int slice = 0; slice < slices; ++slice) sum += partials[slice * rows + r];
+  sums[r] = sum;
+}
+
 // A warp for each row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -204,6 +213,12 @@ cudaError_t launch_finish_gradients(const RowsView& rows, int64_t d, Dtype dtype
         <<<grid_of(rows.rows, kThreads / 32, 65536), kThreads, 0, stream>>>(rows, static_cast<int>(d), to);
     return cudaGetLastError();
   });
+}
+
+cudaError_t launch_sum_slices(const float* partials, int slices, int64_t rows, float* sums,
+                              cudaStream_t stream) {
+  sum_slices<<<grid_of(rows, kThreads, INT32_MAX), kThreads, 0, stream>>>(partials, slices, rows, sums);
+  return cudaGetLastError();
 }
 
 cudaError_t launch_weighted_scales(const RowsView& rows, const WeightView& weights, const void* inverse,

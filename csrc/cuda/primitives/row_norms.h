@@ -62,6 +62,10 @@ cudaError_t launch_l2_normalize_rows(Dtype dtype, void* x, int64_t rows, int64_t
 cudaError_t launch_weighted_scales(const RowsView& rows, const WeightView& weights, const void* inverse,
                                    Dtype dtype, void* scales, cudaStream_t stream);
 
+// sums[row] = sum over slices, in order, of partials[slice, row].
+cudaError_t launch_sum_slices(const float* partials, int slices, int64_t rows, float* sums,
+                              cudaStream_t stream);
+
 // With weights: `sums` are the gradients of rows whose weight is 1, and grad_weights, [rows], is set.
 struct GradientSums {
   const void* sums;     // [rows, d], in the type of sums: gradients of the rows as they were multiplied

@@ -74,6 +74,26 @@ struct RowVector {
     return warp_sum(sum);
   }
 
+  // Whether an element is not 0, in the warp.
+  __device__ __forceinline__ bool any() const {
+    bool any = false;
+#pragma unroll
+    for (int p = 0; p < kFragments; ++p) {
+#pragma unroll
+      for (int k = 0; k < kLanes; ++k) any = any || x[p][k] != S(0);
+    }
+    return __any_sync(kFullWarp, any);
+  }
+
+  // Zeros stay zeros, whatever the factor is.
+  __device__ __forceinline__ void scale(S factor) {
+#pragma unroll
+    for (int p = 0; p < kFragments; ++p) {
+#pragma unroll
+      for (int k = 0; k < kLanes; ++k) x[p][k] = x[p][k] == S(0) ? x[p][k] : x[p][k] * factor;
+    }
+  }
+
   // Elements first .. first + kDims of a row; zeros past d, and all of them where the row does not exist.
   static __device__ __forceinline__ RawRow<T, kFragments> fetch(const T* row, int64_t stride, int first,
                                                                 int d, bool exists = true) {
@@ -170,13 +190,7 @@ struct RowVector {
   // 1 / max(||x||, eps), and token * scale is x^. Where eps rules, x^ is linear in x and nothing is projected
   // out. No gradient stays none, even for a token that holds NaN.
   __device__ __forceinline__ void through_normalization(const RowVector& token, S inverse, S scale) {
-    bool any = false;
-#pragma unroll
-    for (int p = 0; p < kFragments; ++p) {
-#pragma unroll
-      for (int k = 0; k < kLanes; ++k) any = any || x[p][k] != S(0);
-    }
-    if (!__any_sync(kFullWarp, any)) return;
+    if (!any()) return;
     const S along = inverse < S(1e12) ? dot(token) * scale * scale : S(0);
 #pragma unroll
     for (int p = 0; p < kFragments; ++p) {

@@ -48,6 +48,10 @@ __device__ __forceinline__ void st_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(x) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_v2_b32(uint32_t address, uint2 x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};\n" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
+
 // The lowest byte of x.
 __device__ __forceinline__ void st_shared_b8(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b8 [%0], %1;\n" ::"r"(address), "r"(x) : "memory");

@@ -37,6 +37,10 @@ struct WgmmaShape;
 template <int kN>
 struct TransposedWgmmaShape;
 
+// The same with operand A in registers, 64 rows of 16 elements as in mma.sync, and an MN-major B.
+template <int kN>
+struct RegisterWgmmaShape;
+
 #include "wgmma_shapes.inc.h"
 
 // A shared-memory descriptor of a K-major matrix: rows of 128 bytes, swizzled as TMA does (16-byte vector ^

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 
+#include "dynamic_smem.h"
+
 namespace late_interaction {
 
 struct LaunchShape {
@@ -19,8 +21,7 @@ struct LaunchShape {
 template <class... Args>
 cudaError_t launch(void (*kernel)(Args...), const LaunchShape& shape, cudaStream_t stream,
                    const Args&... args) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.smem_bytes);
+  const cudaError_t error = allow_dynamic_smem(reinterpret_cast<const void*>(kernel), shape.smem_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2]{};
   unsigned count = 0;

@@ -47,14 +47,16 @@ void take_packed(Args& args, const Inputs& in, const BackwardPlan& plan, const P
   args.row_queries = index.row_queries;
 }
 
-// The weights of packed query tokens, as the kernels of the backward take them; and the sums that grad_Q and
-// the gradient of the weights are finished from. Without weights there is nothing to do.
+// The weights of packed query tokens, as the kernels of the backward take them; and, unless the kernels
+// finish them, the sums that grad_Q and the gradient of the weights are finished from. Without weights there
+// is nothing to do.
 class PackedWeights {
  public:
-  PackedWeights(const Inputs& in, const PackedGradients& to, cudaStream_t stream)
+  PackedWeights(const Inputs& in, const PackedGradients& to, bool finished_by_kernels, cudaStream_t stream)
       : in_(in), to_(to), stream_(stream) {
     if (!to.weights) return;
-    if (to.Q.numel() > 0) sums_ = new_tensor(to.Q, {in.sizes.Lq, in.sizes.d}, score_type(in.dtype));
+    if (to.Q.numel() > 0 && !finished_by_kernels)
+      sums_ = new_tensor(to.Q, {in.sizes.Lq, in.sizes.d}, score_type(in.dtype));
     scales_at_ = in.q_weights.data;
     if (in.q_weights.token_stride == 1) return;
     scales_ = new_tensor(to.Q, {in.sizes.Lq}, score_type(in.dtype));
@@ -67,7 +69,11 @@ class PackedWeights {
 
   void add_to(BackwardArgs& args) const {
     args.q_inverse = scales_at_;
-    if (sums_) args.grad_Q_sums = sums_->data_ptr();
+    if (sums_) {
+      args.grad_Q_sums = sums_->data_ptr();
+    } else if (to_.weights && to_.Q.numel() > 0) {
+      args.grad_weights = to_.weights->data_ptr();
+    }
   }
 
   // grad_Q and the gradient of the weights, from the sums.
@@ -104,7 +110,7 @@ void launch_packed(const Inputs& in, BackwardPlan plan, Args args, const PackedG
   args.grad_Q = need_Q ? to.Q.data_ptr() : nullptr;
   args.grad_D = need_D ? to.D.data_ptr() : nullptr;
   args.grad_d_blocks = need_D ? static_cast<int32_t>(plan.grad_d_grid) : 0;
-  const PackedWeights weights(in, to, stream);
+  const PackedWeights weights(in, to, finishes_weighted_rows(plan, in.dtype), stream);
   weights.add_to(args);
   check(launch_lowmem(args, in.dtype, plan, stream), "gradients");
   weights.finish();

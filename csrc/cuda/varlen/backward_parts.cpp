@@ -137,7 +137,7 @@ void packed_gradients_by_parts(const PackedBackward& call, const PackedParts& pa
   const PackedIndexBuffers buffers(call.in, to.Q);
   const PackedIndex index = buffers.index(call.in);
   check(launch_packed_index(index, stream), "index of packed sequences");
-  const PackedWeights weights(call.in, to, stream);
+  const PackedWeights weights(call.in, to, false, stream);
   const Launches launches(call, index, weights, stream);
   if (to.Q.numel() > 0) launches.grad_Q(to.Q, parts.documents);
   if (to.D.numel() > 0) launches.grad_D(to.D, parts.rows);

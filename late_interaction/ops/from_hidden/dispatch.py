@@ -13,7 +13,7 @@ from torch._C import (
 )
 from torch.autograd import Function
 
-from late_interaction._precision import without_autocast
+from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import library, operators, qualified
 from late_interaction.ops._registration import (
     AUTOCAST_PRECISION,

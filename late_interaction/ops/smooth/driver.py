@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from late_interaction._precision import float32_products, without_autocast
+from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._registration import scores_dtype
 from late_interaction.ops.smooth.operands import Documents, Tokens, queries
 

@@ -12,15 +12,13 @@ struct LoneQueryArgs : BackwardArgs {
   int32_t slices, slice_dims;  // as in LoneQueryPlan
 };
 
-struct ShortGradQArgs : BackwardArgs {
-  int32_t slices, slice_dims, groups, cluster, stage_docs;  // as in ShortGradQPlan
-  Divider by_Ld;
-};
-
-struct ShortGradDArgs : BackwardArgs {
-  // As in ShortGradDPlan.
-  int32_t slices, slice_dims, block_docs, cluster, units, row_bytes, sum_width;
-  Divider by_units, by_vecs;  // vectors of 16 bytes of an embedding
+struct IncidenceArgs : BackwardArgs {
+  TokenView items;  // D for grad_Q, Q for grad_D
+  void* out;        // [rows, d]
+  // As in IncidencePlan.
+  int64_t rows, all_units;
+  int32_t slices, units, block_docs, block_rows, cluster, stages;
+  Divider by_units, by_docs;
 };
 
 }  // namespace late_interaction

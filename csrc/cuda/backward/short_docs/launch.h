@@ -14,8 +14,10 @@ template <class T>
 struct ShortDocsLauncher {
   // grad_D, unless args.grad_D is null, and, unless args.grad_Q is, args.partials and grad_Q from them.
   static cudaError_t lone_query(const LoneQueryArgs& args, const LoneQueryPlan& plan, cudaStream_t stream);
-  static cudaError_t grad_q(const ShortGradQArgs& args, const ShortGradQPlan& plan, cudaStream_t stream);
-  static cudaError_t grad_d(const ShortGradDArgs& args, const ShortGradDPlan& plan, cudaStream_t stream);
 };
+
+// grad_Q or grad_D: defined in launch_incidence.cuh.
+template <class T>
+cudaError_t launch_incidence(const IncidenceArgs& args, const IncidencePlan& plan, cudaStream_t stream);
 
 }  // namespace late_interaction

@@ -48,47 +48,55 @@ bool lone_query_gradients(const Inputs& in, const Sizes& s, const Tensor& grad_s
   return true;
 }
 
+namespace {
+
+// Whether TMA can describe the tokens: none is expanded. (That strides are multiples of 16 bytes, aligned()
+// says.)
+bool fits_tensor_map(const TokenView& x, int64_t length, int64_t items) {
+  constexpr int64_t kMostStride = (int64_t{1} << 40) / 2;  // 2^40 bytes
+  const auto fits = [](int64_t size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride < kMostStride);
+  };
+  return fits(length, x.token_stride) && fits(items, x.item_stride);
+}
+
+// Eight parameters: those of the two functions below, and which of them it is.
+bool incidence_gradient(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
+                        const Destinations& to, bool grad_q, const Device& device, cudaStream_t stream) {
+  const auto plan = plan_incidence(s, in.dtype, aligned(grad_q ? in.D : in.Q, in), grad_q, device);
+  const Tensor& out = grad_q ? to.grad_Q : to.grad_D;
+  const bool described = grad_q ? fits_tensor_map(in.D, s.Ld, s.N) : fits_tensor_map(in.Q, s.Lq, s.Nq);
+  if (!plan || !described || out.numel() == 0 || !writable_in_vectors(to)) return false;
+  STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
+  IncidenceArgs args{};
+  take_winners(args, s, grad_scores, winners);
+  args.items = grad_q ? in.D : in.Q;
+  args.out = out.data_ptr();
+  args.rows = plan->rows;
+  args.all_units = plan->all_units;
+  args.units = plan->units;
+  args.slices = plan->slices;
+  args.block_docs = plan->block_docs;
+  args.block_rows = plan->block_rows;
+  args.cluster = plan->cluster;
+  args.stages = plan->stages;
+  args.by_units = Divider(static_cast<uint32_t>(plan->units));
+  args.by_docs = Divider(static_cast<uint32_t>(plan->block_docs));
+  check(with_half(in.dtype, [&]<class T>() { return launch_incidence<T>(args, *plan, stream); }),
+        grad_q ? "grad_Q of short documents" : "grad_D of short documents");
+  return true;
+}
+
+}  // namespace
+
 bool short_docs_grad_q(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
                        const Destinations& to, const Device& device, cudaStream_t stream) {
-  const auto plan = plan_short_grad_q(s, in.dtype, aligned(in.D, in), device);
-  if (!plan || to.grad_Q.numel() == 0 || !writable_in_vectors(to)) return false;
-  STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
-  ShortGradQArgs args{};
-  take_winners(args, s, grad_scores, winners);
-  args.D = in.D;
-  args.by_Ld = Divider(static_cast<uint32_t>(s.Ld));
-  args.slices = plan->slices;
-  args.slice_dims = plan->slice_dims;
-  args.groups = plan->groups;
-  args.cluster = plan->cluster;
-  args.stage_docs = plan->stage_docs;
-  args.grad_Q = to.grad_Q.data_ptr();
-  check(with_half(in.dtype, [&]<class T>() { return ShortDocsLauncher<T>::grad_q(args, *plan, stream); }),
-        "grad_Q of short documents");
-  return true;
+  return incidence_gradient(in, s, grad_scores, winners, to, true, device, stream);
 }
 
 bool short_docs_grad_d(const Inputs& in, const Sizes& s, const Tensor& grad_scores, const Tensor& winners,
                        const Destinations& to, const Device& device, cudaStream_t stream) {
-  const auto plan = plan_short_grad_d(s, in.dtype, aligned(in.Q, in), device);
-  if (!plan || to.grad_D.numel() == 0 || !writable_in_vectors(to)) return false;
-  STD_TORCH_CHECK(plan->grid <= INT32_MAX, "late_interaction: more than 2^31 - 1 blocks in one backward");
-  ShortGradDArgs args{};
-  take_winners(args, s, grad_scores, winners);
-  args.Q = in.Q;
-  args.grad_D = to.grad_D.data_ptr();
-  args.slices = plan->slices;
-  args.slice_dims = plan->slice_dims;
-  args.block_docs = plan->block_docs;
-  args.cluster = plan->cluster;
-  args.units = plan->units;
-  args.row_bytes = plan->row_bytes;
-  args.sum_width = plan->sum_width;
-  args.by_units = Divider(static_cast<uint32_t>(plan->units));
-  args.by_vecs = Divider(static_cast<uint32_t>(s.d / 8));
-  check(with_half(in.dtype, [&]<class T>() { return ShortDocsLauncher<T>::grad_d(args, *plan, stream); }),
-        "grad_D of short documents");
-  return true;
+  return incidence_gradient(in, s, grad_scores, winners, to, false, device, stream);
 }
 
 }  // namespace late_interaction

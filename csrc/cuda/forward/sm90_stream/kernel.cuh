@@ -1,0 +1,138 @@
+// MaxSim forward on Hopper for up to 32 query rows and many short documents: a stream of memory.
+//
+//     documents w, w + warps, ...  ==TMA==>  ring of warp w  -->  32 query rows, in registers (mma.sync)
+//
+// Such a call takes as long as its documents take to be read. So each warp has a ring of its own, with up to
+// 32 tokens a stage. The rings keep all of a multiprocessor's shared memory under way, no warp waits for
+// another, and a warp asks for its next tile as soon as it has read one. Neighbouring warps take neighbouring
+// documents, so that the device reads one window of memory, which moves on.
+//
+// Who owns what
+//   warp   every (warps of the grid)th document; one lane of it is the producer of its ring (TMA)
+//   lane   what it owns in sm80/kernel_short_docs.cuh, whose operands these are: shares of 16 bytes
+#pragma once
+
+#include "../../primitives/pipeline_state.cuh"
+#include "../../ptx/mbarrier.cuh"
+#include "../../ptx/tma.cuh"
+#include "../sm80/kernel_short_docs.cuh"
+
+namespace late_interaction {
+
+// kSteps: of 64 bytes of an embedding, two to a k chunk.
+template <class Mma_, int kColumnBlocks_, int kSteps_>
+struct StreamTile {
+  using Mma = Mma_;
+  using Element = typename Mma::Element;
+  static constexpr int kRowBlocks = 2, kColumnBlocks = kColumnBlocks_, kSteps = kSteps_;
+  static constexpr bool kWhole = true, kPacked = false;
+  static constexpr int kWarps = stream_warps(8 * kColumnBlocks_, kSteps_ / 2);
+  static constexpr int kRows = 16 * kRowBlocks, kWarpRows = kRows, kColumns = 8 * kColumnBlocks;
+  static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = 1;
+  static constexpr int kStepElements = 64 / sizeof(Element), kShareElements = 16 / sizeof(Element);
+  static constexpr int kStageBytes = kColumns * kSteps * 64;
+
+  static __device__ __forceinline__ int slot(int, int lane, int o) {
+    return slot_after_quad<kWarpRows, kLaneRows>(0, lane, o);
+  }
+};
+
+// The ring of a warp: its lane 0 fills it, all lanes read it.
+template <class Tile>
+struct WarpRing {
+  const ForwardArgs& p;
+  const CUtensorMap* map;
+  uint32_t stages, full;   // shared memory: the tiles, and their mbarriers
+  int32_t j, step, t = 0;  // lane 0: the tile that comes next
+  PipelineState filled, at;
+
+  // Asks for the next tile, if there is one. By lane 0.
+  __device__ __forceinline__ void request() {
+    if (j >= p.N) return;
+    const uint32_t mbarrier = full + 8 * filled.stage, to = stages + filled.stage * Tile::kStageBytes;
+    ptx::mbarrier_arrive_expect_tx(mbarrier, Tile::kStageBytes);
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kSteps / 2; ++chunk) {
+      constexpr int kElements = kKChunkBytes / sizeof(typename Tile::Element);
+      ptx::tma_load_4d(to + chunk * Tile::kColumns * kKChunkBytes, map, mbarrier, chunk * kElements, t, j, 0);
+    }
+    filled.advance(kStreamStages);
+    if ((t += Tile::kColumns) >= p.Ld) {
+      t = 0;
+      j += step;
+    }
+  }
+
+  // Waits for the tile at hand, multiplies it, and asks for another in its place.
+  __device__ __forceinline__ void multiply(
+      ptx::Accumulator (&acc)[Tile::kRowBlocks][Tile::kColumnBlocks],
+      const Share<typename Tile::Element> (&q)[Tile::kHeld][Tile::kSteps]) {
+    ptx::mbarrier_wait_parity(full + 8 * at.stage, at.parity);
+    const uint32_t tile = stages + at.stage * Tile::kStageBytes;
+    const int row = threadIdx.x % 32 / 4, vec = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
+      Share<typename Tile::Element> tokens[Tile::kSteps];
+#pragma unroll
+      for (int s = 0; s < Tile::kSteps; ++s) {
+        const uint32_t chunk = tile + (s / 2 * Tile::kColumns + 8 * n + row) * kKChunkBytes;
+        tokens[s].whole = ptx::ld_shared_v4_b32(chunk + (((s % 2 * 4 + vec) ^ row) << 4));
+      }
+      multiply_shares<Tile>(acc, n, q, tokens);
+    }
+    at.advance(kStreamStages);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) request();
+  }
+};
+
+template <class Tile, bool kWinners>
+__global__ void __launch_bounds__(32 * Tile::kWarps, 1)
+    maxsim_forward_sm90_stream(const __grid_constant__ ForwardArgs p,
+                               const __grid_constant__ TensorMaps maps) {
+#if __CUDA_ARCH__ >= 900
+  using E = typename Tile::Element;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ uint64_t mbarriers[Tile::kWarps * kStreamStages];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int32_t begin = blockIdx.x * Tile::kWarps + warp, step = gridDim.x * Tile::kWarps;
+  WarpRing<Tile> ring{p,
+                      &maps.D,
+                      ptx::smem_address(shared) + warp * kStreamStages * Tile::kStageBytes,
+                      ptx::smem_address(mbarriers + warp * kStreamStages),
+                      begin,
+                      step};
+  if (lane == 0) {
+    ptx::prefetch_tensormap(&maps.D);
+    for (int s = 0; s < kStreamStages; ++s) ptx::mbarrier_init(ring.full + 8 * s, 1);
+    ptx::fence_mbarrier_init();
+  }
+  __syncwarp();
+  const RowTile tile = row_tile(p, 0, Tile::kRows);
+  const DirectRows<Tile> rows(p, tile);
+  ptx::pdl_wait_and_launch_dependents();
+  if (lane == 0) {
+    for (int s = 0; s < kStreamStages; ++s) ring.request();
+  }
+  Share<E> q[Tile::kHeld][Tile::kSteps];
+  rows.load(p, q, 0, 0);
+  LaneRows<Tile> own;
+  own.take(p, tile, 0);
+  for (int32_t j = begin; j < p.N; j += step) {
+    const uint8_t* mask = document_mask(p, 0, j);
+    float maximum[Tile::kHeld];
+    int32_t token[Tile::kHeld];
+    clear_maxima(maximum, token);
+    for (int32_t t = 0; t < p.Ld; t += Tile::kColumns) {
+      const uint64_t valid = valid_tokens<Tile>(p, mask, t);
+      ptx::Accumulator acc[Tile::kRowBlocks][Tile::kColumnBlocks] = {};
+      ring.multiply(acc, q);
+      fold_tile<Tile, kWinners>(acc, maximum, token, t, valid);
+    }
+    reduce_quad<Tile::kHeld, kWinners>(maximum, token);
+    finish_document<E, Tile, kWinners>(p, tile, own, 0, j, maximum, token);
+  }
+#endif
+}
+
+}  // namespace late_interaction

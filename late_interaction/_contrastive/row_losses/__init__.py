@@ -1,0 +1,1 @@
+"""Losses of each query that follow from sums over its logits."""

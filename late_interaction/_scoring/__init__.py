@@ -1,0 +1,1 @@
+"""What functions that score have in common: options, warnings, calls of operators."""

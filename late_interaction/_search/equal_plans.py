@@ -1,0 +1,89 @@
+"""Calls of a search that a GPU plans alike, so that a document's score has the same bits in each of them.
+
+The planner looks at the number of documents: those of a small call may be split over blocks or go to another
+kernel, whose sums round differently. A corpus is scored in calls of many sizes, which depend on how it is cut
+into chunks and shards. :class:`Alike` gives all of them the plan of one size, that of the whole corpus.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction import ops
+from late_interaction._scoring.precision import float32_precision
+
+# Documents, the mask of their tokens and the scales of codes, to scores [Nq, documents].
+Score = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+
+# The planner's rules of capacity look at up to a GiB: a size below them serves calls of any size.
+_BYTES = 256 << 20
+_NAMES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8",
+}  # fmt: skip
+
+
+class Alike:
+    """The size of call whose plan all calls of a search get.
+
+    Args:
+        Q, D: ``[Nq, Lq, d]`` and ``[Nd, Ld, d]``, or some of the documents.
+        documents: of the whole corpus.
+        masked, normalize, precision: what else a plan depends on.
+    """
+
+    def __init__(
+        self, Q: Tensor, D: Tensor, documents: int, masked: bool, normalize: bool, precision: str | None
+    ) -> None:
+        self._size = max(min(documents, _BYTES // max(D[:1].numel() * D.element_size(), 1)), 1)
+        self._call: tuple[Any, ...] | None = None
+        if Q.is_cuda and ops.cuda_missing is None and Q.dtype in _NAMES:
+            with torch.cuda.device(Q.device):
+                device = ops.cuda_capability(), torch.cuda.get_device_properties().multi_processor_count
+            if precision is None:
+                precision = float32_precision("cuda") if Q.dtype == torch.float32 else "highest"
+            options = (_NAMES[Q.dtype], precision, masked, normalize, "forward", "auto")
+            self._call = (Q.shape[0], (Q.shape[1], *D.shape[1:]), options, device)
+
+    def scores(self, score: Score, D: Tensor, d_mask: Tensor | None, scale: Tensor | None) -> Tensor:
+        """``score(D, d_mask, scale)``, in calls that are planned alike: of parts, or with documents of zeros
+        behind these."""
+        count = D.shape[0]
+        if self._fits(count):
+            return score(D, d_mask, scale)
+        if count > self._size:
+            parts = zip(*(_split(x, count, self._size) for x in (D, d_mask, scale)), strict=True)
+            return torch.cat([self.scores(score, *part) for part in parts], dim=1)
+        wanted = count
+        while not self._fits(wanted):
+            wanted = min(2 * wanted, self._size)
+        return score(*(_padded(x, wanted) for x in (D, d_mask, scale)))[:, :count]
+
+    def _fits(self, count: int) -> bool:
+        if self._call is None or count in (0, self._size):
+            return True
+        return _plan(count, *self._call) == _plan(self._size, *self._call)
+
+
+@lru_cache(maxsize=1024)
+def _plan(N: int, Nq: int, sizes: tuple[int, ...], options: tuple[Any, ...], device: tuple[int, int]) -> str:
+    """The plan of a call without what changes no sum: the grid, and the reason in words."""
+    text: str = ops.explain_plan(False, Nq, N, *sizes, *options, *device)
+    return "\n".join(line for line in text.splitlines() if not line.startswith(("grid", "why")))
+
+
+def _split(x: Tensor | None, count: int, size: int) -> Any:
+    return [None] * -(-count // size) if x is None else x.split(size)
+
+
+def _padded(x: Any, count: int) -> Any:
+    if x is None or x.dim() == 0:
+        return x
+    room = torch.zeros(
+        (count, *x.shape[1:]), dtype=torch.uint8 if x.itemsize == 1 else x.dtype, device=x.device
+    )
+    room[: x.shape[0]] = x.view(room.dtype)
+    return room.view(x.dtype)

@@ -1,0 +1,125 @@
+"""The state of a search, which is checked before it is taken; and the ranges of documents that it saw."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from late_interaction._search.selection import MOST_DOCUMENTS, select
+
+Ranges = list[list[int]]  # [first, stop] of documents, rising, with gaps between them
+
+_FOUND = ("scores", "indices", "seen", "next", "ranges")
+
+
+def joined(ranges: Ranges, others: Ranges) -> Ranges:
+    """Both, where they have no document in common."""
+    found: Ranges = []
+    for first, stop in sorted([*ranges, *others]):
+        if found and first < found[-1][1]:
+            common = min(stop, found[-1][1])
+            raise ValueError(f"documents {first} to {common - 1} were searched twice: they would count twice")
+        if found and first == found[-1][1]:
+            found[-1] = [found[-1][0], stop]
+        else:
+            found.append([first, stop])
+    return found
+
+
+def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a state, once those that name the search are compared. One of an older version names no
+    ranges: its search began at the first document."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a dict from TopK.state_dict(), got {type(state).__name__}")
+    found: dict[str, Any] = dict(state)
+    if "seen" in found and not found.get("ranges"):
+        _check_count("seen", found["seen"])
+        if found["seen"]:
+            found |= {"next": found["seen"], "ranges": [[0, found["seen"]]]}
+    wanted = (*_FOUND, *search)
+    missing = [name for name in wanted if name not in found]
+    if missing == list(search):
+        raise ValueError(
+            f"state does not say what it was searched with ({', '.join(search)}): it is of an older version."
+            " If it was searched as this TopK is, load {**best.state_dict(), **state}; else search again"
+        )
+    if missing:
+        raise ValueError(f"state must have the entries {', '.join(wanted)}: {', '.join(missing)} missing")
+    unknown = [str(name) for name in found if name not in wanted]
+    if unknown:
+        raise ValueError(f"state must have no entries but {', '.join(wanted)}: got {', '.join(unknown)}")
+    for name, mine in search.items():
+        theirs = found[name]
+        if type(theirs) is not type(mine) or theirs != mine:
+            raise ValueError(f"{name} of the state must be {mine!r}, as in this search, got {theirs!r}")
+    return found
+
+
+def check_found(state: dict[str, Any], Nq: int, dtype: torch.dtype, k: int) -> None:
+    """What a search for k documents has found once it has seen so many."""
+    scores, indices, seen = state["scores"], state["indices"], state["seen"]
+    _check_count("seen", seen)
+    _check_count("next", state["next"])
+    shape = [Nq, min(k, seen)]
+    for name, x, wanted in (("scores", scores, dtype), ("indices", indices, torch.int64)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} of the state must be a torch.Tensor, got {type(x).__name__}")
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(f"{name} of the state must be a dense tensor, got {x.layout}")
+        if list(x.shape) != shape or x.dtype != wanted:
+            raise ValueError(
+                f"{name} of the state must be {wanted} {shape} after {seen} documents,"
+                f" got {x.dtype} {list(x.shape)}"
+            )
+    _check_ranges(state["ranges"], seen)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} of the state must be an int, got {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"{name} of the state must not be negative, got {value}")
+
+
+def _check_ranges(ranges: Any, seen: int) -> None:
+    """Rising pairs of documents, as many as were seen."""
+    count, before = 0, -1
+    for entry in ranges if isinstance(ranges, Sequence) else [None]:
+        if not isinstance(entry, Sequence) or [type(x) for x in entry] != [int, int]:
+            raise TypeError("ranges of the state must be a list of [first, stop] documents")
+        first, stop = entry
+        if not before < first < stop <= MOST_DOCUMENTS:
+            raise ValueError(f"ranges of the state must rise, got {[list(x) for x in ranges]}")
+        count, before = count + stop - first, stop
+    if count != seen:
+        raise ValueError(f"ranges of the state must hold the {seen} documents that were seen, got {count}")
+
+
+def check_order(state: dict[str, Any], k: int, largest: bool) -> None:
+    """Documents that were seen, best first."""
+    scores, indices = state["scores"], state["indices"]
+    if scores.numel() == 0:
+        return
+    indices = indices.to(scores.device)
+    edges = torch.tensor(state["ranges"], dtype=torch.int64, device=scores.device).flatten()
+    outside = torch.searchsorted(edges, indices.contiguous(), right=True) % 2 == 0
+    if bool(outside.any()):
+        low, high = (int(x) for x in indices.aminmax())
+        raise ValueError(f"indices of the state must lie in {_shown(state['ranges'])}, got {low} to {high}")
+    _, ordered = select(*by_index(scores, indices), k, largest)
+    if not torch.equal(ordered, indices):
+        order = "highest" if largest else "lowest"
+        raise ValueError(f"scores of the state must begin with the {order}, as largest={largest} orders them")
+
+
+def _shown(ranges: Ranges) -> str:
+    return " and ".join(f"[{first}, {stop})" for first, stop in ranges)
+
+
+def by_index(scores: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns of each row by ascending index, as float64 scores want them to be chosen from."""
+    if scores.dtype != torch.float64:
+        return scores, indices
+    order = indices.argsort(dim=-1)
+    return scores.gather(-1, order), indices.gather(-1, order)

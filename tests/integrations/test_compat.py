@@ -1,0 +1,234 @@
+"""What the patches of other libraries ask before they take a call over."""
+
+import importlib.metadata
+import sys
+from importlib.machinery import PathFinder
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import colpali_compat, pylate_compat
+from late_interaction._patches.compat import package_at_least, served
+
+
+@pytest.mark.parametrize(
+    ("installed", "minimum", "is_later"),
+    [
+        ("1.5.1", "1.5.1", True),
+        ("1.10.0", "1.5.1", True),  # by number, not by letter
+        ("1.5", "1.5.1", False),
+        ("1.5.0.post1", "1.5.1", False),
+        ("1.5.1rc1", "1.5.1", True),  # what the release will have
+        ("2", "1.5.1", True),
+        ("unknown", "1.5.1", False),
+    ],
+)
+def test_releases_are_compared_by_number(monkeypatch, installed, minimum, is_later):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+    assert package_at_least("some-package", minimum) is is_later
+
+
+def test_a_package_that_is_not_installed_is_no_release():
+    assert not package_at_least("no-such-package-anywhere", "0")
+
+
+Q, D = torch.randn(2, 3, 8), torch.randn(4, 5, 8)
+REFUSED = {
+    "integers": (Q.int(), D.int()),
+    "two dtypes": (Q, D.bfloat16()),
+    "two devices": (Q, D.to("meta")),
+    "a device without kernels": (Q.to("meta"), D.to("meta")),
+    "two widths": (Q, D[..., :5]),
+    "nothing": (Q[:0], D),
+    "documents of no token": (Q, D[:, :0]),
+}
+
+
+def test_embeddings_are_served(device, monkeypatch):
+    q, d = Q.to(device), D.to(device)
+    assert all(
+        served(q.to(t), d.to(t)) for t in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    )
+    with torch.autocast(device, torch.bfloat16):
+        assert served(q, d.bfloat16())
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "0")
+    assert served(q, d)
+    monkeypatch.setenv("LATE_INTERACTION_DISABLE", "1")
+    assert not served(q, d)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_rest_is_not(what):
+    assert not served(*REFUSED[what])
+
+
+@pytest.mark.gpu
+def test_a_gpu_without_kernels_is_not_served(monkeypatch):
+    from late_interaction._patches import compat as _compat
+
+    _compat.has_kernels.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    try:
+        assert not served(Q.cuda(), D.cuda())
+    finally:
+        _compat.has_kernels.cache_clear()
+
+
+# ---- what a patch says where there is nothing to patch ----
+
+PATCHES = {
+    "colpali-engine": (li.patch_colpali_engine, li.unpatch_colpali_engine, "colpali-engine 0.3.10 to 0.3.18"),
+    "pylate": (li.patch_pylate, li.unpatch_pylate, "pylate 1.3.3 to 1.6"),
+    "sentence-transformers": (
+        li.patch_sentence_transformers,
+        li.unpatch_sentence_transformers,
+        "sentence-transformers 6.0 to 6.2",
+    ),
+}
+FAILURES = {
+    "a missing package": ("import no_such_pillow", "ModuleNotFoundError: No module named 'no_such_pillow'"),
+    "another exception": ("raise OSError('libcuda\\n  is gone')", "OSError: libcuda is gone"),
+    "a long one": ("raise RuntimeError('x ' * 10000)", "RuntimeError: x x "),
+}
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Puts a package of some release, whose modules hold what is given, where Python looks first."""
+
+    def installed(package, release, modules):
+        for name in list(sys.modules):
+            if name.split(".")[0] == package.replace("-", "_"):
+                monkeypatch.delitem(sys.modules, name)
+        metadata = tmp_path / f"{package.replace('-', '_')}-{release}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
+        for path, code in modules.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    before = set(sys.modules)
+    yield installed
+    for _, unpatch, _ in PATCHES.values():
+        unpatch()
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("package", PATCHES)
+def test_a_package_that_does_not_import_is_named_with_the_cause(install, package, failure):
+    patch, unpatch, needed = PATCHES[package]
+    code, cause = FAILURES[failure]
+    install(package, "1.4.0", {f"{package.replace('-', '_')}/__init__.py": code})
+    with pytest.raises(ImportError) as caught:
+        patch()
+    said = str(caught.value)
+    assert said.startswith(
+        f"{patch.__name__}() needs {needed}, and found {package} 1.4.0, which does not import: {cause}"
+    )
+    assert len(said) < 500 and "\n" not in said and caught.value.__cause__ is not None
+    unpatch()
+
+
+@pytest.mark.parametrize("package", PATCHES)
+def test_a_package_that_is_not_there(monkeypatch, package):
+    patch, _, needed = PATCHES[package]
+    name = package.replace("-", "_")
+    for loaded in [module for module in sys.modules if module.split(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    with pytest.raises(ImportError) as caught:
+        patch()
+    assert str(caught.value) == f"{patch.__name__}() needs {needed}, and found none"
+
+
+def test_a_package_without_the_places_is_named(install):
+    empty = ("__init__", "loss/__init__", "utils/__init__")
+    modules = (*empty, "loss/late_interaction_losses", "utils/processing_utils")
+    install("colpali-engine", "0.2.0", {f"colpali_engine/{name}.py": "" for name in modules})
+    with pytest.raises(
+        ImportError, match=r"found colpali-engine 0\.2\.0, which has none of what is patched$"
+    ):
+        li.patch_colpali_engine()
+
+
+LOSSES = "class ColbertLoss:\n    def forward(self): return 'their own'\n"
+
+
+def test_what_does_not_import_is_named_beside_what_does(install):
+    """The losses are patched; processing, which needs what is missing, is not."""
+    packages = dict.fromkeys([f"colpali_engine/{name}__init__.py" for name in ("", "loss/", "utils/")], "")
+    losses = {"colpali_engine/loss/late_interaction_losses.py": LOSSES}
+    broken = {"colpali_engine/utils/processing_utils.py": "import no_such_pillow"}
+    install("colpali-engine", "0.3.12", packages | losses | broken)
+    why = r"processing_utils does not import \(ModuleNotFoundError: No module named 'no_such_pillow'\)"
+    with pytest.warns(RuntimeWarning, match=f"did not find .*score_multi_vector.*{why}"):
+        li.patch_colpali_engine()
+    loss = importlib.import_module("colpali_engine.loss.late_interaction_losses").ColbertLoss
+    assert loss.forward.__globals__["torch"] is colpali_compat._TORCH
+    # Unpatching asks for no module again: whatever became of them, the classes get back what they had.
+    for name in list(sys.modules):
+        if name.startswith("colpali_engine"):
+            del sys.modules[name]
+    li.unpatch_colpali_engine()
+    assert "torch" not in loss.forward.__globals__ and not colpali_compat._EXCHANGES
+
+
+SCORES = "def colbert_scores(): pass\ndef colbert_kd_scores(): pass\n"
+
+
+def test_a_loss_that_does_not_import_leaves_pylate_as_it_was(install):
+    files = dict.fromkeys([f"pylate/{name}__init__.py" for name in ("", "scores/", "losses/")], "")
+    files["pylate/scores/scores.py"] = SCORES
+    files["pylate/losses/distillation.py"] = "import no_such_datasets"
+    install("pylate", "1.4.0", files)
+    with pytest.raises(ImportError, match=r"pylate 1\.4\.0, which does not import: .*'no_such_datasets'"):
+        li.patch_pylate()
+    scores = importlib.import_module("pylate.scores.scores")
+    assert scores.colbert_scores.__module__ == "pylate.scores.scores" and not pylate_compat._ORIGINAL
+
+
+def test_the_cause_is_not_hidden_by_the_module_of_another_release(install):
+    """pylate.scores.scores is there, and what it needs is not; pylate.scores.colbert is of later releases."""
+    files = dict.fromkeys(["pylate/__init__.py", "pylate/scores/__init__.py"], "")
+    install("pylate", "1.4.0", {**files, "pylate/scores/scores.py": "import no_such_numpy"})
+    with pytest.raises(ImportError, match="'no_such_numpy'"):
+        li.patch_pylate()
+
+
+def test_a_release_without_multi_vector_encoder_is_named(install):
+    """As Sentence Transformers 5 is."""
+    files = dict.fromkeys([f"sentence_transformers/{name}__init__.py" for name in ("", "util/")], "")
+    files["sentence_transformers/util/similarity.py"] = "def cos_sim(a, b): pass\n"
+    install("sentence-transformers", "5.3.0", files)
+    with pytest.raises(
+        ImportError, match=r"sentence-transformers 5\.3\.0, which does not import: .*encoder'"
+    ):
+        li.patch_sentence_transformers()
+
+
+def test_functions_of_sentence_transformers_are_patched_where_its_losses_do_not_import(install):
+    names = (
+        "",
+        "util/",
+        "multi_vector_encoder/",
+        "multi_vector_encoder/scoring/",
+        "multi_vector_encoder/losses/",
+    )
+    files = {f"sentence_transformers/{name}__init__.py": "" for name in names}
+    files["sentence_transformers/multi_vector_encoder/losses/__init__.py"] = "import no_such_tqdm"
+    scores = "def _maxsim_score_pairs(a, b, a_mask, b_mask): return 'its own'\n"
+    files["sentence_transformers/util/similarity.py"] = scores
+    files["sentence_transformers/multi_vector_encoder/scoring/colbert.py"] = ""
+    install("sentence-transformers", "6.1.0", files)
+    why = r"losses does not import \(ModuleNotFoundError: No module named 'no_such_tqdm'\)"
+    with pytest.warns(RuntimeWarning, match=f"did not find .*NegativesRankingLoss.*{why}"):
+        li.patch_sentence_transformers()
+    function = importlib.import_module("sentence_transformers.util.similarity")._maxsim_score_pairs
+    assert "chunks" in function.__code__.co_names
+    li.unpatch_sentence_transformers()
+    assert function(0, 0, None, None) == "its own"

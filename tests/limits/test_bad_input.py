@@ -1,0 +1,303 @@
+"""Every bad argument is a TypeError or ValueError that names it, what came and what is wanted."""
+
+import warnings
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction.backward import maxsim_backward_lowmem, maxsim_backward_unified
+from late_interaction.forward import maxsim_forward
+from late_interaction.topk import maxsim_topk
+
+Q = torch.randn(3, 5, 8)
+D = torch.randn(4, 7, 8)
+KD = torch.randn(3, 2, 7, 8)
+PAIRS = torch.randn(3, 7, 8)
+ONES = torch.ones
+with warnings.catch_warnings():  # PyTorch says that these are in beta, or on their way out
+    warnings.simplefilter("ignore")
+    CSR = Q[0].to_sparse_csr()
+    NESTED = torch.nested.nested_tensor([Q[0], Q[1, :2]])
+    JAGGED = torch.nested.nested_tensor([D[0], D[1, :2]], layout=torch.jagged)
+    QUANTIZED = torch.quantize_per_tensor(Q, 0.1, 0, torch.qint8)
+
+
+def boolean(*shape):
+    return torch.ones(*shape, dtype=torch.bool)
+
+
+# What may come instead of Q and D, the exception, and words that its message must hold.
+TOKENS = {
+    "Q is a list": ((Q.tolist(), D), TypeError, ["Q", "torch.Tensor", "list"]),
+    "D is a numpy array": ((Q, D.numpy()), TypeError, ["D", "torch.Tensor", "ndarray"]),
+    "D is None": ((Q, None), TypeError, ["D", "torch.Tensor", "NoneType"]),
+    "integers": ((Q.int(), D.int()), TypeError, ["Q", "bfloat16", "torch.int32"]),
+    "complex": ((Q, D.to(torch.complex64)), TypeError, ["D", "bfloat16", "complex64"]),
+    "bool": ((Q.bool(), D.bool()), TypeError, ["Q", "torch.bool"]),
+    "fp8": ((Q.to(torch.float8_e4m3fn), D), TypeError, ["Q", "float8_e4m3fn"]),
+    "dtype mismatch": ((Q, D.bfloat16()), TypeError, ["Q and D", "float32", "bfloat16"]),
+    "double and float": ((Q.double(), D), TypeError, ["Q and D", "float64", "float32"]),
+    "device mismatch": ((Q, D.to("meta")), ValueError, ["Q and D", "cpu", "meta"]),
+    "sparse": ((Q, D.to_sparse()), TypeError, ["D", "dense", "sparse_coo"]),
+    "sparse CSR": ((CSR, D), TypeError, ["Q", "dense", "sparse_csr"]),
+    "nested": ((NESTED, D), TypeError, ["Q", "nested"]),
+    "jagged": ((Q, JAGGED), TypeError, ["D", "nested"]),
+    "quantized": ((QUANTIZED, D), TypeError, ["Q", "qint8"]),
+    "d mismatch": ((Q, D[..., :7]), ValueError, ["Q and D", "[3, 5, 8]", "[4, 7, 7]"]),
+    "d is 0": ((Q[..., :0], D[..., :0]), ValueError, ["at least 1", "[3, 5, 0]"]),
+}
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["first", "later"])
+def later(request, monkeypatch):
+    """The process's first call goes another way: it looks at the norms."""
+    monkeypatch.setattr(li._scoring.norm_warning, "checked", request.param)
+
+
+@pytest.mark.parametrize("function", [li.maxsim, li.maxsim_with_winners, maxsim_forward])
+@pytest.mark.parametrize("bad", TOKENS)
+def test_tokens(bad, function):
+    (q, d), error, words = TOKENS[bad]
+    with pytest.raises(error) as caught:
+        function(q, d)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", TOKENS)
+@pytest.mark.parametrize("function", [li.maxsim_pairs, maxsim_topk, li.retrieve])
+def test_tokens_of_the_other_functions(bad, function):
+    (q, d), error, words = TOKENS[bad]
+    with pytest.raises(error) as caught:
+        function(q, d, *([2] if function is not li.maxsim_pairs else []))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+RANKS = {
+    "Q of rank 1": ((Q[0, 0], D), ["Q", "[Nq, Lq, d]", "[8]"]),
+    "Q of rank 4": ((Q[None], D), ["Q", "[Nq, Lq, d]", "[1, 3, 5, 8]"]),
+    "D of rank 1": ((Q, D[0, 0]), ["D", "[Nq, K, Ld, d]", "[8]"]),
+    "D of rank 5": ((Q, KD[None]), ["D", "[Nq, K, Ld, d]", "[1, 3, 2, 7, 8]"]),
+    "scalar": ((torch.tensor(1.0), D), ["Q", "[]"]),
+    "KD of another batch": ((Q[:2], KD), ["[2, 5, 8]", "[3, 2, 7, 8]"]),
+    "KD with one query": ((Q[0], KD), ["[5, 8]", "[3, 2, 7, 8]"]),
+}
+
+
+@pytest.mark.parametrize("bad", RANKS)
+def test_ranks(bad):
+    tokens, words = RANKS[bad]
+    for masks in ((), (boolean(3, 5), boolean(4, 7))):  # which fit no better: the tokens come first
+        with pytest.raises(ValueError) as caught:
+            li.maxsim(*tokens, *masks)
+        assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("tokens", [(Q, D), (Q[0], PAIRS[0]), (Q, KD)], ids=["batches", "2-D", "4-D"])
+def test_pairs_want_equal_batches(tokens):
+    with pytest.raises(ValueError, match="maxsim_pairs needs"):
+        li.maxsim_pairs(*tokens)
+
+
+MASKS = {
+    "float": ((ONES(3, 5), None), TypeError, ["q_mask", "bool", "float32"]),
+    "float d_mask": ((None, ONES(4, 7).half()), TypeError, ["d_mask", "bool", "float16"]),
+    "list": ((None, [[True] * 7] * 4), TypeError, ["d_mask", "torch.Tensor", "list"]),
+    "too short": ((boolean(3, 4), None), ValueError, ["q_mask", "[3, 5]", "[3, 4]"]),
+    "of the other tokens": ((boolean(4, 7), None), ValueError, ["q_mask", "[3, 5]", "[4, 7]"]),
+    "needs broadcasting": ((None, boolean(1, 7)), ValueError, ["d_mask", "[4, 7]", "[1, 7]"]),
+    "one row for a batch": ((None, boolean(7)), ValueError, ["d_mask", "[4, 7]", "[7]"]),
+    "with d": ((None, boolean(4, 7, 8)), ValueError, ["d_mask", "[4, 7]", "[4, 7, 8]"]),
+    "KD mask in-batch": ((None, boolean(3, 4, 7)), ValueError, ["d_mask", "[4, 7]", "[3, 4, 7]"]),
+    "elsewhere": ((boolean(3, 5).to("meta"), None), ValueError, ["q_mask", "cpu", "meta"]),
+    "sparse": ((None, boolean(4, 7).to_sparse()), TypeError, ["d_mask", "dense", "sparse"]),
+}
+
+
+@pytest.mark.parametrize("bad", MASKS)
+@pytest.mark.parametrize("function", [li.maxsim, lambda *a: maxsim_topk(a[0], a[1], 2, *a[2:])])
+def test_masks(bad, function):
+    masks, error, words = MASKS[bad]
+    with pytest.raises(error) as caught:
+        function(Q, D, *masks)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_masks_of_other_layouts():
+    with pytest.raises(ValueError, match=r"d_mask must be \[3, 2, 7\], the shape of D without d"):
+        li.maxsim(Q, KD, None, boolean(3, 7))
+    with pytest.raises(ValueError, match="d_mask"):
+        li.maxsim_pairs(Q, PAIRS, None, boolean(3, 1, 7))
+
+
+@pytest.mark.parametrize("winners", ["keep", "none", "", "Save", 1, True])
+def test_unknown_winners(winners):
+    for call in (
+        lambda: li.maxsim(Q, D, winners=winners),
+        lambda: li.maxsim_pairs(Q, PAIRS, winners=winners),
+    ):
+        with pytest.raises(ValueError, match=r"winners must be one of \('save', 'recompute'\) or None, got"):
+            call()
+
+
+@pytest.mark.parametrize("backward", ["atomic", "csr", "fast", "", "AUTO", 1, True])
+def test_unknown_backward(backward):
+    for call in (
+        lambda: li.maxsim(Q, D, backward=backward),
+        lambda: li.maxsim_pairs(Q, PAIRS, backward=backward),
+        lambda: li.MaxSimScorer(backward=backward),
+    ):
+        with pytest.raises(ValueError, match="backward must be one of") as caught:
+            call()
+        assert "lowmem" in str(caught.value) and repr(backward) in str(caught.value)
+
+
+@pytest.mark.parametrize("backward", ["auto", "lowmem", "unified", None])
+def test_known_backward(backward):
+    li.maxsim(Q, D, backward=backward)
+
+
+@pytest.mark.parametrize("precision", ["exact", "tf32", "HIGH", 32, torch.float32])
+def test_unknown_precision(precision):
+    for call in (
+        lambda: li.maxsim(Q, D, precision=precision),
+        lambda: li.maxsim(Q.bfloat16(), D.bfloat16(), precision=precision),
+        lambda: li.maxsim_with_winners(Q, D, precision=precision),
+        lambda: maxsim_topk(Q, D, 2, precision=precision),
+        lambda: li.MaxSimScorer(precision=precision),
+    ):
+        with pytest.raises(ValueError, match="precision must be one of"):
+            call()
+
+
+@pytest.mark.parametrize("normalize", [1, "yes", None, torch.tensor(True), torch.ones(2)])
+def test_normalize_is_a_bool(normalize):
+    with pytest.raises(TypeError, match="normalize must be True or False"):
+        li.maxsim(Q, D, normalize=normalize)
+    with pytest.raises(TypeError, match="normalize must be True or False"):
+        li.MaxSimScorer(normalize=normalize)
+
+
+@pytest.mark.parametrize(
+    ("k", "error"), [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("2", TypeError)]
+)
+def test_top_k(k, error):
+    with pytest.raises(error, match="top_k must be"):
+        li.retrieve(Q, D, k)
+    with pytest.raises(error, match="chunk must be"):
+        li.retrieve(Q, D, 1, chunk=k)
+    with pytest.raises(error, match="k must be"):
+        maxsim_topk(Q, D, k)
+    with pytest.raises(error, match="chunk_size must be"):
+        maxsim_topk(Q, D, 1, chunk_size=k)
+
+
+@pytest.mark.parametrize("k", [True, None, torch.tensor(2)])
+def test_top_k_is_an_int(k):
+    with pytest.raises(TypeError, match="top_k must be an int"):
+        li.retrieve(Q, D, k)
+
+
+def test_retrieval_takes_no_candidates_of_each_querys_own():
+    with pytest.raises(ValueError, match=r"D must be \[Nd, Ld, d\]"):
+        li.retrieve(Q, KD, 1)
+
+
+def test_progress():
+    with pytest.raises(TypeError, match="progress must be"):
+        li.retrieve(Q, D, 1, progress="bar")
+
+
+def test_integers_require_no_gradient():
+    with pytest.raises(TypeError, match="Q must be bfloat16"):
+        li.maxsim(Q.long(), D.requires_grad_())
+
+
+@pytest.mark.parametrize("token", [True, False, 1.0, "[PAD]", torch.tensor(0)])
+def test_the_padding_token_is_an_id(token):
+    wanted = "mask_pad_token must be the id of the padding token, an int, or None, got"
+    with pytest.raises(TypeError, match=wanted):
+        li.MaxSimScorer(mask_pad_token=token)
+
+
+def test_scorer_ids():
+    with pytest.raises(ValueError, match="mask_pad_token"):
+        li.MaxSimScorer().forward_with_ids(Q, D, ONES(3, 5).long(), ONES(4, 7).long())
+    scorer = li.MaxSimScorer(mask_pad_token=0)
+    with pytest.raises(TypeError, match="q_ids must be an integer tensor"):
+        scorer.forward_with_ids(Q, D, ONES(3, 5), ONES(4, 7).long())
+    with pytest.raises(ValueError, match="d_mask"):
+        scorer.forward_with_ids(Q, D, ONES(3, 5).long(), ONES(4, 6).long())
+    with pytest.raises(TypeError, match="mask_pad_token"):
+        li.MaxSimScorer(mask_pad_token="[PAD]")
+
+
+GRAD, ARGMAX = ONES(3, 4), torch.zeros(12, 5, dtype=torch.int32)
+BACKWARD = {
+    "grad_scores of a wrong shape": ((ONES(4, 3), Q, D, ARGMAX), ValueError, "grad_scores must be"),
+    "grad_scores of integers": ((ONES(3, 4).int(), Q, D, ARGMAX), TypeError, "grad_scores must be"),
+    "argmax of a wrong shape": ((GRAD, Q, D, ARGMAX.view(3, 4, 5)), ValueError, "argmax must be"),
+    "argmax of floats": ((GRAD, Q, D, ARGMAX.float()), TypeError, "argmax must be"),
+    "argmax missing": ((GRAD, Q, D, None), TypeError, "argmax must be"),
+    "argmax elsewhere": ((GRAD, Q, D, ARGMAX.to("meta")), ValueError, "on the device of Q"),
+    "2-D Q": ((GRAD, Q[0], D, ARGMAX), ValueError, "Q and D must be"),
+    "q_mask": ((GRAD, Q, D, ARGMAX, boolean(3, 4)), ValueError, "q_mask must be"),
+    "dtypes": ((GRAD, Q, D.half(), ARGMAX), TypeError, "share a dtype"),
+}
+
+
+@pytest.mark.parametrize("function", [maxsim_backward_lowmem, maxsim_backward_unified])
+@pytest.mark.parametrize("bad", BACKWARD)
+def test_backward_functions(bad, function):
+    args, error, words = BACKWARD[bad]
+    with pytest.raises(error, match=words):
+        function(*args)
+
+
+def test_kd_layout_wants_a_multiple():
+    with pytest.raises(ValueError, match="kd_layout"):
+        maxsim_backward_lowmem(ONES(3, 1), Q, D, ARGMAX, kd_layout=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (((3, 5, 8), (4, 7, 9)), ValueError),
+        (((3, 5, 8), (2, 4, 7, 8)), ValueError),
+        (((5,), (4, 7, 8)), ValueError),
+        (((3, 5, 8), (4, -7, 8)), ValueError),
+        (((3, 5, 8), (4, 7.0, 8)), TypeError),
+    ],
+)
+def test_explain_plan_shapes(args, error):
+    with pytest.raises(error):
+        li.explain_plan(*args)
+
+
+def test_explain_plan_options():
+    with pytest.raises(TypeError, match="dtype"):
+        li.explain_plan(Q.shape, D.shape, dtype=torch.int32)
+    with pytest.raises(ValueError, match="backward"):
+        li.explain_plan(Q, D, backward="csr")
+    with pytest.raises(ValueError, match="sm_count"):
+        li.explain_plan(Q, D, sm_count=0)
+
+
+@pytest.mark.gpu
+def test_mixed_devices():
+    q, d = Q.cuda(), D.cuda()
+    for call in (lambda: li.maxsim(q, D), lambda: li.maxsim(Q, d), lambda: li.retrieve(Q, d, 1)):
+        with pytest.raises(ValueError, match="on the same device"):
+            call()
+    with pytest.raises(ValueError, match="q_mask must be on the device of Q, cuda:0, got cpu"):
+        li.maxsim(q, d, boolean(3, 5))
+    with pytest.raises(ValueError, match="d_mask must be on the device of D"):
+        li.retrieve(q, D, 1, d_mask=boolean(4, 7).cuda())
+
+
+def test_after_an_error_the_next_call_works():
+    expected = li.maxsim(Q, D)
+    with pytest.raises(ValueError):
+        li.maxsim(Q, D[..., :3])
+    assert torch.equal(li.maxsim(Q, D), expected)

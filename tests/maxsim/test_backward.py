@@ -1,0 +1,447 @@
+"""Gradients against float64, with the winners that the forward chose."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import late_interaction as li
+from bench.harness.inputs import SKEWED as SKEWED_WINNERS
+from bench.harness.inputs import draw
+from bench.harness.shape import KD, Shape
+from late_interaction.backward import (
+    maxsim_backward_lowmem,
+    maxsim_backward_unified,
+    maxsim_backward_unified_reference,
+)
+from late_interaction.forward import maxsim_forward
+from tests import ref
+from tests.cases import Case, call, inputs, walk
+
+OPS = torch.ops.late_interaction
+STRATEGIES = ["auto", "lowmem", "unified"]
+
+
+def leaves(*tensors):
+    return [x.detach().requires_grad_() for x in tensors]
+
+
+def check(case, device, backward, skewed=False):
+    Q, D, q_mask, d_mask = inputs(case, device)
+    if skewed and case.Ld:
+        # Real winners are skewed: make a few tokens long, so that they win most rows.
+        D = D.contiguous()
+        D[..., 0, :] = D[..., 0, :] * 8
+        D[..., case.Ld // 2, :] = -D[..., 0, :]
+    Q, D = leaves(Q, D)
+    scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask, backward=backward)
+    grad_scores = torch.randn_like(scores)
+    scores.backward(grad_scores)
+    grad_Q, grad_D = ref.gradients(grad_scores, Q, D, winners, case.normalize)
+    limit = ref.GRAD_TOLERANCE[case.dtype]
+    assert Q.grad.dtype == D.grad.dtype == case.dtype
+    ref.assert_close(Q.grad, grad_Q, limit, "grad_Q")
+    ref.assert_close(D.grad, grad_D, limit, "grad_D")
+
+
+@pytest.mark.parametrize("backward", STRATEGIES)
+@pytest.mark.parametrize("case", list(walk(60)), ids=str)
+def test_gradients(case, backward, device):
+    check(case, device, backward)
+
+
+SKEWED = [
+    Case("in-batch", 33, 9, 32, 65, 128, torch.bfloat16),
+    Case("in-batch", 7, 5, 300, 129, 40, torch.float16, "holes", normalize=True),
+    Case("in-batch", 50, 2, 31, 7, 96, torch.float32, "dead"),
+    Case("KD", 9, 5, 65, 127, 64, torch.float32, "holes"),
+    Case("pairs", 20, 20, 129, 33, 768, torch.bfloat16),
+    # Documents of one query, in tiles: up to 256 winners are put in order by comparing them.
+    Case("KD", 3, 5, 32, 1030, 128, torch.bfloat16),
+    Case("KD", 2, 2, 256, 517, 72, torch.float16, "dead", normalize=True),
+    Case("KD", 2, 2, 257, 517, 72, torch.float32, "holes"),
+    Case("KD", 2, 3, 31, 70, 7, torch.bfloat16, "holes"),
+    Case("pairs", 3, 3, 8, 1031, 515, torch.float16, normalize=True),
+    Case("pairs", 2, 2, 1, 300, 1024, torch.float64, normalize=True),
+    Case("pairs", 3, 3, 5, 70, 1100, torch.bfloat16),
+    Case("pairs", 3, 3, 5, 70, 1100, torch.float32, normalize=True),
+    # Several blocks share a document of many queries.
+    Case("in-batch", 32, 3, 32, 301, 128, torch.bfloat16, "holes", normalize=True),
+    Case("in-batch", 9, 1, 33, 67, 48, torch.float64),
+]
+LARGE = [
+    Case("in-batch", 128, 128, 32, 300, 128, torch.bfloat16, "holes"),
+    Case("in-batch", 256, 64, 32, 180, 128, torch.float16, normalize=True),
+    Case("in-batch", 8, 8, 1030, 1030, 128, torch.bfloat16),
+    Case("in-batch", 64, 64, 33, 65, 96, torch.float32, "dead"),
+    Case("in-batch", 70, 4, 66, 700, 64, torch.bfloat16, "holes"),
+    Case("in-batch", 64, 2, 33, 1100, 40, torch.float16, normalize=True),
+    Case("pairs", 300, 300, 7, 60, 24, torch.float64, "holes", normalize=True),
+    Case("in-batch", 600, 3, 64, 20, 128, torch.bfloat16),
+    Case("KD", 64, 8, 32, 300, 128, torch.bfloat16, "holes"),
+    Case("pairs", 256, 256, 32, 300, 128, torch.float32, "holes", normalize=True),
+    Case("in-batch", 16, 16, 40, 90, 1024, torch.bfloat16),
+    Case("in-batch", 2, 3, 32, 9000, 128, torch.float16),
+]
+
+
+@pytest.mark.parametrize("backward", STRATEGIES)
+@pytest.mark.parametrize("case", SKEWED, ids=str)
+def test_skewed_winners(case, backward, device):
+    check(case, device, backward, skewed=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("skewed", [False, True], ids=["uniform", "skewed"])
+@pytest.mark.parametrize("backward", STRATEGIES)
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_large(case, backward, skewed):
+    check(case, "cuda", backward, skewed)
+
+
+@pytest.mark.parametrize("backward", STRATEGIES)
+@pytest.mark.parametrize("wanted", ["Q", "D"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_only_the_gradient_that_is_needed(wanted, normalize, backward, device):
+    Q, D = torch.randn(5, 33, 40, device=device), torch.randn(4, 65, 40, device=device)
+    leaf, other = (Q, D) if wanted == "Q" else (D, Q)
+    leaf.requires_grad_()
+    scores, winners = li.maxsim_with_winners(Q, D, normalize=normalize, backward=backward)
+    scores.sum().backward()
+    expected = ref.gradients(torch.ones_like(scores), Q, D, winners, normalize)[wanted == "D"]
+    ref.assert_close(leaf.grad, expected, 1e-6, f"grad_{wanted}")
+    assert other.grad is None
+
+
+@pytest.mark.parametrize("backward", STRATEGIES)
+def test_gradients_that_are_not_needed_are_empty(backward, device):
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(4, 5, 8, device=device)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    grad = torch.ones_like(scores)
+    both = OPS.maxsim_backward(grad, Q, D, winners, False, backward)
+    grad_Q, nothing = OPS.maxsim_backward(grad, Q, D, winners, False, backward, True, False)
+    assert nothing.numel() == 0
+    ref.assert_close(grad_Q, both[0].double(), 1e-6)
+    nothing, grad_D = OPS.maxsim_backward(grad, Q, D, winners, False, backward, False, True)
+    assert nothing.numel() == 0
+    ref.assert_close(grad_D, both[1].double(), 1e-6)
+
+
+@pytest.mark.parametrize("backward", STRATEGIES)
+@pytest.mark.parametrize("form", ["expanded", "transposed", "strided"])
+def test_any_gradient_of_the_scores(form, backward, device):
+    Q, D = leaves(torch.randn(6, 33, 24, device=device), torch.randn(5, 65, 24, device=device))
+    scores, winners = li.maxsim_with_winners(Q, D, backward=backward)
+    grad = {
+        "expanded": torch.ones((), device=device).expand(6, 5),
+        "transposed": torch.randn(5, 6, device=device).t(),
+        "strided": torch.randn(6, 15, device=device)[:, ::3],
+    }[form]
+    scores.backward(grad)
+    grad_Q, grad_D = ref.gradients(grad, Q, D, winners)
+    ref.assert_close(Q.grad, grad_Q, 1e-6)
+    ref.assert_close(D.grad, grad_D, 1e-6)
+
+
+def test_expanded_documents(device):
+    # One document list for every query, without copies: its gradient sums over the queries.
+    Q, D = leaves(torch.randn(6, 9, 24, device=device), torch.randn(5, 12, 24, device=device))
+    scores = li.maxsim(Q, D.unsqueeze(0).expand(6, -1, -1, -1))
+    torch.testing.assert_close(scores, li.maxsim(Q, D))
+    got = torch.autograd.grad(scores.square().sum(), (Q, D))
+    expected = torch.autograd.grad(li.maxsim(Q, D).square().sum(), (Q, D))
+    for a, b in zip(got, expected, strict=True):
+        ref.assert_close(a, b.double(), 1e-6)
+
+
+@pytest.mark.parametrize("backward", ["lowmem", "auto"])
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bit_for_bit_the_same(dtype, layout, backward, device):
+    torch.use_deterministic_algorithms(backward == "auto")  # under which auto must be lowmem
+    case = Case(layout, 40, 6, 33, 70, 72, dtype, "holes", normalize=True)
+    Q, D, q_mask, d_mask = inputs(case, device)
+    D[..., 3, :] *= 5
+    Q, D = leaves(Q, D)
+    grad = torch.randn(40, 6, device=device)
+
+    def step():
+        scores = li.maxsim(Q, D, q_mask, d_mask, normalize=True, backward=backward)
+        return scores.detach(), *torch.autograd.grad(scores, (Q, D), grad)
+
+    first = step()
+    for _ in range(100 if device == "cuda" else 20):
+        assert all(map(torch.equal, first, step()))
+
+
+class Strategies(TorchDispatchMode):
+    """The strategies that backward operators were called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.late_interaction.maxsim_backward_no_autograd.default:
+            options = {a.name: a.default_value for a in func._schema.arguments}
+            options |= dict(zip(options, args, strict=False)) | (kwargs or {})
+            self.seen.append(options["backward"])
+        return func(*args, **(kwargs or {}))
+
+
+def test_deterministic_algorithms_reach_the_backward(device):
+    """On a shape whose gradients would be added atomically otherwise, which on the CPU none are."""
+    shapes = (16, 700, 128), (64, 16, 128)
+    assert "method     unified" in li.explain_plan(*shapes)
+    Q, D = leaves(*(torch.randn(*shape, device=device) for shape in shapes))
+    grad_scores = torch.randn(16, 64, device=device)
+
+    def step(backward):
+        with Strategies() as strategies:
+            gradients = torch.autograd.grad(li.maxsim(Q, D, backward=backward), (Q, D), grad_scores)
+        return strategies.seen, gradients
+
+    seen, wanted = step("lowmem")
+    assert seen == ["lowmem"] and step(None)[0] == ["auto"]
+    torch.use_deterministic_algorithms(True)
+    for backward in (None, *["auto"] * (20 if device == "cuda" else 1)):
+        seen, gradients = step(backward)
+        assert seen == ["lowmem"] and all(map(torch.equal, gradients, wanted))
+    assert step("unified")[0] == ["unified"]  # which was asked for
+
+
+def real_step(shape, device, backward="lowmem", winners="save"):
+    """A step on winners as skewed as the benchmark's: the hottest token wins Ld^(3/4) times the mean."""
+    torch.manual_seed(0)
+    x = draw(shape, torch.device("cpu"), torch.bfloat16, SKEWED_WINNERS)
+    Q, D = leaves(x.Q.to(device), x.D.to(device))
+    grad_scores = x.grad_scores.to(device)
+
+    def step():
+        scores = li.maxsim(Q, D, backward=backward, winners=winners)
+        return scores.detach(), *torch.autograd.grad(scores, (Q, D), grad_scores)
+
+    return step
+
+
+REAL = [
+    Shape("in-batch", 128, 128, 32, 300),
+    Shape("long", 16, 16, 1030, 1030),
+    Shape("KD", 64, 4, 32, 1030, layout=KD),
+    Shape("in parts", 512, 512, 32, 180),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("shape", REAL, ids=lambda shape: shape.name)
+def test_skewed_steps_are_the_same_bits_on_any_stream(shape, winners):
+    # Whatever else the GPU does meanwhile, and so whichever blocks run first, and together.
+    step = real_step(shape, "cuda", winners=winners)
+    first = step()
+    other, side = torch.cuda.Stream(), torch.cuda.Stream()
+    noise = torch.randn(2048, 2048, device="cuda")
+    torch.cuda.synchronize()
+    for run in range(100):
+        with torch.cuda.stream(other):
+            for _ in range(run % 4):
+                noise = noise @ noise
+        with torch.cuda.stream(side if run % 2 else torch.cuda.default_stream()):
+            again = step()
+            same = [torch.equal(a, b) for a, b in zip(first, again, strict=True)]
+        assert all(same), f"run {run}"
+        torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("shape", REAL, ids=lambda shape: shape.name)
+def test_two_gpus_of_a_kind_give_the_same_bits(shape, winners):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    if torch.cuda.get_device_name(0) != torch.cuda.get_device_name(1):
+        pytest.skip("needs two GPUs of a kind")
+    here, there = (real_step(shape, f"cuda:{i}", winners=winners)() for i in (0, 1))
+    for a, b in zip(here, there, strict=True):
+        assert a.device != b.device and torch.equal(a.cpu(), b.cpu())
+
+
+def test_the_number_of_threads_changes_no_bit():
+    Q, D = leaves(torch.randn(9, 33, 40), torch.randn(7, 65, 40))
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        scores = li.maxsim(Q, D, normalize=True)
+        results.append((scores, *torch.autograd.grad(scores.sum(), (Q, D))))
+    assert all(map(torch.equal, results[0], results[1]))
+    assert all(map(torch.equal, results[0], results[2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_gradient_from_nothing(dtype, device):
+    # Masked tokens on either side, and documents without a valid token, send and get exactly zero.
+    case = Case("in-batch", 4, 6, 9, 12, 16, dtype, "dead", normalize=True)
+    Q, D, q_mask, d_mask = inputs(case, device)
+    Q.masked_fill_(~q_mask.unsqueeze(-1), float("nan"))
+    D.masked_fill_(~d_mask.unsqueeze(-1), float("nan"))
+    Q, D = leaves(Q, D)
+    li.maxsim(Q, D, q_mask, d_mask, normalize=True).sum().backward()
+    assert not Q.grad[~q_mask].any() and not D.grad[~d_mask].any()
+    assert Q.grad.isfinite().all() and D.grad.isfinite().all()
+
+
+def test_zero_rows_have_a_finite_jacobian(device):
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(2, 4, 8, device=device)
+    Q[0, 0] = 0
+    Q, D = leaves(Q, D)
+    scores, winners = li.maxsim_with_winners(Q, D, normalize=True)
+    scores.sum().backward()
+    grad_Q, grad_D = ref.gradients(torch.ones_like(scores), Q, D, winners, True)
+    ref.assert_close(Q.grad, grad_Q, 1e-6)
+    ref.assert_close(D.grad, grad_D, 1e-6)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_recomputed_winners_give_the_same_gradients(dtype, normalize, device):
+    # The op `maxsim` keeps no winners; its backward finds them again.
+    case = Case("KD", 5, 3, 33, 65, 40, dtype, "holes", normalize=normalize)
+    Q, D, q_mask, d_mask = inputs(case, device)
+    Q, D = leaves(Q, D)
+    kept = OPS.maxsim_winners(Q, D, q_mask, d_mask, normalize, "highest", "lowmem")[0]
+    again = OPS.maxsim(Q, D, q_mask, d_mask, normalize, "highest", "lowmem")
+    ref.assert_close(again, kept.detach().double(), 1e-6)
+    grad = torch.randn_like(kept)
+    for a, b in zip(
+        torch.autograd.grad(kept, (Q, D), grad), torch.autograd.grad(again, (Q, D), grad), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kd_layout", [False, True])
+@pytest.mark.parametrize("function", [maxsim_backward_lowmem, maxsim_backward_unified])
+def test_strategies_by_themselves(function, kd_layout, device):
+    Nq, N, Lq = 4, 3, 7
+    Q, D = (
+        torch.randn(Nq, Lq, 16, device=device),
+        torch.randn(Nq * N if kd_layout else N, 9, 16, device=device),
+    )
+    q_mask = torch.rand(Nq, Lq, device=device) < 0.7
+    documents = D.view(Nq, N, 9, 16) if kd_layout else D
+    argmax = li.maxsim_with_winners(Q, documents)[1].view(Nq * N, Lq)
+    argmax[0, 0] = -1
+    grad = torch.randn(Nq, N, device=device)
+    winners = argmax.view(Nq, N, Lq).masked_fill(~q_mask.unsqueeze(1), -1)
+    grad_Q, grad_D = ref.gradients(grad, Q, documents, winners)
+    out_Q, out_D = function(grad, Q, D, argmax, q_mask, kd_layout=kd_layout)
+    ref.assert_close(out_Q, grad_Q, 1e-6)
+    ref.assert_close(out_D, grad_D.view(D.shape), 1e-6)
+    if not kd_layout:
+        out_Q, out_D = maxsim_backward_unified_reference(grad, Q, D, argmax, q_mask)
+        ref.assert_close(out_Q, grad_Q, 1e-6)
+        ref.assert_close(out_D, grad_D, 1e-6)
+
+
+def test_strategies_take_the_argmax_of_maxsim_forward(device):
+    Q, D = leaves(torch.randn(3, 5, 8, device=device), torch.randn(4, 6, 8, device=device))
+    _, argmax = maxsim_forward(Q, D, save_argmax=True)
+    grad = torch.randn(3, 4, device=device)
+    expected = torch.autograd.grad(li.maxsim(Q, D), (Q, D), grad)
+    torch.testing.assert_close(maxsim_backward_lowmem(grad, Q, D, argmax), expected)
+
+
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+def test_winners_that_are_no_tokens_send_nothing(layout, device):
+    # Raw winners may come from anywhere; reading outside a document is not an option.
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(2, 4, 8, device=device)
+    if layout == "KD":
+        D = D.expand(2, -1, -1, -1)
+    winners = torch.full((2, 2, 3), -1, dtype=torch.int16, device=device)
+    winners[0, 0, 0], winners[1, 1, 1], winners[1, 0, 2] = 4, 30000, -2
+    for backward in STRATEGIES:
+        grads = OPS.maxsim_backward(torch.ones(2, 2, device=device), Q, D, winners, False, backward)
+        assert not any(grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("layout", ["in-batch", "KD", "pairs"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_recomputing_is_saving_without_keeping(normalize, layout, device):
+    case = Case(layout, 4, 4, 33, 65, 40, torch.bfloat16, "dead", normalize=normalize)
+    Q, D, q_mask, d_mask = inputs(case, device)
+    Q, D = leaves(Q, D)
+    results = []
+    for winners in ("save", "recompute"):
+        scores = call(li.maxsim, case, Q, D, q_mask, d_mask, winners=winners, backward="lowmem")
+        results.append((scores, *torch.autograd.grad(scores.square().sum(), (Q, D))))
+    assert all(map(torch.equal, *results))
+
+
+# Calls with so many winners that these are found again a part at a time: grad_Q summed over parts of the
+# documents, found apart, summed where it lies; and parts of the queries.
+IN_PARTS = [
+    Case("in-batch", 96, 2800, 128, 20, 128, torch.bfloat16, "holes", normalize=True),
+    Case("in-batch", 1024, 1030, 32, 33, 128, torch.bfloat16, "dead"),
+    Case("in-batch", 64, 520, 1030, 20, 64, torch.float32, normalize=True),
+    Case("in-batch", 64, 520, 1030, 20, 1100, torch.float16, normalize=True),
+    Case("KD", 128, 260, 1000, 12, 64, torch.bfloat16, "holes", normalize=True),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("needs", ["QD", "Q", "D"])
+@pytest.mark.parametrize("case", IN_PARTS, ids=str)
+def test_recomputing_in_parts(case, needs):
+    Q, D, q_mask, d_mask = inputs(case, "cuda")
+    Q, D = leaves(Q, D)
+    wanted = [x for name, x in zip("QD", (Q, D), strict=True) if name in needs]
+    for x in (Q, D):
+        x.requires_grad_(any(x is w for w in wanted))
+
+    def step(winners):
+        scores = li.maxsim(Q, D, q_mask, d_mask, normalize=case.normalize, winners=winners, backward="lowmem")
+        grad_scores = torch.randn(
+            scores.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)
+        )
+        return torch.autograd.grad(scores, wanted, grad_scores)
+
+    saved, first = step("save"), step("recompute")
+    for a, b in zip(first, saved, strict=True):
+        # Two roundings to the input's dtype, of sums taken in another order.
+        ref.assert_close(a, b.double(), 2 * ref.GRAD_TOLERANCE[case.dtype])
+    for _ in range(3):
+        assert all(map(torch.equal, first, step("recompute")))
+
+
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+def test_gradient_checkpointing(winners, backward, device):
+    Q, D = leaves(torch.randn(3, 9, 16, device=device), torch.randn(4, 12, 16, device=device))
+
+    def score(Q, D):
+        scores = li.maxsim(Q.tanh(), D.tanh(), normalize=True, backward=backward, winners=winners)
+        return scores.square()
+
+    plain = torch.autograd.grad(score(Q, D).sum(), (Q, D))
+    checkpointed = torch.utils.checkpoint.checkpoint(score, Q, D, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(checkpointed.sum(), (Q, D)), plain)
+
+
+def test_training_agrees_with_the_einsum(device):
+    def train(score):
+        torch.manual_seed(1)
+        data = torch.randn(8, 12, 32, device=device)
+        head = torch.nn.Linear(32, 16, bias=False, device=device)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.5)
+        losses = []
+        for _ in range(20):
+            Q = torch.nn.functional.normalize(head(data[:, :5]), dim=-1)
+            D = torch.nn.functional.normalize(head(data[:, 4:]), dim=-1)
+            loss = torch.nn.functional.cross_entropy(score(Q, D), torch.arange(8, device=device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    ours = train(li.maxsim)
+    assert ours == pytest.approx(train(li.reference.maxsim_reference), rel=1e-4)
+    assert ours[-1] < ours[0]

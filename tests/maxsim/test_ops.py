@@ -1,0 +1,592 @@
+"""The operators as citizens of PyTorch: opcheck, compile, export, AOTInductor, CUDA graphs, autocast."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.cpp_extension import CUDA_HOME
+
+import late_interaction as li
+from late_interaction.ops import dense
+from tests import ref
+from tests.selection import NIGHTLY
+
+OPS = torch.ops.late_interaction
+
+
+def arguments(device, layout="in-batch", dtype=torch.float32, masks=True, grad=True):
+    Q = torch.randn(3, 5, 8, device=device, dtype=dtype, requires_grad=grad)
+    D = torch.randn(
+        *((4,) if layout == "in-batch" else (3, 2)), 7, 8, device=device, dtype=dtype, requires_grad=grad
+    )
+    if not masks:
+        return Q, D, None, None
+    return Q, D, torch.rand(3, 5, device=device) < 0.8, torch.rand(D.shape[:-1], device=device) < 0.8
+
+
+# ---- opcheck ----
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+@pytest.mark.parametrize("op", ["maxsim", "maxsim_winners"])
+def test_opcheck_forward(op, layout, masks, grad, device):
+    args = arguments(device, layout, masks=masks, grad=grad)
+    torch.library.opcheck(getattr(OPS, op).default, (*args, True, "highest", "lowmem"))
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_opcheck_backward(dtype, needs, device):
+    Q, D, q_mask, d_mask = arguments(device, dtype=dtype, grad=False)
+    scores, winners = OPS.maxsim_winners(Q, D, q_mask, d_mask)
+    torch.library.opcheck(OPS.maxsim_backward.default, (scores, Q, D, winners, True, "lowmem", *needs))
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+def test_opcheck_backward_recompute(layout, needs, device):
+    Q, D, q_mask, d_mask = arguments(device, layout, grad=False)
+    grads = torch.randn(3, D.shape[-3], device=device)
+    args = (grads, Q, D, q_mask, d_mask, True, "high", "lowmem", *needs)
+    torch.library.opcheck(OPS.maxsim_backward_recompute.default, args)
+
+
+# ---- without a kernel of the Autograd key ----
+
+
+@pytest.mark.parametrize("layout", ["in-batch", "KD"])
+def test_operators_without_autograd(layout, device):
+    """They compute what those with autograd do, and record nothing."""
+    args = arguments(device, layout)
+    options = (True, "highest", "lowmem")
+    with torch.no_grad():
+        scores, winners = OPS.maxsim_winners(*args, *options)
+    found = OPS.maxsim_winners_no_autograd(*args, *options)
+    assert torch.equal(found[0], scores) and torch.equal(found[1], winners)
+    assert torch.equal(OPS.maxsim_no_autograd(*args, *options), scores)
+    wanted = OPS.maxsim_backward(scores, *(x.detach() for x in args[:2]), winners, True, "lowmem")
+    gradients = OPS.maxsim_backward_no_autograd(scores, *args[:2], winners, True, "lowmem")
+    assert all(map(torch.equal, gradients, wanted))
+    assert not any(x.requires_grad for x in (*found, *gradients))
+    constants = arguments(device, layout, grad=False)
+    torch.library.opcheck(OPS.maxsim_no_autograd.default, (*constants, *options))
+    torch.library.opcheck(OPS.maxsim_winners_no_autograd.default, (*constants, *options))
+    backward = (scores, *constants[:2], winners, True, "lowmem", True, False)
+    torch.library.opcheck(OPS.maxsim_backward_no_autograd.default, backward)
+
+
+def test_a_compiled_graph_calls_no_kernel_in_python(monkeypatch, device):
+    """Of the Autograd key, in a forward and in a backward."""
+    Q, D, _, _ = arguments(device, masks=False)
+    wanted = torch.autograd.grad(li.maxsim(Q, D).square().sum(), (Q, D))
+    loss = torch.compile(lambda Q, D: li.maxsim(Q, D).square().sum(), backend="aot_eager", fullgraph=True)
+    for grad in (True, False):  # a graph each
+        with torch.set_grad_enabled(grad):
+            scored = loss(Q, D)
+        if grad:
+            torch.autograd.grad(scored, (Q, D))
+
+    def refuse(*args):
+        raise AssertionError("a kernel of the Autograd key ran")
+
+    for name in ("call_without_gradients", "_apply_maxsim", "_apply_winners", "once"):
+        monkeypatch.setattr(dense, name, refuse)
+    torch.testing.assert_close(torch.autograd.grad(loss(Q, D), (Q, D)), wanted)
+    with torch.no_grad():
+        loss(Q, D)
+
+
+# ---- pairs: the dim N is left out ----
+
+
+def paired_arguments(device, grad=True):
+    Q, D, q_mask, d_mask = arguments(device, "KD", grad=False)
+    return Q.requires_grad_(grad), D[:, 0].requires_grad_(grad), q_mask, d_mask[:, 0]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("op", ["maxsim", "maxsim_winners"])
+def test_opcheck_pairs(op, grad, device):
+    args = (*paired_arguments(device, grad), True, "highest", "lowmem", True)
+    torch.library.opcheck(getattr(OPS, op).default, args)
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_opcheck_backward_of_pairs(needs, device):
+    Q, D, q_mask, d_mask = paired_arguments(device, grad=False)
+    scores, winners = OPS.maxsim_winners(Q, D, q_mask, d_mask, paired=True)
+    assert scores.shape == (3,) and winners.shape == (3, 5)
+    args = (scores, Q, D, winners, True, "lowmem", *needs, True)
+    torch.library.opcheck(OPS.maxsim_backward.default, args)
+    args = (scores, Q, D, q_mask, d_mask, True, "high", "lowmem", *needs, True)
+    torch.library.opcheck(OPS.maxsim_backward_recompute.default, args)
+
+
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium", "fp16"])
+@pytest.mark.parametrize("shape", [(3, 5, 7, 8), (2, 33, 130, 128), (5, 32, 90, 96), (1, 300, 40, 64)])
+def test_pairs_are_documents_of_each_query(shape, precision, normalize, backward, device):
+    B, Lq, Ld, d = shape
+    dtype = torch.float32 if precision != "highest" else torch.bfloat16
+    Q, D = (torch.randn(B, L, d, device=device, dtype=dtype) for L in (Lq, Ld))
+    # The same values at strides that no fresh tensor has.
+    D = torch.stack((D, D), dim=2).flatten(2)[..., :d]
+    q_mask, d_mask = torch.rand(B, Lq, device=device) < 0.8, torch.rand(B, Ld, device=device) < 0.8
+    options = (normalize, precision, backward)
+    scores, winners = OPS.maxsim_winners(Q, D, q_mask, d_mask, *options, True)
+    wanted, won = OPS.maxsim_winners(Q, D[:, None], q_mask, d_mask[:, None], *options)
+    assert torch.equal(scores, wanted[:, 0]) and torch.equal(winners, won[:, 0])
+    assert torch.equal(OPS.maxsim(Q, D, q_mask, d_mask, *options, True), wanted[:, 0])
+    grad = torch.randn(2 * B, device=device)[::2]
+    got = OPS.maxsim_backward(grad, Q, D, winners, normalize, backward, True, True, True)
+    grad_Q, grad_D = OPS.maxsim_backward(grad[:, None], Q, D[:, None], won, normalize, backward)
+    torch.testing.assert_close(got, (grad_Q, grad_D[:, 0]))
+    again = OPS.maxsim_backward_recompute(grad, Q, D, q_mask, d_mask, *options, True, True, True)
+    torch.testing.assert_close(again, got)
+
+
+def test_what_pairs_must_be(device):
+    Q, D, q_mask, d_mask = paired_arguments(device, grad=False)
+    scores, winners = OPS.maxsim_winners(Q, D, q_mask, d_mask, paired=True)
+    for args, message in [
+        ((Q, D[:2], None, None), "needs Nq = 3, got 2"),
+        ((Q, D[:, None], None, None), r"D must be \[Nq, Ld, d\]"),
+        ((Q, D, None, d_mask[:, None]), "d_mask must have the shape"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            OPS.maxsim(*args, paired=True)
+    with pytest.raises(RuntimeError, match=r"grad_scores must be \[3\]"):
+        OPS.maxsim_backward(scores[:, None], Q, D, winners, paired=True)
+    with pytest.raises(RuntimeError, match=r"winners must be a contiguous \[3, 5\]"):
+        OPS.maxsim_backward(scores, Q, D, winners[:, None], paired=True)
+    with pytest.raises(RuntimeError, match="at least 1"):
+        OPS.maxsim(Q[..., :0], D[..., :0], None, None)
+
+
+@pytest.mark.parametrize("Ld", [65534, 65535])
+def test_fake_winners_have_the_width_of_real_ones(Ld):
+    Q, D = torch.empty(2, 3, 8, device="meta"), torch.empty(4, Ld, 8, device="meta")
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    assert scores.shape == (2, 4) and winners.shape == (2, 4, 3)
+    assert winners.dtype == (torch.int16 if Ld == 65534 else torch.int32)
+    assert li.maxsim_with_winners(Q, D)[1].dtype == torch.int32
+
+
+# ---- torch.compile ----
+
+
+@pytest.fixture
+def compiled_calls():
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    yield counter
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("layout", ["in-batch", "KD", "pairs"])
+def test_compile_with_dynamic_shapes(layout, compiled_calls, device):
+    def loss(Q, D, q_mask, d_mask):
+        function = li.maxsim_pairs if layout == "pairs" else li.maxsim
+        scores = function(Q, D, q_mask, d_mask, normalize=True)
+        return scores.square().mean() + scores.logsumexp(-1).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=compiled_calls)
+    for Nq, N, Lq, Ld, d in [(3, 4, 5, 7, 8), (5, 2, 9, 12, 16), (4, 6, 11, 130, 24), (7, 3, 64, 33, 40)]:
+        shape = {"in-batch": (N,), "KD": (Nq, N), "pairs": (Nq,)}[layout]
+        Q = torch.randn(Nq, Lq, d, device=device, requires_grad=True)
+        D = torch.randn(*shape, Ld, d, device=device, requires_grad=True)
+        masks = torch.rand(Q.shape[:-1], device=device) < 0.8, torch.rand(D.shape[:-1], device=device) < 0.8
+        got = torch.autograd.grad(compiled(Q, D, *masks), (Q, D))
+        expected = torch.autograd.grad(loss(Q, D, *masks), (Q, D))
+        torch.testing.assert_close(got, expected)
+    assert compiled_calls.frame_count == 1, f"{compiled_calls.frame_count} compilations for one function"
+
+
+def test_compile_automatic_dynamic_shapes(compiled_calls, device):
+    # Without dynamic=True, PyTorch compiles for one shape first and for all of them at the second.
+    compiled = torch.compile(li.maxsim, fullgraph=True, backend=compiled_calls)
+    for n in (3, 4, 5, 6, 70, 300):
+        Q, D = torch.randn(n, n + 1, 8, device=device), torch.randn(n + 2, n + 3, 8, device=device)
+        torch.testing.assert_close(compiled(Q, D), li.maxsim(Q, D))
+    assert compiled_calls.frame_count == 2
+
+
+def test_compile_with_winners_and_retrieval(compiled_calls, device):
+    Q, D, q_mask, d_mask = arguments(device, grad=False)
+
+    def both(Q, D):
+        scores, winners = li.maxsim_with_winners(Q, D, q_mask, d_mask)
+        return scores.topk(2, dim=-1).indices, winners
+
+    got = torch.compile(both, fullgraph=True, backend=compiled_calls)(Q, D)
+    assert all(map(torch.equal, got, both(Q, D)))
+    scorer = li.MaxSimScorer()
+    compiled = torch.compile(scorer, fullgraph=True, backend=compiled_calls)
+    torch.testing.assert_close(compiled(Q, D, q_mask, d_mask), scorer(Q, D, q_mask, d_mask))
+
+
+def test_compile_reads_the_precision_switch(compiled_calls, device):
+    Q, D = torch.randn(3, 33, 128, device=device), torch.randn(4, 65, 128, device=device)
+    compiled = torch.compile(lambda Q, D: li.maxsim(Q, D), fullgraph=True, backend=compiled_calls)
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        assert torch.equal(compiled(Q, D), li.maxsim(Q, D, precision=precision))
+
+
+def test_compile_under_autocast(compiled_calls, device):
+    Q, D, q_mask, d_mask = arguments(device)
+
+    def step(Q, D):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            scores = li.maxsim(Q, D, q_mask, d_mask)
+            exact = li.maxsim(Q, D, q_mask, d_mask, precision="highest")
+        return scores, exact
+
+    got, expected = torch.compile(step, fullgraph=True, backend=compiled_calls)(Q, D), step(Q, D)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == torch.float32 and torch.equal(a, b)
+    got, expected = (torch.autograd.grad(a.sum() + 2 * b.sum(), (Q, D)) for a, b in (got, expected))
+    torch.testing.assert_close(got, expected)
+
+
+def test_compile_in_inference_mode(compiled_calls, device):
+    Q, D, q_mask, d_mask = arguments(device, grad=False)
+    with torch.inference_mode():
+        got = torch.compile(li.maxsim, fullgraph=True, backend=compiled_calls)(Q, D, q_mask, d_mask)
+        assert torch.equal(got, li.maxsim(Q, D, q_mask, d_mask))
+
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
+)
+
+
+@needs_compiler
+def test_inductor(device):
+    torch._dynamo.reset()
+
+    def loss(Q, D):
+        return torch.nn.functional.cross_entropy(
+            li.maxsim(Q, D, normalize=True) * 20, torch.arange(Q.shape[0], device=Q.device)
+        )
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
+    for n in (3, 5):
+        Q = torch.randn(n, 5, 8, device=device, requires_grad=True)
+        D = torch.randn(n, 7, 8, device=device, requires_grad=True)
+        got = torch.autograd.grad(compiled(Q, D), (Q, D))
+        torch.testing.assert_close(got, torch.autograd.grad(loss(Q, D), (Q, D)))
+
+
+# ---- export ----
+
+
+class Scores(torch.nn.Module):
+    def forward(self, Q, D, d_mask):
+        scores, winners = li.maxsim_with_winners(Q, D, None, d_mask, normalize=True)
+        return scores + li.maxsim(Q, D, None, d_mask), winners
+
+
+def exported(device):
+    Q, D = torch.randn(3, 5, 8, device=device), torch.randn(4, 7, 8, device=device)
+    d_mask = torch.rand(4, 7, device=device) < 0.8
+    dim = torch.export.Dim
+    Nq, Lq, Nd, Ld = dim("Nq"), dim("Lq"), dim("Nd"), dim("Ld", max=30000)
+    shapes = ({0: Nq, 1: Lq}, {0: Nd, 1: Ld}, {0: Nd, 1: Ld})
+    return torch.export.export(Scores(), (Q, D, d_mask), dynamic_shapes=shapes)
+
+
+def fresh(device):
+    return (
+        torch.randn(6, 33, 8, device=device),
+        torch.randn(2, 70, 8, device=device),
+        torch.rand(2, 70, device=device) < 0.8,
+    )
+
+
+def test_export(device):
+    program = exported(device)
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert {"late_interaction.maxsim.default", "late_interaction.maxsim_winners.default"} <= targets
+    args = fresh(device)
+    torch.testing.assert_close(program.module()(*args), Scores()(*args))
+
+
+# A package of x * 2, made and loaded: does AOTInductor itself work here? It may end the process that tries.
+TRY_AOT_INDUCTOR = """
+import sys, torch
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+x = torch.ones(3, device=sys.argv[2])
+path = torch._inductor.aoti_compile_and_package(torch.export.export(Twice(), (x,)), package_path=sys.argv[1])
+torch._inductor.aoti_load_package(path)(x)
+"""
+
+
+@needs_compiler
+def test_aot_inductor(device, tmp_path):
+    if device == "cuda" and CUDA_HOME is None:
+        pytest.skip("AOTInductor for a GPU needs the CUDA toolkit")
+    if device == "cpu" and not NIGHTLY:
+        pytest.skip("examples/aot_inductor.py is tested: make nightly runs this too")
+    attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), device]
+    if subprocess.run(attempt, capture_output=True, timeout=300).returncode != 0:
+        pytest.skip(f"AOTInductor cannot load a package of x * 2 for {device} on this machine")
+    program = exported(device)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "scores.pt2"))
+    args = fresh(device)
+    got = torch._inductor.aoti_load_package(path)(*args)
+    torch.testing.assert_close(tuple(got), Scores()(*args))
+
+
+# ---- CUDA graphs and streams ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cuda_graph(dtype, backward):
+    Q = torch.randn(9, 33, 128, device="cuda", dtype=dtype, requires_grad=True)
+    D = torch.randn(7, 300, 128, device="cuda", dtype=dtype, requires_grad=True)
+    d_mask = torch.rand(7, 300, device="cuda") < 0.8
+
+    def step():
+        scores = li.maxsim(Q, D, None, d_mask, normalize=True, backward=backward)
+        return scores.detach(), *torch.autograd.grad(scores.square().sum(), (Q, D))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):
+        with torch.no_grad():
+            Q.normal_()
+            D.normal_()
+        graph.replay()
+        for got, expected in zip(captured, step(), strict=True):
+            ref.assert_close(got, expected.double(), 5e-3 if dtype == torch.bfloat16 else 2e-6)
+
+
+@pytest.mark.gpu
+def test_no_hidden_synchronization():
+    Q = torch.randn(9, 33, 128, device="cuda", requires_grad=True)
+    D = torch.randn(7, 300, 128, device="cuda", requires_grad=True)
+    li.maxsim(Q, D).sum().backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for backward in ("lowmem", "unified"):
+            li.maxsim(Q, D, normalize=True, backward=backward).sum().backward()
+        li.retrieve(Q, D, 3, chunk=2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- autocast ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", ["public", "maxsim", "maxsim_winners"])
+def test_autocast_keeps_float32_and_multiplies_in_half(op, dtype, device):
+    Q = torch.randn(5, 33, 128, device=device, requires_grad=True)
+    D = torch.randn(4, 65, 128, device=device, requires_grad=True)
+    precision = "medium" if dtype == torch.bfloat16 else "fp16"
+    with torch.autocast(device, dtype=dtype):
+        if op == "public":
+            scores = li.maxsim(Q, D)
+        else:
+            scores = getattr(OPS, op)(Q, D, None, None)
+            scores = scores if op == "maxsim" else scores[0]
+        grads = torch.autograd.grad(scores.sum(), (Q, D))
+    expected = OPS.maxsim_winners(Q, D, None, None, False, precision)[0]
+    assert scores.dtype == torch.float32 and all(g.dtype == torch.float32 for g in grads)
+    ref.assert_close(scores, expected.detach().double(), 1e-6)
+    for a, b in zip(grads, torch.autograd.grad(expected.sum(), (Q, D)), strict=True):
+        ref.assert_close(a, b.double(), 1e-6)
+    error = ref.relative_error(scores, ref.maxsim(Q, D)[0])
+    assert error < ref.tolerance(torch.float32, precision)
+    assert device == "cpu" or error > 1e-6  # a CPU may well multiply more exactly than it is asked to
+
+
+def test_an_explicit_precision_beats_autocast(device):
+    Q, D = torch.randn(5, 33, 128, device=device), torch.randn(4, 65, 128, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(li.maxsim(Q, D, precision="highest"), OPS_highest(Q, D))
+
+
+def OPS_highest(Q, D):
+    with torch.autocast(Q.device.type, enabled=False):
+        return OPS.maxsim(Q, D, None, None, False, "highest")
+
+
+def test_autocast_casts_mixed_inputs(device):
+    Q = torch.randn(5, 33, 24, device=device, requires_grad=True)
+    D = torch.randn(4, 65, 24, device=device, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        scores = li.maxsim(Q, D)
+    assert torch.equal(scores, li.maxsim(Q.bfloat16(), D))
+    grad_Q, grad_D = torch.autograd.grad(scores.sum(), (Q, D))
+    assert grad_Q.dtype == torch.float32 and grad_D.dtype == torch.bfloat16
+    with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(TypeError, match="share a dtype"):
+        li.maxsim(Q.double(), D)
+
+
+def test_autocast_leaves_float64_alone(device):
+    Q, D = (torch.randn(2, 3, 8, device=device, dtype=torch.float64) for _ in range(2))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(li.maxsim(Q, D), OPS_highest(Q, D))
+
+
+def test_backward_inside_and_outside_autocast_agree(device):
+    Q, D, q_mask, d_mask = arguments(device)
+    for op in (OPS.maxsim, li.maxsim):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            scores = op(Q, D, q_mask, d_mask)
+            inside = torch.autograd.grad(scores.sum(), (Q, D), retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(scores.sum(), (Q, D)), inside)
+
+
+# ---- modes and transforms ----
+
+
+def test_inference_mode(device):
+    Q, D, q_mask, d_mask = arguments(device)
+    with torch.inference_mode():
+        scores, winners = li.maxsim_with_winners(Q, D, q_mask, d_mask)
+    assert scores.is_inference() and not scores.requires_grad
+    expected = li.maxsim_with_winners(Q, D, q_mask, d_mask)
+    assert torch.equal(scores, expected[0]) and torch.equal(winners, expected[1])
+
+
+def test_no_grad(device):
+    Q, D, *_ = arguments(device)
+    with torch.no_grad():
+        assert not li.maxsim(Q, D).requires_grad
+    assert li.maxsim(Q, D).requires_grad
+    assert li.maxsim(Q.detach(), D.detach()).grad_fn is None
+
+
+def test_winners_are_not_differentiable(device):
+    Q, D, *_ = arguments(device)
+    scores, winners = li.maxsim_with_winners(Q, D)
+    assert scores.requires_grad and not winners.requires_grad
+    assert not OPS.maxsim_winners(Q, D, None, None)[1].requires_grad
+
+
+@pytest.mark.parametrize("op", ["maxsim", "maxsim_winners"])
+def test_double_backward_is_an_error(op, device):
+    Q, D, *_ = arguments(device)
+    scores = getattr(OPS, op)(Q, D, None, None)
+    scores = scores if op == "maxsim" else scores[0]
+    (grad,) = torch.autograd.grad(scores.square().sum(), Q, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward of maxsim is not supported"):
+        grad.sum().backward()
+
+
+def test_a_step_of_pairs_is_one_node_and_has_no_second_derivative(device):
+    Q = torch.randn(3, 5, 8, device=device, requires_grad=True)
+    D = torch.randn(3, 7, 8, device=device, requires_grad=True)
+    scores = li.maxsim_pairs(Q, D)
+    before = {type(node).__name__ for node, _ in scores.grad_fn.next_functions if node is not None}
+    assert before == {"AccumulateGrad"}  # views in between would cost as much of the host's time again
+    (grad,) = torch.autograd.grad(scores.square().sum(), D, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward of maxsim is not supported"):
+        grad.sum().backward()
+
+
+def test_vmap_is_an_error(device):
+    Q, D = torch.randn(2, 3, 5, 8, device=device), torch.randn(4, 7, 8, device=device)
+    with pytest.raises(RuntimeError, match="does not support vmap"):
+        torch.func.vmap(lambda q: li.maxsim(q, D))(Q)
+
+
+def test_forward_mode_is_an_error(device):
+    Q, D = torch.randn(3, 5, 8, device=device), torch.randn(4, 7, 8, device=device)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda q: li.maxsim(q, D), (Q,), (Q,))
+    one = torch.ones((), device=device)
+    _, slope = torch.func.jvp(lambda x: x * li.maxsim(Q, D).sum(), (one,), (one,))
+    torch.testing.assert_close(
+        slope, li.maxsim(Q, D).sum()
+    )  # where nothing is asked of it, it stays out of the way
+
+
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("masks", [False, True])
+def test_saved_for_the_backward(masks, winners, device):
+    # What the memory of a training step consists of: the inputs themselves, and two bytes a winner if saved.
+    Q, D, q_mask, d_mask = arguments(device, masks=masks)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        li.maxsim(Q, D, q_mask, d_mask, normalize=True, winners=winners)
+    more = [torch.int16] if winners == "save" else [torch.bool, torch.bool] * masks
+    assert [x.dtype for x in saved] == [torch.float32, torch.float32, *more]
+    for kept, given in zip(saved, (Q, D, q_mask, d_mask) if winners == "recompute" else (Q, D), strict=False):
+        assert kept.data_ptr() == given.data_ptr()
+
+
+class Logged(torch.Tensor):
+    """A subclass that sees every operator called on it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_subclass_sees_the_operator(device):
+    Q, D, *_ = arguments(device)
+    Logged.seen = []
+    li.maxsim(Q.detach().as_subclass(Logged).requires_grad_(), D)
+    assert any("late_interaction.maxsim_winners" in call for call in Logged.seen)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda Q, D: (Q[0], D, None, None),
+        lambda Q, D: (Q, D[0], None, None),
+        lambda Q, D: (Q, D[..., :-1], None, None),
+        lambda Q, D: (Q, D.bfloat16(), None, None),
+        lambda Q, D: (Q.int(), D.int(), None, None),
+        lambda Q, D: (Q, D, torch.ones(3, 4, dtype=torch.bool, device=Q.device), None),
+        lambda Q, D: (Q, D, None, torch.ones(4, 7, device=Q.device)),
+        lambda Q, D: (Q, D.expand(5, 4, 7, 8), None, None),
+        lambda Q, D: (Q, D, None, None, False, "exact"),
+        lambda Q, D: (Q, D, None, None, False, "highest", "atomic"),
+    ],
+)
+def test_raw_operators_check_too(bad, device):
+    args = bad(torch.randn(3, 5, 8, device=device), torch.randn(4, 7, 8, device=device))
+    for op in (OPS.maxsim, OPS.maxsim_winners):
+        with pytest.raises(RuntimeError, match="late_interaction"):
+            op(*args)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda g, Q, D, w: (g[:, :-1], Q, D, w),
+        lambda g, Q, D, w: (g.double(), Q, D, w),
+        lambda g, Q, D, w: (g, Q, D, w.int()),
+        lambda g, Q, D, w: (g, Q, D, w[:, :, :-1]),
+        lambda g, Q, D, w: (g, Q, D, w.transpose(0, 1).contiguous().transpose(0, 1)),
+        lambda g, Q, D, w: (g, Q, D, w, False, "csr"),
+    ],
+)
+def test_raw_backward_checks_too(bad, device):
+    Q, D = torch.randn(3, 5, 8, device=device), torch.randn(4, 7, 8, device=device)
+    scores, winners = OPS.maxsim_winners(Q, D, None, None)
+    with pytest.raises(RuntimeError, match="late_interaction"):
+        OPS.maxsim_backward(*bad(scores, Q, D, winners))

@@ -1,0 +1,552 @@
+"""Weights of query tokens, and means: every layout against float64, where each query token is a query."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import ops
+from late_interaction.padded import maxsim_padded
+from late_interaction.score_pairs import score_pairs_packed
+from late_interaction.varlen import maxsim_varlen
+from tests import packed, ref
+from tests.cases import Case, call, inputs, walk
+from tests.operators.test_score_pairs import draw_pairs, widened
+
+FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+MAXSIM = [
+    *walk(34),
+    Case("in-batch", 1, 70, 32, 40, 128, torch.bfloat16, normalize=True),
+    Case("KD", 5, 3, 32, 65, 128, torch.bfloat16, "holes"),
+    Case("pairs", 40, 40, 32, 24, 128, torch.float16),
+    Case("in-batch", 3, 5, 1, 1, 512, torch.float32),
+    Case("in-batch", 2, 30, 9, 7, 1100, torch.float32, normalize=True),
+]
+LARGE = [
+    Case("in-batch", 70, 40, 32, 65, 128, torch.bfloat16, "holes"),
+    Case("in-batch", 9, 3, 130, 300, 768, torch.float16, normalize=True),
+    Case("in-batch", 1, 300, 32, 140, 128, torch.bfloat16, normalize=True),
+    Case("in-batch", 1, 2, 32, 3001, 128, torch.bfloat16, "dead"),
+    Case("in-batch", 150, 3, 64, 20, 128, torch.bfloat16),
+    Case("in-batch", 256, 70, 16, 33, 64, torch.float16),
+    Case("in-batch", 128, 128, 32, 65, 160, torch.bfloat16),
+    Case("in-batch", 128, 70, 32, 65, 200, torch.bfloat16),
+    Case("in-batch", 3, 5, 7, 11, 1100, torch.bfloat16),
+    Case("KD", 5, 3, 7, 11, 1100, torch.bfloat16),
+    Case("pairs", 41, 41, 13, 67, 1100, torch.bfloat16),
+    Case("pairs", 41, 41, 13, 67, 2056, torch.float32),
+    Case("KD", 64, 8, 32, 300, 128, torch.bfloat16, "holes"),
+    Case("pairs", 300, 300, 32, 24, 128, torch.float16),
+]
+
+
+def scores_dtype(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def draw(shape, dtype, device):
+    """Weights of both signs, some of them 0."""
+    weights = torch.randn(shape, device=device, dtype=scores_dtype(dtype))
+    return weights * (torch.rand(shape, device=device) < 0.9)
+
+
+def each_token(Q, D, i):
+    """The tokens of query i, each as a query, and the documents that they meet."""
+    rows = Q[i].unsqueeze(1)
+    return rows, D if D.dim() == 3 else D[i].expand(len(rows), *D.shape[1:])
+
+
+def judged(Q, D, weights, q_mask, d_mask, normalize):
+    """(scores [Nq, N], maxima [Nq, Lq, N]) in float64."""
+    maxima = torch.zeros(*Q.shape[:2], D.shape[-3], dtype=torch.float64, device=Q.device)
+    for i in range(len(Q)):
+        rows, documents = each_token(Q, D, i)
+        own_mask = d_mask
+        if d_mask is not None and d_mask.dim() == 3:
+            own_mask = d_mask[i].expand(len(rows), *d_mask.shape[1:])
+        maxima[i], _ = ref.maxsim(rows, documents, None, own_mask, normalize)
+    if q_mask is not None:
+        maxima = maxima.masked_fill(~q_mask.unsqueeze(-1), 0.0)
+    return (maxima * weights.double().unsqueeze(-1)).sum(1), maxima
+
+
+def judged_gradients(grad_scores, Q, D, weights, winners, normalize):
+    """(grad_Q, grad_D) in float64."""
+    grad_Q, grad_D = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (Q, D))
+    for i in range(len(Q)):
+        rows, documents = each_token(Q, D, i)
+        grads = grad_scores[i].double() * weights[i].double().unsqueeze(1)
+        found = winners[i].t().unsqueeze(-1)
+        of_rows, of_documents = ref.gradients(grads, rows, documents, found, normalize)
+        grad_Q[i] = of_rows.squeeze(1)
+        if D.dim() == 4:
+            grad_D[i] = of_documents.sum(0)
+        else:
+            grad_D += of_documents
+    return grad_Q, grad_D
+
+
+def check(case, winners, device):
+    Q, D, q_mask, d_mask = inputs(case, device)
+    weights = draw((case.Lq, case.Nq), case.dtype, device).t()
+    scores, maxima = judged(Q, D, weights, q_mask, d_mask, case.normalize)
+    with torch.no_grad():
+        found = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)[1]
+    leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
+    out = call(li.maxsim, case, *leaves[:2], q_mask, d_mask, q_weights=leaves[2], winners=winners)
+    scale = (maxima.abs() * weights.double().abs().unsqueeze(-1)).sum(1).norm()  # terms of both signs cancel
+    limit = ref.UNIT_SCORE_TOLERANCE if case.normalize else ref.tolerance(case.dtype)
+    assert float((out.detach().double() - scores).norm()) <= limit * max(float(scale), 1e-30)
+
+    grad_scores = torch.randn_like(out)
+    out.backward(grad_scores)
+    grad_Q, grad_D = judged_gradients(grad_scores, Q, D, weights, found, case.normalize)
+    limit = ref.GRAD_TOLERANCE[case.dtype]
+    for leaf, grad, name in zip(leaves, (grad_Q, grad_D), ("grad_Q", "grad_D"), strict=False):
+        assert leaf.grad.dtype == case.dtype
+        ref.assert_close(leaf.grad, grad, 4 * limit, name)
+    of_weights = (maxima * grad_scores.double().unsqueeze(1)).sum(-1)
+    ref.assert_close(leaves[2].grad, of_weights, 2e-4 if case.normalize else 2e-5, "grad of the weights")
+
+
+@pytest.mark.parametrize("winners", ["save", "recompute"])
+@pytest.mark.parametrize("case", MAXSIM, ids=str)
+def test_scores_and_gradients(case, winners, device):
+    check(case, winners, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_scores_and_gradients_of_large_batches(case):
+    check(case, "save", "cuda")
+
+
+@pytest.mark.parametrize("backward", ["lowmem", "unified"])
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)])
+def test_each_gradient_alone(needs, backward, device):
+    Q = torch.randn(5, 9, 64, device=device)
+    D, weights = torch.randn(6, 40, 64, device=device), draw((5, 9), torch.float32, device)
+    every = [x.detach().requires_grad_() for x in (Q, D, weights)]
+    li.maxsim(*every[:2], q_weights=every[2], backward=backward).square().sum().backward()
+    some = [x.detach().requires_grad_(need) for x, need in zip((Q, D, weights), needs, strict=True)]
+    li.maxsim(*some[:2], q_weights=some[2], backward=backward).square().sum().backward()
+    for one, other, need in zip(some, every, needs, strict=True):
+        if need:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-5)
+        else:
+            assert one.grad is None
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("layout", ["in-batch", "KD", "one document", "pairs"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_constant_weights_have_the_gradients_of_learned_ones(dtype, layout, normalize, device):
+    many = {"in-batch": (70,), "KD": (9, 3), "one document": (9, 1), "pairs": (9,)}[layout]
+    score = li.maxsim_pairs if layout == "pairs" else li.maxsim
+    Q, D = (torch.randn(*n, 40, device=device).to(dtype) for n in ((9, 13), (*many, 21)))
+    weights = draw((9, 13), dtype, device)
+    found = []
+    for learned in (False, True):
+        leaves = [x.detach().requires_grad_(learned or x is not weights) for x in (Q, D, weights)]
+        score(*leaves[:2], q_weights=leaves[2], normalize=normalize).square().sum().backward()
+        assert (leaves[2].grad is not None) == learned
+        found.append(leaves)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(found[0][:2], found[1][:2], strict=True))
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_gradients_of_weights_that_are_not_needed_have_no_elements(needs, device):
+    Q, D = torch.randn(3, 5, 32, device=device), torch.randn(4, 9, 32, device=device)
+    weights = draw((3, 5), torch.float32, device)
+    scores, winners = ops.maxsim_weighted_winners(Q, D, weights, None, None)
+    every = ops.maxsim_weighted_backward(scores, Q, D, weights, winners)
+    args = (scores, Q, D, weights, winners, False, "auto", *needs, False, False)
+    torch.library.opcheck(ops.maxsim_weighted_backward, args)
+    *gradients, of_weights = ops.maxsim_weighted_backward(*args)
+    assert of_weights.shape == (0,)
+    for gradient, whole, need in zip(gradients, every, needs, strict=False):
+        assert torch.equal(gradient, whole) if need else gradient.numel() == 0
+
+
+@pytest.mark.parametrize("weight", [torch.nan, torch.inf])
+def test_a_token_without_a_gradient_keeps_none(weight, device):
+    """Whatever it and its weight hold."""
+    for shape in ((2, 3, 64), (70, 3, 64), (2, 1, 3, 64)):
+        Q, D = torch.randn(2, 5, 64, device=device).bfloat16(), torch.randn(*shape, device=device).bfloat16()
+        Q[1, 2] = torch.nan
+        weights = torch.ones(2, 5, device=device)
+        weights[1, 3] = weight
+        keep = torch.ones(2, 5, dtype=torch.bool, device=device)
+        keep[1, 2:4] = False
+        leaves = [x.requires_grad_() for x in (Q, D, weights)]
+        li.maxsim(*leaves[:2], keep, q_weights=weights).sum().backward()
+        assert all(x.grad.isfinite().all() for x in leaves)
+        assert (Q.grad[1, 2:4] == 0).all() and (weights.grad[1, 2:4] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(32, 32, 300), (128, 128, 300), (64, 4, 200), (64, 1, 200)])
+def test_constant_weights_start_no_kernel_of_their_own(shape):
+    (Nq, N, Ld), Lq = shape, 32
+    Q = torch.randn(Nq, Lq, 128, device="cuda").bfloat16()
+    D = torch.randn(*((Nq, N) if N < 32 else (N,)), Ld, 128, device="cuda").bfloat16()
+    scores, winners = ops.maxsim_winners(Q, D, None, None)
+    weights = torch.rand(Nq, Lq, device="cuda")
+
+    def kernels(call):
+        call()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+    plain = kernels(lambda: ops.maxsim_backward(scores, Q, D, winners))
+    args = (scores, Q, D, weights, winners, False, "auto", True, True, False, False)
+    assert 0 < plain == kernels(lambda: ops.maxsim_weighted_backward(*args))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_weights_of_one_change_no_bit(dtype, device):
+    Q, D = torch.randn(7, 33, 96, device=device).to(dtype), torch.randn(30, 70, 96, device=device).to(dtype)
+    ones = torch.ones(7, 33, device=device)
+    for normalize in (False, True):
+        plain = li.maxsim(Q, D, normalize=normalize)
+        assert torch.equal(li.maxsim(Q, D, normalize=normalize, q_weights=ones), plain)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_weights_that_are_not_finite(dtype, bad, device):
+    Q, D = torch.randn(3, 5, 32, device=device).to(dtype), torch.randn(4, 9, 32, device=device).to(dtype)
+    weights = torch.ones(3, 5, device=device)
+    weights[1, 2] = bad
+    for options in ({}, {"normalize": True}):
+        scores = li.maxsim(Q, D, q_weights=weights, **options)
+        assert scores[1].isnan().all()
+        assert scores[[0, 2]].isfinite().all()
+        keep = torch.ones(3, 5, dtype=torch.bool, device=device)
+        keep[1, 2] = False
+        weights_of_one = torch.ones_like(weights)
+        masked = li.maxsim(Q, D, keep, q_weights=weights, **options)
+        assert torch.equal(masked, li.maxsim(Q, D, keep, q_weights=weights_of_one, **options))
+
+
+def test_overflow_of_a_weight_and_a_norm_is_not_a_mask(device):
+    """1e38 / 1e-10 is beyond float32: the score is not finite, where 0 would be wrong and quiet."""
+    Q, D = 1e-10 * torch.eye(8, device=device).unsqueeze(0), torch.eye(8, device=device).unsqueeze(0)
+    for many in (1, 400):
+        weights = torch.full((many, 8), -1e38, device=device)
+        scores = li.maxsim(Q.expand(many, 8, 8), D, normalize=True, q_weights=weights)
+        assert not scores.isfinite().any()
+
+
+def test_a_document_without_a_token_scores_zero(device):
+    Q, D = torch.randn(2, 3, 16, device=device), torch.randn(2, 4, 16, device=device)
+    keep = torch.tensor([[True] * 4, [False] * 4], device=device)
+    weights = torch.full((2, 3), torch.nan, device=device)
+    assert torch.equal(li.maxsim(Q, D, None, keep, q_weights=weights)[:, 1], torch.zeros(2, device=device))
+
+
+# ---- packed tokens ----
+
+PACKED = [
+    (name, packed.DIMS[i % len(packed.DIMS)], FLOATS[i % 4], i % 2 * 3)
+    for i, name in enumerate(packed.LENGTHS)
+    if name != "long query"
+]
+
+
+def packed_inputs(name, d, dtype, stray, device):
+    lengths_q, lengths_d = packed.LENGTHS[name]
+    Q, cu_q = packed.pack(lengths_q, d, dtype, device, stray)
+    D, cu_d = packed.pack(lengths_d, d, dtype, device, stray)
+    return Q, D, draw(len(Q), dtype, device), cu_q, cu_d
+
+
+def query_of(cu_q, tokens):
+    """The query of each token, -1 for those of none."""
+    owners = torch.full((tokens,), -1, device=cu_q.device)
+    for i, (begin, end) in enumerate(zip(cu_q.tolist(), cu_q.tolist()[1:], strict=False)):
+        owners[begin:end] = i
+    return owners
+
+
+def packed_maxima(Q, D, cu_d):
+    """[tokens of Q, Nd]: the maxima of every token."""
+    return packed.scores_and_winners(Q, D, torch.arange(len(Q) + 1), cu_d)[0]
+
+
+@pytest.mark.parametrize(("name", "d", "dtype", "stray"), PACKED)
+def test_varlen(name, d, dtype, stray, device):
+    Q, D, weights, cu_q, cu_d = packed_inputs(name, d, dtype, stray, device)
+    owners, maxima = query_of(cu_q, len(Q)), packed_maxima(Q, D, cu_d)
+    terms = maxima * weights.double().unsqueeze(1)
+    scores = torch.stack([terms[:0].sum(0), *(terms[owners == i].sum(0) for i in range(len(cu_q) - 1))])[1:]
+    leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
+    out = maxsim_varlen(*leaves[:2], cu_q, cu_d, q_weights=leaves[2])
+    torch.testing.assert_close(out.double(), scores, rtol=1e-4, atol=1e-4)
+
+    grad_scores = torch.randn_like(out)
+    out.backward(grad_scores)
+    found = widened(ops.maxsim_varlen_winners(Q, D, cu_q, cu_d)[1], len(D)).long()
+    none = grad_scores.new_zeros(1, len(cu_d) - 1).double()  # for tokens of no query
+    own = torch.cat((grad_scores.double(), none))[owners]
+    own = own * (owners >= 0).unsqueeze(1)
+    of_tokens = torch.arange(len(Q) + 1)
+    grads = packed.gradients(own * weights.double().unsqueeze(1), Q, D, of_tokens, cu_d, found)
+    ref.assert_close(leaves[0].grad, grads[0], 2 * ref.GRAD_TOLERANCE[dtype], "grad_Q")
+    ref.assert_close(leaves[1].grad, grads[1], 2 * ref.GRAD_TOLERANCE[dtype], "grad_D")
+    torch.testing.assert_close(leaves[2].grad.double(), (own * maxima).sum(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [13, 400])
+@pytest.mark.parametrize(("name", "d", "dtype", "stray"), PACKED)
+def test_listed_pairs(name, d, dtype, stray, count, device):
+    Q, D, weights, cu_q, cu_d = packed_inputs(name, d, dtype, stray, device)
+    pair_q, pair_d = draw_pairs(len(cu_q) - 1, len(cu_d) - 1, count, device)
+    leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
+    out = score_pairs_packed(*leaves[:2], cu_q, cu_d, pair_q, pair_d, q_weights=leaves[2])
+    unlearned = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d, q_weights=weights)
+    same = [x.detach().requires_grad_() for x in (Q, D, weights)]
+    grid = maxsim_varlen(*same[:2], cu_q, cu_d, q_weights=same[2])
+    picked = grid[pair_q.long(), pair_d.long()]
+    torch.testing.assert_close(out, picked, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(unlearned, picked, rtol=1e-4, atol=1e-4)
+    grad_scores = torch.randn_like(out)
+    out.backward(grad_scores)
+    picked.backward(grad_scores)
+    limit = {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 1e-5)
+    for mine, theirs, what in zip(leaves, same, ("grad_Q", "grad_D", "grad of weights"), strict=True):
+        ref.assert_close(mine.grad, theirs.grad, limit, what)
+
+
+# ---- means ----
+
+
+def test_mean_divides_by_the_tokens_that_count(device):
+    Q, D = torch.randn(3, 5, 16, device=device), torch.randn(4, 7, 16, device=device)
+    keep = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0] * 5], dtype=torch.bool, device=device)
+    weights = torch.tensor([1.0, 0.5, 0.0, -1.0, 2.0], device=device).expand(3, 5)
+    assert torch.equal(li.maxsim(Q, D, mean=True), li.maxsim(Q, D) / 5)
+    counts = torch.tensor([[5.0], [2.0], [1.0]], device=device)
+    assert torch.equal(li.maxsim(Q, D, keep, mean=True), li.maxsim(Q, D, keep) / counts)
+    counts = torch.tensor([[4.0], [1.0], [1.0]], device=device)
+    plain = li.maxsim(Q, D, keep, q_weights=weights)
+    assert torch.equal(li.maxsim(Q, D, keep, q_weights=weights, mean=True), plain / counts)
+    pairs = li.maxsim_pairs(Q, D[:3], keep, q_weights=weights, mean=True)
+    assert torch.equal(pairs, li.maxsim_pairs(Q, D[:3], keep, q_weights=weights) / counts[:, 0])
+    assert torch.equal(li.maxsim(Q[0], D[0], mean=True), li.maxsim(Q[0], D[0]) / 5)
+    assert torch.equal(li.maxsim(Q[:, :0], D, mean=True), torch.zeros(3, 4, device=device))
+
+
+def test_mean_of_packed_and_padded(device):
+    lengths = [3, 0, 5]
+    Q, cu_q = packed.pack(lengths, 16, torch.float32, device, stray=2)
+    D, cu_d = packed.pack([4, 7], 16, torch.float32, device)
+    weights = torch.ones(len(Q), device=device)
+    weights[[3, 6]] = 0.0
+    plain, weighed = maxsim_varlen(Q, D, cu_q, cu_d), maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights)
+    counts = torch.tensor([[3.0], [1.0], [5.0]], device=device)
+    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d, mean=True), plain / counts)
+    counts = torch.tensor([[2.0], [1.0], [4.0]], device=device)
+    mean = maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights, mean=True)
+    assert torch.equal(mean, weighed / counts)
+    pair_q, pair_d = torch.tensor([2, 0, 1], device=device), torch.tensor([1, 1, 0], device=device)
+    listed = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d, q_weights=weights, mean=True)
+    torch.testing.assert_close(listed, mean[pair_q, pair_d])
+    queries, documents = torch.randn(2, 4, 8, device=device), torch.randn(2, 3, 5, 8, device=device)
+    lengths_q = torch.tensor([4, 2], device=device)
+    lengths_d = torch.tensor([[5, 1, 0], [2, 3, 4]], device=device)
+    padded = (queries, documents, lengths_q, lengths_d)
+    of_padded = torch.randn(2, 4, device=device)
+    weighed = maxsim_padded(*padded, q_weights=of_padded)
+    assert torch.equal(maxsim_padded(*padded, mean=True), maxsim_padded(*padded) / lengths_q.unsqueeze(1))
+    mean = maxsim_padded(*padded, q_weights=of_padded, mean=True)
+    assert torch.equal(mean, weighed / lengths_q.unsqueeze(1))
+
+
+# ---- as citizens of PyTorch ----
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("layout", ["in-batch", "KD", "pairs"])
+def test_gradcheck(layout, normalize, device):
+    case = Case(layout, 2, 3, 3, 5, 4, torch.float64, "holes", normalize=normalize)
+    Q, D, q_mask, d_mask = inputs(case, device)
+    leaves = [x.detach().requires_grad_() for x in (Q, D, draw((2, 3), torch.float64, device))]
+
+    def score(Q, D, weights):
+        return call(li.maxsim, case, Q, D, q_mask, d_mask, q_weights=weights, mean=True)
+
+    assert torch.autograd.gradcheck(score, leaves, fast_mode=False)
+
+
+def test_gradcheck_packed(device):
+    Q, cu_q = packed.pack([3, 0, 2], 4, torch.float64, device)
+    D, cu_d = packed.pack([4, 1], 4, torch.float64, device)
+    leaves = [x.requires_grad_() for x in (Q, D, draw(5, torch.float64, device))]
+    pairs = torch.tensor([2, 0, 0], device=device), torch.tensor([0, 1, 0], device=device)
+
+    def varlen(Q, D, weights):
+        return maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights)
+
+    def listed(Q, D, weights):
+        return score_pairs_packed(Q, D, cu_q, cu_d, *pairs, q_weights=weights, max_seqlen_q=3)
+
+    assert torch.autograd.gradcheck(varlen, leaves)
+    assert torch.autograd.gradcheck(listed, leaves)
+
+
+def arguments(device, grad):
+    Q = torch.randn(3, 5, 8, device=device, requires_grad=grad)
+    D = torch.randn(4, 7, 8, device=device, requires_grad=grad)
+    weights = torch.randn(3, 5, device=device, requires_grad=grad)
+    keep = torch.rand(3, 5, device=device) < 0.8, torch.rand(4, 7, device=device) < 0.8
+    flat = [x.detach().flatten(0, 1).requires_grad_(grad) for x in (Q, D)]
+    own = weights.detach().flatten().requires_grad_(grad)
+    cu_q, cu_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 5, 15], [0, 20, 28]))
+    pairs = torch.tensor([1, 0, 1], dtype=torch.int32, device=device)
+    return {
+        "maxsim_weighted": (Q, D, weights, *keep),
+        "maxsim_varlen_weighted": (*flat, own, cu_q, cu_d),
+        "maxsim_pairs_packed_weighted": (*flat, own, cu_q, cu_d, pairs, pairs, 10),
+    }
+
+
+OPERATORS = {  # with winners, backward, and the arguments that both share
+    "maxsim_weighted": ("maxsim_weighted_winners", "maxsim_weighted_backward", 3),
+    "maxsim_varlen_weighted": ("maxsim_varlen_weighted_winners", "maxsim_varlen_weighted_backward", 5),
+    "maxsim_pairs_packed_weighted": (
+        "maxsim_pairs_packed_weighted_winners",
+        "maxsim_pairs_packed_weighted_backward",
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", list(OPERATORS))
+def test_opcheck(name, grad, device):
+    args = arguments(device, grad)[name]
+    with_winners, backward, kept = OPERATORS[name]
+    torch.library.opcheck(getattr(ops, name), args)
+    torch.library.opcheck(getattr(ops, with_winners), args)
+    if grad:
+        return
+    scores, winners = getattr(ops, with_winners)(*args)
+    for needs in ((True, True), (True, False), (False, True)):
+        options = (False, "lowmem", *needs) if name == "maxsim_weighted" else needs
+        torch.library.opcheck(getattr(ops, backward), (scores, *args[:kept], winners, *options))
+
+
+def test_compile_and_autocast(device):
+    Q, D = torch.randn(4, 9, 32, device=device), torch.randn(5, 20, 32, device=device)
+    weights = torch.rand(4, 9, device=device)
+
+    def loss(Q, D, weights):
+        return li.maxsim(Q, D, normalize=True, q_weights=weights, mean=True).square().mean()
+
+    leaves = [[x.detach().requires_grad_() for x in (Q, D, weights)] for _ in range(2)]
+    loss(*leaves[0]).backward()
+    torch.compile(loss, fullgraph=True)(*leaves[1]).backward()
+    for eager, compiled in zip(*leaves, strict=True):
+        torch.testing.assert_close(compiled.grad, eager.grad, rtol=1e-4, atol=1e-6)
+    with torch.autocast(device, torch.bfloat16):
+        half = li.maxsim(Q, D, q_weights=weights)
+    torch.testing.assert_close(half, li.maxsim(Q, D, q_weights=weights), rtol=2e-2, atol=2e-1)
+    assert half.dtype == torch.float32
+
+
+def test_half_weights_are_rounded_no_further(device):
+    Q, D = torch.randn(4, 9, 32, device=device), torch.randn(5, 20, 32, device=device)
+    weights = torch.rand(4, 9, device=device).half().requires_grad_()
+    scores = li.maxsim(Q, D, q_weights=weights)
+    assert torch.equal(scores, li.maxsim(Q, D, q_weights=weights.float()))
+    scores.sum().backward()
+    assert weights.grad.dtype == torch.float16
+
+
+def test_same_bits_in_every_run(device):
+    Q = torch.randn(64, 32, 128, device=device).bfloat16()
+    D, weights = torch.randn(48, 90, 128, device=device).bfloat16(), torch.randn(64, 32, device=device)
+    runs = []
+    for _ in range(3):
+        leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
+        scores = li.maxsim(*leaves[:2], q_weights=leaves[2], backward="lowmem")
+        scores.square().sum().backward()
+        runs.append([scores.detach(), *(x.grad for x in leaves)])
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+
+
+@pytest.mark.gpu
+def test_a_batch_beyond_the_cache_is_the_sum_of_its_parts():
+    Q = torch.nn.functional.normalize(torch.randn(2048, 32, 128, device="cuda"), dim=-1).bfloat16()
+    D = torch.nn.functional.normalize(torch.randn(1024, 180, 128, device="cuda"), dim=-1).bfloat16()
+    weights, grad_scores = torch.randn(2048, 32, device="cuda"), torch.randn(2048, 1024, device="cuda")
+    for normalize in (False, True):
+        leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
+        scores = li.maxsim(*leaves[:2], q_weights=leaves[2], normalize=normalize)
+        scores.backward(grad_scores)
+        summed = [torch.zeros_like(x, dtype=torch.float32) for x in (Q, D, weights)]
+        for j in range(0, 1024, 64):
+            part = [x.detach().requires_grad_() for x in (Q, D[j : j + 64], weights)]
+            own = li.maxsim(*part[:2], q_weights=part[2], normalize=normalize)
+            torch.testing.assert_close(own, scores[:, j : j + 64], rtol=1e-3, atol=1e-3)
+            own.backward(grad_scores[:, j : j + 64])
+            summed[0] += part[0].grad
+            summed[1][j : j + 64] += part[1].grad
+            summed[2] += part[2].grad
+        ref.assert_close(leaves[0].grad, summed[0], 1e-2, "grad_Q")
+        ref.assert_close(leaves[1].grad, summed[1], 1e-2, "grad_D")
+        ref.assert_close(leaves[2].grad, summed[2], 1e-3, "grad of weights")
+
+
+# ---- what is refused ----
+
+REFUSED = {
+    "no tensor": (lambda w: [[1.0]], TypeError, "q_weights must be a torch.Tensor"),
+    "integers": (lambda w: w.long(), TypeError, "q_weights must be"),
+    "shape": (lambda w: w[:, :-1], ValueError, "q_weights must be \\[2, 3\\], the shape of"),
+    "rank": (lambda w: w.unsqueeze(-1), ValueError, "q_weights must be \\[2, 3\\]"),
+    "device": (lambda w: w.to("meta"), ValueError, "q_weights must be on the device of"),
+}
+
+
+@pytest.mark.parametrize("how", list(REFUSED))
+def test_refused(how, device):
+    spoil, error, message = REFUSED[how]
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(2, 4, 8, device=device)
+    weights = spoil(torch.rand(2, 3, device=device))
+    with pytest.raises(error, match=message):
+        li.maxsim(Q, D, q_weights=weights)
+    with pytest.raises(error, match=message):
+        li.maxsim_pairs(Q, D, q_weights=weights)
+    with pytest.raises(error, match="q_weights must be"):
+        maxsim_varlen(Q[0], D[0], torch.tensor([0, 3], device=device), torch.tensor([0, 4], device=device),
+                      q_weights=weights)  # fmt: skip
+
+
+def test_mean_is_a_flag():
+    Q, D = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    for score in (li.maxsim, li.maxsim_pairs):
+        with pytest.raises(TypeError, match="mean must be"):
+            score(Q, D, mean=1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda w: w.double(), "q_weights must be float32"),
+        (lambda w: w[:, :-1], "q_weights must have the shape of Q without d"),
+        (lambda w: w.flatten(), "q_weights must have the shape of Q without d"),
+    ],
+)
+def test_the_operators_refuse_them_themselves(spoil, message, device):
+    Q, D = torch.randn(2, 3, 8, device=device), torch.randn(2, 4, 8, device=device)
+    weights = spoil(torch.rand(2, 3, device=device))
+    with pytest.raises(RuntimeError, match=message):
+        ops.maxsim_weighted(Q, D, weights, None, None)
+    scores, winners = ops.maxsim_winners(Q, D, None, None)
+    with pytest.raises(RuntimeError, match=message):
+        ops.maxsim_weighted_backward(scores, Q, D, weights, winners)

@@ -1,0 +1,142 @@
+"""Threads, streams and forks: one process, many callers."""
+
+import os
+import pickle
+import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import late_interaction as li
+
+
+def step(Q, D, backward="lowmem"):
+    scores = li.maxsim(Q, D, normalize=True, backward=backward)
+    return scores.detach(), *torch.autograd.grad(scores.square().sum(), (Q, D))
+
+
+def problem(seed, device="cpu"):
+    make = torch.Generator().manual_seed(seed)
+    Q, D = torch.randn(9, 33, 64, generator=make), torch.randn(11, 70 + seed, 64, generator=make)
+    return Q.to(device).requires_grad_(), D.to(device).requires_grad_()
+
+
+def test_threads(device):
+    problems = [problem(seed, device) for seed in range(6)]
+    expected = [step(*p) for p in problems]
+    start = threading.Barrier(4)
+
+    def work(index):
+        if index < 4:
+            start.wait()
+        return step(*problems[index % 6])
+
+    with ThreadPoolExecutor(4) as pool:
+        for index, got in enumerate(pool.map(work, range(40))):
+            assert all(map(torch.equal, got, expected[index % 6])), f"call {index}"
+
+
+@pytest.mark.gpu
+def test_two_threads_on_two_streams():
+    problems = [problem(seed, "cuda") for seed in range(2)]
+    expected = [step(*p) for p in problems]
+    torch.cuda.synchronize()
+
+    def work(index):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [step(*problems[index]) for _ in range(50)]
+            torch.cuda.current_stream().synchronize()
+        return results
+
+    with ThreadPoolExecutor(2) as pool:
+        for got, wanted in zip(pool.map(work, range(2)), expected, strict=True):
+            for one in got:
+                assert all(map(torch.equal, one, wanted))
+
+
+@pytest.mark.gpu
+def test_threads_whose_kernels_want_more_and_less_shared_memory():
+    """Of one kernel: what one thread lets it have must not take from another what that one needs."""
+    problems = [problem(seed, "cuda") for seed in (0, 400, 30, 900)]
+    for Q, _ in problems:
+        assert Q.shape == problems[0][0].shape
+    start = threading.Barrier(4)
+
+    def work(index):
+        start.wait()
+        return [step(*problems[(index + k) % 4]) for k in range(12)]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, range(4)))
+    expected = [step(*p) for p in problems]
+    for index, found in enumerate(results):
+        for k, got in enumerate(found):
+            assert all(map(torch.equal, got, expected[(index + k) % 4]))
+
+
+@pytest.mark.gpu
+def test_work_on_a_side_stream_is_ordered_with_it():
+    # The inputs arrive on the stream just before the call; a launch on another stream would read zeros.
+    Q, D = problem(3, "cuda")
+    expected = step(Q, D)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for backward in ("lowmem", "unified"):
+            late_Q, late_D = torch.zeros_like(Q), torch.zeros_like(D)
+            torch.cuda._sleep(10_000_000)
+            late_Q.copy_(Q.detach())
+            late_D.copy_(D.detach())
+            got = step(late_Q.requires_grad_(), late_D.requires_grad_(), backward)
+            for a, b in zip(got, expected, strict=True):
+                torch.testing.assert_close(a, b)
+    stream.synchronize()
+
+
+@pytest.mark.gpu
+def test_a_thread_that_asked_cuda_for_nothing_before():
+    # As autograd's own thread in the first backward of a process.
+    Q, D = (torch.randn(64, n, 128, device="cuda", dtype=torch.bfloat16) for n in (32, 300))
+    expected = li.maxsim(Q, D)
+    li.maxsim(Q, D)  # leaves the allocator a block for the next one
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(li.maxsim, Q, D).result(), expected)
+
+
+@pytest.mark.gpu
+def test_the_second_gpu():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    Q, D = problem(3, "cuda:1")  # while cuda:0 is current
+    for got, expected in zip(step(Q, D), step(*problem(3, "cuda:0")), strict=True):
+        assert got.device.index == 1
+        torch.testing.assert_close(got.cpu(), expected.cpu())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_fork_after_import():
+    # As in a DataLoader's workers: the parent has computed, the child computes on, with one thread.
+    Q, D = problem(1)
+    expected = step(Q, D)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.set_num_threads(1)
+            with torch.no_grad():
+                answer = li.maxsim(Q, D, normalize=True), *li.retrieve(Q, D, 3)
+            os.write(write, pickle.dumps([x.tolist() for x in answer]))
+        except BaseException:
+            os.write(write, pickle.dumps(traceback.format_exc()))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pickle.loads(pipe.read())
+    os.waitpid(child, 0)
+    assert not isinstance(answer, str), answer
+    torch.testing.assert_close(torch.tensor(answer[0]), expected[0])
+    assert answer[2] == li.retrieve(Q, D, 3)[1].tolist()

@@ -1,0 +1,396 @@
+"""1-bit and 4-bit codes: the quantizers, their scores against float64 brute force, and the operators."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from late_interaction import bits, int8
+from late_interaction.ops import packed_codes
+from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
+from tests import ref
+from tests.cases import mask
+from tests.maxsim.test_isa import ISAS
+
+OPS = torch.ops.late_interaction
+DIMS = [8, 24, 40, 64, 96, 128, 160, 320, 1, 13]
+LENGTHS_Q = [32, 1, 0, 7, 33, 65, 2]
+LENGTHS_D = [1, 0, 13, 300, 37, 5, 401, 12, 64]
+BATCHES = [(2, 3), (1, 5), (3, 1), (0, 2), (2, 0), (1, 1)]
+MASKS = ["none", "holes", "dead"]
+LAYOUTS = ["in-batch", "KD"]
+FORMS = ["contiguous", "transposed", "sliced", "offset", "expanded"]
+
+
+def walk(count):
+    lists = (LAYOUTS, BATCHES, LENGTHS_Q, LENGTHS_D, DIMS, FORMS, MASKS)
+    return list(itertools.islice(zip(*map(itertools.cycle, lists), strict=False), count))
+
+
+CASES = walk(120)
+
+
+def laid(x, form):
+    """x, in memory as `form` says."""
+    if form == "transposed":
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if form == "sliced":
+        return torch.nn.functional.pad(x, (3, 2, 1, 1), value=-1 if x.dtype == torch.int8 else 255)[
+            ..., 1:-1, 3:-2
+        ]
+    if form == "offset":
+        return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+    return x[:1].expand(x.shape) if form == "expanded" and x.shape[0] else x
+
+
+def packed(shape, d, nbits, device, form="contiguous"):
+    """Random codes of every value, and zeros behind the last dim."""
+    fields = torch.randint(2**nbits, (*shape, d), device=device)
+    return laid(bits._pack(fields, nbits), form)
+
+
+def values(codes, nbits, d):
+    """What codes stand for, by NumPy's own unpacking: apart from the package's."""
+    x = np.unpackbits(codes.cpu().numpy(), axis=-1, bitorder="little")
+    x = torch.from_numpy(x).double().unflatten(-1, (-1, nbits)) @ (2.0 ** torch.arange(nbits).double())
+    x = x[..., :d].to(codes.device)
+    return 2 * x - 1 if nbits == 1 else x - 8
+
+
+def draw(case, device):
+    """(Q, D) bits, (Q, D) int8 and 4-bit and 1-bit codes, scales and masks of a case."""
+    layout, (Nq, N), Lq, Ld, d, form, masks = case
+    documents = (N, Ld) if layout == "in-batch" else (Nq, N, Ld)
+    q_mask, d_mask = mask((Nq, Lq), device, masks), mask(documents, device, masks)
+    return (Nq, Lq), documents, d, form, q_mask, d_mask
+
+
+def int8_codes(shape, device):
+    codes = torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+    return codes.masked_fill(torch.rand(shape, device=device) < 0.2, -128)
+
+
+@pytest.fixture(params=["operator", "int8 copies", "one document at a time"])
+def way(request, monkeypatch):
+    """The operators, and the int8 copies that GPUs make, on every device."""
+    if request.param == "operator":
+        return CASES, OPS.maxsim_hamming, OPS.maxsim_asymmetric
+    if request.param == "one document at a time":
+        monkeypatch.setattr(packed_codes, "_BYTES", 1)
+    return CASES[::4], packed_codes._maxsim_hamming, packed_codes._maxsim_asymmetric
+
+
+def test_hamming(way, device):
+    cases, op, _ = way
+    for case in cases:
+        queries, documents, d, form, q_mask, d_mask = draw(case, device)
+        Q, D = packed(queries, d, 1, device, form), packed(documents, d, 1, device, form)
+        scores = op(Q, D, d, q_mask, d_mask)
+        expected = ref.maxsim(values(Q, 1, d), values(D, 1, d), q_mask, d_mask)[0]
+        assert torch.equal(scores.double(), expected), case
+        assert torch.equal(maxsim_hamming_reference(Q, D, d, q_mask=q_mask, d_mask=d_mask), scores), case
+
+
+def sums_of_maxima(Q, D, q_mask, d_mask):
+    """Scores in float64, of all documents at once."""
+    S = torch.einsum("qsd,ntd->qnst", Q, D)
+    if d_mask is not None:
+        S = S.masked_fill(~d_mask[None, :, None], -torch.inf)
+    best = S.amax(-1)
+    counts = best > -torch.inf if q_mask is None else (best > -torch.inf) & q_mask[:, None]
+    return torch.where(counts, best, 0.0).sum(-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [128, 64, 100, 384, 160])
+def test_a_gpu_walks_over_many_documents(d):
+    """More documents than it has warps, so that copies run ahead from one to the next; row tiles that share a
+    warp, and one alone."""
+    for (Nq, Lq), Ld, masks in (
+        ((1, 32), 96, "none"),
+        ((3, 20), 33, "holes"),
+        ((5, 7), 31, "none"),
+        ((1, 70), 1, "dead"),
+    ):
+        q_mask, d_mask = mask((Nq, Lq), "cuda", masks), mask((12000, Ld), "cuda", masks)
+        Q, D = packed((Nq, Lq), d, 1, "cuda"), packed((12000, Ld), d, 1, "cuda")
+        expected = sums_of_maxima(values(Q, 1, d), values(D, 1, d), q_mask, d_mask)
+        assert torch.equal(OPS.maxsim_hamming(Q, D, d, q_mask, d_mask).double(), expected)
+        codes, one = int8_codes((Nq, Lq, d), "cuda"), torch.ones((), device="cuda")
+        scale = torch.randint(1, 9, (12000, Ld), device="cuda") / 8
+        found = OPS.maxsim_asymmetric(codes, D, one, scale, q_mask, d_mask, 1)
+        wanted = sums_of_maxima(codes.double(), values(D, 1, d) * scale[..., None], q_mask, d_mask)
+        assert torch.equal(found.double(), wanted)
+
+
+@pytest.mark.parametrize("nbits", [1, 4])
+def test_asymmetric(way, nbits, device):
+    cases, _, op = way
+    for case in cases:
+        queries, documents, d, form, q_mask, d_mask = draw(case, device)
+        Q, D = laid(int8_codes((*queries, d), device), form), packed(documents, d, nbits, device, form)
+        s, t = torch.rand(queries, device=device), torch.rand(documents, device=device)
+        scores = op(Q, D, s, t, q_mask, d_mask, nbits)
+        q, x = Q.double() * s.double()[..., None], values(D, nbits, d) * t.double()[..., None]
+        expected = ref.maxsim(q, x, q_mask, d_mask)[0]
+        ref.assert_close(scores, expected, {"cpu": 5e-6, "cuda": 2e-3}[device])
+        reference = maxsim_asymmetric_reference(Q, D, s, t, nbits=nbits, q_mask=q_mask, d_mask=d_mask)
+        ref.assert_close(reference, expected, 1e-6)
+
+
+@pytest.fixture
+def instruction_sets():
+    """Those that this CPU and build have."""
+    yield [name for name in ISAS if _forced(name)]
+    OPS.cpu_isa("")
+
+
+def _forced(name):
+    try:
+        return OPS.cpu_isa(name) == name
+    except RuntimeError:
+        return False
+
+
+# 1000 bits and more overflow what a byte counts.
+@pytest.mark.parametrize(
+    "d, form", list(zip([*DIMS, 1000, 2056, 128, 128, 64], itertools.cycle(FORMS), strict=False))
+)
+def test_every_instruction_set_gives_the_same_bits(instruction_sets, d, form):
+    """Integers below 2^24, which have no order of summation to differ by. Tiles are 384 tokens."""
+    one, shapes = torch.ones(()), [(5, 385), (16, 1), (17, 11), (33, 24)]
+    for Lq, Ld in shapes if d < 1000 else shapes[2:3]:
+        Q, D = packed((3, Lq), d, 1, "cpu", form), packed((4, Ld), d, 1, "cpu", form)
+        codes = laid(int8_codes((3, Lq, d), "cpu"), form)
+        nibbles = packed((4, Ld), d, 4, "cpu", form)
+        masks = (mask((3, Lq), "cpu", "holes"), None if Ld == 24 else mask((4, Ld), "cpu", "holes"))
+        expected = (
+            ref.maxsim(values(Q, 1, d), values(D, 1, d), *masks)[0],
+            ref.maxsim(codes, values(D, 1, d), *masks)[0],
+            ref.maxsim(codes, values(nibbles, 4, d), *masks)[0],
+        )
+        for name in instruction_sets:
+            OPS.cpu_isa(name)
+            found = (
+                OPS.maxsim_hamming(Q, D, d, *masks),
+                OPS.maxsim_asymmetric(codes, D, one, one, *masks, 1),
+                OPS.maxsim_asymmetric(codes, nibbles, one, one, *masks, 4),
+            )
+            for scores, wanted in zip(found, expected, strict=True):
+                assert torch.equal(scores.double(), wanted), name
+
+
+def test_a_pair_cut_among_threads():
+    """One query with one long document: each thread has a part of the tokens."""
+    Q, D = packed((1, 300), 128, 1, "cpu"), packed((1, 9000), 128, 1, "cpu")
+    d_mask = mask((1, 9000), "cpu", "holes")
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(OPS.maxsim_hamming(Q, D, 128, None, d_mask))
+    finally:
+        torch.set_num_threads(before)
+    expected = ref.maxsim(values(Q, 1, 128), values(D, 1, 128), None, d_mask)[0]
+    assert all(torch.equal(x.double(), expected) for x in found)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("nbits", [1, 4])
+def test_bad_scales_make_nan(nbits, scale, device):
+    Q, D = torch.randn(2, 3, 24, device=device), packed((4, 5), 24, nbits, device)
+    t = torch.rand(4, 5, device=device)
+    t[1, 2] = scale
+    d_mask = torch.ones(4, 5, dtype=torch.bool, device=device)
+    scores = bits.maxsim_asymmetric(Q, D, t, nbits=nbits)
+    assert scores[:, 1].isnan().all() and not scores[:, [0, 2, 3]].isnan().any()
+    d_mask[1, 2] = False
+    assert not bits.maxsim_asymmetric(Q, D, t, nbits=nbits, d_mask=d_mask).isnan().any()
+
+
+# ---- the quantizers ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [1, 7, 8, 40, 130])
+def test_codes_are_numpys(d, dtype, device):
+    X = torch.randn(3, 5, d, device=device).to(dtype)
+    X[0, 1] = 0
+    codes, scale = bits.to_bits(X)
+    assert np.array_equal(codes.cpu(), np.packbits((X > 0).cpu().numpy(), axis=-1, bitorder="little"))
+    norms = bits.from_bits(codes, scale, d).norm(dim=-1)
+    torch.testing.assert_close(norms.double(), X.double().norm(dim=-1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(bits.from_bits(codes, scale, d) > 0, X > 0)
+
+    codes, scale = bits.to_int4(X)
+    back = bits.from_int4(codes, scale, d)
+    assert torch.equal(back, (values(codes, 4, d) * scale[..., None]).float())
+    assert ((back - X.float()).abs() <= 0.501 * scale[..., None]).all()
+    assert not back[0, 1].any() and codes.shape == (3, 5, -(-d // 2))
+    assert not d % 2 or (codes[..., -1] < 16).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_are_not_finite(bad, device):
+    X = torch.randn(3, 24, device=device)
+    X[1, 5] = bad
+    for quantize, zero in ((bits.to_bits, 0), (bits.to_int4, 0x88)):
+        codes, scale = quantize(X)
+        assert scale.isnan().tolist() == [False, True, False]
+        assert (codes[1] == zero).all() and (codes[0] != zero).any()
+
+
+def test_sizes_at_the_ends_of_float32(device):
+    X = torch.tensor([[3e38, -1e38, 1.0], [1e-38, -1e-38, 1e-38]], device=device)
+    codes, scale = bits.to_bits(X)
+    assert codes.tolist() == [[5], [5]] and scale.isfinite().all() and (scale > 0).all()
+
+
+def test_empty(device):
+    for quantize in (bits.to_bits, bits.to_int4):
+        codes, scale = quantize(torch.empty(0, 4, 16, device=device))
+        assert codes.shape[:2] == scale.shape == (0, 4)
+
+
+def test_a_dim_less_for_one_query_or_document(device):
+    Q, D = torch.randn(3, 5, 24, device=device), torch.randn(4, 7, 24, device=device)
+    (q, _), (x, t) = bits.to_bits(Q), bits.to_bits(D)
+    for i, j in itertools.product((slice(None), 0), repeat=2):
+        assert torch.equal(
+            bits.maxsim_asymmetric(Q[i], x[j], t[j], nbits=1),
+            bits.maxsim_asymmetric(Q, x, t, nbits=1)[i][..., j],
+        )
+        assert torch.equal(bits.maxsim_hamming(q[i], x[j], 24), bits.maxsim_hamming(q, x, 24)[i][..., j])
+
+
+def test_queries_are_int8(device):
+    Q, D = torch.randn(3, 5, 24, device=device), packed((4, 7), 24, 4, device)
+    codes, scale = int8.quantize_int8_per_token(Q)
+    t = torch.rand(4, 7, device=device)
+    expected = maxsim_asymmetric_reference(codes, D, scale, t, nbits=4)
+    ref.assert_close(bits.maxsim_asymmetric(Q, D, t, nbits=4), expected.double(), 2e-3)
+
+
+# ---- as citizens of PyTorch ----
+
+
+def hamming_arguments(device, layout="in-batch", masks=True):
+    documents = (4, 7) if layout == "in-batch" else (3, 2, 7)
+    kind = "holes" if masks else "none"
+    q_mask, d_mask = mask((3, 5), device, kind), mask(documents, device, kind)
+    return packed((3, 5), 24, 1, device), packed(documents, 24, 1, device), 24, q_mask, d_mask
+
+
+def asymmetric_arguments(device, layout="in-batch", masks=True):
+    _, D, _, q_mask, d_mask = hamming_arguments(device, layout, masks)
+    s, t = torch.rand(3, 5, device=device), torch.rand(D.shape[:-1], device=device)
+    return int8_codes((3, 5, 24), device), D, s, t, q_mask, d_mask, 1
+
+
+ARGUMENTS = {"maxsim_hamming": hamming_arguments, "maxsim_asymmetric": asymmetric_arguments}
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_opcheck(name, layout, masks, device):
+    torch.library.opcheck(getattr(OPS, name).default, ARGUMENTS[name](device, layout, masks))
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_scores_are_plain_float32_and_the_same_again(name, device):
+    op, args = getattr(OPS, name), ARGUMENTS[name](device)
+    scores = op(*args)
+    assert scores.dtype == torch.float32 and torch.equal(scores, op(*args))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(op(*args), scores)
+    fake = op(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args))
+    assert fake.shape == scores.shape and fake.dtype == scores.dtype
+
+
+def test_a_wish_for_gradients_is_an_error(device):
+    Q, D, s, t, *rest = asymmetric_arguments(device)
+    with pytest.raises(RuntimeError, match=r"maxsim_asymmetric.default has no gradients"):
+        OPS.maxsim_asymmetric(Q, D, s, t.requires_grad_(), *rest)
+    with pytest.raises(ValueError, match="scale_D must not require a gradient"):
+        bits.maxsim_asymmetric(torch.randn(3, 5, 24, device=device), D, t, nbits=1)
+
+
+def test_compile(device):
+    def scored(Q, D):
+        codes, scale = bits.to_int4(D)
+        rough = bits.maxsim_hamming(bits.to_bits(Q)[0], bits.to_bits(D)[0], Q.shape[-1])
+        return bits.maxsim_asymmetric(Q, codes, scale, nbits=4) + rough
+
+    torch._dynamo.reset()
+    compiled = torch.compile(scored, fullgraph=True, backend="aot_eager")
+    Q, D = torch.randn(3, 5, 24, device=device), torch.randn(4, 7, 24, device=device)
+    torch.testing.assert_close(compiled(Q, D), scored(Q, D))
+
+
+# ---- bad input ----
+
+
+def bad_hamming(Q, D):
+    yield (Q.float(), D, 24), TypeError, "Q must be uint8, got torch.float32"
+    yield (Q, None, 24), TypeError, "D must be a torch.Tensor, got NoneType"
+    yield (Q, D, 25), ValueError, r"Q must have 4 bytes a token \(its last dim\) for 25 codes of 1 bit, got"
+    yield (Q, D[..., :2], 24), ValueError, r"D must have 3 bytes a token .* got \[4, 7, 2\]"
+    yield (Q, D, 0), ValueError, "d must be at least 1, got 0"
+    yield (Q, D, 24.0), TypeError, "d must be an int, got float"
+    yield (Q[None], D, 24), ValueError, r"Q must be \[Nq, Lq, bytes\] or \[Lq, bytes\]"
+    yield (Q, D[None, None], 24), ValueError, r"D must be \[Nd, Ld, bytes\]"
+    yield (Q, D[None], 24), ValueError, r"D\.shape\[0\] == Q\.shape\[0\]"
+
+
+def test_messages_of_bits(device):
+    Q, D, *_ = hamming_arguments(device)
+    for args, error, message in bad_hamming(Q, D):
+        with pytest.raises(error, match=message):
+            bits.maxsim_hamming(*args)
+        with pytest.raises((error, RuntimeError)):
+            OPS.maxsim_hamming(*args, None, None)
+    with pytest.raises(ValueError, match=r"d_mask must be \[4, 7\]"):
+        bits.maxsim_hamming(Q, D, 24, d_mask=torch.ones(4, 6, dtype=torch.bool, device=device))
+
+
+def bad_asymmetric(Q, D, t):
+    yield (Q.int(), D, t), 1, TypeError, "Q must be bfloat16, float16, float32 or float64, got torch.int32"
+    yield (Q, D.int(), t), 1, TypeError, "D must be uint8, got torch.int32"
+    yield (Q, D, t), 4, ValueError, r"D must have 12 bytes a token .* for 24 codes of 4 bits"
+    yield (Q, D, t), 2, ValueError, "nbits must be 1 or 4, got 2"
+    yield (Q, D, t[:, 1:]), 1, ValueError, r"scale_D must be 0-dim or have the shape of D without d"
+    yield (Q, D, None), 1, TypeError, "scale_D must be a torch.Tensor"
+    yield (Q[None], D, t), 1, ValueError, r"Q must be \[Nq, Lq, d\] or \[Lq, d\]"
+
+
+def test_messages_of_asymmetric_codes(device):
+    codes, D, s, t, *_ = asymmetric_arguments(device)
+    for args, nbits, error, message in bad_asymmetric(codes.float(), D, t):
+        with pytest.raises(error, match=message):
+            bits.maxsim_asymmetric(*args, nbits=nbits)
+    for bad in (
+        (codes, D[..., 1:], s, t, None, None, 1),
+        (codes.float(), D, s, t, None, None, 1),
+        (codes, D.char(), s, t, None, None, 1),
+        (codes, D, s.double(), t, None, None, 1),
+        (codes, D, s, t[1:], None, None, 1),
+        (codes, D, s, t, None, torch.ones(4, 7, device=device), 1),
+        (codes, D, s, t, None, None, 3),
+        (codes, D.expand(5, 4, 7, 3), s, t.expand(5, 4, 7), None, None, 1),
+    ):
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            OPS.maxsim_asymmetric(*bad)
+
+
+def test_quantizers_refuse():
+    for function in (bits.to_bits, bits.to_int4):
+        with pytest.raises(TypeError, match=r"X must be .* or float64, got torch\.int64"):
+            function(torch.ones(3, 4, dtype=torch.int64))
+        with pytest.raises(ValueError, match=r"X must be \[\.\.\., d\] with d of at least 1, got \[3, 0\]"):
+            function(torch.empty(3, 0))
+    for function, size in ((bits.from_bits, 3), (bits.from_int4, 12)):
+        with pytest.raises(ValueError, match=rf"codes must have {size} bytes"):
+            function(torch.zeros(2, 5, dtype=torch.uint8), torch.ones(2), 24)

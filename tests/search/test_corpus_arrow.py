@@ -1,0 +1,241 @@
+"""Columns of Arrow and parquet files as corpora: memory that is shared, and messages that name the row.
+
+pyarrow is no package of the other tests: tests/search/test_lancedb.py says how these run.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from late_interaction.corpus import Corpus, CorpusError, _parquet
+from late_interaction.varlen import maxsim_varlen, pack_sequences
+from tests.lancedb_environment import here
+
+pa = pytest.importorskip("pyarrow") if here("pyarrow") else None
+needs_pyarrow = pytest.mark.skipif(pa is None, reason="pyarrow is not installed: make lancedb runs these")
+LENGTHS = [3, 0, 7, 40, 1, 33, 0]
+
+
+@pytest.mark.skipif(pa is not None, reason="pyarrow is installed")
+def test_without_pyarrow():
+    with pytest.raises(
+        ImportError, match=r"Arrow arrays need pyarrow: pip install 'late-interaction\[arrow\]'"
+    ):
+        Corpus.from_arrow([[[1.0]]])
+
+
+def documents(lengths=LENGTHS, d=4):
+    return [torch.randn(n, d) for n in lengths]
+
+
+def column(docs, inner="fixed", value="float32", large=False):
+    """A column of these documents."""
+    list_of = pa.large_list if large else pa.list_
+    own = {"float16": np.float16}.get(value, float)
+    rows = [[[own(y) for y in token] for token in x.tolist()] for x in docs]
+    value = {"float32": pa.float32(), "float16": pa.float16(), "float64": pa.float64()}[value]
+    token = pa.list_(value, docs[0].shape[1]) if inner == "fixed" else list_of(value)
+    return pa.array(rows, list_of(token))
+
+
+def values_of(array):
+    """Where the values of a column begin."""
+    return array.values.values.buffers()[1].address
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("inner", ["fixed", "list"])
+@pytest.mark.parametrize("value", ["float32", "float16"])
+@pytest.mark.parametrize("large", [False, True])
+def test_layouts(inner, value, large):
+    docs = documents()
+    array = column(docs, inner, value, large)
+    corpus = Corpus.from_arrow(array)
+    assert (corpus.d, corpus.dtype, len(corpus)) == (4, getattr(torch, value), len(docs))
+    for got, x in zip(corpus, docs, strict=True):
+        assert torch.equal(got, x.to(corpus.dtype))
+    assert corpus.shards[0].tokens.data_ptr() == values_of(array)
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("inner", ["fixed", "list"])
+def test_slices_share_memory(inner):
+    docs = documents()
+    array = column(docs, inner)
+    for start, stop in ((0, 3), (2, 6), (3, 4), (6, 7), (5, 5)):
+        corpus = Corpus.from_arrow(array[start:stop], d=4)
+        assert len(corpus) == stop - start
+        for got, x in zip(corpus, docs[start:stop], strict=True):
+            assert torch.equal(got, x)
+        if corpus.tokens:
+            skipped = sum(LENGTHS[:start]) * 4 * 4
+            assert corpus.shards[0].tokens.data_ptr() == values_of(array) + skipped
+
+
+@needs_pyarrow
+def test_slices_of_every_level():
+    """A column whose tokens, and whose values, are slices of longer arrays."""
+    values = pa.array(torch.arange(48.0).tolist(), pa.float32())
+    tokens = pa.FixedSizeListArray.from_arrays(values[4:44], 4)[1:]
+    array = pa.ListArray.from_arrays(pa.array([0, 2, 2, 5, 9], pa.int32()), tokens)[1:]
+    corpus = Corpus.from_arrow(array)
+    expected = torch.arange(48.0)[8:].view(-1, 4)
+    assert [x.tolist() for x in corpus] == [[], expected[2:5].tolist(), expected[5:9].tolist()]
+    assert corpus.shards[0].tokens.data_ptr() == values.buffers()[1].address + (8 + 8) * 4
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_chunks_are_shards_and_score_where_they_lie(dtype, device):
+    docs, ids = documents(LENGTHS * 3), [str(i) for i in range(21)]
+    whole = pa.chunked_array([column(docs[:9], value=dtype), column(docs[9:10], value=dtype),
+                              column(docs[10:], value=dtype)])  # fmt: skip
+    corpus = Corpus.from_arrow(whole, ids=ids)
+    assert [shard.documents for shard in corpus.shards] == [9, 1, 11] and list(corpus.ids) == ids
+    assert [x.tokens.data_ptr() for x in corpus.shards if len(x.tokens)] == [
+        values_of(chunk) for chunk, x in zip(whole.chunks, corpus.shards, strict=True) if len(x.tokens)
+    ]
+    tokens, offsets = pack_sequences([x.to(corpus.dtype).to(device) for x in docs])
+    Q = torch.randn(3, 5, 4, device=device).to(corpus.dtype)
+    scores = maxsim_varlen(Q.flatten(0, 1), tokens, torch.arange(0, 16, 5, device=device), offsets)
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :8]
+    for chunk_bytes in (50, 1 << 20):
+        got = corpus.search(Q, 8, normalize=False, chunk_bytes=chunk_bytes)
+        assert torch.equal(got[1], order) and torch.equal(got[0], scores.gather(1, order))
+
+
+@needs_pyarrow
+def test_searching_copies_nothing(monkeypatch):
+    """What the operator is given on the CPU is the memory of the column."""
+    from late_interaction.corpus import _queries
+
+    array, given = column(documents()), []
+
+    def spy(Q, D, *rest, **options):
+        given.append((D.data_ptr(), D.shape[0]))
+        return maxsim_varlen(Q, D, *rest, **options)
+
+    monkeypatch.setattr(_queries, "maxsim_varlen", spy)
+    Corpus.from_arrow(array, normalized=True).search(torch.randn(2, 4), 3, chunk_bytes=10 * 16)
+    begin, rows = values_of(array), 0
+    for address, count in given:
+        assert address == begin + rows * 16 or count == 0
+        rows += count
+    assert len(given) > 2 and rows == sum(LENGTHS)
+
+
+@needs_pyarrow
+def test_nothing():
+    fixed = pa.list_(pa.list_(pa.float32(), 4))
+    for array in (pa.array([], fixed), pa.chunked_array([], fixed), pa.array([[], []], fixed)):
+        corpus = Corpus.from_arrow(array)
+        assert (len(corpus), corpus.tokens, corpus.d) == (len(array), 0, 4)
+        assert corpus.search(torch.randn(2, 4), 3)[0].tolist() == [0.0] * len(array)
+    with pytest.raises(ValueError, match="d must be given for lists without a single token"):
+        Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))))
+    assert Corpus.from_arrow(pa.array([[], []], pa.list_(pa.list_(pa.float32()))), d=4).d == 4
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("inner", ["fixed", "list"])
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        (None, "row 5 of documents must not be null"),
+        ([[1.0, 2.0], None], "row 5 of documents has a null for a token"),
+        ([[1.0, 2.0], [3.0, None]], "row 5 of documents has a null for a value"),
+    ],
+)
+def test_nulls_name_their_row(inner, row, message):
+    token = pa.list_(pa.float32(), 2) if inner == "fixed" else pa.list_(pa.float32())
+    rows = [[[1.0, 1.0]], [], [[2.0, 2.0], [3.0, 3.0]]]
+    first = pa.array(rows, pa.list_(token))
+    array = pa.chunked_array([first, pa.array([*rows[:2], row, rows[0]], pa.list_(token))])
+    with pytest.raises(ValueError, match=message):
+        Corpus.from_arrow(array)
+    assert len(Corpus.from_arrow(array[:5])) == 5  # a null outside a slice is no matter
+    with pytest.raises(ValueError, match=message.replace("5", "2")):
+        Corpus.from_arrow(array[3:])
+
+
+@needs_pyarrow
+@pytest.mark.parametrize(
+    "make, options, message",
+    [
+        (lambda: [[1.0]], {}, "documents must be a pyarrow.Array or pyarrow.ChunkedArray, got list"),
+        (
+            lambda: column(documents(), value="float64"),
+            {},
+            r"got list<\w+: fixed_size_list<.*double>.*: cast it",
+        ),
+        (lambda: pa.array([[1.0]]), {}, r"documents must be list<fixed_size_list<float>>"),
+        (lambda: column(documents()), {"d": 5}, "d must be that of the lists, 4, or None, got 5"),
+        (lambda: column(documents()), {"ids": ["a"]}, "ids must be as many as the 7 documents, got 1"),
+        (
+            lambda: pa.array([[], [[1.0, 2.0]], [[1.0, 2.0], [1.0]]], pa.list_(pa.list_(pa.float32()))),
+            {},
+            "row 2 of documents must have tokens of 2 values, got one of 1",
+        ),
+    ],
+)
+def test_refused(make, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Corpus.from_arrow(make(), **options)
+
+
+# ---- parquet ----
+
+
+def write_parquet(path, docs, inner="fixed", ids=None, group=10):
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": ids or list(range(len(docs))), "vector": column(docs, inner)})
+    pq.write_table(table, path, row_group_size=group)
+    return path
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("inner", ["fixed", "list"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_parquet(inner, dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
+    docs = documents(LENGTHS * 4)
+    source = write_parquet(tmp_path / "file.parquet", docs, inner)
+    seen = []
+    options = {"normalize": False, "dtype": dtype, "progress": lambda *x: seen.append(x)}
+    corpus = Corpus.from_parquet(source, tmp_path / "corpus", column="vector", id_column="id", **options)
+    assert list(corpus.ids) == [str(i) for i in range(28)] and seen[-1] == (28, 28) and len(seen) >= 7
+    for got, x in zip(corpus, docs, strict=True):
+        torch.testing.assert_close(got, x, atol=0 if dtype == torch.float32 else 0.02, rtol=0)
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("kept", [3, 10, 17])
+def test_parquet_resumed(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
+    docs = documents(LENGTHS * 4)
+    source = write_parquet(tmp_path / "file.parquet", docs, ids=[f"d{i}" for i in range(28)])
+    with pytest.raises(KeyError), Corpus.create(tmp_path / "corpus", d=4) as builder:
+        builder.add(docs[:kept], [f"d{i}" for i in range(kept)])
+        builder.flush()
+        raise KeyError
+    with pytest.raises(CorpusError, match="not finished"):
+        Corpus.open(tmp_path / "corpus")
+    options = {"column": "vector", "id_column": "id", "resume": True}
+    corpus = Corpus.from_parquet(source, tmp_path / "corpus", **options)
+    whole = Corpus.from_parquet(source, tmp_path / "whole", column="vector", id_column="id")
+    assert list(corpus.ids) == list(whole.ids) and all(map(torch.equal, corpus, whole))
+
+
+@needs_pyarrow
+def test_parquet_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_parquet, "_ROWS", 4)
+    docs = documents(LENGTHS * 2)
+    docs[9][0, 2] = float("nan")
+    source = write_parquet(tmp_path / "file.parquet", docs)
+    with pytest.raises(KeyError, match="the file has no column 'text', only id, vector"):
+        Corpus.from_parquet(source, tmp_path / "corpus", column="text")
+    with pytest.raises(ValueError, match=r"vector\[9\] must have tokens that float16 can hold"):
+        Corpus.from_parquet(source, tmp_path / "corpus", column="vector")
+    with pytest.raises(CorpusError, match="not finished"):
+        Corpus.open(tmp_path / "corpus")

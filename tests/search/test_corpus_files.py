@@ -1,0 +1,396 @@
+"""A corpus that was killed, cut short or changed, and a disk that is full: an error or a resumption."""
+
+import errno
+import fcntl
+import gc
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from late_interaction.corpus import Corpus, CorpusError, _files
+from tests.corpus_worker import documents
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {"d": 16, "dtype": torch.int8, "shard_bytes": 4000}
+IDS = [str(i) for i in range(100)]
+
+
+def add(builder, docs, ids=IDS):
+    for i in range(builder.documents, len(docs), 4):
+        some = docs[i : i + 4]
+        builder.add(some, ids[i : i + len(some)])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "corpus"
+    with Corpus.create(path, **OPTIONS) as builder:
+        add(builder, documents(100))
+    return path
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def contents(path):
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def finish(path):
+    """Goes on with a corpus; what it has already is what the whole one has."""
+    with Corpus.create(path, resume=True, **OPTIONS) as builder:
+        kept = builder.documents
+        add(builder, documents(100))
+    return kept, Corpus.open(path, verify=True)
+
+
+def same(path, whole):
+    """The same documents. (Where a block of documents ends a shard early, shards may differ.)"""
+    first, second = Corpus.open(path, verify=True), Corpus.open(whole)
+    assert list(first.ids) == list(second.ids)
+    assert all(map(torch.equal, first, second))
+
+
+# ---- killed ----
+
+
+def test_killed_and_resumed(whole, tmp_path):
+    path = tmp_path / "corpus"
+    command = [sys.executable, "-m", "tests.corpus_worker", "build", str(path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == -signal.SIGKILL and run.stdout == "80\n", run.stderr
+    with pytest.raises(
+        CorpusError, match=r"not finished, with \d+ documents so far: go on with Corpus.create"
+    ):
+        Corpus.open(path)
+    kept = json.loads((path / "building.json").read_text())["documents"]
+    begun = f"shard-{len(json.loads((path / 'building.json').read_text())['shards']):05d}.tokens"
+    assert 0 < kept < 80 and (path / begun).exists()
+    assert finish(path)[0] == kept
+    same(path, whole)
+
+
+def test_a_block_that_raises_keeps_the_finished_shards(whole, tmp_path):
+    path = tmp_path / "corpus"
+    with pytest.raises(KeyError), Corpus.create(path, **OPTIONS) as builder:
+        add(builder, documents(50))
+        builder.flush()
+        builder.add(documents(1), ["lost"])
+        raise KeyError
+    assert builder.documents == 50
+    with pytest.raises(RuntimeError, match="is closed, as its block raised: it takes no more documents"):
+        builder.add(documents(1), ["lost"])
+    assert finish(path)[0] == 50
+    same(path, whole)
+
+
+def test_an_interrupted_write_closes_the_builder(tmp_path, monkeypatch):
+    def interrupted(self, data):
+        raise KeyboardInterrupt
+
+    builder = Corpus.create(tmp_path / "corpus", **OPTIONS)
+    monkeypatch.setattr(_files.HashedFile, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        builder.add(documents(4), IDS[:4])
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="closed"):
+        builder.add(documents(4), IDS[:4])
+
+
+def test_resuming_what_was_never_begun(whole, tmp_path):
+    kept, _ = finish(tmp_path / "corpus")
+    assert kept == 0 and contents(tmp_path / "corpus") == contents(whole)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"d": 8}, "d of the corpus to resume is 16, got 8"),
+        ({"dtype": torch.float16}, "dtype of the corpus to resume is 'int8', got 'float16'"),
+        ({"normalize": False}, "normalized of the corpus to resume is True, got False"),
+    ],
+)
+def test_resuming_otherwise(change, message, tmp_path):
+    with Corpus.create(tmp_path / "corpus", **OPTIONS) as builder:
+        builder.flush()
+        with pytest.raises(RuntimeError, match="being written by another CorpusBuilder"):
+            Corpus.create(tmp_path / "corpus", resume=True, **OPTIONS)
+        builder._cut_away("closed by this test")
+    with pytest.raises(ValueError, match=message):
+        Corpus.create(tmp_path / "corpus", resume=True, **(OPTIONS | change))
+
+
+def test_folders_that_are_taken(copy, tmp_path):
+    with pytest.raises(FileExistsError, match="holds a finished corpus"):
+        Corpus.create(copy, resume=True, **OPTIONS)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="must be an empty folder"):
+        Corpus.create(tmp_path / "other", **OPTIONS)
+    builder = Corpus.create(tmp_path / "new", **OPTIONS)
+    builder._cut_away("closed by this test")
+    with pytest.raises(FileExistsError, match="not finished: go on with resume=True"):
+        Corpus.create(tmp_path / "new", **OPTIONS)
+    with pytest.raises(FileNotFoundError, match="there is no corpus in"):
+        Corpus.open(tmp_path / "other")
+
+
+def test_a_builder_that_is_dropped_gives_the_folder_back(tmp_path):
+    builder = Corpus.create(tmp_path / "corpus", **OPTIONS)
+    builder.add(documents(4), IDS[:4])
+    del builder
+    gc.collect()
+    assert finish(tmp_path / "corpus")[0] == 0
+
+
+def test_a_folder_that_cannot_be_locked(whole, tmp_path, monkeypatch):
+    def flock(handle, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    number = errno.ENOLCK
+    finish(tmp_path / "corpus")
+    same(tmp_path / "corpus", whole)
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        Corpus.create(tmp_path / "other", **OPTIONS)
+
+
+def test_a_disk_that_is_full_from_the_beginning(whole, tmp_path):
+    path = tmp_path / "corpus"
+    path.mkdir()
+    os.symlink("/dev/full", path / "building.new")
+    with pytest.raises(OSError, match="No space left on device"):
+        Corpus.create(path, **OPTIONS)
+    finish(path)
+    same(path, whole)
+
+
+def test_a_cut_shard_is_not_resumed(tmp_path):
+    builder = Corpus.create(tmp_path / "corpus", **OPTIONS)
+    builder.add(documents(50), IDS[:50])
+    builder._cut_away("closed by this test")
+    cut(tmp_path / "corpus" / "shard-00001.tokens", 10)
+    with pytest.raises(CorpusError, match=r"shard-00001\.tokens must have"):
+        Corpus.create(tmp_path / "corpus", resume=True, **OPTIONS)
+
+
+# ---- a full disk ----
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("kind", ["tokens", "scales", "offsets", "ids", "id_offsets"])
+def test_a_full_disk(kind, whole, tmp_path):
+    path = tmp_path / "corpus"
+    builder = Corpus.create(path, **OPTIONS)
+    os.symlink("/dev/full", path / f"shard-00003.{kind}")
+    message = (
+        r"No space left on device: the corpus is not finished. The first (\d+) documents are kept; free some"
+        r" space, and go on from them with Corpus.create\(..., resume=True\)"
+    )
+    with pytest.raises(OSError, match=message) as caught:
+        add(builder, documents(100))
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(path / f"shard-00003.{kind}")
+    kept = int(re.search(message, str(caught.value))[1])
+    assert kept == builder.documents > 0 and not list(path.glob("shard-00003.*"))
+    with pytest.raises(RuntimeError, match="closed, as writing failed"):
+        builder.add(documents(4), IDS[:4])
+    builder.finish()
+    with pytest.raises(CorpusError, match="not finished"):
+        Corpus.open(path)
+    assert finish(path)[0] == kept
+    same(path, whole)
+
+
+@pytest.mark.parametrize("name", ["building.new", "metadata.new"])
+def test_a_disk_that_is_full_for_the_metadata(name, whole, tmp_path):
+    path = tmp_path / "corpus"
+    builder = Corpus.create(path, **OPTIONS)
+    os.symlink("/dev/full", path / name)
+    with pytest.raises(OSError, match="No space left on device"):
+        add(builder, documents(100))
+        builder.finish()
+    with pytest.raises(CorpusError, match="not finished"):
+        Corpus.open(path)
+    finish(path)
+    same(path, whole)
+
+
+def test_a_file_that_may_not_grow(whole, tmp_path):
+    """A limit of the system on the size of a file is met within a write."""
+    path = tmp_path / "corpus"
+    builder = Corpus.create(path, **(OPTIONS | {"shard_bytes": 1 << 20}))
+    builder.add(documents(50), IDS[:50])
+    builder.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
+    try:
+        with pytest.raises(
+            OSError, match=r"File too large: the corpus is not finished. The first 50 documents"
+        ):
+            add(builder, documents(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert finish(path)[0] == 50
+    same(path, whole)
+
+
+# ---- cut short, changed, missing ----
+
+
+def cut(path, size):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) - size])
+
+
+KINDS = ["tokens", "scales", "offsets", "ids", "id_offsets"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_cut_short_or_grown_or_missing(kind, copy):
+    file = copy / f"shard-00002.{kind}"
+    data = file.read_bytes()
+    cut(file, 1)
+    with pytest.raises(
+        CorpusError, match=rf"{file} must have {len(data)} bytes, got {len(data) - 1}: it was cut"
+    ):
+        Corpus.open(copy)
+    file.write_bytes(data + b"\0")
+    with pytest.raises(CorpusError, match=rf"{file} must have .*: it was changed"):
+        Corpus.open(copy)
+    file.unlink()
+    with pytest.raises(CorpusError, match=rf"{file} is missing"):
+        Corpus.open(copy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_file(kind, copy):
+    file = copy / f"shard-00002.{kind}"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorpusError, match=rf"{file} (does not have the checksum|must have offsets)"):
+        Corpus.open(copy, verify=True)
+    if "offsets" not in kind:
+        corpus = Corpus.open(copy)
+        with pytest.raises(CorpusError, match=f"{file} does not have the checksum"):
+            corpus.verify()
+
+
+def test_offsets_that_fall(copy):
+    file = copy / "shard-00001.offsets"
+    offsets = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.int64)
+    offsets[2] = offsets[4]
+    file.write_bytes(bytes(_files.bytes_of(offsets)))
+    with pytest.raises(CorpusError, match=rf"{file} must have offsets that begin at 0, never fall"):
+        Corpus.open(copy)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda text: text[: len(text) // 2], "must be the metadata of a corpus, but it is cut short"),
+        (lambda text: "[1]", "must be the metadata of a corpus"),
+        (
+            lambda text: text.replace('"d": 16', '"d": 8'),
+            "does not have the checksum that it was written with",
+        ),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "must be of version 1 of the format"),
+        (lambda text: text.replace("late_interaction corpus", "index"), "got the format 'index'"),
+    ],
+)
+def test_changed_metadata(change, message, copy):
+    file = copy / "metadata.json"
+    file.write_text(change(file.read_text()))
+    with pytest.raises(CorpusError, match=f"{file} .*{message}|{message}"):
+        Corpus.open(copy)
+
+
+# ---- documents that are refused ----
+
+
+@pytest.mark.parametrize(
+    "dtype, bad, normalize",
+    [
+        (torch.float32, float("nan"), False),
+        (torch.float32, float("inf"), True),
+        (torch.float16, 1e6, False),
+        (torch.int8, float("-inf"), False),
+        (torch.float8_e4m3fn, float("nan"), True),
+    ],
+)
+def test_tokens_that_cannot_be_stored(dtype, bad, normalize, tmp_path):
+    docs = documents(6)
+    docs[4] = docs[4].clone()
+    docs[4][3, 2] = bad
+    with Corpus.create(tmp_path / "corpus", d=16, dtype=dtype, normalize=normalize) as builder:
+        builder.add(docs[:3])
+        with pytest.raises(ValueError, match=r"documents\[4\] must have tokens that .* in its token 3"):
+            builder.add(docs)
+        assert builder.documents == 3
+        builder.add(docs[5:])
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert len(corpus) == 4 and bool(torch.cat(list(corpus)).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "docs, ids, message",
+    [
+        ([torch.ones(2, 8)], ["a"], r"documents\[0\] must be \[L, 16\]"),
+        ([torch.ones(2, 16), torch.ones(16)], ["a", "b"], r"documents\[1\] must be"),
+        (torch.ones(2, 16), ["a"], "documents must be a list"),
+        ([torch.ones(2, 16)], None, "ids must be given for all documents of the corpus or for none"),
+        ([torch.ones(2, 16)], ["a", "b"], "ids must be as many as the 1 documents, got 2"),
+        ([torch.ones(2, 16)], [1], r"ids\[0\] must be a string, got int"),
+        ([torch.ones(2, 16)], "a", "ids must be a list of strings"),
+    ],
+)
+def test_documents_that_do_not_fit(docs, ids, message, tmp_path):
+    with Corpus.create(tmp_path / "corpus", d=16) as builder:
+        builder.add(documents(1), ["first"])
+        with pytest.raises((TypeError, ValueError), match=message):
+            builder.add(docs, ids)
+    assert len(Corpus.open(tmp_path / "corpus")) == 1
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"d": 0}, "d must be at least 1"),
+        ({"dtype": torch.float64}, "dtype must be torch.float32, .* or torch.int8, got torch.float64"),
+        ({"dtype": "int8"}, "dtype must be"),
+        ({"shard_bytes": 0}, "shard_bytes must be at least 1"),
+        ({"normalize": None}, "normalize must be True or False"),
+        ({"progress": True}, "total must be the number of documents to come"),
+    ],
+)
+def test_bad_options(change, message, tmp_path):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Corpus.create(tmp_path / "corpus", **(OPTIONS | change))
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_progress(tmp_path):
+    seen = []
+    options = OPTIONS | {"progress": lambda *x: seen.append(x), "total": 100}
+    with Corpus.create(tmp_path / "corpus", **options) as builder:
+        add(builder, documents(40))
+        builder.flush()
+        builder._cut_away("closed by this test")
+    assert seen == [(n, 100) for n in range(4, 41, 4)]
+    seen.clear()
+    with Corpus.create(tmp_path / "corpus", resume=True, **options) as builder:
+        add(builder, documents(100))
+    assert seen == [(n, 100) for n in range(40, 101, 4)]

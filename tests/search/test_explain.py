@@ -1,0 +1,250 @@
+"""explain, Alignment and plot_alignment, against the whole grid of similarities in float64."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction.alignment import Alignment
+from late_interaction.alignment.plot import plot_alignment
+from late_interaction.plaid import maxsim_residual
+
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+
+
+def by_grid(q, D, q_mask=None, d_mask=None, normalize=False):
+    """(matches, contributions, shares) of one query and one document, by all their similarities."""
+    q, D = q.double().cpu(), D.double().cpu()
+    if normalize:
+        q, D = (torch.nn.functional.normalize(x, dim=-1) for x in (q, D))
+    matches, contributions, shares = [], [], [0.0] * len(D)
+    for s, row in enumerate(q @ D.T):
+        valid = [t for t in range(len(D)) if d_mask is None or d_mask[t]]
+        if not valid or (q_mask is not None and not q_mask[s]):
+            matches.append(-1)
+            contributions.append(0.0)
+            continue
+        best = max(valid, key=lambda t: (float(row[t]), -t))
+        matches.append(best)
+        contributions.append(float(row[best]))
+        shares[best] += contributions[-1]
+    return matches, contributions, shares
+
+
+def assert_explains(alignment, expected):
+    matches, contributions, shares = expected
+    assert alignment.matches.tolist() == matches
+    for got, wanted in ((alignment.contributions, contributions), (alignment.shares, shares)):
+        torch.testing.assert_close(got.double(), torch.tensor(wanted).double(), rtol=1e-4, atol=1e-4)
+    assert alignment.score == pytest.approx(sum(contributions), rel=1e-4, abs=1e-4)
+
+
+def batch(device, dtype=torch.float32, Nq=3, Nd=4, Lq=5, Ld=9, d=16):
+    generator = torch.Generator().manual_seed(0)
+    Q = torch.randn(Nq, Lq, d, generator=generator).to(device, dtype)
+    D = torch.randn(Nd, Ld, d, generator=generator).to(device, dtype)
+    q_mask = (torch.rand(Nq, Lq, generator=generator) < 0.7).to(device)
+    d_mask = (torch.rand(Nd, Ld, generator=generator) < 0.6).to(device)
+    q_mask[0], d_mask[1] = False, False
+    return Q, D, q_mask, d_mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_against_the_grid_and_maxsim(device, dtype, normalize):
+    Q, D, q_mask, d_mask = batch(device, dtype)
+    got = li.explain(Q, D, q_mask, d_mask, normalize=normalize, precision="highest")
+    scores = li.maxsim(Q, D, q_mask, d_mask, normalize=normalize, precision="highest").cpu()
+    for i, row in enumerate(got):
+        for j, one in enumerate(row):
+            assert_explains(one, by_grid(Q[i], D[j], q_mask[i], d_mask[j], normalize))
+            assert one.score == pytest.approx(float(scores[i, j]), rel=1e-4, abs=1e-4)
+            assert one.contributions.dtype == scores.dtype
+
+
+def test_dims_of_the_result(device):
+    Q, D, q_mask, d_mask = batch(device)
+    assert_explains(li.explain(Q[1], D[0], q_mask[1], d_mask[0]), by_grid(Q[1], D[0], q_mask[1], d_mask[0]))
+    for j, one in enumerate(li.explain(Q[1], D)):
+        assert_explains(one, by_grid(Q[1], D[j]))
+    for i, one in enumerate(li.explain(Q, D[2])):
+        assert_explains(one, by_grid(Q[i], D[2]))
+    for i, one in enumerate(li.explain(Q, D[:3], q_mask, d_mask[:3], paired=True)):
+        assert_explains(one, by_grid(Q[i], D[i], q_mask[i], d_mask[i]))
+    own = torch.stack([D, D.flip(0), D.roll(1, 0)])
+    for i, row in enumerate(li.explain(Q, own)):
+        for j, one in enumerate(row):
+            assert_explains(one, by_grid(Q[i], own[i, j]))
+
+
+def test_packed_and_empty_documents(device):
+    Q, D, q_mask, _ = batch(device)
+    tokens, bounds = D.flatten(0, 1), [0, 3, 3, 20, 36]
+    cu = torch.tensor(bounds, device=device)
+    got = li.explain(Q, tokens, q_mask, cu_seqlens_d=cu)
+    for i, row in enumerate(got):
+        for one, a, b in zip(row, bounds, bounds[1:], strict=False):
+            assert_explains(one, by_grid(Q[i], tokens[a:b], q_mask[i]))
+    chosen = torch.tensor([3, 1], device=device)
+    for one, j in zip(li.explain(Q[1], tokens, cu_seqlens_d=cu, documents=chosen), (3, 1), strict=True):
+        assert_explains(one, by_grid(Q[1], tokens[bounds[j] : bounds[j + 1]]))
+    assert li.explain(Q[0], D[:, :0])[0].shares.shape == (0,)
+
+
+def test_documents_of_retrieve(device):
+    Q, D, q_mask, d_mask = batch(device)
+    scores, documents = li.retrieve(Q, D, 2, q_mask, d_mask, progress=False)
+    got = li.explain(Q, D.cpu(), q_mask, d_mask.cpu(), documents=documents, normalize=True)
+    for i, row in enumerate(got):
+        for one, j, score in zip(row, documents[i].tolist(), scores[i].tolist(), strict=True):
+            assert_explains(one, by_grid(Q[i], D[j], q_mask[i], d_mask[j], normalize=True))
+            assert one.score == pytest.approx(score, rel=1e-4, abs=1e-4)
+
+
+def test_ties_and_nan(device):
+    Q = torch.eye(2, device=device)
+    D = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.0]], device=device)
+    assert li.explain(Q, D).matches.tolist() == [1, 0]  # the first of equals
+    D[3, 0] = float("nan")
+    one, score = li.explain(Q, D), li.maxsim(Q, D)
+    assert torch.tensor(one.score).isnan() == score.isnan().cpu()
+    assert one.contributions.isnan().any() == score.isnan().cpu()
+
+
+def test_top_and_text():
+    one = Alignment(torch.tensor([2, -1, 0]), torch.tensor([1.0, 0.0, 2.0]), torch.tensor([2.0, 0.0, 1.0]))
+    assert one.top(1) == [(2, 0, 2.0)]
+    assert one.top(9) == [(2, 0, 2.0), (0, 2, 1.0)]
+    lines = one.text(["a", "b", "c"], ["x", "y", "z"]).splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["a", "z", "1.0000"],
+        ["b", "-", "0.0000"],
+        ["c", "x", "2.0000"],
+    ]
+    assert lines[-1] == "score 3.0000"
+
+
+def test_html_escapes_tokens():
+    one = li.explain(torch.eye(2), torch.eye(2))
+    got = one.html(["<script>alert(1)</script>", "\"q\" & 's'"], ["<b>", "</td>"])
+    assert "<script" not in got and "<b>" not in got and got.count("</td>") == 7
+    assert "&lt;script&gt;" in got and "&quot;q&quot; &amp; &#x27;s&#x27;" in got
+    assert one._repr_html_() == one.html()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "name"),
+    [
+        ({"q_mask": torch.ones(2, 2, dtype=torch.bool)}, ValueError, "q_mask"),
+        ({"precision": "low"}, ValueError, "precision"),
+        ({"normalize": 1}, TypeError, "normalize"),
+        ({"documents": torch.tensor([[9], [0], [0]])}, ValueError, "documents"),
+        ({"documents": torch.tensor([[0]])}, ValueError, "documents"),
+        ({"documents": torch.tensor([[0.5]])}, TypeError, "documents"),
+        ({"documents": torch.tensor([[0]]), "paired": True}, ValueError, "paired"),
+        ({"cu_seqlens_d": torch.tensor([0, 2])}, ValueError, "D must be"),
+        ({"D": torch.ones(4, 16), "cu_seqlens_d": torch.tensor([0, 9])}, ValueError, "cu_seqlens_d"),
+        ({"D": torch.ones(2, 4, 8)}, ValueError, "Q and D"),
+        ({"Q": "text"}, TypeError, "Q must be"),
+    ],
+)
+def test_errors_name_the_argument(change, error, name):
+    Q, D, _, _ = batch("cpu")
+    with pytest.raises(error, match=name):
+        li.explain(**{"Q": Q, "D": D} | change)
+
+
+@needs_matplotlib
+def test_plots(tmp_path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    one = li.explain(torch.randn(6, 8), torch.randn(3 + 12, 8))
+    ax = plot_alignment(one, image_grid=(2, 6), first_patch=3)
+    drawn = torch.as_tensor(ax.images[0].get_array().tolist())
+    torch.testing.assert_close(drawn, one.shares[3:].reshape(2, 6))
+    names = [f"${i}_$" for i in range(15)]
+    figure, own = pyplot.subplots()
+    assert plot_alignment(one, names, ax=own) is own
+    assert sum(bar.get_height() for bar in own.patches) == pytest.approx(one.score, abs=1e-4)
+    figure.savefig(tmp_path / "a.png")
+    for arguments in (
+        {"image_grid": (4, 4)},
+        {"document_tokens": ["a"]},
+        {"image_grid": (2, 2), "first_patch": 12},
+    ):
+        with pytest.raises(ValueError, match=r"image_grid|document_tokens"):
+            plot_alignment(one, **arguments)
+    pyplot.close("all")
+
+
+def compressed(device, nbits, dtype, d=20):
+    """Queries, padded codes with what else maxsim_residual takes, and the tokens in float64."""
+    generator = torch.Generator().manual_seed(0)
+    Q = torch.randn(3, 5, d, generator=generator).to(device, dtype)
+    centroids = torch.randn(7, d, generator=generator).to(device, dtype)
+    weights = torch.randn(2**nbits, generator=generator).to(dtype).float().to(device)
+    codes = torch.randint(-1, 8, (4, 9), generator=generator).to(device)  # -1 and 7 are out of range
+    residuals = torch.randint(256, (4, 9, (d * nbits + 7) // 8), generator=generator).to(device, torch.uint8)
+    lengths = torch.tensor([9, 0, 4, 1], device=device)
+    bits = torch.stack([(residuals >> shift) & 1 for shift in range(8)], -1).flatten(-2)[..., : d * nbits]
+    buckets = sum(bits[..., i::nbits].long() << i for i in range(nbits))
+    known = torch.where((codes >= 0) & (codes < 7), codes, 0)
+    tokens = (centroids.float()[known] + weights[buckets]).to(dtype).double()
+    return Q, (codes, residuals, lengths, centroids, weights, nbits), tokens
+
+
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_compressed_documents(device, nbits, dtype, normalize):
+    Q, padded, tokens = compressed(device, nbits, dtype)
+    codes, residuals, lengths, *codebook = padded
+    expected = [
+        [by_grid(q, tokens[j, :n], normalize=normalize) for j, n in enumerate(lengths.tolist())] for q in Q
+    ]
+    kept = torch.arange(9, device=device) < lengths[:, None]
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    packed = (codes[kept], residuals[kept], None, *codebook)
+    got = li.explain_residual(Q, *padded, normalize=normalize)
+    flat = li.explain_residual(Q, *packed, cu_seqlens_d=offsets, normalize=normalize)
+    scores = maxsim_residual(Q, *padded, normalize=normalize)
+    for i in range(3):
+        for j in range(4):
+            assert_explains(got[i][j], expected[i][j])
+            assert_explains(flat[i][j], expected[i][j])
+            assert got[i][j].score == pytest.approx(float(scores[i, j]), rel=2e-3, abs=2e-3)
+    chosen = torch.tensor([[2, 0], [3, 3], [1, 2]], device=device)
+    found = li.explain_residual(Q, *padded, documents=chosen.int(), normalize=normalize)
+    for i, row in enumerate(chosen.tolist()):
+        for one, j in zip(found[i], row, strict=True):
+            assert_explains(one, expected[i][j])
+    for one, j in zip(
+        li.explain_residual(Q[1], *packed, cu_seqlens_d=offsets, documents=chosen[0], normalize=normalize),
+        (2, 0),
+        strict=True,
+    ):
+        assert_explains(one, expected[1][j])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "name"),
+    [
+        ({"doc_lengths": None}, ValueError, "doc_lengths .* got neither"),
+        ({"cu_seqlens_d": torch.tensor([0, 9])}, ValueError, "cu_seqlens_d .* got both"),
+        ({"doc_lengths": torch.tensor([10, 0, 4, 1])}, ValueError, "doc_lengths"),
+        ({"documents": torch.tensor([[4], [0], [0]])}, ValueError, "documents"),
+        ({"documents": torch.tensor([[0]])}, ValueError, "documents"),
+        ({"nbits": 3}, ValueError, "nbits"),
+        ({"normalize": 1}, TypeError, "normalize"),
+        ({"Q": "text"}, TypeError, "Q must be"),
+    ],
+)
+def test_errors_of_compressed_documents_name_the_argument(change, error, name):
+    Q, padded, _ = compressed("cpu", 2, torch.float32)
+    names = ("codes", "residuals", "doc_lengths", "centroids", "bucket_weights", "nbits")
+    with pytest.raises(error, match=name):
+        li.explain_residual(**{"Q": Q, **dict(zip(names, padded, strict=True))} | change)

@@ -1,0 +1,204 @@
+"""Searches by process groups of gloo and NCCL, against one process that has all documents."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from late_interaction._search import equal_plans
+from late_interaction.corpus import Corpus
+from late_interaction.topk import maxsim_topk
+from tests import search_worker
+from tests.search_worker import COUNTS, documents, queries
+from tests.training.test_contrastive_group import on_ranks
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
+)
+
+
+def same(found, expected):
+    for scores, indices in found:
+        scores = torch.tensor(scores, dtype=torch.float64)
+        torch.testing.assert_close(scores, expected[0], rtol=0, atol=0, equal_nan=True)
+        assert indices == expected[1].tolist()
+
+
+def bits(found):
+    """Scores of float64 hold those of both dtypes."""
+    return found[0].double(), found[1]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_process_has_the_best_of_all(world):
+    """All kinds in one group: each is a search of its own."""
+    found = on_ranks(world, "tests.search_worker.searches")
+    assert all(isinstance(x, dict) for x in found), found
+    for name, (kind, k, options) in search_worker.SEARCHES.items():
+        Q, D, more = search_worker.inputs(kind)
+        if kind == "corpus":
+            wanted = search_worker.whole_corpus().search(Q, k, **options)
+        else:
+            stop = sum(COUNTS[:world])
+            of_documents = {x: more[x][:stop] for x in ("d_mask", "scale_D") if x in more}
+            rest = {x: more[x] for x in ("q_mask", "scale_Q") if x in more}
+            wanted = maxsim_topk(Q, D[:stop], k, **rest, **of_documents, **options)
+        same([x[name] for x in found], bits(wanted))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_the_same_bits_on_any_number_of_shards(world):
+    found = on_ranks(world, "tests.search_worker.of_shards")
+    assert all(isinstance(x, dict) for x in found), found
+    for name, (dtype, options) in search_worker.SHARDED.items():
+        Q, D, more = search_worker.sharded_inputs(dtype, options.get("masked", False))
+        given = {x: y for x, y in options.items() if x in ("normalize", "largest")} | more
+        same([x[name] for x in found], bits(maxsim_topk(Q, D, 12, **given)))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"k": 4}, "every rank of the group must have the same k, got 3, 4"),
+        ({"largest": False}, "the same largest, got 1, 0"),
+        ({"normalize": True}, "the same normalize, got 0, 1"),
+        ({"precision": "high"}, "the same precision (by number), got 0, 2"),
+        ({"Nq": 1}, "the same number of queries, got 4, 1"),
+        ({"dtype": "float64"}, "the same dtype of scores (by number), got 0, 1"),
+        ({"seed": 9}, "the same queries (by a checksum), got"),
+    ],
+)
+def test_processes_that_differ_all_say_so(change, words):
+    found = on_ranks(2, "tests.search_worker.differing", change=change)
+    for text in found:
+        assert text.startswith("ValueError: maxsim_topk: ") and words in text, text
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_no_process_waits_for_one_that_raised(when):
+    found = on_ranks(3, "tests.search_worker.raising", when=when)
+    what = "refused its arguments" if when == "before" else "failed"
+    error = "ValueError: k must be at least 1, got 0" if when == "before" else "MemoryError: no room"
+    assert found[1].startswith(error), found[1]
+    for text in (found[0], found[2]):
+        assert text.startswith(f"RuntimeError: maxsim_topk: rank 1 of the group {what}"), text
+
+
+def test_a_process_outside_the_group():
+    found = on_ranks(2, "tests.search_worker.outside")
+    assert found[0] == [0] and found[1].startswith("ValueError: group must hold this process, rank 1"), found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus():
+    found = on_ranks(2, "tests.search_worker.on_gpus", backend="nccl")
+    Q, D, _ = search_worker.inputs("padded")
+    wanted = maxsim_topk(Q.cuda(), D[: sum(COUNTS[:2])].cuda(), 7)
+    same(found, (wanted[0].double().cpu(), wanted[1].cpu()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_have_the_bits_of_one():
+    found = on_ranks(2, "tests.search_worker.shards_on_gpus", backend="nccl")
+    assert all(isinstance(x, list) for x in found), found
+    place = 0
+    for sizes in search_worker.GPU_SHARDS:
+        Q, D, more = search_worker.gpu_inputs(sizes)
+        wanted = maxsim_topk(Q, D, 20, **more)
+        for _ in range(4):
+            same([x[place] for x in found], (wanted[0].double().cpu(), wanted[1].cpu()))
+            place += 1
+
+
+# ---- calls that are planned alike ----
+
+
+def wanted_calls(monkeypatch, kinds, documents, count, size=1 << 40):
+    """The numbers of documents of the calls that score `count` of a corpus's. kinds: the first number of
+    documents of each kind of plan."""
+    monkeypatch.setattr(equal_plans, "_plan", lambda N, *_: str(sum(x <= N for x in kinds)))
+    monkeypatch.setattr(equal_plans, "_BYTES", size)
+    Q, D = torch.ones(2, 3, 4), torch.arange(count).float().view(-1, 1, 1).expand(count, 3, 4)
+    alike = equal_plans.Alike(Q, D, documents, False, False, None)
+    alike._call = ()
+    sizes = []
+
+    def score(D, mask, scale):
+        assert len(mask) == len(D) and scale is None
+        sizes.append(len(D))
+        return D[:, 0, 0].expand(2, -1)
+
+    found = alike.scores(score, D, torch.ones(count, 3, dtype=torch.bool), None)
+    assert torch.equal(found, torch.arange(count).float().expand(2, -1))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "kinds, documents, count, size, wanted",
+    [
+        ([], 500, 70, 1 << 40, [70]),  # one kind of plan
+        ([40], 500, 70, 1 << 40, [70]),
+        ([100], 500, 70, 1 << 40, [140]),  # documents of zeros behind them
+        ([450], 500, 70, 1 << 40, [500]),
+        ([450], 500, 500, 1 << 40, [500]),
+        ([100], 90, 70, 1 << 40, [70]),  # all of the corpus are few
+        ([5, 100], 80, 1, 1 << 40, [8]),
+        ([100], 500, 170, 48 * 50, [50, 50, 50, 20]),  # parts of the size whose plan counts
+        ([30, 100], 500, 170, 48 * 50, [50, 50, 50, 40]),
+        ([100], 500, 0, 1 << 40, [0]),
+    ],
+)
+def test_calls_of_a_search_are_planned_alike(kinds, documents, count, size, wanted, monkeypatch):
+    assert wanted_calls(monkeypatch, kinds, documents, count, size) == wanted
+
+
+def test_documents_that_are_added_are_zeros():
+    for x in (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3).to(torch.float8_e4m3fn)):
+        padded = equal_plans._padded(x, 5)
+        assert padded.dtype == x.dtype and torch.equal(padded[:2].float(), x.float())
+        assert padded.shape == (5, 3) and not bool(padded[2:].float().any())
+    one = torch.tensor(2.0)  # a scale for all tokens
+    assert equal_plans._padded(one, 5) is one and equal_plans._padded(None, 5) is None
+
+
+def test_plans_of_many_documents_are_alike():
+    """With the shapes of a search the plan changes between few documents alone."""
+    for dtype in ("bf16", "e4m3", "fp32"):
+        options = (dtype, "high", False, False, "forward", "auto")
+        plans = [
+            equal_plans._plan(N, 16, (32, 128, 128), options, (90, 132)) for N in (20, 600, 7281, 1 << 18)
+        ]
+        assert plans[1] == plans[2] == plans[3] and "grid" not in plans[0]
+        assert (plans[0] == plans[1]) == (dtype == "fp32")
+
+
+# ---- parts of a corpus ----
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
+def test_parts_of_a_corpus(count, tmp_path):
+    docs, Q = documents(dtype=torch.float16), queries()
+    ids = [f"d{i}" for i in range(len(docs))]
+    with Corpus.create(tmp_path / "corpus", d=16, shard_bytes=900) as builder:
+        builder.add(docs, ids=ids)
+    corpus = Corpus.open(tmp_path / "corpus")
+    parts = corpus.parts(count)
+    assert len(parts) == count and sum(map(len, parts)) == len(docs)
+    assert [x for part in parts for x in (part.ids or [])] == ids
+    longest = max(map(len, docs))
+    assert all(abs(part.tokens - corpus.tokens / count) <= longest for part in parts)
+    pieces = [x for part in parts for x in part]
+    assert all(torch.equal(x, y) for x, y in zip(pieces, corpus, strict=True))
+    scores, indices = corpus.search(Q, len(docs))
+    first = 0
+    for part in parts:
+        if len(part):
+            own, places = part.search(Q, len(part))
+            for query in range(len(Q)):
+                mine = (indices[query] >= first) & (indices[query] < first + len(part))
+                assert torch.equal(indices[query][mine], places[query] + first)
+                torch.testing.assert_close(scores[query][mine], own[query], rtol=1e-5, atol=1e-5)
+        first += len(part)
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        corpus.parts(0)

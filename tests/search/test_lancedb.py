@@ -1,0 +1,232 @@
+"""LanceDB and Qdrant, embedded in this process: the reranker, and the ranking of theirs and of float64.
+
+make lancedb makes an environment that has both, pyarrow and Faiss. In another one, one test runs this file,
+tests/search/test_corpus_arrow.py and a search by Faiss over there.
+"""
+
+import asyncio
+
+import pytest
+import torch
+
+from late_interaction.corpus import Corpus
+from late_interaction.lancedb_compat import maxsim_reranker
+from tests.build.test_readme import examples
+from tests.lancedb_environment import here, run_there
+
+HERE = here("lancedb", "pyarrow")
+FAISS = "tests/search/test_muvera.py::test_the_guides_example_with_faiss_finds_what_an_exact_search_finds"
+needs_lancedb = pytest.mark.skipif(not HERE, reason="lancedb is not installed: make lancedb runs these")
+needs_qdrant = pytest.mark.skipif(
+    not here("qdrant_client"), reason="qdrant-client is not installed: make lancedb runs these"
+)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.mark.skipif(HERE, reason="lancedb runs in this environment")
+def test_all_of_these_in_their_environment():
+    run_there("tests/search/test_lancedb.py", "tests/search/test_corpus_arrow.py", FAISS)
+
+
+@pytest.mark.skipif(HERE, reason="lancedb is installed")
+def test_without_lancedb():
+    with pytest.raises(ImportError, match=r"needs lancedb: pip install 'late-interaction\[lancedb\]'"):
+        maxsim_reranker(torch.ones(2, 4))
+
+
+def documents(count=60, d=8):
+    return [torch.randn(n, d) for n in torch.randint(1, 12, (count,)).tolist()]
+
+
+def float64_scores(Q, docs, normalize=True):
+    unit = torch.nn.functional.normalize if normalize else lambda x, dim: x
+    queries = unit(Q.double(), dim=-1)
+    return torch.stack([(queries @ unit(x.double(), dim=-1).T).amax(1).sum() for x in docs])
+
+
+def ranking(scores):
+    return scores.sort(descending=True, stable=True).indices.tolist()
+
+
+@pytest.fixture
+def table(tmp_path):
+    """The table, and its documents."""
+    import lancedb
+    import pyarrow as pa
+
+    docs = documents()
+    vector = pa.array([x.tolist() for x in docs], pa.list_(pa.list_(pa.float32(), 8)))
+    text = [f"common rare{i % 5}" for i in range(len(docs))]
+    data = pa.table({"id": list(range(len(docs))), "text": text, "vector": vector})
+    made = lancedb.connect(tmp_path).create_table("documents", data)
+    made.create_fts_index("text")
+    return made, docs
+
+
+def check(results, Q, docs, normalize=True):
+    """Results are in float64's order, with its scores."""
+    found = results["id"].to_pylist()
+    scores = float64_scores(Q, [docs[i] for i in found], normalize)
+    assert len(set(found)) == len(found) and ranking(scores) == list(range(len(found)))
+    relevance = torch.tensor(results["_relevance_score"].to_pylist())
+    torch.testing.assert_close(relevance.double(), scores, rtol=1e-5, atol=1e-5)
+    return found
+
+
+@needs_lancedb
+@pytest.mark.parametrize("as_function", [True, False])
+def test_vector_search(as_function, table, device):
+    table, docs = table
+    Q, other, texts = torch.randn(4, 8), torch.randn(3, 8), []
+
+    def encode(text):
+        texts.append(text)
+        return Q.numpy()
+
+    reranker = maxsim_reranker(encode if as_function else Q, device=device)
+    search = table.search(other.numpy()).distance_type("cosine").limit(20)
+    before = search.to_arrow()["id"].to_pylist()
+    results = search.rerank(reranker, query_string="the text").to_arrow()
+    assert sorted(check(results, Q, docs)) == sorted(before)
+    assert texts == ["the text"] * as_function
+    assert results.column_names == ["id", "text", "vector", "_relevance_score"]
+
+
+@needs_lancedb
+@pytest.mark.parametrize("normalize", [True, False])
+def test_full_text_search(normalize, table):
+    table, docs = table
+    Q = torch.randn(4, 8)
+    reranker = maxsim_reranker(Q, normalize=normalize, return_score="all")
+    results = table.search("rare3", query_type="fts").limit(50).rerank(reranker).to_arrow()
+    assert sorted(check(results, Q, docs, normalize)) == list(range(3, 60, 5))
+    assert None not in results["_score"].to_pylist()
+
+
+def hybrid(table, Q, text, reranker, limit=15):
+    search = table.search(query_type="hybrid").vector(Q.numpy()).text(text).distance_type("cosine")
+    return search.limit(limit).rerank(reranker).to_arrow()
+
+
+@needs_lancedb
+@pytest.mark.parametrize("return_score", ["relevance", "all"])
+def test_hybrid_search(return_score, table):
+    table, docs = table
+    Q = torch.randn(4, 8)
+    results = hybrid(table, Q, "rare2", maxsim_reranker(lambda text: Q, return_score=return_score), 60)
+    found = check(results, Q, docs)
+    assert sorted(found) == list(range(60))
+    assert (
+        ("_score" in results.column_names) == ("_distance" in results.column_names) == (return_score == "all")
+    )
+    if return_score == "all":
+        scored = [x is not None for x in results["_score"].to_pylist()]
+        assert scored == [i % 5 == 2 for i in found] and None not in results["_distance"].to_pylist()
+
+
+@needs_lancedb
+def test_hybrid_search_of_nothing(table):
+    table, docs = table
+    Q = torch.randn(4, 8)
+    for score in ("relevance", "all"):
+        reranker = maxsim_reranker(Q, return_score=score)
+        assert len(check(hybrid(table, Q, "nowhere", reranker), Q, docs)) == 15
+    none = table.search("nowhere", query_type="fts").rerank(maxsim_reranker(Q)).to_arrow()
+    assert len(none) == 0 and "_relevance_score" in none.column_names
+
+
+@needs_lancedb
+def test_ties_keep_the_order_of_the_results():
+    import pyarrow as pa
+
+    rows = [[[1.0, 0.0]], [[0.0, 1.0]], [[2.0, 0.0]], [[0.0, 3.0]]] * 3
+    vector = pa.array(rows, pa.list_(pa.list_(pa.float32(), 2)))
+    results = pa.table({"id": list(range(12)), "vector": pa.chunked_array([vector[:5], vector[5:]])})
+    got = maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+    assert got["id"].to_pylist() == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]
+
+
+@needs_lancedb
+def test_several_searches_and_the_asynchronous_interface(table, tmp_path):
+    import lancedb
+
+    table, docs = table
+    Q = torch.randn(4, 8)
+    both = [table.search(torch.randn(2, 8).numpy()).distance_type("cosine").with_row_id(True).limit(20)
+            for _ in range(2)]  # fmt: skip
+    results = maxsim_reranker(Q).rerank_multivector([x.to_arrow() for x in both], "", deduplicate=True)
+    check(results, Q, docs)
+
+    async def search():
+        database = await lancedb.connect_async(tmp_path)
+        there = await database.open_table("documents")
+        query = there.query().nearest_to(list(Q.numpy())).distance_type("cosine").limit(10)
+        return await query.rerank(maxsim_reranker(Q), query_string="text").to_arrow()
+
+    check(asyncio.run(search()), Q, docs)
+
+
+@needs_lancedb
+def test_refused(table):
+    table, _ = table
+    Q = torch.randn(4, 8)
+    search = table.search(Q.numpy()).distance_type("cosine").select(["id"])
+    with pytest.raises(ValueError, match=r"results must have the column 'vector' .*: name it in select\(\)"):
+        search.rerank(maxsim_reranker(Q), query_string="").to_arrow()
+    search = table.search(Q.numpy()).distance_type("cosine")
+    with pytest.raises(ValueError, match=r"query must be, or make, \[L, d\] embeddings, got \[8\]"):
+        search.rerank(maxsim_reranker(lambda text: Q[0]), query_string="").to_arrow()
+    with pytest.raises(ValueError, match=r"d must be that of the lists, 8, or None, got 5"):
+        search.rerank(maxsim_reranker(Q[:, :5]), query_string="").to_arrow()
+    with pytest.raises(TypeError, match=r"query must be a function or a torch.Tensor, got list"):
+        maxsim_reranker([[1.0]])
+    with pytest.raises(ValueError, match=r"return_score must be 'relevance' or 'all', got 'some'"):
+        maxsim_reranker(Q, return_score="some")
+
+
+@needs_lancedb
+def test_the_ranking_of_lancedb(table):
+    """Its own exhaustive search of a multivector column, and a corpus over what it returns."""
+    table, docs = table
+    Q = torch.randn(6, 8)
+    theirs = table.search(Q.numpy()).distance_type("cosine").limit(60).to_arrow()
+    corpus = Corpus.from_arrow(theirs["vector"], ids=[str(i) for i in theirs["id"].to_pylist()])
+    scores, order = corpus.search(Q, 60)
+    assert order.tolist() == list(range(60)) and [int(x) for x in corpus.ids] == ranking(
+        float64_scores(Q, docs)
+    )
+    distances = torch.tensor(theirs["_distance"].to_pylist())
+    zero = float(distances[0] + scores[0])  # the number of query tokens, or 1, as the release has it
+    torch.testing.assert_close(zero - scores, distances, rtol=1e-4, atol=1e-4)
+    assert round(zero, 4) in (6, 1)
+
+
+@needs_qdrant
+def test_the_ranking_of_qdrant():
+    from qdrant_client import QdrantClient, models
+
+    docs, Q = documents(), torch.randn(6, 8)
+    client = QdrantClient(":memory:")
+    comparator = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    config = models.VectorParams(size=8, distance=models.Distance.COSINE, multivector_config=comparator)
+    client.create_collection("documents", vectors_config=config)
+    client.upsert("documents", [models.PointStruct(id=i, vector=x.tolist()) for i, x in enumerate(docs)])
+    theirs = client.query_points("documents", query=Q.tolist(), limit=60).points
+    tokens, offsets = torch.cat(docs), torch.tensor([0, *(len(x) for x in docs)]).cumsum(0)
+    scores, order = Corpus.from_packed(tokens, offsets).search(Q, 60)
+    assert order.tolist() == [x.id for x in theirs] == ranking(float64_scores(Q, docs))
+    torch.testing.assert_close(scores, torch.tensor([x.score for x in theirs]), rtol=1e-5, atol=1e-5)
+
+
+@needs_lancedb
+def test_the_examples_of_the_guide(tmp_path, monkeypatch):
+    names = {"torch": torch, "Corpus": Corpus}
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pages = ("docs/guide/retrieve.md", "docs/guide/libraries.md")
+    blocks = [x for page in pages for x in examples(page) if "import pyarrow" in x]
+    assert len(blocks) == 2 and "import lancedb" in blocks[1]
+    for block in blocks:
+        exec(compile(block, "guide", "exec"), names)
+    assert names["rows"].tolist() == [1]
+    scores = names["best"]["_relevance_score"].to_pylist()
+    assert scores == sorted(scores, reverse=True) and len(scores) == 10

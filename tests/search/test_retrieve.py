@@ -1,0 +1,766 @@
+"""Top-k retrieval: chunks, ties, progress, and corpora that stay on the CPU."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction import fp8, int8, topk
+from late_interaction._progress import reporter
+from late_interaction._search import selection, stream
+from late_interaction.topk import maxsim_topk
+
+
+def corpus(device, Nq=5, Nd=37, dtype=torch.float32):
+    Q = torch.randn(Nq, 6, 16, device=device, dtype=dtype)
+    D = torch.randn(Nd, 11, 16, device=device, dtype=dtype)
+    return Q, D, torch.rand(Nq, 6, device=device) < 0.8, torch.rand(Nd, 11, device=device) < 0.8
+
+
+def close(got, expected):
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[1], expected[1])
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 7, 36, 37, 1000])
+@pytest.mark.parametrize("k", [1, 10, 37, 500])
+@pytest.mark.parametrize("largest", [True, False])
+def test_chunks_do_not_change_the_result(chunk, k, largest, device):
+    Q, D, q_mask, d_mask = corpus(device)
+    expected = li.maxsim(Q, D, q_mask, d_mask, normalize=True).topk(min(k, 37), largest=largest)
+    got = li.retrieve(Q, D, k, q_mask, d_mask, chunk=chunk, largest=largest)
+    close(got, expected)
+    assert got[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(dtype, device):
+    Q, D, q_mask, d_mask = corpus(device, dtype=dtype)
+    expected = li.maxsim(Q, D, q_mask, d_mask).topk(5)
+    got = maxsim_topk(Q, D, 5, q_mask, d_mask, chunk_size=10)
+    assert got[0].dtype == expected.values.dtype
+    close(got, expected)
+
+
+def test_ranks(device):
+    Q, D, *_ = corpus(device)
+    scores, indices = li.retrieve(Q[0], D, 3)
+    assert scores.shape == indices.shape == (3,)
+    close((scores, indices), li.maxsim(Q[0], D, normalize=True).topk(3))
+    scores, indices = li.retrieve(Q, D[0], 3)
+    assert scores.shape == (5, 1) and not indices.any()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])
+def test_nothing_to_find(shape, device):
+    Q, D, *_ = corpus(device, *shape)
+    scores, indices = li.retrieve(Q, D, 3)
+    assert scores.shape == indices.shape == (shape[0], min(3, shape[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("chunk", [None, 3, 10])
+def test_ties_go_to_the_lowest_index(chunk, largest, dtype, device):
+    Q = torch.randint(-1, 2, (4, 3, 4), device=device).to(dtype)
+    D = torch.randint(-1, 2, (50, 2, 4), device=device).to(dtype)
+    scores = li.maxsim(Q, D)
+    order = scores.sort(dim=-1, descending=largest, stable=True).indices[:, :20]
+    got, indices = maxsim_topk(Q, D, 20, chunk_size=chunk, largest=largest)
+    assert torch.equal(indices, order)
+    assert torch.equal(got, scores.gather(1, order))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_special_scores_order_as_in_torch_topk(largest, device):
+    special = [
+        0.0,
+        -0.0,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+        -float("nan"),
+        1e-45,
+        -1e-45,
+        3e38,
+        -3e38,
+        1.5,
+    ]
+    scores = torch.tensor([special], device=device)
+    places = torch.arange(len(special), device=device).unsqueeze(0)
+    got, indices = selection.select(scores, places, len(special), largest)
+    expected = scores.cpu().sort(descending=largest, stable=True)  # a GPU sorts -NaN below -inf
+    torch.testing.assert_close(got.cpu(), expected.values, equal_nan=True, rtol=0, atol=0)
+    assert torch.equal(indices.cpu(), expected.indices)
+
+
+def test_the_same_on_every_run(device):
+    Q, D, *_ = corpus(device, 3, 500)
+    first = li.retrieve(Q, D, 50, chunk=64)
+    for _ in range(10):
+        assert all(map(torch.equal, first, li.retrieve(Q, D, 50, chunk=64)))
+
+
+def test_no_gradients(device):
+    Q, D, *_ = corpus(device)
+    scores, _ = li.retrieve(Q.requires_grad_(), D.requires_grad_(), 3)
+    assert not scores.requires_grad
+
+
+def test_precision_and_autocast(device):
+    Q, D, *_ = corpus(device)
+    for precision in ("highest", "medium"):
+        got = maxsim_topk(Q, D, 5, precision=precision)
+        close(got, li.maxsim(Q, D, precision=precision).topk(5))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got = maxsim_topk(Q, D, 5)
+    close(got, li.maxsim(Q, D, precision="medium").topk(5))
+
+
+def test_progress_function(device):
+    Q, D, *_ = corpus(device)
+    calls = []
+    li.retrieve(Q, D, 3, chunk=10, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(10, 37), (20, 37), (30, 37), (37, 37)]
+    calls.clear()
+    li.retrieve(Q, D, 3, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (37, 37) and len(calls) > 1
+
+
+def test_progress_bar(capsys, device, monkeypatch):
+    pytest.importorskip("tqdm")
+    Q, D, *_ = corpus(device)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    li.retrieve(Q, D, 3, chunk=10, progress=True)
+    shown = capsys.readouterr().err.split("\r")
+    assert "37.0/37.0" in shown[-1] and len(shown) > 2  # it starts empty and ends full
+
+
+def test_progress_bar_off_a_terminal_is_one_line(capsys, device):
+    pytest.importorskip("tqdm")
+    Q, D, *_ = corpus(device)
+    li.retrieve(Q, D, 3, chunk=1, progress=True)
+    said = capsys.readouterr().err
+    assert "37.0/37.0" in said and said.endswith("\n") and len(said.splitlines()) == 1
+    with pytest.raises(ValueError, match="chunk's end"), reporter(True, 8) as report:
+        report(3)
+        raise ValueError("chunk's end")
+    said = capsys.readouterr().err
+    assert "3.00/8.00" in said and len(said.splitlines()) == 1
+
+
+def test_progress_bar_without_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    Q, D, *_ = corpus("cpu")
+    with pytest.raises(ImportError, match="progress=True needs tqdm"):
+        li.retrieve(Q, D, 3, progress=True)
+
+
+def test_the_default_chunk_bounds_memory():
+    for Nq, Nd, Ld in [(1, 10**7, 128), (16, 10**5, 128), (10**4, 10**5, 300), (1, 10, 10**6)]:
+        Q = torch.empty(Nq, 32, 128, device="meta", dtype=torch.bfloat16)
+        D = torch.empty(Nd, Ld, 128, device="meta", dtype=torch.bfloat16)
+        chunk = topk._default_chunk(Q, D, False)
+        assert chunk >= 1 and Nq * min(chunk, Nd) <= max(selection.MOST_SCORES, Nq)
+
+
+def test_the_default_chunk_of_a_corpus_that_travels():
+    Q = torch.empty(16, 32, 128, device="meta", dtype=torch.bfloat16)
+    for Ld in (1, 128, 10**4):
+        D = torch.empty(1, dtype=torch.bfloat16).expand(10**6, Ld, 128)
+        chunk = topk._default_chunk(Q, D, False)
+        assert chunk * Ld * 256 <= topk._BYTES and (chunk + 1) * Ld * 256 > min(topk._BYTES, 2**18 * Ld * 256)
+        assert topk._default_chunk(Q, D, True) == chunk  # it is over before a bar could be seen to move
+    assert topk._default_chunk(Q, torch.empty(1).expand(3, 10**9, 128), False) == 1
+
+
+def test_scorer(device):
+    Q, D, q_mask, d_mask = corpus(device)
+    scorer = li.MaxSimScorer(normalize=False, backward="lowmem", mask_pad_token=7, precision="highest")
+    assert "normalize=False" in repr(scorer) and "'lowmem'" in repr(scorer) and "7" in repr(scorer)
+    assert not list(scorer.parameters()) and scorer.state_dict() == {}
+    expected = li.maxsim(Q, D, q_mask, d_mask)
+    assert torch.equal(scorer(Q, D, q_mask, d_mask), expected)
+    assert torch.equal(scorer.score(Q, D, q_mask, d_mask), expected)
+    Q.requires_grad_()
+    assert scorer(Q, D).requires_grad and not scorer.score(Q, D).requires_grad
+    q_ids, d_ids = (torch.where(m, 1, 7) for m in (q_mask, d_mask))
+    assert torch.equal(scorer.forward_with_ids(Q, D, q_ids, d_ids), expected)
+    close(scorer.retrieve(Q, D, 4, q_mask, d_mask, chunk=9), expected.topk(4))
+    torch.testing.assert_close(li.MaxSimScorer()(Q, D), li.maxsim(Q, D, normalize=True))
+
+
+# ---- a corpus in pieces ----
+
+
+@pytest.mark.parametrize("pieces", [[37], [1, 36], [10, 10, 17], [0, 5, 0, 32], [1] * 37])
+@pytest.mark.parametrize("largest", [True, False])
+def test_pieces_do_not_change_the_result(pieces, largest, device):
+    Q, D, q_mask, d_mask = corpus(device)
+    best = topk.TopK(Q, 10, q_mask, normalize=True, largest=largest)
+    assert best.scores.shape == best.indices.shape == (5, 0)
+    for piece, mask in zip(D.split(pieces), d_mask.split(pieces), strict=True):
+        best.add(piece, mask)
+    assert best.seen == 37
+    expected = li.maxsim(Q, D, q_mask, d_mask, normalize=True).topk(10, largest=largest)
+    close((best.scores, best.indices), expected)
+
+
+def test_resumed_from_a_checkpoint(device, tmp_path):
+    Q, D, *_ = corpus(device)
+    best = topk.TopK(Q[0], 7)
+    best.add(D[:20])
+    torch.save(best.state_dict(), tmp_path / "state.pt")
+    best.add(D[20:])
+    again = topk.TopK(Q[0], 7)
+    again.load_state_dict(torch.load(tmp_path / "state.pt", map_location="cpu"))
+    assert again.seen == 20
+    again.add(D[again.seen :], chunk_size=4)
+    assert again.seen == 37 and again.indices.device == Q.device
+    close((again.scores, again.indices), (best.scores, best.indices))
+
+
+def test_a_state_of_other_queries():
+    Q, D, *_ = corpus("cpu")
+    best = topk.TopK(Q, 7)
+    best.add(D)
+    with pytest.raises(ValueError, match="Q_shape of the state must be"):
+        topk.TopK(Q[:3], 7).load_state_dict(best.state_dict())
+    with pytest.raises(ValueError, match=r"Q must be \[Nq, Lq, d\]"):
+        topk.TopK(Q[0, 0], 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("k", {"k": 6}),
+        ("k", {"k": 8}),
+        ("largest", {"largest": False}),
+        ("normalize", {"normalize": True}),
+        ("precision", {"precision": "high"}),
+        ("Q_dtype", {"dtype": torch.bfloat16}),
+        ("Q_shape", {"Lq": 4}),
+    ],
+)
+def test_a_state_of_another_search(name, options):
+    Q, D, *_ = corpus("cpu")
+    best = topk.TopK(Q, 7)
+    best.add(D)
+    options = dict(options)
+    Q = Q[:, : options.pop("Lq", None)].to(options.pop("dtype", Q.dtype))
+    other = topk.TopK(Q, options.pop("k", 7), **options)
+    with pytest.raises(ValueError, match=f"^{name} of the state must be .* as in this search, got "):
+        other.load_state_dict(best.state_dict())
+    assert other.seen == 0 and other.scores.shape == (5, 0)
+
+
+def state_after(documents, **options):
+    Q, D, *_ = corpus("cpu")
+    best = topk.TopK(Q, 7, **options)
+    best.add(D[:documents])
+    return best, best.state_dict()
+
+
+BAD_STATES = {
+    "empty": (lambda state: {}, ValueError, "state must have the entries scores, indices, seen, next"),
+    "no dict": (lambda state: list(state), TypeError, "state must be a dict from .* got list"),
+    "nothing": (lambda state: None, TypeError, "state must be a dict from .* got NoneType"),
+    "no scores": (
+        lambda state: {k: v for k, v in state.items() if k != "scores"}, ValueError, "scores missing"
+    ),
+    "an entry more": (lambda state: state | {"epoch": 3}, ValueError, "no entries but .* got epoch"),
+    "older": (
+        lambda state: {k: state[k] for k in ("scores", "indices", "seen")}, ValueError, "an older version"
+    ),
+    "next is True": (lambda state: state | {"next": True}, TypeError, "next of the state must be an int"),
+    "next below 0": (lambda state: state | {"next": -2}, ValueError, "next of the state must not be neg"),
+    "ranges of a number": (lambda state: state | {"ranges": 20}, TypeError, "ranges of the state must be a"),
+    "ranges of floats": (
+        lambda state: state | {"ranges": [[0, 20.0]]}, TypeError, "ranges of the state must be a list"
+    ),
+    "ranges that fall": (
+        lambda state: state | {"ranges": [[10, 20], [0, 10]]}, ValueError, "ranges of the state must rise"
+    ),
+    "ranges of others": (
+        lambda state: state | {"ranges": [[0, 9]]}, ValueError, "must hold the 20 documents .* got 9"
+    ),
+    "documents between": (
+        lambda state: state | {"ranges": [[40, 60]]}, ValueError, r"must lie in \[40, 60\), got"
+    ),
+    "k is a float": (lambda state: state | {"k": 7.0}, ValueError, "k of the state must be 7, .* got 7.0"),
+    "seen is a float": (lambda state: state | {"seen": 20.0}, TypeError, "seen of the state must be an int"),
+    "seen is True": (lambda state: state | {"seen": True}, TypeError, "seen of the state must be an int"),
+    "seen below 0": (lambda state: state | {"seen": -1}, ValueError, "seen of the state must not be neg"),
+    "seen too few": (lambda state: state | {"seen": 3}, ValueError, r"scores of the state .* \[5, 3\]"),
+    "scores of a list": (
+        lambda state: state | {"scores": [1.0]}, TypeError, "scores of the state must be a torch.Tensor"
+    ),
+    "sparse": (
+        lambda state: state | {"scores": state["scores"].to_sparse()}, TypeError, "scores .* dense tensor"
+    ),
+    "scores of float64": (
+        lambda state: state | {"scores": state["scores"].double()}, ValueError, "scores .* got torch.float64"
+    ),
+    "fewer scores": (
+        lambda state: state | {"scores": state["scores"][:, :5]}, ValueError, r"scores .* got .* \[5, 5\]"
+    ),
+    "fewer queries": (
+        lambda state: state | {"scores": state["scores"][:3]}, ValueError, r"scores .* got .* \[3, 7\]"
+    ),
+    "indices of int32": (
+        lambda state: state | {"indices": state["indices"].int()}, ValueError, "indices .* torch.int64"
+    ),
+    "fewer indices": (
+        lambda state: state | {"indices": state["indices"][:, 0]}, ValueError, r"indices .* got .* \[5\]"
+    ),
+    "documents to come": (
+        lambda state: state | {"indices": state["indices"] + 20}, ValueError, r"must lie in \[0, 20\)"
+    ),
+    "documents before all": (
+        lambda state: state | {"indices": state["indices"] - 20}, ValueError, r"must lie in \[0, 20\)"
+    ),
+    "worst first": (
+        lambda state: state | {"scores": state["scores"].flip(-1)}, ValueError, "begin with the highest"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_STATES)
+def test_states_that_no_search_has(name):
+    best, state = state_after(20)
+    change, error, message = BAD_STATES[name]
+    before = best.scores, best.indices
+    with pytest.raises(error, match=message):
+        best.load_state_dict(change(state))
+    assert best.seen == 20 and best.scores is before[0] and best.indices is before[1]
+
+
+@pytest.mark.parametrize("documents", [0, 3, 20])
+def test_a_state_of_an_older_version_with_what_it_was_searched_with(documents):
+    best, state = state_after(documents, largest=False)
+    older = {name: state[name] for name in ("scores", "indices", "seen")}
+    again, empty = state_after(0, largest=False)
+    again.load_state_dict({**empty, **older})
+    assert again.seen == documents and torch.equal(again.indices, best.indices)
+    if documents:
+        with pytest.raises(ValueError, match="begin with the highest, as largest=True"):
+            topk.TopK(corpus("cpu")[0], 7).load_state_dict({**state_after(0)[1], **older})
+
+
+def test_a_state_with_nan_and_equal_scores():
+    Q, D, *_ = corpus("cpu")
+    D[3:9], D[12] = D[2], torch.nan
+    for largest in (True, False):
+        best = topk.TopK(Q, 7, largest=largest)
+        best.add(D)
+        again = topk.TopK(Q, 7, largest=largest)
+        again.load_state_dict(best.state_dict())
+        assert torch.equal(again.indices, best.indices)
+
+
+# ---- shards ----
+
+
+def searched(Q, D, k, bounds, **options):
+    """A search of each part of the documents."""
+    found = []
+    for first, stop in pairwise(bounds):
+        part = topk.TopK(Q, k, first=first, **options)
+        part.add(D[first:stop], chunk_size=4)
+        found.append(part)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("k", [1, 6, 100])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]])
+def test_shards_merge_to_the_search_of_all(dtype, largest, k, order, device):
+    Q, D, *_ = corpus(device, dtype=dtype)
+    D[10:20], D[30:] = D[:10].clone(), D[5]  # scores that tie across shards
+    D[3, 0], D[33, 0] = torch.nan, torch.nan
+    whole = maxsim_topk(Q, D, k, largest=largest)
+    parts = searched(Q, D, k, [0, 7, 7, 23, 37], largest=largest)
+    best = topk.TopK(Q, k, largest=largest)
+    for i in order[:2]:
+        best.merge(parts[i])
+    best.merge(*[parts[i] for i in order[2:]])
+    best.merge()
+    assert best.seen == 37
+    torch.testing.assert_close(best.scores, whole[0], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(best.indices, whole[1])
+
+
+def test_a_search_goes_on_after_a_merge(device):
+    """Its own documents come before those of the merged search."""
+    for dtype in (torch.float32, torch.float64):
+        Q, D, *_ = corpus(device, dtype=dtype)
+        D[20:] = D[3]
+        whole = maxsim_topk(Q, D, 9)
+        first, last = searched(Q, D, 9, [0, 10, 30])
+        first.merge(topk.TopK(Q, 9, first=50))  # one that has seen nothing
+        last.add(D[30:])
+        first.merge(last)
+        assert first.seen == 27 + 10 and last.seen == 27
+        again = topk.TopK(Q, 9)
+        state = topk.TopK(Q, 9).state_dict()
+        again.load_state_dict(state)
+        again.merge(last)
+        again.add(D[:4])
+        saved = again.state_dict()
+        restored = topk.TopK(Q, 9)
+        restored.load_state_dict(saved)
+        restored.add(D[4:10])
+        for found in (first, restored):
+            assert found.seen == 37 and torch.equal(found.indices, whole[1])
+            torch.testing.assert_close(found.scores, whole[0], rtol=1e-6, atol=1e-6)
+
+
+def test_documents_are_counted_once():
+    Q, D, *_ = corpus("cpu")
+    first, second = searched(Q, D, 5, [0, 20, 37])
+    first.merge(second)
+    before = first.state_dict()
+    for other in (second, *searched(Q, D, 5, [0, 1]), *searched(Q, D, 5, [36, 37])):
+        with pytest.raises(ValueError, match=r"documents \d+ to \d+ were searched twice"):
+            first.merge(other)
+    with pytest.raises(ValueError, match="documents 20 to 36 were searched twice"):
+        topk.TopK(Q, 5).merge(second, *searched(Q, D, 5, [0, 4]), second)
+    late = topk.TopK(Q, 5, first=15)
+    late.merge(second)
+    with pytest.raises(ValueError, match="documents 20 to 21 were searched twice"):
+        late.add(D[15:22])
+    late.add(D[15:20])
+    assert late.seen == 22 and first.state_dict()["indices"] is before["indices"]
+
+
+@pytest.mark.parametrize("option", [{"k": 4}, {"largest": False}, {"normalize": True}, {"precision": "high"}])
+def test_other_searches_do_not_merge(option):
+    Q, _, *_ = corpus("cpu")
+    (name,) = option
+    with pytest.raises(ValueError, match=f"{name} of a search to merge must be .*, as in this search, got"):
+        topk.TopK(Q, 5).merge(topk.TopK(Q, **{"k": 5, **option}))
+    with pytest.raises(ValueError, match="Q_shape of a search to merge must be"):
+        topk.TopK(Q, 5).merge(topk.TopK(Q[:2], 5))
+    with pytest.raises(TypeError, match="others must be TopK, got dict"):
+        topk.TopK(Q, 5).merge(topk.TopK(Q, 5).state_dict())
+
+
+@pytest.mark.parametrize("first", [-1, 2**32 + 1, 1.0, True])
+def test_a_first_document_that_there_is_not(first):
+    with pytest.raises((TypeError, ValueError), match="first must be"):
+        topk.TopK(torch.randn(2, 3, 4), 5, first=first)
+
+
+def test_the_largest_number_of_a_document(device):
+    Q, D, *_ = corpus(device)
+    part = topk.TopK(Q, 40, first=2**32 - 37)
+    part.add(D)
+    assert torch.equal(part.indices - (2**32 - 37), maxsim_topk(Q, D, 40)[1])
+    with pytest.raises(ValueError, match=r"at most 2\*\*32, got 4294967296 \+ 1"):
+        part.add(D[:1])
+
+
+@pytest.mark.parametrize("name", ["largest", "normalize", "precision", "sorted"])
+def test_options_of_another_kind(name):
+    Q, D, *_ = corpus("cpu")
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+        maxsim_topk(Q, D, 3, **{name: "yes"})
+
+
+def test_memory_mapped_corpus(device, tmp_path):
+    Q, D, *_ = corpus(device, dtype=torch.bfloat16)
+    path = tmp_path / "corpus.bin"
+    D.cpu().view(torch.int16).numpy().tofile(path)
+    mapped = torch.from_file(str(path), size=D.numel(), dtype=torch.bfloat16).view(D.shape)
+    close(maxsim_topk(Q, mapped, 5, chunk_size=8), maxsim_topk(Q, D, 5))
+
+
+# ---- codes ----
+
+QUANTIZE = {
+    "fp8 a token": fp8.quantize_fp8_per_token,
+    "fp8 in all": fp8.quantize_fp8_per_tensor,
+    "e5m2": lambda x: fp8.quantize_fp8_per_token(x, torch.float8_e5m2),
+    "int8": int8.quantize_int8_per_token,
+}
+
+
+def scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D):
+    score = int8.maxsim_inference_int8 if Q.dtype == torch.int8 else fp8.maxsim_inference_fp8
+    return score(Q, D, scale_Q=scale_Q, scale_D=scale_D, q_mask=q_mask, d_mask=d_mask)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7, 37])
+@pytest.mark.parametrize("how", QUANTIZE)
+def test_codes(how, chunk, device):
+    Q, D, q_mask, d_mask = corpus(device)
+    (Q, scale_Q), (D, scale_D) = QUANTIZE[how](Q), QUANTIZE[how](D)
+    for masks in ((None, None), (q_mask, d_mask)):
+        expected = scores_of_codes(Q, D, *masks, scale_Q, scale_D).topk(6)
+        options = {"scale_Q": scale_Q, "scale_D": scale_D}
+        close(li.retrieve(Q, D, 6, *masks, normalize=False, chunk=chunk, **options), expected)
+        close(maxsim_topk(Q, D, 6, *masks, chunk_size=chunk, **options), expected)
+    first = scale_Q[0] if scale_Q.dim() else scale_Q
+    expected = scores_of_codes(Q[0], D, None, None, first, scale_D).topk(6)
+    close(maxsim_topk(Q[0], D, 6, chunk_size=chunk, scale_Q=first, scale_D=scale_D), expected)
+
+
+def test_codes_in_pieces_and_from_a_checkpoint(device):
+    Q, D, q_mask, d_mask = corpus(device)
+    (Q, scale_Q), (D, scale_D) = map(fp8.quantize_fp8_per_token, (Q, D))
+    expected = scores_of_codes(Q, D, q_mask, d_mask, scale_Q, scale_D).topk(6)
+    best = topk.TopK(Q, 6, q_mask, scale_Q=scale_Q)
+    best.add(D[:20], d_mask[:20], scale_D=scale_D[:20])
+    again = topk.TopK(Q, 6, q_mask, scale_Q=scale_Q)
+    again.load_state_dict(best.state_dict())
+    again.add(D[20:], d_mask[20:], scale_D=scale_D[20:], chunk_size=5)
+    close((again.scores, again.indices), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("how", QUANTIZE)
+def test_streamed_codes(how, pinned):
+    Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(301, 60, 128)
+    (Q, scale_Q), (D, scale_D) = QUANTIZE[how](Q), QUANTIZE[how](D)
+    d_mask = torch.rand(301, 60) < 0.7
+    expected = scores_of_codes(Q, D.cuda(), None, d_mask.cuda(), scale_Q, scale_D.cuda()).topk(9)
+    D = D.pin_memory() if pinned else D
+    for chunk in (None, 1, 37):
+        options = {"scale_Q": scale_Q, "scale_D": scale_D, "normalize": False}
+        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk, **options), expected)
+
+
+# ---- a corpus on the CPU, queries on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("chunk", [None, 1, 7, 500, 5000])
+def test_streamed_corpus(chunk, masked, strided, pinned):
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(501, 60, 128).bfloat16()
+    D = D.transpose(0, 1).contiguous().transpose(0, 1) if strided else D
+    D = D.pin_memory() if pinned else D
+    d_mask = torch.rand(501, 60) < 0.7 if masked else None
+    expected = li.maxsim(Q, D.cuda(), None, None if d_mask is None else d_mask.cuda(), normalize=True).topk(9)
+    for _ in range(3):
+        got = li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk)
+        assert got[0].is_cuda and got[1].is_cuda
+        close(got, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("piece", [1000, 60 * 128 * 2, 100_000])  # bytes, pinned
+@pytest.mark.parametrize("strided", [False, True])
+def test_streamed_in_small_pieces(piece, strided, monkeypatch):
+    monkeypatch.setattr(stream, "_SLOT_BYTES", piece)
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(101, 60, 128).bfloat16()
+    D = D.transpose(0, 1).contiguous().transpose(0, 1) if strided else D
+    d_mask = torch.rand(101, 60) < 0.7
+    expected = li.maxsim(Q, D.cuda(), None, d_mask.cuda(), normalize=True).topk(9)
+    for chunk in (None, 1, 23):
+        close(li.retrieve(Q, D, 9, d_mask=d_mask, chunk=chunk), expected)
+
+
+@pytest.mark.gpu
+def test_streamed_corpus_where_the_default_device_is_the_gpu():
+    Q = torch.randn(2, 32, 128, device="cuda")
+    D = torch.randn(200, 60, 128)  # pageable: pinned memory of our own carries it
+    expected = li.retrieve(Q, D, 9, chunk=50)
+    torch.set_default_device("cuda")
+    try:
+        got = li.retrieve(Q, D, 9, chunk=50)
+    finally:
+        torch.set_default_device(None)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize(
+    "option, error",
+    [({"largest": "no"}, TypeError), ({"largest": None}, TypeError), ({"normalize": 1}, TypeError),
+     ({"precision": "most"}, ValueError)],
+)  # fmt: skip
+def test_a_wrong_option_is_refused_before_the_first_document(option, error):
+    (name,) = option
+    with pytest.raises(error, match=f"^{name} must be"):
+        topk.TopK(torch.randn(2, 3, 8), 4, **option)
+    with pytest.raises(error, match=f"^{name} must be"):
+        li.retrieve(torch.randn(2, 3, 8), torch.randn(0, 5, 8), 4, **option)
+
+
+def pinned_slots(pieces, size):
+    events = [torch.cuda.Event() for _ in range(pieces)]
+    for event in events:
+        event.record()
+    left = torch.tensor([event.cuda_event for event in events])
+    return events, torch.empty(pieces, size, dtype=torch.uint8, pin_memory=True), left
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (1 << 20) + 1])
+@pytest.mark.parametrize("pieces", [1, 2, 7, 40])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_send_bytes(offset, pieces, size):
+    source = torch.randint(256, (size + offset,), dtype=torch.uint8)[offset:]
+    room = torch.full((size + 200,), 7, dtype=torch.uint8, device="cuda")
+    _events, staging, left = pinned_slots(pieces, 4096)
+    for first in (0, pieces // 2, pieces - 1):
+        room[100 : 100 + size] = 0
+        torch.ops.late_interaction.send_bytes_(room[100 : 100 + size], source, staging, left, first)
+        assert torch.equal(room[100 : 100 + size].cpu(), source)
+        assert bool((room[:100] == 7).all()) and bool((room[100 + size :] == 7).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("piece", [4096, 512 << 10, (1 << 20) + 100])  # bytes
+@pytest.mark.parametrize("threads", [1, 3, None])
+def test_one_ring_serves_one_call_after_another(threads, piece):
+    # A thread fills 512 KiB at a time: pieces of less, of just that, and of two and a bit.
+    sizes = [3 * piece, 1, piece - 1, 7 * piece + 5, 0, piece, 20 * piece + 1] * 3
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        events, staging, left = pinned_slots(5, piece)
+        first, sent = 0, []
+        for size in sizes:
+            source = torch.randint(256, (size,), dtype=torch.uint8)
+            target = torch.zeros(size, dtype=torch.uint8, device="cuda")
+            torch.ops.late_interaction.send_bytes_(target, source, staging, left, first)
+            sent.append((target, source.clone()))
+            source.fill_(7)  # it has been read
+            first = (first + -(-size // piece)) % 5
+        for event in events:
+            event.synchronize()
+        assert all(torch.equal(target.cpu(), source) for target, source in sent)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.gpu
+def test_send_bytes_as_an_operator():
+    op = torch.ops.late_interaction.send_bytes_
+    to, source = torch.zeros(100, dtype=torch.uint8, device="cuda"), torch.arange(100, dtype=torch.uint8)
+    _events, staging, left = pinned_slots(2, 64)
+    torch.library.opcheck(op.default, (to, source, staging, left, 1))
+    for bad in (source[:99], source.float(), source.view(10, 10), source.repeat(2)[::2], source.cuda()):
+        with pytest.raises(RuntimeError, match="contiguous uint8"):
+            op(to, bad, staging, left, 0)
+    with pytest.raises(RuntimeError, match="staging must be"):
+        op(to, source, staging[:0], left[:0], 0)
+    with pytest.raises(RuntimeError, match="events must be"):
+        op(to, source, staging, left.int(), 0)
+    for bad in (-1, 2):
+        with pytest.raises(RuntimeError, match="first must be one of the 2 slots"):
+            op(to, source, staging, left, bad)
+
+
+@pytest.mark.gpu
+def test_streaming_in_bounded_memory():
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(100, 128, 128).bfloat16().repeat(200, 1, 1)  # 655 MB
+    li.retrieve(Q, D[:100], 9)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    li.retrieve(Q, D, 9)
+    assert torch.cuda.max_memory_allocated() - before < 2 * topk._BYTES + (32 << 20)
+
+
+def test_a_corpus_larger_than_the_memory_of_the_gpu(device, tmp_path):
+    documents = 32_000 if device == "cuda" else 300  # 1000 MiB of them, where 896 may be taken
+    command = [sys.executable, "-m", "tests.large_corpus", device, str(documents), str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"{documents} documents, mapped, numpy, pageable")
+
+
+@pytest.mark.gpu
+def test_streaming_on_a_side_stream():
+    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
+    D = torch.randn(300, 60, 128).bfloat16()
+    expected = li.retrieve(Q, D.cuda(), 5)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        got = li.retrieve(Q, D, 5, chunk=37)
+    side.synchronize()
+    close(got, expected)
+
+
+@pytest.mark.gpu
+def test_streaming_that_fails_leaves_nothing_behind():
+    Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(300, 60, 128)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        li.retrieve(Q, D, 5, chunk=37, progress=stop)
+    close(li.retrieve(Q, D, 5, chunk=37), li.retrieve(Q, D.cuda(), 5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_stream_that_is_left_early(masked, monkeypatch):
+    monkeypatch.setattr(stream, "_SLOT_BYTES", 10_000)
+    D = torch.randn(300, 60, 128)
+    d_mask = torch.rand(300, 60) < 0.7 if masked else None
+    device = torch.device("cuda", torch.cuda.current_device())
+    for taken in range(4):
+        running = stream.chunks(D, [d_mask], 37, device)
+        for index, (start, documents, _) in zip(range(taken), running, strict=False):
+            assert start == 37 * index and torch.equal(documents.cpu(), D[start : start + 37])
+        running.close()
+    whole = [documents.cpu() for _, documents, _ in stream.chunks(D, [d_mask], 37, device)]
+    assert torch.equal(torch.cat(whole), D)
+
+
+@pytest.mark.gpu
+def test_streaming_resumed_from_a_checkpoint():
+    Q = torch.randn(4, 32, 128, device="cuda")
+    D, d_mask = torch.randn(300, 60, 128), torch.rand(300, 60) < 0.7
+    best = topk.TopK(Q, 7)
+    best.add(D[:130], d_mask[:130], chunk_size=37)
+    again = topk.TopK(Q, 7)
+    again.load_state_dict(best.state_dict())
+    again.add(D[again.seen :], d_mask[again.seen :])
+    assert again.seen == 300
+    close((again.scores, again.indices), maxsim_topk(Q, D.cuda(), 7, None, d_mask.cuda()))
+
+
+@pytest.mark.gpu
+def test_streaming_in_several_threads():
+    def search(seed):
+        generator = torch.Generator().manual_seed(seed)
+        D = torch.randn(300, 60, 128, generator=generator)
+        Q = torch.randn(4, 32, 128, generator=generator).cuda()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            got = [li.retrieve(Q, D, 5, chunk=23 + seed) for _ in range(5)]
+            expected = li.retrieve(Q, D.cuda(), 5)
+        torch.cuda.synchronize()
+        return got, expected
+
+    with ThreadPoolExecutor(6) as pool:
+        for got, expected in pool.map(search, range(12)):
+            for each in got:
+                close(each, expected)
+
+
+def test_chunks_on_one_device_are_views():
+    D, mask = torch.randn(10, 3, 4), torch.ones(10, 3, dtype=torch.bool)
+    pieces = list(stream.chunks(D, [None, mask], 4, D.device))
+    assert [start for start, *_ in pieces] == [0, 4, 8]
+    _, documents, (none, masks) = pieces[1]
+    assert none is None and documents.data_ptr() == D[4:].data_ptr()
+    assert masks.data_ptr() == mask[4:].data_ptr()

@@ -1,0 +1,72 @@
+"""contrastive_loss over a group inside training frameworks: the same gradients as in one process."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import late_interaction as li
+from tests import framework_worker
+from tests.framework_worker import PARTS, T, new_encoder, step, tokens
+from tests.training.test_contrastive_group import ROOT, free_port, on_ranks
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
+)
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+
+
+def one_process(world, variant):
+    """Loss and gradients of the whole batch: part i holds part i of every rank, in the order of ranks."""
+    encoder = new_encoder(variant)
+    of_ranks = [tokens(rank) for rank in range(world)]
+    if variant == "accumulated":
+        both = [zip(*(parts[i] for parts in of_ranks), strict=True) for i in range(PARTS)]
+        parts = [tuple(map(torch.cat, sides)) for sides in both]
+    else:
+        parts = [part for rank in of_ranks for part in rank]
+    options = {"temperature": T, "normalize": True}
+    value = step(encoder, parts, variant, lambda Q, D: li.contrastive_loss(Q, D, **options))
+    return value, [p.grad for p in encoder.parameters()]
+
+
+def check(ranks, world):
+    for result in ranks:
+        assert not isinstance(result, str), result
+    for variant in framework_worker.VARIANTS:
+        loss, grads = one_process(world, variant)
+        for result in ranks:
+            torch.testing.assert_close(torch.as_tensor(result[variant][0]), loss)
+            for got, want in zip(result[variant][1], grads, strict=True):
+                torch.testing.assert_close(torch.from_numpy(got), want, msg=lambda m, v=variant: f"{v}: {m}")
+
+
+@pytest.mark.parametrize("framework", ["DDP", "FSDP2"])
+def test_equals_one_process(framework):
+    """Plain, with gradients accumulated over two parts, checkpointed, and encoded in parts."""
+    check(on_ranks(2, "tests.framework_worker.frameworks", framework=framework), 2)
+
+
+@pytest.mark.gpu
+@two_gpus
+@pytest.mark.parametrize("framework", ["DDP", "FSDP2"])
+def test_equals_one_process_on_two_gpus(framework):
+    options = {"timeout": 120, "backend": "nccl", "device": "cuda"}
+    ranks = on_ranks(2, "tests.framework_worker.frameworks", framework=framework, **options)
+    check(ranks, 2)
+
+
+def test_the_example_under_torchrun(monkeypatch):
+    """It ends with an error if the group's losses or weights differ from those of one process."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    example = [str(ROOT / "examples" / "contrastive_ddp.py"), "--steps", "4", "--batch", "8"]
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words, *example],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "2 processes and one differ by at most" in run.stdout

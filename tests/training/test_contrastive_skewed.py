@@ -1,0 +1,91 @@
+"""contrastive_loss where one token of each document wins half of the query rows, or all of them, against
+autograd of its definition in float64."""
+
+import pytest
+import torch
+
+import late_interaction as li
+from tests.contrast import assert_close, batch, gradients, reference, small_blocks
+from tests.training.test_contrastive_tail import thresholded
+
+T = 0.2
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+BIAS = {"half": 2.0, "all": 12.0}  # of one token, in standard deviations of all similarities
+SHARES = {"half": (0.3, 0.8), "all": (1.0, 1.0)}
+
+
+def hot_batch(n, Lq, Ld, d, kind, dtype, device):
+    """Queries, documents, and the kept tokens of documents, whose lengths differ. The last dim is constant in
+    queries, and in a document it is the bias of one token, which lies anywhere."""
+    Q, D = (x.detach().clone() for x in batch(n, n + 3, Lq, Ld, d, dtype, device, planted=0.5))
+    lengths = torch.randint(Ld // 2, Ld + 1, (n + 3,), device=device)
+    hot = (torch.rand(n + 3, device=device) * lengths).long()
+    Q[..., -1], D[..., -1] = 1.0, 0.0
+    D[torch.arange(n + 3, device=device), hot, -1] = BIAS[kind] * d**-0.5
+    kept = torch.arange(Ld, device=device) < lengths[:, None]
+    similarities = torch.einsum("isk,jtk->ijst", Q.double(), D.double())
+    winners = similarities.masked_fill(~kept[:, None], -torch.inf).argmax(-1)
+    share = (winners == hot[:, None]).double().mean().item()
+    least, most = SHARES[kind]
+    assert least <= share <= most
+    return Q.requires_grad_(), D.requires_grad_(), kept
+
+
+def both(Q, D, kept, packed, tail, **options):
+    """Loss and gradients of Q, D and the temperature: ours, and by definition, exact and as the tail says."""
+    temperature = torch.tensor(T, dtype=torch.float64, device=Q.device, requires_grad=True)
+    if packed:
+        n, Lq, d = Q.shape
+        tokens = D.detach()[kept].requires_grad_()
+        cu_q = torch.arange(n + 1, dtype=torch.int32, device=Q.device) * Lq
+        cu_d = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).to(torch.int32)
+        flat = Q.detach().reshape(-1, d).requires_grad_()
+        loss = li.contrastive_loss(
+            flat, tokens, temperature=temperature, tail=tail, cu_seqlens_q=cu_q, cu_seqlens_d=cu_d, **options
+        )
+        value, (grad_q, packed_grad, grad_t) = gradients(loss, (flat, tokens, temperature))
+        ours = value, (grad_q.view_as(Q), torch.zeros_like(D).index_put((kept,), packed_grad), grad_t)
+    else:
+        loss = li.contrastive_loss(Q, D, temperature=temperature, tail=tail, d_mask=kept, **options)
+        ours = gradients(loss, (Q, D, temperature))
+    masks = (None, kept, None)
+    wanted = gradients(reference(Q, D, temperature, masks=masks), (Q, D, temperature))
+    return ours, wanted
+
+
+@pytest.mark.parametrize("kind", BIAS)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_exact(device, dtype, packed, kind):
+    Q, D, kept = hot_batch(33, 8, 20, 32, kind, dtype, device)
+    with small_blocks(8):
+        ours, wanted = both(Q, D, kept, packed, 0.0)
+    assert_close(ours, wanted, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", BIAS)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_tail(device, dtype, packed, kind):
+    """Gradients of the pairs above the threshold alone; the loss and the temperature's gradient are exact."""
+    Q, D, kept = hot_batch(33, 8, 20, 32, kind, dtype, device)
+    # The threshold lies where no weight is near: half precision may not decide otherwise than float64.
+    tail = 2**-4 if dtype in (torch.float64, torch.float32) else 2**-12
+    with small_blocks(8):
+        ours, wanted = both(Q, D, kept, packed, tail)
+    labels = torch.arange(len(Q), device=device)
+    listed = thresholded(Q, D, tail, labels, masks=(None, kept, None), temperature=T)
+    assert_close(ours, (wanted[0], (*listed, wanted[1][2])), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("tail", [0.0, 2**-12])
+@pytest.mark.parametrize("kind", BIAS)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_blocks_of_their_own_size(device, packed, kind, tail):
+    """On a GPU with as many rows and documents as the kernels of large blocks take."""
+    n, Lq, Ld, d = (150, 32, 180, 128) if device == "cuda" else (20, 32, 70, 64)
+    Q, D, kept = hot_batch(n, Lq, Ld, d, kind, torch.bfloat16, device)
+    ours, wanted = both(Q, D, kept, packed, tail, kept_bytes=0)
+    assert_close(ours, wanted, TOLERANCE[torch.bfloat16])
+    again, _ = both(Q, D, kept, packed, tail, kept_bytes=0)
+    assert all(map(torch.equal, (ours[0], *ours[1]), (again[0], *again[1])))

@@ -1,0 +1,523 @@
+"""pairwise_loss, sigmoid_loss and recall_loss against their definitions in float64, in small blocks."""
+
+import inspect
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import late_interaction as li
+from late_interaction._contrastive import blocks
+from tests.contrast import assert_close, batch, gradients, logits, small_blocks
+from tests.training.test_contrastive import LENGTHS, packed, padded
+
+T = 0.7
+
+
+# ---- definitions, from all scores at once ----
+
+
+def of_labels(S, labels, reduction, loss):
+    """loss(logits [Nq, N], bool mask of labels) of the queries that have a label, reduced."""
+    labels = torch.arange(len(S), device=S.device) if labels is None else labels.long()
+    hit = F.one_hot(labels.clamp_min(0), S.shape[1]).bool()
+    each = torch.where(labels >= 0, loss(S, hit), 0.0)
+    if reduction == "mean":
+        return each.sum() / (labels >= 0).sum()
+    return each.sum() if reduction == "sum" else each
+
+
+def pairwise(S, hit):
+    hardest = S.masked_fill(hit, -torch.inf)
+    # One of equals, that of the lowest number: amax would share the gradient among them.
+    hardest = hardest.gather(1, hardest.argmax(1, keepdim=True)).squeeze(1)
+    return F.softplus(hardest - S[hit])
+
+
+def sigmoid(S, hit, bias=0.0):
+    return F.softplus(torch.where(hit, -1, 1) * (S + bias)).sum(1)
+
+
+def recall(S, hit, k=(1, 2, 4, 8, 16), rank_temperature=1.0):
+    steps = (S - S[hit].unsqueeze(1)).sigmoid().masked_fill(hit, 0.0)
+    rank = 1 + steps.sum(1)
+    at = torch.tensor(k, dtype=S.dtype, device=S.device)
+    return 1 - ((at - rank.unsqueeze(1)) / rank_temperature).sigmoid().mean(1)
+
+
+DEFINITIONS = {"pairwise": pairwise, "sigmoid": sigmoid, "recall": recall}
+FUNCTIONS = {"pairwise": li.pairwise_loss, "sigmoid": li.sigmoid_loss, "recall": li.recall_loss}
+every = pytest.mark.parametrize("kind", list(FUNCTIONS))
+
+
+def definition(kind, Q, D, T, labels=None, H=None, masks=(None, None, None), normalize=False,
+               reduction="mean", **own):  # fmt: skip
+    S = logits(Q, D, T, H, masks, normalize)
+    return of_labels(S, labels, reduction, lambda S, hit: DEFINITIONS[kind](S, hit, **own))
+
+
+def both(kind, device, Nq=10, Nd=13, kept=0, H=False, each=3, masks=(None, None, None), side=3, **options):
+    """Loss and gradients of Q, D, hard negatives, temperature and bias: by blocks, and by definition."""
+    Q, D = batch(Nq, Nd, device=device)
+    leaves, negatives, T_ = [Q, D], None, T
+    if H:
+        negatives = torch.randn(Nq, each, 4, 8, dtype=torch.float64, device=device, requires_grad=True)
+        leaves.append(negatives)
+    if kind != "recall":
+        T_ = torch.tensor(T, dtype=torch.float64, device=device, requires_grad=True)
+        leaves.append(T_)
+    if kind == "sigmoid":
+        options["bias"] = torch.tensor(-0.3, dtype=torch.float64, device=device, requires_grad=True)
+        leaves.append(options["bias"])
+    with small_blocks(side, kept=kept):
+        loss = FUNCTIONS[kind](
+            Q, D, temperature=T_, hard_negatives=negatives, q_mask=masks[0], d_mask=masks[1],
+            hard_negatives_mask=masks[2], **options,
+        )  # fmt: skip
+        ours = gradients(loss, leaves)
+    return ours, gradients(definition(kind, Q, D, T_, H=negatives, masks=masks, **options), leaves)
+
+
+@every
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_equals_its_definition(kind, device, reduction, kept):
+    assert_close(*both(kind, device, reduction=reduction, kept=kept))
+
+
+@every
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_labels_and_queries_that_are_left_out(kind, device, kept):
+    labels = torch.tensor([3, 3, 0, -100, 3, 12, 1, -100, 0, 5], device=device)
+    for reduction in ("mean", "none"):
+        assert_close(*both(kind, device, labels=labels, reduction=reduction, kept=kept))
+
+
+@every
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_hard_negatives(kind, device, kept):
+    assert_close(*both(kind, device, H=True, kept=kept))
+    masks = (None, None, torch.rand(10, 3, 4, device=device) < 0.6)
+    assert_close(*both(kind, device, H=True, kept=kept, masks=masks, labels=torch.arange(10, device=device)))
+    assert_close(*both(kind, device, H=True, kept=kept, normalize=True))
+
+
+@every
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_masks_and_empty_documents(kind, device, normalize, kept):
+    q_mask, d_mask = torch.rand(10, 5, device=device) < 0.7, torch.rand(13, 7, device=device) < 0.6
+    d_mask[[0, 5]] = False
+    q_mask[3] = False
+    assert_close(*both(kind, device, masks=(q_mask, d_mask, None), normalize=normalize, kept=kept))
+
+
+@every
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 9), (3, 3), (7, 40), (40, 40)])
+def test_sizes(kind, device, sizes):
+    assert_close(*both(kind, device, *sizes))
+
+
+@every
+def test_more_queries_than_documents(kind, device):
+    labels = torch.arange(40, device=device) % 6
+    assert_close(*both(kind, device, 40, 6, labels=labels))
+    assert_close(*both(kind, device, 40, 6, labels=labels, H=True))
+
+
+@every
+@pytest.mark.parametrize("normalize", [False, True])
+def test_packed(kind, device, normalize):
+    (Q, cu_q), (D, cu_d) = (packed(x, 8, torch.float64, device) for x in LENGTHS)
+    hard = [1, 4, 0, 2, 5, 3, 2, 2] * 2
+    H, cu_h = packed(hard, 8, torch.float64, device)
+    leaves, offsets = (Q, D, H), {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d, "cu_seqlens_h": cu_h}
+    (q, q_mask), (d, d_mask), (h, h_mask) = (
+        padded(x, n) for x, n in ((Q, LENGTHS[0]), (D, LENGTHS[1]), (H, hard))
+    )
+    masks = (q_mask, d_mask, h_mask.unflatten(0, (8, 2)))
+    wanted = definition(kind, q, d, T, H=h.unflatten(0, (8, 2)), masks=masks, normalize=normalize)
+    wanted = gradients(wanted, leaves)
+    for kept in (0, 1 << 20):
+        with small_blocks(kept=kept):
+            loss = FUNCTIONS[kind](Q, D, temperature=T, hard_negatives=H, normalize=normalize, **offsets)
+            assert_close(gradients(loss, leaves), wanted)
+
+
+@every
+@pytest.mark.parametrize("normalize", [False, True])
+def test_one_token_a_side(kind, device, normalize):
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 4e-2)):
+        Q, D = batch(20, 23, 1, 1, 32, dtype, device)
+        with small_blocks(6):
+            ours = gradients(FUNCTIONS[kind](Q, D, temperature=T, normalize=normalize), (Q, D))
+        wanted = gradients(definition(kind, Q, D, T, normalize=normalize), (Q, D))
+        assert_close(ours, wanted, tolerance)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dtypes(kind, device, dtype):
+    Q, D = batch(33, 35, 8, 20, 32, dtype, device)
+    wanted = gradients(definition(kind, Q, D, T), (Q, D))
+    tolerance = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    for kept in (0, 1 << 20):
+        with small_blocks(8, kept=kept):
+            ours = gradients(FUNCTIONS[kind](Q, D, temperature=T), (Q, D))
+        assert ours[0].dtype is torch.float32 and ours[1][0].dtype is dtype
+        assert_close(ours, wanted, tolerance)
+
+
+@every
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_gradcheck(kind, device, kept):
+    Q, D = batch(4, 5, 3, 4, 5, device=device)
+    H = torch.randn(4, 2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    numbers = [torch.tensor(x, dtype=torch.float64, device=device) for x in (0.7, -0.5)]
+    names = ["temperature", "bias"][: {"pairwise": 1, "sigmoid": 2, "recall": 0}[kind]]
+    numbers = [x.requires_grad_() for x in numbers[: len(names)]]
+
+    def loss(Q, D, H, *numbers):
+        given = {"temperature": 0.7} | dict(zip(names, numbers, strict=True))
+        return FUNCTIONS[kind](Q, D, hard_negatives=H, **given)
+
+    with small_blocks(2, kept=kept):
+        assert torch.autograd.gradcheck(loss, (Q, D, H, *numbers))
+
+
+@every
+@pytest.mark.parametrize("wanted", ["Q", "D", "H"])
+def test_one_gradient_alone(kind, device, wanted):
+    for Nq in (20, 5):
+        Q, D = batch(Nq, 6, device=device)
+        labels = torch.arange(Nq, device=device) % 6
+        H = torch.randn(Nq, 2, 3, 8, dtype=torch.float64, device=device)
+        leaves = {"Q": Q, "D": D, "H": H}
+        for name, leaf in leaves.items():
+            leaf.requires_grad_(name == wanted)
+        with small_blocks():
+            loss = FUNCTIONS[kind](Q, D, temperature=T, hard_negatives=H, labels=labels)
+            ours = gradients(loss, [leaves[wanted]])
+        expected = definition(kind, Q, D, T, H=H, labels=labels)
+        assert_close(ours, gradients(expected, [leaves[wanted]]))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_same_bits_on_every_run(kind, device, dtype):
+    Q, D = batch(40, 40, 8, 20, 32, dtype, device)
+    with torch.no_grad():  # one token of a document wins nearly always
+        D[:, 0] *= 4
+    with small_blocks(8):
+        runs = [gradients(FUNCTIONS[kind](Q, D, temperature=T), (Q, D)) for _ in range(3)]
+    for run in runs[1:]:
+        assert torch.equal(run[0], runs[0][0]) and all(map(torch.equal, run[1], runs[0][1]))
+
+
+@every
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_nan_makes_its_rows_nan(kind, device, kept):
+    Q, D = batch(9, 9, device=device)
+    with torch.no_grad():
+        Q[4, 1, 2] = float("nan")
+    with small_blocks(kept=kept):
+        loss = FUNCTIONS[kind](Q, D, temperature=T, reduction="none")
+        assert loss.isnan().tolist() == [i == 4 for i in range(9)]
+        labels = torch.arange(9, device=device)
+        labels[4] = -100
+        loss = FUNCTIONS[kind](Q, D, temperature=T, labels=labels)
+    torch.testing.assert_close(loss, definition(kind, Q, D, T, labels=labels))
+    assert loss.isfinite()
+
+
+@every
+def test_double_backward_says_so(kind, device):
+    Q, D = batch(5, 5, device=device)
+    for kept in (0, 1 << 20):
+        with small_blocks(kept=kept):
+            loss = FUNCTIONS[kind](Q, D, temperature=T)
+            (grad,) = torch.autograd.grad(loss, Q, create_graph=True)
+            with pytest.raises(RuntimeError, match="double backward"):
+                grad.sum().backward()
+
+
+@every
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_backward_again_with_a_retained_graph(kind, device, kept):
+    Q, D = batch(7, 7, device=device)
+    H = torch.randn(7, 2, 3, 8, dtype=torch.float64, device=device, requires_grad=True)
+    with small_blocks(kept=kept):
+        loss = FUNCTIONS[kind](Q, D, temperature=T, hard_negatives=H)
+        first = torch.autograd.grad(loss, (Q, D, H), retain_graph=True)
+        second = torch.autograd.grad(loss, (Q, D, H))
+    assert all(map(torch.equal, first, second))
+
+
+@every
+def test_without_gradients(kind, device):
+    Q, D = batch(9, 9, device=device)
+    for kept in (0, 1 << 20):
+        with torch.no_grad(), small_blocks(kept=kept):
+            loss = FUNCTIONS[kind](Q, D, temperature=T)
+        assert not loss.requires_grad
+        torch.testing.assert_close(loss, definition(kind, Q, D, T).detach())
+
+
+@every
+def test_checkpointing_and_autocast(kind, device):
+    from torch.utils.checkpoint import checkpoint
+
+    Q, D = batch(9, 9, dtype=torch.float32, device=device)
+
+    def loss(Q, D):
+        return FUNCTIONS[kind](2 * Q, D, temperature=T)
+
+    with small_blocks():
+        plain = gradients(loss(Q, D), (Q, D))
+        again = gradients(checkpoint(loss, Q, D, use_reentrant=False), (Q, D))
+    assert torch.equal(plain[0], again[0]) and all(map(torch.equal, plain[1], again[1]))
+    for kept in (0, 1 << 20):
+        with torch.autocast(device, dtype=torch.bfloat16), small_blocks(kept=kept):
+            ours = gradients(loss(Q, D), (Q, D))
+        assert ours[1][0].dtype is torch.float32
+        assert_close(ours, plain, 0.1)
+
+
+@every
+def test_compiled_around_a_graph_break(kind, device):
+    Q, D = batch(6, 6, dtype=torch.float32, device=device)
+
+    @torch.compile(backend="eager")
+    def step(Q, D):
+        return FUNCTIONS[kind](Q * 2, D, temperature=T) + 1
+
+    assert_close(gradients(step(Q, D), (Q, D)), gradients(definition(kind, 2 * Q, D, T) + 1, (Q, D)), 1e-5)
+
+
+@every
+def test_inputs_that_are_not_contiguous(kind, device):
+    Q, D = batch(8, 8, device=device)
+    strided = [x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in (Q, D)]
+    with small_blocks():
+        ours = gradients(FUNCTIONS[kind](*strided, temperature=T), strided)
+    assert_close(ours, gradients(definition(kind, Q, D, T), (Q, D)))
+
+
+@every
+def test_no_tensor_of_all_pairs(kind):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            out = op(*args, **(kwargs or {}))
+            largest.extend(
+                x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor)
+            )
+            return out
+
+    Q, D = batch(128, 128, 2, 2, 2, torch.float32)
+    with small_blocks(16), Watch():
+        FUNCTIONS[kind](Q, D, temperature=T).backward()
+    assert max(largest) <= max(Q.numel(), 5 * 128, 16 * 16 * 8)  # the surrogate has five ranks k
+
+
+# ---- what is particular to one ----
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_equal_negatives_the_first_gets_the_gradient(device, kept):
+    Q, D = batch(3, 12, device=device)
+    with torch.no_grad():
+        D[9] = D[5] = D[4] = 3 * Q[0, torch.arange(7) % 5]  # the hardest of query 0
+    H = D[4:5].detach().repeat(3, 1, 1).unsqueeze(1).requires_grad_()
+    with small_blocks(kept=kept):
+        loss = li.pairwise_loss(Q, D, hard_negatives=H, reduction="none")
+        grad, grad_H = torch.autograd.grad(loss[0], (D, H))
+    assert grad.flatten(1).any(1).nonzero().flatten().tolist() == [0, 4] and not grad_H.any()
+
+
+def test_pairwise_without_a_negative(device):
+    Q, D = batch(3, 1, device=device)
+    with small_blocks():
+        loss = li.pairwise_loss(Q, D, labels=torch.zeros(3, dtype=torch.long, device=device))
+        grads = torch.autograd.grad(loss, (Q, D))
+    assert loss.item() == 0 and not any(g.any() for g in grads)
+
+
+def test_pairwise_backward_scores_two_pairs_a_query(device, monkeypatch):
+    Q, D = batch(40, 40, device=device)
+    with small_blocks(8):
+        loss = li.pairwise_loss(Q, D)
+        monkeypatch.setattr(blocks.Kernels, "scores_and_winners", None)
+        torch.autograd.grad(loss, (Q, D))
+
+
+def test_sigmoid_where_pairs_are_far_apart(device):
+    """The loss of confident pairs is small beside their logits, and not lost in the sum."""
+    Q, D = batch(12, 12, 8, 10, 16, torch.float32, device, planted=6.0)
+    for kept in (0, 1 << 20):
+        with small_blocks(4, kept=kept):
+            loss = li.sigmoid_loss(Q, D, temperature=0.2, bias=-133.0, reduction="none")
+        wanted = definition("sigmoid", Q, D, 0.2, bias=-133.0, reduction="none")
+        assert wanted.min() < 1e-3
+        torch.testing.assert_close(loss.double(), wanted, rtol=1e-3, atol=1e-15)
+
+
+def test_recall_counts_ranks_where_sigmoids_are_steps(device):
+    """With small temperatures the surrogate is recall@k itself."""
+    Q, D = batch(30, 30, device=device, planted=0.3)
+    with small_blocks(8):
+        for k in (1, 3, 10):
+            loss = li.recall_loss(Q, D, k=k, temperature=1e-6, rank_temperature=1e-3, reduction="none")
+            S = logits(Q, D, 1.0)
+            ranks = 1 + (S.diagonal().unsqueeze(1) < S).sum(1)
+            kept = ranks != k  # sigmoid(0) is a half
+            assert torch.equal(loss[kept].round() == 0, (ranks < k)[kept])
+    assert_close(*both("recall", device, k=(2, 5), rank_temperature=0.5))
+    assert_close(*both("recall", device, k=range(1, 4)))
+
+
+# ---- modules, signatures, refusals ----
+
+
+@pytest.mark.parametrize("learnable", [True, False])
+def test_modules(device, learnable):
+    Q, D = batch(8, 8, dtype=torch.float32, device=device)
+    q_mask = torch.rand(8, 5, device=device) < 0.8
+    modules = (
+        ("pairwise", li.PairwiseLoss(T, learnable=learnable, normalize=True), {"temperature": T}),
+        ("sigmoid", li.SigmoidLoss(T, -2.0, learnable=learnable, normalize=True),
+         {"temperature": T, "bias": -2.0}),
+        ("recall", li.RecallLoss(temperature=T, k=(1, 3), normalize=True), {"temperature": T, "k": (1, 3)}),
+    )  # fmt: skip
+    for kind, module, options in modules:
+        module = pickle.loads(pickle.dumps(module)).to(device)
+        ours = gradients(module(Q, D, q_mask=q_mask), (Q, D))
+        plain = FUNCTIONS[kind](Q, D, q_mask=q_mask, normalize=True, **options)
+        assert_close(ours, gradients(plain, (Q, D)), 1e-5)
+        names = {"pairwise": ["log_temperature"], "sigmoid": ["log_temperature", "bias"], "recall": []}[kind]
+        assert [name for name, _ in module.named_parameters()] == (names if learnable else [])
+        assert "normalize=True" in repr(module)
+
+
+@pytest.mark.parametrize(("function", "module"), [
+    (li.contrastive_loss, li.ContrastiveLoss),
+    (li.pairwise_loss, li.PairwiseLoss),
+    (li.sigmoid_loss, li.SigmoidLoss),
+    (li.recall_loss, li.RecallLoss),
+])  # fmt: skip
+def test_a_module_and_its_function_have_the_same_options(function, module):
+    from late_interaction._contrastive.module import BatchInputs
+
+    ours = inspect.signature(module).parameters
+    theirs = inspect.signature(function).parameters
+    inputs = set(BatchInputs.__annotations__)
+    assert inputs < set(theirs)
+    assert set(ours) - {"learnable"} == set(theirs) - inputs - {"Q", "D"}
+    for name in set(ours) - {"learnable", "temperature", "bias"}:
+        assert ours[name].default == theirs[name].default and ours[name].kind is theirs[name].kind
+
+
+def refusals():
+    Q, D = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
+    for kind in FUNCTIONS:
+        yield kind, TypeError, "Q must be a torch.Tensor", (None, D), {}
+        yield kind, ValueError, "Q must be .B, L, d.", (Q[0], D), {}
+        yield kind, ValueError, "labels must say", (Q, D[:3]), {}
+        yield kind, ValueError, "temperature must be above 0", (Q, D), {"temperature": -1.0}
+        yield kind, ValueError, "reduction must be one of", (Q, D), {"reduction": "median"}
+        yield kind, ValueError, "D must hold at least one document", (Q[:0], D[:0]), {}
+    yield "sigmoid", TypeError, "bias must be a float", (Q, D), {"bias": "none"}
+    yield "sigmoid", ValueError, "bias must be finite", (Q, D), {"bias": float("inf")}
+    yield "sigmoid", ValueError, "bias must be a float or one", (Q, D), {"bias": torch.ones(2)}
+    yield "recall", TypeError, "k must be an int", (Q, D), {"k": 1.5}
+    yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": (1, 0)}
+    yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": ()}
+    yield "recall", ValueError, "k must be at least 1", (Q, D), {"k": True}
+    yield "recall", ValueError, "rank_temperature must be above 0", (Q, D), {"rank_temperature": 0}
+    learned = torch.tensor(0.5, requires_grad=True)
+    yield "recall", ValueError, "temperature must not require", (Q, D), {"temperature": learned}
+
+
+@pytest.mark.parametrize(("kind", "error", "message", "tokens", "options"), list(refusals()))
+def test_refusals(kind, error, message, tokens, options):
+    with pytest.raises(error, match=message):
+        FUNCTIONS[kind](*tokens, **{"temperature": T, **options})
+
+
+@every
+def test_no_queries(kind, device):
+    Q, D = batch(0, 4, device=device)
+    for kept in (0, 1 << 20):
+        with small_blocks(kept=kept):
+            loss = FUNCTIONS[kind](Q, D, temperature=T, reduction="sum")
+            (grad,) = torch.autograd.grad(loss, D)
+            assert loss.item() == 0 and not grad.any()
+            assert FUNCTIONS[kind](Q, D, temperature=T).isnan()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["sigmoid", "recall"])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_the_host_waits_for_nothing(kind, labelled):
+    Q, D = batch(64, 64, 8, 20, 32, torch.bfloat16, "cuda")
+    labels = torch.randperm(64, device="cuda") if labelled else None
+
+    def step():
+        torch.autograd.grad(FUNCTIONS[kind](Q, D, temperature=T, labels=labels), (Q, D))
+
+    with small_blocks(16):
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@every
+def test_memory_on_a_gpu(kind):
+    """Beside inputs and gradients, 128 MiB and a float32 copy of the smaller gradient."""
+    Q, D = batch(4096, 4096, 32, 64, 128, torch.bfloat16, "cuda", planted=2.0)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    grads = torch.autograd.grad(FUNCTIONS[kind](Q, D, temperature=0.05), (Q, D))
+    beside = torch.cuda.max_memory_allocated() - before - sum(g.numel() * g.itemsize for g in grads)
+    assert beside <= (128 << 20) + 4 * min(Q.numel(), D.numel())
+
+
+law = settings(
+    deadline=None,
+    max_examples=20,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@law
+@given(
+    st.sampled_from(list(FUNCTIONS)), st.integers(1, 12), st.integers(1, 12), st.integers(0, 4),
+    st.integers(0, 5), st.integers(1, 6), st.integers(1, 5), st.booleans(), st.integers(0, 2**31),
+)  # fmt: skip
+def test_every_shape(device, kind, Nq, Nd, Lq, Ld, d, side, masked, seed):
+    torch.manual_seed(seed)
+    Q, D = batch(Nq, Nd, Lq, Ld, d, device=device)
+    labels = torch.randint(0, Nd, (Nq,)).to(device)
+    masks = (None, None, None)
+    if masked:
+        masks = (torch.rand(Nq, Lq, device=device) < 0.7, torch.rand(Nd, Ld, device=device) < 0.7, None)
+    with small_blocks(side):
+        loss = FUNCTIONS[kind](Q, D, temperature=T, q_mask=masks[0], d_mask=masks[1], labels=labels)
+        ours = gradients(loss, (Q, D))
+    if kind == "pairwise" and Nd > 1:  # rounding decides between negatives that are equal
+        S = logits(Q, D, T, None, masks).scatter(1, labels.unsqueeze(1), -torch.inf)
+        top = S.topk(2, 1).values
+        if bool(((top[:, 0] - top[:, 1]) < 1e-9).any()):
+            return
+    assert_close(ours, gradients(definition(kind, Q, D, T, labels=labels, masks=masks), (Q, D)))
