@@ -197,7 +197,7 @@ actionlint: | $(VENV)/.dev-requirements
 	else echo "skipped: actionlint is not installed: workflows are not checked"; fi
 
 includes: | $(VENV)/.dev-requirements
-	$(PY) -m pytest --quiet tests/build/test_includes.py
+	$(PY) -m pytest --quiet --noconftest tests/build/test_includes.py
 
 types: | $(VENV)/.dev-requirements
 	$(PY) -m mypy

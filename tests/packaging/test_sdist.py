@@ -21,8 +21,8 @@ REPOSITORY = "https://example.org/someone/late_interaction"
 
 
 def run(*command, cwd, **environment):
-    # Nothing here asks for CUDA, and nvcc need not be looked at.
-    environment |= {"LATE_INTERACTION_WITH_CUDA": "0"}
+    # Nothing here asks for CUDA, and nvcc need not be looked at. No other run reads their bytecode.
+    environment |= {"LATE_INTERACTION_WITH_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env=os.environ | environment, capture_output=True, text=True
     )
