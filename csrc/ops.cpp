@@ -25,6 +25,7 @@
 #include "plan/plaid.h"
 #include "plan/plan.h"
 #include "plan/short_docs_backward.h"
+#include "plan/tiled_grad_d.h"
 
 LATE_INTERACTION_LIBRARY(m) {
   // Scores alone. Differentiable: its backward finds the winners again instead of storing them.
@@ -436,9 +437,12 @@ std::string explain_plan(bool per_query, int64_t Nq, int64_t N, int64_t Lq, int6
   const BackwardPlan plan = plan_backward(own, type, vectors, normalize, method, device);
   if (plan.method == Backward::unified) return explain(own, plan);
   if (shorts.serve_any()) return explain(own, plan) + explain(shorts);
-  const auto tiled = normalize ? std::nullopt : plan_tiled_grad_q(own, type, d % 8 == 0, device);
-  const BackwardReads reads = tiled ? BackwardReads::queries : BackwardReads::both_sides;
-  return explain(own, plan) + explain(tiled) + explain(own, backward_part(own, type, device, reads, false));
+  const auto grad_q = normalize ? std::nullopt : plan_tiled_grad_q(own, type, d % 8 == 0, device);
+  const auto grad_d = normalize ? std::nullopt : plan_tiled_grad_d(own, type, d % 8 == 0, device);
+  const std::string kernels = explain(own, plan) + explain(grad_q) + explain(grad_d);
+  if (grad_q && grad_d) return kernels;
+  const BackwardReads reads = grad_q ? BackwardReads::queries : BackwardReads::both_sides;
+  return kernels + explain(own, backward_part(own, type, device, reads, false));
 }
 
 std::string explain_packed_plan(int64_t Nq, int64_t N, int64_t Lq, int64_t Ld, int64_t d, std::string dtype,

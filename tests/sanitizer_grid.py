@@ -109,6 +109,24 @@ def run_streams(name, plan, N, Lq, Ld, d):
     ops.forced_plan("")
 
 
+# grad_D of documents that many queries share, with query rows from shared memory, of as many as the planner
+# gives to it on 132 multiprocessors: (Nq, Nd, Lq, Ld, d).
+TILED_GRAD_D = {
+    "grad_D by query rows": (513, 187, 32, 100, 64),
+    "grad_D by query rows, long queries": (127, 188, 130, 180, 128),
+}
+
+
+def run_tiled_grad_d(name, Nq, Nd, Lq, Ld, d):
+    for dtype in (BF16, FP16):
+        Q, D = (torch.randn(*size, d, device="cuda").to(dtype) for size in ((Nq, Lq), (Nd, Ld)))
+        winners = torch.randint(-1, Ld, (Nq, Nd, Lq), device="cuda").to(torch.int16)
+        grad = torch.randn(Nq, Nd, device="cuda")
+        _, grad_D = ops.maxsim_backward(grad, Q, D, winners, False, "lowmem", False, True)
+        if not bool(grad_D.isfinite().all()):
+            raise SystemExit(f"{name}: a gradient is not finite")
+
+
 # (lengths of queries, lengths of documents, d, dtype, precision).
 PACKED = {
     "packed, documents on the M side": ([32, 0, 9], [150, 0, 1, 64, 70] * 40, 128, BF16, "highest"),
@@ -544,6 +562,7 @@ if __name__ == "__main__":
         *((run_halves, name, arguments) for name, arguments in HALVES.items()),
         *((run_short_docs, name, arguments) for name, arguments in SHORT_DOCS.items()),
         *((run_streams, name, arguments) for name, arguments in STREAMS.items()),
+        *((run_tiled_grad_d, name, arguments) for name, arguments in TILED_GRAD_D.items()),
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),

@@ -12,6 +12,7 @@
 #include "../runtime/stream.h"
 #include "launch.h"
 #include "short_docs/run.h"
+#include "tiled_grad_d/launch.h"
 
 namespace late_interaction {
 
@@ -279,6 +280,33 @@ bool tiled_grad_q(const GradientCall& call) {
   return true;
 }
 
+// grad_D with rows of Q from shared memory, where that is faster. Returns whether it was.
+bool tiled_grad_d(const GradientCall& call) {
+  if (!call.need_grad_D() || call.normalize || has_weights(call.in) || call.method == Backward::unified ||
+      call.to.unit_inverse) {
+    return false;
+  }
+  const TokenView& Q = call.in.Q;
+  const Sizes& s = call.s;
+  const bool contiguous = Q.token_stride == s.d && Q.item_stride == s.Lq * s.d && is_aligned(Q.data, 16) &&
+                          readable_in_vectors(Q, s.d, element_bytes(call.in.dtype), 16) &&
+                          !wide_winners(s.Ld);
+  const auto plan = plan_tiled_grad_d(s, call.in.dtype, contiguous, call.device);
+  if (!plan) return false;
+  BackwardArgs args = backward_args(call);
+  args.grad_D = call.to.grad_D.data_ptr();
+  if (call.to.d_sums) {
+    args.grad_D_sums = call.to.d_sums->data_ptr();
+    args.adds_to_d_sums = !call.to.d_first;
+  }
+  const cudaError_t launched = call.in.dtype == Dtype::bf16
+                                   ? TiledGradDLauncher<__nv_bfloat16>::grad_d(args, *plan, call.stream)
+                                   : TiledGradDLauncher<__half>::grad_d(args, *plan, call.stream);
+  check(launched, "grad_D");
+  if (call.to.d_sums && call.to.d_last) finish_documents(call, args, *call.to.d_sums);
+  return true;
+}
+
 Inputs part_of(const Inputs& in, int64_t query, int64_t queries, int64_t document, int64_t documents) {
   Inputs part = in;
   const int64_t element = element_bytes(in.dtype);
@@ -375,6 +403,11 @@ void backward_into(const Inputs& in, const Tensor& grad_scores, const Tensor& wi
     if (rest.grad_Q.numel() == 0) return;
   }
   const GradientCall call{in, s, grad_scores, winners, normalize, method, rest, device, stream};
+  if ((rest.grad_Q.numel() == 0 || !overwrites_D) && tiled_grad_d(call)) {
+    rest.grad_D = new_tensor(grad_scores, {0}, to.grad_D.scalar_type());
+    rest.d_sums = std::nullopt;
+    if (rest.grad_Q.numel() == 0) return;
+  }
   const BackwardReads reads = rest.grad_Q.numel() > 0 ? BackwardReads::both_sides : BackwardReads::queries;
   const BatchPart part = backward_part(s, in.dtype, device, reads, to.q_sums || to.d_sums);
   const bool whole = part.queries >= s.Nq && part.documents >= s.N;

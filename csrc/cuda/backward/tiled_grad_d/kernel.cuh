@@ -1,0 +1,159 @@
+// grad_D of documents that many queries share, with the rows of Q from shared memory (sm_90).
+//
+//   grad_D[j, t] = sum over (i, s) with winner[i, j, s] == t of grad[i, j] * Q[i, s]
+//
+// Every row of Q has one winner in each document. So a block reads all rows, in their order, once for its
+// documents, where the gather (grad_d_segmented.cuh) reads a row for each winner. Sums stay in registers.
+//
+// Who owns what
+//   block      two documents, and all rows of Q
+//   ring       stages of kGradDRows rows, and of each the list of a document's winners in the order of tokens
+//   producers  a warpgroup: warps that write lists (lists.cuh); one of a stage starts the copy of its rows
+//   consumers  warps that have every so-many-th token of a document, since tokens that win often may be
+//              neighbours; a lane has four dims of each. A consumer walks its part of a list token by token,
+//              so that the code names the registers of a token's sums
+//
+// Every sum is over rows of Q in their order: the same bits in every run.
+#pragma once
+
+#include "../../ptx/pdl.cuh"
+#include "../../ptx/wgmma.cuh"
+#include "../short_docs/incidence_words.cuh"
+#include "lists.cuh"
+
+namespace late_interaction {
+
+inline constexpr int kGradDConsumerThreads = 32 * kGradDDocs * kGradDConsumers;
+inline constexpr int kGradDThreads = kGradDConsumerThreads + 32 * kGradDDocs * kGradDProducers;
+inline constexpr int kGradDConsumerRegisters = 144, kGradDProducerRegisters = 80;
+
+template <class T>
+struct TokenSums {
+  float x[kGradDTokens][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int c = 0; c < kGradDTokens; ++c) x[c][0] = x[c][1] = x[c][2] = x[c][3] = 0.0f;
+  }
+
+  // To the tokens from `own` on, `step` behind each other, of document j.
+  __device__ __forceinline__ void write(const BackwardArgs& p, int64_t j, int own, int step) const {
+    using Words = IncidenceWords<T>;
+    const int dim = threadIdx.x % 32 * 4;
+    if (dim >= p.d || j >= p.N) return;
+    int64_t at = (j * p.Ld + own) * p.d + dim;
+#pragma unroll
+    for (int c = 0; c < kGradDTokens; ++c, at += int64_t{step} * p.d) {
+      if (own + c * step >= p.Ld) return;
+      if (p.grad_D_sums != nullptr) {
+        auto* to = reinterpret_cast<float4*>(static_cast<float*>(p.grad_D_sums) + at);
+        const float4 before = p.adds_to_d_sums ? *to : float4{};
+        *to = {before.x + x[c][0], before.y + x[c][1], before.z + x[c][2], before.w + x[c][3]};
+      } else {
+        ptx::st_global_vec(static_cast<T*>(p.grad_D) + at,
+                           uint2{Words::pack(x[c][0], x[c][1]), Words::pack(x[c][2], x[c][3])});
+      }
+    }
+  }
+};
+
+// Where a consumer is in a list: `at` and all ends are the same in every lane, which the compiler learns from
+// a shuffle. The current entry's row is loaded, and the next entry.
+template <class T>
+struct ListWalk {
+  uint32_t at, reader;  // the same address; loads from `reader` stay in ordinary registers
+  const uint32_t column;
+  uint2 row, next;
+  float grad;
+
+  __device__ __forceinline__ ListWalk(uint32_t begin, uint32_t column)
+      : at(__shfl_sync(kFullWarp, begin, 0)), reader(begin), column(column) {
+    const uint2 entry = ptx::ld_shared_v2_b32(reader);
+    next = ptx::ld_shared_v2_b32(reader + sizeof(ListedRow));
+    row = ptx::ld_shared_v2_b32(entry.x + column);
+    grad = __uint_as_float(entry.y);
+  }
+
+  // Adds the entries up to `end`, which are of one token.
+  __device__ __forceinline__ void add_until(uint32_t end, float (&sum)[4]) {
+#pragma unroll 1
+    while (at < end) {
+      const float2 low = IncidenceWords<T>::unpack(row.x), high = IncidenceWords<T>::unpack(row.y);
+      const float scale = grad;
+      row = ptx::ld_shared_v2_b32(next.x + column);
+      grad = __uint_as_float(next.y);
+      next = ptx::ld_shared_v2_b32(reader + 2 * sizeof(ListedRow));
+      at += sizeof(ListedRow);
+      reader += sizeof(ListedRow);
+      sum[0] = fmaf(scale, low.x, sum[0]);
+      sum[1] = fmaf(scale, low.y, sum[1]);
+      sum[2] = fmaf(scale, high.x, sum[2]);
+      sum[3] = fmaf(scale, high.y, sum[3]);
+    }
+  }
+
+  // Adds the entries of all tokens. ends: the address of their ends, eight to 16 bytes.
+  __device__ __forceinline__ void add_all(uint32_t ends, TokenSums<T>& sums) {
+#pragma unroll
+    for (int first = 0; first < kGradDTokens; first += 8) {
+      const uint4 loaded = ptx::ld_shared_v4_b32(ends + 2 * first);
+      const uint32_t pairs[4] = {__shfl_sync(kFullWarp, loaded.x, 0), __shfl_sync(kFullWarp, loaded.y, 0),
+                                 __shfl_sync(kFullWarp, loaded.z, 0), __shfl_sync(kFullWarp, loaded.w, 0)};
+#pragma unroll
+      for (int c = 0; c < 8 && first + c < kGradDTokens; ++c) {
+        const uint32_t pair = pairs[c / 2];
+        add_until(c % 2 == 0 ? pair & 0xFFFF : pair >> 16, sums.x[first + c]);
+      }
+    }
+  }
+};
+
+template <class T>
+__device__ __forceinline__ void sum_listed_rows(const BackwardArgs& p, const GradDShared& shared,
+                                                const GradDRing& ring, int64_t first_j) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int document = warp / kGradDConsumers, own = warp % kGradDConsumers;
+  const uint32_t column = 4 * lane < p.d ? 8 * lane : 0, stages = ring.stages();
+  TokenSums<T> sums;
+  sums.clear();
+  PipelineState now;
+#pragma unroll 1
+  for (uint32_t n = 0; n < stages; ++n) {
+    ptx::mbarrier_wait_parity(ring.full + 8 * now.stage, now.parity);
+    const uint16_t* ends = shared.ends[now.stage][document] + kGradDConsumerKeys * own;
+    const uint32_t begin = own > 0 ? ends[-1] : ptx::smem_address(shared.list[now.stage][document]);
+    ListWalk<T>(begin, column).add_all(ptx::smem_address(ends), sums);
+    ptx::mbarrier_arrive(ring.empty + 8 * now.stage);
+    now.advance(kGradDStages);
+  }
+  sums.write(p, first_j + document, own, kGradDConsumers);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kGradDThreads, 1) grad_d_tiled(const __grid_constant__ BackwardArgs p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(128) uint8_t memory[];
+  auto& shared = *reinterpret_cast<GradDShared*>(memory);
+  const GradDRing ring(p, shared);
+  const int64_t first_j = int64_t{blockIdx.x} * kGradDDocs;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kGradDStages; ++s) {
+      ptx::mbarrier_init(ring.full + 8 * s, 1 + 32 * kGradDDocs);
+      ptx::mbarrier_init(ring.empty + 8 * s, kGradDConsumerThreads);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::pdl_wait_and_launch_dependents();
+  if (threadIdx.x >= kGradDConsumerThreads) {
+    ptx::setmaxnreg_dec<kGradDProducerRegisters>();
+    const int producer = (threadIdx.x - kGradDConsumerThreads) / 32;
+    ListProducer(p, shared, ring, producer, first_j).run();
+  } else {
+    ptx::setmaxnreg_inc<kGradDConsumerRegisters>();
+    sum_listed_rows<T>(p, shared, ring, first_j);
+  }
+#endif
+}
+
+}  // namespace late_interaction

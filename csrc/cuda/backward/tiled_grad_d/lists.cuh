@@ -1,0 +1,190 @@
+// The lists of grad_d_tiled: the winners of a document, stage by stage of query rows, in the order of tokens.
+//
+// A list is a stable counting sort of a stage's rows, by one producer warp. Its keys are the document's
+// tokens in the order of the consumers that own them (kGradDConsumerKeys).
+//   count    32 rows at a time: lanes with the same token count as one, and each learns its place among them
+//   places   sums over the keys before: where each token's entries begin, and, for consumers, end
+//   entries  every lane writes its rows to their places
+#pragma once
+
+#include "../../../plan/tiled_grad_d.h"
+#include "../../primitives/argmax.cuh"
+#include "../../primitives/pipeline_state.cuh"
+#include "../../ptx/bulk_copy.cuh"
+#include "../../ptx/ld_st.cuh"
+#include "../../ptx/mbarrier.cuh"
+#include "../args.h"
+
+namespace late_interaction {
+
+// A query row that a token has won: where it is in shared memory, and the gradient of the score.
+struct alignas(8) ListedRow {
+  uint32_t address;
+  float grad;
+};
+
+// Lists come first, so that their addresses fit 16 bits.
+struct alignas(128) GradDShared {
+  ListedRow list[kGradDStages][kGradDDocs][kGradDRows + kGradDReadAhead];
+  uint16_t ends[kGradDStages][kGradDDocs][kGradDKeys];  // the address behind each token's last entry
+  uint32_t counts[kGradDDocs * kGradDProducers][kGradDKeys];
+  uint64_t full[kGradDStages], empty[kGradDStages];
+};
+
+// Addresses of the ring of query rows, which lies behind GradDShared, and of its mbarriers.
+struct GradDRing {
+  uint32_t rows, row_bytes, begin, full, empty;
+
+  __device__ __forceinline__ GradDRing(const BackwardArgs& p, const GradDShared& shared)
+      : rows(static_cast<uint32_t>(p.Nq * p.Lq)),
+        row_bytes(2 * p.d),
+        begin(ptx::smem_address(&shared) + sizeof(GradDShared)),
+        full(ptx::smem_address(shared.full)),
+        empty(ptx::smem_address(shared.empty)) {}
+
+  __device__ __forceinline__ uint32_t stages() const { return (rows + kGradDRows - 1) / kGradDRows; }
+  __device__ __forceinline__ uint32_t stage(int index) const {
+    return begin + index * kGradDRows * row_bytes;
+  }
+
+  // Starts to bring the rows of stage n of the batch to a stage of the ring.
+  __device__ __forceinline__ void copy(const void* Q, uint32_t n, int index) const {
+    const uint32_t first = n * kGradDRows, bytes = min(rows - first, uint32_t{kGradDRows}) * row_bytes;
+    ptx::mbarrier_arrive_expect_tx(full + 8 * index, bytes);
+    ptx::bulk_load(stage(index), static_cast<const uint8_t*>(Q) + int64_t{first} * row_bytes, bytes,
+                   full + 8 * index);
+  }
+};
+
+// A producer warp: it has a document, and every so-many-th stage.
+struct ListProducer {
+  // One that waits for a stage knows that the fill before the last one has been read, by what it waited for
+  // before: an mbarrier's parity tells no more than two phases apart.
+  static_assert(kGradDProducers <= kGradDStages);
+  static constexpr int kBatches = kGradDRows / 32;
+  static constexpr uint32_t kNone = 0xFFFF;  // the row has no winner
+
+  const BackwardArgs& p;
+  GradDShared& shared;
+  const GradDRing& ring;
+  const int document, turn;
+  uint32_t* counts;
+  const uint16_t* winners;  // of the first query
+  const float* grads;
+  const uint32_t row_end;
+
+  __device__ __forceinline__ ListProducer(const BackwardArgs& p, GradDShared& shared, const GradDRing& ring,
+                                          int producer, int64_t first_j)
+      : p(p),
+        shared(shared),
+        ring(ring),
+        document(producer % kGradDDocs),
+        turn(producer / kGradDDocs),
+        counts(shared.counts[producer]),
+        winners(static_cast<const uint16_t*>(p.winners) + (first_j + document) * p.Lq),
+        grads(static_cast<const float*>(p.grad) + (first_j + document) * p.grad_item_stride),
+        row_end(first_j + document < p.N ? ring.rows : 0) {}
+
+  __device__ __forceinline__ static uint32_t row(uint32_t n, int batch) {
+    return n * kGradDRows + 32 * batch + threadIdx.x % 32;
+  }
+
+  __device__ __forceinline__ void load_winners(uint32_t n, uint32_t (&winner)[kBatches]) const {
+#pragma unroll
+    for (int b = 0; b < kBatches; ++b) {
+      winner[b] = kNone;
+      if (row(n, b) >= row_end) continue;
+      const uint32_t i = p.by_Lq.quotient(row(n, b)), s = row(n, b) - i * p.Lq;
+      winner[b] = winners[i * (p.winners_stride * p.Lq) + s];
+    }
+  }
+
+  __device__ __forceinline__ void load_grads(uint32_t n, float (&grad)[kBatches]) const {
+#pragma unroll
+    for (int b = 0; b < kBatches; ++b) {
+      grad[b] = row(n, b) < row_end ? grads[p.by_Lq.quotient(row(n, b)) * p.grad_query_stride] : 0.0f;
+    }
+  }
+
+  // A winner becomes the key of its token and, in the upper half, its place among those of the token; a row
+  // without one becomes kNone.
+  __device__ __forceinline__ void count(uint32_t (&winner)[kBatches]) const {
+    const uint32_t lane = threadIdx.x % 32, lower = (1u << lane) - 1;
+#pragma unroll
+    for (int k = 0; k < kGradDConsumers; ++k) counts[32 * k + lane] = 0;
+    __syncwarp();
+#pragma unroll
+    for (int b = 0; b < kBatches; ++b) {
+      const uint32_t t = winner[b], own = t / kGradDConsumers;
+      const bool won = t < static_cast<uint32_t>(p.Ld);
+      const uint32_t key = won ? (t - own * kGradDConsumers) * kGradDConsumerKeys + own : kNone;
+      const unsigned same = __match_any_sync(kFullWarp, key);
+      const uint32_t before = won ? counts[key] : 0;
+      __syncwarp();
+      if (won && (same & lower) == 0) counts[key] = before + __popc(same);
+      __syncwarp();
+      winner[b] = won ? key | (before + __popc(same & lower)) << 16 : kNone;
+    }
+  }
+
+  // Turns counts into the places where tokens' entries begin, and writes the stage's ends. Returns how many
+  // entries there are.
+  __device__ __forceinline__ uint32_t find_places(int stage) const {
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t* own = counts + kGradDConsumers * lane;
+    uint16_t* ends = shared.ends[stage][document] + kGradDConsumers * lane;
+    uint32_t found[kGradDConsumers], sum = 0;
+#pragma unroll
+    for (int k = 0; k < kGradDConsumers; ++k) sum += found[k] = own[k];
+    uint32_t end = sum;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(kFullWarp, end, offset);
+      if (lane >= offset) end += other;
+    }
+    uint32_t place = end - sum;
+    const uint32_t list = ptx::smem_address(shared.list[stage][document]);
+#pragma unroll
+    for (int k = 0; k < kGradDConsumers; ++k) {
+      own[k] = place;
+      place += found[k];
+      ends[k] = static_cast<uint16_t>(list + place * sizeof(ListedRow));
+    }
+    __syncwarp();
+    return __shfl_sync(kFullWarp, end, 31);
+  }
+
+  __device__ __forceinline__ void run() const {
+    const uint32_t lane = threadIdx.x % 32, stages = ring.stages();
+    uint32_t next[kBatches];
+    load_winners(turn, next);
+    PipelineState at;
+    for (int k = 0; k < turn; ++k) at.advance(kGradDStages);
+    for (uint32_t n = turn; n < stages; n += kGradDProducers) {
+      uint32_t now[kBatches];
+      float grad[kBatches];
+#pragma unroll
+      for (int b = 0; b < kBatches; ++b) now[b] = next[b];
+      load_winners(n + kGradDProducers, next);
+      count(now);
+      load_grads(n, grad);
+      ptx::mbarrier_wait_parity(ring.empty + 8 * at.stage, at.parity ^ 1);
+      if (document == 0 && lane == 0) ring.copy(p.Q.data, n, at.stage);
+      __syncwarp();
+      const uint32_t entries = find_places(at.stage), rows = ring.stage(at.stage);
+      ListedRow* list = shared.list[at.stage][document];
+#pragma unroll
+      for (int b = 0; b < kBatches; ++b) {
+        if (now[b] == kNone) continue;
+        list[counts[now[b] & 0xFFFF] + (now[b] >> 16)] = {rows + (32 * b + lane) * ring.row_bytes, grad[b]};
+      }
+      if (lane < kGradDReadAhead) list[entries + lane] = {rows, 0.0f};
+      __syncwarp();
+      ptx::mbarrier_arrive(ring.full + 8 * at.stage);
+#pragma unroll
+      for (int k = 0; k < kGradDProducers; ++k) at.advance(kGradDStages);
+    }
+  }
+};
+
+}  // namespace late_interaction

@@ -1,0 +1,35 @@
+#include "tiled_grad_d.h"
+
+#include <cstdlib>
+
+#include "../common/arithmetic.h"
+
+namespace late_interaction {
+
+std::optional<TiledGradDPlan> plan_tiled_grad_d(const Sizes& s, Dtype dtype, bool aligned,
+                                                const Device& device) {
+  // Measured on an H100, both gradients together, with even winners and with a few tokens that win most: from
+  // 512 queries of 32 tokens on it is the faster way, and with 256 it is not always.
+  constexpr int64_t kFewestRows = 16384, kMostRows = int64_t{1} << 30;
+  constexpr double kLeastFull = 0.7;  // what part of the multiprocessors must have work
+  const int64_t rows = s.Nq * s.Lq;
+  const bool served = s.layout == Layout::in_batch && aligned && device.capability >= 90 &&
+                      (dtype == Dtype::bf16 || dtype == Dtype::fp16) && s.d % 8 == 0 && s.d <= 128 &&
+                      s.Ld <= kGradDConsumers * kGradDTokens && rows >= kFewestRows && rows <= kMostRows;
+  if (!served) return std::nullopt;
+  TiledGradDPlan plan;
+  plan.grid = ceil_div(s.N, int64_t{kGradDDocs});
+  plan.smem_bytes = static_cast<int>(kGradDListBytes + 2 * s.d * kGradDRows * kGradDStages);
+  const int64_t waves = ceil_div(plan.grid, int64_t{device.sm_count});
+  const double full = static_cast<double>(plan.grid) / static_cast<double>(waves * device.sm_count);
+  if (full < kLeastFull || plan.smem_bytes > device.smem_per_block) return std::nullopt;
+  return plan;
+}
+
+std::string explain(const std::optional<TiledGradDPlan>& plan) {
+  if (!plan) return "";
+  return "tiled      grad_D by " + std::to_string(plan->grid) + " blocks instead, " +
+         std::to_string(kGradDDocs) + " documents each: query rows pass through shared memory\n";
+}
+
+}  // namespace late_interaction
