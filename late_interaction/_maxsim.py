@@ -1,8 +1,7 @@
 """MaxSim with gradients: :func:`maxsim`, :func:`maxsim_pairs` and :func:`maxsim_with_winners`.
 
-A call takes the fast path unless something intercepts it (:func:`_intercepted`): then, and if the operator
-refuses the inputs, every argument is checked before the operator is called.
-"""
+A call takes the fast path unless something intercepts it: then, and if the operator refuses the inputs, all
+arguments are checked first."""
 
 from typing import Any
 

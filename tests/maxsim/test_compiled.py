@@ -59,6 +59,8 @@ def losses():
 
 
 LOSSES = losses()
+# What a graph calls of maxsim: in the forward and in the backward.
+WAYS = "_winners_no_autograd", "_backward_no_autograd"
 
 
 def batch(shape, device="cpu", dtype=torch.float32, seed=0):
@@ -97,7 +99,7 @@ def test_the_graphs_are_those_of_the_loss_and_one_operator(name):
     scores = of_tokens(*args).new_zeros(shape[:-1] if name == "KD" else (4,) if "pairs" in name else (4, 4))
     theirs = graphs_of(of_scores, (scores.requires_grad_(), args[2]))
     ours = graphs_of(of_tokens, args)
-    ways = ("", "_backward_recompute") if name == "recompute" else ("_winners", "_backward")
+    ways = ("_no_autograd", "_backward_recompute") if name == "recompute" else WAYS
     for mine, other, way in zip(ours, theirs, ways, strict=True):
         operator = f"late_interaction.maxsim{way}.default"
         assert nodes(mine) == nodes(other) + Counter([operator])
@@ -216,7 +218,7 @@ def test_inductor_adds_one_call_each_way(device):
         theirs = codes(of_scores, torch.zeros(4, 4, device=device, requires_grad=True), args[2])
         ours = codes(of_tokens, *args)
     assert 0 < launches(ours) <= launches(theirs)
-    for mine, way in zip(ours, ("_winners", "_backward"), strict=True):
+    for mine, way in zip(ours, WAYS, strict=True):
         assert re.findall(r"= torch\.ops\.([\w.]+)\(", mine) == [f"late_interaction.maxsim{way}.default"]
 
 

@@ -81,7 +81,7 @@ def test_operators_without_autograd(layout, device):
 
 
 def test_a_compiled_graph_calls_no_kernel_in_python(monkeypatch, device):
-    """Of the Autograd key, in a forward and in a backward."""
+    """No kernel of the Autograd key runs in Python, neither in the forward nor in the backward."""
     Q, D, _, _ = arguments(device, masks=False)
     wanted = torch.autograd.grad(li.maxsim(Q, D).square().sum(), (Q, D))
     loss = torch.compile(lambda Q, D: li.maxsim(Q, D).square().sum(), backend="aot_eager", fullgraph=True)

@@ -58,7 +58,7 @@ def test_two_threads_on_two_streams():
 
 @pytest.mark.gpu
 def test_threads_whose_kernels_want_more_and_less_shared_memory():
-    """Of one kernel: what one thread lets it have must not take from another what that one needs."""
+    """Threads launch one kernel: what one allows it must not take from another what that one needs."""
     problems = [problem(seed, "cuda") for seed in (0, 400, 30, 900)]
     for Q, _ in problems:
         assert Q.shape == problems[0][0].shape

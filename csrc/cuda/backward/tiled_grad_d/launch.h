@@ -9,7 +9,7 @@
 
 namespace late_interaction {
 
-// Of one 2-byte element type: defined in launch.cuh, instantiated in instances/.
+// For one 2-byte element type: launch.cuh defines it, instances/ instantiates it.
 template <class T>
 struct TiledGradDLauncher {
   static cudaError_t grad_d(const BackwardArgs& args, const TiledGradDPlan& plan, cudaStream_t stream);
