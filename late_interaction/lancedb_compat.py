@@ -115,7 +115,7 @@ def _reranker_class() -> Any:
                     f" {', '.join(results.column_names)}: name it in select()"
                 )
             if not len(results):
-                return torch.empty(0), torch.empty(0)
+                return torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
             Q = _embeddings(self._query, query, self._device)
             corpus = Corpus.from_arrow(results[self._column], d=Q.shape[1])
             return corpus.search(Q, len(results), normalize=self._normalize)

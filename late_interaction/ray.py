@@ -105,7 +105,9 @@ def retrieve(
         for block, (scores, indices) in pool.search(blocks):
             part = _best(Q, k, largest, block.offset)
             found = {"scores": scores, "indices": indices + block.offset}
-            tensors = {name: torch.tensor(x).reshape(-1, x.shape[-1]) for name, x in found.items()}
+            tensors = {
+                name: torch.tensor(x, device="cpu").reshape(-1, x.shape[-1]) for name, x in found.items()
+            }
             stop = block.offset + block.documents
             seen = {"seen": block.documents, "next": stop, "ranges": [[block.offset, stop]]}
             part.load_state_dict({**part.state_dict(), **tensors, **seen})

@@ -17,10 +17,11 @@ T = 0.3
 QUERIES, DOCUMENTS = (5, 8, 3), (9, 8, 4)  # of each rank
 
 
-def start(rank, world, port, results, name, timeout, arguments, backend="gloo"):
+def start(rank, world, port, results, name, timeout, arguments, backend="gloo", environment=()):
     """Runs a function, one of those below or "module.function", as a rank of a group; what it returns, or
     raises, goes to results."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= dict(environment)
     torch.set_num_threads(1)
     try:
         dist.init_process_group(

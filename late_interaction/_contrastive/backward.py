@@ -69,6 +69,15 @@ class Sums:
         """All of it, in the dtype of the tokens, where nothing has been added."""
         self._taken = gradient.view(self.tokens.values.shape)
 
+    def add(self, sums: Tensor) -> None:
+        """Adds sums of all tokens, in the sums' dtype, which are overwritten."""
+        if self._taken is not None:
+            self._whole, self._taken = sums.add_(self._taken), None
+        elif self._whole is not None:
+            self._whole.add_(sums)
+        else:
+            self._whole = sums
+
     def open(self, block: Block) -> None:
         if self.in_blocks:
             if self._out is None:  # tokens of no sequence get a gradient of zero
@@ -153,17 +162,19 @@ class Weights:
 
     def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """What counts are labels, and pairs above the threshold."""
-        amount, labels = self.rows.of_pairs(rows, logits), None
-        counts = self._above(amount, self.rows.factor[rows], self.p.classes)
+        rows, columns = rows.long(), columns.long()  # each index would be converted again
+        labels = None
+        amount, factor = self.rows.of_pairs(rows, logits)
+        counts = self._above(amount, factor, self.p.classes)
         if self.own:
             labels = self.p.labels.of_pairs(rows, columns)
             counts |= labels
-            amount -= torch.where(labels, self.rows.factor[rows], 0.0)
+            amount -= torch.where(labels, factor, 0.0)
         if self.columns is not None:
-            back = self.columns.of_pairs(columns, logits)
-            counts |= self._above(back, self.columns.factor[columns], self.p.column_classes)
+            back, factor = self.columns.of_pairs(columns, logits)
+            counts |= self._above(back, factor, self.p.column_classes)
             if labels is not None:
-                back -= torch.where(labels, self.columns.factor[columns], 0.0)
+                back -= torch.where(labels, factor, 0.0)
             amount += back
         return amount, counts
 

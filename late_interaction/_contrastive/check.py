@@ -298,10 +298,7 @@ def is_single(x: Tokens) -> bool:
 
 
 def _kept(x: Tokens) -> Tokens:
-    if not x.packed and x.mask is None:
-        every = torch.ones(x.values.shape[:2], dtype=torch.bool, device=x.values.device)
-        return pack_kept(Tokens(x.values, every))
-    return pack_kept(x)
+    return x.as_packed() if x.mask is None else pack_kept(x)
 
 
 def _normalized(x: Tokens) -> Tokens:

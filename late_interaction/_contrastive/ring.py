@@ -2,7 +2,8 @@
 
 In step ``s`` process ``r`` has the documents of process ``r - s``; those of the next step are on their way
 meanwhile. Sums of gradients go with their documents: a process adds its own to what arrives, always in the
-same order, and sends the sum on; after the last step they are home. Memory does not grow with the group.
+same order, and sends the sum on; after the last step they are home. (Of two processes each keeps what it
+found for its own documents, and adds what comes home.) Memory does not grow with the group.
 (DisCo-CLIP, https://arxiv.org/abs/2304.08480, splits the gradient in the same way over gathered batches;
 Inf-CL, https://arxiv.org/abs/2410.17243, passes shards round a ring.)
 """

@@ -139,19 +139,29 @@ def add_shards(
     """Adds the gradients of the queries to their sums, and returns that of the documents. ``of_shard``: the
     weights of a step's shard, and what the forward over it hands on; from ``extra``, which goes with the
     documents."""
-    ring, d_sums, under_way = call.ring, backward.Sums(d), None
+    ring, own = call.ring, backward.Sums(d)
+    under_way: Exchange | None = None
     alone = ring.world == 1
+    # What a process finds for its own documents stays, if there are two: half as much travels. With more it
+    # would be one more copy in memory.
+    stays = ring.world <= 2
     if alone and not (q_sums.needed or needs_d):
         return None
-    wants = needs_d if alone else ring.needs_gradient
     for step, (_, documents, travelled) in enumerate(ring.shards(d, extra)):
-        d_sums = _sums(documents, wants, not alone or q_sums.in_blocks)
+        of_own = stays and step == 0
+        wants = needs_d if of_own else ring.needs_gradient
+        sums = _sums(documents, wants, not alone or q_sums.in_blocks)
         weights, given = of_shard(step, travelled)
-        backward.add_gradients(weights, Grid.of(p.kernels, q_sums.tokens, documents), (q_sums, d_sums), given)
-        under_way = _pass_on(ring, step, d_sums, under_way)
+        backward.add_gradients(weights, Grid.of(p.kernels, q_sums.tokens, documents), (q_sums, sums), given)
+        if of_own:
+            own = sums
+        elif wants:
+            under_way = _pass_on(ring, step, sums, under_way)
     if under_way is not None:
-        d_sums = backward.Sums(d, "whole", under_way.wait()[0])
-    return d_sums.finished() if needs_d else None
+        (arrived,) = under_way.wait()
+        if needs_d:
+            own.add(arrived)
+    return own.finished() if needs_d else None
 
 
 def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
@@ -160,11 +170,11 @@ def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
     return backward.Sums.zeros(tokens) if whole else backward.Sums.by_blocks(tokens)
 
 
-def _pass_on(ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None) -> Exchange | None:
+def _pass_on(ring: Ring, step: int, sums: backward.Sums, under_way: Exchange | None) -> Exchange:
     """Adds what other processes found for this shard, and sends the sum on with the documents."""
-    if ring.world == 1 or not sums.needed or sums.whole is None:
-        return None
     if under_way is not None:
-        sums.whole.add_(under_way.wait()[0])
-    arriving = sums.whole.new_empty(ring.shapes[ring.owner(step + 1)])
-    return ring.exchange([sums.whole], [arriving], "gradients")
+        sums.add(under_way.wait()[0])
+    leaving = sums.whole
+    assert leaving is not None
+    arriving = leaving.new_empty(ring.shapes[ring.owner(step + 1)])
+    return ring.exchange([leaving], [arriving], "gradients")

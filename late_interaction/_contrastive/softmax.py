@@ -116,7 +116,8 @@ class SoftmaxWeights:
             weights.masked_fill_((self.factor[rows] == 0).unsqueeze(1), 0.0)
         return weights
 
-    def of_pairs(self, rows: Tensor, logits: Tensor) -> Tensor:
-        """For listed logits."""
+    def of_pairs(self, rows: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """For listed logits; and the factors of their rows, which are int64."""
+        factor = self.factor[rows]
         weights = (logits - self.maximum[rows]).exp_().mul_(self.scale[rows])
-        return weights.masked_fill_(self.factor[rows] == 0, 0.0)
+        return weights.masked_fill_(factor == 0, 0.0), factor

@@ -39,7 +39,8 @@ class _Marked:
     def of(marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> "_Marked":
         count, counted = marks.count_nonzero(), None
         if marks.is_cuda:
-            count = torch.empty((), dtype=count.dtype, pin_memory=True).copy_(count, non_blocking=True)
+            pinned = torch.empty((), dtype=count.dtype, device="cpu", pin_memory=True)
+            count = pinned.copy_(count, non_blocking=True)
             counted = torch.cuda.Event()
             counted.record(torch.cuda.current_stream(marks.device))
         return _Marked(marks, logits, rows, blocks, count, counted)

@@ -76,7 +76,7 @@ def parts(shards: Sequence[Shard], count: int) -> list[list[Shard]]:
     for shard in shards:
         places = done + (shard.offsets[:-1] - shard.offsets[:1])  # of each document's first token
         owners = (places * count // max(total, 1)).clamp_max(count - 1)
-        edges = torch.searchsorted(owners, torch.arange(count + 1)).tolist()
+        edges = torch.searchsorted(owners, torch.arange(count + 1, device=owners.device)).tolist()
         for own, (first, stop) in zip(found, pairwise(edges), strict=True):
             if first < stop:
                 own.append(shard.part(first, stop))

@@ -117,7 +117,7 @@ def hard_negatives(
     corpus = _corpus(D, d_mask)
     rows = _positives(positives, len(queries), len(corpus))
     if not queries:
-        none = torch.empty(0, num_negatives)
+        none = torch.empty(0, num_negatives, device="cpu")
         return HardNegatives(none.long(), none, [])
     most = max(map(len, rows))
     with torch.no_grad():
@@ -165,7 +165,7 @@ def _corpus(D: Any, d_mask: Tensor | None) -> Corpus:
         return D
     if isinstance(D, Tensor) and d_mask is None and D.dim() == 3 and D.is_contiguous():
         check_embeddings("D", D)
-        offsets = torch.arange(D.shape[0] + 1) * D.shape[1]
+        offsets = torch.arange(D.shape[0] + 1, device="cpu") * D.shape[1]
         return Corpus.from_packed(D.flatten(0, 1), offsets)
     documents = _sequences("D", D, d_mask)
     if not documents:

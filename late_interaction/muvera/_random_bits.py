@@ -26,8 +26,8 @@ def _mixed(x: Tensor) -> Tensor:
 
 def words(seed: int, stream: int, count: int) -> Tensor:
     """int64 ``[count]``, all 64 bits of them random. The state of a stream is one word of ``seed``'s own."""
-    start = _mixed(torch.tensor([_signed(seed + (stream + 1) * _GOLDEN)]))
-    return _mixed(start + torch.arange(1, count + 1) * _signed(_GOLDEN))
+    start = _mixed(torch.tensor([_signed(seed + (stream + 1) * _GOLDEN)], device="cpu"))
+    return _mixed(start + torch.arange(1, count + 1, device="cpu") * _signed(_GOLDEN))
 
 
 def signs(seed: int, stream: int, count: int) -> Tensor:
@@ -43,5 +43,8 @@ def below(seed: int, stream: int, count: int, limit: int) -> Tensor:
 def bell(seed: int, stream: int, count: int) -> Tensor:
     """float32 ``[count]``, of mean 0 and variance 1 and nearly normal: the sum of twelve uniform integers of
     16 bits, which are those of three words."""
-    fields = words(seed, stream, 3 * count).view(count, 3).unsqueeze(-1) >> torch.arange(0, 64, 16) & 0xFFFF
+    fields = (
+        words(seed, stream, 3 * count).view(count, 3).unsqueeze(-1) >> torch.arange(0, 64, 16, device="cpu")
+        & 0xFFFF
+    )
     return (fields.sum((1, 2)) - 6 * 0xFFFF).to(torch.float32) / 0x10000

@@ -155,7 +155,7 @@ class Muvera:
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and matrices as plain tensors, for ``torch.save`` or safetensors."""
         numbers = [self.d, self.k_sim, self.repetitions, self.d_proj or 0, self.d_final or 0]
-        state = {"parameters": torch.tensor([*numbers, int(self.fill_empty), self.seed])}
+        state = {"parameters": torch.tensor([*numbers, int(self.fill_empty), self.seed], device="cpu")}
         matrices = zip(_MATRICES, self._matrices[torch.device("cpu")], strict=True)
         return state | {name: x.clone() for name, x in matrices if x is not None}
 

@@ -74,9 +74,10 @@ def _read(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[list[in
 
 def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
     """Every token is a cluster: labels and found, for documents to be written over."""
-    found = torch.tensor([end - start for start, end in pairwise(offsets)], dtype=torch.int32)
-    starts = torch.tensor(offsets[:-1], dtype=torch.int32).to(tokens.device)
-    found = found.to(tokens.device)
+    lengths = [end - start for start, end in pairwise(offsets)]
+    found, starts = (
+        torch.tensor(x, dtype=torch.int32, device="cpu").to(tokens.device) for x in (lengths, offsets[:-1])
+    )
     first = starts.repeat_interleave(found, output_size=len(tokens))
     return torch.arange(len(tokens), dtype=torch.int32, device=tokens.device) - first, found
 
@@ -153,8 +154,8 @@ def _cut(
 ) -> None:
     """Writes labels and found of a group. sizes: where its documents start, their lengths, and numbers of
     clusters."""
-    starts, lengths, counts = (torch.tensor(x, dtype=torch.int32) for x in sizes)
-    cu_seqlens = torch.zeros(len(group) + 1, dtype=torch.int32)
+    starts, lengths, counts = (torch.tensor(x, dtype=torch.int32, device="cpu") for x in sizes)
+    cu_seqlens = torch.zeros(len(group) + 1, dtype=torch.int32, device="cpu")
     torch.cumsum(lengths, 0, dtype=torch.int32, out=cu_seqlens[1:])
     total, longest = int(cu_seqlens[-1]), int(lengths.max())
     device, first = labels.device, int(starts[0])

@@ -166,7 +166,7 @@ def maxsim_residual_varlen_reference(
     D = decompressed(working_dtype(Q), codes_flat, residuals_flat, centroids, bucket_weights, nbits)
     queries = (Q.unsqueeze(0) if Q.dim() == 2 else Q).to(D.dtype)
     Nq, Lq, _ = queries.shape
-    cu_seqlens_q = torch.arange(Nq + 1) * Lq
+    cu_seqlens_q = torch.arange(Nq + 1, device="cpu") * Lq
     scores = maxsim_reference_varlen(
         queries.flatten(0, 1), D, cu_seqlens_q, cu_seqlens_d, normalize=normalize
     )

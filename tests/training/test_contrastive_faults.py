@@ -83,9 +83,9 @@ def test_two_gpus_that_disagree():
 @pytest.mark.gpu
 @two_gpus
 @pytest.mark.parametrize("when", ["forward", "backward"])
-def test_a_gpu_s_rank_that_ends(when, monkeypatch):
-    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+def test_a_gpu_s_rank_that_ends(when):
     options = {"timeout": 20, "missing": 1, "backend": "nccl"}
+    options["environment"] = [("TORCH_NCCL_BLOCKING_WAIT", "1")]
     result = on_ranks(2, "tests.framework_worker.blocking", when=when, **options)[0]
     assert result.startswith("RuntimeError: contrastive_loss: the exchange of"), result
 

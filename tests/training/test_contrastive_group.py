@@ -40,15 +40,16 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def on_ranks(world, name, timeout=60, missing=0, backend="gloo", **arguments):
-    """What each rank's function returned, or the text of what it raised. missing: ranks that end without."""
+def on_ranks(world, name, timeout=60, missing=0, backend="gloo", environment=(), **arguments):
+    """What each rank's function returned, or the text of what it raised. missing: ranks that end without.
+    environment: variables of theirs, as pairs."""
     port = free_port()
     context = _server_of_processes()
     results = context.Queue()
     ranks = [
         context.Process(
             target=ring_worker.start,
-            args=(rank, world, port, results, name, timeout, arguments, backend),
+            args=(rank, world, port, results, name, timeout, arguments, backend, environment),
             daemon=True,
         )
         for rank in range(world)
