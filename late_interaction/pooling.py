@@ -159,7 +159,7 @@ def _in_the_form_of(D: Any, packed: bool, pooled: Tensor, lengths: list[int]) ->
     if not isinstance(D, Tensor):
         return list(pooled.split(lengths))
     longest, device = max(lengths, default=0), D.device
-    each = torch.tensor(lengths, dtype=torch.int64).to(device)
+    each = torch.tensor(lengths, dtype=torch.int64, device="cpu").to(device)
     mask = torch.arange(longest, device=device) < each.unsqueeze(1)
     if not lengths:
         return D.new_empty(0, 0, D.shape[2]), mask.view(0, 0)

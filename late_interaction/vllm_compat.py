@@ -119,7 +119,7 @@ def compute_maxsim_score_offsets(
         Q, cu_q = pack_sequences(distinct)
         bounds, indices = segments
         # All that the host knows goes to the device in one copy.
-        told = torch.tensor([*bounds, *numbers, *indices], dtype=torch.int32).to(hidden.device)
+        told = torch.tensor([*bounds, *numbers, *indices], dtype=torch.int32, device="cpu").to(hidden.device)
         cu_d, pair_q, pair_d = told.split((len(bounds), len(numbers), len(indices)))
         return score_pairs_packed(Q, hidden, cu_q, cu_d, pair_q, pair_d)
 
@@ -252,7 +252,7 @@ def _query_by_query(
     order = torch.tensor([pair for own in pairs for pair in own], device=hidden.device)
     scores = []
     for query, own in zip(distinct, pairs, strict=True):
-        told = torch.tensor([spans[pair] for pair in own], dtype=torch.int32).to(hidden.device)
+        told = torch.tensor([spans[pair] for pair in own], dtype=torch.int32, device="cpu").to(hidden.device)
         scores.append(rerank_direct(query, hidden, told[:, 0].contiguous(), told[:, 1].contiguous()))
     packed = torch.cat(scores)
     return torch.empty_like(packed).index_copy_(0, order, packed)

@@ -287,7 +287,7 @@ class _Chunks:
         rows, columns, amount = pairs
         key = columns if by_documents else rows
         key, order = key.sort(stable=True)
-        ends = torch.tensor([end for _, end in blocks], dtype=key.dtype).to(key.device)
+        ends = torch.tensor([end for _, end in blocks], dtype=key.dtype, device="cpu").to(key.device)
         begins = [0, *torch.searchsorted(key, ends).tolist()]
         return _Chunks((rows[order], columns[order], amount[order]), begins, by_documents)
 

@@ -82,7 +82,7 @@ def _documents(own: Tokens, ring: Ring) -> Tokens:
         bounds = [0]
         for offsets in ring.offsets:
             bounds += (offsets[1:] + bounds[-1]).tolist()
-        offsets = torch.tensor(bounds, dtype=torch.int32).to(values.device, non_blocking=True)
+        offsets = torch.tensor(bounds, dtype=torch.int32, device="cpu").to(values.device, non_blocking=True)
         return Tokens(values, None, offsets, tuple(bounds))
     if not ring.masked:
         return Tokens(values)

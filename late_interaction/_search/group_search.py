@@ -68,7 +68,7 @@ def search(
     try:
         query = prepare()
         facts = query.facts()
-        own = torch.tensor([query.documents, *facts.values()], dtype=torch.float64).to(device)
+        own = torch.tensor([query.documents, *facts.values()], dtype=torch.float64, device="cpu").to(device)
         own = torch.cat((own, _checksum(query.tensors, device)))
     except Exception:
         with suppress(RuntimeError):  # which says that this process refused

@@ -101,7 +101,7 @@ def test_the_graphs_are_those_of_the_loss_and_one_operator(name):
     ours = graphs_of(of_tokens, args)
     ways = ("_no_autograd", "_backward_recompute") if name == "recompute" else WAYS
     for mine, other, way in zip(ours, theirs, ways, strict=True):
-        operator = f"late_interaction.maxsim_{way}.default"
+        operator = f"late_interaction.maxsim{way}.default"
         assert nodes(mine) == nodes(other) + Counter([operator])
         assert not any(
             node.target._schema.is_mutable for node in mine.graph.nodes if operator in str(node.target)
