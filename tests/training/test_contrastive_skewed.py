@@ -30,7 +30,7 @@ def hot_batch(n, Lq, Ld, d, kind, dtype, device):
     winners = similarities.masked_fill(~kept[:, None], -torch.inf).argmax(-1)
     share = (winners == hot[:, None]).double().mean().item()
     least, most = SHARES[kind]
-    assert least <= share <= most
+    assert least <= round(share, 9) <= most  # a mean of ones on a GPU is a rounding below 1
     return Q.requires_grad_(), D.requires_grad_(), kept
 
 
