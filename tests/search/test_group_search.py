@@ -147,6 +147,7 @@ def wanted_calls(monkeypatch, kinds, documents, count, size=1 << 40):
         ([100], 500, 170, 48 * 50, [50, 50, 50, 20]),  # parts of the size whose plan counts
         ([30, 100], 500, 170, 48 * 50, [50, 50, 50, 40]),
         ([100], 500, 0, 1 << 40, [0]),
+        ([2], 500, 3, 1, [1, 1, 1]),  # a document is more than the memory that the planner looks at
     ],
 )
 def test_calls_of_a_search_are_planned_alike(kinds, documents, count, size, wanted, monkeypatch):
