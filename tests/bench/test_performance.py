@@ -82,7 +82,8 @@ def test_each_recorded_part_has_its_table_and_no_other_has(tmp_path: Path) -> No
     text = build(tmp_path)
     assert "| train-256 | 256 x 256, 32, 300, d=128 | cuBLAS bf16 | 201 | 252 | 80% |" in text
     assert "| text-long |" in text and "| reads |" in text
-    assert re.findall("^## (.*)$", text, re.MULTILINE) == ["Scores alone, bf16"]
+    assert re.findall("^## (.*)$", text, re.MULTILINE) == ["On one Some GPU"]
+    assert re.findall("^### (.*)$", text, re.MULTILINE) == ["Scores alone, bf16"]
 
     record.add([row("variants", "train-256", 250.0, "plain"), row("variants", "train-256", 275.0, "winners")])
     record.add([
@@ -160,14 +161,22 @@ def test_a_table_taken_again_on_another_gpu_stands_alone(tmp_path: Path) -> None
     step = {"winners": "uniform", "floor_us": 503.0, "peak_mib": 1032.0}
     record.add([row("training", "kd-256x16", 900.0, impl=LIK, backward="lowmem", **step)])
     record.add([row("training", "kd-256x16", 700.0, backward="auto", **step)])
-    assert re.findall("^## (.*)$", build(tmp_path), re.MULTILINE) == [
-        "Sixteen negatives a query, on one Another GPU"
+    assert re.findall("^##+ (.*)$", build(tmp_path), re.MULTILINE) == [
+        "On one Another GPU",
+        "Sixteen negatives a query",
     ]
     assert "kd-256x16" not in benchmarks.build(tmp_path)
 
     whole = results.Results(tmp_path / "the-gpu.json", header)
     whole.add([row("forward", "train-256", 252.0)])
     assert [p.stem for p in results.records(tmp_path)] == ["the-gpu", "another-gpu"]
+
+    later = {**header, "run": "9999-01-01T00:00:00+00:00", "gpu": "A third GPU"}
+    third = results.Results(tmp_path / "third-gpu.json", later)
+    third.add([row("forward", "train-256", 200.0)])
+    assert [p.stem for p in results.records(tmp_path)] == ["third-gpu", "the-gpu", "another-gpu"]
+    assert results.whole_record(tmp_path) == tmp_path / "third-gpu.json"
+    assert re.findall("^## (.*)$", build(tmp_path), re.MULTILINE)[0] == "On one A third GPU"
 
 
 def test_report_fills_both_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
