@@ -142,8 +142,8 @@ def add_shards(
     ring, own = call.ring, backward.Sums(d)
     under_way: Exchange | None = None
     alone = ring.world == 1
-    # What a process finds for its own documents stays, if there are two: half as much travels. With more it
-    # would be one more copy in memory.
+    # Each of two processes keeps the gradient that it finds for its own documents, so that half as many bytes
+    # travel. More processes send it on, since keeping it would take one more copy in memory.
     stays = ring.world <= 2
     if alone and not (q_sums.needed or needs_d):
         return None

@@ -56,7 +56,7 @@ _Grads = tuple[Tensor | None, ...]
 _OPTIONS = 6  # masks, normalize, precision, backward, paired: no gradients
 _NOTHING: _Grads = (None,) * (2 + _OPTIONS)
 _BOTH = (True, True, False, False)  # inputs of PlainStep that want gradients
-# What is called below autograd, without winners and with: nothing in Python runs before the kernel.
+# The operators that are called below autograd, without winners and with them. No Python runs before a kernel.
 PLAIN = operators.maxsim_no_autograd.default, operators.maxsim_winners_no_autograd.default
 _plain_backward = operators.maxsim_backward_no_autograd.default
 # What an OpOverload's own __call__, a frame in Python, calls.

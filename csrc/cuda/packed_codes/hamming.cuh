@@ -61,8 +61,8 @@ __device__ __forceinline__ uint32_t kept_rows(const HammingArgs& args, int64_t q
            args.q_mask.data[query * args.q_mask.item_stride + row * args.q_mask.token_stride] != 0));
 }
 
-// What a lane has of 8 rows as an operand B: 32 of the dims from 128 * block on of the row lane / 4, and
-// their complement. codes: the first of the rows; kept: their bits.
+// A lane's share of 8 query rows as operand B: 32 of the 128 dims that begin at 128 * block, of row lane / 4,
+// and their complement. codes: the codes of the first row. kept: a bit for each row, set where it counts.
 __device__ __forceinline__ uint2 hamming_fragment(const HammingArgs& args, const uint8_t* codes,
                                                   uint32_t kept, int32_t block) {
   const int32_t lane = threadIdx.x % 32, part = block * 4 + lane % 4;

@@ -48,7 +48,7 @@ struct WardMerge {
   int32_t x, y;  // tokens that stand for the two clusters, x the lower
 };
 
-// What a document of n tokens needs beside its distances.
+// Bytes of state, beside its distances, for a document of n tokens.
 inline __host__ __device__ int64_t ward_state_bytes(int64_t n) { return 32 * n; }
 
 // The clusters while merges are found.

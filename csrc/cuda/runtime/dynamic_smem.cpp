@@ -12,7 +12,8 @@ namespace {
 constexpr int kDevices = 64;
 constexpr size_t kPlaces = 4096;  // more than there are kernels, by devices of a machine
 
-// What a kernel may have on a device. Once `key` is set it stays.
+// An entry of the table: `bytes` of dynamic shared memory are allowed to a kernel on a device, which `key`
+// names. Once `key` is set it stays.
 struct Allowed {
   std::atomic<uint64_t> key{0};
   std::atomic<int> bytes{0};

@@ -53,7 +53,7 @@ template <class T_, bool kGradQ_, int kSteps_, int kDims_>
 struct IncidenceTile {
   using T = T_;
   static constexpr bool kGradQ = kGradQ_;
-  // What the next unit has is read while one is multiplied, where registers allow.
+  // Consumers read the winners of the next unit while they multiply this one, where registers allow.
   static constexpr bool kAhead = kSteps_ == 1;
   static constexpr int kSteps = kSteps_, kDims = kDims_, kColumns = (kDims + 63) / 64;
   static constexpr int kUnitRows = 16 * kSteps, kUnits = kIncidenceStageRows / kUnitRows,
@@ -285,15 +285,15 @@ struct IncidenceSums {
   }
 };
 
-// What a unit has for an owned row: codes of the row's winner (grad_Q), or of the winners of its rows
-// (grad_D), in pairs; and the gradient.
+// The winners and the gradient that a unit holds for one owned row. Winners are codes, in pairs: the row's
+// own (grad_Q), or those of the unit's query rows (grad_D).
 template <class Tile>
 struct RowWinners {
   uint32_t codes[Tile::kGradQ ? 1 : 2 * Tile::kSteps];
   float grad;
 };
 
-// What a consumer's two rows look for in a stage.
+// A row that a consumer lane owns: its token, and where a stage holds its winners and its gradient.
 template <class Tile>
 struct OwnedRow {
   using Words = IncidenceWords<typename Tile::T>;
