@@ -1,6 +1,7 @@
 """What the processes of tests/training/test_contrastive_group.py run, one a rank, on gloo or NCCL."""
 
 import datetime
+import faulthandler
 import importlib
 import os
 import traceback
@@ -22,6 +23,7 @@ def start(rank, world, port, results, name, timeout, arguments, backend="gloo", 
     raises, goes to results."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= dict(environment)
+    faulthandler.dump_traceback_later(timeout + 30)  # what a rank that does not end waits for
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
