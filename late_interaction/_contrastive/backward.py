@@ -2,7 +2,8 @@
 kept them.
 
 The larger side's gradients are finished a block at a time; of the smaller side's, one copy in the sums' dtype
-exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) both sides have such a copy.
+exists. Where documents travel (:mod:`late_interaction._contrastive.ring`) the queries have such a copy, and
+the own documents where more than two processes find gradients for them.
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ class Sums:
         self._out: Tensor | None = None
         self._block: Tensor | None = None
         self._taken: Tensor | None = None
+        self.result: Tensor | None = None  # of the open block, in the dtype of the tokens
 
     @staticmethod
     def zeros(tokens: Tokens) -> "Sums":
@@ -69,27 +71,32 @@ class Sums:
         """All of it, in the dtype of the tokens, where nothing has been added."""
         self._taken = gradient.view(self.tokens.values.shape)
 
-    def add(self, sums: Tensor) -> None:
-        """Adds sums of all tokens, in the sums' dtype, which are overwritten."""
-        if self._taken is not None:
-            self._whole, self._taken = sums.add_(self._taken), None
-        elif self._whole is not None:
-            self._whole.add_(sums)
-        else:
-            self._whole = sums
+    def add(self, gradient: Tensor) -> None:
+        """Adds a gradient of all tokens, in their dtype, if one is needed. It may be overwritten."""
+        so_far = self.whole  # or None, where they are not whole
+        so_far = self._taken if so_far is None else so_far
+        so_far = self._out if so_far is None else so_far
+        if so_far is not None:
+            so_far.add_(gradient)
+        elif self.needed:
+            self._taken = gradient
 
-    def open(self, block: Block) -> None:
+    def open(self, block: Block, at_once: bool = False) -> None:
+        """``at_once``: what is found for the block is not added up, and goes to ``result``."""
         if self.in_blocks:
             if self._out is None:  # tokens of no sequence get a gradient of zero
                 values = self.tokens.values
                 self._out = torch.zeros_like(values, memory_format=torch.contiguous_format)
             part = self._out[self.tokens.rows(block)]
-            self._block = torch.zeros_like(part, dtype=sum_dtype(part))
+            if at_once:
+                self.result = part
+            else:
+                self._block = torch.zeros_like(part, dtype=sum_dtype(part))
 
     def close(self, block: Block) -> None:
         if self._out is not None and self._block is not None:
             self._out[self.tokens.rows(block)] = self._block
-            self._block = None
+        self._block = self.result = None
 
     def of(self, block: Block) -> Tensor | None:
         """The sums of a block, which is the open one where they are not whole."""
@@ -206,8 +213,9 @@ def add_gradients(weights: BlockWeights, grid: Grid, sums: tuple[Sums, Sums], gi
     listed = None
     if found is not None:
         listed = _Chunks.of(_counting(weights, found), outer_blocks, documents_outermost)
+    at_once = documents_outermost and found is None and len(inner_blocks) == 1
     for i, block in enumerate(outer_blocks):
-        outer.open(block)
+        outer.open(block, at_once)
         for j in range(len(inner_blocks)):
             at = (j, i) if documents_outermost else (i, j)
             if found is None or (grid.q_blocks[at[0]], grid.d_blocks[at[1]][0]) in found.dense:
@@ -224,7 +232,7 @@ def _add_listed(
     may be larger than what is scored as a whole, since little of them is read."""
     every = (grid.packed_q, grid.packed_d)
     fits = len(pairs[0]) <= _pairs_of_call(grid) and all(x.is_all for x in every)
-    if fits and not (sums[0].begun or sums[1].begun):
+    if fits and not any(x.begun and x.in_blocks for x in sums):
         return _take_listed(weights.p, every, sums, pairs)
     outer = sums[1] if by_documents else sums[0]
     sequence = (
@@ -244,11 +252,15 @@ def _pairs_of_call(grid: Grid) -> int:
 
 
 def _take_listed(p: Problem, both: tuple[Tokens, Tokens], sums: tuple[Sums, Sums], pairs: Listed) -> None:
-    """Hands over the gradients of listed pairs, which are all that there are."""
+    """Hands over the gradients of listed pairs, which are all that there are of these sequences, or adds them
+    where sums have begun."""
     inputs, winners = _listed_winners(p, both, pairs)
     needs = [x.needed for x in sums]
-    for to, part in zip(sums, p.kernels.listed_gradients(pairs[2], inputs, winners, needs), strict=True):
-        if to.needed:
+    begun = [x.whole if x.begun else None for x in sums]
+    for to, part in zip(
+        sums, p.kernels.listed_gradients(pairs[2], inputs, winners, needs, begun), strict=True
+    ):
+        if to.needed and not to.begun:
             to.take(part)
 
 
@@ -271,7 +283,8 @@ def _add_block(
     stays = None if kept is None else kept.get(rows, columns)
     scores, winners = stays or weights.p.kernels.scores_and_winners(q, d)
     grad = weights.of_block(scores, rows, columns)
-    weights.p.kernels.add_gradients(grad, q, d, winners, sums[0].of(rows), sums[1].of(columns))
+    to = sums[0].of(rows), sums[1].of(columns), sums[1].result
+    weights.p.kernels.add_gradients(grad, q, d, winners, *to)
 
 
 @dataclass(frozen=True)

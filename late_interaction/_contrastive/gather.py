@@ -1,8 +1,8 @@
 """The loss of a small batch over a process group: every process gathers the documents of all.
 
-A ring (:mod:`late_interaction._contrastive.ring`) takes as many steps as there are processes, and finds
-winners again in the backward. Where the documents of all processes, and the scores and winners of a process's
-queries with them, stay within the budget of one process, one exchange and one call take less time. Gradients
+A ring (:mod:`late_interaction._contrastive.ring`) takes as many steps as there are processes. Where each
+process has few documents, one exchange and one call take less time, if the documents of all processes, and
+the scores and winners of a process's queries with them, stay within the budget of one process. Gradients
 of documents go home as they came, in the documents' dtype, and are added in the order of ranks.
 """
 
@@ -21,20 +21,26 @@ from late_interaction._contrastive.ring import Ring
 from late_interaction._contrastive.tokens import Tokens
 from late_interaction._group import exchange_failed
 
+# Bytes of a process's documents. What is larger goes round the ring, under the scores of other documents.
+_MOST_BYTES = 32 << 20
+
 
 def takes(given: Arguments) -> bool:
     """Whether the processes gather: the same answer on each of them."""
     options, ring = given.options, given.ring
     if ring.group is None or options.symmetric or options.tail or given.kernels.way == "matrix":
         return False
-    if ring.needs_gradient != ring.all_need_gradient:  # every process takes part in a backward, or none
+    if any(ring.wants) != all(ring.wants):  # every process takes part in a backward, or none
         return False
     packed = given.sides.d.packed
     if not packed and len({shape[1:] for shape in ring.shapes}) > 1:
         return False
     pair = 4 + (4 if packed else 2) * ring.longest_query
     values = given.sides.d.values
-    documents = ring.world * max(_numel(shape) for shape in ring.shapes) * values.itemsize
+    largest = max(_numel(shape) for shape in ring.shapes) * values.itemsize
+    if largest > _MOST_BYTES:
+        return False
+    documents = ring.world * largest
     pairs = max(ring.queries) * sum(ring.documents)
     return max(pairs * pair, documents) <= whole.default_budget(values.device.type, False)
 
@@ -80,8 +86,8 @@ def _documents(own: Tokens, ring: Ring) -> Tokens:
     values: Tensor = _Gathered.apply(own.values, ring)  # type: ignore[no-untyped-call]
     if own.packed:
         bounds = [0]
-        for offsets in ring.offsets:
-            bounds += (offsets[1:] + bounds[-1]).tolist()
+        for _, shard in ring.packed:
+            bounds += [bounds[-1] + x for x in shard[1:]]
         offsets = torch.tensor(bounds, dtype=torch.int32, device="cpu").to(values.device, non_blocking=True)
         return Tokens(values, None, offsets, tuple(bounds))
     if not ring.masked:

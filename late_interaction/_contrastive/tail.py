@@ -75,7 +75,7 @@ class PairList:
     columns: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     dense: set[tuple[Block, int]] = field(default_factory=set)  # blocks of queries, first documents of blocks
-    # The batch has one panel alone. It was marked by the sums of all pairs, so all that are listed count.
+    # The shard has one panel alone. It is marked by the sums of all shards, so all that are listed count.
     alone: bool = False
     last: _Marked | None = None  # not listed yet
 
