@@ -17,100 +17,12 @@ from late_interaction._contrastive.forward import own_blocks, own_part
 from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.problem import Grid, Problem, sum_dtype
 from late_interaction._contrastive.softmax import SoftmaxWeights
+from late_interaction._contrastive.sums import Sums
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction.ops._library import operators as _ops
 
 _WINNER_BYTES = 32 << 20  # of one call on listed pairs
 _LISTED_SUM_BYTES = 64 << 20  # of a block's sums, where every pair is listed
-
-
-class Sums:
-    """Where one side's gradient adds up: as a ``whole`` in the sums' dtype, or a block at a time, each
-    written to the result when it is finished; or all of it comes at once (``take``). Memory for it is taken
-    when something is added. With neither the gradient is not needed."""
-
-    def __init__(self, tokens: Tokens, way: str = "none", whole: Tensor | None = None) -> None:
-        self.tokens, self._way = tokens, way
-        self._whole = whole
-        self._out: Tensor | None = None
-        self._block: Tensor | None = None
-        self._taken: Tensor | None = None
-        self.result: Tensor | None = None  # of the open block, in the dtype of the tokens
-
-    @staticmethod
-    def zeros(tokens: Tokens) -> "Sums":
-        return Sums(tokens, "whole")
-
-    @staticmethod
-    def by_blocks(tokens: Tokens) -> "Sums":
-        return Sums(tokens, "blocks")
-
-    @property
-    def needed(self) -> bool:
-        return self._way != "none"
-
-    @property
-    def in_blocks(self) -> bool:
-        return self._way == "blocks"
-
-    @property
-    def begun(self) -> bool:
-        return not (self._whole is None and self._out is None and self._taken is None)
-
-    @property
-    def whole(self) -> Tensor | None:
-        if self._whole is None and self._way == "whole":
-            values = self.tokens.values
-            if self._taken is not None:
-                self._whole, self._taken = self._taken.to(sum_dtype(values)), None
-            else:
-                self._whole = torch.zeros(values.shape, dtype=sum_dtype(values), device=values.device)
-        return self._whole
-
-    def take(self, gradient: Tensor) -> None:
-        """All of it, in the dtype of the tokens, where nothing has been added."""
-        self._taken = gradient.view(self.tokens.values.shape)
-
-    def add(self, gradient: Tensor) -> None:
-        """Adds a gradient of all tokens, in their dtype, if one is needed. It may be overwritten."""
-        so_far = self.whole  # or None, where they are not whole
-        so_far = self._taken if so_far is None else so_far
-        so_far = self._out if so_far is None else so_far
-        if so_far is not None:
-            so_far.add_(gradient)
-        elif self.needed:
-            self._taken = gradient
-
-    def open(self, block: Block, at_once: bool = False) -> None:
-        """``at_once``: what is found for the block is not added up, and goes to ``result``."""
-        if self.in_blocks:
-            if self._out is None:  # tokens of no sequence get a gradient of zero
-                values = self.tokens.values
-                self._out = torch.zeros_like(values, memory_format=torch.contiguous_format)
-            part = self._out[self.tokens.rows(block)]
-            if at_once:
-                self.result = part
-            else:
-                self._block = torch.zeros_like(part, dtype=sum_dtype(part))
-
-    def close(self, block: Block) -> None:
-        if self._out is not None and self._block is not None:
-            self._out[self.tokens.rows(block)] = self._block
-        self._block = self.result = None
-
-    def of(self, block: Block) -> Tensor | None:
-        """The sums of a block, which is the open one where they are not whole."""
-        return self._block if self.whole is None else self.whole[self.tokens.rows(block)]
-
-    def finished(self) -> Tensor | None:
-        values = self.tokens.values
-        if self._taken is not None:
-            return self._taken
-        if self._whole is not None:
-            return self._whole.to(values.dtype)
-        if self._out is None and self.needed:
-            return torch.zeros_like(values, memory_format=torch.contiguous_format)
-        return self._out
 
 
 Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits (or what a loss keeps instead) of pairs
@@ -128,8 +40,10 @@ class BlockWeights(Protocol):
     def of_own(self, scores: Tensor, rows: Block) -> Tensor:
         """In scores ``[rows, each]`` of hard negatives, which are overwritten."""
 
-    def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """In the scores of listed pairs, and which of them count."""
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """In the scores of listed pairs, and which of them count. ``final``: all of them do."""
 
 
 @dataclass(frozen=True)
@@ -167,19 +81,21 @@ class Weights:
         if self.own and labels is not None:
             labels.subtract(weights, factor * (1 - smoothing), rows, columns)
 
-    def of_pairs(self, rows: Tensor, columns: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """What counts are labels, and pairs above the threshold."""
         rows, columns = rows.long(), columns.long()  # each index would be converted again
-        labels = None
         amount, factor = self.rows.of_pairs(rows, logits)
-        counts = self._above(amount, factor, self.p.classes)
-        if self.own:
-            labels = self.p.labels.of_pairs(rows, columns)
-            counts |= labels
+        labels = self.p.labels.of_pairs(rows, columns) if self.own else None
+        counts = None if final else self._above(amount, factor, self.p.classes)
+        if labels is not None:
+            counts = None if counts is None else counts.logical_or_(labels)
             amount -= torch.where(labels, factor, 0.0)
         if self.columns is not None:
             back, factor = self.columns.of_pairs(columns, logits)
-            counts |= self._above(back, factor, self.p.column_classes)
+            if counts is not None:
+                counts.logical_or_(self._above(back, factor, self.p.column_classes))
             if labels is not None:
                 back -= torch.where(labels, factor, 0.0)
             amount += back
@@ -268,8 +184,8 @@ def _counting(weights: BlockWeights, found: Found) -> Listed:
     """Rows, columns and amounts of the listed pairs that count. The host waits for the device, unless all of
     them do."""
     pairs = found.pairs
-    amount, counts = weights.of_pairs(*pairs)
-    if found.final:
+    amount, counts = weights.of_pairs(*pairs, found.final)
+    if counts is None:
         return pairs[0], pairs[1], amount
     kept = counts.nonzero().squeeze(1)
     return pairs[0][kept], pairs[1][kept], amount[kept]

@@ -98,7 +98,7 @@ def _forward(
     for found in lists:
         if not found.alone:
             found.finish()
-    last = documents if call.keeps_last(documents) else None
+    last = documents if call.keeps_last(Q) else None
     return loss, Kept(rows, columns, lists, counts, blocks, last)
 
 
@@ -138,16 +138,14 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
         tensors.append(x)
         return len(tensors) - 1
 
-    def put_tokens(x: Tokens) -> list[int]:
-        return [put(x.values), put(x.mask), put(x.offsets)]
-
     def put_sums(s: RunningSoftmax | None) -> list[int]:
         return [] if s is None else [put(x) for x in s.tensors()]
 
     rows, columns = put_sums(kept.rows), put_sums(kept.columns)
     lists = [_flatten_list(found, kept.rows.weight, put) for found in kept.lists]
     keys = None if kept.blocks is None else kept.blocks.keys()
-    last = None if kept.last is None else (put_tokens(kept.last), kept.last.bounds)
+    last, bounds = kept.last, () if kept.last is None else kept.last.bounds
+    of_last = [-1] * 3 if last is None else [put(last.values), put(last.mask), put(last.offsets)]
     first_of_blocks = len(tensors)
     if kept.blocks is not None:
         tensors.extend(kept.blocks.tensors())
@@ -161,7 +159,8 @@ def _flatten(kept: Kept) -> tuple[list[Tensor], Any]:
 
         found = [of_list(saved) for of_list in lists]
         blocks = None if keys is None else KeptBlocks.from_saved(keys, saved[first_of_blocks:])
-        tokens = None if last is None else Tokens(*map(take, last[0]), last[1])
+        values, mask, offsets = map(take, of_last)
+        tokens = None if values is None else Tokens(values, mask, offsets, bounds)
         return Kept(sums(rows), sums(columns), found, saved[0], blocks, tokens)
 
     return tensors, rebuild

@@ -37,7 +37,7 @@ def takes(given: Arguments) -> bool:
         return False
     pair = 4 + (4 if packed else 2) * ring.longest_query
     values = given.sides.d.values
-    largest = max(_numel(shape) for shape in ring.shapes) * values.itemsize
+    largest = ring.largest_shard * values.itemsize
     if largest > _MOST_BYTES:
         return False
     documents = ring.world * largest

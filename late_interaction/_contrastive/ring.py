@@ -84,8 +84,13 @@ class Ring:
         offsets = torch.tensor([x for shard in bounds for x in shard], dtype=torch.int32, device="cpu")
         offsets = offsets.to(own.values.device, non_blocking=True)
         parts = offsets.split([len(shard) for shard in bounds])
-        shapes = [(shard[-1], own.values.shape[-1]) for shard in bounds]
+        shapes: list[tuple[int, ...]] = [(shard[-1], own.values.shape[-1]) for shard in bounds]
         return replace(self, packed=list(zip(parts, bounds, strict=True)), shapes=shapes, masked=False)
+
+    @property
+    def largest_shard(self) -> int:
+        """Elements of it."""
+        return max(torch.Size(shape).numel() for shape in self.shapes)
 
     def owner(self, step: int) -> int:
         return (self.rank - step) % self.world

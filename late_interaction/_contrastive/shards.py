@@ -15,6 +15,7 @@ from late_interaction._contrastive.kept import KeptBlocks
 from late_interaction._contrastive.labels import ignored
 from late_interaction._contrastive.problem import Grid, Problem
 from late_interaction._contrastive.ring import Exchange, Ring
+from late_interaction._contrastive.sums import Sums
 from late_interaction._contrastive.tokens import Tokens
 
 _LAST_BYTES = 128 << 20  # of the other one of two processes' documents, that stay for the backward
@@ -101,10 +102,12 @@ class Call:
         fit = len(q) * sum(self.ring.documents) * pair <= budget
         return KeptBlocks.of(self.problem.kernels, budget, device) if fit else None
 
-    def keeps_last(self, last: Tokens) -> bool:
-        """Whether the documents of the last step stay for the backward, which then begins with them."""
-        small = last.values.nbytes <= _LAST_BYTES
-        return self.keeps and self.ring.world == 2 and not self.problem.symmetric and small
+    def keeps_last(self, like: Tensor) -> bool:
+        """Whether the documents of the last step stay for the backward, which then begins with them. The
+        same on every process."""
+        if not self.keeps or self.ring.world != 2 or self.problem.symmetric:
+            return False
+        return self.ring.largest_shard * like.itemsize <= _LAST_BYTES
 
 
 def reduced(
@@ -135,7 +138,7 @@ def row_factor(each: Tensor, index: Tensor | None, like: Tensor) -> Tensor:
     return each if left_out is None else each.masked_fill(left_out, 0.0)
 
 
-def sums_of_queries(call: Call, q: Tokens, D: Tensor, needs_q: bool, needs_d: bool) -> backward.Sums:
+def sums_of_queries(call: Call, q: Tokens, D: Tensor, needs_q: bool, needs_d: bool) -> Sums:
     """Queries with hard negatives add up as a whole; so do both sides where documents travel."""
     q_whole = call.ring.world > 1 or call.h is not None or q.values.numel() <= D.numel() or not needs_d
     return _sums(q, needs_q, q_whole)
@@ -144,7 +147,7 @@ def sums_of_queries(call: Call, q: Tokens, D: Tensor, needs_q: bool, needs_d: bo
 def add_shards(
     call: Call,
     p: Problem,
-    q_sums: backward.Sums,
+    q_sums: Sums,
     d: Tokens,
     needs_d: bool,
     of_shard: Callable[[int, Tensor | None], tuple[backward.BlockWeights, backward.Given]],
@@ -177,13 +180,13 @@ def add_shards(
     return own.finished() if needs_d else None
 
 
-def _sums(tokens: Tokens, needed: bool, whole: bool) -> backward.Sums:
+def _sums(tokens: Tokens, needed: bool, whole: bool) -> Sums:
     if not needed:
-        return backward.Sums(tokens)
-    return backward.Sums.zeros(tokens) if whole else backward.Sums.by_blocks(tokens)
+        return Sums(tokens)
+    return Sums.zeros(tokens) if whole else Sums.by_blocks(tokens)
 
 
-def _send_home(ring: Ring, step: int, sums: backward.Sums) -> Exchange:
+def _send_home(ring: Ring, step: int, sums: Sums) -> Exchange:
     """Sends the gradient of a step's documents to their process, and receives one of the own documents from
     the process that has had them in this step."""
     values, found = sums.tokens.values, sums.finished()
