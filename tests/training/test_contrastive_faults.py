@@ -47,7 +47,7 @@ def test_a_rank_without_memory():
 @two_gpus
 @pytest.mark.parametrize(("kind", "backend"), [
     ("padded", "nccl"), ("ragged", "nccl"), ("packed", "nccl"),
-    ("padded", "cpu:gloo,cuda:nccl"), ("packed", "cpu:gloo,cuda:nccl"),  # facts do not touch the GPU
+    ("packed", "cpu:gloo,cuda:nccl"),  # what ranks tell each other does not touch the GPU
 ])  # fmt: skip
 def test_two_gpus_equal_one_process(kind, backend):
     options = {"timeout": 120, "backend": backend, "function": "gradients"}
