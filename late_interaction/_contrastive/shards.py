@@ -139,7 +139,7 @@ def row_factor(each: Tensor, index: Tensor | None, like: Tensor) -> Tensor:
 
 
 def sums_of_queries(call: Call, q: Tokens, D: Tensor, needs_q: bool, needs_d: bool) -> Sums:
-    """Queries with hard negatives add up as a whole; so do both sides where documents travel."""
+    """Queries with hard negatives add up as a whole, and so do those that documents travel to."""
     q_whole = call.ring.world > 1 or call.h is not None or q.values.numel() <= D.numel() or not needs_d
     return _sums(q, needs_q, q_whole)
 

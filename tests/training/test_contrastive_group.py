@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
+from late_interaction import _group
 from tests import ring_worker
 from tests.ring_worker import QUERIES, T, queries_of, shards
 
@@ -196,6 +197,14 @@ def test_half_precision():
 ])  # fmt: skip
 def test_options(options):
     check(on_ranks(3, "gradients", **options), 3, **options)
+
+
+@pytest.mark.parametrize(("config", "wanted"), [
+    ("cuda:nccl", False), ("cpu:gloo,cuda:nccl", True), ("cpu:gloo,cuda:gloo", True),
+])  # fmt: skip
+def test_groups_with_a_backend_for_the_cpu(monkeypatch, config, wanted):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    assert _group._serves_cpu(None) == wanted
 
 
 def test_labels_are_of_the_own_documents():
