@@ -85,13 +85,13 @@ def gradients(
     own_group=False,
     gathers=False,
     sizes=None,
-    last=True,
+    last_bytes=None,
     watch=False,
     **options,
 ):
     """Loss and gradients of this rank, in each of several runs. gathers: documents, instead of passing them
-    round a ring. sizes: arguments of small_blocks. last: of two ranks, the other's documents stay for the
-    backward. watch: returns the names of the operators that forward and backward call instead."""
+    round a ring. sizes: arguments of small_blocks. last_bytes: of two ranks, how large the other's documents
+    may be to stay for the backward. watch: returns what watched() has seen of forward and backward instead."""
     group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
     found = []
     for _ in range(runs):
@@ -105,8 +105,8 @@ def gradients(
             gathered = stack.enter_context(counting)
             if not gathers:
                 stack.enter_context(mock.patch.object(gather, "_MOST_BYTES", 0))
-            if not last:
-                stack.enter_context(mock.patch.object(all_shards, "_LAST_BYTES", 0))
+            if last_bytes is not None:
+                stack.enter_context(mock.patch.object(all_shards, "_LAST_BYTES", last_bytes))
             seen = [watched() if watch else contextlib.nullcontext() for _ in range(2)]
             with seen[0] as in_forward:
                 loss, leaves = loss_of(Q, D, group=group, labels=mine, **own, **options)
