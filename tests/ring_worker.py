@@ -91,7 +91,7 @@ def gradients(
 ):
     """Loss and gradients of this rank, in each of several runs. gathers: documents, instead of passing them
     round a ring. sizes: arguments of small_blocks. last_bytes: of two ranks, how large the other's documents
-    may be to stay for the backward. watch: returns what watched() has seen of forward and backward instead."""
+    may be to stay for the backward. watch: returns what watched() sees of forward and backward instead."""
     group = dist.new_group(list(range(world))) if own_group else dist.group.WORLD
     found = []
     for _ in range(runs):
