@@ -21,11 +21,16 @@ def position(group: Any) -> tuple[int, int]:
 
 
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
-    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...]."""
+    """The values of all processes, which have the same shape, in the order of ranks: [processes, ...].
+
+    The wait is the caller's own, because TORCH_NCCL_BLOCKING_WAIT holds for Work.wait() alone: without it NCCL
+    only orders the stream, and the host would find out about a lost rank where it reads the values.
+    """
     world = dist.get_world_size(group)
     into = values.new_empty(world * values.numel())
     try:
-        dist.all_gather_into_tensor(into, values.contiguous().view(-1), group=group)
+        work = dist.all_gather_into_tensor(into, values.contiguous().view(-1), group=group, async_op=True)
+        work.wait()
     except RuntimeError as error:
         raise exchange_failed(caller, what, error) from error
     return into.view(world, *values.shape)

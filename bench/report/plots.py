@@ -82,7 +82,7 @@ def roofline(rows: Sequence[Row], target: Path) -> str | None:
     ridge = peak / bandwidth
     roof_x = [left, ridge, right] if left < ridge < right else [left, right]
     axes.plot(roof_x, [min(peak, bandwidth * x) for x in roof_x], color="#222222", linewidth=1.4)
-    axes.annotate(f"cuBLAS bf16 {peak:.0f} TFLOP/s", (ridge, peak), ha="left", va="bottom", fontsize=8)
+    axes.annotate(f"cuBLAS bf16 {peak:.0f} TFLOP/s", (ridge, peak), ha="right", va="bottom", fontsize=8)
     read_label = min(ridge, right) * 0.6
     axes.annotate(
         f"reads {bandwidth:.2f} TB/s",

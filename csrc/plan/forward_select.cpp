@@ -238,27 +238,33 @@ std::optional<ForwardPlan> plan_wgmma(const Sizes& s, const ForwardTraits& trait
   return std::nullopt;
 }
 
-// Several documents to a tile, in microseconds: what a call takes to begin, and for each tile of its busiest
-// block 85% of the tensor cores' rate, or the end of its documents. The others: sm80_short_docs takes 0.08 us
-// of a multiprocessor for 32 rows and 8 tokens; sm90_q, for any document of up to 80 tokens, and sm90_d take
-// longer but where a tile of several documents would be mostly empty, or a multiprocessor has few documents.
+// Several documents to a tile, in microseconds, with winners or without: what a call takes to begin, and for
+// each tile of its busiest block 85% of the tensor cores' rate, or the end of its documents, which takes much
+// longer where they have masks. The others: sm80_short_docs takes 0.06 us of a multiprocessor for 32 rows and
+// 8 tokens, and a third of the time that Q takes from memory is not hidden, since no ring reads ahead;
+// sm90_q, for any document of up to 80 tokens, and sm90_d take longer but where a tile of several documents
+// would be mostly empty, or a multiprocessor has few documents.
 bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan& plan, const Device& device) {
-  constexpr double kBegin = 4.1, kRate = 0.85, kDocumentEnd = 0.17, kSecondKernel = 1.5;
-  constexpr double kDirectBegin = 3.1, kDirect = 0.08, kDocumentsBegin = 3.5, kDocument = 0.85, kClear = 0.85;
+  constexpr double kBegin = 4.1, kRate = 0.85, kDocumentEnd = 0.13, kMaskedEnd = 0.5, kSecondKernel = 1.4;
+  constexpr double kDirectBegin = 4.2, kDirect = 0.06, kDirectSecondKernel = 1.0;
+  constexpr double kReadQ = 1e7;  // bytes a microsecond, beside what is hidden
+  constexpr double kDocumentsBegin = 3.5, kDocument = 0.85, kClear = 0.85;
   constexpr int64_t kAlone = 96;  // columns that a document with a tile of its own costs sm90_q
-  constexpr int64_t kFewRows = 64, kMostPacked = 48;
+  constexpr int64_t kFewRows = 64, kFewRowsOfAQuery = 96, kMostPacked = 48;
   const int64_t rows = rows_per_document(s), docs = plan.tokens / plan.as<Sm90QShortConfig>().span;
   if (traits.packed) return rows > 128 && s.Ld <= kMostPacked;
-  if (rows <= (s.layout == Layout::in_batch ? kFewRows : 128)) return false;
+  if (rows <= (s.layout == Layout::in_batch ? kFewRows : kFewRowsOfAQuery)) return false;
   if (ceil_div(s.N, docs) * plan.tokens > s.N * kAlone) return false;
   const double products =
       2.0 * plan.rows * plan.tokens * 16 * short_steps(s.d, traits.masked) / (kRate * kProducts);
-  const double tile = std::max(products, kDocumentEnd * static_cast<double>(docs));
+  const double tile = std::max(products, (traits.masked ? kMaskedEnd : kDocumentEnd) * docs);
   const double taken = kBegin + static_cast<double>(ceil_div(plan.work_tiles, plan.grid)) * tile +
                        (plan.partials > 1 ? kSecondKernel : 0.0);
   if (worth_direct(s, traits, device)) {
     const int64_t eights = ceil_div(short_docs_work_tiles(s), device.sm_count) * ceil_div(s.Ld, 8);
-    return taken < kDirectBegin + kDirect * static_cast<double>(eights) + (s.Lq > 32 ? kSecondKernel : 0.0);
+    const double read_q = 2.0 * s.Nq * s.Lq * s.d / kReadQ;
+    return taken < kDirectBegin + kDirect * static_cast<double>(eights) + read_q +
+                       (s.Lq > 32 ? kDirectSecondKernel : 0.0);
   }
   if (rows > 128) return true;
   return taken < kClear * (kDocumentsBegin + kDocument * static_cast<double>(ceil_div(s.N, device.sm_count)));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "tiled_grad_d.h"
+
 namespace late_interaction {
 
 namespace {
@@ -56,6 +58,9 @@ BatchPart recompute_part(const Sizes& s, Dtype dtype, const Device& device) {
   part.queries = even_part(s.Nq, s.Lq * s.d * element_bytes(dtype), device.l2_bytes / 2);
   part.documents = std::min(
       part.documents, std::max<int64_t>(1, kMostWinners / (winner_bytes(s) / (s.Nq * s.N) * part.queries)));
+  // grad_D by tiles (tiled_grad_d.h) is refused where its last wave leaves many multiprocessors idle.
+  const int64_t wave = int64_t{kGradDDocs} * device.sm_count;
+  if (part.documents > wave) part.documents = even_part(s.N, 1, part.documents / wave * wave);
   return part;
 }
 

@@ -221,7 +221,13 @@ def test_short_documents_share_a_tile_where_many_query_rows_meet_them():
     # 65 to 128 rows, where a multiprocessor has many documents; and what little there is goes to registers.
     assert kernel(4, 2000, 32, 24) == kernel(3, 20000, 32, 48) == kernel(8, 200, 32, 24) == several
     assert kernel(2, 20000, 32, 24) != several and kernel(4, 100, 32, 48) == "sm90_q"
-    assert kernel(32, 32, 32, 32) == kernel(9, 2, 300, 24) == kernel(64, 64, 32, 8) == "sm80_short_docs"
+    # A query's own documents: from three of the other kernel's row tiles on.
+    per_query = plan.Layout.per_query
+    assert kernel(26, 282, 126, 16, 64, per_query) == kernel(1, 404, 99, 12, 96, per_query) == several
+    assert kernel(26, 282, 96, 16, 64, per_query) == "sm80_short_docs"
+    # Masks make the end of a document longer.
+    assert kernel(102, 58, 45, 2) == several and kernel(102, 58, 45, 2, masked=True) == "sm80_short_docs"
+    assert kernel(16, 32, 32, 32) == kernel(9, 2, 300, 24) == kernel(64, 64, 32, 8) == "sm80_short_docs"
     # Packed documents of a mean length: most are less than half as long again.
     packed = forward(1, 1024, 8192, 16, packed=True)
     assert packed.kernel.name == several and packed.config.span == 24 and packed.config.masked

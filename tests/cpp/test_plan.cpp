@@ -5,6 +5,7 @@
 #include "../../csrc/plan/plaid.h"
 #include "../../csrc/plan/plan.h"
 #include "../../csrc/plan/recompute.h"
+#include "../../csrc/plan/tiled_grad_d.h"
 
 #include <algorithm>
 #include <array>
@@ -262,6 +263,18 @@ void test_packed_gradients_have_parts_that_fit() {
   }
 }
 
+void test_parts_of_recomputed_winners_fill_the_device() {
+  for (int64_t B : {4096, 8192, 16384, 65536}) {
+    const Sizes all{Layout::in_batch, B, B, 32, 180, 128};
+    const BatchPart part = recompute_part(all, Dtype::bf16, kH200);
+    const int64_t last = B - (ceil_div(B, part.documents) - 1) * part.documents;
+    if (B <= 16384) EXPECT(last > part.documents / 2);  // of about the same size
+    const Sizes s{Layout::in_batch, part.queries, part.documents, 32, 180, 128};
+    EXPECT(plan_tiled_grad_d(s, Dtype::bf16, true, kH200).has_value());
+    EXPECT(2 * part.queries * part.documents * 32 <= 64 << 20);  // winners
+  }
+}
+
 void test_packed_gradients_without_parts() {
   const auto is_whole = [](const Sizes& s, Dtype dtype) {
     const PackedParts parts = packed_backward_parts(s, dtype, kH200);
@@ -301,6 +314,7 @@ int main() {
   test_few_long_documents_are_cut_for_all_blocks();
   test_no_warpgroup_idles_beside_winners();
   test_packed_gradients_have_parts_that_fit();
+  test_parts_of_recomputed_winners_fill_the_device();
   test_packed_gradients_without_parts();
   test_packed_parts_can_be_read();
   test_a_plan_can_be_read();

@@ -14,6 +14,7 @@ from late_interaction._scoring import norm_warning
 from late_interaction.corpus import Corpus
 from late_interaction.score_pairs import rerank_direct
 from tests.docs.test_docs import without
+from tests.training.test_contrastive_group import on_ranks
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").read_text()
 DOCUMENTS = torch.nn.functional.normalize(torch.ones(4, 5, 8), dim=-1)
@@ -80,6 +81,13 @@ def in_another_process(library, call):
     return run
 
 
+def a_lost_rank():
+    if not torch.distributed.is_available():
+        pytest.skip("needs torch.distributed")
+    result = on_ranks(2, "one_ends", timeout=10, missing=1, when="forward")[0]
+    raise RuntimeError(result.partition(": ")[2])
+
+
 def damaged(folder, change):
     """Opens a corpus of which a file was changed."""
     with Corpus.create(folder / "corpus", d=8) as builder:
@@ -132,6 +140,7 @@ CASES = {
     "... holds a zero-length": an_empty_compressed_document,
     "temperature must be": lambda: li.contrastive_loss(ours(2, 3, 8), ours(2, 5, 8), temperature=0),
     "Q must be [B, Lq, d]": lambda: li.distill_kl_div_loss(ours(2, 3, 8), ours(4, 5, 8), torch.zeros(2, 4)),
+    "contrastive_loss: the exchange": a_lost_rank,
     "... holds a corpus": not_finished,
     "... must have ... bytes": cut_short,
     "... does not have the checksum": changed,
