@@ -23,8 +23,8 @@ def position(group: Any) -> tuple[int, int]:
 def gathered(caller: str, group: Any, values: Tensor, what: str) -> Tensor:
     """The values of all processes, which have the same shape, in the order of ranks: [processes, ...].
 
-    The wait is the caller's own, because TORCH_NCCL_BLOCKING_WAIT holds for Work.wait() alone: without it NCCL
-    only orders the stream, and the host would find out about a lost rank where it reads the values.
+    The wait is the caller's own, because TORCH_NCCL_BLOCKING_WAIT holds for Work.wait() alone: without it
+    NCCL only orders the stream, and the host would find out about a lost rank where it reads the values.
     """
     world = dist.get_world_size(group)
     into = values.new_empty(world * values.numel())
