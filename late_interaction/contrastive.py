@@ -94,13 +94,12 @@ def contrastive_loss(
         reduction: ``"mean"`` over the queries that are not left out, ``"sum"``, or ``"none"``: ``[Nq]``.
         group: a ``torch.distributed`` process group whose documents all are scored with every process's
             queries; None: this process alone. Queries stay; documents go round a ring while others are
-            scored, and their gradients home. Where the documents of each process take up to 32 MiB, and all
-            documents, and the scores and winners of a process, up to 512 MiB each, the documents are gathered
-            at once. Processes may have different numbers of queries and documents, of any length. ``labels``
-            are among the process's own documents. Every process must call this, and backward, alike.
-            ``"mean"`` and ``"sum"`` are over all processes' queries and the same on each; what backward
-            leaves in ``Q`` and ``D`` is the gradient of that one loss, summed over the processes; in
-            ``temperature``, this process's share of it.
+            scored, and their gradients home. Where all documents, and the scores and winners of a process,
+            take up to 512 MiB each, the documents are gathered at once. Processes may have different numbers
+            of queries and documents, of any length. ``labels`` are among the process's own documents. Every
+            process must call this, and backward, alike. ``"mean"`` and ``"sum"`` are over all processes'
+            queries and the same on each; what backward leaves in ``Q`` and ``D`` is the gradient of that one
+            loss, summed over the processes; in ``temperature``, this process's share of it.
         scale_by_world: multiply the loss by the number of processes, as PyLate does: for
             DistributedDataParallel, which averages the processes' gradients instead of summing them.
 
