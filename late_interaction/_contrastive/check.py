@@ -280,16 +280,21 @@ def _symmetric(labels: Tensor | None, s: Sides) -> None:
 
 def prepared(s: Sides, options: Options, alone: bool, listed: bool) -> tuple[Sides, bool]:
     """The tokens as their blocks are scored, and whether the operators normalize them still. Packed tokens,
-    single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out. In a
-    group it does not depend on what the tokens of one process are."""
+    single ones and those of listed pairs are normalized here; the latter lose what a mask leaves out, in a
+    group only once it is known whether any process has a mask."""
     single = alone and is_single(s.q) and is_single(s.d)
-    q, d, h = s.q, s.d, s.h
-    here = options.normalize and (q.packed or single or listed)
+    here = options.normalize and (s.q.packed or single or listed)
     if here:
-        q, d, h = _normalized(q), _normalized(d), None if h is None else _normalized(h)
-    if listed and (not alone or any(x is not None and x.mask is not None for x in (q, d, h))):
-        q, d, h = _kept(q), _kept(d), None if h is None else _kept(h)
-    return Sides(q, d, h, s.each), options.normalize and not here
+        h = None if s.h is None else _normalized(s.h)
+        s = Sides(_normalized(s.q), _normalized(s.d), h, s.each)
+    if listed and alone and any(x is not None and x.mask is not None for x in (s.q, s.d, s.h)):
+        s = packed(s)
+    return s, options.normalize and not here
+
+
+def packed(s: Sides) -> Sides:
+    """All tokens packed, without those that a mask leaves out."""
+    return Sides(_kept(s.q), _kept(s.d), None if s.h is None else _kept(s.h), s.each)
 
 
 def is_single(x: Tokens) -> bool:
