@@ -1,5 +1,6 @@
 """The forks of a mutation run: which functions get new code, which tests run, and when one is given up."""
 
+import gc
 import json
 import os
 import sys
@@ -64,6 +65,7 @@ def loaded(tmp_path):
 )
 def test_a_changed_function_is_replaced_wherever_it_is(forked, loaded, change, call, before, after):
     file, names = loaded
+    gc.freeze()  # as tests/conftest.py does once tests are collected
     imported = dict(names)  # as from module import *
     assert call(imported) == before
     for function, code in forked.Functions(file, MODULE).replacements(MODULE.replace(*change)):
