@@ -449,6 +449,8 @@ def refusals():
         {"symmetric": True, "labels": torch.tensor([0, 0, 1, 2])},
     )
     yield ValueError, "hard_negatives must be", (Q, D), {"hard_negatives": D}
+    yield TypeError, "hard_negatives must be a torch.Tensor", (Q, D), {"hard_negatives": [D]}
+    yield TypeError, "hard_negatives must be bfloat16", (Q, D), {"hard_negatives": D[:, None].int()}
     yield TypeError, "hard_negatives must be", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 8).double()}
     yield ValueError, "hard_negatives and Q must share", (Q, D), {"hard_negatives": torch.zeros(4, 1, 2, 7)}
     yield ValueError, "hard_negatives_mask", (Q, D), {"hard_negatives_mask": torch.ones(4, 1, 2).bool()}
@@ -457,6 +459,7 @@ def refusals():
     yield ValueError, "label_smoothing must lie", (Q, D), {"label_smoothing": 1.0}
     yield TypeError, "tail must be a float", (Q, D), {"tail": "long"}
     yield ValueError, "tail must lie", (Q, D), {"tail": -0.1}
+    yield ValueError, "tail must lie", (Q, D), {"tail": 1}
     yield ValueError, "tail must be 0 with label_smoothing", (Q, D), {"tail": 0.1, "label_smoothing": 0.1}
     yield ValueError, "reduction must be one of", (Q, D), {"reduction": "median"}
     yield ValueError, "precision must be one of", (Q, D), {"precision": "low"}
@@ -474,6 +477,7 @@ def refusals():
     )
     yield ValueError, "must never fall", (P, P), {**packed, "cu_seqlens_q": torch.tensor([0, 5, 3])}
     yield ValueError, "D must hold at least one document", (Q[:0], D[:0]), {}
+    yield ValueError, "D must hold at least one", (P, P), dict.fromkeys(packed, cu[:1])
 
 
 @pytest.mark.parametrize(("kind", "message", "tokens", "options"), list(refusals()))

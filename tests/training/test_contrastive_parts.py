@@ -1,0 +1,102 @@
+"""Parts of the contrastive loss by themselves: sums of gradients, runs of blocks, what a failure asks for."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import late_interaction as li
+from late_interaction._contrastive import blocks
+from late_interaction._contrastive.backward import Sums
+from late_interaction._contrastive.tokens import Tokens
+from tests.contrast import assert_close, gradients, reference, small_blocks
+from tests.training.test_contrastive import T, packed
+
+
+def tokens(offsets=None):
+    values = torch.arange(12.0).view(3, 2, 2) if offsets is None else torch.arange(12.0).view(6, 2)
+    if offsets is None:
+        return Tokens(values, None)
+    return Tokens(values, None, torch.tensor(offsets, dtype=torch.int32), tuple(offsets))
+
+
+@pytest.mark.parametrize("first", ["take", "add", "whole", "block"])
+def test_sums_begin_with_what_comes_first(first):
+    x = tokens()
+    sums = Sums.by_blocks(x) if first == "block" else Sums.zeros(x)
+    assert not sums.begun and not sums.finished().any()
+    wanted = torch.ones_like(x.values)
+    if first == "take":
+        sums.take(wanted.clone())
+        assert sums.begun and torch.equal(sums.finished(), wanted)
+        assert torch.equal(sums.whole, wanted)  # to which more can be added
+    elif first == "add":
+        sums.add(wanted.clone())
+    elif first == "whole":
+        sums.whole.add_(1)
+    else:
+        for block in ((0, 2), (2, 3)):
+            sums.open(block)
+            sums.of(block).add_(1)
+            sums.close(block)
+    assert sums.begun and torch.equal(sums.finished(), wanted)
+
+
+@pytest.mark.parametrize("first", ["take", "add"])
+def test_sums_that_are_added_to_what_came_before(first):
+    x = tokens()
+    sums = Sums.zeros(x)
+    getattr(sums, first)(torch.ones_like(x.values))
+    sums.add(torch.full_like(x.values, 2.0))
+    sums.of((1, 3)).add_(4)
+    assert sums.finished()[:, 0, 0].tolist() == [3, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "queries, runs",
+    [
+        (1, [[(3, 5), (5, 8), (8, 11), (11, 12)]]),
+        (2, [[(3, 5), (5, 8)], [(8, 11), (11, 12)]]),
+        (3, [[(3, 5)], [(5, 8)], [(8, 11), (11, 12)]]),
+        (9, [[(3, 5)], [(5, 8)], [(8, 11)], [(11, 12)]]),
+        (0, [[(3, 5), (5, 8), (8, 11), (11, 12)]]),
+    ],
+)
+def test_runs_of_blocks_hold_no_more_logits_than_a_panel(queries, runs, monkeypatch):
+    monkeypatch.setattr(blocks, "_PANEL", 12)
+    assert blocks.panels([(3, 5), (5, 8), (8, 11), (11, 12)], queries) == runs
+    assert blocks.panels([], queries) == []
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 2, 4, 6]])
+@pytest.mark.parametrize("winners", [False, True])
+def test_what_a_failed_block_wanted_memory_for(offsets, winners, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("API call failed")
+
+    failing, asked = SimpleNamespace(default=fails), []
+    names = ("maxsim", "maxsim_winners", "maxsim_varlen", "maxsim_varlen_winners")
+    monkeypatch.setattr(blocks, "_ops", SimpleNamespace(**dict.fromkeys(names, failing)))
+    for name in ("forward_failed", "varlen_failed"):
+        monkeypatch.setattr(blocks._oom, name, lambda *args, name=name: asked.append((name, args[-1])))
+    x = tokens(offsets)
+    kernels = blocks.choose(x, False, False, "highest")
+    with pytest.raises(RuntimeError, match="API call failed"):
+        (kernels.scores_and_winners if winners else kernels.scores)(x, x)
+    assert asked == [("forward_failed" if offsets is None else "varlen_failed", winners)]
+
+
+@pytest.mark.parametrize("queries, each", [(1, 3), (1, 1), (4, 1), (4, 0), (1, 0)])
+def test_packed_hard_negatives_are_those_of_the_padded_form(queries, each, device):
+    (Q, cu_q), (D, cu_d), (H, cu_h) = (
+        packed([3] * n, 8, torch.float64, device) for n in (queries, 5, queries * each)
+    )
+    offsets = {"cu_seqlens_q": cu_q, "cu_seqlens_d": cu_d, "cu_seqlens_h": cu_h}
+    with small_blocks():
+        loss = li.contrastive_loss(Q, D, temperature=T, hard_negatives=H, **offsets)
+        ours = gradients(loss, (Q, D, H))
+    shapes = ((queries, 3, 8), (5, 3, 8), (queries, each, 3, 8))
+    q, d, h = (x.view(shape) for x, shape in zip((Q, D, H), shapes, strict=True))
+    wanted = reference(q, d, T, H=h if each else None)
+    loss, found = gradients(wanted, (Q, D, H) if each else (Q, D))
+    assert_close(ours, (loss, found if each else (*found, torch.zeros_like(H))))
