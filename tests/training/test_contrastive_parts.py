@@ -8,6 +8,7 @@ import torch
 import late_interaction as li
 from late_interaction._contrastive import blocks
 from late_interaction._contrastive.backward import Sums
+from late_interaction._contrastive.problem import Grid
 from late_interaction._contrastive.tokens import Tokens
 from tests.contrast import assert_close, gradients, reference, small_blocks
 from tests.training.test_contrastive import T, packed
@@ -66,6 +67,15 @@ def test_runs_of_blocks_hold_no_more_logits_than_a_panel(queries, runs, monkeypa
     monkeypatch.setattr(blocks, "_PANEL", 12)
     assert blocks.panels([(3, 5), (5, 8), (8, 11), (11, 12)], queries) == runs
     assert blocks.panels([], queries) == []
+
+
+@pytest.mark.parametrize(
+    "queries, documents, one", [(3, 6, True), (3, 9, False), (4, 6, False), (1, 9, True)]
+)
+def test_pairs_that_pass_as_one_panel(queries, documents, one):
+    x, y = Tokens(torch.ones(queries, 2, 2), None), Tokens(torch.ones(documents, 2, 2), None)
+    with small_blocks():  # of 3 by 3, panels of 24 logits
+        assert Grid.of(blocks.choose(x, False, False, "highest"), x, y).one_panel == one
 
 
 @pytest.mark.parametrize("offsets", [None, [0, 2, 4, 6]])
