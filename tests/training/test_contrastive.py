@@ -45,16 +45,20 @@ def test_equals_cross_entropy(device, smoothing, reduction, kept):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_symmetric(device, smoothing, reduction):
-    assert_close(*both(device, 11, 11, smoothing=smoothing, reduction=reduction, symmetric=True))
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_symmetric(device, smoothing, reduction, kept):
+    options = {"reduction": reduction, "symmetric": True, "kept": kept}
+    assert_close(*both(device, 11, 11, smoothing=smoothing, **options))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_labels_and_queries_that_are_left_out(device, reduction, symmetric):
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_labels_and_queries_that_are_left_out(device, kept, reduction, symmetric):
     labels = torch.randperm(12, device=device)
     labels[[2, 7]] = -100
-    ours, wanted = both(device, 12, 12, labels=labels, reduction=reduction, symmetric=symmetric)
+    options = {"reduction": reduction, "symmetric": symmetric, "kept": kept}
+    ours, wanted = both(device, 12, 12, labels=labels, **options)
     assert_close(ours, wanted)
 
 
@@ -68,11 +72,12 @@ def test_labels_that_queries_share(device):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_hard_negatives(device, smoothing):
-    assert_close(*both(device, H=True, smoothing=smoothing))
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_hard_negatives(device, smoothing, kept):
+    assert_close(*both(device, H=True, smoothing=smoothing, kept=kept))
     masks = (None, None, torch.rand(10, 3, 4, device=device) < 0.6)
-    assert_close(*both(device, H=True, smoothing=smoothing, masks=masks))
-    assert_close(*both(device, 9, 9, H=True, symmetric=True, masks=(None, None, None)))
+    assert_close(*both(device, H=True, smoothing=smoothing, masks=masks, kept=kept))
+    assert_close(*both(device, 9, 9, H=True, symmetric=True, masks=(None, None, None), kept=kept))
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -1,16 +1,18 @@
 """Parts of the contrastive loss by themselves: sums of gradients, runs of blocks, what a failure asks for."""
 
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import late_interaction as li
-from late_interaction._contrastive import blocks
+from late_interaction._contrastive import blocks, whole
 from late_interaction._contrastive.backward import Sums
 from late_interaction._contrastive.problem import Grid
-from late_interaction._contrastive.tokens import Tokens
-from tests.contrast import assert_close, gradients, reference, small_blocks
+from late_interaction._contrastive.tokens import Tokens, even_blocks
+from tests.contrast import assert_close, batch, gradients, reference, small_blocks
+from tests.maxsim.test_call_edges import Called
 from tests.training.test_contrastive import T, packed
 
 
@@ -76,6 +78,62 @@ def test_pairs_that_pass_as_one_panel(queries, documents, one):
     x, y = Tokens(torch.ones(queries, 2, 2), None), Tokens(torch.ones(documents, 2, 2), None)
     with small_blocks():  # of 3 by 3, panels of 24 logits
         assert Grid.of(blocks.choose(x, False, False, "highest"), x, y).one_panel == one
+
+
+@pytest.mark.parametrize(
+    "offsets, keeps, size", [(None, False, 36), (None, True, 72), ([0, 2, 4, 6], True, 108)]
+)
+def test_bytes_of_a_batch_that_is_kept_whole(offsets, keeps, size):
+    """3 x 3 scores of 4 bytes, and winners of 2 tokens each, of 4 bytes where they are packed."""
+    x = tokens(offsets)
+    kernels = blocks.choose(x, False, False, "highest")
+    assert whole.fits(kernels, x, x, keeps, size, False) and not whole.fits(
+        kernels, x, x, keeps, size - 1, False
+    )
+    assert whole.default_budget("cpu", True) == whole.default_budget("cpu", False) == whole.KEPT_BYTES["cpu"]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_batch_that_is_kept_whole_finds_winners_for_a_backward_alone(learns):
+    Q, D = batch(3, 4)
+    with Called() as called, torch.set_grad_enabled(learns):
+        li.contrastive_loss(Q, D, temperature=T, kept_bytes=1 << 20)
+    assert [name.removesuffix("_no_autograd") for name in called.names] == ["maxsim" + "_winners" * learns]
+
+
+def test_blocks_of_packed_sequences():
+    """Each has about as many tokens as so many sequences of mean length, or is one sequence."""
+    for lengths in ([3] * 7, [1, 1, 1, 30, 1, 1, 1, 1], [0] * 9, [0, 0, 40, 0, 0, 0, 0, 0], [2], []):
+        bounds = tuple(accumulate(lengths, initial=5))
+        values = torch.ones(bounds[-1], 2)
+        x = Tokens(values, None, torch.tensor(bounds, dtype=torch.int32), bounds)
+        mean = max(sum(lengths), 1) / max(len(lengths), 1)
+        for most in (1, 2, 3):
+            found = x.blocks(most)
+            assert [i for a, b in found for i in range(a, b)] == list(range(len(lengths)))
+            for a, b in found:
+                held = bounds[b] - bounds[a]
+                assert b - a <= 4 * most and (b - a == 1 or held <= max(1.0, most * mean))
+                room = b < len(lengths) and b - a < 4 * most
+                assert not room or bounds[b + 1] - bounds[a] > max(1.0, most * mean)
+    assert x.mean_bytes == 40 and len(x) == 0  # of the tokens of no sequence
+    assert tokens([0, 2, 4, 6]).mean_bytes == 16 and tokens([0, 6]).mean_bytes == 48
+
+
+def test_which_tokens_are_of_no_sequence():
+    assert tokens().is_all and tokens().longest == 2 and tokens([0, 2, 6]).longest == 4
+    assert tokens([0, 2, 6]).is_all and not tokens([0, 2, 5]).is_all and not tokens([1, 6]).is_all
+    for shape in ((0, 3, 2), (3, 0, 2), (2, 3, 1)):
+        x = Tokens(torch.ones(shape), None).as_packed()
+        assert len(x) == shape[0] and x.longest == (shape[1] if shape[0] else 0) and x.is_all
+        assert list(x.bounds) == x.offsets.tolist()
+
+
+@pytest.mark.parametrize(
+    "n, most, size", [(63, 200, 63), (64, 200, 64), (65, 200, 96), (130, 70, 70), (130, 200, 160)]
+)
+def test_large_blocks_are_whole_tiles(n, most, size):
+    assert even_blocks(n, most)[0] == (0, min(size, n))
 
 
 @pytest.mark.parametrize("offsets", [None, [0, 2, 4, 6]])
