@@ -10,6 +10,7 @@ import late_interaction as li
 from late_interaction._contrastive import blocks, whole
 from late_interaction._contrastive.backward import Sums
 from late_interaction._contrastive.problem import Grid
+from late_interaction._contrastive.tail import PairList
 from late_interaction._contrastive.tokens import Tokens, even_blocks
 from tests.contrast import assert_close, batch, gradients, reference, small_blocks
 from tests.maxsim.test_call_edges import Called
@@ -118,6 +119,10 @@ def test_blocks_of_packed_sequences():
                 assert not room or bounds[b + 1] - bounds[a] > max(1.0, most * mean)
     assert x.mean_bytes == 40 and len(x) == 0  # of the tokens of no sequence
     assert tokens([0, 2, 4, 6]).mean_bytes == 16 and tokens([0, 6]).mean_bytes == 48
+
+
+def test_a_list_of_no_pairs():
+    assert [len(x) for x in PairList().tensors(torch.ones(2))] == [0, 0, 0]
 
 
 def test_which_tokens_are_of_no_sequence():
