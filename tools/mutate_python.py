@@ -30,6 +30,7 @@ sys.dont_write_bytecode = True
 
 # The tests that a module answers to.
 TESTS = {
+    "_group.py": "group_search contrastive_faults",
     "_checks/dense.py": "argument_edges bad_input messages",
     "_checks/from_hidden.py": "argument_edges fused_head messages",
     "_checks/messages.py": "argument_edges messages",
@@ -171,6 +172,10 @@ TESTS = {
 # Not mutated: __init__ files, autograd.py and ops/_library.py, which hold names and sentences;
 # _search/stream.py and ops/host_copy.py, which are about a GPU; the patches, whose tests need releases of
 # requirements/compat.txt.
+
+# What tests run in processes of their own, which nobody traces: mutants are written to disk, and judged by
+# all tests that are listed.
+ELSEWHERE = {"_group.py", "_search/group_search.py"}
 
 # Boundaries and negations of comparisons, and the operation that is most like another. The other replacements
 # of cosmic-ray fail at once (`x << 2.5`) or do what one of these does (`is` for `==` on small integers).
@@ -321,6 +326,11 @@ class Recorded:
     def runs_at_import(self, module, line):
         return not self.imported.isdisjoint(module.lines_with(line))
 
+    def of_files(self, names):
+        """{test: seconds} of the tests in files."""
+        files = tuple(f"{mutation.file_of_test(name)}::" for name in names.split())
+        return {test: taken for test, taken in self.seconds.items() if test.startswith(files)}
+
     def tests_of(self, module, line, imported):
         """{test: seconds} of those that execute the statement; if it is imported anew, of those that execute
         anything of the module."""
@@ -359,6 +369,8 @@ def replace_functions(collected, modules, recorded, seconds, out):
     """Judges the mutants that change functions alone. Those that survive and whose line also ran while tests
     were collected are left to write_to_disk."""
     for module in modules:
+        if module.name in ELSEWHERE:
+            continue
         functions = forked_tests.Functions(module.file, module.source)
         for mutant in told(module, out):
             new = functions.replacements(mutant.applied_to(module.source))
@@ -381,6 +393,8 @@ def write_to_disk(tree, module, recorded, seconds, log):
         try:
             module.file.write_text(mutant.applied_to(module.source))
             tests = recorded.tests_of(module, mutant.line, imported=True)
+            if module.name in ELSEWHERE:
+                tests = recorded.of_files(TESTS[module.name])
             module.write(mutant.key, *judge(module, mutant, tests, seconds, run))
         finally:
             module.file.write_text(module.source)
@@ -421,6 +435,7 @@ def record(collected, tree, tests, out):
     """Paths of what files of tests execute. A file is run again once it, or what it tests, has changed."""
     sources = [tree / "late_interaction" / name for name in TESTS]
     common = mutation.digest(
+        Path(__file__),
         *sorted((tree / "late_interaction").rglob("*.py")),
         *tree.glob("late_interaction/*.so"),
         *sorted(path for path in (tree / "tests").glob("*.py") if not path.name.startswith("test_")),

@@ -152,3 +152,12 @@ def test_tests_of_a_line_are_those_that_execute_its_statement(mutate_python, tmp
         assert recorded.tests_of(module, 6, imported) == {"first": 1.0}
     assert recorded.tests_of(module, 2, imported=True) == {"first": 1.0, "second": 2.0}
     assert recorded.tests_of(module, 2, imported=False) == {}
+    recorded.seconds = {
+        "tests/maxsim/test_forward.py::f": 1.0,
+        "tests/maxsim/test_forward.py::g[1]": 2.0,
+        "t": 3.0,
+    }
+    assert list(recorded.of_files("forward")) == [
+        "tests/maxsim/test_forward.py::f",
+        "tests/maxsim/test_forward.py::g[1]",
+    ]
