@@ -242,8 +242,8 @@ def mutants(source):
             mutant = Mutant(name.removeprefix("core/"), occurrence, start[0])
             if any(first <= tuple(start) < last for first, last in skipped):
                 continue
-            # cosmic-ray takes the stars of f(a, *, b) and {**a} for operators, too.
-            if not re.search("Operator_(Mul|Pow)_", name) or compiles(mutant.applied_to(source)):
+            # cosmic-ray takes the stars of f(a, *, b) and {**a} for operators, too, and writes `not a := b`.
+            if not re.search("Operator_(Mul|Pow)_|AddNot", name) or compiles(mutant.applied_to(source)):
                 yield mutant
 
 
