@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, _queries, _tokens
+from late_interaction.corpus import Corpus, _chunks, _queries, _tokens
 from late_interaction.fp8 import quantize_fp8_per_token
 from late_interaction.int8 import quantize_int8_per_token
 from late_interaction.varlen import maxsim_varlen, pack_sequences
@@ -343,3 +343,29 @@ def test_bounded_memory_of_the_host(tmp_path):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "float16 and int8 in bounded memory, float16 without chunks refused it\n"
+
+
+@pytest.mark.parametrize(
+    "most_bytes, most_documents, ranges",
+    [
+        (1, 9, [(0, 1), (1, 2), (2, 3), (3, 4)]),
+        (3 * 16, 9, [(0, 1), (1, 3), (3, 4)]),
+        (5 * 16, 9, [(0, 3), (3, 4)]),
+        (5 * 16, 2, [(0, 2), (2, 3), (3, 4)]),
+        (1 << 20, 9, [(0, 4)]),
+    ],
+)
+def test_chunks_hold_no_more_than_they_may(most_bytes, most_documents, ranges):
+    """Of documents of 3, 1, 1 and 9 tokens, of 16 bytes each; in two shards."""
+    shard = packed(documents([3, 1, 1, 9], d=4)).shards[0]
+    found = _chunks.plan([shard, shard], most_bytes, most_documents)
+    assert [(chunk.first, chunk.stop) for chunk in found] == ranges * 2
+    assert [chunk.place for chunk in found] == [first + more for more in (0, 4) for first, _ in ranges]
+    for chunk in found:
+        assert chunk.tokens == len(chunk.sources()[0]) == chunk.offsets()[-1]
+
+
+@pytest.mark.parametrize("ids", [None, ["a"]])
+def test_a_part_without_documents_has_no_ids(ids):
+    some, none = Corpus.from_packed(*pack_sequences(documents([3])), ids=ids).parts(2)
+    assert (some.ids is None) == (ids is None) and none.ids is None and len(none) == 0

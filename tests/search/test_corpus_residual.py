@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from late_interaction import plaid
-from late_interaction.corpus import Corpus, CorpusError
+from late_interaction.corpus import Corpus, CorpusError, _codec_files
 from late_interaction.residual_codec import ResidualCodec
 from late_interaction.varlen import pack_sequences
 
@@ -110,6 +110,15 @@ def test_over_tensors(device):
 
 
 # ---- the folder ----
+
+
+def test_codecs_are_equal_by_their_values():
+    codec = trained(documents())
+    tables = codec.centroids, codec.bucket_cutoffs, codec.bucket_weights
+    assert _codec_files.equal(None, None) and _codec_files.equal(codec, codec)
+    assert not _codec_files.equal(codec, None) and not _codec_files.equal(None, codec)
+    assert _codec_files.equal(codec, ResidualCodec(*(x.clone() for x in tables), 2))
+    assert not _codec_files.equal(codec, ResidualCodec(*(x + 1 for x in tables), 2))
 
 
 def test_another_corpus_is_copied_or_encoded(tmp_path):
