@@ -251,6 +251,7 @@ def test_numpy_shares_memory(tmp_path):
         (np.ones((4, 2), np.float32), np.array([0, 5]), r"offsets must never fall and lie within \[0, 4\]"),
         (np.ones((4, 2), np.float32), np.array([0.0]), "offsets must be int32 or int64, got float64"),
         (np.ones(4, np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),
+        (np.ones((4, 2, 2), np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),
     ],
 )
 def test_bad_arrays(tokens, offsets, message):
@@ -264,6 +265,7 @@ def test_bad_arrays(tokens, offsets, message):
         ({"k": 0}, "k must be at least 1"),
         ({"Q": torch.ones(3, 4, 5)}, "Q must have the d of the corpus, 16"),
         ({"Q": [torch.ones(3, 16), torch.ones(16)]}, r"Q\[1\] must be \[L, d\]"),
+        ({"Q": [torch.ones(3, 16), torch.ones(1, 3, 16)]}, r"Q\[1\] must be \[L, d\]"),
         ({"Q": []}, "Q must be a torch.Tensor or a list of them"),
         ({"Q": [torch.ones(3, 16)], "q_mask": torch.ones(1, 3)}, "q_mask must be None for a list"),
         ({"Q": torch.ones(3, 16, dtype=torch.int8)}, "Q must be bfloat16"),
@@ -369,3 +371,16 @@ def test_chunks_hold_no_more_than_they_may(most_bytes, most_documents, ranges):
 def test_a_part_without_documents_has_no_ids(ids):
     some, none = Corpus.from_packed(*pack_sequences(documents([3])), ids=ids).parts(2)
     assert (some.ids is None) == (ids is None) and none.ids is None and len(none) == 0
+
+
+def test_which_documents_of_codes_need_no_copy():
+    offsets = torch.tensor([0, 3, 6, 8, 11, 14])
+    for documents_, longest, rows in (
+        ([0, 1], 3, slice(0, 6)),
+        ([3, 4], 3, slice(8, 14)),
+        ([2], 2, slice(6, 8)),
+        ([0, 1, 3], 3, None),  # no neighbours
+        ([1, 2], 3, None),  # not equally long
+        ([0, 3], 3, None),
+    ):
+        assert _queries._together(offsets, torch.tensor(documents_), longest) == rows

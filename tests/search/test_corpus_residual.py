@@ -217,6 +217,8 @@ def test_bad_options(tmp_path):
         Corpus.create(tmp_path, d=D, dtype=torch.int8, codec=codec)
     with pytest.raises(ValueError, match="codec must be for d = 8, got one for 16"):
         Corpus.create(tmp_path, d=8, codec=codec)
+    with pytest.raises(ValueError, match="codec must be for d = 24, got one for 16"):
+        Corpus.create(tmp_path, d=24, codec=codec)
     with pytest.raises(TypeError, match="codec must be a ResidualCodec or None, got 2"):
         Corpus.create(tmp_path, d=8, codec=2)
     bad = [torch.ones(2, D), torch.full((2, D), float("nan"))]
