@@ -450,6 +450,13 @@ def test_a_module_and_its_function_have_the_same_options(function, module):
         assert ours[name].default == theirs[name].default and ours[name].kind is theirs[name].kind
 
 
+def test_what_modules_begin_with():
+    pairwise, sigmoid = li.PairwiseLoss(), li.SigmoidLoss()
+    assert not list(pairwise.parameters()) and pairwise.temperature.item() == 1.0
+    assert len(list(sigmoid.parameters())) == 2 and sigmoid.bias.item() == -10.0
+    assert sigmoid.temperature.item() == pytest.approx(0.1)
+
+
 def refusals():
     Q, D = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
     for kind in FUNCTIONS:
