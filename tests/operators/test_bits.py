@@ -78,7 +78,7 @@ def way(request, monkeypatch):
         return CASES, OPS.maxsim_hamming, OPS.maxsim_asymmetric
     if request.param == "one document at a time":
         monkeypatch.setattr(packed_codes, "_BYTES", 1)
-    return CASES[::4], packed_codes._maxsim_hamming, packed_codes._maxsim_asymmetric
+    return CASES[::8] + CASES[1::8], packed_codes._maxsim_hamming, packed_codes._maxsim_asymmetric
 
 
 def test_hamming(way, device):
@@ -382,8 +382,16 @@ def test_messages_of_asymmetric_codes(device):
         (codes, D, s, t, None, None, 3),
         (codes, D.expand(5, 4, 7, 3), s, t.expand(5, 4, 7), None, None, 1),
     ):
-        with pytest.raises((RuntimeError, TypeError, ValueError)):
-            OPS.maxsim_asymmetric(*bad)
+        for op in (OPS.maxsim_asymmetric, packed_codes._maxsim_asymmetric):
+            with pytest.raises((RuntimeError, TypeError, ValueError)):
+                op(*bad)
+
+
+@pytest.mark.parametrize("each, slices", [(3, [3, 3, 1]), (10, [1] * 7), (11, [1] * 7), (1, [7]), (0, [7])])
+def test_int8_copies_are_no_larger_than_they_may_be(each, slices, monkeypatch):
+    monkeypatch.setattr(packed_codes, "_BYTES", 10)
+    places = range(7)
+    assert [len(places[part]) for part in packed_codes._slices(7, each)] == slices
 
 
 def test_quantizers_refuse():

@@ -400,7 +400,11 @@ def test_layouts(device):
     assert torch.equal(own, torch.stack([grid[i, 2 * i : 2 * i + 2] for i in range(3)]))
     torch.testing.assert_close(li.xtr_scores(Q[0], D, 11), grid[0], rtol=1e-12, atol=1e-12)
     assert torch.equal(li.xtr_scores(Q[:1], D[0], 11), li.xtr_scores(Q[:1], D[:1], 11).squeeze(1))
-    assert li.xtr_scores(Q[0], D[0], 2).shape == ()
+    assert li.xtr_scores(Q[0], D[0], 2).shape == () and li.xtr_scores(Q, D[0], 2).shape == (3,)
+    own_mask = torch.rand(3, 2, 5, device=device) < 0.6
+    grid = li.xtr_scores(Q, D, 11, None, own_mask.flatten(0, 1))
+    own = li.xtr_scores(Q, D.view(3, 2, 5, 8), 11, None, own_mask)
+    assert torch.equal(own, torch.stack([grid[i, 2 * i : 2 * i + 2] for i in range(3)]))
     for form in ("transposed", "sliced", "offset", "expanded"):
         q, d = tokens((3, 4, 8), F64, device, form), tokens((6, 5, 8), F64, device, form)
         wanted = li.xtr_scores(q.contiguous(), d.contiguous(), 11)
@@ -442,6 +446,7 @@ def test_precision(device):
         assert torch.equal(scores, coarse)
         assert torch.equal(li.xtr_scores(Q.bfloat16(), D, 100), coarse)
         fine = li.xtr_scores(Q, D, 100, precision="highest")
+        assert torch.equal(li.xtr_scores(Q.bfloat16(), D, 100, precision="highest"), coarse)
     assert [g.dtype for g in gradients(scores, (Q, D))] == [torch.float32] * 2
     ref.assert_close(fine, exact, 1e-5)
 

@@ -1,5 +1,6 @@
 """explain, Alignment and plot_alignment, against the whole grid of similarities in float64."""
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -123,6 +124,10 @@ def test_top_and_text():
         ["c", "x", "2.0000"],
     ]
     assert lines[-1] == "score 3.0000"
+    shades = re.findall(r"rgba\(255,165,0,([0-9.]+)\)", one.html())
+    assert shades == ["0.30", "0.00", "0.60"]  # of the largest contribution
+    none = Alignment(torch.tensor([0]), torch.tensor([-1.0]), torch.tensor([-1.0]))
+    assert "rgba(255,165,0,0.00)" in none.html()
 
 
 def test_html_escapes_tokens():
@@ -236,6 +241,7 @@ def test_compressed_documents(device, nbits, dtype, normalize):
         ({"doc_lengths": None}, ValueError, "doc_lengths .* got neither"),
         ({"cu_seqlens_d": torch.tensor([0, 9])}, ValueError, "cu_seqlens_d .* got both"),
         ({"doc_lengths": torch.tensor([10, 0, 4, 1])}, ValueError, "doc_lengths"),
+        ({"doc_lengths": torch.tensor([9, 0, -1, 1])}, ValueError, "doc_lengths"),
         ({"documents": torch.tensor([[4], [0], [0]])}, ValueError, "documents"),
         ({"documents": torch.tensor([[0]])}, ValueError, "documents"),
         ({"nbits": 3}, ValueError, "nbits"),

@@ -11,7 +11,8 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from late_interaction import Muvera
-from late_interaction.muvera import Encodings, _random_bits, encoder
+from late_interaction._checks.muvera import check_parameters
+from late_interaction.muvera import Encodings, _first_pass, _random_bits, encoder
 from late_interaction.reference import muvera_reference
 from late_interaction.varlen import pack_sequences
 from tests.cases import mask
@@ -419,6 +420,8 @@ def test_state_is_saved_and_loaded(tmp_path):
         Muvera.from_state_dict({"parameters": state["parameters"]})
     with pytest.raises(ValueError, match="must hold 7 parameters"):
         Muvera.from_state_dict({"parameters": state["parameters"][:3]})
+    with pytest.raises(ValueError, match="must hold 7 parameters"):
+        Muvera.from_state_dict({"parameters": state["parameters"].repeat(2)})
     with pytest.raises(TypeError, match="state must be a dict"):
         Muvera.from_state_dict([1])
 
@@ -452,6 +455,41 @@ def test_all_documents_as_candidates_are_the_exact_search(corpus, masks, normali
             found = li.retrieve(Q, D, 6, *both, coarse=coarse, candidates=120, **options)
             torch.testing.assert_close(found[0], exact[0], rtol=1e-6, atol=1e-6)
             assert torch.equal(found[1], exact[1])
+
+
+def chunks_of_first_pass(Q, D, coarse, normalize=True):
+    return [s.shape[1] for _, s in _first_pass.MuveraPass(Q, None, coarse, normalize).scored(D, None, None)]
+
+
+@pytest.mark.parametrize("queries, scores, chunk", [(5, 100, 20), (1, 100, 100), (0, 100, 100), (5, 1, 1)])
+def test_scores_of_a_chunk_of_encodings(queries, scores, chunk, monkeypatch):
+    muvera, D = Muvera(8, 1, 2), torch.randn(120, 3, 8)
+    monkeypatch.setattr(_first_pass, "MOST_SCORES", scores)
+    wanted = [min(chunk, 120 - start) for start in range(0, 120, chunk)]
+    for coarse in (muvera, muvera.encode_corpus(D)):
+        assert chunks_of_first_pass(D[:queries], D, coarse) == wanted
+
+
+@pytest.mark.parametrize("tokens", [3, 9])
+def test_bytes_of_a_chunk_of_encodings(tokens, monkeypatch):
+    """Encodings have 32 dims; tokens of a document that is encoded have 24 or 72 numbers."""
+    muvera, D = Muvera(8, 1, 2), torch.randn(120, tokens, 8)
+    encodings = muvera.encode_corpus(D)
+    for coarse, numbers in ((encodings, 32), (muvera, max(32, 8 * tokens))):
+        monkeypatch.setattr(_first_pass, "_BYTES", 4 * numbers * 50)
+        assert chunks_of_first_pass(D[:2], D, coarse) == [50, 50, 20]
+        monkeypatch.setattr(_first_pass, "_BYTES", 1)
+        assert chunks_of_first_pass(D[:2], D[:3], Encodings(muvera, encodings.documents[:3])) == [1] * 3
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_tokens_are_normalized_where_that_is_asked_for(normalized):
+    muvera, D = Muvera(8, 2, 3), 7 * torch.randn(6, 3, 8)
+    found = _first_pass.MuveraPass(D, None, muvera, normalized)
+    unit = normalize(D, dim=-1) if normalized else D
+    torch.testing.assert_close(found.Q, muvera.encode_queries(unit))
+    ((_, scores),) = found.scored(D, None, None)
+    torch.testing.assert_close(scores, found.Q @ muvera.encode_documents(unit).t())
 
 
 def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
@@ -546,9 +584,17 @@ BAD_PARAMETERS = [
     ({"d_final": "a"}, TypeError, "d_final must be an int, got str"),
     ({"fill_empty": 1}, TypeError, "fill_empty must be True or False, got 1"),
     ({"seed": -1}, ValueError, r"seed must lie in \[0, 2\*\*63\), got -1"),
+    ({"seed": 2**63}, ValueError, r"seed must lie in \[0, 2\*\*63\), got 9223372036854775808"),
+    ({"d": 2**30, "k_sim": 1, "repetitions": 1}, ValueError, "must be below 2.*31, got 2147483648"),
+    ({"d_final": 2**31}, ValueError, r"d_final must be below 2\*\*31"),
     ({"seed": True}, TypeError, "seed must be an int, got True"),
     ({"k_sim": 16, "repetitions": 10**6}, ValueError, r"repetitions \* 2\*\*k_sim \* d must be below"),
 ]
+
+
+def test_parameters_at_their_limits():
+    check_parameters(2**31 - 1, 0, 1, None, 2**31 - 1, True, 2**63 - 1)
+    assert Muvera(8).dim == 20 * 32 * 8
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD_PARAMETERS)
