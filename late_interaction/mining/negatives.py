@@ -125,7 +125,8 @@ def hard_negatives(
         own = _positive_scores(queries, corpus, rows, normalize)
         device = scores.device
         lowest = torch.tensor([float(x.min()) if len(x) else torch.nan for x in own], device=device)
-        padded = torch.tensor([row + [-1] * (most - len(row)) for row in rows], device=device).view(-1, most)
+        filled = [row + [-1] * (most - len(row)) for row in rows]
+        padded = torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), most)
         is_positive = torch.cat(
             [
                 (i.unsqueeze(-1) == p.unsqueeze(1)).any(-1)
