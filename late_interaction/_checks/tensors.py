@@ -35,6 +35,10 @@ def check_embeddings(name: str, x: Tensor) -> None:
 def check_rows(name: str, x: Tensor) -> None:
     """Embeddings with a dim d of at least 1."""
     check_embeddings(name, x)
+    check_has_d(name, x)
+
+
+def check_has_d(name: str, x: Tensor) -> None:
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"{name} must be [..., d] with d of at least 1, got {shape_of(x)}")
 
