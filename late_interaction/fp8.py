@@ -31,7 +31,7 @@ _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
         raise TypeError(f"dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {abbreviate(dtype)}")
 
 

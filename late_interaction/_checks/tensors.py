@@ -63,6 +63,12 @@ def _is_fake(x: Tensor) -> bool:
     return bool(is_fake(x))
 
 
+def check_not_meta(name: str, x: Tensor) -> None:
+    """For what is read on the host."""
+    if x.is_meta:
+        raise ValueError(f"{name} must hold values, got a meta tensor")
+
+
 def has_values_on_cpu(x: Tensor) -> bool:
     """Whether the values of x can be read without waiting for a device."""
     return x.is_cpu and has_values(x)

@@ -33,7 +33,8 @@ def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a dict from TopK.state_dict(), got {type(state).__name__}")
     found: dict[str, Any] = dict(state)
-    if "seen" in found and not found.get("ranges"):
+    ranges = found.get("ranges")
+    if "seen" in found and (ranges is None or (isinstance(ranges, Sequence) and not ranges)):
         _check_count("seen", found["seen"])
         if found["seen"]:
             found |= {"next": found["seen"], "ranges": [[0, found["seen"]]]}

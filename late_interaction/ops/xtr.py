@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from late_interaction._checks.options import BACKWARDS, OPERATOR_PRECISIONS
 from late_interaction._checks.xtr import RULES
 from late_interaction._scoring.precision import float32_products, without_autocast
 from late_interaction.ops._library import library, operators
@@ -155,6 +156,7 @@ def _xtr_winners(
     backward: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check(Q, D, q_weights, d_mask, k, rule)
+    _check_strings(precision, backward)
     (Nq, Lq), (Nd, Ld) = Q.shape[:2], D.shape[:2]
     scores, denominators, winners = _fake(Q, D)
     if winners.numel() == 0 or Ld == 0:
@@ -197,6 +199,15 @@ def _check(Q: Tensor, D: Tensor, q_weights: Tensor | None, d_mask: Tensor | None
         problem = "q_weights must be bool or of the scores' dtype, [Nq, Lq], on the device of Q"
     if problem is not None:
         raise RuntimeError(f"late_interaction: {problem}")
+
+
+def _check_strings(precision: str, backward: str) -> None:
+    for name, value, known in (
+        ("precision", precision, OPERATOR_PRECISIONS),
+        ("backward", backward, BACKWARDS),
+    ):
+        if value not in known:
+            raise RuntimeError(f"late_interaction: {name} must be one of {known}, got {value[:40]!r}")
 
 
 def _fits(x: Tensor, tokens: Tensor, *dtypes: torch.dtype) -> bool:

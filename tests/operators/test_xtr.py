@@ -624,7 +624,11 @@ BAD = {
     "a rule": ({"rule": "colbert"}, ValueError, "rule must be one of"),
     "a mask": ({"d_mask": torch.ones(4, 6, dtype=torch.bool)}, ValueError, "d_mask must be"),
     "a float mask": ({"q_mask": torch.ones(2, 3)}, TypeError, "q_mask must be a dense bool"),
-    "bool weights": ({"q_weights": torch.ones(2, 3).bool()}, TypeError, "q_weights must be floating point"),
+    "bool weights": (
+        {"q_weights": torch.ones(2, 3).bool()},
+        TypeError,
+        "q_weights must be dense and floating point",
+    ),
     "weights": ({"q_weights": torch.ones(2, 4)}, ValueError, "q_weights must be"),
     "listed weights": ({"q_weights": [1.0]}, TypeError, "q_weights must be a torch.Tensor"),
     "a precision": ({"precision": "tf32"}, ValueError, "precision must be one of"),
