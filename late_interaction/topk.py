@@ -9,7 +9,7 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive, check_precision
 from late_interaction._checks.search import check_corpus, check_tokens_or_codes
-from late_interaction._checks.tensors import CODES, check_not_meta, has_values
+from late_interaction._checks.tensors import CODES, has_values
 from late_interaction._maxsim import maxsim
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring import quantized
@@ -332,10 +332,8 @@ class TopK:
                 tensors that no such search finds. What was found so far stays as it is then.
         """
         state = topk_state.checked_state(state, self._search())
-        topk_state.check_found(state, self._scores.shape[0], self._scores.dtype, self.k)
+        topk_state.check_found(state, self._scores, self.k)
         scores, indices = state["scores"], state["indices"]
-        for name in () if self._Q.is_meta else ("scores", "indices"):
-            check_not_meta(f"{name} of the state", state[name])
         if has_values(scores) and scores.device.type == "cpu":
             topk_state.check_order(state, self.k, self._largest)
         self._scores, self._indices = (x.detach().to(self._Q.device) for x in (scores, indices))

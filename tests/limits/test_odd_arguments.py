@@ -34,6 +34,7 @@ def restored(**state):
 MUVERA = li.Muvera(4, k_sim=1, repetitions=1)
 PAIR = {"Q": Q, "D": D}
 SPANS = {"queries": [Q[0]], "hidden": TOKENS, "doc_offsets": [0], "doc_lengths": [2]}
+EMBEDDED = {"q_embs": [Q[0]], "d_embs": [D[0]]}
 STEP = {"encoder": lambda x: x, "batches": [Q], "loss": lambda x: x.sum()}
 META = TOKENS.to("meta")
 # A function, its good arguments, and of one of them a value that is refused by name.
@@ -92,8 +93,8 @@ REFUSED = [
     (mining.mine_hard_negatives, {"dataset": TEXTS, "model": None}, "output_format", np.ones(2), ValueError),
     (vllm_compat.compute_maxsim_score_offsets, SPANS, "doc_offsets", None, TypeError),
     (vllm_compat.compute_maxsim_score_offsets, SPANS, "doc_lengths", [1.5], TypeError),
-    (vllm_compat.compute_maxsim_score_batched, {"q_embs": [Q[0]], "d_embs": [D[0]]}, "d_embs", 3, TypeError),
-    (vllm_compat.compute_maxsim_score_batched, {"q_embs": [Q[0]], "d_embs": [D[0]]}, "d_embs", [3], TypeError),
+    (vllm_compat.compute_maxsim_score_batched, EMBEDDED, "d_embs", 3, TypeError),
+    (vllm_compat.compute_maxsim_score_batched, EMBEDDED, "d_embs", [3], TypeError),
 ]  # fmt: skip
 
 
