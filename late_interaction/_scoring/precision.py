@@ -13,14 +13,15 @@ _NEW_NAMES = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 
 def float32_precision(device_type: str) -> str:
     """ "highest", "high" or "medium", for float32 matrix products on devices of this type."""
-    with _switch.lock:
-        if _switch.before is not None:  # another thread multiplies otherwise for a while
-            return _switch.before
-        try:
-            return torch.get_float32_matmul_precision()
-        except RuntimeError:  # the newer switches are in use, and PyTorch will not read both
-            backend = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
-            return _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
+    turn = _switch.turn
+    if (before := _switch.before) is not None:  # a call multiplies otherwise for a while
+        return before
+    try:
+        found = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer switches are in use, and PyTorch will not read both
+        backend = torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn
+        found = _NEW_NAMES.get(backend.matmul.fp32_precision, "highest")
+    return found if turn == _switch.turn else float32_precision(device_type)
 
 
 # A compiled graph keeps what it was compiled under. torch.compiler.assume_constant_result sets this mark, but
@@ -38,12 +39,12 @@ class _Switch:
     the same precision hold it together; others wait until these are done and it is what it was before."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._free = threading.Condition(self.lock)
+        self._free = threading.Condition()
         self._own = threading.local()  # within: whether this thread holds it
         self._holders = 0
         self._held = ""
         self.before: str | None = None  # what the caller of the first holder had
+        self.turn = 0  # grows whenever the switch is about to be thrown
 
     @contextmanager
     def hold(self, device_type: str, precision: str) -> Iterator[None]:
@@ -59,6 +60,7 @@ class _Switch:
             if not self._holders:
                 self._held, self.before = precision, float32_precision(device_type)
                 if self._held != self.before:
+                    self.turn += 1
                     torch.set_float32_matmul_precision(precision)
             self._holders += 1
         self._own.within = True
