@@ -14,12 +14,12 @@ from torch.compiler import is_compiling
 from late_interaction import ops
 from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import (
-    BACKWARDS,
-    PRECISIONS,
     check_backward,
     check_flag,
     check_precision,
     check_winners,
+    is_backward,
+    is_precision,
 )
 from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
@@ -117,8 +117,8 @@ def _fast_path(
     if (
         _intercepted(Q, D)
         or not (normalize is False or normalize is True)
-        or not (backward is None or backward in BACKWARDS)
-        or not (precision is None or precision in PRECISIONS)
+        or not is_backward(backward)
+        or not is_precision(precision)
         or forward_ad._current_level >= 0
         or not (weights is None or _fits(weights, Q))
     ):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction._checks.tensors import check_not_meta
 
 __all__ = ["evaluate_recall"]
 
@@ -99,6 +100,7 @@ def _checked_exact(exact: Any) -> tuple[Tensor, Tensor]:
     for name, x in (("scores", scores), ("indices", indices)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} of exact must be a torch.Tensor, got {type(x).__name__}")
+        check_not_meta(f"{name} of exact", x)
     if not scores.is_floating_point() or indices.dtype not in _INTEGERS:
         raise TypeError(
             f"exact must be floating-point scores and integer indices, got {scores.dtype} and {indices.dtype}"
@@ -120,6 +122,7 @@ def _checked_found(found: Any, queries: int) -> Tensor:
     if isinstance(found, Tensor):
         if found.dtype not in _INTEGERS:
             raise TypeError(f"found must be integers, got {found.dtype}")
+        check_not_meta("found", found)
         if found.dim() not in (1, 2):
             raise ValueError(f"found must be [Nq, n] or [n], got {shape_of(found)}")
         lists = torch.atleast_2d(found.detach().cpu()).long()

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize as unit
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries
-from late_interaction._checks.options import check_flag, check_integer, check_precision
+from late_interaction._checks.options import check_flag, check_integer, check_precision, is_one_of
 from late_interaction._checks.packed import check_offsets, check_packed
 from late_interaction._checks.tensors import (
     check_embeddings,
@@ -162,7 +162,7 @@ def options(s: Sides, given: dict[str, Any]) -> Options:
     """Everything beside the tokens."""
     for name in ("symmetric", "normalize", "scale_by_world"):
         check_flag(name, given[name])
-    if given["reduction"] not in REDUCTIONS:
+    if not is_one_of(given["reduction"], REDUCTIONS):
         raise ValueError(f"reduction must be one of {REDUCTIONS}, got {abbreviate(given['reduction'])}")
     smoothing = _share("label_smoothing", given["label_smoothing"])
     tail = _share("tail", given["tail"])

@@ -110,6 +110,20 @@ def test_weights_of_query_tokens(device, rule):
     assert gradients(alone, weights)[0].any()
 
 
+@pytest.mark.parametrize("size", [1e-7, 1e5, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_that_half_precision_does_not_hold(device, dtype, size):
+    """A weighted token of Q is never rounded to the dtype of Q: float16 ends at 65504."""
+    Q, D = (x.detach().to(dtype).requires_grad_() for x in embeddings(3, 4, 5, 9, 16, device))
+    weights = (torch.randn(3, 5, device=device) * size).requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in (Q, D, weights)]
+    scores = li.xtr_scores(Q, D, 36, q_weights=weights) / size
+    reference = xtr_scores_reference(wide[0], wide[1], 36, q_weights=wide[2]) / size
+    inputs = gradients(scores, (Q, D, weights)), gradients(reference, wide)
+    for mine, theirs in zip(*inputs, strict=True):
+        assert (mine.double() - theirs).norm() < 0.02 * theirs.norm()
+
+
 # Panels of one row, of a few and of all; documents on both sides of 16-cell segments.
 @pytest.mark.parametrize("panel", [1, 4000, 1 << 20])
 @pytest.mark.parametrize("rule", RULES)
@@ -629,7 +643,11 @@ BAD = {
     "a rule": ({"rule": "colbert"}, ValueError, "rule must be one of"),
     "a mask": ({"d_mask": torch.ones(4, 6, dtype=torch.bool)}, ValueError, "d_mask must be"),
     "a float mask": ({"q_mask": torch.ones(2, 3)}, TypeError, "q_mask must be a dense bool"),
-    "bool weights": ({"q_weights": torch.ones(2, 3).bool()}, TypeError, "q_weights must be floating point"),
+    "bool weights": (
+        {"q_weights": torch.ones(2, 3).bool()},
+        TypeError,
+        "q_weights must be dense and floating point",
+    ),
     "weights": ({"q_weights": torch.ones(2, 4)}, ValueError, "q_weights must be"),
     "listed weights": ({"q_weights": [1.0]}, TypeError, "q_weights must be a torch.Tensor"),
     "a precision": ({"precision": "tf32"}, ValueError, "precision must be one of"),

@@ -289,6 +289,25 @@ def test_a_changed_file(kind, copy):
             corpus.verify()
 
 
+def test_ids_that_are_no_text(copy):
+    file = copy / "shard-00000.ids"
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+    corpus = Corpus.open(copy)
+    with pytest.raises(CorpusError, match="id 0 of a shard must be UTF-8: the file of its ids was changed"):
+        corpus.ids[0]
+    assert corpus.ids[1] == "1"
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_metadata_without_an_end(made, copy):
+    """Reading a pipe waits for its writer, and a device has no end."""
+    file = copy / "metadata.json"
+    file.unlink()
+    made(file)
+    with pytest.raises(CorpusError, match=f"{file} must be the metadata of a corpus, got no regular file"):
+        Corpus.open(copy)
+
+
 def test_offsets_that_fall(copy):
     file = copy / "shard-00001.offsets"
     offsets = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.int64)

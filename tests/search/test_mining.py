@@ -129,6 +129,15 @@ def test_random_choice(device):
     assert len(set(ranks)) > 35 and max(ranks) > 50  # from the whole range
 
 
+@pytest.mark.parametrize("include_positives", [False, True])
+def test_queries_without_any_positive(include_positives):
+    D = torch.eye(4).unsqueeze(1)
+    options = {"num_negatives": 2, "absolute_margin": 0.5, "include_positives": include_positives}
+    found = hard_negatives(D[:2] + 0.1 * D[2], D, [[], []], **options)
+    assert found.indices.tolist() == [[0, 2], [1, 2]]
+    assert [x.shape for x in found.positive_scores] == [(0,), (0,)]
+
+
 def test_ties_go_to_the_lowest_index_and_nan_is_no_negative(device):
     D = [torch.eye(4)[:1].to(device)] * 6 + [torch.full((1, 4), torch.nan, device=device)]
     found = hard_negatives([torch.eye(4)[:1].to(device)], D, [[1]], num_negatives=7, range_max=7)
