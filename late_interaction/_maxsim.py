@@ -14,12 +14,13 @@ from torch.compiler import is_compiling
 from late_interaction import ops
 from late_interaction._checks.dense import as_given, check_maxsim, check_maxsim_pairs
 from late_interaction._checks.options import (
+    BACKWARDS,
+    PRECISIONS,
     check_backward,
     check_flag,
     check_precision,
     check_winners,
-    is_backward,
-    is_precision,
+    is_one_of,
 )
 from late_interaction._checks.tensors import check_mask, check_no_forward_ad, is_autocasting
 from late_interaction._checks.weights import check_weights
@@ -117,8 +118,8 @@ def _fast_path(
     if (
         _intercepted(Q, D)
         or not (normalize is False or normalize is True)
-        or not is_backward(backward)
-        or not is_precision(precision)
+        or not (backward is None or is_one_of(backward, BACKWARDS))
+        or not (precision is None or is_one_of(precision, PRECISIONS))
         or forward_ad._current_level >= 0
         or not (weights is None or _fits(weights, Q))
     ):

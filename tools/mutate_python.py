@@ -61,7 +61,7 @@ TESTS = {
     "_contrastive/own_options.py": "losses distillation",
     "_contrastive/panels.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/problem.py": "contrastive contrastive_single contrastive_tail losses",
-    "_contrastive/products.py": "contrastive contrastive_single contrastive_tail losses",
+    "_scoring/products.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/reduction.py": "contrastive contrastive_single contrastive_tail losses",
     "_contrastive/row_losses/pairwise.py": "losses contrastive",
     "_contrastive/row_losses/recall.py": "losses contrastive",

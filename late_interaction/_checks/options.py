@@ -50,14 +50,6 @@ def is_one_of(value: Any, choices: Collection[str]) -> bool:
     return isinstance(value, str) and value in choices
 
 
-def is_backward(value: Any) -> bool:
-    return value is None or is_one_of(value, BACKWARDS)
-
-
-def is_precision(value: Any) -> bool:
-    return value is None or is_one_of(value, PRECISIONS)
-
-
 def check_backward(backward: str | None) -> str:
     """Returns the strategy: "auto" for None."""
     if backward is None:
@@ -73,5 +65,5 @@ def check_winners(winners: str | None) -> None:
 
 
 def check_precision(precision: str | None) -> None:
-    if not is_precision(precision):
+    if precision is not None and not is_one_of(precision, PRECISIONS):
         raise ValueError(f"precision must be one of {PRECISIONS} or None, got {abbreviate(precision)}")

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.products import product
 from late_interaction._contrastive.tokens import Block, Tokens
 from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.products import product
 from late_interaction.ops import _oom
 from late_interaction.ops._library import operators as _ops
 

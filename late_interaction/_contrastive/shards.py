@@ -96,7 +96,7 @@ class Call:
         device = q.values.device.type
         if self.ring.world == 1:
             return KeptBlocks.of(self.problem.kernels, self.kept_bytes, device)
-        # Of a group all blocks or none, as in a batch that is kept as a whole.
+        # In a group all blocks stay or none, as in a batch that is kept as a whole.
         budget = whole.default_budget(device, False)
         pair = (4 if q.packed else 2) * q.longest + 4
         fit = len(q) * sum(self.ring.documents) * pair <= budget

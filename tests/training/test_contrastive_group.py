@@ -269,7 +269,7 @@ def test_padded_tokens_stay_padded(world, kind, tail, wanted):
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("kind", ["padded", "mixed", "packed"])
 def test_winners_that_stay(world, kind):
-    """Of a batch that is small enough the ring keeps winners, each shard's its own."""
+    """The ring keeps the winners of a batch that is small enough, each shard's its own."""
     given = {"kind": kind, "sizes": {"kept": 1 << 30}}
     check(on_ranks(world, "gradients", **given), world, kind)
     for forward, backward in on_ranks(world, "gradients", watch=True, **given):
@@ -279,7 +279,7 @@ def test_winners_that_stay(world, kind):
 @pytest.mark.parametrize("last_bytes", [0, 3200])  # which the documents of the second rank alone are below
 @pytest.mark.parametrize("options", [{}, {"tail": 1e-9}], ids=str)
 def test_other_documents_come_again(options, last_bytes):
-    """Of two ranks that do not keep the other's documents for the backward: both, or none."""
+    """Two ranks keep the documents of the other one for the backward both, or not at all."""
     tolerance = 1e-7 if options else 1e-9
     check(on_ranks(2, "gradients", last_bytes=last_bytes, **options), 2, tolerance=tolerance)
 
