@@ -131,8 +131,7 @@ def _fast_path(
                 if D.dim() == 4:
                     return None
                 Q3 = Q.unsqueeze(0)
-            if D.dim() == 2:
-                DN = D.unsqueeze(0)
+            DN = D.unsqueeze(0) if D.dim() == 2 else D
         if q_mask is not None:
             q_mask = check_mask("q_mask", q_mask, "Q", Q3)
         if d_mask is not None:
