@@ -394,6 +394,16 @@ def test_int8_copies_are_no_larger_than_they_may_be(each, slices, monkeypatch):
     assert [len(places[part]) for part in packed_codes._slices(7, each)] == slices
 
 
+@pytest.mark.parametrize("d", range(1, 20))
+def test_codes_of_any_number_of_dims(d):
+    x = torch.randn(3, d)
+    (signs, scale), (codes, steps) = bits.to_bits(x), bits.to_int4(x)
+    assert signs.shape == (3, -(-d // 8)) and codes.shape == (3, -(-d // 2))
+    assert torch.equal(bits.from_bits(signs, scale, d).sign(), x.sign())
+    back = bits.from_int4(codes, steps, d)
+    assert ((back - x).abs() <= 0.5001 * steps.unsqueeze(-1)).all()
+
+
 def test_quantizers_refuse():
     for function in (bits.to_bits, bits.to_int4):
         with pytest.raises(TypeError, match=r"X must be .* or float64, got torch\.int64"):
