@@ -394,6 +394,23 @@ def test_int8_copies_are_no_larger_than_they_may_be(each, slices, monkeypatch):
     assert [len(places[part]) for part in packed_codes._slices(7, each)] == slices
 
 
+@pytest.mark.parametrize(
+    "shape, size, blocks",
+    [
+        ((7, 5, 1), 80, [(3, 2), (3, 2), (3, 2), (3, 1)]),
+        ((3, 4, 5, 1), 80, [(1, 2)] * 6),
+        ((3, 4, 5, 1), 320, [(2, 4), (1, 4)]),
+        ((3, 4, 5, 1), 1000, [(3, 4)]),
+    ],
+)
+def test_blocks_of_int8_copies(shape, size, blocks, monkeypatch):
+    """Of 3 queries, and documents of 5 tokens of 8 bytes."""
+    monkeypatch.setattr(packed_codes, "_BYTES", size)
+    D, places = torch.zeros(shape, dtype=torch.uint8), range(shape[-3])
+    found = [(len(range(3)[i]), len(places[j])) for i, j in packed_codes._blocks(D, 8)]
+    assert found == blocks
+
+
 @pytest.mark.parametrize("d", range(1, 20))
 def test_codes_of_any_number_of_dims(d):
     x = torch.randn(3, d)
