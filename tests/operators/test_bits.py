@@ -381,6 +381,13 @@ def test_messages_of_asymmetric_codes(device):
         (codes, D, s, t, None, torch.ones(4, 7, device=device), 1),
         (codes, D, s, t, None, None, 3),
         (codes, D.expand(5, 4, 7, 3), s, t.expand(5, 4, 7), None, None, 1),
+        (codes, D.expand(2, 4, 7, 3), s, t.expand(2, 4, 7), None, None, 1),
+        (codes[0], D.expand(3, 4, 7, 3), s[0], t.expand(3, 4, 7), None, None, 1),
+        (codes[..., :0], D[..., :0], s, t, None, None, 1),
+        (codes, D[0, 0, 0], s, t, None, None, 1),
+        (codes, D[0, 0], s, t, None, None, 1),
+        (codes, D.to_sparse(), s, t, None, None, 1),
+        (codes.to_sparse(), D, s, t, None, None, 1),
     ):
         for op in (OPS.maxsim_asymmetric, packed_codes._maxsim_asymmetric):
             with pytest.raises((RuntimeError, TypeError, ValueError)):

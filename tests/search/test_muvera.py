@@ -621,6 +621,7 @@ BAD_PARAMETERS = [
 
 def test_parameters_at_their_limits():
     check_parameters(2**31 - 1, 0, 1, None, 2**31 - 1, True, 2**63 - 1)
+    check_parameters(2**14, 16, 1, None, None, True, 0)
     assert Muvera(8).dim == 20 * 32 * 8
 
 
@@ -643,6 +644,7 @@ BAD_TOKENS = [
     (([X[0]], torch.ones(3, dtype=torch.bool)), ValueError, "d_mask is for D .* got one with a list"),
     ((X, None, torch.tensor([0, 3])), ValueError, "cu_seqlens is for D"),
     ((X[0], torch.ones(3, dtype=torch.bool), torch.tensor([0, 3])), ValueError, "without d_mask"),
+    ((X[0, 0], None, torch.tensor([0, 3])), ValueError, r"D must be \[N, L, d\], \[L, d\] or a list"),
     ((X[0], None, torch.tensor([0, 4])), ValueError, "cu_seqlens must never fall"),
     ((X[0], None, torch.tensor([0.0, 3])), TypeError, "cu_seqlens must be a dense tensor of int32 or int64"),
 ]
