@@ -411,7 +411,7 @@ def test_int8_copies_are_no_larger_than_they_may_be(each, slices, monkeypatch):
     ],
 )
 def test_blocks_of_int8_copies(shape, size, blocks, monkeypatch):
-    """Of 3 queries, and documents of 5 tokens of 8 bytes."""
+    """There are 3 queries, and documents have 5 tokens of 8 bytes."""
     monkeypatch.setattr(packed_codes, "_BYTES", size)
     D, places = torch.zeros(shape, dtype=torch.uint8), range(shape[-3])
     found = [(len(range(3)[i]), len(places[j])) for i, j in packed_codes._blocks(D, 8)]

@@ -358,7 +358,7 @@ def test_bounded_memory_of_the_host(tmp_path):
     ],
 )
 def test_chunks_hold_no_more_than_they_may(most_bytes, most_documents, ranges):
-    """Of documents of 3, 1, 1 and 9 tokens, of 16 bytes each; in two shards."""
+    """Two shards have documents of 3, 1, 1 and 9 tokens of 16 bytes."""
     shard = packed(documents([3, 1, 1, 9], d=4)).shards[0]
     found = _chunks.plan([shard, shard], most_bytes, most_documents)
     assert [(chunk.first, chunk.stop) for chunk in found] == ranges * 2
