@@ -478,8 +478,34 @@ def test_bytes_of_a_chunk_of_encodings(tokens, monkeypatch):
     for coarse, numbers in ((encodings, 32), (muvera, max(32, 8 * tokens))):
         monkeypatch.setattr(_first_pass, "_BYTES", 4 * numbers * 50)
         assert chunks_of_first_pass(D[:2], D, coarse) == [50, 50, 20]
-        monkeypatch.setattr(_first_pass, "_BYTES", 1)
-        assert chunks_of_first_pass(D[:2], D[:3], Encodings(muvera, encodings.documents[:3])) == [1] * 3
+    monkeypatch.setattr(_first_pass, "_BYTES", 1)
+    for coarse in (Encodings(muvera, encodings.documents[:3]), muvera):
+        assert chunks_of_first_pass(D[:2], D[:3], coarse) == [1] * 3
+
+
+@pytest.mark.parametrize("size, parts", [(4 * 3 * 8 * 50, [50, 50, 20]), (1, [1] * 120)])
+def test_documents_of_a_corpus_are_encoded_a_part_at_a_time(size, parts, monkeypatch):
+    muvera, D, seen = Muvera(8, 1, 2), torch.randn(120, 3, 8), []
+    encode = Muvera._encode
+    monkeypatch.setattr(encoder, "_BYTES", size)
+    monkeypatch.setattr(
+        Muvera, "_encode", lambda own, x, *y, **z: seen.append(len(x)) or encode(own, x, *y, **z)
+    )
+    muvera.encode_corpus(D)
+    assert seen == parts
+
+
+def test_small_and_empty_tokens_are_normalized_too():
+    muvera, D = Muvera(8, 2, 3), torch.randn(6, 3, 8)
+    D[2, 1] = 0
+    small = D * 2**-10
+    wanted = muvera.encode_corpus(D).documents
+    assert wanted.isfinite().all()
+    torch.testing.assert_close(muvera.encode_corpus(small).documents, wanted)
+    ((_, scores),) = _first_pass.MuveraPass(small, None, muvera, True).scored(small, None, None)
+    torch.testing.assert_close(scores, muvera.encode_queries(normalize(D, dim=-1)) @ wanted.t())
+    empty = torch.ones(3, 0, 8)
+    assert torch.equal(muvera.encode_corpus(empty).documents, muvera.encode_documents(empty))
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -496,10 +522,11 @@ def test_candidates_are_the_best_by_their_encodings(corpus, monkeypatch):
     Q, D, q_mask, d_mask = corpus
     muvera = Muvera(40, 3, 4)
     unit_Q, unit_D = normalize(Q, dim=-1), normalize(D, dim=-1)
-    rough = muvera.encode_queries(unit_Q, q_mask) @ muvera.encode_documents(unit_D, d_mask).t()
+    wanted = muvera.encode_documents(unit_D, d_mask)  # kept, or its memory would be what comes next
+    rough = muvera.encode_queries(unit_Q, q_mask) @ wanted.t()
     monkeypatch.setattr(encoder, "_BYTES", 20000)
     encodings = muvera.encode_corpus(D, d_mask)
-    torch.testing.assert_close(encodings.documents, muvera.encode_documents(unit_D, d_mask))
+    torch.testing.assert_close(encodings.documents, wanted)
     halves = Encodings(muvera, encodings.documents.half())
     for coarse in (muvera, encodings, halves.to(D.device)):
         scores, documents = li.retrieve(Q, D, 3, q_mask, d_mask, coarse=coarse, candidates=10)
@@ -594,6 +621,7 @@ BAD_PARAMETERS = [
 
 def test_parameters_at_their_limits():
     check_parameters(2**31 - 1, 0, 1, None, 2**31 - 1, True, 2**63 - 1)
+    check_parameters(2**14, 16, 1, None, None, True, 0)
     assert Muvera(8).dim == 20 * 32 * 8
 
 
@@ -616,6 +644,7 @@ BAD_TOKENS = [
     (([X[0]], torch.ones(3, dtype=torch.bool)), ValueError, "d_mask is for D .* got one with a list"),
     ((X, None, torch.tensor([0, 3])), ValueError, "cu_seqlens is for D"),
     ((X[0], torch.ones(3, dtype=torch.bool), torch.tensor([0, 3])), ValueError, "without d_mask"),
+    ((X[0, 0], None, torch.tensor([0, 3])), ValueError, r"D must be \[N, L, d\], \[L, d\] or a list"),
     ((X[0], None, torch.tensor([0, 4])), ValueError, "cu_seqlens must never fall"),
     ((X[0], None, torch.tensor([0.0, 3])), TypeError, "cu_seqlens must be a dense tensor of int32 or int64"),
 ]
@@ -635,6 +664,12 @@ def test_bad_encodings():
         (lambda: Encodings(muvera, D[0]), ValueError, r"documents must be \[Nd, 64\], got \[3, 8\]"),
         (lambda: li.retrieve(D[:1], D[:5], 2, coarse=encodings), ValueError, "of 5 documents, got 6"),
         (lambda: li.retrieve(D[:1], D, 2, coarse=Muvera(7)), ValueError, "got one for d = 7"),
+        (lambda: li.retrieve(D[:1], D, 2, coarse=Muvera(9)), ValueError, "got one for d = 9"),
+        (lambda: li.retrieve(D[:1], D.repeat(2, 1, 1), 2, coarse=encodings), ValueError, "of 12 documents"),
+        (lambda: Encodings(muvera, torch.ones(64)), ValueError, r"documents must be \[Nd, 64\], got \[64\]"),
+        (lambda: Encodings(muvera, torch.ones(3, 64, 2)), ValueError, r"documents must be \[Nd, 64\]"),
+        (lambda: Encodings(muvera, torch.ones(3, 65)), ValueError, r"documents must be \[Nd, 64\]"),
+        (lambda: muvera.encode_corpus(D[None]), ValueError, r"D must be \[Nd, Ld, d\]"),
         (lambda: muvera.encode_corpus(D[0]), ValueError, r"D must be \[Nd, Ld, d\], got \[3, 8\]"),
         (lambda: muvera.encode_corpus(D, normalize=1), TypeError, "normalize must be True or False"),
     ):
