@@ -295,8 +295,8 @@ class XTRWinners(Function):
         if q_weights is None or q_weights.dtype == torch.bool:
             grads = call_in_backward(_backward_op, grad, *tokens, winners, *options)
         else:
-            options = *options, False, need_weights
-            grads = call_in_backward(_weighted_backward_op, grad, *tokens, q_weights, winners, *options)
+            args = (grad, *tokens, q_weights, winners, *options, False, need_weights)
+            grads = call_in_backward(_weighted_backward_op, *args)
         needed = zip(grads, (need_Q, need_D, need_weights), strict=False)
         found = [x if need else None for x, need in needed]
         return *found, *[None] * (8 - len(found))

@@ -77,6 +77,9 @@ REFUSED = [
     (li.contrastive_loss, PAIR | {"temperature": 1.0}, "reduction", np.ones(2), ValueError),
     (li.contrastive_loss, PAIR | {"temperature": 1.0}, "kept_bytes", np.ones(2, int), TypeError),
     (li.sigmoid_loss, PAIR | {"temperature": 1.0}, "bias", 10**400, ValueError),
+    *[(loss, PAIR | {"temperature": 1.0}, "temperature", torch.tensor(value), ValueError)
+      for loss in (li.contrastive_loss, li.sigmoid_loss) for value in (-1.0, 0.0)],
+    (li.MaxSimScorer, {}, "mask_pad_token", 2**63, ValueError),
     (li.ContrastiveLoss, {}, "learnable", None, TypeError),
     (li.distill_kl_div_loss, {"Q": Q, "D": KD, "teacher": torch.ones(2, 2)}, "teacher",
      torch.ones(2, 2).to_sparse(), TypeError),
