@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, shape_of
-from late_interaction._checks.options import check_flag, check_integer, check_positive
+from late_interaction._checks.options import check_flag, check_integer, check_positive, is_integer
 from late_interaction._checks.tensors import check_not_meta
 
 __all__ = ["evaluate_recall"]
@@ -65,7 +65,12 @@ def evaluate_recall(
         {1: 0.5}
     """
     check_flag("per_query", per_query)
-    ranks = [k] if isinstance(k, int) else list(k)
+    sequence: Any = (k,) if is_integer(k) else k
+    if not isinstance(sequence, (tuple, list, range)):
+        raise TypeError(f"k must be an int or a sequence of ints, got {abbreviate(k)}")
+    ranks: list[int] = list(sequence)
+    if not ranks:
+        raise ValueError("k must be one rank at least, got none")
     for rank in ranks:
         check_positive("k", rank)
     scores, indices = _checked_exact(exact)

@@ -189,6 +189,8 @@ class ResidualCodec:
             raise ValueError(
                 f"tokens must be on the device of the codec, {self.centroids.device}, got {tokens.device}"
             )
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens must be [tokens, {self.d}], got {shape_of(tokens)}")
         codes = torch.empty(tokens.shape[:1], dtype=torch.int32, device=tokens.device)
         residuals = torch.empty(len(codes), self.bytes, dtype=torch.uint8, device=tokens.device)
         centroids = self.centroids.to(torch.float32)

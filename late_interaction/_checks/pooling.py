@@ -9,7 +9,7 @@ from torch import Tensor
 from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag, check_integer, check_positive, is_one_of
 from late_interaction._checks.packed import check_offsets, check_sequences
-from late_interaction._checks.tensors import check_mask, check_rising, check_rows
+from late_interaction._checks.tensors import check_mask, check_not_meta, check_rising, check_rows
 
 METHODS = ("ward", "kmeans")
 
@@ -57,6 +57,7 @@ def check_pooling(
 
 def check_finite(tokens: Tensor) -> None:
     """Clusters of tokens with NaN or infinity have no meaning. Waits for the device."""
+    check_not_meta("D", tokens)
     finite = torch.isfinite(tokens)
     if not bool(finite.all()):
         bad = int((~finite.all(-1)).sum())

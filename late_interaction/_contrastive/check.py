@@ -16,6 +16,7 @@ from late_interaction._checks.tensors import (
     check_mask,
     check_rising,
     check_same_kind,
+    has_values_on_cpu,
     is_autocasting,
 )
 from late_interaction._contrastive.labels import IGNORED
@@ -215,6 +216,8 @@ def temperature(value: Any, Q: Tensor | None) -> Tensor | float:
             )
         if value.device != Q.device:
             raise ValueError(f"temperature must be on the device of Q, {Q.device}, got {value.device}")
+        if has_values_on_cpu(value) and bool(value <= 0):  # a GPU's is not waited for
+            raise ValueError(f"temperature must be above 0, got {value.item()}")
         dtype = torch.float64 if Q.dtype is torch.float64 else torch.float32
         return value.reshape(()).to(dtype)
     if isinstance(value, bool) or not isinstance(value, (int, float)):

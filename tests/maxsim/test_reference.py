@@ -196,6 +196,13 @@ BAD = {
         "query_lengths",
     ),
     "W turned": ("maxsim_from_hidden_reference", (X, X.view(2, 3, 4), X), ValueError, "W must be"),
+    "huge nbits": ("unpack_residuals_reference", (X.byte(), 2**70, 4), ValueError, "nbits must be 1"),
+    "nbits that fill memory": (
+        "maxsim_residual_varlen_reference",
+        (X, X[:, 0].int(), X[:, :1].byte(), CU, X, X[0], 2**70),
+        ValueError,
+        "nbits must be 1, 2, 4 or 8",
+    ),
     "nbits of 3": ("unpack_residuals_reference", (X.byte(), 3, 4), ValueError, "nbits"),
     "short residuals": ("unpack_residuals_reference", (X.byte(), 8, 5), ValueError, "residuals"),
     "weights of 2 bits": (
