@@ -65,7 +65,9 @@ def xtr_scores(
 
     Returns:
         float32 scores (float64 for float64 inputs): ``[Nq, Nd]`` or ``[Nq, K]``; a 2-D ``Q`` drops the first
-        dim, a 2-D ``D`` the second. 0 for a document of which nothing was selected.
+        dim, a 2-D ``D`` the second. 0 for a document of which nothing was selected. Where ``k`` selects all
+        tokens of the batch, masked ones too, ``"pylate"`` gives a document without any other ``-inf``, as
+        PyLate does.
 
     Raises:
         TypeError: an argument that is no tensor, or of a wrong dtype.

@@ -695,3 +695,16 @@ def test_bad_input_of_the_selection(device):
     ):
         with pytest.raises(RuntimeError, match=words):
             OPS.xtr_select_(*args)
+
+
+@pytest.mark.parametrize(("k", "rule", "wanted"), [
+    (11, "paper", 0.0), (12, "paper", 0.0), (11, "pylate", 0.0), (12, "pylate", -torch.inf),
+])  # fmt: skip
+def test_a_document_whose_tokens_are_all_masked(k, rule, wanted):
+    """Its tokens are selected after all others: the 12th of the batch is one of them."""
+    Q, D = torch.randn(2, 3, 8), torch.randn(3, 4, 8)
+    d_mask = torch.ones(3, 4, dtype=torch.bool)
+    d_mask[1] = False
+    q_mask = torch.tensor([[True, True, False], [True, True, True]])
+    scores = li.xtr_scores(Q, D, k, q_mask, d_mask, rule=rule)
+    assert scores[:, 1].tolist() == [wanted] * 2 and scores[:, [0, 2]].isfinite().all()
