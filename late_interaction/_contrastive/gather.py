@@ -2,8 +2,8 @@
 
 A ring (:mod:`late_interaction._contrastive.ring`) takes as many steps as there are processes. Where the
 documents of all processes, and the scores and winners of a process's queries with them, stay within the
-budget of one process, one exchange and one call take less time. Gradients
-of documents go home as they came, in the documents' dtype, and are added in the order of ranks.
+budget of one process, one exchange and one call take less time. Gradients of documents go home as they came,
+in the documents' dtype, and are added in the order of ranks.
 """
 
 from typing import Any
